@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from functools import partial
-from importlib import import_module
+
+TYPE_CHECKING = False  # As typing has it, which takes long to import.
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+def _interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The hook of an error that ends the process: after Ctrl-C a sentence and the exit code in place of a traceback."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.stderr.write("error: interrupted\n")
+    raise SystemExit(130)  # as runtime.terminal.EXIT_INTERRUPTED, which may not be imported yet
+
+
+# Before all other imports: each takes long enough to be interrupted.
+sys.excepthook = _interrupted
+
+import signal  # noqa: E402
+from functools import partial  # noqa: E402
+from importlib import import_module  # noqa: E402
 
 COMMANDS = {
     "tickrt": "runtime.subcommands",
@@ -21,11 +39,7 @@ COMMANDS = {
 def run(command: str) -> None:
     """Import the module of a command and run its `main`."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        import_module(COMMANDS[command]).main()
-    except KeyboardInterrupt:
-        sys.stderr.write("error: interrupted\n")
-        raise SystemExit(130) from None  # as runtime.terminal.EXIT_INTERRUPTED, which may not be imported yet
+    import_module(COMMANDS[command]).main()
 
 
 tickrt, build, serve, generate, bench, profile, cluster = (partial(run, command) for command in COMMANDS)

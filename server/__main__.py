@@ -1,5 +1,5 @@
 """`python -m server` runs tickrt-serve."""
 
-from server.cli import main
+from runtime.startup import serve
 
-main()
+serve()

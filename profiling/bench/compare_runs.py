@@ -4,10 +4,12 @@ stand out of the noise of the samples."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic_core import from_json
 from rich.console import Console
 from rich.text import Text
@@ -93,7 +95,10 @@ def read_result(path: Path) -> dict[str, Any]:
     except ValueError:
         result = None
     if isinstance(result, dict) and result.keys() >= {"kind", "engine_sha256", "machine"}:
-        return result
+        with suppress(ArithmeticError, LookupError, ValueError, TypeError, AttributeError):
+            figures(result)
+            if all(np.array(times, np.float64).ndim == 1 for rounds in samples(result).values() for times in rounds):
+                return result
     raise ConfigError(f"{path} is not a result of tickrt-bench", fix=SAVE)
 
 

@@ -3,6 +3,7 @@ and layers."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from profiling.layers.kinds import kind_of
 from profiling.layers.origins import KERNEL_SUFFIX
 from profiling.layers.rollups import common_root, shown_module
 from profiling.reports.text_table import print_table
-from profiling.reports.trtexec_json import read_records
+from profiling.reports.trtexec_json import not_a_profile, read_records
 from profiling.significance import NO_DIFFERENCE, RatioInterval, ratio_interval
 
 # Changes below this share of the sum are not called a change.
@@ -44,9 +45,13 @@ class Times:
 
     @classmethod
     def of(cls, rounds_ms: Sequence[Sequence[float]], median_ms: float) -> Times:
-        """Times of rounds, cut to the shortest; of the median alone where there are no rounds."""
+        """Times of rounds, cut to the shortest; of the median alone where there are no rounds. Raises ValueError."""
         shortest = min((len(times) for times in rounds_ms), default=0)
-        return cls(median_ms, np.array([times[:shortest] for times in rounds_ms]) if shortest else None)
+        samples = np.array([times[:shortest] for times in rounds_ms], np.float64) if shortest else None
+        known = np.empty((0, 0)) if samples is None else samples
+        if not math.isfinite(median_ms) or known.ndim != 2 or not np.isfinite(known).all():
+            raise ValueError("expected finite times, and rounds of them")
+        return cls(median_ms, samples)
 
     def over(self, other: Times) -> Times:
         """The samples as shares of another's, execute by execute."""
@@ -108,6 +113,13 @@ class Change:
 def read_saved(path: Path) -> Saved:
     """A profile written by --json, or by trtexec --exportProfile. Raises ConfigError."""
     _, extras, rows = read_records(path)
+    with not_a_profile(path):
+        return _saved(extras, rows)
+
+
+def _saved(extras: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Saved:
+    if not rows:
+        raise ValueError("it has no layers")
     details = extras.get("layers") or [{} for _ in rows]
     times = [Times.of(about.get("rounds_ms", ()), row["medianMs"]) for row, about in zip(rows, details, strict=True)]
     # Kernel numbers differ from build to build.
@@ -125,6 +137,8 @@ def read_saved(path: Path) -> Saved:
 def _sums(names: Sequence[str], times: Sequence[Times]) -> dict[str, Times]:
     sums: dict[str, Times] = {}
     for name, each in zip(names, times, strict=True):
+        if not isinstance(name, str):
+            raise TypeError(f"{name!r} is no name")
         sums[name] = sums[name] + each if name in sums else each
     return sums
 

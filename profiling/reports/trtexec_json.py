@@ -6,7 +6,8 @@ other properties are in the first record, which has the number of executes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
 
 def read_records(path: Path) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
     """Number of executes, extra properties (empty in trtexec's own files), and the rows. Raises ConfigError."""
-    try:
+    with not_a_profile(path):
         head, *rows = from_json(path.read_bytes())
         extras = head.get(EXTRA_KEY, {})
         # Some releases of trtexec end the file with a row for the sum.
@@ -134,6 +135,13 @@ def read_records(path: Path) -> tuple[int, dict[str, Any], list[dict[str, Any]]]
         if extras and (extras["schema"], len(extras["layers"])) != (SCHEMA, len(rows)):
             raise ValueError(f"schema {extras['schema']} of {len(extras['layers'])} layers, {len(rows)} rows")
         return int(head["count"]), extras, rows
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+
+
+@contextmanager
+def not_a_profile(path: Path) -> Iterator[None]:
+    """Where a file has something else than a profile has, that is a ConfigError."""
+    try:
+        yield
+    except (OSError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError) as error:
         what = f"{path} is not a profile of tickrt-profile --json or trtexec --exportProfile: {error}"
         raise ConfigError(what, fix="tickrt-profile CONFIG --json FILE writes one") from error

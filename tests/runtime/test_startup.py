@@ -40,3 +40,31 @@ startup.tickrt()
         process.send_signal(number)
         assert process.communicate() == ("", "error: interrupted\n")
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize("module", ["runtime.startup", "server.__main__", "tickrt.__main__"])
+def test_an_interrupt_of_the_very_first_imports_ends_without_a_traceback(module: str) -> None:
+    """The import of the module signal, one of the first, is interrupted; --help would end with 0."""
+    program = f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "runtime/api")!r}]
+sys.modules.pop("signal", None)
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "signal":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+sys.argv[:] = ["-m", "--help"]
+import {module}
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_another_error_keeps_its_traceback() -> None:
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runtime.startup; 1 / 0"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "ZeroDivisionError" in ended.stderr

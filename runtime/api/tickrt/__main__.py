@@ -1,5 +1,5 @@
 """`python -m tickrt` runs the command tickrt."""
 
-from runtime.subcommands import main
+from runtime.startup import tickrt
 
-main()
+tickrt()

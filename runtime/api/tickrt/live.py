@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.formats import Pcm
-from runtime.errors import TickError
+from runtime.errors import DrainingError, TickError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.segments import Latents
@@ -75,7 +75,8 @@ class Live:
     Iterating gives PCM float32 `[n, channels]`, full scale -1..1. What was taken counts as played: the session goes on
     as fast as it is read, in real time or faster, and skips nothing. A change is heard in the audio that was not taken
     yet, as soon as the model has made it; until then audio is not given faster than in real time. One thread iterates;
-    any thread may change. Methods raise RequestError where an argument is wrong; then nothing has changed.
+    any thread may change. Methods raise RequestError where an argument is wrong; then nothing has changed. After
+    close() they raise DrainingError.
     """
 
     def __init__(self, sessions: Sessions, message: Open, chunk_s: float, owner: object) -> None:
@@ -129,6 +130,7 @@ class Live:
         """
         parts: list[NDArray[np.float32]] = []
         while samples > 0:
+            self._check_open()
             parts.append(self._receiver.read(samples))
             samples -= len(parts[-1])
             self._acknowledge()
@@ -176,6 +178,7 @@ class Live:
     def _send_source(
         self, type: Kind, source: Source | None, strength: float | None, sample_rate_hz: int | None
     ) -> None:
+        self._check_open()
         source_id = None if source is None else self._sessions.add_source(type, source, sample_rate_hz)
         try:
             self._send(type, id=source_id, strength=strength)
@@ -235,11 +238,16 @@ class Live:
 
     def _post(self, members: dict[str, Any], pcm: NDArray[np.float32] | None = None) -> None:
         """Post a message, and wait until it is handled."""
+        self._check_open()
         reply: Future[TickError | None] = Future()
         self._sessions.post(self._id, parse_client_message(json.dumps(members)), pcm, reply.set_result)
         error = reply.result(REPLY_TIMEOUT_S)
         if error is not None:
             raise error
+
+    def _check_open(self) -> None:
+        if not self._closing.alive:
+            raise DrainingError("the live session is closed", fix="open another one, or use it inside of the `with`")
 
     def _acknowledge(self) -> None:
         ring = self._receiver.ring

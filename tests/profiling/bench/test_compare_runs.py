@@ -171,6 +171,25 @@ def test_a_saved_run_is_read_back(tmp_path: Path) -> None:
     assert read_result(tmp_path / "base.json") == BASE
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ablations": [1]},
+        {"ablations": {"a": 1}},
+        {"samples": {"tick_ms p50": 1}},
+        {"samples": {"tick_ms p50": [["a"], [1]]}},
+        {"samples": [1]},
+        {"points": [{"depth": 1}]},
+        {"comparisons": [None]},
+        {"tick_ms": "fast"},
+    ],
+)
+def test_a_result_with_other_types_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    write_json(tmp_path / "base.json", {**BASE, **change})
+    with pytest.raises(ConfigError, match="is not a result"):
+        read_result(tmp_path / "base.json")
+
+
 @pytest.mark.parametrize("text", ["", "no json", "[1]", '{"kind": "tick"}'])
 def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "base.json"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers.recorded_profiles import FOLDER, recorded
+from rich.console import Console
 from typer.testing import CliRunner
 
 from profiling.layers.origins import KERNEL_SUFFIX
@@ -23,11 +26,13 @@ from profiling.reports.diff import (
     Times,
     compare,
     conclusion,
+    print_diff,
     read_saved,
     slower_than,
     unlike,
 )
 from profiling.reports.trtexec_json import profile_records
+from runtime.errors import ConfigError
 
 
 def times(**values_ms: float) -> Mapping[str, Times]:
@@ -203,3 +208,54 @@ def test_other_files_are_an_error(tmp_path: Path) -> None:
     code, text = run(FOLDER / "layers_10.json", tmp_path / "nowhere.json")
     assert code == 2
     assert "is not a profile" in text
+
+
+WRONG = [None, 1, -1e999, "x", [], [1], [[1, [2]]], [["a"]], [[[1]]], {}, {"a": 1}, [None]]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_a_profile_with_another_value_anywhere_is_compared_or_refused(wrong: object, tmp_path: Path) -> None:
+    """In place of any value, the whole among them, at the first element of each list."""
+    path, records, num_refused = tmp_path / "p.json", profile_records(recorded("10", tmp_path)), 0
+    records = json.loads(json.dumps(records[:3] + records[-1:]))
+    records[0]["tickrt"]["layers"] = records[0]["tickrt"]["layers"][:3]
+    for place in places(records):
+        path.write_text(json.dumps(changed(records, place, wrong)))
+        try:
+            saved = read_saved(path)
+        except ConfigError as error:
+            num_refused += "is not a profile" in error.what
+        else:
+            print_diff(saved, saved, 15, 1.0, Console(quiet=True))
+    assert num_refused > 5
+
+
+def places(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where there is something in a JSON value."""
+    yield here
+    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*here, key))
+
+
+def changed(value: Any, place: tuple[Any, ...], wrong: object) -> Any:
+    """A copy of a JSON value with another one at a place."""
+    if not place:
+        return wrong
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[place[0]] = changed(value[place[0]], place[1:], wrong)
+    return copy
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0\xff", b"null", b"3", b"[[]]", b'[{"count": 1}]', b'"' + b"[" * 10_000, None]
+)
+def test_another_file_or_a_folder_is_an_error(data: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path
+    if data is not None:
+        path = tmp_path / "file"
+        path.write_bytes(data)
+    code, text = run(path, path)
+    assert code == 2
+    assert "is not a profile" in text
+    assert "tickrt-profile CONFIG --json FILE writes one" in text
