@@ -122,6 +122,15 @@ def test_outside_is_refused_with_the_range(
         assert f"is {number:g}, this model takes {taken} ([options.{name}] of its bundle)" in text
 
 
+def test_every_wrong_number_of_a_body_is_found_at_once(server: Served) -> None:
+    """Also one that no model takes: what counts is the range of this one."""
+    errors = problem(server.post(bpm=400, guidance=[2, 9], seconds=-1), 422)["errors"]
+    assert [item["pointer"] for item in errors] == ["/guidance", "/bpm", "/seconds"]
+    assert [item["detail"].partition(" (")[0] for item in errors[:2]] == [
+        "is 9, this model takes 1 to 8", "is 400, this model takes 60 to 180.5"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_python_refuses_it(server: Served, model: tickrt.Model, name: str) -> None:
     for value in outside(server, name):
