@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -94,9 +95,8 @@ def flood(opening: list[bytes], unit: bytes, address: Address) -> None:
                 connection.sendall(block)
                 sent += len(block)
                 time.sleep(max(0.0, started_s + sent / BYTES_PER_S - time.monotonic()))
-                with suppress(BlockingIOError):
-                    while connection.recv(2**20, socket.MSG_DONTWAIT):
-                        pass
+                while select.select([connection], [], [], 0)[0] and connection.recv(2**20):
+                    pass
 
 
 ATTACKS: dict[str, Callable[[Address], None]] = {
@@ -106,10 +106,10 @@ ATTACKS: dict[str, Callable[[Address], None]] = {
     "handshakes-with-control-characters": partial(come, upgrade("x: \x01\r\n")),
     "half-a-request": partial(come, b"GET /health/live HT"),
     "half-a-body": partial(come, (CHUNKED % b"elsewhere") + b"5\r\nab"),
-    "pings": partial(flood, OPENED, frame(PING)),
-    "pongs": partial(flood, OPENED, frame(PONG)),
-    "empty-fragments": partial(flood, [*OPENED, frame(TEXT, is_last=False)], frame(CONTINUATION, is_last=False)),
-    "fragments": partial(flood, [*OPENED, frame(TEXT, is_last=False)], frame(CONTINUATION, b"ab", is_last=False)),
+    "pings": partial(flood, [upgrade()], frame(PING)),
+    "pongs": partial(flood, [upgrade()], frame(PONG)),
+    "empty-fragments": partial(flood, [upgrade(), frame(TEXT, is_last=False)], frame(CONTINUATION, is_last=False)),
+    "fragments": partial(flood, [upgrade(), frame(TEXT, is_last=False)], frame(CONTINUATION, b"ab", is_last=False)),
     "texts": partial(flood, OPENED, frame(TEXT, b"{}")),
     "texts-to-lyria": partial(flood, [upgrade(path=LYRIA)], frame(TEXT, b"{}")),
     "pings-to-lyria": partial(flood, [upgrade(path=LYRIA)], frame(PING)),
