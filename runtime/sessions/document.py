@@ -112,6 +112,7 @@ class StoredChange(BaseModel):
     sections: list[tuple[str, tuple[str, ...], Number]] | None
     codes: list[Number] | None
     options: dict[str, Any] | None
+    seq: Number | None = None
 
 
 class StoredPlanValues(BaseModel):

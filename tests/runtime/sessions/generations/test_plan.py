@@ -468,7 +468,9 @@ def test_a_client_that_was_away_is_told_which_edit_was_refused() -> None:
     simulation.connect()
     simulation.run(3.0)
     assert [problem.seq for problem in problems(simulation)] == [1]
+    simulation.handle(SetPlan(seq=2, start_s=told(simulation).sections[-1].start_s, sections=[BREAK], codes=TOO_MANY))
     simulation.session.detach(simulation.now_s)
     simulation.restart()
     simulation.run(1.0)
+    assert [problem.seq for problem in problems(simulation)] == [1, 2]
     assert not session_plan(simulation).has_edits
