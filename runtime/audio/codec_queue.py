@@ -18,6 +18,7 @@ T = TypeVar("T")
 MAX_SIZE = 16
 # Ticks wait while audio that is played so soon waits, but no longer: generations go on, however many play.
 RISK_S, MAX_HOLD_S = 0.2, 0.25
+MIN_PRUNED = 64
 
 
 class Urgency(IntEnum):
@@ -32,12 +33,17 @@ class Urgency(IntEnum):
     BACKGROUND = 2
 
 
+def _always() -> bool:
+    return True
+
+
 @dataclass(order=True)
 class _Item:
     urgency: Urgency
     deadline_s: float
     number: int
     work: Callable[[], Any] = field(compare=False)
+    is_wanted: Callable[[], bool] = field(compare=False, default=_always)
     future: Future[Any] = field(compare=False, default_factory=Future)
 
 
@@ -57,7 +63,7 @@ class CodecQueue:
         self.size = size
         self._is_alone, self._clock = is_alone, clock
         self._is_held = False
-        self._num_busy = 0
+        self._num_busy, self._prune_at = 0, MIN_PRUNED
         self._waiting: list[_Item] = []
         self._numbers = count()
         self._changed = threading.Condition()
@@ -70,25 +76,35 @@ class CodecQueue:
         return getattr(self._current, "item", None) is not None
 
     def submit(
-        self, work: Callable[[], T], urgency: Urgency = Urgency.BACKGROUND, lead_s: float = math.inf
+        self,
+        work: Callable[[], T],
+        urgency: Urgency = Urgency.BACKGROUND,
+        lead_s: float = math.inf,
+        is_wanted: Callable[[], bool] = _always,
     ) -> Future[T]:
         """Let a worker run `work`. lead_s: in how many seconds its result is late. What waits can be cancelled.
 
-        Called by a worker, it does what is more urgent than that one's own work, then `work`, before it returns.
+        is_wanted: called by any thread; where it says no, `work` is cancelled. Called by a worker, this does what is
+        more urgent than that one's own work, then `work`, before it returns.
         """
-        if not self.is_inside:
+        item = _Item(urgency, self._clock() + lead_s, next(self._numbers), work, is_wanted)
+        if self.is_inside:
+            self._run_more_urgent(self._current.item.urgency)
+            self._run(item)()
+        else:
             with self._changed:
-                return self._push(work, urgency, lead_s)
-        self._run_more_urgent(self._current.item.urgency)
-        item = _Item(urgency, math.inf, 0, work)
-        self._run(item)()
+                self._push(item)
         return item.future
 
     def submit_if_free(self, work: Callable[[], T]) -> Future[T] | None:
         """Let another worker run `work`; None where it would wait."""
         with self._changed:
             self._start()
-            return self._push(work, Urgency.BACKGROUND, math.inf) if self._has_free() else None
+            if not self._has_free():
+                return None
+            item = _Item(Urgency.BACKGROUND, math.inf, next(self._numbers), work)
+            self._push(item)
+            return item.future
 
     def hold(self) -> None:
         """Wait while audio that is played soon waits for a worker, MAX_HOLD_S at most; before every tick."""
@@ -108,11 +124,20 @@ class CodecQueue:
             self._waiting.clear()
         self._threads.shutdown()
 
-    def _push(self, work: Callable[[], T], urgency: Urgency, lead_s: float) -> Future[T]:
-        item = _Item(urgency, self._clock() + lead_s, next(self._numbers), work)
+    def _push(self, item: _Item) -> None:
         heapq.heappush(self._waiting, item)
+        if len(self._waiting) > self._prune_at:
+            self._prune()
         self._start()
-        return item.future
+
+    def _prune(self) -> None:
+        """Forget what is not wanted any more: behind more urgent work it would only grow."""
+        for item in self._waiting:
+            if not item.is_wanted():
+                item.future.cancel()
+        self._waiting = [item for item in self._waiting if not item.future.cancelled()]
+        heapq.heapify(self._waiting)
+        self._prune_at = max(MIN_PRUNED, 2 * len(self._waiting))
 
     def _is_at_risk(self) -> bool:
         first = self._waiting[0] if self._waiting else None
@@ -146,10 +171,12 @@ class CodecQueue:
 
     def _run(self, item: _Item) -> Callable[[], None]:
         """Run an item in this thread; what is returned sets its result."""
-        if not item.future.set_running_or_notify_cancel():
-            return lambda: None
         outer, self._current.item = getattr(self._current, "item", None), item
         try:
+            if not item.is_wanted():
+                item.future.cancel()
+            if not item.future.set_running_or_notify_cancel():
+                return lambda: None
             return partial(item.future.set_result, item.work())
         except Exception as error:
             return partial(item.future.set_exception, error)

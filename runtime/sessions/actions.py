@@ -175,7 +175,7 @@ class DecodeWindow:
     """Latents to decode: `values` `[n, C]`, whose first is frame `start_frame` on the play axis.
 
     The audio from `start_sample` on is `codec.decode(values, start_frame)[trim_begin:trim_end]`. The windows of a
-    session may be decoded in any order.
+    session may be decoded in any order. is_first: the client does not play yet.
     """
 
     index: int
@@ -189,6 +189,7 @@ class DecodeWindow:
     full_seq: int
     is_replacing: bool = False
     is_after_underrun: bool = False
+    is_first: bool = False
 
     @property
     def num_samples(self) -> int:

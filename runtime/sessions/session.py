@@ -117,6 +117,10 @@ class LiveSession:
         """Since when it wants one more generation than it has in flight; None where it wants none."""
         return self._generations.wanted_s(now_s)
 
+    def is_ending(self, now_s: float) -> bool:
+        """Whether what it plays ends soon, unless a generation continues it."""
+        return self._generations.is_ending(now_s)
+
     @property
     def client_seqs(self) -> ClientSeqs:
         """Which of the session's seqs are its client's."""

@@ -95,6 +95,9 @@ class ScriptedSession:
     def write_region(self, message: Any) -> tuple[int, Any]:
         return 0, np.zeros((4, self.model.latent_channels), np.float32)
 
+    def is_ending(self, now_s: float) -> bool:
+        return False
+
     def wanted_s(self, now_s: float) -> float | None:
         return 0.0 if len(self.job_ids) < self.wants else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import select
 import socket
@@ -19,6 +20,7 @@ from helpers.http_harness import Served, eventually, raw_request
 from helpers.neighbour import LiveNeighbour
 from websockets.sync.client import connect
 
+from profiling.bench.live.script import Script, run_client
 from profiling.server_process import ServerProcess, server_process
 from runtime.sessions.sqlite_store import open_sqlite_store
 from runtime.sessions.store import DOCUMENT, _seal
@@ -28,8 +30,10 @@ MAX_GAP_S, MAX_HEALTH_S = 0.5, 0.1
 # Twice as many connections as requests are held.
 MAX_REQUESTS = 128
 SETTINGS = {"TICKRT_MAX_CONNECTIONS": str(MAX_REQUESTS), "TICKRT_CLIENT_SESSIONS": "0", "TICKRT_SESSION_KEEP_S": "0.5"}
+SETTINGS["TICKRT_MAX_REFRESH_S"] = "3600"
 LYRIA = "/ws/google.ai.generativelanguage.v1alpha.GenerativeService.BidiGenerateMusic"
 ATTACK_S, BYTES_PER_S = 6.0, 2_000_000
+OVERLOADING_SESSIONS = 40
 UPGRADE = (
     "GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n{headers}\r\n"
@@ -99,6 +103,16 @@ def flood(opening: list[bytes], unit: bytes, address: Address) -> None:
                     pass
 
 
+def overload(address: Address) -> None:
+    """More sessions than can be served, each turning a control every 2 s."""
+
+    async def play() -> None:
+        url, script = f"http://{address[0]}:{address[1]}", Script("loop", 2.0, ATTACK_S)
+        await asyncio.gather(*(run_client(url, script, index) for index in range(OVERLOADING_SESSIONS)))
+
+    asyncio.run(play())
+
+
 ATTACKS: dict[str, Callable[[Address], None]] = {
     "handshakes-with-a-body": partial(come, upgrade("content-length: 5\r\n")),
     "handshakes-with-200-headers": partial(come, upgrade("x: y\r\n" * 200)),
@@ -114,6 +128,7 @@ ATTACKS: dict[str, Callable[[Address], None]] = {
     "texts-to-lyria": partial(flood, [upgrade(path=LYRIA)], frame(TEXT, b"{}")),
     "pings-to-lyria": partial(flood, [upgrade(path=LYRIA)], frame(PING)),
     "chunks": partial(flood, [CHUNKED % b"127.0.0.1"], b"1\r\n \r\n"),
+    "more-sessions-than-can-be-served": overload,
     "chunks-without-access": partial(flood, [CHUNKED % b"elsewhere"], b"1\r\n \r\n"),
 }
 

@@ -102,6 +102,10 @@ class Generations(ABC):
             self._wanted_since_s = now_s
         return self._wanted_since_s
 
+    def is_ending(self, now_s: float) -> bool:
+        """Whether what is known ends soon, and something plays."""
+        return False
+
     def start(self, session: str, now_s: float, *, may_draft: bool = True) -> GenerationJob:
         """The next generation, with the newest values; a draft of it only where that `may_draft`."""
         running = self._new(f"{session}/{self.num_started}", now_s, may_draft)

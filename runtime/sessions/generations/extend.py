@@ -44,6 +44,10 @@ class ExtendGenerations(Generations):
         self._noted_frame = frame
         self._timeline.forget(0, self._position(now_s) - round(HISTORY_S * self._model.frame_rate_hz))
 
+    def is_ending(self, now_s: float) -> bool:
+        """Whether what is known ends soon, and something plays."""
+        return self._timeline.newest is not None and not self.running and self._is_short(now_s)
+
     def cancelled(self, now_s: float) -> list[str]:
         """An append is not worth finishing where a refresh is needed."""
         stopped = [item for item in self.running if item.is_append and self._is_dirty(now_s)]

@@ -20,9 +20,11 @@ from runtime.errors import TickError
 from runtime.sessions.actions import DecodeWindow
 from runtime.sessions.messages import WriteAudio
 
+# A session may begin so late: those that play have less time.
+BEGIN_S = 0.4
 Call = Callable[[Callable[[], None]], None]
 # What work in a thread gave, or the error that it raised: `expected` tells which.
-PcmDone = Callable[[Pcm | BaseException | None], None]
+PcmDone = Callable[[Pcm | BaseException], None]
 LatentsDone = Callable[[Latents | BaseException], None]
 T = TypeVar("T")
 
@@ -45,10 +47,11 @@ class CodecWork:
     def decode(self, window: DecodeWindow, lead_s: float, is_wanted: Callable[[], bool], done: PcmDone) -> None:
         """Decode a window, trimmed, unless it is not wanted any more when its turn comes. lead_s: until it is played.
 
-        is_wanted: called by a worker of the codec; `done` gets None where it says no.
+        is_wanted: called by any thread.
         """
         urgency = Urgency.CHANGING if window.is_replacing else Urgency.PLAYING
-        decoding = self._codec.queue.submit(partial(self._decode, window, is_wanted), urgency, lead_s)
+        late_s = lead_s + BEGIN_S * window.is_first
+        decoding = self._codec.queue.submit(partial(self._decode, window), urgency, late_s, is_wanted)
         decoding.add_done_callback(partial(report, self._call, done))
 
     def encode(self, work: Callable[[], Latents], done: LatentsDone) -> None:
@@ -65,10 +68,8 @@ class CodecWork:
         part[:] = pcm[: len(part)] / np.float32(self._gain) + (part if message.mode == "sum" else 0.0)
         return self._codec.encode(audio)
 
-    def _decode(self, window: DecodeWindow, is_wanted: Callable[[], bool]) -> Pcm | None:
+    def _decode(self, window: DecodeWindow) -> Pcm:
         """In a worker of the codec."""
-        if not is_wanted():
-            return None
         pcm = soft_limited(self._codec.decode(window.values, window.start_frame), self._gain)
         return pcm[window.trim_begin : window.trim_end]
 

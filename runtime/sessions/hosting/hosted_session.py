@@ -237,7 +237,7 @@ class HostedSession:
         if self.session.wanted_s(self.clock()) is not None:
             has_waited = self.demand.wanted_s is not None and not is_new
             wanted_s = self.demand.wanted_s if has_waited else self._services.clock()
-        self.demand = Demand(self.id, len(self._jobs), wanted_s)
+        self.demand = Demand(self.id, len(self._jobs), wanted_s, self.session.is_ending(self.clock()))
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -287,8 +287,8 @@ class HostedSession:
     def _is_wanted(self, window: DecodeWindow) -> bool:
         return not self.is_ended and self.session.is_current(window)
 
-    def _decoded(self, window: DecodeWindow, decoded: Pcm | BaseException | None) -> None:
-        if self.is_ended or decoded is None:
+    def _decoded(self, window: DecodeWindow, decoded: Pcm | BaseException) -> None:
+        if self.is_ended:
             return
         pcm = expected(decoded)
         if isinstance(pcm, EngineDeadError):

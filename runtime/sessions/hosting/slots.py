@@ -16,23 +16,32 @@ def live_capacity(depth: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A session that holds `held` slots and has wanted one more since `wanted_s` (None: it wants no more)."""
+    """A session that holds `held` slots and has wanted one more since `wanted_s` (None: it wants no more).
+
+    is_ending: what it plays ends soon without one.
+    """
 
     session: str
     held: int
     wanted_s: float | None = None
+    is_ending: bool = False
 
 
 def next_session(demands: Iterable[Demand], capacity: int) -> str | None:
     """The session that gets the next free slot: the one that holds fewest, among equals the one that waits longest.
 
-    So every session gets its first slot before any gets a second. None where no slot is free or wanted.
+    So every session gets its first slot before any gets a second. But those whose audio ends soon come first: playing
+    comes before changing. None where no slot is free or wanted.
     """
     demands = list(demands)
     if sum(demand.held for demand in demands) >= capacity:
         return None
-    waiting = [(demand.held, demand.wanted_s, demand.session) for demand in demands if demand.wanted_s is not None]
-    return min(waiting)[2] if waiting else None
+    waiting = [
+        (not demand.is_ending, demand.held, demand.wanted_s, demand.session)
+        for demand in demands
+        if demand.wanted_s is not None
+    ]
+    return min(waiting)[-1] if waiting else None
 
 
 @dataclass

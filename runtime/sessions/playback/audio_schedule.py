@@ -13,7 +13,7 @@ from runtime.sessions.playback.canvas import Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
 
 # The shortest window, except where the placement ends, and how long those become that a client with a long lead gets.
-WINDOW_S, LONG_WINDOW_S = 0.2, 0.4
+WINDOW_S, LONG_WINDOW_S = 0.2, 0.32
 FADE_S = 0.025  # Clients crossfade over this long where audio is replaced.
 
 
@@ -276,6 +276,7 @@ class AudioSchedule:
             full_seq=part.full_seq,
             is_replacing=is_replacing,
             is_after_underrun=self._has_underrun and not is_replacing,
+            is_first=not self._has_begun,
         )
         self._request(window, placement)
         return window

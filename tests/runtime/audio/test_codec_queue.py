@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
-from runtime.audio.codec_queue import MAX_HOLD_S, RISK_S, CodecQueue, Urgency
+from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, RISK_S, CodecQueue, Urgency
 
 TIMEOUT_S = 60
 
@@ -64,6 +65,18 @@ def test_what_waits_can_be_cancelled(busy: Callable[..., Busy]) -> None:
     assert one.submit("cancelled", Urgency.PLAYING).cancel()
     one.submit("next", Urgency.PLAYING)
     assert one.finish() == ["next"]
+
+
+def test_what_is_not_wanted_any_more_is_not_done_nor_kept_behind_what_is_more_urgent(busy: Callable[..., Busy]) -> None:
+    one, wanted, number, waiting = busy(), set[int](), 10 * MIN_PRUNED, []
+    for n in range(number):
+        wanted.clear()
+        wanted.add(n)
+        work, is_wanted = partial(one.order.append, str(n)), partial(wanted.__contains__, n)
+        waiting.append(one.queue.submit(work, Urgency.CHANGING, 0.0, is_wanted))
+    assert len(one.queue._waiting) <= MIN_PRUNED + 1
+    assert sum(each.cancelled() for each in waiting) >= number - MIN_PRUNED - 1
+    assert one.finish() == [str(number - 1)]
 
 
 def test_an_error_is_the_result_and_gives_the_worker_back() -> None:

@@ -49,7 +49,7 @@ class Crowd:
 
 
 def test_where_short_windows_take_too_long_longer_ones_play_without_a_gap() -> None:
-    """0.2 s of audio takes 30 ms, of eight sessions 1.2 s per second; 0.4 s takes 32.5 ms, 0.65 s per second."""
+    """0.2 s of audio takes 30 ms, of eight sessions 1.2 s per second; 0.32 s takes 31.5 ms, 0.8 s per second."""
     crowd = Crowd(SlowCodec(0.0275, 0.0005))
     crowd.run(8.0)
     assert crowd.underruns == [0] * SESSIONS

@@ -49,9 +49,10 @@ class Extension:
 
 def test_the_end_is_continued_when_half_a_canvas_is_left() -> None:
     extension = Extension()
-    assert extension.generations.wanted_s(extension.play_to(31 * HOP)) is None
+    now_s = extension.play_to(31 * HOP)
+    assert (extension.generations.wanted_s(now_s), extension.generations.is_ending(now_s)) == (None, False)
     now_s = extension.play_to(33 * HOP)
-    assert extension.generations.wanted_s(now_s) == now_s
+    assert (extension.generations.wanted_s(now_s), extension.generations.is_ending(now_s)) == (now_s, True)
     job = extension.generations.start("s", now_s)
     assert (job.segment.start_frame, job.segment.keep_frames, job.is_refresh) == (48, 16, False)
     assert job.tail is not None

@@ -15,7 +15,7 @@ from runtime.audio.codec import Codec
 from runtime.errors import EngineError, ShapeError, TickError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import DecodeWindow
-from runtime.sessions.hosting.codec_work import CodecWork
+from runtime.sessions.hosting.codec_work import BEGIN_S, CodecWork
 from runtime.sessions.messages import WriteAudio
 
 
@@ -35,11 +35,12 @@ class Work:
         *,
         is_wanted: bool = True,
         is_replacing: bool = False,
+        is_first: bool = False,
         frames: int = 4,
         value: float = 0.1,
     ) -> None:
         values = np.full((frames, self.codec.latent_channels), value, np.float32)
-        window = DecodeWindow(0, 0, values, 7, 10, 300, 0, 0, 0, is_replacing)
+        window = DecodeWindow(0, 0, values, 7, 10, 300, 0, 0, 0, is_replacing, is_first=is_first)
         self.codec_work.decode(window, lead_s, lambda: is_wanted, lambda pcm: self.done.append((name, pcm)))
 
     def finish(self, number: int) -> None:
@@ -62,12 +63,13 @@ def test_what_continues_the_audio_is_decoded_before_replacements_and_the_earlies
     monkeypatch.setattr(work.codec.queue, "size", 1)
     go = threading.Event()
     work.codec.queue.submit(lambda: go.wait(60))
-    work.decode("replacement", 0.0, is_replacing=True)
-    for name, lead_s in (("late", 3.0), ("soon", 1.0), ("now", -1.0)):
+    work.decode("replacement", -0.5, is_replacing=True)
+    work.decode("beginning", 0.0, is_first=True)
+    for name, lead_s in (("late", 3.0), ("soon", BEGIN_S - 0.1), ("now", -1.0)):
         work.decode(name, lead_s)
     go.set()
-    work.finish(4)
-    assert [name for name, _ in work.done] == ["now", "soon", "late", "replacement"]
+    work.finish(5)
+    assert [name for name, _ in work.done] == ["now", "soon", "beginning", "late", "replacement"]
 
 
 def test_windows_that_are_not_wanted_are_not_decoded(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +77,9 @@ def test_windows_that_are_not_wanted_are_not_decoded(work: Work, monkeypatch: py
     monkeypatch.setattr(work.codec, "_decode", lambda *given: starts.append(given[1]) or decode(*given))
     work.decode("outdated", 0.0, is_wanted=False)
     work.decode("wanted", 1.0)
-    work.finish(2)
-    assert {name: pcm is None for name, pcm in work.done} == {"outdated": True, "wanted": False}
+    work.finish(1)
+    assert [name for name, _ in work.done] == ["wanted"]
+    assert work.calls.empty()
     assert starts == [7]
 
 

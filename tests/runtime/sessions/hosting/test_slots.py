@@ -39,6 +39,12 @@ def test_the_session_with_fewest_slots_that_waits_longest_is_next(demands: list[
     assert all(chosen.wanted_s <= d.wanted_s for d in waiting.values() if d.held == chosen.held)  # type: ignore[operator]
 
 
+def test_a_session_whose_audio_ends_comes_before_those_that_change_theirs() -> None:
+    demands = [Demand("changing", 0, 1.0), Demand("ending", 0, 2.0, True), Demand("plays", 0, None, True)]
+    assert next_session(demands, 2) == "ending"
+    assert next_session([*demands[:1], replace(demands[1], held=1, wanted_s=None)], 2) == "changing"
+
+
 @given(DEMANDS, st.integers(1, 8))
 def test_slots_are_used_up_to_the_capacity_and_never_beyond(demands: list[Demand], capacity: int) -> None:
     before, after = sum(d.held for d in demands), grant_all(demands, capacity)

@@ -59,13 +59,13 @@ def test_windows_lead_the_playhead_and_follow_each_other() -> None:
 def test_a_window_has_margins_from_the_other_end_of_the_loop() -> None:
     schedule = Schedule()
     (first,) = schedule.audio.windows(0.0)
-    assert (first.start_frame, first.trim_begin) == (0, 0)
+    assert (first.start_frame, first.trim_begin, first.is_first) == (0, 0, True)
     assert first.values[:, 1].tolist() == list(range(7 + MARGIN))
     schedule.audio.decoded(first, pcm_of(first))
     list(schedule.audio.sendable(0.0))
     schedule.playhead.ack(Ack(playhead_sample=240), 0.5)
     (second,) = schedule.audio.windows(0.5)
-    assert second.start_frame == 6 - MARGIN
+    assert (second.start_frame, second.is_first) == (6 - MARGIN, False)
     assert second.trim_begin == 250 - (6 - MARGIN) * HOP
 
 
@@ -209,9 +209,9 @@ def test_a_client_with_a_long_lead_gets_longer_windows_but_none_longer_than_what
     schedule.playhead.lead_s = 1.0
     schedule.sent()
     schedule.playhead.ack(Ack(playhead_sample=0), 0.0)
-    assert ranges(schedule.sent(0.01)) == [(1000, 1400, False)]
+    assert ranges(schedule.sent(0.01)) == [(1000, 1320, False)]
     schedule.playhead.ack(Ack(playhead_sample=1100), 1.0)
-    assert ranges(schedule.sent(1.0)) == [(1400, 1700, False)]
+    assert ranges(schedule.sent(1.0)) == [(1320, 1540, False)]
 
 
 def test_a_waiting_replacement_is_followed_by_one_with_the_newest_changes_only() -> None:
