@@ -94,8 +94,8 @@ class AudioSchedule:
     def windows(self, now_s: float) -> list[DecodeWindow]:
         """The windows to decode now.
 
-        While some wait for the codec, no further ones of their kind are cut: where it is slow there are no more of
-        them, but longer ones, and those that replace audio have the newest changes.
+        While some wait for the codec, no further ones of their kind are cut: where it is slow they do not pile up, and
+        those that replace audio have the newest changes.
         """
         self._forget(now_s)
         # A client that has no audio yet can take all of it.
