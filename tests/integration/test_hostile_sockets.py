@@ -187,7 +187,8 @@ def silent_client(address: Address) -> socket.socket:
     connection.connect(address)
     connection.sendall(upgrade())
     assert connection.recv(12) == b"HTTP/1.1 101"
-    connection.sendall(frame(TEXT, json.dumps({"type": "open"}).encode()))
+    # Little enough that the server does not wait for room to send, too much for the buffers of the sockets.
+    connection.sendall(frame(TEXT, json.dumps({"type": "open", "format": "opus"}).encode()))
     return connection
 
 
