@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "runtime.pipeline": PIPELINE,
     "runtime.sessions": SESSIONS,
     "runtime": {"runtime"},
-    "tickrt": SESSIONS | {"runtime.subcommands"},
+    "tickrt": SESSIONS | {"runtime.startup"},
     "engine_build": {"runtime"},
     "server": {"runtime"},
     "server.scale": {"runtime", "server"},

@@ -11,11 +11,6 @@
 Every option is one of the HTTP body's and the command line's: see help(tickrt.Arguments).
 """
 
-import sys
-
-if sys.argv[:1] == ["-m"]:  # `python -m tickrt` imports all of this first, and may be interrupted.
-    import runtime.startup  # noqa: F401
-
 from runtime.errors import (
     BuildError,
     ConfigError,
