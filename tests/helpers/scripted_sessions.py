@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
@@ -194,7 +195,9 @@ class Driven:
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Do what is to be done; then wait for calls until the condition holds."""
         self.host.run_once(0.0)
+        ends_s = time.monotonic() + WAIT_S
         while until is not None and not until():
+            assert time.monotonic() < ends_s, "the condition does not hold"
             self.host.run_once(WAIT_S)
 
 

@@ -104,20 +104,28 @@ class HostedSession:
         self._plans.close()
         for job_id in self._jobs:
             self._services.pipeline.loop.cancel(job_id)
-        closed, store = Closed(reason=reason, resumable=is_resumable), self._services.store
+        closed = Closed(reason=reason, resumable=is_resumable)
         try:
             self._messages.close()
-            if store is not None and is_resumable:
-                store.save(self.id, self.session.snapshot(self.clock()))
-                store.release(self.id, lambda is_stored: self._send(closed.model_copy(update={"resumable": is_stored})))
-                return
-            if store is not None:
-                store.delete(self.id)
-            if error is not None:
-                self._send(problem_of(error))
-            self._send(closed)
-        finally:
             self.controllers.close(closed)
+        finally:
+            self._close_client(closed, error)
+
+    def _close_client(self, closed: Closed, error: TickError | None) -> None:
+        store = self._services.store
+        if store is not None and closed.resumable:
+            try:
+                store.save(self.id, self.session.snapshot(self.clock()))
+            except Exception:
+                self._send(closed.model_copy(update={"resumable": False}))
+                raise
+            store.release(self.id, lambda is_stored: self._send(closed.model_copy(update={"resumable": is_stored})))
+            return
+        if store is not None:
+            store.delete(self.id)
+        if error is not None:
+            self._send(problem_of(error))
+        self._send(closed)
 
     def is_due(self) -> bool:
         """Whether the time has come to advance it."""
@@ -180,6 +188,10 @@ class HostedSession:
         try:
             message = self._numbered(received)
             self.session.handle(message, self.clock(), latents)
+            if received.sender is not None and hasattr(message, "seq"):
+                self.session.client_seqs.add(message.seq)
+            self.controllers.note(received.sender)
+            self._times.receive(message, self._services.clock())
         except RequestError as error:
             self._refuse(received, error)
             return
@@ -187,10 +199,6 @@ class HostedSession:
             if received.reply is not None:
                 received.reply(InternalError("the session has failed"))
             raise
-        if received.sender is not None and hasattr(message, "seq"):
-            self.session.client_seqs.add(message.seq)
-        self.controllers.note(received.sender)
-        self._times.receive(message, self._services.clock())
         if received.reply is not None:
             received.reply(None)
         if not isinstance(received.message, Ack):  # Those come often, and only make the session due.

@@ -25,6 +25,7 @@ from runtime.pipeline.compose import RequestComposer
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage
 from runtime.sessions.frames import AudioChunk
+from runtime.sessions.hosting.controllers import Controllers
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import RETRY_AFTER_S, HostLimits
 from runtime.sessions.messages import (
@@ -445,6 +446,25 @@ class TestDefects:
         driven.host.post(session.id, SetControls(seq=1, values={}), reply=replies.append)
         driven.run()
         assert [error.code for error in replies] == ["draining", "draining", "internal_error"]
+
+    def test_of_a_session_that_is_handed_over_closes_it(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+        driven = drive(store=Store())
+        session, client = driven.open()
+        driven.run()
+        monkeypatch.setattr(session, "snapshot", defect)
+        driven.host.hand_over(session.id)
+        driven.run(lambda: bool(client.of(Closed)))
+        assert client.of(Closed) == [Closed(reason="moved", resumable=False)]
+        assert driven.host.sessions() == []
+
+    def test_of_what_follows_a_message_is_its_reply(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+        driven = drive()
+        session, _ = driven.open()
+        replies: list[Any] = []
+        monkeypatch.setattr(Controllers, "note", defect)
+        driven.host.post(session.id, SetControls(seq=1, values={}), reply=replies.append)
+        driven.run()
+        assert [error.code for error in replies] == ["internal_error"]
 
     def test_of_one_stored_session_leaves_the_others(
         self, drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
