@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import select
 import socket
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ from helpers.http_harness import Served, eventually, raw_request
 from helpers.neighbour import LiveNeighbour
 from websockets.sync.client import connect
 
+from profiling.bench.live.result import stages_of
 from profiling.bench.live.script import Script, run_client
 from profiling.server_process import ServerProcess, server_process
 from runtime.sessions.sqlite_store import open_sqlite_store
@@ -142,6 +145,25 @@ def test_a_session_plays_and_newcomers_are_served_during_an_attack(
     with LiveNeighbour(server.url) as neighbour:
         attack((str(url.hostname), url.port or 0))
     assert_plays(neighbour)
+
+
+@pytest.mark.slow
+def test_changes_are_as_quick_as_before_5_s_after_an_overload(server: ServerProcess) -> None:
+    url = urlsplit(server.url)
+    before_ms = changes_ms(server.url)
+    overload((str(url.hostname), url.port or 0))
+    time.sleep(5.0)
+    after_ms = changes_ms(server.url)
+    print(f"median from a change to its sound: {before_ms:.0f} ms before, {after_ms:.0f} ms after")
+    assert after_ms < 2 * before_ms
+
+
+def changes_ms(url: str) -> float:
+    """The median time from a change to its sound, in the one session of a server; infinite where half have none."""
+    run = asyncio.run(run_client(url, Script("loop", 0.5, ATTACK_S), 0))
+    assert run.client.log.underruns == 0
+    stages = [stages_of(run, control, "full") for control in run.controls]
+    return statistics.median(math.inf if found is None else found["played"] for found in stages)
 
 
 @pytest.mark.slow
