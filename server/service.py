@@ -223,7 +223,8 @@ class Service:
         if pipeline.planner is not None:
             pipeline.planner.sequences.observers.append(self.metrics.planner_tokens.inc)
         if not pipeline.live_refusal:
-            self._open_host(pipeline)
+            host = self._open_host(pipeline)
+            await run_in_threadpool(host.has_restored.wait)
         self.body_model = body_model(self.settings.max_seconds, pipeline.bundle)
         self.pipeline = pipeline
 
@@ -253,7 +254,7 @@ class Service:
             on_evict=self.metrics.source_evictions.inc,
         )
 
-    def _open_host(self, pipeline: Pipeline) -> None:
+    def _open_host(self, pipeline: Pipeline) -> SessionHost:
         settings = self.settings
         limits = HostLimits(
             max_sessions=settings.max_sessions,
@@ -261,11 +262,12 @@ class Service:
             keep_s=settings.session_keep_s,
             max_refresh_s=settings.max_refresh_s,
         )
-        self.host = SessionHost(pipeline, sources=self.sources.latents, store=self.store, limits=limits)
-        self.host.start()
-        self.live_metrics.watch(self.host)
+        self.host = host = SessionHost(pipeline, sources=self.sources.latents, store=self.store, limits=limits)
+        host.start()
+        self.live_metrics.watch(host)
         if self.osc is not None:
-            self.osc.start(self.host)
+            self.osc.start(host)
+        return host
 
     def _record_failure(self, opening: asyncio.Task[None]) -> None:
         error = None if opening.cancelled() else opening.exception()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 from helpers.http_harness import Served, eventually, problem, serving
 from helpers.live_player import Player, is_audio, player
@@ -18,6 +18,7 @@ from helpers.redis_server import redis_server
 from runtime.config.deployment import Deployment
 from runtime.sessions.messages import Closed, Problem, Ready, State
 from runtime.sessions.redis_store import open_redis_store
+from runtime.sessions.store import SessionSnapshot, SessionStore
 
 ADMIN_KEY = "only-for-admins"
 Start = Callable[..., AbstractContextManager[Served]]
@@ -49,11 +50,6 @@ def played(served: Served) -> Iterator[Ready]:
         yield ready
 
 
-def wait_until_restored(http: httpx.Client, ready: Ready) -> None:
-    """A server that has just become ready restores its sessions on their thread."""
-    eventually(lambda: http.get(f"/v1/sessions/{ready.session}").status_code == 200)
-
-
 def wait_until_stored(url: str, ready: Ready) -> None:
     """A change is stored on a thread of the store's own; it may be heard before."""
     with open_redis_store(url) as store:
@@ -69,7 +65,6 @@ def test_a_session_is_there_after_a_restart_and_goes_on_where_it_was(start: Star
         pass
     with start() as served:
         with served.client() as http:
-            wait_until_restored(http, ready)
             listed = http.get("/v1/sessions").json()["data"]
         assert [(card["id"], card["connected"]) for card in listed] == [(ready.session, False)]
         with resuming(served, ready) as client:
@@ -138,12 +133,26 @@ def test_a_drained_server_hands_its_sessions_over(tiny: Callable[..., Deployment
         eventually(lambda: served.service.pipeline is None)
 
 
+def test_a_server_is_ready_once_its_sessions_are_restored(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start() as served, played(served) as ready:
+        pass
+    take = SessionStore.take
+
+    def take_slowly(store: SessionStore, session_id: str) -> SessionSnapshot | None:
+        time.sleep(0.5)
+        return take(store, session_id)
+
+    monkeypatch.setattr(SessionStore, "take", take_slowly)
+    with start() as served, served.client() as http:
+        assert http.get("/health/ready").json()["live_sessions"] == 1
+        assert http.get(f"/v1/sessions/{ready.session}").status_code == 200
+
+
 def test_a_stored_session_can_be_ended(start: Start) -> None:
     with start() as served, played(served) as ready:
         pass
     path = f"/v1/sessions/{ready.session}"
     with start() as served, served.client() as http:
-        wait_until_restored(http, ready)
         assert http.delete(path).status_code == 204
         eventually(lambda: http.get(path).status_code == 404)
     with start() as served, served.client() as http:
@@ -158,7 +167,7 @@ def test_how_long_a_session_is_kept_does_not_depend_on_dates(start: Start, state
         os.utime(path, (date_s, date_s))
     path = f"/v1/sessions/{ready.session}"
     with start(session_keep_s=600.0) as served, served.client() as http:
-        wait_until_restored(http, ready)
+        assert http.get(path).status_code == 200
     with start(session_keep_s=0.01) as served, served.client() as http:
         eventually(lambda: http.get(path).status_code == 404)
 

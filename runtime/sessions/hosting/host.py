@@ -65,7 +65,8 @@ class SessionHost:
     sources: latents of a source by its id; called in any thread, raises RequestError. store: where sessions survive the
     process. clock: seconds, monotonic. control_observers: get the kind of a change ("step", "generation"), the stage
     ("first", "full") and the seconds until it is heard, on the host's thread. Methods may be called from any thread.
-    has_died: an error has ended the thread. Raises ConfigError where the pipeline's bundle has no codec.
+    has_died: an error has ended the thread. has_restored: set once the stored sessions of this server are open, or the
+    store could not be read. Raises ConfigError where the pipeline's bundle has no codec.
     """
 
     def __init__(
@@ -105,10 +106,12 @@ class SessionHost:
         self._is_stopped = False
         self.has_died = False
         self._refusal: TickError | None = None
+        self.has_restored = threading.Event()
         self._thread = threading.Thread(target=self._run, name="live", daemon=True)
         if store is not None:
             store.on_lost(lambda session_id: self.end(session_id, "taken"))
             self._calls.put(partial(self._restore_all, store))
+        self._calls.put(self.has_restored.set)
 
     # Any thread.
 
