@@ -38,6 +38,8 @@ TENSORRT_OPTIONS = (
     "optimization_level", "workspace_mib", "refit", "verbosity", "max_aux_streams", "version_compatible",
     "hardware_compatibility", "tf32",
 )  # fmt: skip
+# Of these, what TensorRT-RTX reads: its engines are portable, and tied to one release; it refits none without a GPU.
+RTX_OPTIONS = ("optimization_level", "workspace_mib", "verbosity", "max_aux_streams", "tf32")
 
 # The largest accepted error, relative to an output's largest value, where [build] names none. A GPU sums in another
 # order than the reference; TF32 keeps 10 bits of a factor's mantissa, as float16 does, bfloat16 keeps 7.

@@ -50,6 +50,9 @@ def build_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
             need_int8_products()
         device = here if is_int8 or options.optimization == "all" else {"arch": here["arch"]}
         return BuildEnvironment(tool_versions(target), device, here["cpu"])
+    if target == "tensorrt-rtx":
+        need_tensorrt_rtx()
+        return BuildEnvironment(tool_versions(target), {}, machine()["cpu"])
     need_package = need_tensorrt if target == "tensorrt" else lambda: need_provider(onnxruntime())
     missing = _all_missing(need_package, lambda: need_gpu(target))
     if missing is not None:
@@ -86,6 +89,9 @@ def need_tensorrt() -> None:
             fix="pip install 'tickrt[tensorrt]'",
         )
     onnxruntime()
+    from runtime.engines.tensorrt.binding import bind
+
+    bind("tensorrt")
     try:
         from runtime.engines.tensorrt import engine as tensorrt
     except (ImportError, OSError) as error:
@@ -94,6 +100,16 @@ def need_tensorrt() -> None:
             fix="pip install --force-reinstall 'tickrt[tensorrt]'",
         ) from error
     del tensorrt
+
+
+def need_tensorrt_rtx() -> None:
+    """Raises BuildError where TensorRT-RTX, which builds without a GPU, is not installed."""
+    onnxruntime()
+    if not tool_versions("tensorrt-rtx"):
+        raise BuildError(
+            "target tensorrt-rtx needs the package tensorrt-rtx, which is not installed",
+            fix="pip install 'tickrt[tensorrt-rtx]' (x86-64, Linux or Windows)",
+        )
 
 
 def need_gpu(target: Target) -> Any:

@@ -11,14 +11,21 @@ from typing import Any, Literal
 import numpy as np
 
 from engine_build.build.environment import BuildEnvironment, build_environment
-from engine_build.config import CPU_GRAPH_VERSION, RECIPE_VERSION, TENSORRT_OPTIONS, BuildConfig, BuildRequest
+from engine_build.config import (
+    CPU_GRAPH_VERSION,
+    RECIPE_VERSION,
+    RTX_OPTIONS,
+    TENSORRT_OPTIONS,
+    BuildConfig,
+    BuildRequest,
+)
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensor_roles import IN_PLACE, WORDS
 from engine_build.graphs.tensorrt_preparation import PREPARATION, prepare
 from engine_build.graphs.tensorrt_rules import doubts, problems, too_large
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
 from engine_build.specs.engine_specs import engine_specs
-from runtime.config.deployment import Target
+from runtime.config.deployment import PLAN_TARGETS, Target
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
     Identity,
@@ -159,8 +166,9 @@ def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dic
     """The options that change the engine, and its tolerance."""
     precision = engine_precision(spec, target, options)
     tolerance = {"tolerance": options.tolerance_for(target, precision)}
-    if target == "tensorrt":
-        chosen = options.model_dump(include=set(TENSORRT_OPTIONS)) | _without_tf32(spec) | _tick_options(spec, options)
+    if target in PLAN_TARGETS:
+        names = TENSORRT_OPTIONS if target == "tensorrt" else RTX_OPTIONS
+        chosen = options.model_dump(include=set(names)) | _without_tf32(spec) | _tick_options(spec, options)
         profiles = optimization_profiles(spec)
         return {**_recipe(precision), **tolerance, **chosen, "profiles": profiles, "preparation": PREPARATION}
     chosen = options.model_dump(include={"optimization", "inline_limit_bytes"})

@@ -132,7 +132,7 @@ def _compile_tensorrt(task: BuildTask) -> Facts:
             label=spec.graph.label if isinstance(task.graph.source, Path) else f"the graph of {spec.name}",
             graph=source,
             plan=task.engine,
-            options={name: build[name] for name in (*TENSORRT_OPTIONS, "strict_nans")},
+            options={name: build[name] for name in (*TENSORRT_OPTIONS, "strict_nans") if name in build},
             profiles=build["profiles"],
             timing_cache=_timing_cache(task),
             threads=task.options.threads,
@@ -144,7 +144,7 @@ def _compile_tensorrt(task: BuildTask) -> Facts:
 def _timing_cache(task: BuildTask) -> Path | None:
     """The timing cache file of this device and TensorRT version; None where the deployment turns it off."""
     option, facts = task.options.timing_cache, task.environment.facts
-    if option is False:
+    if option is False or task.decision.wanted.target == "tensorrt-rtx":
         return None
     folder = task.deployment.engines / TIMING_CACHE_FOLDER if option is True else task.deployment.path.parent / option
     version = task.environment.tool_versions["tensorrt"]
@@ -194,8 +194,14 @@ def _measure_tensorrt(task: BuildTask) -> tuple[dict[str, float], Facts]:
     return error, {"memory_bytes": memory_bytes, "tried_shapes": tried, "compared_shapes": compared}
 
 
+def _measure_tensorrt_rtx(task: BuildTask) -> tuple[dict[str, float], Facts]:
+    """Nothing: the engine runs on another machine."""
+    return {}, {}
+
+
 COMPILERS: Mapping[str, Compiler] = {
     "cpu": Compiler(".onnx", _compile_cpu, _measure_cpu),
     "cuda": Compiler(".onnx", _compile_cuda, _measure_cuda),
     "tensorrt": Compiler(".plan", _compile_tensorrt, _measure_tensorrt),
+    "tensorrt-rtx": Compiler(".plan", _compile_tensorrt, _measure_tensorrt_rtx),
 }

@@ -7,6 +7,7 @@ Builder crashes the process. TensorRT-RTX builds without a GPU.
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,8 +35,9 @@ COMPATIBILITIES: Mapping[str, trt.HardwareCompatibilityLevel] = {
     "same_compute_capability": trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY,
 }
 PARSE_ERRORS_SHOWN = 3
-# What TensorRT-RTX logs after every failed build on a machine without a driver, which it does not need.
-NO_DRIVER = "cudaError 35"
+# What TensorRT-RTX logs after every failed build on a machine without a driver, which it does not need, and for every
+# tensor of int64, which ours are bound as.
+NOT_NEWS = re.compile(r"cudaError 35|Make sure (in|out)put \S+ has Int64 binding")
 
 
 def versions() -> dict[str, str]:
@@ -52,7 +54,7 @@ class Log(trt.ILogger):  # type: ignore[misc]
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
         """One message."""
-        if severity != trt.ILogger.Severity.VERBOSE and NO_DRIVER not in msg:
+        if severity != trt.ILogger.Severity.VERBOSE and not NOT_NEWS.search(msg):
             self._on_log(severity.name, msg)
 
 
@@ -155,13 +157,15 @@ def _explained(error: trt.ParserError) -> str:
 def _configured(builder: trt.Builder, request: PlanRequest) -> trt.IBuilderConfig:
     options, config = request.options, builder.create_builder_config()
     for option, flag in FLAGS.items():
-        if options[option]:
+        if options.get(option):
             config.set_flag(flag)
         else:
             config.clear_flag(flag)
+    if request.target == "tensorrt-rtx":
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     config.builder_optimization_level = options["optimization_level"]
     config.profiling_verbosity = VERBOSITIES[options["verbosity"]]
-    if options["hardware_compatibility"] != "none":
+    if options.get("hardware_compatibility", "none") != "none":
         config.hardware_compatibility_level = COMPATIBILITIES[options["hardware_compatibility"]]
     if options["max_aux_streams"] is not None:
         config.max_aux_streams = options["max_aux_streams"]

@@ -39,7 +39,7 @@ class ConsoleReport:
 
     def built(self, decision: RebuildDecision, manifest: Manifest) -> None:
         """One line: time, size, error, name, and why it was built."""
-        figures = f"{manifest.build_s:.1f} s", size(manifest.size_bytes), f"{manifest.error['max_rel']:.1e}"
+        figures = f"{manifest.build_s:.1f} s", size(manifest.size_bytes), _error(manifest)
         self._line("built", figures, f"{decision.spec.name}  ({decision.reason})", manifest.size_bytes)
 
     def reused(self, decision: RebuildDecision) -> None:
@@ -136,7 +136,7 @@ def print_inspection(console: Console, about: Mapping[str, Any]) -> None:
     """The output of `inspect`: an engine file and its manifest."""
     print_line(f"file      {about['file']}, {size(about['size_bytes'])}", console)
     if "plan_version" in about:
-        print_line(f"plan      made by TensorRT {about['plan_version']}", console)
+        print_line(f"plan      made by {about['plan_library']} {about['plan_version']}", console)
     manifest = about["manifest"]
     if manifest is None:
         print_line("manifest  none beside the file: nothing else is known without loading it", console)
@@ -151,8 +151,13 @@ def _entry_row(entry: Entry, reasons: Sequence[str]) -> tuple[str, ...]:
         return (entry.name, entry.target, "", "", "", "", fits)
     manifest = entry.manifest
     built_for = ", ".join([*manifest.device.values(), *(f"{k} {v}" for k, v in manifest.tool_versions.items())])
-    figures = (size(manifest.size_bytes), f"{manifest.error.get('max_rel', 0.0):.1e}", f"{manifest.build_s:.1f} s")
+    figures = (size(manifest.size_bytes), _error(manifest), f"{manifest.build_s:.1f} s")
     return (entry.name, entry.target, built_for, *figures, fits)
+
+
+def _error(manifest: Manifest) -> str:
+    """The error against the graph, or what stands in for it where no machine that runs the engine has measured it."""
+    return f"{manifest.error['max_rel']:.1e}" if "max_rel" in manifest.error else "-"
 
 
 def _lines(manifest: Mapping[str, Any]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from engine_build.build.environment import BuildEnvironment
 from engine_build.build.rebuild_check import RebuildDecision
-from engine_build.config import ROWS_VARIANTS, TENSORRT_OPTIONS, BuildConfig, parse_variant
+from engine_build.config import ROWS_VARIANTS, RTX_OPTIONS, TENSORRT_OPTIONS, BuildConfig, parse_variant
 from engine_build.specs.engine_spec import Range
 from engine_build.specs.shape_ranges import adapted_ranges, decoder_ranges, tick_ranges
 from runtime.config.deployment import Deployment, Target
@@ -23,6 +23,7 @@ from runtime.terminal import print_line
 
 SHOWN_OPTIONS = {
     "tensorrt": ("precision", "codec_precision", *TENSORRT_OPTIONS, "timing_cache"),
+    "tensorrt-rtx": ("precision", "codec_precision", *RTX_OPTIONS),
     "cuda": ("precision", "codec_precision", "tf32", "optimization"),
 }
 LETTERS = {

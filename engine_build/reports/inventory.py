@@ -94,8 +94,8 @@ def check_files(manifest: Manifest, folder: Path) -> None:
         raise EngineMismatchError(f"the files have {size} bytes, the manifest says {manifest.size_bytes}")
     if files[0].suffix == PLAN_SUFFIX:
         header = read_plan_header(files[0])
-        if header.version_text != manifest.tool_versions.get("tensorrt"):
-            raise EngineMismatchError(f"{files[0].name} was made by TensorRT {header.version_text}")
+        if header.version_text != manifest.tool_versions.get(manifest.target):
+            raise EngineMismatchError(f"{files[0].name} was made by {header.library} {header.version_text}")
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -104,7 +104,8 @@ def inspect(path: Path) -> dict[str, Any]:
         raise EngineNotBuiltError(f"no engine at {path}", fix="tickrt-build list CONFIG")
     about: dict[str, Any] = {"file": str(path), "size_bytes": path.stat().st_size}
     if path.suffix == PLAN_SUFFIX:
-        about["plan_version"] = read_plan_header(path).version_text
+        header = read_plan_header(path)
+        about |= {"plan_library": header.library, "plan_version": header.version_text}
     try:
         manifest = read_manifest(manifest_path(path.parent, path.stem))
     except EngineNotBuiltError:

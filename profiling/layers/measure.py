@@ -19,7 +19,7 @@ from profiling.layers.work import layer_works
 from profiling.provenance import commit
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.conditions import TextGraphSpec, TimbreSpec
-from runtime.config.deployment import Deployment, Target, build_command
+from runtime.config.deployment import PLAN_TARGETS, Deployment, Target, build_command
 from runtime.denoise.slot_fields import rows_inputs, step_inputs
 from runtime.devices.device import Device
 from runtime.devices.machine import machine
@@ -191,7 +191,7 @@ def origins_of(engine: Engine, folder: Path, bundle: Bundle) -> Origins:
 
     Step engines have no graph in the bundle: for them the engine's own graph is both.
     """
-    runs = read_graph(folder / engine.manifest.engine_file) if engine.manifest.target != "tensorrt" else None
+    runs = read_graph(folder / engine.manifest.engine_file) if engine.manifest.target not in PLAN_TARGETS else None
     path = source_path(bundle, engine.name)
     return Origins(read_graph(path) if path is not None and path.is_file() else runs, runs)
 

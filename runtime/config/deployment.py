@@ -18,7 +18,9 @@ from runtime.config.bundle import BUNDLE_FILE
 from runtime.config.explain import read_toml, validated
 from runtime.errors import ConfigError, did_you_mean
 
-Target = Literal["cpu", "cuda", "tensorrt"]
+Target = Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"]
+# Targets whose engines are TensorRT plans.
+PLAN_TARGETS: tuple[Target, ...] = ("tensorrt", "tensorrt-rtx")
 # The packed rank of an execute's adapters is a multiple of this, so that few shapes occur.
 ADAPTER_RANK_MULTIPLE = 8
 # Padded tokens cost little on a GPU, a shape whose graph is not captured yet costs two slow ticks.

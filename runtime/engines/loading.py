@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.config.deployment import Deployment, Target, build_command
+from runtime.config.deployment import PLAN_TARGETS, Deployment, Target, build_command
 from runtime.config.planner import PlannerSpec
 from runtime.devices.device import Device
 from runtime.devices.machine import machine_of
@@ -97,6 +97,7 @@ def _described(infos: Mapping[str, TensorInfo]) -> dict[str, tuple[str, tuple[in
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "cpu": ("onnxruntime", "onnxruntime-gpu"),
     "cuda": ("onnxruntime-gpu",),
+    "tensorrt-rtx": ("tensorrt-rtx",),
 }
 
 
@@ -115,6 +116,9 @@ def _tensorrt_version() -> dict[str, str]:
     """The version that the library reports: the packages that contain it have many names."""
     if importlib.util.find_spec("tensorrt") is None:
         return {}
+    from runtime.engines.tensorrt.binding import bind
+
+    bind("tensorrt")
     from runtime.engines.tensorrt.library import library_version
 
     return {"tensorrt": library_version()}
@@ -138,11 +142,11 @@ def open_engine(
     """
     manifest = read_manifest(manifest_path(folder, name), fix=fix)
     _check_device(manifest, device, fix)
-    if manifest.target == "tensorrt":
-        _need_tensorrt(name)
+    if manifest.target in PLAN_TARGETS:
+        _need_tensorrt(name, manifest.target)
     _check_machine(manifest, fix)
     verify_file(manifest, folder, fix=f"{fix} --force" if fix else "")
-    if manifest.target == "tensorrt":
+    if manifest.target in PLAN_TARGETS:
         from runtime.engines.tensorrt.engine import TensorRtEngine
 
         return TensorRtEngine(manifest, folder, device=device, fix=fix, in_tick=in_tick, weights=weights)
@@ -206,13 +210,17 @@ def _merged_weights(deployment: Deployment, uses: Sequence[AdapterUse]) -> Merge
     return MergedWeights(bundle.graph_path(bundle.decoder.graph), bundle.adapters, uses)
 
 
-def _need_tensorrt(name: str) -> None:
+def _need_tensorrt(name: str, target: Target) -> None:
+    """Bind this process to the target's TensorRT. Raises EngineError, also where it runs the other one."""
+    from runtime.engines.tensorrt.binding import NAMES, bind
+
+    bind(target)
     try:
         from runtime.engines.tensorrt import engine as tensorrt
     except (ImportError, OSError) as error:
         raise EngineError(
-            f"engine {name!r} needs TensorRT, which is not installed or does not load: {error}",
-            fix="pip install 'tickrt[tensorrt]'",
+            f"engine {name!r} needs {NAMES[target]}, which is not installed or does not load: {error}",
+            fix=f"pip install 'tickrt[{target}]'",
         ) from error
     del tensorrt
 
@@ -228,7 +236,8 @@ def _check_device(manifest: Manifest, device: Device, fix: str) -> None:
 
 
 def _check_machine(manifest: Manifest, fix: str) -> None:
-    if reason := machine_mismatch(manifest, machine_of(manifest.target), tool_versions(manifest.target)):
+    device = machine_of(manifest.target) if manifest.device else {}
+    if reason := machine_mismatch(manifest, device, tool_versions(manifest.target)):
         raise EngineMismatchError(f"engine {manifest.name!r} was {reason}", fix=fix)
 
 

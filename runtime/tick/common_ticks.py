@@ -9,7 +9,7 @@ from uuid import uuid4
 import numpy as np
 
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment
+from runtime.config.deployment import PLAN_TARGETS, Deployment
 from runtime.requests.request import MAX_STEPS, Condition, GenerationRequest
 
 # A launch runs plainly, then warmed up, then captured, and states have two sides. Two more ticks, because generations
@@ -47,7 +47,7 @@ def common_ticks(requests: Sequence[GenerationRequest], bundle: Bundle, deployme
     None where no graph is captured: only TensorRT's executes can be. As many as there may be captured graphs.
     """
     runtime = deployment.runtime
-    if deployment.target != "tensorrt" or not runtime.capture:
+    if deployment.target not in PLAN_TARGETS or not runtime.capture:
         return []
     most = runtime.captured_graphs // (2 * runtime.depth)
     found = [

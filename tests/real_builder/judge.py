@@ -30,10 +30,11 @@ from engine_build.build.worker import BuildLog, Worker
 from engine_build.config import BuildRequest, load_request
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.tensorrt_preparation import prepared
+from runtime.config.deployment import Target
 from runtime.engines.manifest import write_atomically
 from runtime.errors import BuildError
 
-TARGET = "tensorrt-rtx"
+TARGET: Target = "tensorrt-rtx"
 BUILT = ROOT / "build" / "real_builder.json"
 # What decides how a graph is built, beside the graph, its ranges and options.
 CODE = [ROOT / "engine_build" / "build" / name for name in ("tensorrt_compiler.py", "tasks.py")]
@@ -69,10 +70,9 @@ def decisions_of(path: Path, precision: str = "") -> tuple[BuildRequest, list[Re
     """
     request = load_request(path, threads=1)
     chosen = {"precision": precision, "codec_precision": precision} if precision else {}
-    request = replace(request, options=request.options.model_copy(update={**chosen, "timing_cache": False}))
-    found = check_rebuilds(request, "tensorrt", force=True, environment=BuildEnvironment())
-    found = [item for item in found if item.wanted.build["precision"] == precision or not precision]
-    return request, [replace(item, wanted=item.wanted.model_copy(update={"target": TARGET})) for item in found]
+    request = replace(request, options=request.options.model_copy(update=chosen))
+    found = check_rebuilds(request, TARGET, force=True, environment=BuildEnvironment())
+    return request, [item for item in found if item.wanted.build["precision"] == precision or not precision]
 
 
 def judge(request: BuildRequest, decision: RebuildDecision) -> Verdict:
@@ -93,7 +93,7 @@ def build_once(
 ) -> None:
     """Build one engine into the file `engine`. Raises BuildError."""
     task = BuildTask(decision, graph, engine, request.deployment, request.options, BuildEnvironment(), worker, log)
-    COMPILERS["tensorrt"].compile(task)
+    COMPILERS[TARGET].compile(task)
 
 
 def _built(request: BuildRequest, decision: RebuildDecision, graph: Graph, folder: Path, log: BuildLog) -> Verdict:

@@ -12,7 +12,7 @@ from rich.console import Console
 from profiling.bench.result import against_budget, rounded
 from profiling.bench.statistics import percentiles
 from profiling.reports.text_table import print_table
-from runtime.config.deployment import Deployment
+from runtime.config.deployment import PLAN_TARGETS, Deployment
 from runtime.tick.record import TickRecord
 
 # The largest share of ticks that do not replay a graph, where ticks can be captured.
@@ -42,7 +42,7 @@ def churn_point(deployment: Deployment, records: Sequence[TickRecord], waits_ms:
     """One load: shares of ticks by how they were launched, their times, and how long generations waited for a slot."""
     ways: Counter[str] = Counter(way_of(record) for record in records)
     shares = rounded({way: ways[way] / len(records) for way in WAYS})
-    can_capture = deployment.target == "tensorrt" and deployment.runtime.capture
+    can_capture = deployment.target in PLAN_TARGETS and deployment.runtime.capture
     budget = {"not_replayed": MAX_NOT_REPLAYED} if can_capture else {}
     not_replayed = rounded({"not_replayed": 1.0 - ways["replayed"] / len(records)})
     return {

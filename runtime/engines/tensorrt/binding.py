@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["bind", "trt"]
 
-# Target -> the package that builds and runs its engines.
+# Target -> the package that builds and runs its engines, and what it is called.
 PACKAGES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+NAMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 
 _bound = ""
 

@@ -23,7 +23,7 @@ from runtime.devices.cuda_calls import probe
 from runtime.devices.device import ALIGNMENT_BYTES, Stream, Tensor
 from runtime.engines.engine import check_tensors
 from runtime.engines.manifest import Manifest, TensorInfo
-from runtime.engines.tensorrt.binding import trt
+from runtime.engines.tensorrt.binding import NAMES, trt
 from runtime.engines.tensorrt.errors import check_trt, dtype_name
 from runtime.engines.tensorrt.layers import LayerTimes
 from runtime.engines.tensorrt.plan_file import check_plan_version, read_plan_header
@@ -218,7 +218,8 @@ class LoadedPlan:
 def _deserialize(manifest: Manifest, path: Path, fix: str) -> trt.ICudaEngine:
     compatible = bool(manifest.build.get("version_compatible", False))
     header = read_plan_header(path, fix=fix)
-    check_plan_version(header, library_version(), str(path), version_compatible=compatible, fix=fix)
+    name, version = NAMES[manifest.target], library_version()
+    check_plan_version(header, name, version, str(path), version_compatible=compatible, fix=fix)
     trt_library = library()
     with _load_lock, path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
         # A version-compatible plan contains its runtime as code; its hash is checked against the manifest before.

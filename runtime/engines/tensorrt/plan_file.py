@@ -1,7 +1,7 @@
 """Headers of TensorRT plan files, read without TensorRT and without a GPU.
 
-A plan begins with the magic "ftrt" and four zero bytes; bytes 24 to 27 are the version that built it (as trtexec's
-getPlanVersionOnly reads it).
+A plan begins with a magic, "ftrt" (TensorRT) or "vtrt" (TensorRT-RTX), and four zero bytes; bytes 24 to 27 are the
+version that built it (as trtexec's getPlanVersionOnly reads it).
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from pathlib import Path
 
 from runtime.errors import EngineMismatchError, EngineNotBuiltError
 
-MAGIC = b"ftrt"
+MAGICS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 VERSION_AT = 24
 HEADER_BYTES = VERSION_AT + 4
 
 
 @dataclass(frozen=True, slots=True)
 class PlanHeader:
-    """A plan's header. `version`: major, minor, patch, build of the TensorRT that built it."""
+    """A plan's header: the library that built it, TensorRT or TensorRT-RTX, and its version, in four parts."""
 
+    library: str
     version: tuple[int, ...]
 
     @property
@@ -44,26 +45,30 @@ def parse_plan_header(head: bytes, label: str, *, fix: str = "") -> PlanHeader:
     """The header from a plan's first bytes. Raises EngineMismatchError that says what is wrong."""
     if len(head) < HEADER_BYTES:
         raise EngineMismatchError(f"{label} has {len(head)} bytes, a plan has at least {HEADER_BYTES}", fix=fix)
-    if head[:4] != MAGIC:
+    library = MAGICS.get(head[:4])
+    if library is None:
         raise EngineMismatchError(f"{label} is not a TensorRT plan: it begins with {head[:4]!r}", fix=fix)
     if head[4:8] != bytes(4):
         raise EngineMismatchError(f"{label} is a damaged plan: bytes 4 to 7 are {head[4:8].hex()}, not 0", fix=fix)
-    return PlanHeader(tuple(head[VERSION_AT:HEADER_BYTES]))
+    return PlanHeader(library, tuple(head[VERSION_AT:HEADER_BYTES]))
 
 
 def check_plan_version(
-    header: PlanHeader, installed: str, label: str, *, version_compatible: bool = False, fix: str = ""
+    header: PlanHeader, library: str, installed: str, label: str, *, version_compatible: bool = False, fix: str = ""
 ) -> None:
-    """Check that the installed version loads a plan: the version that built it, or a later one if version compatible.
+    """Check that the installed version of a library ("TensorRT" or "TensorRT-RTX") loads a plan.
 
-    Raises EngineMismatchError.
+    It is the version that built the plan, or a later one if it is version compatible. Raises EngineMismatchError.
     """
     version = parse_version(installed)
-    if header.version == version or (version_compatible and header.version < version):
+    is_later = version_compatible and header.version < version
+    if header.library == library and (header.version == version or is_later):
         return
     kind = "or a later one" if version_compatible else "exactly"
     raise EngineMismatchError(
-        f"{label} was built by TensorRT {header.version_text} and needs that {kind}, installed is {installed}", fix=fix
+        f"{label} was built by {header.library} {header.version_text} and needs that {kind}, "
+        f"installed is {library} {installed}",
+        fix=fix,
     )
 
 

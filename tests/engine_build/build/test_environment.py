@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,23 @@ def test_all_missing_packages_are_in_one_error() -> None:
     found = probe_environment("tensorrt", BuildConfig())
     assert found.missing is not None
     assert found.device == {}
+
+
+def test_tensorrt_rtx_needs_no_gpu_and_depends_on_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: {"tensorrt-rtx": "1.7.1.116"}[name])
+    with simulated(no_driver=True):
+        found = build_environment("tensorrt-rtx", BuildConfig())
+    assert (found.tool_versions, found.device) == ({"tensorrt-rtx": "1.7.1.116"}, {})
+
+
+def test_without_tensorrt_rtx_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    missing = probe_environment("tensorrt-rtx", BuildConfig()).missing
+    assert missing is not None
+    assert missing.fix.startswith("pip install 'tickrt[tensorrt-rtx]'")
 
 
 def test_a_missing_driver_is_reported_before_tensorrt_is_loaded() -> None:

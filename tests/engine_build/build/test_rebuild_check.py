@@ -29,7 +29,7 @@ def options(tmp_path: Path) -> tuple[dict[str, EngineSpec], object]:
     return {spec.name: spec for spec in engine_specs(request)}, request.options
 
 
-@pytest.mark.parametrize("target", ["cuda", "tensorrt"])
+@pytest.mark.parametrize("target", ["cuda", "tensorrt", "tensorrt-rtx"])
 def test_a_new_recipe_version_makes_engines_stale(
     target: Target, options: tuple[dict[str, EngineSpec], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +52,13 @@ def test_ticks_run_on_one_stream_and_tell_nan_from_numbers(options: tuple[dict[s
     }  # fmt: skip
     more = chosen.model_copy(update={"max_aux_streams": 2})  # type: ignore[attr-defined]
     assert build_options(specs["decoder"], "tensorrt", more)["max_aux_streams"] == 2
+
+
+def test_tensorrt_rtx_has_only_the_options_that_it_reads(options: tuple[dict[str, EngineSpec], object]) -> None:
+    specs, chosen = options
+    both = [build_options(specs["decoder"], target, chosen) for target in ("tensorrt", "tensorrt-rtx")]  # type: ignore[arg-type]
+    assert both[0].keys() - both[1].keys() == {"refit", "version_compatible", "hardware_compatibility"}
+    assert both[1].items() <= both[0].items()
 
 
 def test_plans_of_another_preparation_are_stale(

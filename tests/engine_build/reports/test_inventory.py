@@ -17,7 +17,7 @@ from engine_build.cli import app
 from engine_build.reports import inventory
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest, file_sha256, manifest_path, read_manifest, write_manifest
-from runtime.engines.tensorrt.plan_file import HEADER_BYTES, MAGIC
+from runtime.engines.tensorrt.plan_file import HEADER_BYTES
 from runtime.errors import BuildError
 from runtime.terminal import EXIT_INTERRUPTED
 
@@ -52,7 +52,7 @@ def plan(path: Path) -> Path:
     folder = load_deployment(path).engine_folder("tensorrt")
     folder.mkdir(parents=True)
     file = folder / "decoder.plan"
-    file.write_bytes(MAGIC + bytes(HEADER_BYTES - 8) + bytes([11, 4, 0, 106]) + b"content")
+    file.write_bytes(b"ftrt" + bytes(HEADER_BYTES - 8) + bytes([11, 4, 0, 106]) + b"content")
     cpu = read_manifest(manifest_path(load_deployment(path).engine_folder("cpu"), "decoder"))
     build = {"precision": "bf16", "profiles": [{"hidden_states": "1x2x8 4x32x8 8x64x8"}]}
     changes = {"target": "tensorrt", "tool_versions": TRT, "device": GPU, "build": build, "engine_file": file.name}

@@ -223,6 +223,17 @@ def test_a_plan_of_another_version_is_refused(folder: Path, monkeypatch: pytest.
         bench.close()
 
 
+def test_a_process_has_engines_of_one_library(folder: Path) -> None:
+    with simulated():
+        written(folder)
+        bench = Bench()
+        opened(folder, bench.device).close()
+        change_manifest(folder, target="tensorrt-rtx")
+        with pytest.raises(EngineError, match="engines of target tensorrt, those of tensorrt-rtx need another process"):
+            opened(folder, bench.device)
+        bench.close()
+
+
 def test_a_version_compatible_plan_runs_on_a_later_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMULATED_TENSORRT", "10.16.1.11")
     with simulated():

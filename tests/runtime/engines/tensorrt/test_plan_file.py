@@ -52,7 +52,7 @@ def test_any_bytes_are_a_plan_or_a_mismatch(data: bytes) -> None:
         header = parse_plan_header(data, "x")
     except EngineMismatchError:
         return
-    assert data[:8] == b"ftrt" + bytes(4)
+    assert data[:8] in (b"ftrt" + bytes(4), b"vtrt" + bytes(4))
     assert header.version == tuple(data[24:28])
 
 
@@ -67,11 +67,18 @@ def test_any_bytes_are_a_plan_or_a_mismatch(data: bytes) -> None:
     ],
 )
 def test_a_plan_needs_its_version(made_by: tuple[int, ...], installed: str, compatible: bool, fits: bool) -> None:
-    header = PlanHeader(made_by)
+    header = PlanHeader("TensorRT", made_by)
     if fits:
-        check_plan_version(header, installed, "decoder.plan", version_compatible=compatible)
+        check_plan_version(header, "TensorRT", installed, "decoder.plan", version_compatible=compatible)
         return
     with pytest.raises(
-        EngineMismatchError, match=rf"built by TensorRT {header.version_text}.*installed is {installed}"
+        EngineMismatchError, match=rf"built by TensorRT {header.version_text}.*installed is TensorRT {installed}"
     ):
-        check_plan_version(header, installed, "decoder.plan", version_compatible=compatible)
+        check_plan_version(header, "TensorRT", installed, "decoder.plan", version_compatible=compatible)
+
+
+def test_a_plan_of_the_other_library_is_refused() -> None:
+    header = parse_plan_header(b"vtrt" + bytes(20) + bytes((1, 7, 1, 116)), "x")
+    check_plan_version(header, "TensorRT-RTX", "1.7.1.116", "decoder.plan")
+    with pytest.raises(EngineMismatchError, match=r"by TensorRT-RTX 1\.7\.1\.116 and .* is TensorRT 1"):
+        check_plan_version(header, "TensorRT", "1.7.1.116", "decoder.plan")
