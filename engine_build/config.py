@@ -39,7 +39,15 @@ TENSORRT_OPTIONS = (
     "hardware_compatibility", "tf32",
 )  # fmt: skip
 # Of these, what TensorRT-RTX reads: its engines are portable, and tied to one release; it refits none without a GPU.
-RTX_OPTIONS = ("optimization_level", "workspace_mib", "verbosity", "max_aux_streams", "tf32")
+RTX_OPTIONS = ("optimization_level", "workspace_mib", "verbosity", "max_aux_streams", "tf32", "capabilities")
+# What it does not do, by the option that asks for it.
+RTX_REFUSES = {
+    "refit": "its engines take no other weights: those of [deployment] merged_adapters are in them",
+    "version_compatible": "its engines run on the release that built them",
+    "hardware_compatibility": "its engines are portable without it, and [build] capabilities narrows them",
+}
+# Cards of compute capability 8.0 to 12.1. 7.5 is Turing; 9.0 and 10.0 (H100, B200) are no RTX cards.
+RTX_CAPABILITIES = ("SM80", "SM86", "SM89", "SM120", "SM121")
 
 # The largest accepted error, relative to an output's largest value, where [build] names none. A GPU sums in another
 # order than the reference; TF32 keeps 10 bits of a factor's mantissa, as float16 does, bfloat16 keeps 7.
@@ -66,6 +74,9 @@ class BuildConfig(BaseModel):
     profiles. max_aux_streams: streams beside the tick's (none = TensorRT's choice, 0 = one stream). version_compatible
     and hardware_compatibility: plans that run on other versions or GPUs, slower. tf32: factors of float32 products are
     rounded to 10 bits. timing_cache: true, false, or its folder, relative to the deployment file.
+
+    TensorRT-RTX has the first six of these, but for refit. capabilities: the RTX cards that its engines are for, as in
+    ["SM89"]; none: all.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -88,12 +99,32 @@ class BuildConfig(BaseModel):
     hardware_compatibility: HardwareCompatibility = "none"
     tf32: bool = False
     timing_cache: bool | str = True
+    capabilities: tuple[str, ...] = ()
 
     @field_validator("step_variants")
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         names = [variant_name(parse_variant(name)) for name in value]
         return tuple(dict.fromkeys([*names, ALL_STEP_FEATURES]))
+
+    @field_validator("capabilities")
+    @classmethod
+    def _known_cards(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "SM75" in value:
+            raise ValueError("Turing (SM75) is too old: TensorRT-RTX multiplies no float32 matrices on it")
+        if unknown := sorted(set(value) - set(RTX_CAPABILITIES)):
+            raise ValueError(f"no RTX card has {', '.join(unknown)}, expected some of {', '.join(RTX_CAPABILITIES)}")
+        return tuple(name for name in RTX_CAPABILITIES if name in value)
+
+    def check_target(self, target: str) -> None:
+        """Check that a target does what the options ask of it. Raises ConfigError."""
+        if target == "tensorrt" and self.capabilities:
+            fix = 'hardware_compatibility = "ampere_plus", or --target tensorrt-rtx'
+            raise ConfigError("[build] capabilities is for the target tensorrt-rtx, not for tensorrt", fix=fix)
+        asked = [name for name in RTX_REFUSES if getattr(self, name) not in (False, "none")]
+        if target == "tensorrt-rtx" and asked:
+            name = asked[0]
+            raise ConfigError(f"[build] {name} is not for tensorrt-rtx: {RTX_REFUSES[name]}", fix=f"remove {name}")
 
     def tolerance_for(self, target: str, precision: str) -> float:
         """The largest accepted error of a target's engines in a precision."""

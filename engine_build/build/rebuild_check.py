@@ -81,6 +81,7 @@ def check_rebuilds(
     `environment`: default this machine. Where it lacks something, an engine's own device and versions count as wanted.
     """
     folder, options = request.deployment.engine_folder(target), request.options
+    options.check_target(target)
     environment = environment or build_environment(target, options)
     return [
         _check_engine(spec, identity(spec, target, options, environment), folder, force, environment)
@@ -168,7 +169,9 @@ def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dic
     tolerance = {"tolerance": options.tolerance_for(target, precision)}
     if target in PLAN_TARGETS:
         names = TENSORRT_OPTIONS if target == "tensorrt" else RTX_OPTIONS
-        chosen = options.model_dump(include=set(names)) | _without_tf32(spec) | _tick_options(spec, options)
+        chosen = (
+            options.model_dump(mode="json", include=set(names)) | _without_tf32(spec) | _tick_options(spec, options)
+        )
         profiles = optimization_profiles(spec)
         return {**_recipe(precision), **tolerance, **chosen, "profiles": profiles, "preparation": PREPARATION}
     chosen = options.model_dump(include={"optimization", "inline_limit_bytes"})

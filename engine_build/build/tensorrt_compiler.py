@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -162,7 +162,7 @@ def _configured(builder: trt.Builder, request: PlanRequest) -> trt.IBuilderConfi
         else:
             config.clear_flag(flag)
     if request.target == "tensorrt-rtx":
-        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+        _configure_rtx(config, options["capabilities"])
     config.builder_optimization_level = options["optimization_level"]
     config.profiling_verbosity = VERBOSITIES[options["verbosity"]]
     if options.get("hardware_compatibility", "none") != "none":
@@ -172,6 +172,14 @@ def _configured(builder: trt.Builder, request: PlanRequest) -> trt.IBuilderConfi
     if options["workspace_mib"] is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options["workspace_mib"] << 20)
     return config
+
+
+def _configure_rtx(config: trt.IBuilderConfig, capabilities: Sequence[str]) -> None:
+    """Portable without `capabilities`. An execute on memory of its own could not be captured."""
+    config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    config.num_compute_capabilities = len(capabilities)
+    for index, name in enumerate(capabilities):
+        config.set_compute_capability(trt.ComputeCapability.__members__[name], index)
 
 
 def _add_profile(

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from helpers.factories import tiny_deployment
 
+from engine_build.build.environment import BuildEnvironment
+from engine_build.build.rebuild_check import check_rebuilds
 from engine_build.config import ALL_STEP_FEATURES, STEP_VARIANTS, BuildConfig, load_request, parse_variant
+from runtime.config.deployment import Target
 from runtime.errors import ConfigError
 
 
@@ -51,6 +54,8 @@ def test_variants_are_sorted_unique_and_the_full_set_is_always_there() -> None:
         ("inline_limit_bytes = 2147483648", "inline_limit_bytes"),
         ('step_variants = ["magic"]', "unknown step features"),
         ('step_variants = ["rcfg"]', "guidance\\+rcfg"),
+        ('capabilities = ["SM75"]', r"Turing \(SM75\) is too old"),
+        ('capabilities = ["SM89", "SM90"]', "no RTX card has SM90, expected some of SM80, SM86, SM89, SM120, SM121"),
     ],
 )
 def test_a_wrong_build_table_names_the_file_and_the_key(tmp_path: Path, table: str, says: str) -> None:
@@ -59,6 +64,29 @@ def test_a_wrong_build_table_names_the_file_and_the_key(tmp_path: Path, table: s
         load_request(path)
     assert str(path) in str(caught.value)
     assert "[build]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "target", "says"),
+    [
+        ('capabilities = ["SM89"]', "tensorrt", "capabilities is for the target tensorrt-rtx, not for tensorrt"),
+        ("refit = true", "tensorrt-rtx", "refit is not for tensorrt-rtx: its engines take no other weights"),
+        ("version_compatible = true", "tensorrt-rtx", "run on the release that built them"),
+        ('hardware_compatibility = "ampere_plus"', "tensorrt-rtx", "are portable without it"),
+    ],
+)
+def test_an_option_that_a_target_does_not_have_is_refused(
+    tmp_path: Path, table: str, target: Target, says: str
+) -> None:
+    request = load_request(tiny_deployment(tmp_path, more=f"[build]\n{table}"))
+    with pytest.raises(ConfigError, match=says) as caught:
+        check_rebuilds(request, target, environment=BuildEnvironment())
+    assert caught.value.fix
+    check_rebuilds(request, "cpu")
+
+
+def test_capabilities_are_in_order_and_unique() -> None:
+    assert BuildConfig(capabilities=("SM120", "SM86", "SM86")).capabilities == ("SM86", "SM120")
 
 
 @pytest.mark.parametrize(
