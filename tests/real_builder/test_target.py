@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ pytestmark = pytest.mark.builder
 def configuration(options: dict[str, Any], cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:
     """Task: what the compiler sets in the builder's configuration."""
     bind(TARGET)
-    from pathlib import Path
 
     from engine_build.build import tensorrt_compiler as compiler
 
