@@ -18,7 +18,7 @@ JSON_HELP = "Write the result as JSON to a file; - is standard output, the table
 
 def open_console(json_path: Path | None) -> Console:
     """The console for tables: standard output, or standard error where JSON goes to standard output."""
-    return Terminal(stderr=json_path == STANDARD_OUTPUT, markup=True)
+    return Terminal(stderr=json_path == STANDARD_OUTPUT)
 
 
 def check_folders(*paths: Path | None) -> None:

@@ -77,7 +77,8 @@ def data_files(graph: Graph) -> list[Path]:
     if not graph.has_data_files:
         return []
     model = _parse(graph.source) if isinstance(graph.source, Path) else onnx.load_model_from_string(graph.source)
-    entries = (item for tensor in _tensors(model) for item in tensor.external_data)
+    tensors = (tensor for tensor in _tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL)
+    entries = (item for tensor in tensors for item in tensor.external_data)
     return [graph.folder / location for location in sorted({item.value for item in entries if item.key == "location"})]
 
 
@@ -156,7 +157,7 @@ def _is_count(text: str) -> bool:
 
 def _check_data_file(path: Path, location: str, end: int) -> None:
     data = path.parent / location
-    if not _is_beside(path, data):
+    if Path(location).is_absolute() or not _is_beside(path, data):
         raise BuildError(f"{path} has external data in {quoted(location)}, expected a file in its own folder")
     if not os.path.isfile(data):  # False where no file can have the name
         raise BuildError(f"{path} has external data in {data}, which does not exist", fix=f"copy {location} beside it")

@@ -10,6 +10,7 @@ import numpy as np
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from profiling.bench.result import BUSY, NOISY_SPREAD, rounded, shape_of
 from profiling.bench.session import BenchSession
@@ -161,7 +162,7 @@ def print_ablations(console: Console, result: Mapping[str, Any]) -> None:
     entries = result["ablations"]
     for name, entry in entries.items():
         table.add_row(
-            f"[dim]{name}[/]" if entry["no_effect_because"] else name,
+            Text(name, "dim" if entry["no_effect_because"] else ""),
             entry["instead"],
             f"{entry['with_ms']['p50']:.2f}",
             f"{entry['without_ms']['p50']:.2f}",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from profiling.bench.statistics import percentiles, ratios_to_neighbours
 from profiling.bench.steady_stream import Measurement, Site
@@ -47,12 +48,17 @@ def against_budget(budget: Mapping[str, float], figures: Mapping[str, float]) ->
     return {"budget": budget, "within_budget": all(figures[name] <= limit for name, limit in budget.items())}
 
 
-def budget_text(result: Mapping[str, Any]) -> str:
-    """Limits and verdict with markup: "0.35, 1.08 kept"."""
+def budget_text(result: Mapping[str, Any]) -> Text:
+    """Limits and verdict: "0.35, 1.08 kept"."""
     if not result["budget"]:
-        return "none stated"
+        return Text("none stated")
     limits = ", ".join(f"{limit:.2f}" for limit in result["budget"].values())
-    return f"{limits} [green]kept[/]" if result["within_budget"] else f"{limits} [red]missed[/]"
+    return Text.assemble(f"{limits} ", verdict(result))
+
+
+def verdict(result: Mapping[str, Any]) -> Text:
+    """Whether a result keeps its limits, in colour."""
+    return Text("kept", "green") if result["within_budget"] else Text("missed", "red")
 
 
 def shape_of(load: Workload) -> dict[str, Any]:
@@ -142,7 +148,7 @@ def print_result(console: Console, result: Mapping[str, Any], sites: Sequence[Si
         console.print(f"allocated {count} times, {size_bytes} bytes in all:", *site, sep="\n  ", style="yellow")
 
 
-def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _lines(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
     tick, engine, decoder = result["tick_ms"], result["engine_ms"], result["decoder_in_tick_ms"]
     low_ms, high_ms = result["overhead_ms_quartiles"]
     low, high = result["overhead_ratio_quartiles"]

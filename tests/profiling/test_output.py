@@ -25,11 +25,11 @@ def test_a_file_has_a_member_or_an_object_per_line(tmp_path: Path) -> None:
 
 
 def test_a_dash_is_standard_output_and_tables_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    open_console(Path("-")).print("a table")
+    open_console(Path("-")).print("a table [red]of[/] names [/x]")
     write_json(Path("-"), CONTENT)
     open_console(None).print("another table")
     out, err = capsys.readouterr()
-    assert (json.loads(out.removesuffix("another table\n")), err) == (CONTENT, "a table\n")
+    assert (json.loads(out.removesuffix("another table\n")), err) == (CONTENT, "a table [red]of[/] names [/x]\n")
 
 
 def test_a_missing_folder_is_named_before_anything_is_measured(tmp_path: Path) -> None:

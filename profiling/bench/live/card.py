@@ -8,9 +8,11 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from profiling.bench.live.result import PARTS, STAGES
 from profiling.bench.live.script import KINDS
+from profiling.bench.result import verdict
 from profiling.reports.svg_plot import svg
 
 Cells = Callable[[Mapping[str, Any], str, str], list[float | None]]
@@ -26,7 +28,7 @@ def print_live(console: Console, result: Mapping[str, Any]) -> None:
     console.print(_table(f"{title}\nms from a control to its sound", ("p50", "p95", "max", "goal"), result, _latencies))
     console.print(_table("where the time goes: ms since the control, p50", STAGES, result, _stages))
     for name, text in _lines(result):
-        console.print(f"{name:12} {text}", highlight=False)
+        console.print(Text.assemble(f"{name:12} ", text), highlight=False)
 
 
 def _table(title: str, columns: Sequence[str], result: Mapping[str, Any], cells: Cells) -> Table:
@@ -51,11 +53,10 @@ def _stages(result: Mapping[str, Any], kind: str, part: str) -> list[float | Non
     return [result["stages_ms"][kind][part].get(stage) for stage in STAGES]
 
 
-def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    verdict = "[green]kept[/]" if result["within_budget"] else "[red]missed[/]"
+def _lines(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
     lead, controls = result["lead_s"], result["controls"]
     return [
-        ("goals", verdict),
+        ("goals", verdict(result)),
         *([("admission", _refusals(result))] if "refused" in result else []),
         ("underruns", f"{result['underruns']} ({result['missing_s']:.2f} s), {result['late_s']:.2f} s arrived late"),
         ("lead", f"p50 {lead['p50']:.3f} s   min {lead['min']:.3f}"),
@@ -93,7 +94,7 @@ def _print_sweep(console: Console, result: Mapping[str, Any]) -> None:
             f"{point['ticks_share']:.0%}",
             f"{point['server_cpu']:.2f}",
             f"{point['server_mib']:.0f}",
-            "[green]kept[/]" if point["within_budget"] else "[red]missed[/]",
+            verdict(point),
         )
     console.print(table)
     for point in result["points"]:

@@ -147,7 +147,9 @@ def test_external_data_stays_in_the_graphs_folder(
     (tmp_path / "weights").write_bytes(bytes(8))
     (path.parent / "weights").write_bytes(bytes(8))
     (path.parent / "link").symlink_to(tmp_path / "weights")
-    for location in ("../weights", str(tmp_path / "weights"), "link", "x/../../weights", "weights\0"):
+    for location in (
+        "../weights", str(tmp_path / "weights"), str(path.parent / "weights"), "link", "x/../../weights", "weights\0"
+    ):  # fmt: skip
         model = tiny_decoder(TinySpec())
         place(model, location)
         path.write_bytes(model.SerializeToString())
@@ -157,6 +159,16 @@ def test_external_data_stays_in_the_graphs_folder(
     place(model, "weights")
     path.write_bytes(model.SerializeToString())
     assert data_files(read_graph(path)) == [path.parent / "weights"]
+
+
+def test_a_location_of_data_that_is_not_external_names_no_file(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(bytes(8))
+    inside = outside("../weights")
+    inside.data_location, inside.name, inside.raw_data = TensorProto.DEFAULT, "inside", bytes(8)
+    model = tiny_decoder(TinySpec())
+    model.graph.initializer.extend([inside, outside("weights")])
+    (tmp_path / "decoder.onnx").write_bytes(model.SerializeToString())
+    assert data_files(read_graph(tmp_path / "decoder.onnx")) == [tmp_path / "weights"]
 
 
 @pytest.mark.parametrize(
