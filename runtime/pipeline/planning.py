@@ -151,13 +151,14 @@ class Planner:
     def _filled(self, values: Mapping[str, str], options: GenerationOptions) -> dict[str, Any]:
         """Values of options that were not given, where the bundle takes them and they are valid."""
         assert self.spec.thinking is not None
-        filled: dict[str, Any] = {}
+        filled, bundle = dict[str, Any](), self.sequences.bundle
         for field in self.spec.thinking.fields:
             name, text = field.option, values.get(field.name, "")
-            if name is None or is_given(options, name) or name in untaken_options(self.sequences.bundle):
+            if name is None or is_given(options, name) or name in untaken_options(bundle):
                 continue
             try:
-                parsed = parse_options({"prompt": "", name: int(text) if text.isdecimal() else text})
+                value = int(text) if text.isdecimal() else text
+                parsed = parse_options({"prompt": "", name: value}, bundle.options)
             except RequestError:
                 continue
             filled[name] = getattr(parsed, name)

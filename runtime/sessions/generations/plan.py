@@ -226,7 +226,8 @@ class SessionPlan:
                 fix="wait for the message plan",
             )
         starts = self._starts() if message.sections is not None else self._code_starts(len(message.codes or ()))
-        allowed = [start for start in starts if self._code_frame(start) + self.origin >= earliest]
+        known = (start for start in starts if start <= self._kept_end)
+        allowed = [start for start in known if self._code_frame(start) + self.origin >= earliest]
         if frame not in allowed:
             at = " or ".join(f"{(start + self.origin) / frame_rate_hz:.2f} s" for start in allowed[:1])
             name = "a section" if message.sections is not None else "a code"

@@ -19,6 +19,7 @@ from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES, hints_of
 from numpy.typing import NDArray
 
 from runtime.config.deployment import Deployment
+from runtime.config.option_ranges import OptionRanges
 from runtime.config.planner import FieldSpec
 from runtime.errors import DrainingError, GenerationCancelledError, QueueTimeoutError, RequestError, TickError
 from runtime.language.sequence import SequenceRequest
@@ -119,6 +120,18 @@ def test_what_is_given_is_kept_and_the_rest_filled_in(pipeline: Pipeline) -> Non
     assert generation.options.language == found.plan["language"]
     assert "language" not in found.options
     assert "codes" not in found.plan
+
+
+def test_a_tempo_that_the_model_does_not_take_is_not_filled_in(pipeline: Pipeline) -> None:
+    free = LongGeneration(pipeline, options())
+    bpm = free.options.bpm
+    assert bpm is not None
+    assert free.metadata().plan["bpm"] == f"{bpm:g}"
+    taken = OptionRanges.model_validate({"bpm": {"min": bpm + 1} if bpm < 165 else {"max": bpm - 1}})
+    narrow = replace(pipeline, bundle=pipeline.bundle.model_copy(update={"options": taken}))
+    generation = LongGeneration(with_planner(narrow), options())
+    assert generation.metadata().plan["bpm"] == f"{bpm:g}"
+    assert generation.options.bpm is None
 
 
 def test_a_cache_without_room_for_all_codes_is_filled_again(small: Pipeline) -> None:

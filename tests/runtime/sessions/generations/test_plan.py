@@ -421,6 +421,9 @@ def test_of_what_a_change_of_prompt_leaves_sections_can_be_edited_and_codes_up_t
     ):
         with pytest.raises(RequestError):
             plan.edit(message, 0, FRAME_RATE)
+    with pytest.raises(RequestError, match="still be changed") as caught:  # later is planned anew
+        plan.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK]), start + 1, FRAME_RATE)
+    assert caught.value.fix == "wait for the next section"
     plan.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK]), 0, FRAME_RATE)
     for _ in range(2):
         work = plan.work(0, 0, 0.0)
