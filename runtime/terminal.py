@@ -86,12 +86,23 @@ def print_error(what: str, fix: str = "") -> None:
 
 
 class OneLineFormatter(logging.Formatter):
-    """Messages on one line each, bounded: some repeat what clients sent."""
+    """Messages on one line each, bounded, and tracebacks without control characters: some repeat what clients sent."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a record, and its traceback."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """The line of a record, without its traceback."""
         record.message = one_line(record.message, MAX_LOG_CHARACTERS)
         return super().formatMessage(record)
+
+
+def log_to_stderr(level: str) -> None:
+    """Log to standard error, one line each. level: the least severe messages, such as info."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from runtime.config.deployment import Target, load_deployment
 from runtime.errors import TickError
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.terminal import OneLineFormatter, print_line
+from runtime.terminal import log_to_stderr, print_line
 from server.app import create_app
 from server.config import ServerSettings, load_settings
 from server.process import ignore_reload_signal, open_socket, serve, url_of
@@ -94,14 +93,6 @@ def print_ready(url: str, settings: ServerSettings, bundle: Bundle) -> None:
     with suppress(OSError):  # a server goes on where the reader of its standard output has left
         typer.echo(f"ready on {url} (open it in a browser to play; API documentation: {url}/docs)")
         typer.echo(f"  curl {url}/v1/audio/generations{key} {data} -o {out}")
-
-
-def log_to_stderr(level: LogLevel) -> None:
-    """Log to standard error, one line each."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def main() -> None:

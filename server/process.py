@@ -235,6 +235,7 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         loop="asyncio",
         lifespan="on",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from runtime.errors import StoreError
+from runtime.terminal import log_to_stderr
 from server.scale.lease import Lease
 from server.scale.leases import RENEW_S, Leases
 
@@ -132,7 +133,7 @@ def main(
     model: Annotated[str | None, typer.Option(help="Only replicas of this model, by its bundle's name.")] = None,
 ) -> None:
     """Set the slots of the edge's HAProxy from the replicas' leases."""
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr("info")
     run(redis, path, model=model)
 
 

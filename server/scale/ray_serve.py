@@ -19,7 +19,7 @@ from ray.serve import Application
 from ray.serve.schema import ApplicationStatusOverview
 
 from runtime.errors import TickError
-from server.cli import log_to_stderr
+from runtime.terminal import log_to_stderr
 from server.scale.leases import RENEW_S
 from server.scale.replica import ReplicaServer
 

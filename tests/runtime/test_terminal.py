@@ -2,8 +2,10 @@
 
 import errno
 import io
+import logging
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from rich.text import Text
 from runtime import errors
 from runtime.terminal import (
     EXIT_INTERRUPTED,
+    OneLineFormatter,
     Terminal,
     cells,
     exit_on_error,
@@ -126,6 +129,22 @@ def test_what_is_printed_is_one_line_without_control_characters(capsys: pytest.C
     assert capsys.readouterr() == (f"{SHOWN}\n", error)
 
 
+def test_a_log_line_is_one_line_and_bounded() -> None:
+    record = logging.LogRecord(
+        "tickrt", logging.INFO, "", 1, "%s said %s", ("a", "b\nERROR forged\x1b[2J" + "x" * 9000), None
+    )
+    line = OneLineFormatter("%(levelname)s: %(message)s").format(record)
+    assert line.startswith(r"INFO: a said b\nERROR forged\x1b[2Jxxx")
+    assert len(line) < 2200
+    try:
+        raise ValueError("\x1b[2J\x9b31m of a client")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    traceback = OneLineFormatter("%(message)s").format(record).split("\n")
+    assert traceback[1].startswith("Traceback")
+    assert traceback[-1] == r"ValueError: \x1b[2J\x9b31m of a client"
+
+
 def test_tables_show_names_without_their_control_characters() -> None:
     file = io.StringIO()
     table = Table("\x1b]0;head\x07", title="\x9b31mtitle")
@@ -143,6 +162,7 @@ def test_every_command_prints_through_a_terminal() -> None:
     packages = ("engine_build", "profiling", "runtime", "server")
     files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     assert [path for path in files if re.search(r"\bConsole\(", path.read_text())] == []
+    assert [path.name for path in files if "basicConfig(" in path.read_text()] == ["terminal.py"]
 
 
 def test_a_bar_still_moves_on_a_terminal() -> None:

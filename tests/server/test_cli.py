@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import shlex
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from typer.testing import CliRunner
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.sessions.sqlite_store import open_sqlite_store
-from server.cli import OneLineFormatter, app, print_ready
+from server.cli import app, print_ready
 from server.config import ServerSettings
 from server.process import open_socket
 
@@ -33,15 +32,6 @@ def test_help_names_every_option() -> None:
     assert code == 0
     for word in ("--host", "--port", "--insecure", "TICKRT_API_KEY"):
         assert word in text
-
-
-def test_a_log_line_is_one_line_and_bounded() -> None:
-    record = logging.LogRecord(
-        "tickrt", logging.INFO, "", 1, "%s said %s", ("a", "b\nERROR forged\x1b[2J" + "x" * 9000), None
-    )
-    line = OneLineFormatter("%(levelname)s: %(message)s").format(record)
-    assert line.startswith(r"INFO: a said b\nERROR forged\x1b[2Jxxx")
-    assert len(line) < 2200
 
 
 def test_a_missing_deployment_file_is_reported(tmp_path: Path) -> None:
