@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from engine_build.build.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
 from engine_build.build.environment import BuildEnvironment, build_environment
+from engine_build.build.measurement import Measurement, is_measured, read_measurement, write_measurement
+from engine_build.build.merged_adapters import with_merged_adapters
 from engine_build.build.rebuild_check import RebuildDecision, check_graphs, check_rebuilds
-from engine_build.build.targets import COMPILERS, BuildTask, Facts, measured
+from engine_build.build.targets import COMPILERS, BuildTask, Facts, engine_error, measured
 from engine_build.build.worker import BuildLog, Worker
 from engine_build.config import BuildRequest, request_of
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import model_of
-from runtime.config.deployment import Deployment, Target
+from runtime.config.deployment import Deployment, Target, build_command
 from runtime.engines.manifest import Manifest, file_sha256, manifest_path, write_manifest
 
 
@@ -35,6 +37,9 @@ class Report(Protocol):
 
     def reused(self, decision: RebuildDecision) -> None:
         """An engine is up to date."""
+
+    def measured(self, decision: RebuildDecision, error: Mapping[str, float]) -> None:
+        """The error of an engine was measured that was built where it could not run."""
 
     def removed(self, name: str) -> None:
         """An engine was removed, because the deployment no longer has it."""
@@ -72,6 +77,11 @@ def build(
         for name in remove_unwanted(folder, decisions):
             if report is not None:
                 report.removed(name)
+    if report is not None and not all(_is_measured(manifest, folder) for manifest in manifests):
+        report.note(
+            f"error: not measured here, because {environment.cannot_run}. On the first machine that runs the engines, "
+            f"this measures them: {build_command(request.deployment.path, target)}"
+        )
     return manifests
 
 
@@ -89,10 +99,12 @@ def build_engine(
     """
     compiler, name = COMPILERS[decision.wanted.target], decision.spec.name
     started = time.monotonic()
-    own_worker = Worker() if worker is None else contextlib.nullcontext(worker)
     log = log or BuildLog()
-    contexts = partial_folder(folder, name), graph_in_precision(decision, folder, log), own_worker
-    with contexts[0] as partial, contexts[1] as graph, contexts[2] as used:
+    with contextlib.ExitStack() as stack:
+        used = stack.enter_context(Worker()) if worker is None else worker
+        partial = stack.enter_context(partial_folder(folder, name))
+        decision = stack.enter_context(with_merged_adapters(decision, request.deployment, folder))
+        graph = stack.enter_context(graph_in_precision(decision, folder, log))
         engine = partial / f"{name}{compiler.suffix}"
         task = BuildTask(decision, graph, engine, request.deployment, request.options, environment, used, log)
         manifest = _manifest(task, compiler.compile(task))
@@ -131,6 +143,36 @@ def graph_in_precision(decision: RebuildDecision, folder: Path, log: BuildLog) -
         yield graph
 
 
+def measure_built(
+    decision: RebuildDecision,
+    manifest: Manifest,
+    request: BuildRequest,
+    folder: Path,
+    environment: BuildEnvironment,
+    worker: Worker,
+) -> Measurement:
+    """Measure an engine in `folder` that was built where it could not run, and keep the result beside it.
+
+    Raises BuildError, also where its error is too large.
+    """
+    with with_merged_adapters(decision, request.deployment, folder) as found:
+        engine = folder / manifest.engine_file
+        task = BuildTask(
+            found, found.spec.graph, engine, request.deployment, request.options, environment, worker, BuildLog()
+        )
+        error, facts = engine_error(task)
+    gpu = environment.facts["gpu"]
+    measurement = Measurement(
+        engine_sha256=manifest.engine_sha256, error=error, measured_on=gpu, facts={**environment.facts, **facts}
+    )
+    write_measurement(folder, manifest.name, measurement)
+    return measurement
+
+
+def _is_measured(manifest: Manifest, folder: Path) -> bool:
+    return is_measured(manifest) or read_measurement(folder, manifest) is not None
+
+
 def _manifest(task: BuildTask, facts: Facts) -> Manifest:
     """An engine's manifest before it is measured."""
     engine = task.engine
@@ -162,6 +204,10 @@ def _build_or_reuse(
     if decision.action == "reuse" and decision.last is not None:
         if report is not None:
             report.reused(decision)
+        if not environment.cannot_run and not _is_measured(decision.last, folder):
+            measurement = measure_built(decision, decision.last, request, folder, environment, worker)
+            if report is not None:
+                report.measured(decision, measurement.error)
         return decision.last
     log = BuildLog()
     with report.building(decision) if report is not None else contextlib.nullcontext():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import filelock
 
+from engine_build.build.measurement import measurement_path
 from engine_build.build.rebuild_check import RebuildDecision, unwanted_manifests
 from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, publish, read_manifest
 from runtime.errors import BuildError, EngineError
@@ -98,4 +99,6 @@ def remove_unwanted(folder: Path, decisions: list[RebuildDecision]) -> Iterator[
             for file in (manifest.engine_file, *manifest.data_files):
                 (folder / Path(file).name).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-        yield path.name.removesuffix(MANIFEST_SUFFIX)
+        name = path.name.removesuffix(MANIFEST_SUFFIX)
+        measurement_path(folder, name).unlink(missing_ok=True)
+        yield name

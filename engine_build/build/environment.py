@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from engine_build.config import BuildConfig
+from engine_build.config import RTX_CAPABILITIES, BuildConfig
 from engine_build.graphs.reference_session import onnxruntime
 from runtime.config.deployment import Target
 from runtime.devices.machine import gpu_machine, machine
 from runtime.engines.loading import tool_versions
 from runtime.engines.onnxruntime_cuda import need_provider
 from runtime.errors import BuildError, TickError
+
+if TYPE_CHECKING:
+    from runtime.devices.cuda_calls import Gpu
 
 CPU_INFO = Path("/proc/cpuinfo")
 # Of x86 (VNNI, AMX) and ARM. Without them ONNX Runtime sums pairs of products in 16 bits, which overflow.
@@ -32,13 +35,17 @@ OTHERWISE = "build on the machine that will serve, or with --target cpu"
 
 @dataclass(frozen=True)
 class BuildEnvironment:
-    """The machine's part of an engine's identity. `facts` go into manifests; `missing`: why it cannot build."""
+    """The machine's part of an engine's identity. `facts` go into manifests; `missing`: why it cannot build.
+
+    `cannot_run`: why the engines that it builds do not run on it.
+    """
 
     tool_versions: dict[str, str] = field(default_factory=dict)
     device: dict[str, str] = field(default_factory=dict)
     built_on: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     missing: TickError | None = None
+    cannot_run: str = ""
 
 
 def build_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
@@ -52,7 +59,7 @@ def build_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
         return BuildEnvironment(tool_versions(target), device, here["cpu"])
     if target == "tensorrt-rtx":
         need_tensorrt_rtx()
-        return BuildEnvironment(tool_versions(target), {}, machine()["cpu"])
+        return _anywhere(options)
     need_package = need_tensorrt if target == "tensorrt" else lambda: need_provider(onnxruntime())
     missing = _all_missing(need_package, lambda: need_gpu(target))
     if missing is not None:
@@ -112,7 +119,7 @@ def need_tensorrt_rtx() -> None:
         )
 
 
-def need_gpu(target: Target) -> Any:
+def need_gpu(target: Target) -> Gpu:
     """The GPU's properties; raises BuildError where there is no GPU or no driver.
 
     Called before any TensorRT object is created: without a driver that would crash the process.
@@ -154,15 +161,36 @@ def driver_release(file: Path = DRIVER_FILE) -> str:
     return found[0] if found else ""
 
 
-def _on_gpu(target: Target, options: BuildConfig) -> BuildEnvironment:
-    gpu = need_gpu(target)
-    device = gpu_machine(gpu)
-    facts = {
-        **{name: value for name, value in device.items() if name != "arch"},
+def other_card(capabilities: Sequence[str], compute_capability: str) -> str:
+    """Why an engine of tensorrt-rtx for these cards (none: all) does not run on a GPU ("8.9"); "" where it does."""
+    card, wanted = f"SM{compute_capability.replace('.', '')}", capabilities or RTX_CAPABILITIES
+    is_later = not capabilities and int(card.removeprefix("SM")) > int(wanted[-1].removeprefix("SM"))
+    return "" if card in wanted or is_later else f"built for {', '.join(wanted)}, this machine's GPU is {card}"
+
+
+def _anywhere(options: BuildConfig) -> BuildEnvironment:
+    """Of TensorRT-RTX: no GPU is a part of what its engines depend on."""
+    versions, built_on = tool_versions("tensorrt-rtx"), machine()["cpu"]
+    try:
+        gpu = need_gpu("tensorrt-rtx")
+    except BuildError as error:
+        return BuildEnvironment(versions, {}, built_on, cannot_run=error.what)
+    cannot_run = other_card(options.capabilities, gpu.compute_capability)
+    return BuildEnvironment(versions, {}, built_on, _facts(gpu), cannot_run=cannot_run)
+
+
+def _facts(gpu: Gpu) -> dict[str, Any]:
+    return {
+        **{name: value for name, value in gpu_machine(gpu).items() if name != "arch"},
         "sm_count": gpu.sm_count,
         "driver": driver_release(),
         "driver_cuda": gpu.driver_version,
         "cuda": gpu.cuda_version,
     }
+
+
+def _on_gpu(target: Target, options: BuildConfig) -> BuildEnvironment:
+    gpu = need_gpu(target)
+    device = gpu_machine(gpu)
     kept = VALID_ON[options.hardware_compatibility] if target == "tensorrt" else ("arch",)
-    return BuildEnvironment(tool_versions(target), {name: device[name] for name in kept}, gpu.name, facts)
+    return BuildEnvironment(tool_versions(target), {name: device[name] for name in kept}, gpu.name, _facts(gpu))

@@ -25,7 +25,9 @@ from engine_build.graphs.tensorrt_preparation import PREPARATION, prepare
 from engine_build.graphs.tensorrt_rules import doubts, problems, too_large
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
 from engine_build.specs.engine_specs import engine_specs
-from runtime.config.deployment import PLAN_TARGETS, Target
+from runtime.config.deployment import PLAN_TARGETS, Deployment, Target
+from runtime.engines.adapter_files import read_catalog
+from runtime.engines.adapters import MERGED, describe_merged
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
     Identity,
@@ -82,9 +84,10 @@ def check_rebuilds(
     """
     folder, options = request.deployment.engine_folder(target), request.options
     options.check_target(target)
+    merged = _merged(request.deployment, target)
     environment = environment or build_environment(target, options)
     return [
-        _check_engine(spec, identity(spec, target, options, environment), folder, force, environment)
+        _check_engine(spec, identity(spec, target, options, environment, merged), folder, force, environment)
         for spec in engine_specs(request)
     ]
 
@@ -134,15 +137,24 @@ def preparation_shapes(spec: EngineSpec) -> list[dict[str, tuple[int, ...]]]:
     return [input_shapes(spec, sizes_at(spec, spec.ranges[0], end)) for end in (1, 2)]
 
 
-def identity(spec: EngineSpec, target: Target, options: BuildConfig, environment: BuildEnvironment) -> Identity:
-    """Everything that decides whether an engine of this spec may be reused."""
+def _merged(deployment: Deployment, target: Target) -> dict[str, Any]:
+    """The build option of decoders whose weights have adapters in them; empty where they are merged when opened."""
+    if target != "tensorrt-rtx" or not deployment.merged_adapters:
+        return {}
+    return {MERGED: describe_merged(read_catalog(deployment).find(deployment.merged_adapters))}
+
+
+def identity(
+    spec: EngineSpec, target: Target, options: BuildConfig, environment: BuildEnvironment, merged: Mapping[str, Any]
+) -> Identity:
+    """Everything that decides whether an engine of this spec may be reused. merged: build options of decoders."""
     return Identity(
         name=spec.name,
         target=target,
         tool_versions=environment.tool_versions,
         device=environment.device,
         graph_sha256=spec.graph.sha256,
-        build=build_options(spec, target, options),
+        build={**build_options(spec, target, options), **(merged if spec.kind == "decoder" else {})},
         shapes=spec.shapes,
         features=spec.features,
     )

@@ -65,14 +65,21 @@ class Compiler:
 
 def measured(task: BuildTask) -> tuple[dict[str, float], Facts]:
     """The error of an engine that was just compiled, and facts for its manifest. Raises BuildError."""
+    error, facts = engine_error(task)
+    return {**error, **_recipe_error(task)}, facts
+
+
+def engine_error(task: BuildTask) -> tuple[dict[str, float], Facts]:
+    """The error of an engine against its graph, {} where it does not run on this machine. Raises BuildError."""
+    if task.environment.cannot_run:
+        return {}, {}
     try:
-        error, facts = COMPILERS[task.decision.wanted.target].measure(task)
+        return COMPILERS[task.decision.wanted.target].measure(task)
     except onnxruntime_errors() as cause:
         raise BuildError(
             f"{task.decision.spec.graph.label} fails to run at a shape of the deployment's ranges: {cause}",
             fix="check frame_multiple in bundle.toml and the shape ranges",
         ) from cause
-    return {**error, **_recipe_error(task)}, facts
 
 
 def _recipe_error(task: BuildTask) -> dict[str, float]:
@@ -194,14 +201,9 @@ def _measure_tensorrt(task: BuildTask) -> tuple[dict[str, float], Facts]:
     return error, {"memory_bytes": memory_bytes, "tried_shapes": tried, "compared_shapes": compared}
 
 
-def _measure_tensorrt_rtx(task: BuildTask) -> tuple[dict[str, float], Facts]:
-    """Nothing: the engine runs on another machine."""
-    return {}, {}
-
-
 COMPILERS: Mapping[str, Compiler] = {
     "cpu": Compiler(".onnx", _compile_cpu, _measure_cpu),
     "cuda": Compiler(".onnx", _compile_cuda, _measure_cuda),
     "tensorrt": Compiler(".plan", _compile_tensorrt, _measure_tensorrt),
-    "tensorrt-rtx": Compiler(".plan", _compile_tensorrt, _measure_tensorrt_rtx),
+    "tensorrt-rtx": Compiler(".plan", _compile_tensorrt, _measure_tensorrt),
 }

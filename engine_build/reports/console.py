@@ -15,13 +15,15 @@ from engine_build.reports.inventory import Entry
 from runtime.engines.manifest import Manifest
 from runtime.terminal import cells, print_line
 
+UNMEASURED = "error -: not measured yet; tickrt-build measures it"
+
 
 class ConsoleReport:
     """The progress of a build. On a terminal the current engine has a spinner, its elapsed and its last known time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._counts = {"built": 0, "reused": 0, "removed": 0}
+        self._counts = {"built": 0, "reused": 0, "measured": 0, "removed": 0}
         self._size_bytes = 0
         self._notes: set[str] = set()
 
@@ -39,12 +41,16 @@ class ConsoleReport:
 
     def built(self, decision: RebuildDecision, manifest: Manifest) -> None:
         """One line: time, size, error, name, and why it was built."""
-        figures = f"{manifest.build_s:.1f} s", size(manifest.size_bytes), _error(manifest)
+        figures = f"{manifest.build_s:.1f} s", size(manifest.size_bytes), _error(manifest.error)
         self._line("built", figures, f"{decision.spec.name}  ({decision.reason})", manifest.size_bytes)
 
     def reused(self, decision: RebuildDecision) -> None:
         """One line: size and name."""
         self._line("reused", ("", size(decision.size_bytes), ""), decision.spec.name, decision.size_bytes)
+
+    def measured(self, decision: RebuildDecision, error: Mapping[str, float]) -> None:
+        """One line: error and name."""
+        self._line("measured", ("", "", _error(error)), decision.spec.name, 0)
 
     def removed(self, name: str) -> None:
         """One line: the deployment no longer has this engine."""
@@ -127,6 +133,8 @@ def print_entries(console: Console, entries: Sequence[Entry], where: str) -> Non
         print_line(line, console)
     for number, reason in enumerate(reasons, 1):
         print_line(f"({number}) {reason}", console)
+    if any(entry.manifest and "max_rel" not in entry.error for entry in entries):
+        print_line(f"{UNMEASURED}, on the first machine that runs the engines", console)
     total = sum(entry.manifest.size_bytes for entry in entries if entry.manifest)
     fit = sum(not entry.unusable_reason for entry in entries)
     print_line(f"{len(entries)} engines, {size(total)} in {where}; {fit} of them run here", console)
@@ -143,6 +151,11 @@ def print_inspection(console: Console, about: Mapping[str, Any]) -> None:
         return
     for line in _lines(manifest):
         print_line(line, console)
+    if "measured" in about:
+        found = about["measured"]
+        print_line(f"measured  {_pairs(found['error'])}, on {found['measured_on']}", console)
+    elif "max_rel" not in manifest["error"]:
+        print_line(f"measured  {UNMEASURED}", console)
 
 
 def _entry_row(entry: Entry, reasons: Sequence[str]) -> tuple[str, ...]:
@@ -151,13 +164,13 @@ def _entry_row(entry: Entry, reasons: Sequence[str]) -> tuple[str, ...]:
         return (entry.name, entry.target, "", "", "", "", fits)
     manifest = entry.manifest
     built_for = ", ".join([*manifest.device.values(), *(f"{k} {v}" for k, v in manifest.tool_versions.items())])
-    figures = (size(manifest.size_bytes), _error(manifest), f"{manifest.build_s:.1f} s")
+    figures = (size(manifest.size_bytes), _error(entry.error), f"{manifest.build_s:.1f} s")
     return (entry.name, entry.target, built_for, *figures, fits)
 
 
-def _error(manifest: Manifest) -> str:
-    """The error against the graph, or what stands in for it where no machine that runs the engine has measured it."""
-    return f"{manifest.error['max_rel']:.1e}" if "max_rel" in manifest.error else "-"
+def _error(error: Mapping[str, float]) -> str:
+    """The error against the graph; a dash where no machine that runs the engine has measured it."""
+    return f"{error['max_rel']:.1e}" if "max_rel" in error else "-"
 
 
 def _lines(manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -173,7 +186,8 @@ def _lines(manifest: Mapping[str, Any]) -> Iterator[str]:
     for index, profile in enumerate(manifest["build"].get("profiles", ())):
         for name, shapes in profile.items():
             yield f"range {index}   {name}: {shapes.replace(' ', ' .. ')}"
-    yield f"error     {_pairs(manifest['error'])}"
+    if manifest["error"]:
+        yield f"error     {_pairs(manifest['error'])}"
     yield f"built     in {manifest['build_s']:.1f} s on {manifest['built_on']}"
     if manifest["facts"]:
         yield f"facts     {_pairs(manifest['facts'])}"

@@ -6,13 +6,14 @@ Reads manifests and headers only: no engine is opened, and no GPU is needed.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from engine_build.build.engine_folder import PARTIAL_SUFFIX, lock_of, locked
 from engine_build.build.environment import BuildEnvironment
+from engine_build.build.measurement import Measurement, is_measured, measurement_path, read_measurement
 from engine_build.build.timing_cache import TIMING_CACHE_FOLDER, TIMING_CACHE_SUFFIX
 from runtime.config.deployment import Deployment, Target
 from runtime.devices.machine import machine
@@ -40,6 +41,14 @@ class Entry:
     target: str
     manifest: Manifest | None
     unusable_reason: str
+    measurement: Measurement | None = None
+
+    @property
+    def error(self) -> Mapping[str, float]:
+        """The error against the graph; {} where no machine that runs the engine has measured it."""
+        if self.manifest is None or is_measured(self.manifest):
+            return {} if self.manifest is None else self.manifest.error
+        return {} if self.measurement is None else self.measurement.error
 
     def as_json(self) -> dict[str, Any]:
         """The manifest with name, target, fits and why_not, for `list --json`."""
@@ -49,6 +58,8 @@ class Entry:
             "fits": not self.unusable_reason,
             "why_not": self.unusable_reason,
         }
+        if self.measurement is not None:
+            about["measured"] = self.measurement.model_dump(mode="json")
         return about if self.manifest is None else {**self.manifest.model_dump(mode="json"), **about}
 
 
@@ -69,7 +80,8 @@ def entries(folder: Path, environment: BuildEnvironment) -> Iterator[Entry]:
         except EngineError as error:
             yield Entry(name, folder.name, None, error.what)
             continue
-        yield Entry(name, manifest.target, manifest, unusable_reason(manifest, folder, environment))
+        measurement = read_measurement(folder, manifest)
+        yield Entry(name, manifest.target, manifest, unusable_reason(manifest, folder, environment), measurement)
 
 
 def unusable_reason(manifest: Manifest, folder: Path, environment: BuildEnvironment) -> str:
@@ -80,6 +92,8 @@ def unusable_reason(manifest: Manifest, folder: Path, environment: BuildEnvironm
         return error.what
     if environment.missing is not None:
         return environment.missing.what
+    if environment.cannot_run:
+        return environment.cannot_run
     return machine_mismatch(
         manifest, {**machine(), **environment.device, **environment.facts}, environment.tool_versions
     )
@@ -111,6 +125,8 @@ def inspect(path: Path) -> dict[str, Any]:
     except EngineNotBuiltError:
         return {**about, "manifest": None}
     verify_file(manifest, path.parent)
+    if (measurement := read_measurement(path.parent, manifest)) is not None:
+        about["measured"] = measurement.model_dump(mode="json")
     return {**about, "manifest": manifest.model_dump(mode="json")}
 
 
@@ -150,7 +166,7 @@ def _built_files(folder: Path) -> Iterator[Path]:
         name = path.name.removesuffix(MANIFEST_SUFFIX)
         try:
             manifest = read_manifest(path)
-            names = [manifest.engine_file, *manifest.data_files]
+            names = [manifest.engine_file, *manifest.data_files, measurement_path(folder, name).name]
         except EngineError:
             names = [f"{name}{suffix}" for suffix in ENGINE_SUFFIXES]
         yield from (file for item in names if (file := folder / Path(item).name).is_file())

@@ -17,6 +17,8 @@ from runtime.untrusted import quoted
 # The inputs that the decoder for adapters has besides the decoder's own: factors [Q, I] and [Q, O], weights [R, Q].
 FACTORS_A, FACTORS_B, ROW_WEIGHTS = "adapter_a", "adapter_b", "adapter_weights"
 ADAPTED_DECODER = "decoder.adapters"
+# The build option of a decoder that was built with adapters in its weights: what describe_merged gives.
+MERGED = "merged_adapters"
 
 Floats = NDArray[np.float32]
 
@@ -84,6 +86,11 @@ class AdapterCatalog:
 
 
 NO_ADAPTERS = AdapterCatalog()
+
+
+def describe_merged(uses: Iterable[AdapterUse]) -> dict[str, dict[str, float | str]]:
+    """Adapters in an engine's weights, as its manifest has them: id -> strength, and the adapter's hash."""
+    return {adapter.id: {"strength": strength, "sha256": adapter.sha256} for adapter, strength in uses}
 
 
 def total_rank(adapters: Iterable[Adapter]) -> int:

@@ -17,7 +17,7 @@ from runtime.config.planner import PlannerSpec
 from runtime.devices.device import Device
 from runtime.devices.machine import machine_of
 from runtime.engines.adapter_files import read_catalog
-from runtime.engines.adapters import ADAPTED_DECODER, AdapterUse, adapter_shapes
+from runtime.engines.adapters import ADAPTED_DECODER, MERGED, AdapterUse, adapter_shapes, describe_merged
 from runtime.engines.engine import Engine, EngineSet, PlannerEngines, decoder_shapes, features_of, variant_name
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
@@ -143,7 +143,7 @@ def open_engine(
     manifest = read_manifest(manifest_path(folder, name), fix=fix)
     _check_device(manifest, device, fix)
     if manifest.target in PLAN_TARGETS:
-        _need_tensorrt(name, manifest.target)
+        _need_tensorrt(manifest)
     _check_machine(manifest, fix)
     verify_file(manifest, folder, fix=f"{fix} --force" if fix else "")
     if manifest.target in PLAN_TARGETS:
@@ -174,7 +174,10 @@ def open_engines(
     fix = build_command(deployment.path, target or deployment.target)
     adapters = read_catalog(deployment)
     uses = adapters.find(deployment.merged_adapters if merged is None else merged)
-    weights = _merged_weights(deployment, uses)
+    is_merged_before = (target or deployment.target) == "tensorrt-rtx"
+    if is_merged_before:
+        _check_merged(read_manifest(manifest_path(folder, "decoder"), fix=fix), uses, fix)
+    weights = None if is_merged_before else _merged_weights(deployment, uses)
     with ExitStack() as opened:
 
         def open_one(name: str, threads: int = 1, weights: MergedWeights | None = None) -> Engine:
@@ -200,6 +203,26 @@ def _planner(spec: PlannerSpec, open_one: Callable[[str], Engine]) -> PlannerEng
     return PlannerEngines(open_one("planner"), open_one("sampler"), draft)
 
 
+def merged_weights(deployment: Deployment) -> MergedWeights | None:
+    """The decoder's weights with a deployment's merged adapters; None without any.
+
+    Raises ConfigError, AdapterError, EngineMismatchError, RequestError (an unknown adapter).
+    """
+    return _merged_weights(deployment, read_catalog(deployment).find(deployment.merged_adapters))
+
+
+def _check_merged(manifest: Manifest, uses: Sequence[AdapterUse], fix: str) -> None:
+    """Check that a decoder was built with these adapters in its weights. Raises EngineMismatchError."""
+    found, wanted = manifest.build.get(MERGED, {}), describe_merged(uses)
+    if found != wanted:
+        words = [", ".join(f"{id_} {each['strength']:g}" for id_, each in one.items()) for one in (found, wanted)]
+        raise EngineMismatchError(
+            f"the decoder was built with other adapters in its weights ({words[0] or 'none'}) than are asked for "
+            f"({words[1] or 'none'}), and engines of tensorrt-rtx take no other weights",
+            fix=f"name them in merged_adapters of [deployment], then {fix}; or use them per request (adapter_rank)",
+        )
+
+
 def _merged_weights(deployment: Deployment, uses: Sequence[AdapterUse]) -> MergedWeights | None:
     """The decoder's weights with these adapters; None without any, which spares the import of onnx."""
     bundle = load_bundle(deployment.bundle) if uses else None
@@ -210,17 +233,17 @@ def _merged_weights(deployment: Deployment, uses: Sequence[AdapterUse]) -> Merge
     return MergedWeights(bundle.graph_path(bundle.decoder.graph), bundle.adapters, uses)
 
 
-def _need_tensorrt(name: str, target: Target) -> None:
-    """Bind this process to the target's TensorRT. Raises EngineError, also where it runs the other one."""
+def _need_tensorrt(manifest: Manifest) -> None:
+    """Bind this process to an engine's TensorRT. Raises EngineError, also where it runs the other one."""
     from runtime.engines.tensorrt.binding import NAMES, bind
 
-    bind(target)
+    bind(target := manifest.target)
     try:
         from runtime.engines.tensorrt import engine as tensorrt
     except (ImportError, OSError) as error:
         raise EngineError(
-            f"engine {name!r} needs {NAMES[target]}, which is not installed or does not load: {error}",
-            fix=f"pip install 'tickrt[{target}]'",
+            f"engine {manifest.name!r} needs {NAMES[target]}, which is not installed or does not load: {error}",
+            fix=f"pip install 'tickrt[{target}]'{_release(manifest)}",
         ) from error
     del tensorrt
 
@@ -238,7 +261,16 @@ def _check_device(manifest: Manifest, device: Device, fix: str) -> None:
 def _check_machine(manifest: Manifest, fix: str) -> None:
     device = machine_of(manifest.target) if manifest.device else {}
     if reason := machine_mismatch(manifest, device, tool_versions(manifest.target)):
-        raise EngineMismatchError(f"engine {manifest.name!r} was {reason}", fix=fix)
+        release = _release(manifest)
+        raise EngineMismatchError(
+            f"engine {manifest.name!r} was {reason}", fix=f"pip install{release}, or {fix}" if release and fix else fix
+        )
+
+
+def _release(manifest: Manifest) -> str:
+    """The requirement of the release that runs an engine of tensorrt-rtx, for pip; others are built where they run."""
+    release = manifest.tool_versions.get("tensorrt-rtx")
+    return f" tensorrt-rtx=={release}" if release else ""
 
 
 def _variants(folder: Path, kind: str, fix: str) -> list[str]:

@@ -28,6 +28,7 @@ from runtime.engines.tensorrt.errors import check_trt, dtype_name
 from runtime.engines.tensorrt.layers import LayerTimes
 from runtime.engines.tensorrt.plan_file import check_plan_version, read_plan_header
 from runtime.engines.tensorrt.shape_ranges import Shape, ShapeRange, choose_range
+from runtime.engines.tensorrt.validity import check_validity
 from runtime.errors import EngineError, EngineMismatchError
 
 if TYPE_CHECKING:
@@ -221,6 +222,10 @@ def _deserialize(manifest: Manifest, path: Path, fix: str) -> trt.ICudaEngine:
     name, version = NAMES[manifest.target], library_version()
     check_plan_version(header, name, version, str(path), version_compatible=compatible, fix=fix)
     trt_library = library()
+    if manifest.target == "tensorrt-rtx":
+        with path.open("rb") as file:
+            head = file.read(trt_library.runtime.engine_header_size)
+        check_validity(trt_library.runtime, head, str(path), trt_library.logger.take, fix)
     with _load_lock, path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
         # A version-compatible plan contains its runtime as code; its hash is checked against the manifest before.
         trt_library.runtime.engine_host_code_allowed = compatible

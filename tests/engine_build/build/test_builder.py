@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,9 @@ class Notes:
 
     def reused(self, decision: RebuildDecision) -> None:
         self.lines[decision.spec.name] = "reused"
+
+    def measured(self, decision: RebuildDecision, error: Mapping[str, float]) -> None:
+        self.lines[decision.spec.name] = "measured"
 
     def removed(self, name: str) -> None:
         self.lines[name] = "removed"

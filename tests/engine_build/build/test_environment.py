@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from simulator.fixture import simulated
 
-from engine_build.build.environment import build_environment, driver_release, need_int8_products, probe_environment
+from engine_build.build.environment import (
+    build_environment,
+    driver_release,
+    need_int8_products,
+    other_card,
+    probe_environment,
+)
 from engine_build.config import BuildConfig
 from runtime.errors import BuildError
 
@@ -73,6 +79,24 @@ def test_tensorrt_rtx_needs_no_gpu_and_depends_on_none(monkeypatch: pytest.Monke
     with simulated(no_driver=True):
         found = build_environment("tensorrt-rtx", BuildConfig())
     assert (found.tool_versions, found.device) == ({"tensorrt-rtx": "1.7.1.116"}, {})
+    assert "no NVIDIA driver" in found.cannot_run
+
+
+@pytest.mark.parametrize(
+    ("cc", "says"),
+    [("8.9", ""), ("12.0", ""), ("9.0", "built for SM80, SM86, SM89, SM120, SM121, this machine's GPU is SM90")],
+)
+def test_engines_of_tensorrt_rtx_are_for_rtx_cards(cc: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.7.1.116")
+    with simulated(gpu_name="A card", cc=cc):
+        found = build_environment("tensorrt-rtx", BuildConfig())
+    assert (found.cannot_run, found.device, found.facts["gpu"]) == (says, {}, "A card")
+
+
+def test_engines_of_one_card_are_for_no_other() -> None:
+    assert other_card(("SM89",), "8.6") == "built for SM89, this machine's GPU is SM86"
+    assert other_card(("SM89",), "8.9") == other_card((), "13.0") == ""
+    assert other_card((), "10.3") != ""
 
 
 def test_without_tensorrt_rtx_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
