@@ -14,7 +14,6 @@ from typing import Protocol
 
 from engine_build.build.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
 from engine_build.build.environment import BuildEnvironment, build_environment
-from engine_build.build.measurement import Measurement, is_measured, read_measurement, write_measurement
 from engine_build.build.merged_adapters import with_merged_adapters
 from engine_build.build.rebuild_check import RebuildDecision, check_graphs, check_rebuilds
 from engine_build.build.targets import COMPILERS, BuildTask, Facts, engine_error, measured
@@ -23,7 +22,16 @@ from engine_build.config import BuildRequest, request_of
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import model_of
 from runtime.config.deployment import Deployment, Target, build_command
-from runtime.engines.manifest import Manifest, file_sha256, manifest_path, write_manifest
+from runtime.engines.manifest import (
+    Manifest,
+    Measurement,
+    file_sha256,
+    manifest_path,
+    read_measurement,
+    write_manifest,
+    write_measurement,
+)
+from runtime.errors import BuildError
 
 
 class Report(Protocol):
@@ -165,12 +173,16 @@ def measure_built(
     measurement = Measurement(
         engine_sha256=manifest.engine_sha256, error=error, measured_on=gpu, facts={**environment.facts, **facts}
     )
-    write_measurement(folder, manifest.name, measurement)
+    try:
+        write_measurement(folder, manifest.name, measurement)
+    except OSError as cause:
+        what = f"the error of {manifest.name!r} cannot be written to {folder}: {cause.strerror}"
+        raise BuildError(what, fix="free disk space there") from cause
     return measurement
 
 
 def _is_measured(manifest: Manifest, folder: Path) -> bool:
-    return is_measured(manifest) or read_measurement(folder, manifest) is not None
+    return manifest.is_measured or read_measurement(folder, manifest) is not None
 
 
 def _manifest(task: BuildTask, facts: Facts) -> Manifest:

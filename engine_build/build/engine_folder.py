@@ -11,9 +11,8 @@ from pathlib import Path
 
 import filelock
 
-from engine_build.build.measurement import measurement_path
 from engine_build.build.rebuild_check import RebuildDecision, unwanted_manifests
-from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, publish, read_manifest
+from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, measurement_path, publish, read_manifest
 from runtime.errors import BuildError, EngineError
 
 PARTIAL_SUFFIX = ".partial"

@@ -13,16 +13,18 @@ from typing import Any, get_args
 
 from engine_build.build.engine_folder import PARTIAL_SUFFIX, lock_of, locked
 from engine_build.build.environment import BuildEnvironment
-from engine_build.build.measurement import Measurement, is_measured, measurement_path, read_measurement
 from engine_build.build.timing_cache import TIMING_CACHE_FOLDER, TIMING_CACHE_SUFFIX
 from runtime.config.deployment import Deployment, Target
 from runtime.devices.machine import machine
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
+    Measurement,
     machine_mismatch,
     manifest_path,
+    measurement_path,
     read_manifest,
+    read_measurement,
     verify_file,
 )
 from runtime.engines.tensorrt.plan_file import read_plan_header
@@ -46,7 +48,7 @@ class Entry:
     @property
     def error(self) -> Mapping[str, float]:
         """The error against the graph; {} where no machine that runs the engine has measured it."""
-        if self.manifest is None or is_measured(self.manifest):
+        if self.manifest is None or self.manifest.is_measured:
             return {} if self.manifest is None else self.manifest.error
         return {} if self.measurement is None else self.measurement.error
 

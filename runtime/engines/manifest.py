@@ -1,6 +1,7 @@
 """The manifest beside every engine: what it was built from and for, its tensors, hashes and measured error.
 
-`Identity` is everything that decides whether an engine is up to date; `Manifest` adds the results of the build.
+`Identity` is everything that decides whether an engine is up to date; `Manifest` adds the results of the build. An
+engine that could not run where it was built has a `Measurement` in a file of its own once a machine has run it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from runtime.errors import EngineMismatchError, EngineNotBuiltError
 
 MANIFEST_SCHEMA_VERSION: Literal[1] = 1
 MANIFEST_SUFFIX = ".manifest.json"
+MEASURED_SUFFIX = ".measured.json"
 
 
 class TensorInfo(BaseModel):
@@ -66,6 +68,22 @@ class Manifest(Identity):
     built_on: str = ""
     facts: dict[str, Any] = {}
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether its error was measured when it was built."""
+        return "max_rel" in self.error
+
+
+class Measurement(BaseModel):
+    """What the first machine that ran an engine measured. engine_sha256: of the engine's file, to which it belongs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    engine_sha256: str
+    error: dict[str, float]
+    measured_on: str
+    facts: dict[str, Any] = {}
+
 
 def manifest_path(folder: Path, name: str) -> Path:
     """The path of the manifest of engine `name`."""
@@ -89,6 +107,25 @@ def read_manifest(path: Path, *, fix: str = "") -> Manifest:
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write `manifest` to `path` atomically."""
     write_atomically(path, manifest.model_dump_json(indent=1).encode() + b"\n")
+
+
+def measurement_path(folder: Path, name: str) -> Path:
+    """The path of the measurement of engine `name`."""
+    return folder / f"{name}{MEASURED_SUFFIX}"
+
+
+def read_measurement(folder: Path, manifest: Manifest) -> Measurement | None:
+    """The measurement beside an engine; None where there is none of this engine."""
+    try:
+        found = Measurement.model_validate_json(measurement_path(folder, manifest.name).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return found if found.engine_sha256 == manifest.engine_sha256 else None
+
+
+def write_measurement(folder: Path, name: str, measurement: Measurement) -> None:
+    """Keep a measurement beside engine `name`. Raises OSError."""
+    write_atomically(measurement_path(folder, name), measurement.model_dump_json(indent=1).encode() + b"\n")
 
 
 def metadata_matches(manifest: Identity, wanted: Identity) -> tuple[bool, str]:

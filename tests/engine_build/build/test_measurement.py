@@ -13,12 +13,11 @@ from rich.console import Console
 
 from engine_build.build import builder, targets
 from engine_build.build.environment import BuildEnvironment
-from engine_build.build.measurement import measurement_path, read_measurement
 from engine_build.config import load_request
 from engine_build.reports import inventory
 from engine_build.reports.console import ConsoleReport, print_entries, print_inspection
 from runtime.config.deployment import load_deployment
-from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
+from runtime.engines.manifest import manifest_path, measurement_path, read_manifest, read_measurement, write_manifest
 from runtime.errors import BuildError
 
 RELEASE = {"tensorrt-rtx": "1.7.1.116"}
