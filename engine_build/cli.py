@@ -17,6 +17,7 @@ from engine_build.new_bundle.init import InitOptions, init, parse_roles
 from engine_build.new_bundle.roles import NAMES
 from engine_build.reports import dry_run, inventory
 from engine_build.reports.console import ConsoleReport, print_decisions, print_entries, print_inspection, size
+from engine_build.shipping import check_shippable, ship
 from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Version
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.config.deployment import Deployment, Target, load_deployment
@@ -49,6 +50,10 @@ def build_command(
     threads: Annotated[
         int | None, typer.Option(min=0, max=256, help="CPU threads (0 = all cores); else the file's [build] threads.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Also write a folder for the machine with the card. Only for --target tensorrt-rtx."),
+    ] = None,
 ) -> None:
     """Build missing and stale engines, each compared with its graph. The word `build` may be left out.
 
@@ -57,10 +62,15 @@ def build_command(
     with exit_on_error(INTERRUPTED):
         deployment = load_deployment(config)
         chosen = target or deployment.target
+        if out is not None:
+            check_shippable(out, chosen)
         if is_dry_run:
             _dry_run(deployment, chosen, force, threads)
-        else:
-            _build(load_request(config, threads=threads), chosen, force)
+            return
+        _build(load_request(config, threads=threads), chosen, force)
+        if out is not None:
+            ship(deployment, out)
+            print_line(f"written to {shown_path(out)}: copy it to the machine with the card, its README.md goes on")
 
 
 @app.command("init")

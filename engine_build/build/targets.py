@@ -16,7 +16,7 @@ from engine_build.build.rebuild_check import RebuildDecision, preparation_shapes
 from engine_build.build.tasks import RunRequest, build_plan, run_engine
 from engine_build.build.timing_cache import TIMING_CACHE_FOLDER, cache_path
 from engine_build.build.worker import BuildLog, PlanRequest, Worker
-from engine_build.config import TENSORRT_OPTIONS, BuildConfig
+from engine_build.config import RTX_OPTIONS, TENSORRT_OPTIONS, BuildConfig
 from engine_build.graphs.graph_file import Graph, data_files
 from engine_build.graphs.reference_session import graph_session, onnxruntime_errors, open_onnxruntime
 from engine_build.graphs.tensorrt_preparation import prepared
@@ -139,7 +139,7 @@ def _compile_tensorrt(task: BuildTask) -> Facts:
             label=spec.graph.label if isinstance(task.graph.source, Path) else f"the graph of {spec.name}",
             graph=source,
             plan=task.engine,
-            options={name: build[name] for name in (*TENSORRT_OPTIONS, "strict_nans") if name in build},
+            options={name: build[name] for name in (*TENSORRT_OPTIONS, *RTX_OPTIONS, "strict_nans") if name in build},
             profiles=build["profiles"],
             timing_cache=_timing_cache(task),
             threads=task.options.threads,

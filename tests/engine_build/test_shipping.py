@@ -1,0 +1,127 @@
+"""A folder with a deployment's engines for the machine with the card."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.adapters import random_factors, write_peft
+from helpers.factories import tiny_deployment
+from typer.testing import CliRunner
+
+from engine_build.build import builder, targets
+from engine_build.build.environment import BuildEnvironment
+from engine_build.build.rebuild_check import check_rebuilds
+from engine_build.cli import app
+from engine_build.config import load_request
+from engine_build.shipping import check_shippable, ship
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.errors import BuildError, ConfigError, EngineNotBuiltError
+
+RELEASE = "1.7.1.116"
+ELSEWHERE = BuildEnvironment({"tensorrt-rtx": RELEASE}, {}, cannot_run="there is no NVIDIA driver")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    more = '[build]\nstep_variants = ["plain"]\ncapabilities = ["SM89"]\n'
+    return tiny_deployment(tmp_path / "here", adapters=True, codec=False, text_encoder=False, more=more)
+
+
+@pytest.fixture
+def built(path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    """Engines for tensorrt-rtx; ONNX Runtime compiles them."""
+    monkeypatch.setitem(targets.COMPILERS, "tensorrt-rtx", targets.COMPILERS["cpu"])
+    monkeypatch.setattr(builder, "build_environment", lambda *about: ELSEWHERE)
+    builder.build(load_request(path), target="tensorrt-rtx")
+    return load_deployment(path)
+
+
+def actions(path: Path) -> set[str]:
+    decisions = check_rebuilds(load_request(path), load_deployment(path).target, environment=ELSEWHERE)
+    return {f"{decision.action}: {decision.reason}" for decision in decisions}
+
+
+def test_the_folder_is_complete_wherever_it_is_copied(built: Deployment, path: Path, tmp_path: Path) -> None:
+    ship(built, tmp_path / "out")
+    assert {file.name for file in tmp_path.iterdir()} == {"here", "out"}
+    shutil.move(tmp_path / "out", tmp_path / "there")
+    shutil.rmtree(tmp_path / "here")
+    there = tmp_path / "there"
+    found = load_deployment(there / "deployment.toml")
+    assert (found.target, found.bundle, found.engines) == ("tensorrt-rtx", there / "bundle", there / "engines")
+    assert (found.shapes, found.runtime, found.tables) == (built.shapes, built.runtime, built.tables)
+    assert actions(found.path) == {"reuse: up to date"}
+    assert (there / "requirements.txt").read_text().splitlines() == [
+        "tickrt[tensorrt-rtx]==0.1.0", f"tensorrt-rtx=={RELEASE}",
+    ]  # fmt: skip
+    readme = (there / "README.md").read_text()
+    assert "RTX cards (SM89)" in readme
+    assert "tickrt-serve deployment.toml" in readme
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_adapters_go_along(built: Deployment, path: Path, tmp_path: Path, inside: bool) -> None:
+    folder = (built.bundle if inside else tmp_path / "here") / "loras"
+    spec = load_bundle(built.bundle).adapters
+    assert spec is not None
+    write_peft(folder / "soft", random_factors(spec, 4, 0))
+    path.write_text(path.read_text().replace('target = "cpu"', f'target = "cpu"\nadapters = "{folder}"'))
+    ship(load_deployment(path), tmp_path / "out")
+    found = load_deployment(tmp_path / "out" / "deployment.toml").adapters
+    assert found == tmp_path / "out" / ("bundle/loras" if inside else "adapters")
+    assert (found / "soft" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[deployment]\n", "[ deployment ]\n"),
+        ('[deployment]\nbundle = "tiny"\n', '[deployment]\n# [not a table]\nbundle = """\\\n  tiny"""\n'),
+    ],
+)
+def test_the_table_is_replaced_however_it_is_written(
+    built: Deployment, path: Path, tmp_path: Path, old: str, new: str
+) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    ship(load_deployment(path), tmp_path / "out")
+    assert load_deployment(tmp_path / "out" / "deployment.toml").tables == built.tables
+
+
+def test_a_file_that_cannot_be_written_anew_is_refused(built: Deployment, path: Path, tmp_path: Path) -> None:
+    text = path.read_text().replace("[deployment]\n", "").replace("\n[", "\n\n[", 1)
+    head, _, rest = text.partition("\n\n")
+    lines = [f"deployment.{line}" if "=" in line else line for line in head.splitlines()]
+    path.write_text("\n".join(lines) + "\n\n" + rest)
+    deployment = load_deployment(path)
+    with pytest.raises(ConfigError, match=r"tiny\.toml cannot be written anew for another folder"):
+        ship(deployment, tmp_path / "out")
+    assert {file.name for file in tmp_path.iterdir()} == {"here"}
+
+
+def test_only_engines_that_run_elsewhere_are_shipped(path: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [str(path), "--target", "tensorrt", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "engines of tensorrt run where they are built" in result.stderr
+    assert "--target tensorrt-rtx" in result.stderr
+    with pytest.raises(ConfigError, match="exists and is not an empty folder"):
+        check_shippable(tmp_path, "tensorrt-rtx")
+
+
+def test_a_failure_leaves_nothing(built: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*about: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copytree", full)
+        with pytest.raises(BuildError, match="No space left on device") as caught:
+            ship(built, tmp_path / "out")
+    assert caught.value.fix == "free disk space there"
+    shutil.rmtree(built.engines)
+    with pytest.raises(EngineNotBuiltError):
+        ship(built, tmp_path / "out")
+    assert {file.name for file in tmp_path.iterdir()} == {"here"}
