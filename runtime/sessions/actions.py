@@ -281,6 +281,14 @@ class PlanPart:
 
 
 @dataclass(frozen=True)
+class FindWords:
+    """Find the words of texts, in another thread; `words_found(seq, ...)` takes them. Only the newest counts."""
+
+    seq: int
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class UpdateSteps:
     """Change step parameters of generations in flight: fields of StepOptions with their values, none of them None.
 
@@ -331,4 +339,4 @@ class End:
     """The client has closed the session."""
 
 
-Action = Generate | MakePlan | UpdateSteps | Cancel | Decode | SendAudio | SendMessage | Commit | End
+Action = Generate | MakePlan | FindWords | UpdateSteps | Cancel | Decode | SendAudio | SendMessage | Commit | End

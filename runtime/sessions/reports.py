@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,14 @@ def layout(model: LiveModel, frames: int) -> messages.CanvasLayout:
 
 
 def ready(
-    model: LiveModel, parts: SessionParts, references: References, *, resumed: bool, keep_s: float, **members: Any
+    model: LiveModel,
+    parts: SessionParts,
+    references: References,
+    words: list[messages.PromptWords],
+    *,
+    resumed: bool,
+    keep_s: float,
+    **members: Any,
 ) -> messages.Ready:
     """The session as its client finds it."""
     return messages.Ready(
@@ -42,7 +50,7 @@ def ready(
         sample_rate_hz=model.sample_rate_hz,
         channels=model.channels,
         canvas=layout(model, parts.frames),
-        controls=controls(model, parts.controls, references.source),
+        controls=controls(model, parts.controls, references.source, words),
         next_sample=parts.playhead.sent_until,
         limits=messages.Limits(keep_s=keep_s),
         plan=None if references.plan is None else references.plan.facts.choices,
@@ -50,13 +58,15 @@ def ready(
     )
 
 
-def controls(model: LiveModel, state: ControlState, source: Source | None) -> messages.ReadyControls:
+def controls(
+    model: LiveModel, state: ControlState, source: Source | None, words: list[messages.PromptWords]
+) -> messages.ReadyControls:
     """The controls with their schema and final values."""
     return messages.ReadyControls(
         schema=controls_schema(model),
         values=state.published,
         prompts=state.prompts,
-        prompt_words=prompt_words(model, state),
+        prompt_words=words,
         blend=state.blend,
         source_id=None if source is None else source.id,
         source_strength=None if source is None else source.strength,
@@ -86,9 +96,14 @@ def _reference(source: Source | None) -> dict[str, Any] | None:
     return None if source is None else {"id": source.id, "strength": source.strength}
 
 
-def prompt_words(model: LiveModel, state: ControlState) -> list[messages.PromptWords]:
-    """Which words of each prompt and of the negative prompt are understood; empty where the model has no text."""
-    texts = [prompt.text for prompt in state.prompts] + [state.published["negative_prompt"]]
+def texts(model: LiveModel, state: ControlState) -> tuple[str, ...]:
+    """The prompts and the negative prompt; none where the model has no text."""
+    found = [prompt.text for prompt in state.prompts] + [state.published["negative_prompt"]]
+    return tuple(text for text in found if text and model.words)
+
+
+def prompt_words(model: LiveModel, texts: Iterable[str]) -> list[messages.PromptWords]:
+    """Which words of each text are understood. Takes as long as the tokenizer needs."""
     found = [(text, model.words([text])) for text in texts if text and model.words]
     return [
         messages.PromptWords(text=text, understood=list(words.understood), unknown=list(words.unknown))

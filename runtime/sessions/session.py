@@ -23,6 +23,7 @@ from runtime.sessions.actions import (
     Decode,
     DecodeWindow,
     End,
+    FindWords,
     Generate,
     LiveModel,
     PlanPart,
@@ -87,8 +88,11 @@ class LiveSession:
         self._stated_s = -math.inf  # last `state`
         self._due_s: float | None = None
         self._problem = ""
-        self._words: list[messages.PromptWords] = []  # As the client knows them.
+        self._texts = reports.texts(model, self._controls)  # Whose words are known, or being found.
+        self._words = reports.prompt_words(model, self._texts)  # As the client knows them.
+        self._words_seq: int | None = None  # Of a change that may be one of texts.
         self._told_plan: Any = None  # As the client knows it.
+        self._is_picture_wanted = False
 
     @property
     def num_jobs(self) -> int:
@@ -148,12 +152,12 @@ class LiveSession:
         self._playhead.attach(now_s)
         self._audio.start_epoch()
         self._commits.is_changed = True
-        self._words = reports.prompt_words(self.model, self._controls)
         self._told_plan = None
         return reports.ready(
             self.model,
             self._parts,
             self._generations.references,
+            self._words,
             resume_token=token,
             resumed=is_resumed,
             epoch=self._audio.epoch,
@@ -184,11 +188,11 @@ class LiveSession:
                 self._ack(message, now_s)
             case messages.SetControls():
                 self._controls.set(message, self._playhead, now_s)
-                self._report_words(message.seq)
+                self._words_seq = message.seq
             case messages.SetPrompts():
                 weights = prompt_weights(message.items, self.model, "items")
                 self._controls.change_prompts(weights, message.blend, message.seq, now_s, message.ramp_ms / 1e3)
-                self._report_words(message.seq)
+                self._words_seq = message.seq
             case messages.SetSource() | messages.SetTimbre() | messages.SetStructure():
                 self._set_reference(message.type, message.id, message.strength, latents, message.seq, now_s)
             case messages.SetAdapter():
@@ -207,7 +211,7 @@ class LiveSession:
             case messages.Pause():
                 self._playhead.pause(now_s)
             case messages.GetCanvas():
-                self._send(reports.picture(self.model, self._timeline.canvas, self._navigation.picture_start(now_s)))
+                self._is_picture_wanted = True
             case SetPlan():
                 self._generations.edit_plan(message, now_s)
                 self._controls.accept(message.seq)
@@ -246,7 +250,9 @@ class LiveSession:
         for item in self._audio.sendable(now_s):
             actions.append(SendAudio(item) if isinstance(item, AudioChunk) else SendMessage(item))
         actions += self._state(now_s)
+        actions += self._new_words()
         actions += self._plan(now_s)
+        actions += self._picture(now_s)
         actions += self._outbox
         self._outbox = []
         actions += self._commit(now_s)
@@ -269,6 +275,11 @@ class LiveSession:
         if self._generations.finish(job_id, latents, now_s, took_s):
             self._audio.tick = tick
             self._commits.is_changed = True
+
+    def words_found(self, seq: int, words: list[messages.PromptWords]) -> None:
+        """Which words are understood, as FindWords has asked."""
+        self._words = words
+        self._send(Applied(seq=seq, prompt_words=words))
 
     def plan_made(self, number: int, made: PlanPart | TickError, now_s: float) -> None:
         """What came of a MakePlan; unknown numbers are ignored. Where it failed it is tried again later."""
@@ -358,6 +369,22 @@ class LiveSession:
             self._told_plan = plan.told
             yield SendMessage(reports.plan(plan, self._navigation.picture_start(now_s), self.model.frame_rate_hz))
 
+    def _picture(self, now_s: float) -> Iterator[Action]:
+        """The canvas, once for all that have asked since the last call."""
+        if self._is_picture_wanted:
+            self._is_picture_wanted = False
+            start = self._navigation.picture_start(now_s)
+            yield SendMessage(reports.picture(self.model, self._timeline.canvas, start))
+
+    def _new_words(self) -> Iterator[Action]:
+        """Ask for the words of texts that have changed, once for all changes since the last call."""
+        if (seq := self._words_seq) is None:
+            return
+        self._words_seq, texts = None, reports.texts(self.model, self._controls)
+        if texts != self._texts:
+            self._texts = texts
+            yield FindWords(seq, texts)
+
     def _commit(self, now_s: float) -> Iterator[Action]:
         if self._commits.take(now_s, is_active=self.is_active(now_s)):
             yield Commit()
@@ -400,13 +427,6 @@ class LiveSession:
     def _set_band(self, message: messages.SetBand, now_s: float) -> None:
         self._navigation.set_band(message.start_s, message.end_s, now_s)
         self._controls.accept(message.seq)
-
-    def _report_words(self, seq: int) -> None:
-        """Tell the client which words are understood, where that has changed."""
-        words = reports.prompt_words(self.model, self._controls)
-        if words != self._words:
-            self._words = words
-            self._send(Applied(seq=seq, prompt_words=words))
 
     def _report(self, problem: messages.Problem) -> None:
         """Send a problem; one that answers no message only once where it comes again."""

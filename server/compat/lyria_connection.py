@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from functools import lru_cache, partial
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -14,6 +15,7 @@ from runtime.config.option_ranges import found_outside
 from runtime.errors import NonFiniteError, RequestError, TickError
 from runtime.requests.option_types import MAX_PROMPTS
 from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.hosting.inbox import SHARE, timed
 from runtime.sessions.messages import (
     MAX_MESSAGES_PER_S,
     Ack,
@@ -31,6 +33,7 @@ from runtime.sessions.messages import (
 from server.asgi.connection import abort_of, first_completed
 from server.compat.lyria_audio import AHEAD_S, LEAST_AHEAD_S, AudioStream, Pace
 from server.compat.lyria_messages import (
+    MAX_WEIGHTED_PROMPTS,
     ClientContent,
     MusicGenerationConfig,
     Playback,
@@ -43,7 +46,7 @@ from server.compat.lyria_messages import (
 )
 from server.config import KIB
 from server.live.connection import CLOSE_CODES as LIVE_CLOSE_CODES
-from server.live.connection import MAX_PROBLEMS, OPEN_TIMEOUT_S, PROBLEM_PERIOD_S, receive
+from server.live.connection import MAX_PROBLEMS, OPEN_TIMEOUT_S, PROBLEM_PERIOD_S, has_room, receive
 from server.live.incoming import RateLimit, ViolationError
 from server.service import Service
 
@@ -77,6 +80,7 @@ class LyriaConnection:
         self._is_fresh = False  # What plays next does not continue what was played.
         self._prompts, self._config = ClientContent(weighted_prompts=[]), MusicGenerationConfig()
         self._filtered: set[str] = set()
+        self._refusal = lru_cache(MAX_WEIGHTED_PROMPTS)(self._find_refusal)
         self._items: list[LivePrompt] = []
         self._values = self._heard_config()[1]
         self._metadata = {0: source_metadata(self._prompts, self._config)}  # by seq
@@ -139,6 +143,7 @@ class LyriaConnection:
     async def _process(self) -> None:
         limit = RateLimit(MAX_MESSAGES_PER_S, 1.0)
         while True:
+            await has_room(self._host, self._session)
             data = await receive(self._websocket)
             await asyncio.sleep(limit.wait_s(1 + len(data) // KIB))
             try:
@@ -198,7 +203,7 @@ class LyriaConnection:
     async def _steer(self) -> None:
         """Let the session have the prompts and the configuration."""
         words, values = self._heard_config()
-        played, refused = await run_in_threadpool(self._chosen, words)
+        (played, refused), cost_s = await run_in_threadpool(timed, partial(self._chosen, words))
         for text in refused.keys() - self._filtered:
             self._send(filteredPrompt={"text": text, "filteredReason": refused[text]})
         self._filtered |= refused.keys()
@@ -215,6 +220,7 @@ class LyriaConnection:
         self._values, self._items = values, items
         made = {**self._metadata, self._seq: source_metadata(ClientContent(weighted_prompts=played), self._config)}
         self._metadata = dict(list(made.items())[-MAX_CONFIGURATIONS:])
+        await asyncio.sleep(cost_s * (1.0 / SHARE - 1.0))  # a connection may take no more of a thread
 
     def _playable(self, config: MusicGenerationConfig) -> MusicGenerationConfig:
         """A configuration whose numbers the model can play: Lyria's range is not every model's. Warns of others."""
@@ -239,20 +245,20 @@ class LyriaConnection:
         refused: dict[str, str] = {}
         for prompt in sorted(self._prompts.weighted_prompts, key=lambda prompt: -prompt.weight):
             if prompt.weight and len(played) < MAX_PROMPTS:
-                reason = self._refusal(prompt.text, words)
+                reason = self._refusal(prompt.text, ", ".join([prompt.text, *words]))
                 if reason:
                     refused[prompt.text] = reason
                 else:
                     played.append(prompt)
         return played, refused
 
-    def _refusal(self, text: str, words: list[str]) -> str:
-        """Why a prompt cannot be played; "" where it can."""
+    def _find_refusal(self, text: str, played: str) -> str:
+        """Why a prompt cannot be played, as the text `played`; "" where it can."""
         if self._text_encoder is None:
             return "this model takes no text"
         if not self._text_encoder.words([text]).understood:
             return "this model understands no word of it"
-        num_tokens, limit = self._text_encoder.num_tokens(", ".join([text, *words])), self._text_encoder.spec.max_tokens
+        num_tokens, limit = self._text_encoder.num_tokens(played), self._text_encoder.spec.max_tokens
         return f"it is too long: {num_tokens} tokens, this model takes {limit}" if num_tokens > limit else ""
 
     def _next_seq(self) -> int:

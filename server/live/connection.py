@@ -150,6 +150,7 @@ class LiveConnection:
     async def _process(self, incoming: Incoming) -> None:
         limit = RateLimit(MAX_MESSAGES_PER_S, 1.0)
         while True:
+            await has_room(self._host, self._session)
             data = await receive(self._websocket)
             await asyncio.sleep(limit.wait_s(num_counted(data)))
             try:
@@ -223,6 +224,13 @@ async def receive(websocket: WebSocket) -> str | bytes:
         raise WebSocketDisconnect(message["code"])
     text: str | None = message.get("text")
     return message["bytes"] if text is None else text
+
+
+async def has_room(host: SessionHost, session: str) -> None:
+    """Wait until a session takes messages: one whose messages take long is read slowly."""
+    room = host.room(session)
+    if room is not None:
+        await asyncio.wrap_future(room)
 
 
 async def refuse(websocket: WebSocket, error: ProblemError, url: str | None = None) -> None:

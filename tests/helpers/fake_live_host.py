@@ -69,6 +69,9 @@ class FakeHost:
             raise self.wrong
         self.posted.append((message, pcm))
 
+    def room(self, session: str) -> None:
+        return None
+
     def hand_over(self, session: str) -> None:
         self.listeners[-1].on_message(Closed(reason="moved", resumable=True))
 

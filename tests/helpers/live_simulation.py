@@ -16,7 +16,7 @@ from helpers.simulated_form import CHANNELS, FACTS, SimulatedForm
 from numpy.typing import NDArray
 
 from runtime.errors import EngineError, TickError
-from runtime.sessions import actions, messages
+from runtime.sessions import actions, messages, reports
 from runtime.sessions.actions import DecodeWindow, GenerationJob, LiveModel
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.plan_work import make_part
@@ -213,6 +213,8 @@ class Simulation:
                 self.flights.append(Flight(job, next(self._numbers), self.now_s + self.generation_s, guidance))
             case actions.MakePlan():
                 self._plans.append((self.now_s + self.plan_s, action))
+            case actions.FindWords(seq, texts):
+                self.session.words_found(seq, reports.prompt_words(self.session.model, texts))
             case actions.UpdateSteps(job_ids, patch, seq):
                 self.updates.append(action)
                 for flight in self.flights:

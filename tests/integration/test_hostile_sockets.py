@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -106,6 +107,49 @@ def flood(opening: list[bytes], unit: bytes, address: Address) -> None:
                     pass
 
 
+def say(
+    messages: Callable[[int], dict[str, object]], address: Address, *, setup: object = None, path: str = "/v1/live"
+) -> None:
+    """A client of a session that sends messages, numbered from 1 on, as fast as they are taken."""
+    opening = {"type": "open", "mode": "extend"} if setup is None else setup
+    ends_s = time.monotonic() + ATTACK_S
+    while time.monotonic() < ends_s:
+        with socket.create_connection(address, 10) as connection, suppress(OSError):
+            connection.sendall(upgrade(path=path))
+            time.sleep(0.05)
+            connection.sendall(frame(TEXT, json.dumps(opening).encode()))
+            number = 0
+            while time.monotonic() < ends_s:
+                block = b""
+                while len(block) < 2**14:
+                    number += 1
+                    block += frame(TEXT, json.dumps(messages(number)).encode())
+                while block and time.monotonic() < ends_s:
+                    readable, writable, _ = select.select([connection], [connection], [], 0.1)
+                    if readable and not connection.recv(2**20):
+                        raise ConnectionError
+                    if writable:
+                        block = block[connection.send(block) :]
+
+
+def new_text(number: int, characters: int) -> str:
+    """A text that was not there before."""
+    words = (f"w{number}x{index}" for index in count())
+    return " ".join(islice(words, characters // 6))[:characters]
+
+
+def new_prompts(number: int, texts: int, characters: int) -> dict[str, object]:
+    """Prompts that were not there before."""
+    items = [{"text": new_text(texts * number + index, characters)} for index in range(texts)]
+    return {"type": "prompts", "seq": number, "items": items}
+
+
+def lyria_prompts(number: int) -> dict[str, object]:
+    """50 prompts that were not there before."""
+    prompts = [{"text": f"drums {new_text(50 * number + index, 60)}", "weight": 1.0} for index in range(50)]
+    return {"clientContent": {"weightedPrompts": prompts}}
+
+
 def overload(address: Address) -> None:
     """More sessions than can be served, each turning a control every 2 s."""
 
@@ -132,6 +176,11 @@ ATTACKS: dict[str, Callable[[Address], None]] = {
     "pings-to-lyria": partial(flood, [upgrade(path=LYRIA)], frame(PING)),
     "chunks": partial(flood, [CHUNKED % b"127.0.0.1"], b"1\r\n \r\n"),
     "more-sessions-than-can-be-served": overload,
+    "prompts": partial(say, lambda number: new_prompts(number, 1, 400)),
+    "long-prompts": partial(say, lambda number: new_prompts(number, 8, 2000)),
+    "get-plan": partial(say, lambda number: {"type": "get_plan"}),
+    "canvas": partial(say, lambda number: {"type": "canvas"}),
+    "lyria-prompts": partial(say, lyria_prompts, setup={"setup": {"model": "models/lyria"}}, path=LYRIA),
     "chunks-without-access": partial(flood, [CHUNKED % b"elsewhere"], b"1\r\n \r\n"),
 }
 

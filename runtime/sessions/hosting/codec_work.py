@@ -25,7 +25,6 @@ BEGIN_S = 0.4
 Call = Callable[[Callable[[], None]], None]
 # What work in a thread gave, or the error that it raised: `expected` tells which.
 PcmDone = Callable[[Pcm | BaseException], None]
-LatentsDone = Callable[[Latents | BaseException], None]
 T = TypeVar("T")
 
 
@@ -54,7 +53,7 @@ class CodecWork:
         decoding = self._codec.queue.submit(partial(self._decode, window), urgency, late_s, is_wanted)
         decoding.add_done_callback(partial(report, self._call, done))
 
-    def encode(self, work: Callable[[], Latents], done: LatentsDone) -> None:
+    def encode(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run `work`, which may take long, in the encoding thread; in the order of the calls."""
         self._encoding_thread.submit(work).add_done_callback(partial(report, self._call, done))
 

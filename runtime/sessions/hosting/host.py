@@ -1,8 +1,9 @@
 """All live sessions of a process: one thread connects them with the tick loop, the codec, the store and their clients.
 
-Only that thread touches sessions once they are open. Everything that reaches it, messages of clients, events of
-generations, decoded audio, is a call in one queue. After the calls that are there it advances the sessions that changed
-or are due, and hands out free slots. It sleeps until the next call, or until a session is due.
+Only that thread touches sessions once they are open. Events of generations and decoded audio reach it as calls in one
+queue; what clients want waits in the inbox of its session. After the calls that are there it handles some of that, of
+each session in turn, advances the sessions that changed or are due, and hands out free slots. It sleeps until the next
+call, or until a session is due.
 
 What one session does is a unit of work, which `_attempt` carries out: an error that is none of TickRT's ends that
 session alone. Any other error ends the thread, and with it the server: `has_died`.
@@ -16,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -26,6 +28,7 @@ from runtime.errors import (
     DrainingError,
     EngineDeadError,
     InternalError,
+    QueueFullError,
     RequestError,
     SessionsFullError,
     StoreError,
@@ -37,6 +40,7 @@ from runtime.sessions.actions import LiveModel
 from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.hosted_session import HostedSession
+from runtime.sessions.hosting.inbox import Inbox, Received
 from runtime.sessions.hosting.limits import DEFAULT_LIMITS, RETRY_AFTER_S, HostLimits
 from runtime.sessions.hosting.services import (
     Clock,
@@ -54,6 +58,8 @@ from runtime.sessions.store import SessionSnapshot, SessionStore
 from runtime.tick.record import TickRecord
 
 MIN_WAIT_S, MAX_WAIT_S = 0.001, 60.0
+# Of clients' messages, before sessions are advanced.
+MESSAGES_S = 0.005
 P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger("tickrt.sessions")
@@ -63,10 +69,11 @@ class SessionHost:
     """Opens and runs live sessions on a pipeline. A context manager: entering starts its thread, leaving ends it.
 
     sources: latents of a source by its id; called in any thread, raises RequestError. store: where sessions survive the
-    process. clock: seconds, monotonic. control_observers: get the kind of a change ("step", "generation"), the stage
-    ("first", "full") and the seconds until it is heard, on the host's thread. Methods may be called from any thread.
-    has_died: an error has ended the thread. has_restored: set once the stored sessions of this server are open, or the
-    store could not be read. Raises ConfigError where the pipeline's bundle has no codec.
+    process. clock: seconds, monotonic. thread_clock: seconds that the calling thread has worked. control_observers: get
+    the kind of a change ("step", "generation"), the stage ("first", "full") and the seconds until it is heard, on the
+    host's thread. Methods may be called from any thread. has_died: an error has ended the thread. has_restored: set once
+    the stored sessions of this server are open, or the store could not be read. Raises ConfigError where the pipeline's
+    bundle has no codec.
     """
 
     def __init__(
@@ -77,10 +84,12 @@ class SessionHost:
         store: SessionStore | None = None,
         limits: HostLimits = DEFAULT_LIMITS,
         clock: Clock = time.monotonic,
+        thread_clock: Clock = time.thread_time,
     ) -> None:
         self.model = LiveModel.of(pipeline)
         assert pipeline.codec is not None
-        self._pipeline, self._store, self._limits, self._clock = pipeline, store, limits, clock
+        self._pipeline, self._store, self._limits = pipeline, store, limits
+        self._clock, self._thread_clock = clock, thread_clock
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._codec_work = CodecWork(pipeline.codec, self._calls.put)
         self._services = HostServices(
@@ -141,54 +150,63 @@ class SessionHost:
         with self._lock:
             self._check_room(client)
             self._add(hosted)
-        self._calls.put(partial(self._attempt, hosted, hosted.attach, listener))
+        hosted.inbox.put(Received(call=partial(hosted.attach, listener)))
         return session_id
 
     def resume(self, session_id: str, token: str, listener: SessionListener, client: str = "") -> str:
         """Connect to a session, here or in the store; an earlier connection of it is closed. Returns its id.
 
         One in the store is taken from the server that has it. Raises UnknownSessionError, DrainingError,
-        EngineDeadError, StoreUnavailableError.
+        EngineDeadError, StoreUnavailableError, QueueFullError.
         """
         hosted = self._sessions.get(session_id) or self._restored(session_id, token)
         if not hosted.session.has_token(token):
             raise _unknown(session_id)
         hosted.client = hosted.client or client
-        self._calls.put(partial(self._attempt, hosted, hosted.attach, listener, token))
+        if not hosted.inbox.put(Received(call=partial(hosted.attach, listener, token))):
+            raise _busy(session_id)
         return session_id
 
     def post(self, session_id: str, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
-        """Pass on a client's message; never blocks. pcm `[n, channels]` float32: the audio of WriteAudio.
+        """Pass on a client's message; never blocks, see `room`. pcm `[n, channels]` float32: the audio of WriteAudio.
 
         What is wrong with it comes back to the listener as a Problem; with `reply`, that gets the error, or None once
         the message is handled. Of an unknown session only `reply` is called.
         """
-        is_open = self._call_session(session_id, lambda hosted: hosted.receive(message, pcm, reply))
+        is_open = self._put(session_id, Received(message, pcm, reply))
         if reply is not None and not is_open:
             reply(_unknown(session_id))
+
+    def room(self, session_id: str) -> Future[None] | None:
+        """What is done once a session takes more messages; None where it does. What is posted before may be refused."""
+        hosted = self._sessions.get(session_id)
+        return None if hosted is None else hosted.inbox.room()
 
     def join(self, session_id: str, listener: SessionListener) -> None:
         """Add a further client of a session; it gets Changed with all values, then with what others change, and Closed.
 
-        Raises UnknownSessionError.
+        Raises UnknownSessionError, QueueFullError.
         """
-        if not self._call_session(session_id, lambda hosted: hosted.join(listener)):
+        hosted = self._sessions.get(session_id)
+        if hosted is None:
             raise _unknown(session_id)
+        if not hosted.inbox.put(Received(call=partial(hosted.join, listener))):
+            raise _busy(session_id)
 
     def leave(self, session_id: str, listener: SessionListener) -> None:
         """Remove a further client."""
-        self._call_session(session_id, lambda hosted: hosted.controllers.leave(listener))
+        self._ask(session_id, lambda hosted: hosted.controllers.leave(listener))
 
     def change(self, session_id: str, change: Change, sender: SessionListener) -> None:
         """Pass on what a further client makes of the session's values, on the host's thread. It gets the problems.
 
         The seq of its message does not count: the session's client goes on with its own.
         """
-        self._call_session(session_id, lambda hosted: hosted.change(change, sender))
+        self._put(session_id, Received(sender=sender, change=change))
 
     def detach(self, session_id: str, listener: SessionListener | None = None) -> None:
         """The connection is gone. The session is kept for `keep_s`. listener: only if this one is connected."""
-        self._call_session(session_id, lambda hosted: hosted.detach(listener))
+        self._ask(session_id, lambda hosted: hosted.detach(listener))
 
     def end(self, session_id: str, reason: str) -> None:
         """End a session; it cannot be resumed."""
@@ -198,11 +216,22 @@ class SessionHost:
         """End a session here, so that its client resumes it elsewhere: it is stored before its client is told."""
         self._call_session(session_id, lambda hosted: self._end(hosted, "moved", is_resumable=self._store is not None))
 
-    def _call_session(self, session_id: str, call: Callable[[HostedSession], None]) -> bool:
+    def _put(self, session_id: str, received: Received) -> bool:
+        hosted = self._sessions.get(session_id)
+        if hosted is not None and not hosted.inbox.put(received):
+            self._calls.put(partial(self._attempt, hosted, hosted.refuse, received, _busy(session_id)))
+        return hosted is not None
+
+    def _ask(self, session_id: str, call: Callable[[HostedSession], None]) -> None:
+        """Call in the order of what clients want of a session, however much waits."""
+        hosted = self._sessions.get(session_id)
+        if hosted is not None:
+            hosted.inbox.put(Received(call=partial(call, hosted)), is_bounded=False)
+
+    def _call_session(self, session_id: str, call: Callable[[HostedSession], None]) -> None:
         hosted = self._sessions.get(session_id)
         if hosted is not None:
             self._calls.put(partial(self._attempt, hosted, call, hosted))
-        return hosted is not None
 
     def sessions(self) -> list[SessionInfo]:
         """Every open session."""
@@ -232,6 +261,8 @@ class SessionHost:
         if self._thread.is_alive():
             self._thread.join()
         self._codec_work.close()
+        self._services.words_thread.shutdown()
+        self._services.compose_threads.shutdown()
 
     @property
     def session_wait_s(self) -> float:
@@ -321,6 +352,8 @@ class SessionHost:
             while not self._is_stopped:
                 self.run_once(self.timeout_s())
             self._take_calls(0.0)
+            for inbox in list(self._services.speaking):
+                inbox.close()
         except Exception:
             self.has_died = True
             self._fail(EngineDeadError("the thread of live sessions has ended"))
@@ -331,6 +364,7 @@ class SessionHost:
     def run_once(self, timeout_s: float | None) -> None:
         """Wait for a call, at most `timeout_s`, and do everything that is to be done then."""
         self._take_calls(timeout_s)
+        self._handle_messages()
         for hosted in self._due_sessions():
             self._advance(hosted)
         self._grant_slots()
@@ -343,11 +377,32 @@ class SessionHost:
         for _ in range(self._calls.qsize()):
             self._calls.get()()
 
+    def _handle_messages(self) -> None:
+        """What clients want: of each session in turn one message, for MESSAGES_S at the most.
+
+        One whose messages have taken more than its share is left out for a while.
+        """
+        now_s, speaking = self._clock(), self._services.speaking
+        ends_s = now_s + MESSAGES_S
+        while now_s < ends_s and (inbox := next((item for item in speaking if item.free_s <= now_s), None)) is not None:
+            del speaking[inbox]
+            if self._charged(inbox, inbox.handle_next):
+                speaking[inbox] = None
+            now_s = self._clock()
+
+    def _charged(self, inbox: Inbox, work: Callable[[], T]) -> T | None:
+        """Carry out work that a session's clients have caused."""
+        started_s = self._thread_clock()
+        try:
+            return inbox.attempt(work)
+        finally:
+            inbox.charge(self._thread_clock() - started_s, self._clock())
+
     def timeout_s(self) -> float | None:
         """How long there is nothing to do; None: until the next call. A session's own clock moves by calls only."""
-        if self._services.changed:
+        times: list[float] = [inbox.free_s for inbox in self._services.speaking]
+        if self._services.changed or any(time_s <= self._clock() for time_s in times):
             return 0.0
-        times: list[float] = []
         for hosted in list(self._sessions.values()):
             due_s = hosted.session.due_s() if hosted.clock is self._clock else None
             times += [time_s for time_s in (due_s, hosted.expires_s) if time_s is not None]
@@ -367,7 +422,8 @@ class SessionHost:
     def _advance(self, hosted: HostedSession, *, may_generate: bool = False, may_draft: bool = False) -> None:
         if hosted.is_ended:
             return
-        if self._attempt(hosted, hosted.advance, may_generate=may_generate, may_draft=may_draft):
+        work = partial(hosted.advance, may_generate=may_generate, may_draft=may_draft)
+        if self._charged(hosted.inbox, work) if hosted.is_steered else self._attempt(hosted, work):
             self._attempt(hosted, self._end, hosted, "closed")
 
     def _attempt(self, hosted: HostedSession, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
@@ -424,6 +480,10 @@ class SessionHost:
 
 def _underruns(hosted: HostedSession) -> int:
     return hosted.state.underruns if hosted.state else 0
+
+
+def _busy(session_id: str) -> QueueFullError:
+    return QueueFullError(f"too much waits for the session {session_id!r:.40}: it handles what came before first")
 
 
 def _unknown(session_id: str) -> UnknownSessionError:

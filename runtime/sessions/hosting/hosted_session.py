@@ -14,19 +14,21 @@ from runtime.audio.formats import Latents, Pcm
 from runtime.errors import DrainingError, EngineDeadError, InternalError, QueueFullError, RequestError, TickError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.requests.options import StepOptions
+from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment, step_parameters
 from runtime.sessions import actions
 from runtime.sessions.actions import Action, DecodeWindow, GenerationJob
-from runtime.sessions.hosting.codec_work import expected
+from runtime.sessions.hosting.codec_work import expected, report
 from runtime.sessions.hosting.control_times import ControlTimes
-from runtime.sessions.hosting.controllers import Change, Controllers
-from runtime.sessions.hosting.message_queue import MessageQueue, Received
+from runtime.sessions.hosting.controllers import Controllers
+from runtime.sessions.hosting.inbox import Inbox, Received, timed
 from runtime.sessions.hosting.plan_work import Form, PlanWork
-from runtime.sessions.hosting.services import Clock, HostServices, Reply, SessionListener
+from runtime.sessions.hosting.services import Clock, HostServices, SessionListener
 from runtime.sessions.hosting.slots import Demand
-from runtime.sessions.messages import Ack, Applied, ClientMessage, Closed, ServerMessage, State, problem_of
+from runtime.sessions.messages import Ack, Applied, ClientMessage, Closed, PromptWords, ServerMessage, State, problem_of
 from runtime.sessions.protocol.base import MAX_SEQ
 from runtime.sessions.protocol.plan import Plan
+from runtime.sessions.reports import prompt_words
 from runtime.sessions.session import LiveSession
 from runtime.tick.events import Event, Failed, Finished, Progress, Started, Updated
 
@@ -35,12 +37,18 @@ logger = logging.getLogger("tickrt.sessions")
 
 @dataclass(eq=False)
 class _Job:
-    """A generation in the loop, with changes up to `newest_seq`. `seqs`: of updates that it has not applied yet."""
+    """A generation, with changes up to `newest_seq`. `seqs`: of updates that it has not applied yet.
+
+    is_submitted: it is in the loop; before, it is composed, and `updates` wait.
+    """
 
     segment: Segment
     newest_seq: int
     submitted_s: float
     seqs: deque[int] = field(default_factory=deque)
+    updates: list[actions.UpdateSteps] = field(default_factory=list)
+    is_submitted: bool = False
+    is_cancelled: bool = False
 
 
 class HostedSession:
@@ -48,7 +56,7 @@ class HostedSession:
 
     clock: the session's time. listener: None while no client is connected. expires_s: when it ends unless one connects.
     state, plan: the last ones that were sent. demand: the slots that it held and wanted when it was advanced last, with
-    the time by the host's clock.
+    the time by the host's clock. is_steered: clients have changed something that has not begun yet.
     """
 
     def __init__(
@@ -59,12 +67,15 @@ class HostedSession:
         self.expires_s: float | None = None
         self.state: State | None = None
         self.plan: Plan | None = None
-        self.is_ended = False
+        self.is_ended = self.is_steered = False
         self._services = services
         self._token = secrets.token_urlsafe(24)
         self._times = ControlTimes(services.observe_control)
         self._jobs: dict[str, _Job] = {}
-        self._messages = MessageQueue(services, session.write_region, self._handle, self._refuse, self._attempted)
+        self.inbox = Inbox(services, self)
+        self.write_region = session.write_region
+        self._words: actions.FindWords | None = None  # What is being found.
+        self._next_words: actions.FindWords | None = None
         if clock is not services.clock:
             session.wait_for_plan()
         self._plans = PlanWork(self._open_form, services.call)
@@ -103,10 +114,10 @@ class HostedSession:
         self.is_ended = True
         self._plans.close()
         for job_id in self._jobs:
-            self._services.pipeline.loop.cancel(job_id)
+            self._cancel(job_id)
         closed = Closed(reason=reason, resumable=is_resumable)
         try:
-            self._messages.close()
+            self.inbox.close()
             self.controllers.close(closed)
         finally:
             self._close_client(closed, error)
@@ -132,7 +143,7 @@ class HostedSession:
         due_s = self.session.due_s()
         return due_s is not None and due_s <= self.clock()
 
-    def _attempted(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    def attempted(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Carry out work of this session, called by others on the host's thread."""
         return self._services.attempt(self, work, *arguments)
 
@@ -155,36 +166,17 @@ class HostedSession:
         else:
             self.controllers.join(listener)
 
-    def change(self, change: Change, sender: SessionListener) -> None:
-        """Handle the message, if any, that a further client makes of the values; the seq in it does not count."""
+    def resolved(self, received: Received) -> Received | None:
+        """What waits with the message, if any, that a further client makes of the values as they are now."""
+        if received.change is None:
+            return received
         values = self.session.values()
         self.controllers.watch(values)
-        try:
-            message = change(values)
-        except RequestError as error:
-            sender.on_message(problem_of(error))
-        else:
-            if message is not None:
-                self.receive(message, sender=sender)
+        message = received.change(values)
+        return None if message is None else replace(received, message=message)
 
-    def receive(
-        self,
-        message: ClientMessage,
-        pcm: Pcm | None = None,
-        reply: Reply | None = None,
-        sender: SessionListener | None = None,
-    ) -> None:
-        """Handle a message, now or after those before it whose latents are being loaded.
-
-        After the end the client hears of changes that were not made; that it has ended, `closed` says.
-        """
-        received = Received(message, pcm, reply, sender)
-        if not self.is_ended:
-            self._messages.put(received)
-        elif reply is not None or sender is not None or hasattr(message, "seq"):
-            self._refuse(received, DrainingError("the session has ended"))
-
-    def _handle(self, received: Received, latents: Latents | None = None) -> None:
+    def handle(self, received: Received, latents: Latents | None = None) -> None:
+        """Handle a message with the latents that it needs."""
         try:
             message = self._numbered(received)
             self.session.handle(message, self.clock(), latents)
@@ -193,7 +185,7 @@ class HostedSession:
             self.controllers.note(received.sender)
             self._times.receive(message, self._services.clock())
         except RequestError as error:
-            self._refuse(received, error)
+            self.refuse(received, error)
             return
         except Exception:
             if received.reply is not None:
@@ -202,6 +194,7 @@ class HostedSession:
         if received.reply is not None:
             received.reply(None)
         if not isinstance(received.message, Ack):  # Those come often, and only make the session due.
+            self.is_steered = True
             self._change()
 
     def _numbered(self, received: Received) -> ClientMessage:
@@ -215,7 +208,8 @@ class HostedSession:
             raise RequestError("the session has no numbers left", field="seq", fix="open a new session")
         return message if seq == message.seq else message.model_copy(update={"seq": seq})
 
-    def _refuse(self, received: Received, error: TickError) -> None:
+    def refuse(self, received: Received, error: TickError) -> None:
+        """Say why a message is not handled."""
         if received.reply is not None:
             received.reply(error)
         elif received.sender is not None:
@@ -237,6 +231,7 @@ class HostedSession:
         if is_changed and not self.is_ended and self._services.store is not None:
             self._services.store.save(self.id, self.session.snapshot(self.clock()))
         self._note_demand(is_new=may_generate)
+        self.is_steered &= self.demand.wanted_s is not None
         return is_closed
 
     def _note_demand(self, *, is_new: bool) -> None:
@@ -252,11 +247,13 @@ class HostedSession:
             case actions.Generate(job):
                 self._submit(job)
             case actions.MakePlan():
-                self._plans.start(action, partial(self._attempted, self._planned, action.number))
+                self._plans.start(action, partial(self.attempted, self._planned, action.number))
+            case actions.FindWords():
+                self._find_words(action)
             case actions.UpdateSteps():
                 self._update(action)
             case actions.Cancel(job_id):
-                self._services.pipeline.loop.cancel(job_id)
+                self._cancel(job_id)
             case actions.Decode(window):
                 self._decode(window)
             case actions.SendAudio(chunk):
@@ -289,7 +286,7 @@ class HostedSession:
         lead = window.start_sample - self.session.playhead_sample(self.clock())
         lead_s = lead / self._services.sample_rate_hz
         self._services.codec_work.decode(
-            window, lead_s, partial(self._is_wanted, window), partial(self._attempted, self._decoded, window)
+            window, lead_s, partial(self._is_wanted, window), partial(self.attempted, self._decoded, window)
         )
 
     def _is_wanted(self, window: DecodeWindow) -> bool:
@@ -305,6 +302,31 @@ class HostedSession:
             logger.error("session %s: audio was not decoded: %s", self.id, pcm)
         self.session.decoded(window, None if isinstance(pcm, TickError) else pcm, self.clock())
         self._change()
+
+    # The words of its prompts.
+
+    def _find_words(self, action: actions.FindWords) -> None:
+        """Find words, after those that are being found; of several that wait, the newest."""
+        if self._words is not None:
+            self._next_words = action
+            return
+        self._words = action
+        finding = self._services.words_thread.submit(timed, partial(prompt_words, self.session.model, action.texts))
+        finding.add_done_callback(partial(report, self._services.call, partial(self.attempted, self._words_found)))
+
+    def _words_found(self, found: tuple[list[PromptWords], float] | BaseException) -> None:
+        action, self._words, following, self._next_words = self._words, None, self._next_words, None
+        if self.is_ended or action is None:
+            return
+        if isinstance(found, BaseException):
+            raise found
+        words, cost_s = found
+        self.inbox.charge(cost_s, self._services.clock())
+        self.session.words_found(action.seq, words)
+        self.controllers.note(None)
+        self._change()
+        if following is not None:
+            self._find_words(following)
 
     # The plan.
 
@@ -328,33 +350,62 @@ class HostedSession:
         self._jobs[job.id] = _Job(job.segment, job.full_seq, services.clock())
         self._mark("submitted", job.full_seq)
         services.generations_started += 1
+        composing = services.compose_threads.submit(
+            services.pipeline.compose, job.options, job.segment, inputs, job.tail
+        )
+        done = partial(self.attempted, self._composed, job.id)
+        composing.add_done_callback(partial(report, services.call, done))
+
+    def _composed(self, job_id: str, composed: GenerationRequest | BaseException) -> None:
+        job = self._jobs[job_id]
         try:
-            request = services.pipeline.compose(job.options, job.segment, inputs, job.tail)
-            services.pipeline.loop.submit(replace(request, id=job.id, is_urgent=True), self._publish)
+            request = expected(composed)
+            if isinstance(request, TickError):
+                raise request
+            if job.is_cancelled:
+                self._remove(job_id, "cancelled")
+                self._change()
+                return
+            self._services.pipeline.loop.submit(replace(request, id=job_id, is_urgent=True), self._publish)
         except TickError as error:
-            self._lose(job.id, error)
+            self._lose(job_id, error)
+            return
         except Exception:
-            self._remove(job.id, "failed")
+            self._remove(job_id, "failed")
             raise
+        job.is_submitted = True
+        for action in job.updates:
+            self._update_job(job_id, job, action)
+
+    def _cancel(self, job_id: str) -> None:
+        job = self._jobs.get(job_id)
+        if job is not None and not job.is_submitted:
+            job.is_cancelled = True
+        else:
+            self._services.pipeline.loop.cancel(job_id)
 
     def _update(self, action: actions.UpdateSteps) -> None:
-        options = StepOptions.model_validate(dict(action.patch))
         self._mark("submitted", action.seq)
         for job_id in action.job_ids:
             job = self._jobs.get(job_id)
-            if job is not None:
-                values = step_parameters(options, job.segment)
-                try:
-                    job.seqs.append(action.seq)
-                    self._services.pipeline.loop.update(job_id, {name: getattr(values, name) for name in action.patch})
-                except (QueueFullError, RequestError) as error:  # its adapters find no place beside those of others
-                    job.seqs.pop()
-                    self.session.step_refused(error)
+            if job is not None and not job.is_submitted:
+                job.updates.append(action)
+            elif job is not None:
+                self._update_job(job_id, job, action)
+
+    def _update_job(self, job_id: str, job: _Job, action: actions.UpdateSteps) -> None:
+        values = step_parameters(StepOptions.model_validate(dict(action.patch)), job.segment)
+        try:
+            job.seqs.append(action.seq)
+            self._services.pipeline.loop.update(job_id, {name: getattr(values, name) for name in action.patch})
+        except (QueueFullError, RequestError) as error:  # its adapters find no place beside those of others
+            job.seqs.pop()
+            self.session.step_refused(error)
 
     def _publish(self, event: Event) -> None:
         """On the tick thread."""
         if not isinstance(event, (Started, Progress)):
-            self._services.call(partial(self._attempted, self._take, event))
+            self._services.call(partial(self.attempted, self._take, event))
 
     def _take(self, event: Event) -> None:
         job_id, job = event.request_id, self._jobs[event.request_id]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from runtime.errors import ConfigError, RequestError, TickError, UnknownSessionError
+from runtime.errors import ConfigError, QueueFullError, RequestError, TickError, UnknownSessionError
 from runtime.sessions.controls import controls_schema
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.controllers import Values
@@ -230,7 +230,7 @@ class OscServer(asyncio.DatagramProtocol):
                 self._forget(peer)
                 continue
             for session in list(sender.surfaces):
-                with suppress(UnknownSessionError):  # it waits for the next one
+                with suppress(UnknownSessionError, QueueFullError):  # it waits for the next one, or for room
                     self._join(sender, session, self._surface(sender, peer, session))
 
     def _forget(self, peer: Peer) -> None:

@@ -38,7 +38,7 @@ def test_the_layout_is_in_frames_and_seconds() -> None:
 def test_controls_name_the_source() -> None:
     state = ControlState(MODEL, {"guidance": 4.0}, [], "tokens", 9)
     source = Source("abc", 0.5, Piece("s", np.zeros((4, 2), np.float32)))
-    found = reports.controls(MODEL, state, source)
+    found = reports.controls(MODEL, state, source, [])
     assert (found.source_id, found.source_strength, found.seed, found.blend) == ("abc", 0.5, 9, "tokens")
     assert found.values["guidance"] == 4.0
 

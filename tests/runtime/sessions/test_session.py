@@ -24,8 +24,9 @@ from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError, StaleSeqError
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.sessions import messages
-from runtime.sessions.actions import End, SendMessage
+from runtime.sessions.actions import End, FindWords, SendMessage
 from runtime.sessions.messages import LivePrompt
+from runtime.sessions.reports import prompt_words
 from runtime.sessions.session import LiveSession
 
 
@@ -61,6 +62,9 @@ def test_the_words_of_the_prompts_are_reported_where_they_change() -> None:
 
     def reported(message: messages.ClientMessage) -> list[messages.Applied]:
         session.handle(message, 0.0)
+        for action in session.advance(0.0):
+            if isinstance(action, FindWords):
+                session.words_found(action.seq, prompt_words(model, action.texts))
         sent = [action.message for action in session.advance(0.0) if isinstance(action, SendMessage)]
         return [message for message in sent if isinstance(message, messages.Applied)]
 

@@ -16,6 +16,7 @@ from helpers.scripted_sessions import Client, Driven, ScriptedSession, wait_for
 from runtime.errors import (
     DrainingError,
     EngineDeadError,
+    QueueFullError,
     RequestError,
     SessionsFullError,
     StoreError,
@@ -26,7 +27,8 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage
 from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.controllers import Controllers
-from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.hosting.host import MESSAGES_S, SessionHost
+from runtime.sessions.hosting.inbox import MAX_UNHANDLED, MAX_WAITING, SHARE
 from runtime.sessions.hosting.limits import RETRY_AFTER_S, HostLimits
 from runtime.sessions.messages import (
     Ack,
@@ -526,7 +528,7 @@ class TestEnd:
         one.wants = other.wants = 1
         driven.host.post(one.id, Ack(playhead_sample=0))
         driven.host.post(other.id, Ack(playhead_sample=0))
-        driven.run()
+        driven.run(lambda: not driven.host.sessions())
         for client in (first, second):
             assert client.of(Closed) == [Closed(reason="engine", resumable=False)]
         with pytest.raises(EngineDeadError):
@@ -539,3 +541,79 @@ def test_a_bundle_without_codec_has_no_live_sessions(built: Any) -> None:
 
     with open_pipeline(built(codec=False)) as pipeline, pytest.raises(ConfigError, match="no \\[codec\\]"):
         SessionHost(pipeline)
+
+
+class TestMessages:
+    """What clients send, and how much of the host's time it gets; the thread's work is scripted."""
+
+    def test_each_session_in_turn_and_results_and_advances_are_not_behind_messages(self, drive: Drive) -> None:
+        driven = drive(thread_clock=lambda: 0.0)
+        sessions = [driven.open()[0] for _ in range(3)]
+        order: list[str] = []
+        for session in sessions:
+            self.cost(driven, session, order, MESSAGES_S / 4)
+            for seq in range(1, 21):
+                driven.host.post(session.id, SetControls(seq=seq, values={}))
+        driven.host._calls.put(lambda: order.append("result"))
+        driven.run()
+        assert order[0] == "result"
+        assert order[1:] == [sessions[index % 3].id for index in range(4)]
+        assert [len(session.of("advance")) > 1 for session in sessions] == [True, True, True]
+        for _ in range(20):
+            driven.run()
+        assert order[1:] == [session.id for _ in range(20) for session in sessions]
+        assert [self.seqs(session) for session in sessions] == [list(range(1, 21))] * 3
+
+    def test_messages_that_cost_much_get_a_share_and_do_not_delay_those_of_others(self, drive: Drive) -> None:
+        driven = drive(thread_clock=lambda: driven.now_s)
+        (costly, _), (other, _) = driven.open(), driven.open()
+        self.cost(driven, costly, [], 0.02)
+        for seq in range(1, MAX_UNHANDLED + 1):
+            driven.host.post(costly.id, SetControls(seq=seq, values={}))
+        started_s, num_sent = driven.now_s, 0
+        while driven.now_s < started_s + 4.0:
+            num_sent += 1
+            driven.host.post(other.id, SetControls(seq=num_sent, values={}))
+            driven.run()
+            assert len(self.seqs(other)) >= num_sent - 1
+            driven.now_s += driven.host.timeout_s() or 0.02
+        seqs = self.seqs(costly)
+        assert seqs == list(range(1, len(seqs) + 1))
+        assert 0.5 * SHARE < len(seqs) * 0.02 / 4.0 < 1.5 * SHARE
+
+    def test_what_does_not_fit_is_answered(self, drive: Drive) -> None:
+        driven = drive()
+        session, client = driven.open()
+        replies: list[Any] = []
+        for seq in range(1, MAX_WAITING + 2):
+            driven.host.post(session.id, SetControls(seq=seq, values={}))
+        driven.host.post(session.id, Ack(playhead_sample=0), reply=replies.append)
+        with pytest.raises(QueueFullError):
+            driven.host.resume(session.id, session.token, Client())
+        room = driven.host.room(session.id)
+        assert room is not None
+        driven.host.detach(session.id)
+        driven.run()
+        assert room.done()
+        assert [problem.seq for problem in client.of(Problem)] == [MAX_WAITING + 1]
+        assert [error.code for error in replies] == ["queue_full"]
+        assert len(self.seqs(session)) == MAX_WAITING
+        assert session.of("detach")
+        assert driven.host.room(session.id) is driven.host.room("unknown") is None
+
+    @staticmethod
+    def seqs(session: ScriptedSession) -> list[int]:
+        """Of the messages that it has handled."""
+        return [message.seq for message, _ in session.of("handle")]
+
+    @staticmethod
+    def cost(driven: Driven, session: ScriptedSession, order: list[str], cost_s: float) -> None:
+        """Let every message of a session take so long."""
+        handle = session.handle
+
+        def slow(message: Any, now_s: float, latents: Any = None) -> None:
+            driven.now_s += cost_s
+            order.append(session.id)
+            handle(message, now_s, latents)
+
+        session.handle = slow  # type: ignore[method-assign]

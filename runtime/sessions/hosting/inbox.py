@@ -1,0 +1,236 @@
+"""What clients want of one session: it waits here, bounded and in its order, until its turn on the host's thread.
+
+Where audio has to be encoded, or a source loaded, for one message, those that change sound wait for it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+
+from runtime.audio.formats import Latents, Pcm
+from runtime.errors import DrainingError, RequestError, TickError
+from runtime.sessions.hosting.controllers import Change
+from runtime.sessions.hosting.services import HostServices, Reply, SessionListener
+from runtime.sessions.messages import SetReference, WriteAudio
+
+# A connection reads no further while so much waits, and goes on at half of it.
+MAX_UNHANDLED, MAX_UNHANDLED_AUDIO_S = 64, 20.0
+# What comes nevertheless is refused beyond this.
+MAX_WAITING, MAX_WAITING_AUDIO_S = 256, 30.0
+# What messages of one session may take of a thread over time, and at once.
+SHARE, BURST_S = 0.1, 0.05
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """A client's message; `reply` gets None when it was handled, or its error, instead of a Problem.
+
+    sender: the further client that it is of; None: that of the session. change: makes the message of the session's
+    values when its turn comes. call: in place of a message, what else there is to do, such as connecting a client.
+    """
+
+    message: Any = None
+    pcm: Pcm | None = None
+    reply: Reply | None = None
+    sender: SessionListener | None = None
+    change: Change | None = None
+    call: Callable[[], None] | None = None
+
+    @property
+    def has_order(self) -> bool:
+        """Whether it waits for messages before it that need latents."""
+        return self.change is not None or hasattr(self.message, "seq")
+
+    @property
+    def needs_latents(self) -> bool:
+        """Whether audio is encoded, or a source loaded, before it can be handled."""
+        message = self.message
+        return isinstance(message, WriteAudio) or (isinstance(message, SetReference) and message.id is not None)
+
+
+class Owner(Protocol):
+    """The session that an inbox is of. The host's thread calls all methods."""
+
+    def attempted(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Carry out work: an error that is none of TickRT's ends the session."""
+
+    def resolved(self, received: Received) -> Received | None:
+        """What waits with its message; None where there is none. Raises RequestError."""
+
+    def write_region(self, message: WriteAudio) -> tuple[int, Latents]:
+        """As LiveSession's. Raises RequestError."""
+
+    def handle(self, received: Received, latents: Latents | None = None) -> None:
+        """Handle a message with the latents that it needs."""
+
+    def refuse(self, received: Received, error: TickError) -> None:
+        """Say why a message is not handled."""
+
+
+class Inbox:
+    """A session's inbox. Any thread puts; the host's thread calls the other methods.
+
+    free_s: by the host's clock, from when on the next one may be handled: what has cost much is charged.
+    """
+
+    def __init__(self, services: HostServices, owner: Owner) -> None:
+        self.free_s = -math.inf
+        self._services, self._owner = services, owner
+        self._lock = threading.Lock()
+        self._waiting: deque[Received] = deque()
+        self._audio_s = 0.0
+        self._has_turn = self._is_closed = False
+        self._loading: Received | None = None
+        self._rooms: list[Future[None]] = []
+
+    # Any thread.
+
+    def put(self, received: Received, *, is_bounded: bool = True) -> bool:
+        """Add what a client wants, unless too much waits; whether it was added."""
+        audio_s = self._seconds(received)
+        with self._lock:
+            is_full = len(self._waiting) >= MAX_WAITING or self._audio_s + audio_s > MAX_WAITING_AUDIO_S
+            if is_full and is_bounded:
+                return False
+            self._waiting.append(received)
+            self._audio_s += audio_s
+            has_turn, self._has_turn = self._has_turn, True
+        if not has_turn:
+            self._services.call(self._take_turn)
+        return True
+
+    def room(self) -> Future[None] | None:
+        """None where a connection may put more; else what is done once it may."""
+        with self._lock:
+            if not self._is_full(1.0):
+                return None
+            self._rooms.append(Future())
+            return self._rooms[-1]
+
+    # The host's thread.
+
+    def handle_next(self) -> bool:
+        """Handle what is next, or begin to load what it needs; False where nothing can be handled now."""
+        received = self._next()
+        if received is None:
+            return False
+        if received.call is not None:
+            received.call()
+        elif self._is_closed:
+            self._turn_away(received)
+        else:
+            self._begin(received)
+        return True
+
+    def charge(self, cost_s: float, now_s: float) -> None:
+        """Let what comes next wait until the session has kept to its share again."""
+        self.free_s = max(self.free_s, now_s - BURST_S / SHARE) + cost_s / SHARE
+
+    def close(self) -> None:
+        """The session has ended: refuse what waits, and what comes."""
+        self._is_closed, self.free_s = True, -math.inf
+        loading, self._loading = self._loading, None
+        if loading is not None:
+            self._turn_away(loading)
+        while self.handle_next():
+            pass
+
+    def attempt(self, work: Callable[[], T]) -> T | None:
+        """Carry out work of the session; None where it has ended of it."""
+        return cast(T | None, self._owner.attempted(work))
+
+    def _take_turn(self) -> None:
+        self._services.speaking[self] = None
+
+    def _next(self) -> Received | None:
+        with self._lock:
+            index = 0
+            if self._loading is not None:
+                found = (index for index, received in enumerate(self._waiting) if not received.has_order)
+                index = next(found, len(self._waiting))
+            if index >= len(self._waiting):
+                self._has_turn = False
+                return None
+            received = self._waiting[index]
+            del self._waiting[index]
+            self._audio_s -= self._seconds(received)
+            rooms, self._rooms = ([], self._rooms) if self._is_full(0.5) else (self._rooms, [])
+        for room in rooms:
+            if room.set_running_or_notify_cancel():
+                room.set_result(None)
+        return received
+
+    def _is_full(self, share: float) -> bool:
+        return len(self._waiting) >= share * MAX_UNHANDLED or self._audio_s > share * MAX_UNHANDLED_AUDIO_S
+
+    def _seconds(self, received: Received) -> float:
+        """The length of its audio."""
+        return 0.0 if received.pcm is None else len(received.pcm) / self._services.sample_rate_hz
+
+    def _begin(self, received: Received) -> None:
+        try:
+            resolved = self._owner.resolved(received)
+            if resolved is None:
+                return
+            received = resolved
+            work = self._work(received) if received.needs_latents else None
+        except RequestError as error:
+            self._owner.refuse(received, error)
+            return
+        if work is None:
+            self._owner.handle(received)
+            return
+        self._loading = received
+        self._services.codec_work.encode(partial(timed, work), partial(self._owner.attempted, self._loaded))
+
+    def _work(self, received: Received) -> Callable[[], Latents]:
+        """What loads the latents of a message, in another thread. Raises RequestError."""
+        message, pcm = received.message, received.pcm
+        if not isinstance(message, WriteAudio):
+            return partial(self._services.reference, message.type, message.id)
+        if pcm is None:
+            raise RequestError("the audio is missing", field="samples")
+        return partial(self._services.codec_work.write, message, pcm, *self._owner.write_region(message))
+
+    def _loaded(self, done: tuple[Latents | TickError, float] | BaseException) -> None:
+        if isinstance(done, BaseException):
+            raise done
+        received = self._loading
+        if received is None:
+            return  # The session has ended.
+        given, cost_s = done
+        self.charge(cost_s, self._services.clock())
+        self._loading = None
+        with self._lock:
+            self._has_turn = bool(self._waiting)
+        if self._has_turn:
+            self._take_turn()
+        if isinstance(given, TickError):
+            self._owner.refuse(received, given)
+        else:
+            self._owner.handle(received, given)
+
+    def _turn_away(self, received: Received) -> None:
+        """After the end clients hear of what was not made; that the session has ended, `closed` says."""
+        if received.reply is not None or received.sender is not None or received.has_order:
+            self._owner.refuse(received, DrainingError("the session has ended"))
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What work gives, or TickRT's error, and the processor time that it took in this thread, in seconds."""
+    started_s = time.thread_time()
+    try:
+        result = work()
+    except TickError as error:
+        result = error
+    return result, time.thread_time() - started_s
