@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,7 @@ def chunk(start: int = 0, samples: int = 960, epoch: int = 1, **flags: Any) -> A
 
 @dataclass
 class FakeHost:
-    """`refusal` is raised by open and resume, `wrong` by post."""
+    """`refusal` is raised by open and resume, `wrong` by post; `waiting` is what `room` gives."""
 
     refusal: TickError | None = None
     wrong: TickError | None = None
@@ -48,6 +49,7 @@ class FakeHost:
     opened: list[Any] = field(default_factory=list)
     posted: list[Any] = field(default_factory=list)
     detached: list[Any] = field(default_factory=list)
+    waiting: Future[None] | None = None
 
     def open(self, message: Any, listener: Any, client: str = "") -> str:
         if self.refusal is not None:
@@ -69,8 +71,8 @@ class FakeHost:
             raise self.wrong
         self.posted.append((message, pcm))
 
-    def room(self, session: str) -> None:
-        return None
+    def room(self, session: str) -> Future[None] | None:
+        return self.waiting
 
     def hand_over(self, session: str) -> None:
         self.listeners[-1].on_message(Closed(reason="moved", resumable=True))

@@ -147,6 +147,9 @@ class ScriptedSession:
     def step_applied(self, seq: int, job_ids: Any, tick: int) -> None:
         self.calls.append(("step_applied", seq, tuple(job_ids)))
 
+    def words_found(self, seq: int, words: Any) -> None:
+        self.calls.append(("words_found", seq, words))
+
     def decoded(self, window: DecodeWindow, pcm: Any, now_s: float) -> None:
         self.calls.append(("decoded", window.index, pcm))
 

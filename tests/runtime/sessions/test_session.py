@@ -77,6 +77,17 @@ def test_the_words_of_the_prompts_are_reported_where_they_change() -> None:
     assert reported(messages.SetPrompts(seq=3, items=[]))[0].prompt_words == [second]
 
 
+def test_a_picture_is_made_once_for_all_that_ask_for_it() -> None:
+    simulation = playing()
+    for _ in range(5):
+        simulation.session.handle(messages.GetCanvas(), simulation.now_s)
+    sent = [
+        action.message for action in simulation.session.advance(simulation.now_s) if isinstance(action, SendMessage)
+    ]
+    (picture,) = [message for message in sent if isinstance(message, messages.Canvas)]
+    assert picture.width > 0
+
+
 def test_extension_goes_on_without_repetition() -> None:
     simulation = playing(8.0, mode="extend")
     frames = simulation.heard[::HOP, FRAME]

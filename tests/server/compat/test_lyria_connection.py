@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from helpers.factories import tiny_deployment
 from helpers.http_harness import Served, eventually, open_websocket, serving
 from helpers.lyria_client import PATH, LyriaClient, lyria
 
+from runtime.sessions.hosting.inbox import SHARE
 from runtime.sessions.messages import Ack, ClientMessage, SetControls, SetPrompts
 from server.compat import lyria_connection
 
@@ -304,3 +306,24 @@ def test_a_shutdown_says_so(serve: Callable[..., Served]) -> None:
     with lyria(served := serve()) as client:
         served.server.drain()
         assert client.closed()[0] == 1001
+
+
+def test_new_prompts_take_a_share_of_a_thread_and_known_ones_nothing(
+    client: LyriaClient, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept_s, counted, sleep = list[float](), list[str](), asyncio.sleep
+    encoder = server.service.ready_pipeline().text_encoder
+    num_tokens = encoder.num_tokens  # type: ignore[union-attr]
+    monkeypatch.setattr(lyria_connection, "timed", lambda work: (work(), 100.0))
+    monkeypatch.setattr(encoder, "num_tokens", lambda text: counted.append(text) or num_tokens(text))
+
+    async def note(delay_s: float, *result: Any) -> Any:
+        slept_s.append(delay_s)
+        return await sleep(min(delay_s, 0.01), *result)
+
+    monkeypatch.setattr(lyria_connection.asyncio, "sleep", note)
+    for weight in (1, 2):
+        client.send(clientContent={"weightedPrompts": [{"text": "calm", "weight": weight}]})
+        settle(client)
+    assert counted == ["calm"]
+    assert sum(delay_s >= 100.0 * (1.0 / SHARE - 1.0) for delay_s in slept_s) == 2

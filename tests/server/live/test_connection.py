@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -278,3 +279,19 @@ def test_many_messages_a_second_are_all_posted_in_order(stage: Stage) -> None:
         websocket.send_json({"type": "seek"})
         assert isinstance(received(websocket), Problem)
     assert [message.seq for message, _ in stage.host.posted] == list(range(1, 301))
+
+
+def test_messages_are_read_no_further_while_the_session_has_no_room(stage: Stage) -> None:
+    with stage.opened() as websocket:
+        stage.host.waiting = room = Future()
+        for seq in (1, 2, 3):
+            websocket.send_json({"type": "set", "seq": seq, "values": {}})
+        for seq in (1, 2, 3):
+            stage.listener.on_message(Applied(seq=seq))
+            received(websocket)
+        assert len(stage.host.posted) <= 1
+        stage.host.waiting = None
+        room.set_result(None)
+        websocket.send_json({"type": "seek"})
+        assert isinstance(received(websocket), Problem)
+    assert [message.seq for message, _ in stage.host.posted] == [1, 2, 3]

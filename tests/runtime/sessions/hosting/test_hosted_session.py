@@ -14,9 +14,11 @@ from runtime.errors import RequestError, UnknownSessionError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
+from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment
-from runtime.sessions.actions import SendAudio, SendMessage, UpdateSteps
+from runtime.sessions.actions import Cancel, FindWords, SendAudio, SendMessage, UpdateSteps
 from runtime.sessions.frames import AudioChunk
+from runtime.sessions.hosting import hosted_session
 from runtime.sessions.messages import (
     MAX_SEQ,
     Ack,
@@ -285,3 +287,52 @@ def test_ending_a_session_frees_its_slots(drive: Drive, pipeline: Pipeline) -> N
     driven.run(lambda: driven.host.stats().generations_ended == {"cancelled": 1})
     assert pipeline.loop.stats().outcomes["cancelled"] == before + 1
     assert driven.host.stats().generations_started == 1
+
+
+def test_a_generation_is_changed_and_cancelled_while_it_is_composed(
+    drive: Drive, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compose, may_compose = pipeline.compose, threading.Event()
+
+    def wait(*given: Any) -> GenerationRequest:
+        may_compose.wait(WAIT_S)
+        return compose(*given)
+
+    monkeypatch.setattr(Pipeline, "compose", lambda _, *given: wait(*given))
+    driven = drive()
+    (one, _), (other, _) = driven.open(), driven.open()
+    one.wants = other.wants = 1
+    for session in (one, other):
+        driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    one.next_actions = [UpdateSteps((one.job_ids[0],), {"guidance": 2.0}, 5)]
+    other.next_actions = [Cancel(other.job_ids[0])]
+    for session in (one, other):
+        driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    may_compose.set()
+    driven.run(lambda: sum(driven.host.stats().generations_ended.values()) == 2)
+    assert driven.host.stats().generations_ended == {"finished": 1, "cancelled": 1}
+    assert one.of("step_applied") == [(5, (one.of("finished")[0][0],))]
+
+
+def test_words_of_the_newest_texts_are_found_in_another_thread(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_find, found = threading.Event(), list[tuple[str, ...]]()
+
+    def find(_: Any, texts: tuple[str, ...]) -> list[Any]:
+        may_find.wait(WAIT_S)
+        found.append(texts)
+        return []
+
+    monkeypatch.setattr(hosted_session, "prompt_words", find)
+    driven = drive()
+    session, _ = driven.open()
+    for seq in (1, 2, 3):
+        session.next_actions = [FindWords(seq, (f"text {seq}",))]
+        driven.host.post(session.id, Ack(playhead_sample=0))
+        driven.run()
+    assert not session.of("words_found")
+    may_find.set()
+    driven.run(lambda: len(session.of("words_found")) == 2)
+    assert [seq for seq, _ in session.of("words_found")] == [1, 3]
+    assert found == [("text 1",), ("text 3",)]
