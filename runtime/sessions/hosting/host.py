@@ -71,9 +71,9 @@ class SessionHost:
     sources: latents of a source by its id; called in any thread, raises RequestError. store: where sessions survive the
     process. clock: seconds, monotonic. thread_clock: seconds that the calling thread has worked. control_observers: get
     the kind of a change ("step", "generation"), the stage ("first", "full") and the seconds until it is heard, on the
-    host's thread. Methods may be called from any thread. has_died: an error has ended the thread. has_restored: set once
-    the stored sessions of this server are open, or the store could not be read. Raises ConfigError where the pipeline's
-    bundle has no codec.
+    host's thread. Methods may be called from any thread. has_died: an error has ended the thread. has_restored: set
+    once the stored sessions of this server are open, or the store could not be read. Raises ConfigError where the
+    pipeline's bundle has no codec.
     """
 
     def __init__(
