@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.access_control import KEY_HEADERS, AuthMiddleware
-from server.asgi.middleware import RequestContextMiddleware
+from server.asgi.middleware import PlacesMiddleware, RequestContextMiddleware
 from server.asgi.openapi import openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
 from server.compat import acestep, elevenlabs, lyria
@@ -76,6 +76,7 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
 def _add_middleware(app: FastAPI, service: Service) -> None:
     """The middleware added last runs first."""
     settings = service.settings
+    app.add_middleware(PlacesMiddleware, places=service.places)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -88,7 +89,7 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
     app.add_middleware(AuthMiddleware, settings=settings, body_key_paths=body_key_paths)
     shapes = {path: shape for name in settings.clients for path, shape in COMPAT[name].ERROR_SHAPES.items()}
     app.add_middleware(ErrorShapeMiddleware, shapes=shapes)
-    app.add_middleware(RequestContextMiddleware, metrics=service.metrics, max_connections=settings.max_connections)
+    app.add_middleware(RequestContextMiddleware, metrics=service.metrics)
 
 
 def _openapi_of(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:

@@ -50,6 +50,7 @@ class ServerSettings(BaseSettings):
     clients: other servers whose clients are answered, too, by their own protocols.
     osc_port: UDP port where OSC surfaces turn the controls of live sessions (0: any free one; default: none), on
     osc_host. osc_reply_port: where a surface listens (default: the port that it sends from).
+    max_connections: requests and WebSockets at a time, half of them of one client address unless client_in_flight is 0.
     client_in_flight: generations and uploads per client address at a time (0: no limit, which a proxy needs; default:
     half of the places). response_budget_bytes: memory for responses that are made or read, half of it for one client.
     queue_timeout_s: longest wait for a slot. send_timeout_s: longest wait for a client that does not read.

@@ -221,11 +221,11 @@ class TickServer(uvicorn.Server):
 def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
     """The uvicorn configuration. Raises ConfigError for a certificate that cannot be used."""
     context = None if settings.certificate is None else tls_context(settings.certificate, settings.private_key)
+    connections = connection_limit(settings.max_connections)
+    app.state.service.places.limit = connections // 2
     return uvicorn.Config(
         app,
-        http=make_protocol(
-            settings.header_timeout_s, 2 * settings.send_timeout_s, connection_limit(settings.max_connections)
-        ),
+        http=make_protocol(settings.header_timeout_s, 2 * settings.send_timeout_s, connections),
         ws=WebSocketProtocol,
         ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
         ws_per_message_deflate=False,

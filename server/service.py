@@ -19,7 +19,7 @@ from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import HostLimits
 from runtime.sessions.hosting.slots import TickTimes
 from runtime.tick.events import Event, Failed, Finished
-from server.admission import Admission
+from server.admission import Admission, Places
 from server.asgi.openapi import body_model
 from server.asgi.problems import ProblemError, draining, unavailable
 from server.asgi.request_body import BodyBudget
@@ -55,6 +55,7 @@ class Service:
         self.admission = Admission(
             capacity=0, client_limit=settings.client_in_flight, memory_bytes=settings.response_budget_bytes
         )
+        self.places = Places("answers requests", settings.max_connections, 0 if settings.client_in_flight == 0 else 0.5)
         self.metrics.watch_responses(lambda: self.admission.reserved_bytes)
         self.draining = asyncio.Event()
         self.budget = BodyBudget(settings.body_budget_bytes)

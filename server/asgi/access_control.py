@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.untrusted import quoted
+from server.admission import Places
 from server.asgi.openapi import OPEN_PATH
 from server.asgi.problems import ProblemError, problem_response
 from server.asgi.request_body import UNCOUNTED_BYTES
@@ -23,7 +26,10 @@ PAGE_PATHS = ("/", "/docs")
 PAGE_FILES = "/page/"
 KEY_HEADERS = ("x-api-key", "x-goog-api-key", "xi-api-key")
 KEY_QUERY = "key"
+HEADER_FIX = "send Authorization: Bearer KEY"
 KEY_IN_BODY = "key_in_body"
+# Bodies that may have the key: how long they may take to arrive, and how many are read and checked at a time.
+KEY_BODY_TIMEOUT_S, MAX_KEY_BODIES = 2.0, 64
 
 
 @dataclass
@@ -31,12 +37,14 @@ class AuthMiddleware:
     """Refuses requests for other hosts and web pages of other origins (403), and requests without the API key (401).
 
     The key comes as `Authorization: Bearer`, as one of KEY_HEADERS or, because a browser can do no other, as `?key=` of
-    a WebSocket. `body_key_paths`: whose small bodies may have the key; their endpoints call check_body_key.
+    a WebSocket. `body_key_paths`: whose small bodies may have the key; their endpoints call check_body_key. Such a body
+    is read here, so that an endpoint does not wait for it.
     """
 
     app: ASGIApp
     settings: ServerSettings
     body_key_paths: Container[str] = ()
+    key_bodies: Places = field(default_factory=lambda: Places("reads bodies for their key", MAX_KEY_BODIES, 0.125))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process one request."""
@@ -44,9 +52,16 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
         problem = self._refusal(Headers(scope=scope), scope)
-        if problem is None:
-            await self.app(scope, receive, send)
-            return
+        with ExitStack() as stack:
+            if problem is None and scope["state"].get(KEY_IN_BODY):
+                try:
+                    stack.enter_context(self.key_bodies.take(client_of(scope)))
+                    receive = await _read_ahead(receive)
+                except ProblemError as error:
+                    problem = error
+            if problem is None:
+                await self.app(scope, receive, send)
+                return
         await problem_response(problem, scope["state"]["request_id"])(scope, receive, send)
 
     def _refusal(self, headers: Headers, scope: Scope) -> ProblemError | None:
@@ -66,13 +81,34 @@ class AuthMiddleware:
                 "this server does not accept requests from pages of this origin",
                 fix="add the page's origin to [server] allowed_origins",
             )
-        is_preflight = scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
-        if is_open(scope) or is_preflight or is_key(self.settings, *keys[:1]):
+        if is_open(scope) or is_key(self.settings, *keys[:1]):
             return None
         if not keys and scope["path"] in self.body_key_paths and _has_small_body(headers):
             scope["state"][KEY_IN_BODY] = True
             return None
         return _unauthorized()
+
+
+async def _read_ahead(receive: Receive) -> Receive:
+    """`receive` after the whole body has arrived. Raises ProblemError 408."""
+    messages: list[Message] = []
+    try:
+        async with asyncio.timeout(KEY_BODY_TIMEOUT_S):
+            while not messages or messages[-1].get("more_body", False):
+                messages.append(await receive())
+    except TimeoutError:
+        what = f"the body did not arrive within {KEY_BODY_TIMEOUT_S:g} s, which has the key"
+        raise ProblemError(408, "request_timeout", what, fix=HEADER_FIX, headers={"Connection": "close"}) from None
+
+    async def receive_again() -> Message:
+        return messages.pop(0) if messages else await receive()
+
+    return receive_again
+
+
+def client_of(scope: Scope) -> str:
+    """The client's address."""
+    return scope["client"][0] if scope.get("client") else ""
 
 
 def is_key(settings: ServerSettings, given: str | None = None) -> bool:
@@ -94,7 +130,7 @@ def _unauthorized() -> ProblemError:
         401,
         "unauthorized",
         "this server needs an API key",
-        fix="send Authorization: Bearer KEY",
+        fix=HEADER_FIX,
         headers={"WWW-Authenticate": "Bearer"},
     )
 
@@ -106,8 +142,10 @@ def _has_small_body(headers: Headers) -> bool:
 
 
 def is_open(scope: Scope) -> bool:
-    """Whether a path needs no key: liveness, and the static files of the page."""
+    """Whether a request needs no key: liveness, the static files of the page, and preflights."""
     path: str = scope["path"]
+    if scope.get("method") == "OPTIONS" and "access-control-request-method" in Headers(scope=scope):
+        return True
     is_page = path in PAGE_PATHS or path.startswith(PAGE_FILES)
     return path == OPEN_PATH or (is_page and scope.get("method") in ("GET", "HEAD"))
 

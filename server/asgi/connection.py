@@ -1,6 +1,6 @@
 """uvicorn's HTTP/1.1 protocol with additions: deadlines for headers, for writing and for closing, a connection limit,
-bounds on what is read at once and after a response, clients that send no more but still read, problem documents for
-malformed requests, and an abort by which an endpoint ends a response visibly incomplete.
+bounds on what is read and written at once, and read after a response, clients that send no more but still read, problem
+documents for malformed requests, and an abort by which an endpoint ends a response visibly incomplete.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from runtime.untrusted import quoted
 from server.asgi.problems import MEDIA_TYPE, ProblemError
 
 ABORT_EXTENSION = "tickrt.abort"
+PLACE_EXTENSION = "tickrt.place"
 REFUSAL_EXTENSION = "tickrt.refusal"
 VERSION_HEADER, KEY_HEADER = b"sec-websocket-version", b"sec-websocket-key"
 KEY = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
 FLUSH_S = 2.0
+# What is written at once, and may wait in the process for a client to read it; a response may be much larger.
+WRITE_BYTES = 32 * 1024
 # What one turn of the event loop takes of a connection: asyncio's own 256 KiB are 0.2 s of parsing where they are
 # frames or chunks of a few bytes.
 READ_BYTES = 16 * 1024
@@ -65,8 +68,9 @@ class BoundedReads(asyncio.BufferedProtocol, asyncio.Protocol):
 class BoundedProtocol(H11Protocol, BoundedReads):
     """One connection. Endpoints get `abort(flush)` as the scope's extension "tickrt.abort".
 
-    Above `max_connections` one is closed that has no request: of the client address with the most of them, the one that
-    has been without for the longest time; a WebSocket until its handshake is complete. The socket is read while a
+    Above `max_connections` one is closed that has no place: of the client address with the most of them, the one that
+    has been without for the longest time. A request gets a place by the extension "tickrt.place", until its response is
+    complete; a WebSocket by a complete handshake. The socket is read while a
     response is made, so that a disconnect is seen: what the client sends then waits for the end of the response, up to
     MAX_PIPELINED_BYTES. A client that sends no more (half-closed) gets its response; probes show whether it is still
     there. One that is still sending at the end of its response has LINGER_S to read that; what it sends is dropped, and
@@ -76,7 +80,7 @@ class BoundedProtocol(H11Protocol, BoundedReads):
     header_timeout_s: float = 10.0
     write_timeout_s: float = 20.0
     max_connections: int = 1024
-    idle: ClassVar[dict[str, dict[BoundedProtocol, None]]] = {}  # without a request, by address, the longest first
+    idle: ClassVar[dict[str, dict[BoundedProtocol, None]]] = {}  # without a place, by address, the longest first
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -95,7 +99,8 @@ class BoundedProtocol(H11Protocol, BoundedReads):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected; start the deadline for its first request's headers."""
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._wait_for_request()
+        self.transport.set_write_buffer_limits(WRITE_BYTES)
+        self._wait_for_place()
         self._start_header_timer()
         if len(self.connections) > self.max_connections:
             most = max(self.idle.values(), key=len)
@@ -124,7 +129,6 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         if self.cycle is not cycle:
             self._framing_bytes = self._payload_bytes = kept = 0
         if self.cycle is not None and not self.cycle.response_complete:
-            self._leave_idle()
             self._count_framing(len(data), len(self.cycle.body) - kept)
         if self._is_answering():
             self.flow.resume_reading()
@@ -147,11 +151,10 @@ class BoundedProtocol(H11Protocol, BoundedReads):
     def on_response_complete(self) -> None:
         """A response was sent: take the next request of the connection, or wait for one."""
         super().on_response_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():
-            self._wait_for_request()
-            if self._is_half_closed:
-                self.transport.close()
-                self._limit_closing()
+        self._wait_for_place()
+        if self._is_half_closed and self.cycle.response_complete and not self.transport.is_closing():
+            self.transport.close()
+            self._limit_closing()
 
     def pause_writing(self) -> None:
         """The client reads slower than the server writes; it has `write_timeout_s` to catch up."""
@@ -201,6 +204,7 @@ class BoundedProtocol(H11Protocol, BoundedReads):
                 return
             scope.setdefault("extensions", {})[ABORT_EXTENSION] = self.abort
             scope["extensions"][REFUSAL_EXTENSION] = self._refusal
+            scope["extensions"][PLACE_EXTENSION] = self._leave_idle
             await app(scope, receive, partial(self._send, send))
             if self._is_early:
                 await self._linger()
@@ -210,15 +214,20 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         return with_abort
 
     async def _send(self, send: Send, message: Message) -> None:
-        """Send a part of the response, without its end while the client is still sending."""
-        is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        self._is_early = is_last and self.cycle.more_body
-        await send({**message, "more_body": True} if self._is_early else message)
+        """Send a part of the response, in small ones, without its end while the client is still sending."""
+        if message["type"] == "http.response.body":
+            body, is_last = memoryview(message.get("body", b"")), not message.get("more_body", False)
+            while len(body) > WRITE_BYTES and not self.cycle.disconnected:
+                await send({**message, "body": body[:WRITE_BYTES], "more_body": True})
+                body = body[WRITE_BYTES:]
+            self._is_early = is_last and self.cycle.more_body
+            message = {**message, "body": body, "more_body": not is_last or self._is_early}
+        await send(message)
 
     async def _linger(self) -> None:
         """Let the client read the response before the connection is closed, which may also happen to make room."""
         cycle, self._dropped_bytes = self.cycle, 0
-        self._wait_for_request()
+        self._wait_for_place()
         self.flow.resume_reading()
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
@@ -287,9 +296,10 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         if self.transport.is_closing():
             self.loop.call_later(FLUSH_S, self.transport.abort)
 
-    def _wait_for_request(self) -> None:
-        """Take a place among the connections without a request."""
-        self.idle.setdefault(self._address, {})[self] = None
+    def _wait_for_place(self) -> None:
+        """Be one of the connections without a place; the last one, where it had one."""
+        if self in self.connections:
+            self.idle.setdefault(self._address, {})[self] = None
 
     def _leave_idle(self) -> None:
         others = self.idle.get(self._address, {})

@@ -1,17 +1,20 @@
-"""ASGI middleware: request ids, counting, the access log, the limit on concurrent requests. It buffers nothing."""
+"""ASGI middleware: request ids, counting, the access log, the limit on requests at a time. It buffers nothing."""
 
 from __future__ import annotations
 
 import logging
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.asgi.connection import REFUSAL_EXTENSION
-from server.asgi.problems import REQUEST_ID_HEADER, problem_response, request_id_from, unavailable
+from server.admission import Places
+from server.asgi.access_control import client_of, is_open
+from server.asgi.connection import PLACE_EXTENSION, REFUSAL_EXTENSION
+from server.asgi.problems import REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
 from server.asgi.websocket import WebSocketExchange
 from server.metrics import Metrics
 
@@ -24,16 +27,13 @@ access_logger = logging.getLogger("tickrt.access")
 
 @dataclass
 class RequestContextMiddleware:
-    """The outermost layer: request ids, counting, the access log, HEAD as GET without a body, a limit on requests and
-    WebSockets.
+    """The outermost layer: request ids, counting, the access log, HEAD as GET without a body.
 
     A response sent before the request's body was read closes the connection.
     """
 
     app: ASGIApp
     metrics: Metrics
-    max_connections: int
-    active: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process one request or WebSocket."""
@@ -44,20 +44,16 @@ class RequestContextMiddleware:
         exchange = kind(scope, receive, send)
         is_complete = False
         started_s = time.monotonic()
-        self.active += 1
         try:
             await self._forward(exchange, scope)
             is_complete = True
         finally:
-            self.active -= 1
             status = str(exchange.status or ("499" if is_complete else "500"))
             self._count(exchange, status)
             _log_access(exchange, status, time.monotonic() - started_s)
 
     async def _forward(self, exchange: TrackedExchange | WebSocketExchange, scope: Scope) -> None:
         problem = scope.get("extensions", {}).get(REFUSAL_EXTENSION)
-        if problem is None and self.active > self.max_connections:
-            problem = unavailable("busy", f"this server answers {self.max_connections} requests at a time")
         if problem is not None:
             await problem_response(problem, exchange.request_id)(scope, exchange.receive, exchange.send)
             return
@@ -67,6 +63,29 @@ class RequestContextMiddleware:
         route = getattr(exchange.scope.get("route"), "path", "unmatched")
         method = exchange.method if exchange.method in METHODS else "other"
         self.metrics.requests.labels(method, route, status).inc()
+
+
+@dataclass
+class PlacesMiddleware:
+    """Requests and WebSockets that have passed access control take one of the `places`, or are refused (429, 503).
+
+    What needs no key takes none: it is always answered, and its connection may be closed to make room for another one.
+    """
+
+    app: ASGIApp
+    places: Places
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Process one request or WebSocket."""
+        with ExitStack() as stack:
+            if scope["type"] in ("http", "websocket") and not is_open(scope):
+                try:
+                    stack.enter_context(self.places.take(client_of(scope)))
+                except ProblemError as problem:
+                    await problem_response(problem, scope["state"]["request_id"])(scope, receive, send)
+                    return
+                scope.get("extensions", {}).get(PLACE_EXTENSION, bool)()
+            await self.app(scope, receive, send)
 
 
 def _log_access(exchange: TrackedExchange | WebSocketExchange, status: str, elapsed_s: float) -> None:

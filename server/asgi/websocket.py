@@ -4,6 +4,7 @@ subprotocols.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -69,6 +70,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
             self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
             self._send_close(GOING_AWAY)
         self._end_writing()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The connection was one of HTTP until now."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""

@@ -167,9 +167,9 @@ class _BodySender:
             async for chunk in stream:
                 if not self.has_started:
                     await self._start({})
-                await self._put({"type": "http.response.body", "body": chunk, "more_body": True})
+                await self._put_body(chunk, is_last=False)
                 self.job.record_sent()
-        await self._put({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._put_body(b"", is_last=True)
 
     async def end_early(self, error: TickError | ProblemError) -> None:
         """Raise `error` if nothing was sent yet, else abort the body so that the client sees it is incomplete."""
@@ -183,15 +183,10 @@ class _BodySender:
         await asyncio.sleep(0)
 
     async def _send_whole(self, parts: list[bytes]) -> None:
-        left = sum(len(part) for part in parts)
-        await self._start({"Content-Length": str(left)})
+        await self._start({"Content-Length": str(sum(len(part) for part in parts))})
         while parts:
-            view = memoryview(parts.pop(0))
-            for begin in range(0, len(view), SLICE_BYTES):
-                part = bytes(view[begin : begin + SLICE_BYTES])
-                left -= len(part)
-                await self._put({"type": "http.response.body", "body": part, "more_body": left > 0})
-                self.job.record_sent()
+            await self._put_body(parts.pop(0), is_last=not parts)
+            self.job.record_sent()
 
     async def _start(self, more: dict[str, str]) -> None:
         media_type = FORMATS[self.job.body.response_format].media_type
@@ -199,6 +194,14 @@ class _BodySender:
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._put({"type": "http.response.start", "status": 200, "headers": raw})
         self.has_started = True
+
+    async def _put_body(self, data: bytes, *, is_last: bool) -> None:
+        """Send a part of the body; the client has the time limit for each SLICE_BYTES of it."""
+        view = memoryview(data)
+        while len(view) > SLICE_BYTES:
+            await self._put({"type": "http.response.body", "body": view[:SLICE_BYTES], "more_body": True})
+            view = view[SLICE_BYTES:]
+        await self._put({"type": "http.response.body", "body": view, "more_body": not is_last})
 
     async def _put(self, message: Message) -> None:
         try:

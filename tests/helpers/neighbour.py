@@ -30,8 +30,8 @@ class Neighbour:
 
     kind = "stream"
 
-    def __init__(self, url: str) -> None:
-        command = [sys.executable, __file__, self.kind, url]
+    def __init__(self, url: str, key: str = "") -> None:
+        command = [sys.executable, __file__, self.kind, url, key]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.max_gap_s = float("inf")
 
@@ -86,10 +86,10 @@ def stream(url: str, is_ended: threading.Event) -> dict[str, float]:
     return {"max_gap_s": max(gaps)}
 
 
-async def live(url: str, is_ended: threading.Event) -> dict[str, float]:
+async def live(url: str, key: str, is_ended: threading.Event) -> dict[str, float]:
     """Play a live session in mode extend; prints "plays" after 2 s of it, from when on the figures are."""
     opening = Open(mode="extend", prompts=[LivePrompt(text="calm piano", weight=1.0)], seed=1)
-    async with live_client(url, opening) as client:
+    async with live_client(url, opening, headers={"x-api-key": key}) as client:
         while not client.log.is_playing:
             await asyncio.sleep(0.01)
         await asyncio.sleep(2.0)
@@ -145,11 +145,11 @@ async def answer_s(url: str) -> float | None:
     return time.monotonic() - started_s if is_answered else None
 
 
-def main(kind: str, url: str) -> None:
+def main(kind: str, url: str, key: str) -> None:
     """Run until the end of standard input, then print the figures."""
     is_ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), is_ended.set())).start()
-    print(json.dumps(stream(url, is_ended) if kind == Neighbour.kind else asyncio.run(live(url, is_ended))))
+    print(json.dumps(stream(url, is_ended) if kind == Neighbour.kind else asyncio.run(live(url, key, is_ended))))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import math
 import select
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 from helpers.http_harness import Served, eventually, raw_request
 from helpers.neighbour import LiveNeighbour
@@ -43,6 +45,9 @@ UPGRADE = (
     "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n{headers}\r\n"
 )
 NEIGHBOUR = ("127.0.0.2", 0)
+KEY = {"x-api-key": "correct-horse"}
+BUNDLE = "/page/swagger/swagger-ui-bundle.js"
+MAX_GROWTH_BYTES = 100 * 2**20
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +199,96 @@ def test_a_session_plays_and_newcomers_are_served_during_an_attack(
     with LiveNeighbour(server.url) as neighbour:
         attack((str(url.hostname), url.port or 0))
     assert_plays(neighbour)
+
+
+def request(path: str, headers: str = "", method: str = "GET") -> bytes:
+    """An HTTP request without a body."""
+    return f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}\r\n".encode()
+
+
+def half_a_body(path: str, headers: str = "") -> bytes:
+    """A request of which the first byte of 60,000 has arrived."""
+    return request(path, f"content-type: application/json\r\ncontent-length: 60000\r\n{headers}", "POST") + b"{"
+
+
+def hold(sent: bytes, address: Address) -> None:
+    """A new connection every 10 ms, which sends `sent`, reads nothing and stays: more than the server holds."""
+    with ExitStack() as stack:
+        for _ in range(3 * MAX_REQUESTS):
+            stack.enter_context(unread(address, sent))
+            time.sleep(0.01)
+        time.sleep(2.0)
+
+
+def unread(address: Address, sent: bytes) -> socket.socket:
+    """A client that has sent `sent` and reads nothing."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(10)
+    with suppress(OSError):
+        connection.connect(address)
+        connection.sendall(sent)
+    return connection
+
+
+def newcomers(url: str, is_ended: threading.Event) -> set[int]:
+    """The statuses that clients with the key get, each on a new connection."""
+    statuses = set()
+    while not is_ended.is_set():
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=NEIGHBOUR[0]), timeout=10) as client:
+            statuses.add(client.get(f"{url}/v1/adapters", headers=KEY).status_code)
+        time.sleep(0.1)
+    return statuses
+
+
+WITH_KEY = "".join(f"{name}: {value}\r\n" for name, value in KEY.items())
+HOLDING = {
+    "bodies-before-the-key": half_a_body("/release_task"),
+    "bodies-before-the-key-of-a-query": half_a_body("/query_result"),
+    "pages-that-are-not-read": request(BUNDLE),
+    "bodies-with-the-key": half_a_body("/v1/audio/generations", WITH_KEY),
+    "bodies-of-clients-with-the-key": half_a_body("/release_task", WITH_KEY),
+    "documents-that-are-not-read": request("/openapi.json", WITH_KEY),
+}
+
+
+@pytest.fixture(scope="module")
+def locked(demo_config: Path) -> Iterator[ServerProcess]:
+    """The demo model in a server process that needs a key."""
+    settings = SETTINGS | {"TICKRT_API_KEY": KEY["x-api-key"], "TICKRT_SEND_BUFFER_BYTES": "16384"}
+    with server_process(demo_config, settings) as server:
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", HOLDING.values(), ids=HOLDING)
+def test_clients_with_the_key_are_served_while_others_hold_what_they_can(locked: ServerProcess, sent: bytes) -> None:
+    url, is_ended = urlsplit(locked.url), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        with LiveNeighbour(locked.url, KEY["x-api-key"]) as neighbour:
+            coming = pool.submit(newcomers, locked.url, is_ended)
+            try:
+                hold(sent, (str(url.hostname), url.port or 0))
+            finally:
+                is_ended.set()
+        assert coming.result() == {200}
+    assert_plays(neighbour)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [BUNDLE, "/openapi.json", "/docs", "/metrics"])
+def test_responses_that_are_not_read_take_little_memory(demo_config: Path, path: str) -> None:
+    settings = {"TICKRT_SEND_BUFFER_BYTES": "4096", "TICKRT_CLIENT_IN_FLIGHT": "0"}
+    with server_process(demo_config, settings) as server, ExitStack() as stack:
+        url, process = urlsplit(server.url), psutil.Process(server.pid)
+        before = process.memory_info().rss
+        for _ in range(1000):
+            stack.enter_context(unread((str(url.hostname), url.port or 0), request(path)))
+        time.sleep(2.0)
+        growth = process.memory_info().rss - before
+        print(f"{path}: memory +{growth / 2**20:.0f} MiB")
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+    assert growth < MAX_GROWTH_BYTES
 
 
 @pytest.mark.slow

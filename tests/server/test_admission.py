@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from server.admission import Admission
+from server.admission import Admission, Places
 from server.asgi.problems import ProblemError
 
 
@@ -138,3 +138,17 @@ def refused_for_s(admission: Admission, client: str) -> int:
     with pytest.raises(ProblemError) as refusal:
         admission.admit(client)
     return int(refusal.value.headers["Retry-After"])
+
+
+@pytest.mark.parametrize(("share", "code"), [(0.5, "too_many_requests"), (0, "busy"), (0.01, "too_many_requests")])
+def test_one_address_gets_its_share_of_the_places(share: float, code: str) -> None:
+    places = Places("answers requests", 4, share)
+    with ExitStack() as stack:
+        for _ in range(max(1, int(4 * (share or 1)))):
+            stack.enter_context(places.take("a"))
+        with pytest.raises(ProblemError) as refusal:
+            stack.enter_context(places.take("a"))
+        assert (refusal.value.code, refusal.value.headers) == (code, {"Retry-After": "1"})
+        if share:
+            stack.enter_context(places.take("b"))
+    assert not places.taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -134,15 +134,22 @@ class LiveClient:
 
 
 @asynccontextmanager
-async def live_client(url: str, opening: Open, session: str = "") -> AsyncIterator[LiveClient]:
+async def live_client(
+    url: str, opening: Open, session: str = "", headers: Mapping[str, str] | None = None
+) -> AsyncIterator[LiveClient]:
     """Open a session on the server at `url`, or resume `session`; the connection is closed at the end of the block.
 
-    Raises SessionRefusedError where the server does not open it.
+    headers: of the handshake. Raises SessionRefusedError where the server does not open it.
     """
     address = f"ws{url.removeprefix('http')}/v1/live" + (f"/{session}" if session else "")
     opened_s = time.monotonic()
     async with connect(
-        address, subprotocols=[Subprotocol(SUBPROTOCOL)], compression=None, max_size=MAX_CHUNK_BYTES, max_queue=None
+        address,
+        subprotocols=[Subprotocol(SUBPROTOCOL)],
+        additional_headers=headers,
+        compression=None,
+        max_size=MAX_CHUNK_BYTES,
+        max_queue=None,
     ) as socket:
         await socket.send(message_text(opening))
         client = LiveClient(socket, await _ready(socket), opened_s)

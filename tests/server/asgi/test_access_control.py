@@ -2,15 +2,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from helpers.http_harness import GENERATIONS, Served, connected, problem, read_all, refused_websocket, serving
+from helpers.http_harness import (
+    GENERATIONS,
+    Served,
+    connected,
+    problem,
+    raw_request,
+    read_all,
+    refused_websocket,
+    serving,
+)
 from starlette.types import Scope
 
 from runtime.config.deployment import Deployment
 from server.asgi.access_control import is_allowed_host, is_allowed_origin, is_open, take_query_keys
+from server.compat import acestep
 from server.config import ServerSettings
 
 Serve = Callable[..., Served]
@@ -175,6 +186,7 @@ def test_a_server_with_a_certificate_is_an_origin_with_https() -> None:
     ("method", "path", "expected"),
     [
         ("GET", "/", True),
+        ("OPTIONS", "/v1/models", False),
         ("HEAD", "/page/app.js", True),
         ("POST", "/", False),
         ("GET", "/page", False),
@@ -184,7 +196,44 @@ def test_a_server_with_a_certificate_is_an_origin_with_https() -> None:
     ],
 )
 def test_the_page_and_liveness_need_no_key(method: str, path: str, expected: bool) -> None:
-    assert is_open({"type": "http", "method": method, "path": path}) is expected
+    scope: Scope = {"type": "http", "method": method, "path": path, "headers": []}
+    assert is_open(scope) is expected
+
+
+def body_before_the_key(path: str = "/query_result") -> bytes:
+    """A request whose body may have the key, and the first byte of that."""
+    return raw_request(bytes(60_000), path=path)[:-59_999]
+
+
+@pytest.mark.parametrize("path", acestep.BODY_KEY_PATHS)
+def test_a_body_that_may_have_the_key_arrives_soon(
+    served_with_key: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.asgi.access_control.KEY_BODY_TIMEOUT_S", 0.1)
+    with connected(served_with_key) as connection:
+        connection.sendall(body_before_the_key(path))
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"send Authorization: Bearer KEY" in answer
+
+
+def test_bodies_that_may_have_the_key_take_no_place_and_make_room(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.asgi.access_control.KEY_BODY_TIMEOUT_S", 600.0)
+    served = serve(api_key=KEY, max_connections=8, body_timeout_s=600.0)
+    with ExitStack() as stack:
+        waiting = [stack.enter_context(connected(served)) for _ in range(16)]
+        for connection in waiting:
+            connection.sendall(body_before_the_key())
+        assert re.match(rb"HTTP/1.1 429 .*\r\nretry-after: 1\r\n", read_all(waiting[8]), re.S)
+        with served.client(headers={"x-api-key": KEY}) as client:
+            assert client.get("/v1/models").status_code == 200
+            assert client.get("/health/live").status_code == 200
+            assert client.post("/query_result", json={"task_id_list": []}).status_code == 200
+        for _ in range(16):
+            stack.enter_context(connected(served))
+        assert read_all(waiting[0]) == b""
 
 
 def test_a_websocket_of_the_pages_path_needs_the_key() -> None:

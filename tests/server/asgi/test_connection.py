@@ -5,8 +5,8 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -25,8 +25,9 @@ from helpers.http_harness import (
 )
 from helpers.tls import make_certificate
 
-from server.asgi.connection import MAX_PIPELINED_BYTES, READ_BYTES, BoundedProtocol, abort_of
+from server.asgi.connection import MAX_PIPELINED_BYTES, READ_BYTES, WRITE_BYTES, BoundedProtocol, abort_of
 from server.asgi.websocket import WebSocketProtocol
+from server.routes.page import static_files
 
 Serve = Callable[..., Served]
 
@@ -400,6 +401,64 @@ def test_a_client_that_does_not_read_loses_its_connection_on_every_route(serve: 
         eventually(lambda: served.server.server_state.total_requests > 1)
         eventually(lambda: not served.server.server_state.connections)
     assert served.metrics()["tickrt_http_requests_total{method=GET}{route=/metrics}{status=200}"] < 200
+
+
+BUNDLE = "/page/swagger/swagger-ui-bundle.js"
+
+
+@contextmanager
+def stalled(served: Served, sent: bytes) -> Iterator[socket.socket]:
+    """A client that has sent a request and reads nothing."""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(TIMEOUT_S)
+        connection.connect(("127.0.0.1", served.port))
+        connection.sendall(sent)
+        yield connection
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        raw_request(path=BUNDLE, method="GET"),
+        raw_request(path="/openapi.json", method="GET"),
+        raw_request(b'{"prompt": "a", "seconds": 10}'),
+        raw_request(b'{"prompt": "a", "seconds": 10, "stream": false}'),
+    ],
+)
+def test_little_of_a_response_waits_for_its_client(serve: Serve, sent: bytes) -> None:
+    served = serve(send_buffer_bytes=4096, send_timeout_s=600.0, drain_s=0.0)
+    with stalled(served, sent) as connection:
+        eventually(lambda: _num_waiting(served))
+        (waiting,) = served.server.server_state.connections
+        assert isinstance(waiting, BoundedProtocol)
+        assert waiting.transport.get_write_buffer_size() < 3 * WRITE_BYTES
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def _num_waiting(served: Served) -> int:
+    """How many responses wait for their clients."""
+    connections = list(served.server.server_state.connections)
+    return sum(isinstance(item, BoundedProtocol) and item.flow.write_paused for item in connections)
+
+
+def test_a_response_in_parts_is_whole(served: Served) -> None:
+    with served.client() as client, client.stream("GET", BUNDLE) as response:
+        content = b"".join(response.iter_raw())
+    assert len(content) == int(response.headers["content-length"]) > 10 * WRITE_BYTES
+    assert content == static_files()[BUNDLE.removeprefix("/page/")].content
+
+
+def test_a_page_that_is_not_read_makes_room(serve: Serve) -> None:
+    served = serve(max_connections=1, send_buffer_bytes=4096, send_timeout_s=600.0, api_key="k")
+    with ExitStack() as stack:
+        request = raw_request(path=BUNDLE, method="GET")
+        pages = [stack.enter_context(stalled(served, request)) for _ in range(2)]
+        eventually(lambda: _num_waiting(served) == 2)
+        with served.client(headers={"x-api-key": "k"}) as client:
+            assert client.get("/v1/models").status_code == 200
+        pages[0].settimeout(TIMEOUT_S)
+        assert len(read_all(pages[0])) < len(static_files()[BUNDLE.removeprefix("/page/")].content)
 
 
 def test_without_the_extension_an_abort_raises() -> None:

@@ -71,7 +71,8 @@ def test_requests_beyond_the_limit_are_refused(serve: Serve) -> None:
         while not served.service.admission.num_pending:
             pass
         with served.client() as client:
-            busy = client.get("/health/live")
+            busy = client.get("/v1/models")
+            assert {client.get(path).status_code for path in ("/health/live", "/", "/page/main.js")} == {200}
         problem(busy, 503, "busy")
         assert int(busy.headers["retry-after"]) >= 1
         served.resume()
@@ -106,7 +107,7 @@ def test_an_exception_in_the_app_counts_as_500() -> None:
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
     with pytest.raises(LookupError):
-        asyncio.run(RequestContextMiddleware(broken, metrics, 10)(scope, receive, send))
+        asyncio.run(RequestContextMiddleware(broken, metrics)(scope, receive, send))
     assert metrics.requests.labels("GET", "unmatched", "500")._value.get() == 1
 
 

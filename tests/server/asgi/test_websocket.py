@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 from fastapi import WebSocket, WebSocketDisconnect
-from helpers.http_harness import TIMEOUT_S, Served, connected, eventually, open_websocket, read_all, refused_websocket
+from helpers.http_harness import (
+    TIMEOUT_S,
+    Served,
+    connected,
+    eventually,
+    open_websocket,
+    problem,
+    read_all,
+    refused_websocket,
+)
 from websockets.exceptions import ConnectionClosed
 
 from runtime.errors import RequestError
@@ -171,7 +180,8 @@ def test_websockets_count_as_connections(served: Callable[..., Served]) -> None:
             stack.enter_context(open_websocket(server, ECHO))
         assert refused_websocket(server, ECHO) == (503, "busy")
         with server.client() as client:
-            assert client.get("/health/live").status_code == 503
+            problem(client.get("/v1/models"), 503, "busy")
+            assert client.get("/health/live").status_code == 200
     eventually(lambda: not server.server.server_state.connections)
     with open_websocket(server, ECHO):
         pass
