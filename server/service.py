@@ -235,6 +235,8 @@ class Service:
         for number, ticks in enumerate(common, 1):
             self.progress = f": graphs of ticks are captured, {number} of {len(common)} shapes"
             play(pipeline, ticks.generations())
+            if pipeline.settle_kernels():  # they were launched plainly so far
+                play(pipeline, ticks.generations())
             logger.info("captured ticks of %s (%d of %d)", ticks.text, number, len(common))
         if common:
             logger.info("captured the common ticks in %.1f s", time.monotonic() - started_s)

@@ -64,7 +64,7 @@ HEAVY = {
         "engine_build/demo_model/",
     },
     "tensorrt": {"runtime/engines/tensorrt/binding.py"},
-    "tensorrt_rtx": set(),  # imported by name, by the same module
+    "tensorrt_rtx": {"runtime/engines/tensorrt/rtx/", "engine_build/build/tensorrt_compiler.py"},  # types
     "cuda": {"runtime/devices/cuda_calls.py"},
     "nvtx": {"runtime/tick/clock.py"},
     "torch": {

@@ -11,12 +11,17 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from engine_build.build.timing_cache import read_cache, set_aside, updating
 from engine_build.build.worker import OnLog, PlanRequest
 from runtime.engines.tensorrt.binding import trt
 from runtime.errors import BuildError
+
+if TYPE_CHECKING:
+    import tensorrt_rtx as rtx  # what only TensorRT-RTX has
+else:
+    rtx = trt
 
 FLAGS: Mapping[str, trt.BuilderFlag] = {
     "refit": trt.BuilderFlag.REFIT,
@@ -174,12 +179,13 @@ def _configured(builder: trt.Builder, request: PlanRequest) -> trt.IBuilderConfi
     return config
 
 
-def _configure_rtx(config: trt.IBuilderConfig, capabilities: Sequence[str]) -> None:
+def _configure_rtx(config: Any, capabilities: Sequence[str]) -> None:
     """Portable without `capabilities`. An execute on memory of its own could not be captured."""
-    config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
-    config.num_compute_capabilities = len(capabilities)
+    mine: rtx.IBuilderConfig = config
+    mine.set_flag(rtx.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    mine.num_compute_capabilities = len(capabilities)
     for index, name in enumerate(capabilities):
-        config.set_compute_capability(trt.ComputeCapability.__members__[name], index)
+        mine.set_compute_capability(rtx.ComputeCapability.__members__[name], index)
 
 
 def _add_profile(

@@ -185,6 +185,11 @@ class ExecutionSequence:
 
     executions: list[Execution]
 
+    def prepare(self, stream: Stream) -> bool:
+        """Whether all are ready."""
+        are_ready = [execution.prepare(stream) for execution in self.executions]
+        return all(are_ready)
+
     def launch(self, stream: Stream) -> None:
         """Put all on the stream, in order. Raises EngineError."""
         for execution in self.executions:

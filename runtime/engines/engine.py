@@ -22,6 +22,12 @@ PLAIN = "plain"
 class Execution(Protocol):
     """An engine with shapes and addresses bound, to be launched any number of times by one thread on one stream."""
 
+    def prepare(self, stream: Stream) -> bool:
+        """Whether warm_up, and behind it a capture of the stream, would run at full speed.
+
+        Begins in the background what is missing. Raises EngineDeadError.
+        """
+
     def launch(self, stream: Stream) -> None:
         """Put one execute on the stream. Raises EngineError."""
 

@@ -37,6 +37,7 @@ class Launch:
     writes: tuple[str, ...] = ()
     replay: Replay | None = None
     num_runs: int = 0
+    had_warm_up: bool = False
     is_warm: bool = False
     cannot_capture: bool = False
     is_retired: bool = False
@@ -63,6 +64,7 @@ class Launch:
 
         Where one has none, `failed` is called, and the executions run plainly.
         """
+        self.had_warm_up = True
         self.before, self.decoder, self.after = (), (partial(self._warm_up, failed),), ()
 
     def set_replay(self, replay: Replay) -> None:
@@ -134,8 +136,9 @@ class LaunchCache:
     """The launches that were used last, at most `limit`. One that is evicted is closed once its last run is done.
 
     With `captures`, a launch runs plainly the first time, with resources of its own the second time, and from the third
-    time on as a captured graph. Where its warm-up or its capture fails it runs plainly; where that is for want of
-    memory, no more launches are kept than there was memory for.
+    time on as a captured graph; plainly too as long as its executions are not prepared. Where its warm-up or its
+    capture fails it runs plainly; where that is for want of memory, no more launches are kept than there was memory
+    for.
     """
 
     device: Device
@@ -175,11 +178,8 @@ class LaunchCache:
     def before_run(self, launch: Launch) -> None:
         """Choose how the launch runs now: plainly, as a warm-up, or as a captured graph."""
         launch.num_runs += 1
-        if self.captures and launch.replay is None and not launch.cannot_capture:
-            if launch.num_runs == 2:
-                launch.set_warm_up(partial(self._failed, launch))
-            elif launch.num_runs > 2:
-                self._capture(launch)
+        if self.captures and launch.num_runs > 1 and launch.replay is None and not launch.cannot_capture:
+            self._advance(launch)
         if launch.replay is None:
             self.counts.plain += 1
         else:
@@ -200,6 +200,16 @@ class LaunchCache:
         self.drop(lambda key: True)
         while self._retired:
             self._retired.popleft()[0].close()
+
+    def _advance(self, launch: Launch) -> None:
+        """Warm up, then capture. All executions are asked, so that each begins what it lacks."""
+        are_ready = [execution.prepare(self.stream) for execution in launch.executions]
+        if not all(are_ready):
+            launch.set_plain()
+        elif launch.had_warm_up:
+            self._capture(launch)
+        else:
+            launch.set_warm_up(partial(self._failed, launch))
 
     def _capture(self, launch: Launch) -> None:
         def launch_all() -> None:

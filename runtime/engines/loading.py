@@ -74,6 +74,19 @@ def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
         _check_finite(adapted, feed)
 
 
+def settle_kernels(target: Target) -> bool:
+    """Wait for the kernels that are being compiled, and keep them for the next start.
+
+    False where a target compiles none while it runs: only TensorRT-RTX does.
+    """
+    if target != "tensorrt-rtx":
+        return False
+    from runtime.engines.tensorrt.rtx.specializer import settle
+
+    settle()
+    return True
+
+
 def _check_finite(decoder: Engine, feed: Mapping[str, Any]) -> None:
     outputs = decoder.run(feed)
     if not all(np.isfinite(values).all() for values in outputs.values()):
@@ -146,6 +159,10 @@ def open_engine(
         _need_tensorrt(manifest)
     _check_machine(manifest, fix)
     verify_file(manifest, folder, fix=f"{fix} --force" if fix else "")
+    if manifest.target == "tensorrt-rtx":
+        from runtime.engines.tensorrt.rtx.engine import RtxEngine
+
+        return RtxEngine(manifest, folder, device=device, fix=fix, in_tick=in_tick, weights=weights)
     if manifest.target in PLAN_TARGETS:
         from runtime.engines.tensorrt.engine import TensorRtEngine
 

@@ -50,6 +50,11 @@ class PartsExecution:
     def __init__(self, parts: Sequence[Execution], pool: ThreadPoolExecutor) -> None:
         self._parts, self._pool = parts, pool
 
+    def prepare(self, stream: Stream) -> bool:
+        """Whether all parts are ready."""
+        are_ready = [part.prepare(stream) for part in self._parts]
+        return all(are_ready)
+
     def launch(self, stream: Stream) -> None:
         """Execute; blocks until all parts are done, also where one fails. Raises EngineError."""
         others = [self._pool.submit(part.launch, stream) for part in self._parts[1:]]

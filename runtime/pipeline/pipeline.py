@@ -22,7 +22,7 @@ from runtime.config.deployment import Deployment, Target, build_command, load_de
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine, EngineSet, condition_width
-from runtime.engines.loading import open_engine, open_engines, warm_up
+from runtime.engines.loading import open_engine, open_engines, settle_kernels, warm_up
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
 from runtime.pipeline.planning import Planner, open_planner
@@ -100,6 +100,10 @@ class Pipeline:
         except TickError:
             engines.close()
             raise
+
+    def settle_kernels(self) -> bool:
+        """Wait for kernels that are compiled in the background, and keep them; False where the target compiles none."""
+        return settle_kernels(self.deployment.target)
 
     def all_engines(self) -> tuple[Engine, ...]:
         """Every open engine."""

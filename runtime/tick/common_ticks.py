@@ -44,10 +44,12 @@ class CommonTicks:
 def common_ticks(requests: Sequence[GenerationRequest], bundle: Bundle, deployment: Deployment) -> list[CommonTicks]:
     """The common ticks of generations like `requests`, one of each length, the most common length first.
 
-    None where no graph is captured: only TensorRT's executes can be. As many as there may be captured graphs.
+    None where there is nothing to prepare: ticks on TensorRT are captured, those on TensorRT-RTX also need kernels. As
+    many as there may be captured graphs.
     """
     runtime = deployment.runtime
-    if deployment.target not in PLAN_TARGETS or not runtime.capture:
+    compiles = deployment.target == "tensorrt-rtx"
+    if not (compiles or (deployment.target in PLAN_TARGETS and runtime.capture)):
         return []
     most = runtime.captured_graphs // (2 * runtime.depth)
     found = [

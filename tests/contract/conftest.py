@@ -77,6 +77,12 @@ def tensorrt_surface(stub_library: Path) -> Callable[[str], Surface]:
 
 
 @pytest.fixture(scope="session")
+def rtx_surface(stub_library: Path) -> Surface:
+    """The surface of TensorRT-RTX under its own name: beside every TensorRT, for what only it has."""
+    return read_surface("tensorrt_rtx=tensorrt_rtx_bindings", path=installed("rtx-1.7"), libraries=stub_library)
+
+
+@pytest.fixture(scope="session")
 def cuda_surface() -> Surface:
     """The surface of cuda.bindings."""
     return read_surface(*(f"{name}={name}" for name in CUDA_PACKAGES), path=installed("cuda"))
@@ -92,6 +98,7 @@ def nvtx_surface() -> Surface:
 def type_check(
     tmp_path_factory: pytest.TempPathFactory,
     tensorrt_surface: Callable[[str], Surface],
+    rtx_surface: Surface,
     cuda_surface: Surface,
     nvtx_surface: Surface,
 ) -> TypeCheck:
@@ -100,7 +107,7 @@ def type_check(
 
     def stubs(version: str) -> Path:
         if not (folder / version).exists():
-            for surface in (tensorrt_surface(version), cuda_surface, nvtx_surface):
+            for surface in (tensorrt_surface(version), rtx_surface, cuda_surface, nvtx_surface):
                 write_stubs(surface, folder / version)
         return folder / version
 

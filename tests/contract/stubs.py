@@ -14,11 +14,12 @@ Entry = Mapping[str, Any]
 
 IMPORTS = "import abc, builtins, collections.abc, typing, typing_extensions"
 # pybind11 takes a tuple or list of integers for Dims.
-CONVERTED = {"tensorrt.Dims": "tensorrt.Dims | collections.abc.Sequence[builtins.int]"}
+LIBRARIES = ("tensorrt", "tensorrt_rtx")
+CONVERTED = {f"{name}.Dims": f"{name}.Dims | collections.abc.Sequence[builtins.int]" for name in LIBRARIES}
 # What pybind11 passes into callbacks for what it takes in calls.
 PASSED = {"typing.SupportsInt": "builtins.int", "typing.SupportsFloat": "builtins.float"}
 # Classes with the buffer protocol, which Python 3.11 does not show.
-BUFFERS = ("tensorrt.IHostMemory",)
+BUFFERS = tuple(f"{name}.IHostMemory" for name in LIBRARIES)
 ENUM_MEMBERS = (
     "name: builtins.str",
     "value: builtins.int",

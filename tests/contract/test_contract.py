@@ -90,13 +90,21 @@ def test_no_attribute_is_named_by_a_string(type_check: TypeCheck) -> None:
 
 
 def test_every_attribute_that_does_not_exist_is_found(
-    type_check: TypeCheck, tensorrt_surface: Surfaces, cuda_surface: Surface, nvtx_surface: Surface
+    type_check: TypeCheck,
+    tensorrt_surface: Surfaces,
+    rtx_surface: Surface,
+    cuda_surface: Surface,
+    nvtx_surface: Surface,
 ) -> None:
-    names = {name for surface in (tensorrt_surface("11.4"), cuda_surface, nvtx_surface) for name in all_names(surface)}
+    surfaces = (tensorrt_surface("11.4"), rtx_surface, cuda_surface, nvtx_surface)
+    names = {name for surface in surfaces for name in all_names(surface)}
     builtin = {name for kind in (str, bytes, int, float, list, dict, set, tuple) for name in dir(kind)}
     probes = Probes(names - builtin | {"name", "bytes"})
     assert unfound(type_check, probes, type_check.sources) == UNTYPED
     assert len(probes.made_up) > 150
+    assert {"is_stream_capturable", "set_runtime_cache", "deserialize", "create_runtime_config"} <= {
+        what.rpartition(".")[2] for what in probes.made_up.values()
+    }
     assert {"execute_async_v3", "set_input_shape", "parse_from_file", "set_flag", "max_aux_streams"} <= {
         what.rpartition(".")[2] for what in probes.made_up.values()
     }

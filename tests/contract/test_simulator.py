@@ -10,7 +10,7 @@ from contract.conftest import CUDA_PACKAGES, Surface, read_surface
 from helpers.paths import TESTS
 
 SITE = TESTS / "simulator" / "site"
-RELEASES = {"10.16": "10.16.1.11", "11.4": "11.4.0.106"}
+RELEASES = {"10.16": "10.16.1.11", "11.4": "11.4.0.106", "rtx-1.7": "1.7.1.116"}
 # Methods of Python's own base classes.
 PYTHON_ONLY = frozenset({"count", "index"})
 ENUM_BASES = frozenset({"name", "value"})
@@ -78,7 +78,9 @@ def _equal(ours: list[str], theirs: list[str]) -> bool:
 @pytest.mark.parametrize("version", RELEASES)
 def test_simulated_tensorrt_matches_the_real_one(version: str, tensorrt_surface: Callable[[str], Surface]) -> None:
     real = tensorrt_surface(version)
-    simulated = read_surface("tensorrt=tensorrt", path=SITE, SIMULATED_TENSORRT=RELEASES[version])
+    is_rtx = version.startswith("rtx")
+    option = {"SIMULATED_TENSORRT_RTX" if is_rtx else "SIMULATED_TENSORRT": RELEASES[version]}
+    simulated = read_surface(f"tensorrt={'tensorrt_rtx' if is_rtx else 'tensorrt'}", path=SITE, **option)
     assert simulated["versions"] == real["versions"]
     assert len(simulated["names"]) > 20
     assert list(differences(simulated, real)) == []

@@ -17,12 +17,13 @@ from helpers.paths import ROOT
 
 PACKAGES = ("runtime", "engine_build", "server", "profiling")
 IMPORT = re.compile(
-    r"^\s*(?:from|import) (?:tensorrt|cuda|nvtx|runtime\.engines\.tensorrt\.binding import trt)\b", re.MULTILINE
+    r"^\s*(?:from|import) (?:tensorrt(?:_rtx)?|cuda|nvtx|runtime\.engines\.tensorrt\.binding import (?:\w+, )*trt)\b",
+    re.MULTILINE,
 )
 CONFIG = """[mypy]
 strict = True
 warn_unused_ignores = False
-[mypy-tensorrt.*,cuda.*,nvtx.*]
+[mypy-tensorrt.*,tensorrt_rtx.*,cuda.*,nvtx.*]
 ignore_errors = True
 [mypy-av.*,onnx.*,onnxruntime.*,polygraphy.*,safetensors.*,soundfile.*,tokenizers.*]
 ignore_missing_imports = True

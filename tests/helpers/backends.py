@@ -34,6 +34,7 @@ class Backend:
 
     def __str__(self) -> str:
         variant = f"{'late' if self.late else 'early'}-{'captured' if self.capture else 'plain'}"
+        variant = f"rtx-{variant}" if self.target == "tensorrt-rtx" else variant
         return f"simulated-{variant}" if self.is_simulated else self.target
 
     def skip_where_it_is_missing(self) -> Self:
@@ -50,7 +51,11 @@ class Backend:
     @contextmanager
     def running(self) -> Iterator[Machine | None]:
         """The GPU, for the time of a test."""
-        with simulated(late=self.late) if self.is_simulated else nullcontext() as machine:
+        with (
+            simulated(late=self.late, rtx=self.target == "tensorrt-rtx")
+            if self.is_simulated
+            else nullcontext() as machine
+        ):
             yield machine
 
     def build(self, deployment: Deployment) -> None:
@@ -69,5 +74,6 @@ SIMULATED = (
     Backend("tensorrt", is_simulated=True, capture=False),
     Backend("tensorrt", is_simulated=True, late=False),
 )
+SIMULATED_RTX = Backend("tensorrt-rtx", is_simulated=True)
 REAL = tuple(pytest.param(Backend(target), marks=pytest.mark.gpu) for target in ("cuda", "tensorrt"))
 BACKENDS = (CPU, *SIMULATED, *REAL)

@@ -58,6 +58,10 @@ class FaultyExecution:
         self._faults, self._device = faults, device
         self.release = execution.release
 
+    def prepare(self, stream: Stream) -> bool:
+        """As the wrapped execution."""
+        return self._execution.prepare(stream)
+
     def launch(self, stream: Stream) -> None:
         """One execute with its faults. Raises EngineError, EngineDeadError."""
         number = self._begin()

@@ -1,4 +1,6 @@
-"""The simulated GPU for tests: in `with simulated() as machine:` `cuda`, `tensorrt` and `nvtx` are the simulator's."""
+"""The simulated GPU for tests: in `with simulated() as machine:` `cuda`, `tensorrt` and `nvtx` are the simulator's, and
+with `simulated(rtx=True)` our modules use its `tensorrt_rtx`.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ import pytest
 from runtime.devices.memory import Block
 
 SITE = Path(__file__).resolve().parent / "site"
-# By version of the simulated TensorRT the modules that were loaded with it: loading them takes longer than most tests.
-_loaded: dict[str, dict[str, Any]] = {}
+# By library and version the modules that were loaded with it: loading them takes longer than most tests.
+_loaded: dict[tuple[bool, str], dict[str, Any]] = {}
+RTX_CAPABILITY = "8.9"
 REPLACED = (
     "cuda",
     "tensorrt",
+    "tensorrt_rtx",
     "runtime.devices.cuda",
     "runtime.devices.cuda_calls",
     "runtime.devices.cuda_streams",
@@ -38,20 +42,24 @@ __all__ = ["SITE", "Machine", "RefusedError", "RuleBroken", "child_environment",
 
 
 @contextmanager
-def simulated(*, fresh: bool = False, **options: Any) -> Iterator[Machine]:
+def simulated(*, fresh: bool = False, rtx: bool = False, **options: Any) -> Iterator[Machine]:
     """A new machine (options: see simulated_machine); `Machine.finish` checks it if the block raised nothing.
 
-    fresh: modules are loaded again, and not kept: for blocks that replace some of them.
+    fresh: modules are loaded again, and not kept: for blocks that replace some of them. rtx: our modules use the
+    simulated TensorRT-RTX, on a GPU that it supports.
     """
     before = _take_modules()
-    version = os.environ.get("SIMULATED_TENSORRT", "")
-    loaded = {} if fresh else _loaded.get(version, {})
+    key = rtx, os.environ.get("SIMULATED_TENSORRT_RTX" if rtx else "SIMULATED_TENSORRT", "")
+    options = {"cc": RTX_CAPABILITY, **options} if rtx else options
+    loaded = {} if fresh else _loaded.get(key, {})
     sys.path.insert(0, str(SITE))
     importlib.invalidate_caches()
     _put_modules(loaded)
     if "runtime.engines.tensorrt.library" in loaded:
         loaded["runtime.engines.tensorrt.library"]._library = None  # the process's TensorRT, of an earlier machine
     try:
+        if rtx:
+            importlib.import_module("runtime.engines.tensorrt.binding").bind("tensorrt-rtx")
         machine = simulated_machine.reset(**options)
         with _watched_blocks(machine):
             yield machine
@@ -60,7 +68,7 @@ def simulated(*, fresh: bool = False, **options: Any) -> Iterator[Machine]:
         sys.path.remove(str(SITE))
         taken = _take_modules()
         if not fresh:
-            _loaded[version] = {name: module for name, module in taken.items() if name != "nvtx"}  # has its ranges
+            _loaded[key] = {name: module for name, module in taken.items() if name != "nvtx"}  # has its ranges
         _put_modules(before)
 
 

@@ -10,6 +10,7 @@ import onnx
 
 from engine_build.graphs.graph_file import graph_of
 from engine_build.graphs.graph_writer import GraphWriter
+from runtime.config.deployment import Target
 from runtime.devices.machine import gpu_machine
 from runtime.engines.loading import tool_versions
 from runtime.engines.manifest import Manifest, file_sha256, manifest_path, write_manifest
@@ -61,7 +62,7 @@ class Lines:
     """A logger that keeps (severity, text) of every message in `lines`."""
 
     def __new__(cls) -> Any:
-        import tensorrt as trt
+        from runtime.engines.tensorrt.binding import trt
 
         class Logger(trt.ILogger):  # type: ignore[misc]
             def __init__(self) -> None:
@@ -78,7 +79,7 @@ def build_plan(
     model: onnx.ModelProto, ranges: Sequence[Ranges], *, verbosity: str = "LAYER_NAMES_ONLY", flags: Sequence[str] = ()
 ) -> bytes:
     """A plan with these shape ranges: (min, opt, max) per name of a free dimension."""
-    import tensorrt as trt
+    from runtime.engines.tensorrt.binding import trt
 
     logger = Lines()
     builder = trt.Builder(logger)
@@ -110,14 +111,17 @@ def write_engine(
 
     folder.mkdir(parents=True, exist_ok=True)
     flags = ["VERSION_COMPATIBLE"] if version_compatible else []
+    target: Target = "tensorrt-rtx" if is_rtx() else "tensorrt"
+    if is_rtx():
+        flags.append("REQUIRE_USER_ALLOCATION")
     path = folder / f"{name}.plan"
     path.write_bytes(build_plan(model, ranges, flags=flags, **how))
     graph = graph_of(model)
     manifest = Manifest(
         name=name,
-        target="tensorrt",
-        tool_versions=tool_versions("tensorrt"),
-        device=gpu_machine(probe()),
+        target=target,
+        tool_versions=tool_versions(target),
+        device={} if is_rtx() else gpu_machine(probe()),
         graph_sha256=graph.sha256,
         build={"version_compatible": version_compatible},
         engine_file=path.name,
@@ -130,6 +134,13 @@ def write_engine(
     )
     write_manifest(manifest_path(folder, name), manifest)
     return manifest
+
+
+def is_rtx() -> bool:
+    """Whether TensorRT-RTX is simulated."""
+    from runtime.engines.tensorrt.binding import trt
+
+    return str(trt.__name__) == "tensorrt_rtx"
 
 
 def _profile(builder: Any, model: onnx.ModelProto, sizes: Ranges) -> Any:

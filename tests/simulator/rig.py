@@ -18,7 +18,7 @@ class Rig:
     """An engine of `small_graph` with a context that is ready to execute, its buffers and its streams."""
 
     def __init__(self, machine: Machine, *, flags: tuple[str, ...] = ()) -> None:
-        import tensorrt as trt
+        from runtime.engines.tensorrt.binding import trt
 
         self.trt, self.machine = trt, machine
         self.log = Lines()

@@ -44,9 +44,9 @@ class TensorRtEngine:
         self._device, self._is_in_tick = device, in_tick
         self._host: HostExecution | None = None
         self._host_lock = threading.Lock()
-        self._plan = LoadedPlan(manifest, folder, fix, weights)
+        self._plan = self._load(folder, fix, weights)
         self.inputs, self.outputs = self._plan.inputs, self._plan.outputs
-        self._pool = ContextPool(self._plan, device)
+        self._pool = self._new_pool()
         if in_tick:
             for index in range(len(self._plan.ranges)):
                 self._pool.shared(index)
@@ -74,6 +74,12 @@ class TensorRtEngine:
                 self._host.close()
                 self._host = None
         self._plan.close()
+
+    def _load(self, folder: Path, fix: str, weights: MergedWeights | None) -> LoadedPlan:
+        return LoadedPlan(self.manifest, folder, fix, weights)
+
+    def _new_pool(self) -> ContextPool:
+        return ContextPool(self._plan, self._device)
 
     @contextmanager
     def _host_execution(self) -> Iterator[HostExecution]:

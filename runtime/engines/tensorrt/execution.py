@@ -14,6 +14,10 @@ class TensorRtExecution:
         self._pool, self._settings = pool, settings
         self._own: Context | None = None
 
+    def prepare(self, stream: Stream) -> bool:
+        """True: a plan has all its kernels."""
+        return True
+
     def launch(self, stream: Stream) -> None:
         """Put one execute on the stream. Raises EngineError."""
         context = self._own or self._pool.shared(self._settings.range_index)

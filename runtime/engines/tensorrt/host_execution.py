@@ -77,7 +77,7 @@ class HostExecution:
         shapes = self._shape_settings(feeds)
         index = shapes.range_index
         if index not in self._contexts:
-            self._contexts[index] = self._plan.new_context(index, self._memory_of(index))
+            self._contexts[index] = self._plan.new_context(index, self._memory_of(index), "LAZY")
         settings, outputs = self._bind(feeds, shapes, self._contexts[index])
         self._contexts[index].launch(settings, self._stream)
         return self._buffers.download(outputs, self._stream)
@@ -88,7 +88,8 @@ class HostExecution:
         Raises ShapeError, EngineError.
         """
         profiler, shapes = LayerProfiler(), self._shape_settings(feeds)
-        context = self._plan.new_context(shapes.range_index, self._memory_of(shapes.range_index))
+        index = shapes.range_index
+        context = self._plan.new_context(index, self._memory_of(index), "EAGER")
         try:
             settings, _ = self._bind(feeds, shapes, context)
             context.profile(settings, self._stream, runs, profiler)

@@ -28,7 +28,6 @@ from runtime.engines.tensorrt.errors import check_trt, dtype_name
 from runtime.engines.tensorrt.layers import LayerTimes
 from runtime.engines.tensorrt.plan_file import check_plan_version, read_plan_header
 from runtime.engines.tensorrt.shape_ranges import Shape, ShapeRange, choose_range
-from runtime.engines.tensorrt.validity import check_validity
 from runtime.errors import EngineError, EngineMismatchError
 
 if TYPE_CHECKING:
@@ -180,8 +179,8 @@ class LoadedPlan:
         # TensorRT takes no shape for an input without free dimensions.
         return ContextSettings(index, {name: shapes[name] for name in self._free_inputs})
 
-    def new_context(self, index: int, memory: Tensor) -> Context:
-        """A context for a shape range, on the caller's activation memory. Raises EngineError."""
+    def new_context(self, index: int, memory: Tensor, kernels: str = "") -> Context:
+        """A context for a shape range, on the caller's activation memory; kernels: see rtx. Raises EngineError."""
         context = self._engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         check_trt(context, f"{self.name}: no execution context for shape range {index}", library().logger.take)
         return Context(context, self._engine, self.name, index, memory)
@@ -222,10 +221,6 @@ def _deserialize(manifest: Manifest, path: Path, fix: str) -> trt.ICudaEngine:
     name, version = NAMES[manifest.target], library_version()
     check_plan_version(header, name, version, str(path), version_compatible=compatible, fix=fix)
     trt_library = library()
-    if manifest.target == "tensorrt-rtx":
-        with path.open("rb") as file:
-            head = file.read(trt_library.runtime.engine_header_size)
-        check_validity(trt_library.runtime, head, str(path), trt_library.logger.take, fix)
     with _load_lock, path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
         # A version-compatible plan contains its runtime as code; its hash is checked against the manifest before.
         trt_library.runtime.engine_host_code_allowed = compatible

@@ -26,6 +26,10 @@ class Recording:
     """An execution that notes what is asked of it."""
 
     calls: list[str]
+    is_ready: bool = True
+
+    def prepare(self, stream: Stream) -> bool:
+        return self.is_ready
 
     def launch(self, stream: Stream) -> None:
         self.calls.append("launch")

@@ -48,6 +48,8 @@ class Driver:
         for name, default in defaults.items():
             setattr(self, name, options.get(name, _option(name, default)))
         self.counters: Counter[str] = Counter()
+        # What TensorRT-RTX compiled: (when, thread), in order; see tensorrt_rtx.
+        self.compiled: list[tuple[str, str]] = []
         self.broken: list[RuleBroken] = []
         self.came_back: deque[tuple[int, int]] = deque()
         self.streams: dict[int, Stream] = {0: Stream(0)}

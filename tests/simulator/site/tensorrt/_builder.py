@@ -16,7 +16,7 @@ from runtime.engines.value_shapes import value_shapes
 
 from ._basics import IHostMemory, ILogger, IStreamWriter
 from ._config import IBuilderConfig, IOptimizationProfile
-from ._enums import VERSION_TUPLE, BuilderFlag, Severity
+from ._enums import IS_RTX, VERSION_TUPLE, BuilderFlag, Severity
 from ._graph import open_session
 from ._network import INetworkDefinition
 from ._plan import Plan, TensorPlan
@@ -36,7 +36,8 @@ class Builder:
     def __init__(self, logger: ILogger) -> None:
         if not isinstance(logger, ILogger):
             raise TypeError("__init__(): incompatible constructor arguments: Builder(logger: ILogger)")
-        need_driver("Builder")
+        if not IS_RTX:
+            need_driver("Builder")
         self._logger = logger
         self.max_threads = 1
 
@@ -239,8 +240,8 @@ class _Build:
         static = {item.name: (item.shape,) * 3 for item in tensors if item.is_input and -1 not in item.shape}
         return Plan(
             version=VERSION_TUPLE,
-            gpu=here.gpu_name,
-            compute_capability=here.cc,
+            gpu="" if IS_RTX else here.gpu_name,
+            compute_capability="" if IS_RTX else here.cc,
             tensors=tensors,
             profiles=tuple({**static, **profile._ranges} for profile in config._profiles) or (static,),
             flags=tuple(sorted(flag.name for flag in config._flags)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -31,6 +32,8 @@ Shape = tuple[int, ...]
 
 class Runtime:
     """Loads plans. It must outlive its engines, and its logger must outlive it."""
+
+    _engine_kind: type[ICudaEngine]
 
     def __init__(self, logger: ILogger) -> None:
         if not isinstance(logger, ILogger):
@@ -63,14 +66,14 @@ class Runtime:
         reason = load_error(plan, here.cc, host_code_allowed=self.engine_host_code_allowed)
         if reason is not None:
             return self._fail(reason)
-        if plan.gpu != here.gpu_name:
+        if plan.gpu not in ("", here.gpu_name):
             what = "Using an engine plan file across different models of devices is not supported"
             self.logger.log(Severity.WARNING, f"{what} and is likely to affect performance or even cause errors.")
         try:
             weights = here.allocate(len(plan.graph), "device")
         except RefusedError as error:
             return self._fail(_cuda_words(error.code))
-        engine = ICudaEngine(self, plan, weights)
+        engine = self._engine_kind(self, plan, weights)
         self._engines.add(engine)
         return engine
 
@@ -151,6 +154,9 @@ class ICudaEngine:
         """The context; None where there is not enough memory."""
         if strategy not in ExecutionContextAllocationStrategy:
             raise TypeError("create_execution_context(): incompatible function arguments")
+        return self._new_context(strategy, lambda address: IExecutionContext(self, address))
+
+    def _new_context(self, strategy: Any, make: Callable[[int], IExecutionContext]) -> IExecutionContext | None:
         if self._runtime() is None:
             self._machine.break_rule("an engine is used after its Runtime was destroyed")
         address = 0
@@ -162,7 +168,7 @@ class ICudaEngine:
         except RefusedError as error:
             self._log(Severity.ERROR, f"IExecutionContext creation failed: {_cuda_words(error.code)}")
             return None
-        context = IExecutionContext(self, address)
+        context = make(address)
         self._contexts.add(context)
         return context
 
@@ -191,6 +197,9 @@ class ICudaEngine:
             remember("an engine was destroyed before its contexts", self._machine)
         if not self._machine.sticky and not is_replaced(self._machine):
             self._machine.free(self._weights)
+
+
+Runtime._engine_kind = ICudaEngine
 
 
 def is_replaced(mine: Any) -> bool:

@@ -6,9 +6,11 @@ import enum
 import os
 from typing import Any
 
-VERSION = os.environ.get("SIMULATED_TENSORRT", "11.4.0.106")
+# These modules are also those of the simulated tensorrt_rtx, loaded once more under its name.
+IS_RTX = __name__.startswith("tensorrt_rtx")
+VERSION = os.environ.get(*(("SIMULATED_TENSORRT_RTX", "1.7.1.116") if IS_RTX else ("SIMULATED_TENSORRT", "11.4.0.106")))
 VERSION_TUPLE = tuple(int(part) for part in VERSION.split("."))
-STRONGLY_TYPED_ONLY = VERSION_TUPLE[0] >= 11
+STRONGLY_TYPED_ONLY = IS_RTX or VERSION_TUPLE[0] >= 11
 
 
 class TrtEnum(enum.Enum):
@@ -64,11 +66,14 @@ _FLAGS_10 = {
 }  # fmt: skip
 
 
-BuilderFlag = _enum("BuilderFlag", **(_FLAGS_11 if STRONGLY_TYPED_ONLY else _FLAGS_10))
+_FLAGS_RTX = {"REQUIRE_USER_ALLOCATION": 28} if IS_RTX else {}
+BuilderFlag = _enum("BuilderFlag", **_FLAGS_RTX, **(_FLAGS_11 if STRONGLY_TYPED_ONLY else _FLAGS_10))
 NetworkDefinitionCreationFlag = _enum(
     "NetworkDefinitionCreationFlag",
     **(
-        {"STRONGLY_TYPED": 0, "PREFER_JIT_PYTHON_PLUGINS": 1, "PREFER_AOT_PYTHON_PLUGINS": 2}
+        {"STRONGLY_TYPED": 0}
+        if IS_RTX
+        else {"STRONGLY_TYPED": 0, "PREFER_JIT_PYTHON_PLUGINS": 1, "PREFER_AOT_PYTHON_PLUGINS": 2}
         if STRONGLY_TYPED_ONLY
         else {
             "EXPLICIT_BATCH": 0,

@@ -51,6 +51,7 @@ class Launch:
         self.reads = [operand.range for operand in operands if operand.is_input]
         self.writes = [operand.range for operand in operands if not operand.is_input] + [activation]
         self.stream, self.version, self.duration_ms, self.is_done = 0, 0, 0.0, False
+        self.has_fallback_kernels = False
         self._check_overlap()
 
     def __call__(self) -> None:
@@ -72,6 +73,7 @@ class Launch:
 
     def check(self) -> None:
         """Check, when a graph with this execute is launched, that its context is unchanged."""
+        self._machine.counters["slow_replays"] += self.has_fallback_kernels
         context = self._context()
         if context is None or context._engine() is None:
             self._machine.break_rule("a graph is launched after a context or engine that it captured was destroyed")

@@ -8,10 +8,12 @@ import struct
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ._enums import VERSION_TUPLE
+from ._enums import IS_RTX, VERSION_TUPLE
 
-MAGIC = b"ftrt"
+MAGIC = b"vtrt" if IS_RTX else b"ftrt"
 HEADER_BYTES = 32
+# Where engines of TensorRT-RTX run.
+RTX_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0", "12.1")
 Shape = tuple[int, ...]
 
 
@@ -96,6 +98,9 @@ def load_error(plan: Plan, compute_capability: str, *, host_code_allowed: bool) 
 
 
 def _device_error(plan: Plan, compute_capability: str) -> str | None:
+    if IS_RTX:
+        is_known = compute_capability in RTX_CAPABILITIES
+        return None if is_known else f"compute capability {compute_capability} is not supported"
     here, there = (
         tuple(int(part) for part in text.split(".")) for text in (compute_capability, plan.compute_capability)
     )

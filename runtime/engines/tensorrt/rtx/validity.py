@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from runtime.engines.tensorrt.binding import trt
 from runtime.errors import EngineError, EngineMismatchError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    import tensorrt_rtx as trt
+else:
+    from runtime.engines.tensorrt.binding import trt
 
 # What TensorRT-RTX says against an engine -> what that is, the fix, and the error. {build}: the build command.
 REFUSALS: dict[str, tuple[str, str, type[EngineError]]] = {

@@ -14,8 +14,8 @@ BUILD = "tickrt-build x.toml --target tensorrt-rtx"
 
 
 def refusal(*diagnostics: str) -> EngineError:
-    with simulated():
-        from runtime.engines.tensorrt.validity import refusal
+    with simulated(rtx=True):
+        from runtime.engines.tensorrt.rtx.validity import refusal
 
         return refusal(diagnostics, "decoder.plan", BUILD)
 
@@ -53,7 +53,7 @@ RUN = """
 from runtime.engines.tensorrt.binding import bind
 bind("tensorrt-rtx")
 from runtime.engines.tensorrt.binding import trt
-from runtime.engines.tensorrt import validity
+from runtime.engines.tensorrt.rtx import validity
 
 assert set(validity.REFUSALS) == set(trt.EngineInvalidityDiagnostics.__members__)
 try:

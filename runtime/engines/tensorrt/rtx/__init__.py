@@ -1,0 +1,1 @@
+"""What TensorRT-RTX does otherwise than TensorRT: it compiles kernels on the machine that runs them."""

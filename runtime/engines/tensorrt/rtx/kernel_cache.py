@@ -1,0 +1,95 @@
+"""The kernels that TensorRT-RTX compiled here: in memory for all contexts, and in a file for the next start."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from runtime.devices.cuda_calls import probe
+from runtime.engines.manifest import write_atomically
+from runtime.engines.tensorrt.errors import check_trt
+from runtime.engines.tensorrt.library import library, library_version
+
+if TYPE_CHECKING:
+    import tensorrt_rtx as trt
+
+SEAL_BYTES = 32
+LOCK_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class KernelCache:
+    """The kernels that all contexts share, and their file, which belongs to one release and one compute capability.
+
+    In the file a SHA-256 comes first, of release, compute capability and kernels. Any thread.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._made_for = f"{library_version()}-sm{probe().compute_capability.replace('.', '')}"
+        # Beside the engines' folder, which holds nothing but engines.
+        self.path = folder.with_name(f"{folder.name}.{self._made_for}.kernels")
+        self._cache: trt.IRuntimeCache | None = None
+        self._stored = b""
+        self._lock = threading.Lock()
+
+    def attach(self, settings: Any) -> None:
+        """Let contexts with these IRuntimeConfig settings use the cache; the first time the file is read."""
+        config: trt.IRuntimeConfig = settings
+        with self._lock:
+            if self._cache is None:
+                self._cache = config.create_runtime_cache()
+                self._read(self._cache)
+            attached = config.set_runtime_cache(self._cache)
+        check_trt(attached, "the cache of compiled kernels cannot be used", library().logger.take)
+
+    def save(self) -> None:
+        """Write the file where kernels were added. Where it cannot be written, that is logged."""
+        with self._lock:
+            if self._cache is None:
+                return
+            kernels = bytes(memoryview(self._cache.serialize()))
+            seal = self._seal(kernels)
+            if seal == self._stored:
+                return
+            try:
+                with self._locked():
+                    write_atomically(self.path, seal + kernels)
+            except OSError as error:
+                log.warning("compiled kernels are not kept for the next start: %s: %s", self.path, error)
+                return
+            self._stored = seal
+        log.info("compiled kernels are kept in %s (%d bytes)", self.path, len(kernels))
+
+    def _read(self, cache: trt.IRuntimeCache) -> None:
+        try:
+            with self._locked():
+                content = self.path.read_bytes() if self.path.is_file() else b""
+        except OSError as error:
+            log.warning("the compiled kernels in %s cannot be read: %s", self.path, error)
+            return
+        seal, kernels = content[:SEAL_BYTES], content[SEAL_BYTES:]
+        if not content:
+            return
+        if seal == self._seal(kernels) and cache.deserialize(kernels):
+            self._stored = seal
+            return
+        reason = library().logger.take() or "the file is damaged, or belongs to another machine or release"
+        log.warning("the compiled kernels in %s are dropped, and compiled again: %s", self.path, reason)
+
+    def _seal(self, kernels: bytes) -> bytes:
+        return hashlib.sha256(self._made_for.encode() + b"\0" + kernels).digest()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Against other processes. The lock is a separate file, because the file itself is replaced."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.path.with_name(f"{self.path.name}.lock"), timeout=LOCK_TIMEOUT_S):
+            yield

@@ -1,0 +1,83 @@
+"""Plans of TensorRT-RTX, and contexts whose kernels are compiled on this machine.
+
+Fallback kernels fit every shape of an engine and are there with a context; those of one shape are faster, and compiled
+when it is known. Objects of TensorRT-RTX come as Any: to modules that both libraries use they are TensorRT's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.devices.device import Stream, Tensor
+from runtime.engines.manifest import Manifest
+from runtime.engines.tensorrt.binding import NAMES
+from runtime.engines.tensorrt.errors import check_trt
+from runtime.engines.tensorrt.library import Context, LoadedPlan, library, library_version
+from runtime.engines.tensorrt.plan_file import check_plan_version, read_plan_header
+from runtime.engines.tensorrt.rtx.kernel_cache import KernelCache
+from runtime.engines.tensorrt.rtx.validity import check_validity
+
+if TYPE_CHECKING:
+    import tensorrt_rtx as trt
+
+    from runtime.engines.merging import MergedWeights
+else:
+    from runtime.engines.tensorrt.binding import trt
+
+# Which kernels a context executes. FALLBACK: never those of one shape, so no execute compiles. SPECIALIZED: the first
+# execute of a shape waits until they are compiled. LAZY: fallback kernels, until a thread of the library has compiled
+# them; it does not say when, so a graph would keep slow kernels: such a context is not captured.
+FALLBACK, SPECIALIZED, LAZY = "NONE", "EAGER", "LAZY"
+
+
+class RtxContext(Context):
+    """A context of TensorRT-RTX. `keep`: what the library uses as long as the context lives."""
+
+    keep: object = None
+
+    def use_memory(self, memory: Tensor) -> None:
+        """Execute on other activation memory from now on. Nothing may be pending."""
+        self._memory = memory
+        if self._is_on_range:
+            self._context.set_device_memory(memory.address, memory.size_bytes)
+
+    def is_capturable(self, stream: Stream) -> bool:
+        """Whether executes, as they are set now, can be captured from this stream."""
+        context: Any = self._context
+        mine: trt.IExecutionContext = context
+        return bool(mine.is_stream_capturable(stream.handle))
+
+
+class RtxPlan(LoadedPlan):
+    """A deserialized plan of TensorRT-RTX. See LoadedPlan; what the library says against it is known before."""
+
+    def __init__(
+        self, manifest: Manifest, folder: Path, fix: str, weights: MergedWeights | None, cache: KernelCache
+    ) -> None:
+        self._cache = cache
+        path, trt_library = folder / manifest.engine_file, library()
+        header = read_plan_header(path, fix=fix)
+        check_plan_version(header, NAMES[manifest.target], library_version(), str(path), fix=fix)
+        runtime: Any = trt_library.runtime
+        mine: trt.Runtime = runtime
+        with path.open("rb") as file:
+            check_validity(mine, file.read(mine.engine_header_size), str(path), trt_library.logger.take, fix)
+        super().__init__(manifest, folder, fix, weights)
+
+    def new_context(self, index: int, memory: Tensor, kernels: str = FALLBACK) -> RtxContext:
+        """A context for a shape range, on the caller's activation memory; may compile. Raises EngineError."""
+        untyped: Any = self._engine
+        engine: trt.ICudaEngine = untyped
+        settings = engine.create_runtime_config()
+        settings.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        strategy = trt.DynamicShapesKernelSpecializationStrategy.__members__[kernels]
+        settings.dynamic_shapes_kernel_specialization_strategy = strategy
+        # Whole ticks are captured, not single executes.
+        settings.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED
+        self._cache.attach(settings)
+        made: Any = engine.create_execution_context(runtime_config=settings)
+        check_trt(made, f"{self.name}: no execution context for shape range {index}", library().logger.take)
+        context = RtxContext(made, untyped, self.name, index, memory)
+        context.keep = (settings, self._cache)
+        return context

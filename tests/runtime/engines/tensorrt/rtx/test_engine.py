@@ -1,0 +1,334 @@
+"""Engines on the simulated TensorRT-RTX: which kernels an execute has, and that no launch waits for a compiler."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.engine_behaviour import *  # noqa: F403  (tests that every TensorRT engine passes)
+from helpers.engine_behaviour import CLOSE, Bench, expected, feeds_of, opened, written
+from simulator.fixture import Machine, simulated
+from simulator.plans import MANY_ROWS, ROWS, cache_graph, small_graph, write_engine
+
+from runtime.errors import CaptureError, EngineDeadError, EngineError
+
+
+@pytest.fixture(params=[True, False], ids=["late", "early"])
+def gpu(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with simulated(rtx=True, late=request.param) as machine:
+        yield machine
+
+
+@pytest.fixture
+def bench(gpu: Machine) -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.close()
+    assert gpu.alive() == {}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "engines"
+
+
+@contextmanager
+def compiler_busy(engine: Any) -> Iterator[None]:
+    """Kernels that are asked for in the block are compiled behind it."""
+    go_on = threading.Event()
+    engine._specializer.submit(go_on.wait)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+def test_engines_of_one_device_share_activation_memory(bench: Bench, folder: Path) -> None:
+    written(folder)
+    written(folder, MANY_ROWS, name="step", scale=3.0)
+    engines = [opened(folder, bench.device, name, in_tick=True) for name in ("step", "decoder")]
+    addresses = {engine._pool.shared(0)._memory.address for engine in engines}
+    assert len(addresses) == 1
+    assert engines[0]._specializer._activation.address not in addresses
+    for engine in engines:
+        engine.close()
+
+
+def test_an_opened_engine_has_executed_with_its_fallback_kernels(gpu: Machine, bench: Bench, folder: Path) -> None:
+    """What a first execute may load is not left to a tick."""
+    written(folder, ROWS, MANY_ROWS)
+    engine = opened(folder, bench.device, in_tick=True)
+    assert gpu.compiled == [("context", "kernels_0")]
+    assert (gpu.counters["kernels_loaded"], gpu.counters["fallback_executes"]) == (1, 2)
+    engine.bind(bench.tensors()).launch(bench.stream)
+    assert gpu.counters["kernels_loaded"] == 1
+    bench.stream.record().wait()
+    engine.close()
+
+
+def test_launches_have_fallback_kernels_until_the_shape_s_are_there(gpu: Machine, bench: Bench, folder: Path) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    tensors = bench.tensors()
+    execution = engine.bind(tensors)
+    before = gpu.counters["fallback_executes"]
+    with compiler_busy(engine):
+        for _ in range(3):
+            execution.launch(bench.stream)
+        assert gpu.counters["fallback_executes"] == before + 3
+    engine._specializer.settle()
+    for _ in range(3):
+        execution.launch(bench.stream)
+    assert gpu.counters["fallback_executes"] == before + 3
+    assert gpu.compiled == [("context", "kernels_0"), ("execute", "kernels_0")]
+    np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), **CLOSE)
+    engine.close()
+
+
+def test_what_is_launched_once_compiles_nothing(gpu: Machine, bench: Bench, folder: Path) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    engine.bind(bench.tensors()).launch(bench.stream)
+    bench.stream.record().wait()
+    engine._specializer.settle()
+    assert gpu.compiled == [("context", "kernels_0")]
+    engine.close()
+
+
+def test_executions_of_the_same_shapes_share_a_context_without_a_graph(
+    gpu: Machine, bench: Bench, folder: Path
+) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    executions = [engine.bind(bench.tensors(2, seed=seed)) for seed in range(4)]
+    for execution in executions * 2:
+        execution.launch(bench.stream)
+    bench.stream.record().wait()
+    engine._specializer.settle()
+    assert len(engine._pool._of_shapes) == 1
+    before = gpu.counters["fallback_executes"]
+    for execution in executions:
+        execution.launch(bench.stream)
+    assert gpu.counters["fallback_executes"] == before
+    bench.stream.record().wait()
+    engine.close()
+
+
+def test_no_more_shapes_have_contexts_than_are_allowed(bench: Bench, folder: Path, monkeypatch: Any) -> None:
+    from runtime.engines.tensorrt.rtx import engine as rtx_engine
+
+    monkeypatch.setattr(rtx_engine, "MOST_SHAPES", 2)
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    executions = [engine.bind(bench.tensors(rows)) for rows in (1, 2, 3, 4)]
+    for execution in executions * 2:
+        execution.launch(bench.stream)
+    assert len(engine._pool._of_shapes) == 2
+    bench.stream.record().wait()
+    engine.close()
+
+
+def test_an_execution_is_ready_for_a_capture_once_its_kernels_are_there(
+    gpu: Machine, bench: Bench, folder: Path
+) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    tensors = bench.tensors()
+    execution = engine.bind(tensors)
+    with compiler_busy(engine):
+        assert [execution.prepare(bench.stream) for _ in range(3)] == [False] * 3
+        execution.launch(bench.stream)
+    engine._specializer.settle()
+    assert execution.prepare(bench.stream)
+    execution.warm_up(bench.stream)
+    replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
+    assert replay is not None
+    replay.launch(bench.stream)
+    np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), **CLOSE)
+    assert gpu.counters["frozen_fallbacks"] == gpu.counters["slow_replays"] == 0
+    replay.close()
+    execution.release()
+    engine.close()
+
+
+def test_without_asking_before_no_execute_is_captured(gpu: Machine, bench: Bench, folder: Path) -> None:
+    """Of an engine that takes memory itself, and of one that refuses: it launches with kernels of its own."""
+    gpu.faults["uncapturable"] = True
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    tensors = bench.tensors()
+    execution = engine.bind(tensors)
+    with pytest.raises(CaptureError, match="not stream capturable"):
+        execution.warm_up(bench.stream)
+    assert not execution.prepare(bench.stream)
+    before = gpu.counters["fallback_executes"]
+    execution.launch(bench.stream)
+    assert gpu.counters["fallback_executes"] == before
+    np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), **CLOSE)
+    execution.release()
+    engine.close()
+
+
+def test_a_context_that_was_given_back_first_ends_its_work(gpu: Machine, bench: Bench, folder: Path) -> None:
+    """Another execution of another shape takes it, on the compiling thread's stream."""
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    stream = bench.device.main
+    first, tensors = engine.bind(bench.tensors(2)), bench.tensors(3)
+    first.warm_up(stream)
+    first.release()
+    second = engine.bind(tensors)
+    assert len(engine._pool._idle[0]) == 1
+    second.warm_up(stream)
+    assert len(engine._pool._idle[0]) == 0
+    done = stream.record()
+    done.wait()
+    second.release()
+    second.release()
+    assert len(engine._pool._idle[0]) == 1
+    engine.close()
+
+
+def test_an_execution_that_is_dropped_before_its_kernels_are_there_leaves_its_context(
+    bench: Bench, folder: Path
+) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    one, two = (engine.bind(bench.tensors(rows)) for rows in (2, 3))
+    running, go_on = threading.Event(), threading.Event()
+    execute = engine._specializer.execute
+
+    def slow(*args: Any) -> Any:
+        running.set()
+        go_on.wait()
+        return execute(*args)
+
+    engine._specializer.execute = slow
+    one.prepare(bench.stream)
+    running.wait()
+    one.release()
+    go_on.set()
+    engine._specializer.settle()
+    made = len(engine._plan._engine._contexts)
+    two.warm_up(bench.stream)
+    assert len(engine._plan._engine._contexts) == made
+    bench.stream.record().wait()
+    two.release()
+    engine.close()
+
+
+def test_an_engine_is_closed_without_a_wait_for_the_compiler(bench: Bench, folder: Path) -> None:
+    """A tick closes the engines that others replace."""
+    written(folder)
+    old, new = (opened(folder, bench.device, in_tick=True) for _ in range(2))
+    running, go_on = threading.Event(), threading.Event()
+    execute = old._specializer.execute
+
+    def slow(*args: Any) -> Any:
+        running.set()
+        go_on.wait()
+        return execute(*args)
+
+    old._specializer.execute = slow
+    executions = [old.bind(bench.tensors(rows)) for rows in (1, 2, 3)]
+    for execution in executions:
+        execution.prepare(bench.stream)
+    running.wait()
+    for execution in executions[1:]:
+        execution.release()
+    old.close()
+    executions[0].release()
+    go_on.set()
+    new.close()
+    assert not new._specializer._worker._threads or not any(t.is_alive() for t in new._specializer._worker._threads)
+
+
+def test_where_kernels_cannot_be_compiled_fallback_kernels_go_on(
+    gpu: Machine, bench: Bench, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    gpu.faults["context_none_at"] = list(range(2, 20))
+    tensors = bench.tensors()
+    execution = engine.bind(tensors)
+    for _ in range(2):
+        assert not execution.prepare(bench.stream)
+        engine._specializer.settle()
+    execution.launch(bench.stream)
+    with pytest.raises(EngineError, match="not compiled"):
+        execution.warm_up(bench.stream)
+    np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), **CLOSE)
+    assert sum("goes on with slower kernels" in record.message for record in caplog.records) == 1
+    execution.release()
+    engine.close()
+    caplog.clear()
+    del execution, engine
+    gc.collect()  # exceptions keep the objects of their frames
+
+
+def test_a_device_that_is_lost_while_kernels_are_compiled_ends_the_ticks(bench: Bench, folder: Path) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    execution = engine.bind(bench.tensors())
+
+    def lose(*args: Any) -> Any:
+        raise EngineDeadError("illegal address")
+
+    engine._specializer.execute = lose
+    execution.prepare(bench.stream)
+    engine._specializer.settle()
+    with pytest.raises(EngineDeadError, match="illegal address"):
+        execution.prepare(bench.stream)
+    execution.release()
+    engine.close()
+
+
+def test_a_cache_that_is_updated_in_place_is_compiled_for(gpu: Machine, bench: Bench, folder: Path) -> None:
+    write_engine(folder, "cache", cache_graph(), [{"rows": (1, 2, 2)}])
+    engine = opened(folder, bench.device, "cache", in_tick=True)
+    past = bench.device.zeros((2, 2, 8, 64), np.float32)
+    tensors = {
+        "past": past, "present": past, "new": bench.device.zeros((2, 2, 1, 64), np.float32),
+        "write": bench.device.zeros((2,), np.int64), "sum": bench.device.zeros((), np.float32),
+    }  # fmt: skip
+    execution = engine.bind(tensors)
+    execution.warm_up(bench.stream)
+    assert gpu.compiled[-1] == ("execute", "kernels_0")
+    assert bench.read(past).sum() == 0, "kernels are compiled on other memory"
+    execution.release()
+    engine.close()
+
+
+def test_a_run_outside_of_ticks_does_not_wait_for_the_kernels_of_its_shape(
+    gpu: Machine, bench: Bench, folder: Path
+) -> None:
+    written(folder)
+    engine = opened(folder, bench.device)
+    for _ in range(6):
+        np.testing.assert_allclose(engine.run(feeds_of(2, 4))["y"], expected(feeds_of(2, 4)), **CLOSE)
+    assert [when for when, _ in gpu.compiled] == ["context", "background"]
+    assert gpu.counters["fallback_executes"] == 3
+    engine.close()
+
+
+@pytest.mark.parametrize("verbosity", ["DETAILED", "LAYER_NAMES_ONLY", "NONE"])
+def test_a_profile_has_the_time_of_every_layer_with_the_shape_s_kernels(
+    verbosity: str, gpu: Machine, bench: Bench, folder: Path
+) -> None:
+    written(folder, verbosity=verbosity)
+    engine = opened(folder, bench.device)
+    nodes = engine.profile(feeds_of(2, 4), 5)
+    assert all(len(node.runs_ms) == 5 and min(node.runs_ms) > 0 for node in nodes)
+    assert gpu.counters["fallback_executes"] == 0
+    if verbosity == "DETAILED":
+        assert len(nodes) == len(small_graph().graph.node)
+        assert all("[ONNX Layer: " in node.facts["Metadata"] for node in nodes)
+        sizes = {tensor["Name"]: tensor["Dimensions"] for node in nodes for tensor in node.facts["Inputs"]}
+        assert sizes["x"] == [2, 4, 64]
+    engine.close()

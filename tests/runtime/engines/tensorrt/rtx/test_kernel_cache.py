@@ -1,0 +1,159 @@
+"""The file of compiled kernels: read at the start, written when engines close, and dropped where it does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from helpers.engine_behaviour import Bench, opened, written
+from simulator.fixture import Machine, simulated
+
+RELEASE = "1.7.1.116"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "engines"
+
+
+def start(folder: Path, **options: str) -> Machine:
+    """One process: it opens an engine and warms up one shape."""
+    with simulated(rtx=True, **options) as machine:
+        if not folder.is_dir():
+            written(folder)
+        bench = Bench()
+        engine = opened(folder, bench.device, in_tick=True)
+        execution = engine.bind(bench.tensors())
+        execution.warm_up(bench.stream)
+        bench.stream.record().wait()
+        execution.release()
+        engine.close()
+        bench.close()
+    return machine
+
+
+def file_of(folder: Path, release: str = RELEASE, sm: str = "89") -> Path:
+    return folder.with_name(f"engines.{release}-sm{sm}.kernels")
+
+
+def test_the_next_start_compiles_nothing(folder: Path) -> None:
+    first = start(folder)
+    assert [when for when, _ in first.compiled] == ["context", "execute"]
+    stored = file_of(folder).read_bytes()
+    second = start(folder)
+    assert second.compiled == []
+    assert second.counters["kernels_loaded"] >= 2
+    assert file_of(folder).read_bytes() == stored
+
+
+def test_it_lies_beside_the_engines_and_belongs_to_none(folder: Path) -> None:
+    start(folder)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".plan"]
+    file_of(folder).write_bytes(b"changed")
+    start(folder)  # opens what its hashes describe
+
+
+def test_a_shape_that_is_new_is_added(folder: Path) -> None:
+    start(folder)
+    with simulated(rtx=True) as machine:
+        bench = Bench()
+        engine = opened(folder, bench.device, in_tick=True)
+        execution = engine.bind(bench.tensors(3))
+        execution.warm_up(bench.stream)
+        bench.stream.record().wait()
+        execution.release()
+        assert [when for when, _ in machine.compiled] == ["execute"]
+        engine._specializer.settle()
+        engine.close()
+        bench.close()
+    assert start(folder).compiled == []
+
+
+def test_kernels_are_kept_before_the_engines_close(folder: Path) -> None:
+    """A server that is killed after its start has kept what it compiled."""
+    with simulated(rtx=True):
+        written(folder)
+        bench = Bench()
+        engine = opened(folder, bench.device, in_tick=True)
+        engine.bind(bench.tensors()).prepare(bench.stream)
+        engine._specializer.settle()
+        assert file_of(folder).stat().st_size > 100
+        engine.close()
+        bench.close()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "empty"])
+def test_a_damaged_file_is_dropped(damage: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    start(folder)
+    stored = file_of(folder).read_bytes()
+    changed = {"truncated": stored[:-3], "changed": stored[:50] + b"X" + stored[51:], "empty": b""}[damage]
+    file_of(folder).write_bytes(changed)
+    again = start(folder)
+    assert [when for when, _ in again.compiled] == ["context", "execute"]
+    assert again.counters["refused_caches"] == 0, "the library is given no damaged bytes"
+    assert ("are dropped, and compiled again" in caplog.text) == (damage != "empty")
+    assert file_of(folder).read_bytes() == stored
+    assert start(folder).compiled == []
+
+
+def test_each_release_and_each_capability_has_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(folder)
+    stored = file_of(folder).read_bytes()
+    other_card = start(folder, cc="12.0")
+    assert len(other_card.compiled) == 2
+    monkeypatch.setenv("SIMULATED_TENSORRT_RTX", "1.8.0.20")
+    (folder / "decoder.plan").unlink()
+    with simulated(rtx=True):
+        written(folder)
+    other_release = start(folder)
+    assert len(other_release.compiled) == 2
+    monkeypatch.delenv("SIMULATED_TENSORRT_RTX")
+    assert file_of(folder).read_bytes() == stored
+    assert {path.name for path in folder.parent.glob("*.kernels")} == {
+        file_of(folder).name, file_of(folder, sm="120").name, file_of(folder, "1.8.0.20").name,
+    }  # fmt: skip
+    assert other_card.counters["refused_caches"] == other_release.counters["refused_caches"] == 0
+    assert "dropped" not in caplog.text
+
+
+def test_a_file_of_another_machine_under_this_name_is_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    start(folder, cc="8.6")
+    file_of(folder, sm="86").replace(file_of(folder))
+    again = start(folder)
+    assert again.counters["refused_caches"] == 0
+    assert len(again.compiled) == 2
+    assert "belongs to another machine or release" in caplog.text
+
+
+def test_what_the_library_refuses_is_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It compares more than release and compute capability: here the card's model."""
+    start(folder)
+    again = start(folder, gpu_name="Another card with this capability")
+    assert again.counters["refused_caches"] == 1
+    assert len(again.compiled) == 2
+    assert "are dropped" in caplog.text
+
+
+def test_a_file_that_cannot_be_written_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file_of(folder).mkdir(parents=True)
+    start(folder)
+    assert "compiled kernels are not kept for the next start" in caplog.text
+
+
+def test_a_file_that_another_process_locks_is_left_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(folder)
+    with simulated(rtx=True):
+        from runtime.engines.tensorrt.rtx import kernel_cache
+
+        monkeypatch.setattr(kernel_cache, "LOCK_TIMEOUT_S", 0.01)
+        with FileLock(f"{file_of(folder)}.lock"):
+            bench = Bench()
+            opened(folder, bench.device, in_tick=True).close()
+            bench.close()
+    assert "cannot be read" in caplog.text
+    assert "are not kept" in caplog.text

@@ -1,0 +1,84 @@
+"""What the engines of a folder share on a device: one thread, one cache of kernels, and memory beside the ticks'."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.engine_behaviour import Bench, opened, written
+from simulator.fixture import Machine, simulated
+
+
+@pytest.fixture(autouse=True)
+def machine() -> Iterator[Machine]:
+    with simulated(rtx=True) as machine:
+        yield machine
+
+
+def test_engines_of_a_folder_share_one_until_the_last_is_closed(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        written(tmp_path / folder)
+    bench = Bench()
+    one, two, other = (opened(tmp_path / folder, bench.device, in_tick=True) for folder in ("a", "a", "b"))
+    assert one._specializer is two._specializer is not other._specializer
+    one.close()
+    two._specializer.submit(threading.Event)
+    two.close()
+    again = opened(tmp_path / "a", bench.device, in_tick=True)
+    assert again._specializer is not two._specializer
+    again.close()
+    other.close()
+    bench.close()
+
+
+def test_an_engine_that_does_not_open_is_no_user(machine: Machine, tmp_path: Path) -> None:
+    from runtime.engines.tensorrt.rtx import specializer
+    from runtime.errors import EngineMismatchError
+
+    written(tmp_path / "a")
+    bench = Bench()
+    machine.faults["deserialize_none"] = True
+    with pytest.raises(EngineMismatchError):
+        opened(tmp_path / "a", bench.device, in_tick=True)
+    assert specializer._open == {}
+    bench.close()
+
+
+def test_memory_for_new_shapes_grows_and_is_kept(tmp_path: Path) -> None:
+    written(tmp_path / "a")
+    bench = Bench()
+    engine = opened(tmp_path / "a", bench.device, in_tick=True)
+
+    def compile_for(rows: int, frames: int) -> int:
+        execution = engine.bind(bench.tensors(rows, frames))
+        before = bench.device.allocations
+        execution.prepare(bench.stream)
+        engine._specializer.settle()
+        execution.release()
+        return bench.device.allocations - before
+
+    assert compile_for(4, 16) == 2
+    assert compile_for(3, 16) == compile_for(4, 8) == 0
+    engine.close()
+    bench.close()
+
+
+def test_settling_waits_for_all(machine: Machine, tmp_path: Path) -> None:
+    from runtime.engines.loading import settle_kernels
+
+    written(tmp_path / "a")
+    bench = Bench()
+    engine = opened(tmp_path / "a", bench.device, in_tick=True)
+    executions = [engine.bind(bench.tensors(rows)) for rows in (1, 2, 3, 4)]
+    for execution in executions:
+        execution.prepare(bench.stream)
+    assert settle_kernels("tensorrt-rtx")
+    assert not settle_kernels("tensorrt")
+    assert [when for when, _ in machine.compiled] == ["context", *["execute"] * 4]
+    assert all(execution.prepare(bench.stream) for execution in executions)
+    for execution in executions:
+        execution.release()
+    engine.close()
+    bench.close()

@@ -1,0 +1,278 @@
+"""Kernels that are compiled on the machine: runtime settings, the runtime cache, and the contexts that use them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+from . import _builder, _config, _context, _engine
+from ._basics import IHostMemory, ILogger
+from ._enums import VERSION, VERSION_TUPLE, ExecutionContextAllocationStrategy, TrtEnum
+from ._launch import Launch
+from ._plan import HEADER_BYTES, MAGIC, RTX_CAPABILITIES
+from ._rules import Answer, Machine, machine
+
+# With LAZY, a shape's kernels are there at so many executes after its first.
+LAZY_EXECUTES = 3
+
+
+class DynamicShapesKernelSpecializationStrategy(TrtEnum):
+    LAZY = 0
+    EAGER = 1
+    NONE = 2
+
+
+class ComputeCapability(TrtEnum):
+    NONE = 0
+    CURRENT = 1
+    SM75 = 75
+    SM80 = 80
+    SM86 = 86
+    SM89 = 89
+    SM120 = 120
+    SM121 = 121
+
+
+class EngineValidity(TrtEnum):
+    VALID = 0
+    SUBOPTIMAL = 1
+    INVALID = 2
+
+
+class EngineInvalidityDiagnostics(TrtEnum):
+    VERSION_MISMATCH = 1
+    UNSUPPORTED_CC = 2
+    OLD_CUDA_DRIVER = 4
+    OLD_CUDA_RUNTIME = 8
+    INSUFFICIENT_GPU_MEMORY = 16
+    MALFORMED_ENGINE = 32
+    CUDA_ERROR = 64
+
+
+class CudaGraphStrategy(TrtEnum):
+    DISABLED = 0
+    WHOLE_GRAPH_CAPTURE = 1
+
+
+class IRuntimeCache:
+    """Compiled kernels, for one release, one compute capability and one GPU model."""
+
+    def __init__(self) -> None:
+        self._kernels: set[str] = set()
+
+    def serialize(self) -> IHostMemory:
+        about = {"made_for": _environment(), "kernels": sorted(self._kernels)}
+        return IHostMemory(json.dumps(about).encode())
+
+    def deserialize(self, blob: Any) -> bool:
+        """Add the kernels; False, and nothing added, where the bytes are damaged or made elsewhere."""
+        try:
+            about = json.loads(bytes(memoryview(blob)))
+            fits = about["made_for"] == _environment()
+        except (ValueError, KeyError, TypeError):
+            fits = False
+        machine().counters["refused_caches"] += not fits
+        if fits:
+            self._kernels |= set(about["kernels"])
+        return Answer(fits, "IRuntimeCache.deserialize")
+
+    def reset(self) -> bool:
+        self._kernels.clear()
+        return Answer(True, "IRuntimeCache.reset")
+
+
+class IRuntimeConfig:
+    """Settings of execution contexts; assigning another attribute raises AttributeError."""
+
+    __slots__ = (
+        "__weakref__",
+        "_allocation",
+        "_cache",
+        "cuda_graph_strategy",
+        "dynamic_shapes_kernel_specialization_strategy",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._allocation: Any = ExecutionContextAllocationStrategy.STATIC
+        self._cache: weakref.ref[IRuntimeCache] | None = None
+        self.dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
+        self.cuda_graph_strategy = CudaGraphStrategy.DISABLED
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        if strategy not in ExecutionContextAllocationStrategy:
+            raise TypeError("set_execution_context_allocation_strategy(): incompatible function arguments")
+        self._allocation = strategy
+
+    def get_execution_context_allocation_strategy(self) -> Any:
+        return self._allocation
+
+    def create_runtime_cache(self) -> IRuntimeCache:
+        return IRuntimeCache()
+
+    def set_runtime_cache(self, cache: IRuntimeCache) -> bool:
+        """The cache must outlive every context with these settings."""
+        if not isinstance(cache, IRuntimeCache):
+            raise TypeError("set_runtime_cache(): incompatible function arguments")
+        self._cache = weakref.ref(cache)
+        return Answer(True, "IRuntimeConfig.set_runtime_cache")
+
+    def get_runtime_cache(self) -> IRuntimeCache | None:
+        return None if self._cache is None else self._cache()
+
+
+class IExecutionContext(_context.IExecutionContext):
+    """A context of TensorRT-RTX. Without settings: LAZY, and no cache."""
+
+    def __init__(self, engine: ICudaEngine, address: int, settings: IRuntimeConfig) -> None:
+        super().__init__(engine, address)
+        self._strategy = settings.dynamic_shapes_kernel_specialization_strategy
+        self._cache = settings._cache
+        self._fingerprint = hashlib.sha256(engine._plan.graph).hexdigest()[:16]
+        self._has_free_shapes = any(-1 in item.shape for item in self._inputs.values())
+        self._loaded: set[str] = set()
+        self._executes_left: dict[str, int] = {}
+        self._asked_version = -1
+        self._stream = 0
+        self._load(f"{self._fingerprint} fallback", "context")
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        """To be asked before a capture, when shapes and addresses are set."""
+        self._machine.stream(int(stream))
+        self._asked_version = self._version
+        is_profiled = self.profiler is not None and self.enqueue_emits_profile
+        fault = bool(self._machine.faults.get("uncapturable"))
+        allocates = "REQUIRE_USER_ALLOCATION" not in self.engine._plan.flags
+        return not (is_profiled or fault or allocates)
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        self._stream = int(stream_handle)
+        return super().execute_async_v3(stream_handle)
+
+    def _launch(self) -> Launch:
+        launch = super()._launch()
+        launch.has_fallback_kernels = not self._has_kernels()
+        self._machine.counters["fallback_executes"] += launch.has_fallback_kernels
+        return launch
+
+    def _may_capture(self, stream: int) -> bool:
+        if self._asked_version != self._version:
+            self._machine.break_rule("a capture without is_stream_capturable, since shapes or addresses have changed")
+        return super()._may_capture(stream)
+
+    def _enqueued(self, launch: Launch, stream: int, capturing: bool) -> None:
+        super()._enqueued(launch, stream, capturing)
+        self._machine.counters["frozen_fallbacks"] += capturing and launch.has_fallback_kernels
+
+    def _has_kernels(self) -> bool:
+        """Whether the next execute has the kernels of its shape; with EAGER they are compiled now."""
+        if not self._has_free_shapes:
+            return True
+        strategy, kinds = self._strategy, DynamicShapesKernelSpecializationStrategy
+        shape = f"{self._fingerprint} {sorted(self._known_shapes().items())}"
+        if shape in self._loaded:
+            return True
+        if strategy is kinds.NONE:
+            return False
+        if strategy is kinds.LAZY and shape not in self._cached():
+            left = self._executes_left[shape] = self._executes_left.get(shape, LAZY_EXECUTES + 1) - 1
+            if left:
+                return False
+            self._load(shape, "background")
+        else:
+            self._load(shape, "execute")
+        return True
+
+    def _load(self, kernels: str, when: str) -> None:
+        """Load kernels from the cache, or compile them."""
+        self._loaded.add(kernels)
+        if kernels in self._cached():
+            self._machine.counters["kernels_loaded"] += 1
+            return
+        if self._stream and self._machine.is_capturing(self._stream):
+            self._machine.break_rule("kernels are compiled during a capture")
+        self._machine.compiled.append((when, threading.current_thread().name))
+        time.sleep(float(os.environ.get("SIMULATED_JIT_S", "0")))
+        self._cached().add(kernels)
+
+    def _cached(self) -> set[str]:
+        if self._cache is None:
+            return set()
+        cache = self._cache()
+        if cache is None:
+            self._machine.break_rule("the runtime cache was destroyed before a context that uses it")
+        assert cache is not None
+        return cache._kernels
+
+
+class ICudaEngine(_engine.ICudaEngine):
+    """A loaded plan of TensorRT-RTX."""
+
+    def create_runtime_config(self) -> IRuntimeConfig:
+        return IRuntimeConfig()
+
+    def create_execution_context(self, runtime_config: IRuntimeConfig | None = None) -> Any:
+        """The context, with default settings where none are given; None where there is not enough memory."""
+        settings = runtime_config if runtime_config is not None else IRuntimeConfig()
+        if not isinstance(settings, IRuntimeConfig):
+            raise TypeError("create_execution_context(): incompatible function arguments")
+        return self._new_context(settings._allocation, lambda address: IExecutionContext(self, address, settings))
+
+
+class Runtime(_engine.Runtime):
+    """Loads plans of TensorRT-RTX."""
+
+    _engine_kind = ICudaEngine
+    engine_header_size = 64
+
+    def get_engine_validity(self, buffer: Any) -> tuple[EngineValidity, int]:
+        """Whether an engine with this header runs here, and bits of what is against it."""
+        head, found = bytes(memoryview(buffer)), 0
+        if len(head) < HEADER_BYTES or head[:4] != MAGIC:
+            found |= int(EngineInvalidityDiagnostics.MALFORMED_ENGINE)
+        elif tuple(head[24:28]) != VERSION_TUPLE:
+            found |= int(EngineInvalidityDiagnostics.VERSION_MISMATCH)
+        if self._machine.cc not in RTX_CAPABILITIES:
+            found |= int(EngineInvalidityDiagnostics.UNSUPPORTED_CC)
+        return EngineValidity.INVALID if found else EngineValidity.VALID, found
+
+
+class IBuilderConfig(_config.IBuilderConfig):
+    """Options of a build; engines are portable where no compute capability is set."""
+
+    __slots__ = ("_capabilities",)
+
+    def __init__(self, logger: ILogger) -> None:
+        super().__init__(logger)
+        self._capabilities: list[Any] = []
+
+    @property
+    def num_compute_capabilities(self) -> int:
+        return len(self._capabilities)
+
+    @num_compute_capabilities.setter
+    def num_compute_capabilities(self, count: int) -> None:
+        self._capabilities = [ComputeCapability.NONE] * count
+
+    def set_compute_capability(self, compute_capability: ComputeCapability, index: int) -> bool:
+        self._capabilities[index] = compute_capability
+        return Answer(True, "IBuilderConfig.set_compute_capability")
+
+    def get_compute_capability(self, index: int) -> ComputeCapability:
+        return self._capabilities[index]
+
+
+class Builder(_builder.Builder):
+    """Compiles networks, also without a GPU."""
+
+    def create_builder_config(self) -> IBuilderConfig:
+        return IBuilderConfig(self._logger)
+
+
+def _environment() -> list[str]:
+    here: Machine = machine()
+    return [VERSION, here.cc, here.gpu_name]
