@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 import h11
@@ -19,23 +20,24 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from runtime.untrusted import quoted
+from server.asgi.fair_reads import BoundedReads, FairReads, FairTransport, charged
 from server.asgi.problems import MEDIA_TYPE, ProblemError
 
 ABORT_EXTENSION = "tickrt.abort"
+CHARGE_EXTENSION = "tickrt.charge"
 PLACE_EXTENSION = "tickrt.place"
 REFUSAL_EXTENSION = "tickrt.refusal"
 VERSION_HEADER, KEY_HEADER = b"sec-websocket-version", b"sec-websocket-key"
+END_OF_HEADERS = re.compile(rb"\n\r?\n")
 KEY = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
+# After these the connection is closed: without access a client gets one answer for each.
+UNAUTHORIZED = (401, 403)
 FLUSH_S = 2.0
 # What is written at once, and may wait in the process for a client to read it; a response may be much larger.
 WRITE_BYTES = 32 * 1024
-# What one turn of the event loop takes of a connection: asyncio's own 256 KiB are 0.2 s of parsing where they are
-# frames or chunks of a few bytes.
-READ_BYTES = 16 * 1024
 MAX_PIPELINED_BYTES = 64 * 1024
 # Of a chunked body that is framing for the most part.
 MAX_FRAMING_BYTES = 64 * 1024
-FRAMING_PAUSE_S = 0.02
 # What is read of a request after its response, without being parsed.
 LINGER_S = 1.0
 LINGER_BYTES = 64 * 1024
@@ -43,44 +45,61 @@ FIRST_PROBE_S = 0.05
 MAX_PROBE_S = 2.0
 
 
-def make_protocol(header_timeout_s: float, write_timeout_s: float, max_connections: int) -> type[asyncio.Protocol]:
+def make_protocol(header_timeout_s: float, write_timeout_s: float, max_connections: int) -> type[BoundedProtocol]:
     """The protocol class for a uvicorn Config; its connections share one limit."""
     limits = {"header_timeout_s": header_timeout_s, "write_timeout_s": write_timeout_s}
-    return type("TickProtocol", (BoundedProtocol,), {**limits, "max_connections": max_connections, "idle": {}})
+    shared = {"idle": IdleConnections(max_connections), "reads": FairReads()}
+    return type("TickProtocol", (BoundedProtocol,), {**limits, **shared})
 
 
-class BoundedReads(asyncio.BufferedProtocol, asyncio.Protocol):
-    """A protocol whose data_received gets at most READ_BYTES per turn of the event loop, with and without TLS."""
+class IdleConnections:
+    """The connections without a place, by the clients' addresses.
 
-    _buffer = memoryview(b"")
+    Above `max_connections` in all, one of them makes room: of the address with the most of them, the one that has been
+    without for the longest time.
+    """
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
-        self._buffer = memoryview(bytearray(READ_BYTES))
-        return self._buffer
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self._by_address: dict[str, dict[BoundedReads, None]] = {}  # the longest first
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes have arrived."""
-        data, self._buffer = bytes(self._buffer[:nbytes]), memoryview(b"")
-        self.data_received(data)
+    def add(self, connection: BoundedReads) -> None:
+        """Take in a connection; one that is in keeps its place."""
+        self._by_address.setdefault(connection.transport.address, {})[connection] = None
+
+    def discard(self, connection: BoundedReads) -> None:
+        """The connection has a place, or has ended."""
+        address = connection.transport.address
+        others = self._by_address.get(address, {})
+        others.pop(connection, None)
+        if not others:
+            self._by_address.pop(address, None)
+
+    def make_room(self, num_connections: int) -> None:
+        """Close one where there are more than the limit."""
+        if num_connections > self._max_connections and self._by_address:
+            most = max(self._by_address.values(), key=len)
+            longest = next(iter(most))
+            self.discard(longest)
+            longest.transport.abort()
 
 
 class BoundedProtocol(H11Protocol, BoundedReads):
     """One connection. Endpoints get `abort(flush)` as the scope's extension "tickrt.abort".
 
-    Above `max_connections` one is closed that has no place: of the client address with the most of them, the one that
-    has been without for the longest time. A request gets a place by the extension "tickrt.place", until its response is
-    complete; a WebSocket by a complete handshake. The socket is read while a
-    response is made, so that a disconnect is seen: what the client sends then waits for the end of the response, up to
-    MAX_PIPELINED_BYTES. A client that sends no more (half-closed) gets its response; probes show whether it is still
-    there. One that is still sending at the end of its response has LINGER_S to read that; what it sends is dropped, and
-    not read any more after LINGER_BYTES.
+    It is one of the idle connections until it has a place, and again after the response: a request gets one by the
+    extension "tickrt.place", a WebSocket by a complete handshake. The socket is read while a response is made, so that
+    a disconnect is seen: what the client sends then waits for the end of the response, up to MAX_PIPELINED_BYTES. A
+    client that sends no more (half-closed) gets its response; probes show whether it is still there. One that is still
+    sending at the end of its response has LINGER_S to read that; what it sends is dropped, and not read any more after
+    LINGER_BYTES.
     """
 
     header_timeout_s: float = 10.0
     write_timeout_s: float = 20.0
-    max_connections: int = 1024
-    idle: ClassVar[dict[str, dict[BoundedProtocol, None]]] = {}  # without a place, by address, the longest first
+    idle: ClassVar[IdleConnections]
+    reads: ClassVar[FairReads]
+    transport: FairTransport  # type: ignore[assignment]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -98,15 +117,11 @@ class BoundedProtocol(H11Protocol, BoundedReads):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected; start the deadline for its first request's headers."""
-        super().connection_made(transport)  # type: ignore[arg-type]
+        super().connection_made(FairTransport(transport, self.reads))  # type: ignore[arg-type]
         self.transport.set_write_buffer_limits(WRITE_BYTES)
-        self._wait_for_place()
+        self.idle.add(self)
+        self.idle.make_room(len(self.connections))
         self._start_header_timer()
-        if len(self.connections) > self.max_connections:
-            most = max(self.idle.values(), key=len)
-            longest_idle = next(iter(most))
-            longest_idle._end_waiting()
-            longest_idle.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
@@ -126,35 +141,54 @@ class BoundedProtocol(H11Protocol, BoundedReads):
             self._start_header_timer()
         cycle, kept = self.cycle, 0 if self.cycle is None else len(self.cycle.body)
         super().data_received(data)
-        if self.cycle is not cycle:
-            self._framing_bytes = self._payload_bytes = kept = 0
         if self.cycle is not None and not self.cycle.response_complete:
-            self._count_framing(len(data), len(self.cycle.body) - kept)
+            self._count_framing(len(data), len(self.cycle.body) - (kept if self.cycle is cycle else 0))
         if self._is_answering():
             self.flow.resume_reading()
+
+    def handle_events(self) -> None:
+        """Parse the next request, in the connection's turn."""
+        if not self.transport.has_turn:
+            if self.conn.trailing_data[0]:
+                self.transport.wait_for_turn()
+            return
+        if self.conn.their_state is h11.IDLE and _num_headers(self.conn.trailing_data[0]) > MAX_NUM_HEADERS:
+            what = f"the request has more than {MAX_NUM_HEADERS} headers"
+            self._refuse(ProblemError(431, "headers_too_large", what, fix="send fewer headers"))
+            return
+        cycle = self.cycle
+        super().handle_events()
+        if self.cycle is not cycle:
+            self._framing_bytes = self._payload_bytes = 0
+        if self._is_half_closed and not self._is_answering():
+            self._end_half_closed()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Give the connection to the WebSocket protocol, with what has arrived behind the handshake."""
+        super().handle_websocket_upgrade(event)
+        self.transport.put_back(self.conn.trailing_data[0])
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more, or has left; True keeps the connection open for the response.
 
         HTTP/1.0 and TLS have no probe that tells one from the other: there the client counts as gone.
         """
+        self.transport.parse_rest()
         can_probe = self.scheme == "http" and self.conn.their_http_version == b"1.1"
-        if self._is_answering() and can_probe:
+        if can_probe and (self._is_answering() or self.transport.is_waiting):
             if not self._is_half_closed:
                 self._is_half_closed = True
                 self._probe(FIRST_PROBE_S)
             return True
-        if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
-            self.send_400_response("the request ends before its end")
+        self._end_half_closed()
         return False
 
     def on_response_complete(self) -> None:
         """A response was sent: take the next request of the connection, or wait for one."""
         super().on_response_complete()
         self._wait_for_place()
-        if self._is_half_closed and self.cycle.response_complete and not self.transport.is_closing():
-            self.transport.close()
-            self._limit_closing()
+        if self._is_half_closed and not self.transport.is_waiting and not self.transport.is_closing():
+            self._end_half_closed()
 
     def pause_writing(self) -> None:
         """The client reads slower than the server writes; it has `write_timeout_s` to catch up."""
@@ -173,20 +207,7 @@ class BoundedProtocol(H11Protocol, BoundedReads):
 
     def send_400_response(self, msg: str) -> None:
         """Answer malformed HTTP with a problem document."""
-        problem = ProblemError(400, "malformed_http", msg)
-        body = problem.document().model_dump_json(exclude_none=True).encode()
-        headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            response = h11.Response(
-                status_code=400, headers=[*headers, (b"connection", b"close")], reason=b"Bad Request"
-            )
-            has_body = self.conn.our_state is h11.IDLE or self.scope["method"] != "HEAD"
-            for event in (response, h11.Data(data=body if has_body else b""), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-        self.transport.close()
-        self._limit_closing()
+        self._refuse(ProblemError(400, "malformed_http", msg))
 
     def abort(self, flush: bool) -> None:
         """Close the connection without ending the response; with `flush`, send first what was already written."""
@@ -203,9 +224,12 @@ class BoundedProtocol(H11Protocol, BoundedReads):
                 self.send_400_response("the request has both Transfer-Encoding and Content-Length")
                 return
             scope.setdefault("extensions", {})[ABORT_EXTENSION] = self.abort
-            scope["extensions"][REFUSAL_EXTENSION] = self._refusal
-            scope["extensions"][PLACE_EXTENSION] = self._leave_idle
-            await app(scope, receive, partial(self._send, send))
+            scope["extensions"] |= {
+                CHARGE_EXTENSION: self.transport.charge,
+                PLACE_EXTENSION: partial(self.idle.discard, self),
+                REFUSAL_EXTENSION: self._refusal,
+            }
+            await charged(app(scope, receive, partial(self._send, send)), self.transport.charge)
             if self._is_early:
                 await self._linger()
                 await send({"type": "http.response.body"})
@@ -215,6 +239,9 @@ class BoundedProtocol(H11Protocol, BoundedReads):
 
     async def _send(self, send: Send, message: Message) -> None:
         """Send a part of the response, in small ones, without its end while the client is still sending."""
+        if message["type"] == "http.response.start" and message["status"] in UNAUTHORIZED:
+            headers = [header for header in message["headers"] if header[0].lower() != b"connection"]
+            message = {**message, "headers": [*headers, (b"connection", b"close")]}
         if message["type"] == "http.response.body":
             body, is_last = memoryview(message.get("body", b"")), not message.get("more_body", False)
             while len(body) > WRITE_BYTES and not self.cycle.disconnected:
@@ -242,7 +269,7 @@ class BoundedProtocol(H11Protocol, BoundedReads):
             self.flow.pause_reading()
 
     def _count_framing(self, received: int, payload: int) -> None:
-        """Read a body slowly while it is framing for the most part, and refuse it above a limit.
+        """Refuse a body that is framing for the most part, above a limit.
 
         `received`: bytes, of which `payload` are the body's.
         """
@@ -250,17 +277,35 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         self._framing_bytes += received - payload
         if self.cycle.more_body and self._framing_bytes > max(MAX_FRAMING_BYTES, self._payload_bytes):
             self.send_400_response("the chunks of the body are too small: their framing is larger than what is in them")
-        elif received == READ_BYTES and payload < received // 2:
-            self.transport.pause_reading()
-            self.loop.call_later(FRAMING_PAUSE_S, self._read_on)
 
-    def _read_on(self) -> None:
-        if not self.flow.read_paused:
-            self.transport.resume_reading()
+    def _refuse(self, problem: ProblemError) -> None:
+        """Answer a request that is not read, and close the connection."""
+        body = problem.document().model_dump_json(exclude_none=True).encode()
+        headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            response = h11.Response(
+                status_code=problem.status,
+                headers=[*headers, (b"connection", b"close")],
+                reason=HTTPStatus(problem.status).phrase.encode(),
+            )
+            has_body = self.conn.our_state is h11.IDLE or self.scope["method"] != "HEAD"
+            for event in (response, h11.Data(data=body if has_body else b""), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        self.transport.close()
+        self._limit_closing()
+
+    def _end_half_closed(self) -> None:
+        """Close the connection of a client that sends no more, after its last response."""
+        if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
+            self.send_400_response("the request ends before its end")
+        self.transport.close()
+        self._limit_closing()
 
     def _should_upgrade(self) -> bool:
         """Whether the WebSocket protocol takes the request; a handshake that it could not read is answered as HTTP."""
-        is_upgrade = super()._should_upgrade()
+        is_upgrade = self.scope["http_version"] == "1.1" and self.scope["method"] == "GET" and super()._should_upgrade()
         target = self.scope["raw_path"] + self.scope["query_string"]
         self._refusal = handshake_problem(target, self.headers) if is_upgrade else None
         return is_upgrade and self._refusal is None
@@ -281,12 +326,12 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         Before a response that data is 100 Continue, which clients skip. The transport does not watch a half-closed
         socket for errors.
         """
-        if not self._is_answering() or self.transport.is_closing():
+        if self.transport.is_closing():
             return
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
             return
-        if self.conn.our_state is h11.SEND_RESPONSE:
+        if self._is_answering() and self.conn.our_state is h11.SEND_RESPONSE:
             interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self.transport.write(self.conn.send(interim) or b"")
         self.loop.call_later(delay_s, self._probe, min(2 * delay_s, MAX_PROBE_S))
@@ -299,22 +344,12 @@ class BoundedProtocol(H11Protocol, BoundedReads):
     def _wait_for_place(self) -> None:
         """Be one of the connections without a place; the last one, where it had one."""
         if self in self.connections:
-            self.idle.setdefault(self._address, {})[self] = None
-
-    def _leave_idle(self) -> None:
-        others = self.idle.get(self._address, {})
-        others.pop(self, None)
-        if not others:
-            self.idle.pop(self._address, None)
-
-    @property
-    def _address(self) -> str:
-        return self.client[0] if self.client else ""
+            self.idle.add(self)
 
     def _end_waiting(self) -> None:
         """The connection has its request, or ends: no deadline for headers, no place among those without."""
         self._stop_header_timer()
-        self._leave_idle()
+        self.idle.discard(self)
 
     def _start_header_timer(self) -> None:
         if self._header_timer is None:
@@ -336,6 +371,12 @@ class BoundedProtocol(H11Protocol, BoundedReads):
             self.transport.abort()
 
 
+def _num_headers(data: bytes) -> int:
+    """How many lines the headers have in what has arrived of a request."""
+    head = END_OF_HEADERS.split(data, 1)[0]
+    return head.strip(b"\r\n").count(b"\n")
+
+
 def has_two_lengths(scope: Scope) -> bool:
     """Whether a request states its length in two ways, of which a proxy may follow the other one (RFC 9112, 6.1)."""
     names = {name for name, _ in scope["headers"]}
@@ -348,13 +389,9 @@ def handshake_problem(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> 
         return ProblemError(400, "malformed_http", "a WebSocket's handshake has no body", fix="send no Content-Length")
     lines = [b"GET %b? HTTP/1.1\r\n" % target, *(b"%b: %b\r\n" % header for header in headers)]
     longest = max(len(line) for line in lines)
-    if len(headers) > MAX_NUM_HEADERS or longest > MAX_LINE_LENGTH:
-        return ProblemError(
-            431,
-            "headers_too_large",
-            f"the handshake has {len(headers)} headers, and its longest line {longest} bytes",
-            fix=f"send at most {MAX_NUM_HEADERS} headers and {MAX_LINE_LENGTH} bytes a line",
-        )
+    if longest > MAX_LINE_LENGTH:
+        what, fix = f"the handshake has a line of {longest} bytes", f"send at most {MAX_LINE_LENGTH} bytes a line"
+        return ProblemError(431, "headers_too_large", what, fix=fix)
     versions, keys = ([value for name, value in headers if name == wanted] for wanted in (VERSION_HEADER, KEY_HEADER))
     if versions != [b"13"]:
         found = quoted(b", ".join(versions).decode("latin-1")) if versions else "none"
@@ -374,6 +411,12 @@ def abort_of(scope: Scope) -> Callable[[bool], None]:
 
 def _abort_by_error(flush: bool) -> None:
     raise ConnectionAbortedError("the response is incomplete")
+
+
+async def charged_to(scope: Scope, task: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> None:
+    """Run a task of an endpoint whose CPU time is caused by what the connection of `scope` sends."""
+    charge = scope.get("extensions", {}).get(CHARGE_EXTENSION, lambda _: None)
+    await charged(task(*args), charge)
 
 
 async def wait_disconnected(receive: Receive) -> None:

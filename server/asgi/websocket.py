@@ -16,13 +16,15 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers as HandshakeHeaders
 from websockets.frames import Frame, Opcode
-from websockets.http11 import Response
+from websockets.http11 import Request, Response
 
 from runtime.sessions.messages import MAX_MESSAGES_PER_S
-from server.asgi.connection import ABORT_EXTENSION, FLUSH_S, BoundedReads
+from server.asgi.connection import ABORT_EXTENSION, CHARGE_EXTENSION, FLUSH_S
+from server.asgi.fair_reads import BoundedReads, FairTransport, charged
 from server.asgi.problems import MEDIA_TYPE, REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
 
 GOING_AWAY = 1001
+INVALID_DATA = 1007
 POLICY_VIOLATION = 1008
 INTERNAL_ERROR = 1011
 TRY_AGAIN_LATER = 1013
@@ -43,11 +45,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
     `on_opened` is called once the handshake is complete or the connection has ended.
     """
 
+    transport: FairTransport  # type: ignore[assignment]
+
     def __init__(self, *args: Any, on_opened: Callable[[], None] = lambda: None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn.debug = False  # its debug log has the handshake with the API key
         self._on_opened = on_opened
-        self._has_failed = False
+        self._has_failed = self._is_open = False
         self._second_s, self._num_small = 0.0, 0
         self._unfinished_bytes = 0
         self._inner_app: Any = self.app
@@ -90,6 +94,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
         elif self._unfinished_bytes > SMALL_UNFINISHED_BYTES:
             self._bound_unfinished()
 
+    def handle_connect(self, event: Request) -> None:
+        """Take the handshake; what comes behind it waits for its answer."""
+        if self.conn.accept(event).status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            return
+        self.transport.pause_reading()
+        super().handle_connect(event)
+
     def handle_ping(self) -> None:
         """Answer a ping."""
         if self._takes_control():
@@ -118,6 +129,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
     def send_receive_event_to_app(self) -> None:
         """A message is complete."""
         self._unfinished_bytes = 0
+        if self.curr_msg_data_type == "text" and not is_utf8(b"".join(self.frames)):
+            self._fail(INVALID_DATA, "a text is not valid UTF-8")
+            return
         super().send_receive_event_to_app()
 
     def handle_close(self, event: Frame) -> None:
@@ -137,14 +151,22 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
         if self.close_sent:
             raise ClientDisconnected
         await super().send(message)
-        if self.handshake_complete:
+        if self.handshake_complete and not self._is_open:
+            self._is_open = True
             self._on_opened()
+            self.transport.resume_reading()
+
+    def eof_received(self) -> None:
+        """The client sends no more."""
+        self.transport.parse_rest()
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["extensions"][ABORT_EXTENSION] = self.abort
+        scope["extensions"] |= {ABORT_EXTENSION: self.abort, CHARGE_EXTENSION: self.transport.charge}
         try:
-            await self._inner_app(scope, receive, send)
+            await charged(self._inner_app(scope, receive, send), self.transport.charge)
         finally:
+            if self.initial_response is not None and self.close_sent:
+                self.handshake_complete = True  # it was refused
             if self.handshake_complete and not self.close_sent and not self.transport.is_closing():
                 self._send_close(INTERNAL_ERROR)
             self._limit_closing()
@@ -259,6 +281,15 @@ class WebSocketExchange:
         if "route" in self.scope or "endpoint" in self.scope:
             return ProblemError(403, "forbidden", "the WebSocket was refused")
         return ProblemError(404, "not_found", "no WebSocket has this path", fix="WS /v1/live opens a session")
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether the bytes are a text in UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def choose_subprotocol(offered: Sequence[str], supported: str) -> str | None:

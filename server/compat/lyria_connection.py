@@ -30,7 +30,7 @@ from runtime.sessions.messages import (
     SetControls,
     SetPrompts,
 )
-from server.asgi.connection import abort_of, first_completed
+from server.asgi.connection import abort_of, charged_to, first_completed
 from server.compat.lyria_audio import AHEAD_S, LEAST_AHEAD_S, AudioStream, Pace
 from server.compat.lyria_messages import (
     MAX_WEIGHTED_PROMPTS,
@@ -91,7 +91,8 @@ class LyriaConnection:
     async def run(self) -> None:
         """Serve until one side closes, or the server drains."""
         ending = asyncio.create_task(self._end_when(self._service.draining))
-        tasks = {asyncio.create_task(self._send_all()), asyncio.create_task(self._receive_all())}
+        receiving = asyncio.create_task(charged_to(self._websocket.scope, self._receive_all))
+        tasks = {asyncio.create_task(self._send_all()), receiving}
         try:
             await first_completed(tasks)
         finally:

@@ -22,7 +22,7 @@ from runtime.sessions.messages import (
     problem_of,
     seq_of,
 )
-from server.asgi.connection import abort_of, first_completed
+from server.asgi.connection import abort_of, charged_to, first_completed
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
 from server.live.incoming import Incoming, RateLimit, ViolationError, WriteError, num_counted, parse_text
@@ -81,7 +81,8 @@ class LiveConnection:
     async def run(self, session: str | None, draining: asyncio.Event) -> None:
         """Open a session, or resume `session`, and serve it until one side closes or `draining` is set."""
         ending = asyncio.create_task(self._end_when(draining))
-        tasks = {asyncio.create_task(self._send_all()), asyncio.create_task(self._receive_all(session))}
+        receiving = asyncio.create_task(charged_to(self._websocket.scope, self._receive_all, session))
+        tasks = {asyncio.create_task(self._send_all()), receiving}
         try:
             await first_completed(tasks)
         finally:

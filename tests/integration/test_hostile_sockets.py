@@ -77,6 +77,7 @@ CHUNKED = (
     b"POST /v1/audio/generations HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
+GET = b"GET /v1/nothing HTTP/1.1\r\nhost: %s\r\n%s\r\n"
 
 
 def come(sent: bytes, address: Address) -> None:
@@ -155,6 +156,38 @@ def lyria_prompts(number: int) -> dict[str, object]:
     return {"clientContent": {"weightedPrompts": prompts}}
 
 
+def flood_together(num: int, opening: list[bytes], unit: bytes, address: Address) -> None:
+    """As many clients that send `opening`, and then `unit` as fast as it is read; one that was closed comes again."""
+    block, ends_s = unit * (2**16 // len(unit) + 1), time.monotonic() + ATTACK_S
+    clients = [greedy_client(opening, address) for _ in range(num)]
+    unsent = [b""] * num
+    while time.monotonic() < ends_s:
+        for index, connection in enumerate(clients):
+            with suppress(BlockingIOError):
+                try:
+                    unsent[index] = unsent[index] or block
+                    unsent[index] = unsent[index][connection.send(unsent[index]) :]
+                    while connection.recv(2**20):
+                        pass
+                    raise ConnectionError
+                except ConnectionError:
+                    connection.close()
+                    clients[index], unsent[index] = greedy_client(opening, address), b""
+        time.sleep(0.005)
+    for connection in clients:
+        connection.close()
+
+
+def greedy_client(opening: list[bytes], address: Address) -> socket.socket:
+    """A client that has sent `opening`; it waits for nothing."""
+    connection = socket.create_connection(address, 10)
+    with suppress(ConnectionError):
+        for part in opening:
+            connection.sendall(part)
+    connection.setblocking(False)
+    return connection
+
+
 def overload(address: Address) -> None:
     """More sessions than can be served, each turning a control every 2 s."""
 
@@ -186,6 +219,13 @@ ATTACKS: dict[str, Callable[[Address], None]] = {
     "get-plan": partial(say, lambda number: {"type": "get_plan"}),
     "canvas": partial(say, lambda number: {"type": "canvas"}),
     "lyria-prompts": partial(say, lyria_prompts, setup={"setup": {"model": "models/lyria"}}, path=LYRIA),
+    "requests-with-3000-headers": partial(flood_together, 30, [], GET % (b"elsewhere", b"a:b\r\n" * 3000)),
+    "refused-requests": partial(flood_together, 30, [], GET % (b"elsewhere", b"")),
+    "requests-of-nothing": partial(flood_together, 30, [], GET % (b"127.0.0.1", b"")),
+    "many-chunks": partial(flood_together, 30, [CHUNKED % b"127.0.0.1"], b"8\r\n        \r\n"),
+    "many-pings": partial(flood_together, 30, [upgrade()], frame(PING)),
+    "many-texts": partial(flood_together, 20, OPENED, frame(TEXT, b"{}")),
+    "pings-with-the-handshake": partial(flood_together, 10, [upgrade() + 5000 * frame(PING)], frame(PING)),
     "chunks-without-access": partial(flood, [CHUNKED % b"elsewhere"], b"1\r\n \r\n"),
 }
 

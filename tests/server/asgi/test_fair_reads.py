@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from server.asgi.fair_reads import PIECE_BYTES, READ_BYTES, TURN_S, BoundedReads, FairReads, FairTransport, charged
+
+
+class Cpu:
+    """The CPU time of a thread that does nothing but what tests say."""
+
+    def __init__(self) -> None:
+        self.used_s = 0.0
+
+    def __call__(self) -> float:
+        return self.used_s
+
+
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch: pytest.MonkeyPatch) -> Cpu:
+    cpu = Cpu()
+    monkeypatch.setattr("server.asgi.fair_reads.thread_time", cpu)
+    return cpu
+
+
+class Transport:
+    """A transport of a client at `address`, and what was asked of it."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.protocol: BoundedReads | None = None
+        self.is_paused = self.is_closed = False
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return (self._address, 1)
+
+    def get_protocol(self) -> BoundedReads | None:
+        return self.protocol
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+class Parser(BoundedReads):
+    """A protocol that needs `byte_s` of CPU time for a byte; `parsed` of all parsers has the name of each in order."""
+
+    def __init__(self, name: str, reads: FairReads, cpu: Cpu, byte_s: float, parsed: list[str]) -> None:
+        self.name, self.byte_s, self.parsed, self._cpu = name, byte_s, parsed, cpu
+        self.raw, self.data = Transport(name[0]), b""
+        self.raw.protocol = self
+        self.transport = FairTransport(self.raw, reads)
+
+    def receive(self, data: bytes) -> None:
+        self.get_buffer(-1)[: len(data)] = data
+        self.buffer_updated(len(data))
+
+    def data_received(self, data: bytes) -> None:
+        self._cpu.used_s += self.byte_s * len(data)
+        self.data += data
+        self.parsed.append(self.name)
+
+    def handle_events(self) -> None:
+        self.parsed.append(f"{self.name} again")
+
+
+DATA = bytes(range(256)) * (READ_BYTES // 256)
+COSTLY_S, CHEAP_S = 2 * TURN_S / PIECE_BYTES, 1e-9
+Connect = Callable[..., Parser]
+
+
+def run(test: Callable[[Connect, list[str]], Awaitable[None]], cpu: Cpu) -> None:
+    """Run a test with `connect(name, byte_s)`; the first letter of a name is the client's address."""
+    reads, parsed = FairReads(), list[str]()
+    connect = lambda name, byte_s=CHEAP_S: Parser(name, reads, cpu, byte_s, parsed)  # noqa: E731
+
+    async def with_timeout() -> None:
+        async with asyncio.timeout(60):
+            await test(connect, parsed)
+
+    asyncio.run(with_timeout())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_what_arrives_is_parsed_at_once_where_nothing_waits(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        parser = connect("a")
+        for _ in range(10):
+            parser.receive(DATA)
+        assert parser.data == 10 * DATA
+        assert not parser.raw.is_paused
+
+    run(test, cpu)
+
+
+def test_what_is_costly_is_parsed_in_turns_and_nothing_is_read_meanwhile(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        parsers = [connect(name, COSTLY_S) for name in ("a1", "a2", "b")]
+        for parser in parsers:
+            parser.receive(DATA)
+        assert [parser.raw.is_paused for parser in parsers] == [True] * 3
+        assert cpu.used_s < 20 * TURN_S
+        await until(lambda: all(parser.data == DATA for parser in parsers))
+        assert [parser.raw.is_paused for parser in parsers] == [False] * 3
+
+    run(test, cpu)
+
+
+def test_who_has_used_little_is_next(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        light = connect("a1")
+        light.receive(b"x")
+        busy = [connect(f"a{index}", COSTLY_S) for index in range(2, 12)]
+        for parser in busy:
+            parser.receive(DATA)
+        await until(lambda: len(parsed) > 40)
+        before = len(parsed)
+        light.receive(b"y")
+        newcomers = [connect("a new one"), connect("b")]
+        for parser in newcomers:
+            parser.receive(b"z")
+        await until(lambda: all(parser.data for parser in newcomers) and light.data == b"xy")
+        order = parsed[before:]
+        assert max(order.index("a1"), order.index("b")) < len(busy) / 2
+        assert order.index("b") < order.index("a new one") < 2 * len(busy)
+
+    run(test, cpu)
+
+
+def test_what_a_task_uses_counts_for_its_connection(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        busy, other, third = (connect(name, COSTLY_S) for name in "abc")
+        for parser in (third, busy, other):
+            parser.receive(DATA)
+        busy.transport.charge(1.0)
+        await until(lambda: other.data == third.data == DATA)
+        assert len(busy.data) <= 2 * PIECE_BYTES
+        await until(lambda: busy.data == DATA)
+
+    run(test, cpu)
+
+
+def test_turns_come_although_tasks_use_all_time(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        busy, parser = connect("a"), connect("b", COSTLY_S)
+        parser.receive(DATA)
+        while parser.data != DATA:
+            busy.transport.charge(1.0)
+            await asyncio.sleep(0.001)
+
+    run(test, cpu)
+
+
+def test_a_pause_ends_the_turns(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        parser = connect("a")
+        parser.transport.pause_reading()
+        parser.receive(b"x")
+        assert parser.raw.is_paused
+        await asyncio.sleep(0.01)
+        assert parser.data == b""
+        parser.transport.resume_reading()
+        await until(lambda: parser.data == b"x")
+        assert not parser.raw.is_paused
+
+    run(test, cpu)
+
+
+def test_bytes_that_a_protocol_left_are_for_the_one_after_it(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        first, second = connect("a"), connect("a")
+        first.transport.pause_reading()
+        first.receive(b"c")
+        first.transport.put_back(b"ab")
+        first.raw.protocol = second
+        first.transport.resume_reading()
+        await until(lambda: second.data == b"abc")
+        first.transport.wait_for_turn()
+        await until(lambda: parsed[-1] == "a again")
+
+    run(test, cpu)
+
+
+def test_the_rest_is_parsed_where_there_are_no_more_turns(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        parser = connect("a", COSTLY_S)
+        parser.transport.pause_reading()
+        parser.receive(DATA)
+        parser.transport.parse_rest()
+        assert parser.data == DATA
+
+    run(test, cpu)
+
+
+def test_an_error_ends_its_connection_only(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        errors = list[dict[str, object]]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        failing, other = connect("a"), connect("b")
+        failing.data = 0  # type: ignore[assignment]
+        failing.receive(b"x")
+        other.receive(b"y")
+        assert (failing.raw.is_closed, other.raw.is_closed, other.data) == (True, False, b"y")
+        assert [type(context["exception"]) for context in errors] == [TypeError]
+
+    run(test, cpu)
+
+
+def test_the_steps_of_a_task_are_charged(cpu: Cpu) -> None:
+    steps = list[float]()
+
+    async def task() -> str:
+        cpu.used_s += 1.0
+        await asyncio.sleep(0)
+        cpu.used_s += 2.0
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cpu.used_s += 3.0
+            raise
+        return "not cancelled"
+
+    async def cancel() -> None:
+        async def charging() -> None:
+            await charged(task(), steps.append)
+
+        running = asyncio.create_task(charging())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cancel())
+    assert steps == [1.0, 2.0, 3.0]
+
+
+def test_a_task_returns_and_raises_as_without_charges() -> None:
+    async def returning() -> int:
+        await asyncio.sleep(0)
+        return 3
+
+    async def raising() -> None:
+        await asyncio.sleep(0)
+        raise LookupError
+
+    async def test() -> None:
+        assert await charged(returning(), lambda _: None) == 3
+        with pytest.raises(LookupError):
+            await charged(raising(), lambda _: None)
+
+    asyncio.run(test())
