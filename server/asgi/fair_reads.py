@@ -15,9 +15,10 @@ from time import thread_time
 from typing import Any
 
 # What is read at once, and the first part of it that is parsed: chunks and frames of a few bytes take 1 us a byte.
-READ_BYTES, PIECE_BYTES = 16 * 1024, 1024
-# CPU time: of one connection's turn, and of the turns between which the event loop does other things.
-TURN_S, TURNS_S = 0.001, 0.005
+READ_BYTES, PIECE_BYTES = 16 * 1024, 512
+# CPU time: of one connection's turn, of the turns between which the event loop does other things, and by how much a new
+# connection comes behind those that used little, where others of its address have used more.
+TURN_S, TURNS_S, NEW_S = 0.0005, 0.005, 0.00005
 # Of the thread's time; after a quiet time so much at once. A debt is paid by a pause, which the bound keeps short.
 SHARE, BURST_S, MAX_DEBT_S = 0.5, 0.02, 0.02
 MAX_ADDRESSES = 4096
@@ -28,7 +29,7 @@ class FairReads:
 
     Every connection has a tag, in seconds: the virtual time at which it has had its share. The lowest tag is next, and
     is the virtual time then; a turn, and what the tasks of its requests use, add to the tag. A connection that used
-    little is next, and a new one comes behind the others of its address.
+    little is next; new ones of an address come behind, so that many of them gain nothing.
     """
 
     def __init__(self) -> None:
@@ -41,8 +42,8 @@ class FairReads:
         self._timer: asyncio.TimerHandle | None = None
 
     def first_tag_s(self, address: str) -> float:
-        """The tag of a new connection: at most that of one which has just had its turn."""
-        return min(self._addresses.get(address, 0.0), self._virtual_s + TURN_S)
+        """The tag of a new connection."""
+        return min(self._addresses.get(address, 0.0), self._virtual_s + NEW_S)
 
     def add(self, connection: FairTransport, *, at_once: bool = False) -> None:
         """Let a connection wait for its turn; `at_once`: it has it before this returns, if there is time for that."""
@@ -138,9 +139,9 @@ class FairTransport:
         self.is_waiting, self.has_turn, started_s, size = False, True, thread_time(), PIECE_BYTES
         had_bytes = bool(self._kept)
         try:
-            while self._can_parse() and thread_time() - started_s < limit_s:
+            while self._can_parse() and (used_s := thread_time() - started_s) < limit_s:
+                size *= 2 if 0 < used_s < limit_s / 4 else 1
                 self._parse(size)
-                size *= 2
         except Exception as error:
             message = "a connection could not be read"
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
