@@ -87,6 +87,15 @@ def receive_until(connection: socket.socket, end: bytes) -> bytes:
         (handshake(f"x: {'y' * 9000}\r\n"), 431, "headers_too_large"),
         (handshake(target="/v1/live?" + "x" * 9000), 431, "headers_too_large"),
         (handshake("x: \x01\r\n"), 400, "malformed_http"),
+        (handshake("upgrade: h2c\r\nupgrade: websocket\r\n"), 400, "malformed_http"),
+        (handshake("origin: http://localhost\r\norigin: http://localhost\r\n"), 400, "malformed_http"),
+        (handshake("sec-websocket-protocol: a b\r\n"), 400, "malformed_http"),
+        (handshake().replace(b"connection: upgrade", b'connection: upgrade, ,"'), 400, "malformed_http"),
+        (handshake().replace(b"HTTP/1.1", b"HTTP/1.0"), 404, "not_found"),
+        (handshake().replace(b"GET", b"DELETE"), 404, "not_found"),
+        (raw_request(method="GET", headers="a:b\r\n" * 126), 431, "headers_too_large"),
+        (raw_request(method="GET", headers="a:b\r\n" * 3000), 431, "headers_too_large"),
+        (raw_request(method="GET", headers="a:b\r\n" * 200)[:-2], 431, "headers_too_large"),
     ],
 )
 def test_a_handshake_that_cannot_be_read_is_answered_with_a_problem(
@@ -103,6 +112,23 @@ def test_a_handshake_that_cannot_be_read_is_answered_with_a_problem(
         with served.client() as client:
             assert client.get("/health/live").status_code == 200
     eventually(lambda: not served.server.server_state.connections)
+
+
+def test_128_headers_are_read(served: Served) -> None:
+    with connected(served) as connection:
+        connection.sendall(raw_request(path="/health/live", method="GET", headers="a:b\r\n" * 125))
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize(("host", "status"), [("elsewhere", 403), ("localhost", 401)])
+def test_a_client_without_access_gets_one_answer(serve: Serve, host: str, status: int) -> None:
+    request = f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
+    with connected(serve(api_key="k")) as connection:
+        connection.sendall(3 * request)
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"connection: close\r\n" in answer.lower()
 
 
 def test_a_refused_handshake_is_counted(serve: Serve) -> None:

@@ -124,7 +124,7 @@ def test_who_has_used_little_is_next(cpu: Cpu) -> None:
     async def test(connect: Connect, parsed: list[str]) -> None:
         light = connect("a1")
         light.receive(b"x")
-        busy = [connect(f"a{index}", COSTLY_S) for index in range(2, 12)]
+        busy = [connect(f"a{index}", COSTLY_S * index) for index in range(2, 12)]
         for parser in busy:
             parser.receive(DATA)
         await until(lambda: len(parsed) > 40)

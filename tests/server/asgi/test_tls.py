@@ -2,11 +2,20 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
-from helpers.http_harness import Served, open_websocket, refused_websocket
+from helpers.http_harness import (
+    Served,
+    connected,
+    eventually,
+    open_websocket,
+    raw_request,
+    read_all,
+    refused_websocket,
+)
 from helpers.tls import make_certificate
 from websockets.exceptions import InvalidStatus
 
@@ -32,6 +41,54 @@ def test_https_and_wss_with_a_self_signed_certificate(serve: Serve, tmp_path: Pa
     assert refused_websocket(served, "/nowhere?key=k", ssl=trusting) == (404, "not_found")
     with pytest.raises(InvalidStatus), open_websocket(served, "/nowhere", ssl=trusting):
         pass
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/1.1\r\n\r\n"])
+def test_a_handshake_has_the_deadline_of_headers(serve: Serve, tmp_path: Path, sent: bytes) -> None:
+    certificate, key = make_certificate(tmp_path)
+    served = serve(certificate=certificate, private_key=key, header_timeout_s=0.3)
+    with connected(served) as connection:
+        connection.sendall(sent)
+        eventually(lambda: not served.server.server_state.connections)
+        read_all(connection)
+
+
+def test_handshakes_that_are_not_complete_make_room(serve: Serve, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    served = serve(certificate=certificate, private_key=key, max_connections=2, header_timeout_s=600.0)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connected(served)) for _ in range(8)]
+        assert [read_all(connection) for connection in silent[:4]] == [b""] * 4
+        eventually(lambda: len(served.server.server_state.connections) == 4)
+        with httpx.Client(base_url=served.url, verify=trusting) as client:
+            assert client.get("/health/live").status_code == 200
+    eventually(lambda: not served.server.server_state.connections)
+
+
+def test_a_request_that_comes_with_the_end_of_the_handshake_is_read(serve: Serve, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    served = serve(certificate=certificate, private_key=key)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with connected(served) as connection:
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        connection.sendall(outgoing.read())
+        while True:
+            incoming.write(connection.recv(65536))
+            with suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+                break
+        client.write(raw_request(path="/health/live", method="GET"))
+        connection.sendall(outgoing.read())
+        answer = b""
+        while not answer:
+            incoming.write(connection.recv(65536))
+            with suppress(ssl.SSLWantReadError):
+                answer = client.read()
+    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 def test_the_key_may_be_part_of_the_certificates_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -67,13 +68,16 @@ def served(serve: Serve) -> Callable[..., Served]:
     return start
 
 
+def handshake(path: str = ECHO) -> bytes:
+    key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n"
+    return f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n{key}\r\n".encode()
+
+
 @contextmanager
 def raw_websocket(served: Served) -> Iterator[socket.socket]:
     """A socket after the handshake."""
-    handshake = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n"
-    upgrade = f"GET {ECHO} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n{handshake}\r\n"
     with connected(served) as connection:
-        connection.sendall(upgrade.encode())
+        connection.sendall(handshake())
         assert connection.recv(12) == b"HTTP/1.1 101"
         yield connection
 
@@ -261,6 +265,62 @@ def test_a_flood_of_small_frames_closes_with_1008(served: Callable[..., Served],
         connection.sendall(opening + 3000 * unit)
         assert close_code(read_all(connection)) == 1008
     eventually(lambda: not server.server.server_state.connections)
+
+
+def test_what_comes_with_the_handshake_is_taken_once_it_is_accepted(served: Callable[..., Served]) -> None:
+    with connected(served()) as connection:
+        connection.sendall(handshake() + frame(TEXT, b"first") + frame(PING) + frame(TEXT, b"second"))
+        received = b""
+        while b"second" not in received:
+            received += connection.recv(65536)
+    assert re.findall(rb"first|second", received) == [b"first", b"second"]
+    assert b"\x8a\x00" in received
+
+
+@pytest.mark.parametrize(("path", "status"), [(ECHO, b"101"), ("/nowhere", b"404"), ("/test/close", b"403")])
+def test_a_flood_with_the_handshake_leaves_no_error_in_the_log(
+    served: Callable[..., Served], caplog: pytest.LogCaptureFixture, path: str, status: bytes
+) -> None:
+    server = served()
+    with connected(server) as connection:
+        connection.sendall(handshake(path) + 5000 * frame(PING))
+        answer = read_all(connection)
+    assert answer[9:12] == status
+    assert path != ECHO or close_code(answer) == 1008
+    eventually(lambda: not server.server.server_state.connections)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (frame(TEXT, b"\xff"), 1007),
+        (frame(TEXT, b"\xc3", is_last=False) + frame(CONTINUATION, b"("), 1007),
+        (bytes([0xC1]) + frame(TEXT)[1:], 1002),
+        (frame(8, b"\0"), 1002),
+        (frame(8, (999).to_bytes(2, "big")), 1002),
+        (frame(8, (65535).to_bytes(2, "big")), 1002),
+        (frame(PING, bytes(126)), 1002),
+        (frame(3), 1002),
+        (frame(CONTINUATION), 1002),
+        (b"\x81\x00", 1002),
+    ],
+)
+def test_frames_that_are_malformed_close_with_a_code_and_without_a_traceback(
+    served: Callable[..., Served], caplog: pytest.LogCaptureFixture, sent: bytes, code: int
+) -> None:
+    server = served()
+    with raw_websocket(server) as connection:
+        connection.sendall(sent)
+        assert close_code(read_all(connection)) == code
+    eventually(lambda: not server.server.server_state.connections)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_close_without_a_code_is_answered(served: Callable[..., Served]) -> None:
+    with raw_websocket(served()) as connection:
+        connection.sendall(frame(8))
+        assert read_all(connection).endswith(b"\x88\x00")
 
 
 def test_small_frames_within_the_limit_are_taken(served: Callable[..., Served]) -> None:
