@@ -163,16 +163,17 @@ def flood_together(num: int, opening: list[bytes], unit: bytes, address: Address
     unsent = [b""] * num
     while time.monotonic() < ends_s:
         for index, connection in enumerate(clients):
-            with suppress(BlockingIOError):
-                try:
+            try:
+                with suppress(BlockingIOError):
                     unsent[index] = unsent[index] or block
                     unsent[index] = unsent[index][connection.send(unsent[index]) :]
+                with suppress(BlockingIOError):
                     while connection.recv(2**20):
                         pass
                     raise ConnectionError
-                except ConnectionError:
-                    connection.close()
-                    clients[index], unsent[index] = greedy_client(opening, address), b""
+            except ConnectionError:
+                connection.close()
+                clients[index], unsent[index] = greedy_client(opening, address), b""
         time.sleep(0.005)
     for connection in clients:
         connection.close()
