@@ -179,6 +179,14 @@ def flood_together(num: int, opening: list[bytes], unit: bytes, address: Address
         connection.close()
 
 
+def come_and_go(address: Address) -> None:
+    """2,000 clients a second that connect and leave."""
+    started_s = time.monotonic()
+    for index in range(round(2000 * ATTACK_S)):
+        socket.create_connection(address, 10).close()
+        time.sleep(max(0.0, started_s + index / 2000 - time.monotonic()))
+
+
 def greedy_client(opening: list[bytes], address: Address) -> socket.socket:
     """A client that has sent `opening`; it waits for nothing."""
     connection = socket.create_connection(address, 10)
@@ -226,6 +234,7 @@ ATTACKS: dict[str, Callable[[Address], None]] = {
     "many-chunks": partial(flood_together, 30, [CHUNKED % b"127.0.0.1"], b"8\r\n        \r\n"),
     "many-pings": partial(flood_together, 30, [upgrade()], frame(PING)),
     "many-texts": partial(flood_together, 20, OPENED, frame(TEXT, b"{}")),
+    "clients-that-leave-at-once": come_and_go,
     "pings-with-the-handshake": partial(flood_together, 10, [upgrade() + 5000 * frame(PING)], frame(PING)),
     "chunks-without-access": partial(flood, [CHUNKED % b"elsewhere"], b"1\r\n \r\n"),
 }
