@@ -9,6 +9,8 @@ TORCH ?= torch==2.13.0
 CONFIG ?= configs/demo.toml
 # Where demo serves; without it, the port of CONFIG.
 PORT ?=
+# What test-builder installs: the builder of the extra tensorrt-rtx, without what only a GPU needs.
+BUILDER := tensorrt-rtx>=1.7,<2; platform_machine in 'x86_64 AMD64' and sys_platform in 'linux win32'
 PYTEST_ARGS ?=
 SOAK_MINUTES ?= 30
 GPU_CHECK_ARGS ?=
@@ -115,7 +117,7 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 
 .venv/.installed-builder: .venv/.installed-test
 	@echo "Installing TensorRT-RTX into .venv (230 MB) ..."
-	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,tensorrt-rtx]'
+	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test]' "$(BUILDER)"
 	@touch $@
 
 .venv/.installed-page: .venv/.installed-test
@@ -147,7 +149,7 @@ build/clients/.installed:
 
 .venv-export/.installed-builder: .venv-export/.installed
 	@echo "Installing TensorRT-RTX into .venv-export ..."
-	$(EXPORT_BIN)/python $(PIP_INSTALL) --editable '.[export,test,tensorrt-rtx]'
+	$(EXPORT_BIN)/python $(PIP_INSTALL) --editable '.[export,test]' "$(BUILDER)"
 	@touch $@
 
 .venv-export/.installed-peers: .venv-export/.installed

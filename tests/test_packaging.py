@@ -33,10 +33,15 @@ def test_the_extras_are_the_documented_ones() -> None:
     assert set(EXTRAS) == engines | more | {"export", "peers", "page", "clients", "test"}
 
 
-@pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "export"])
+@pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "tensorrt-rtx", "export"])
 def test_an_environment_has_one_onnxruntime(extra: str) -> None:
     assert len(names(EXTRAS[extra]) & {"onnxruntime", "onnxruntime-gpu"}) == 1
     assert not names(PROJECT["dependencies"]) & {"onnxruntime", "onnxruntime-gpu"}
+
+
+def test_the_builder_of_tests_is_that_of_the_extra() -> None:
+    (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("BUILDER := ")]
+    assert line.removeprefix("BUILDER := ") in EXTRAS["tensorrt-rtx"]
 
 
 def test_serving_needs_no_torch() -> None:

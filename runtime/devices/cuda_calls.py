@@ -54,7 +54,7 @@ def probe() -> Gpu:
     if not IS_INSTALLED:
         raise EngineError(
             "package cuda-python is not installed, and using a GPU needs it",
-            fix=f"pip install 'tickrt[tensorrt]'  (or 'tickrt[cuda]'); {WITHOUT_GPU}",
+            fix=f"pip install 'tickrt[tensorrt]'  (or 'tickrt[tensorrt-rtx]', 'tickrt[cuda]'); {WITHOUT_GPU}",
         )
     driver = _version(check(cudart.cudaDriverGetVersion(), "reading the driver's version"))
     runtime = _version(check(cudart.cudaRuntimeGetVersion(), "reading CUDA's version"))
