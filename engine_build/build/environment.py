@@ -190,7 +190,13 @@ def _facts(gpu: Gpu) -> dict[str, Any]:
 
 
 def _on_gpu(target: Target, options: BuildConfig) -> BuildEnvironment:
-    gpu = need_gpu(target)
+    gpu, versions = need_gpu(target), tool_versions(target)
+    release = versions.get("tensorrt", "")
+    from runtime.engines.tensorrt.binding import REFIT_LOSES_BIAS
+
+    if options.refit and release.startswith(REFIT_LOSES_BIAS):
+        what = f"refit = true in [build]: TensorRT {release} may lose the bias of a product whose weights are replaced"
+        raise BuildError(what, fix="install another release of TensorRT, or remove refit")
     device = gpu_machine(gpu)
     kept = VALID_ON[options.hardware_compatibility] if target == "tensorrt" else ("arch",)
-    return BuildEnvironment(tool_versions(target), {name: device[name] for name in kept}, gpu.name, _facts(gpu))
+    return BuildEnvironment(versions, {name: device[name] for name in kept}, gpu.name, _facts(gpu))

@@ -62,10 +62,7 @@ class MergedWeights:
 
         Raises EngineMismatchError where the graph has none of this name.
         """
-        name = self._base(stored)
-        if name not in self._tensors:
-            raise EngineMismatchError(f"{self._path} has no initializer {name!r}", fix=_EXPORT_FIX)
-        base: Floats = numpy_helper.to_array(self._tensors[name], base_dir=str(self._path.parent)).astype(np.float32)
+        name, base = self._base(stored), self.read_base(stored)
         if name not in self._modules:
             return base
         inputs, outputs = self._spec.places[self._modules[name]]
@@ -73,6 +70,14 @@ class MergedWeights:
             change = np.float32(strength) * (adapter.a[:, inputs].T @ adapter.b[:, outputs])
             base += change.T if name in self._transposed else change
         return base
+
+    def read_base(self, stored: str) -> Floats:
+        """As read(), without adapters."""
+        name = self._base(stored)
+        if name not in self._tensors:
+            raise EngineMismatchError(f"{self._path} has no initializer {name!r}", fix=_EXPORT_FIX)
+        values: Floats = numpy_helper.to_array(self._tensors[name], base_dir=str(self._path.parent))
+        return values.astype(np.float32)
 
     def graph(self, path: Path) -> MergedGraph:
         """An ONNX engine with the weights that the adapters change beside it. Raises EngineMismatchError."""

@@ -20,6 +20,9 @@ __all__ = ["bind", "trt"]
 PACKAGES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 NAMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 
+# Releases of TensorRT that may lose the bias of a product when its weights are replaced.
+REFIT_LOSES_BIAS = "11.3."
+
 _bound = ""
 
 

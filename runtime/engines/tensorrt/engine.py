@@ -18,6 +18,7 @@ from runtime.engines.tensorrt.execution import TensorRtExecution
 from runtime.engines.tensorrt.host_execution import HostExecution
 from runtime.engines.tensorrt.layers import layer_records, node_times
 from runtime.engines.tensorrt.library import LoadedPlan
+from runtime.engines.tensorrt.refit import refit
 
 if TYPE_CHECKING:
     from runtime.engines.merging import MergedWeights
@@ -44,7 +45,9 @@ class TensorRtEngine:
         self._device, self._is_in_tick = device, in_tick
         self._host: HostExecution | None = None
         self._host_lock = threading.Lock()
-        self._plan = self._load(folder, fix, weights)
+        self._plan = self._load(folder, fix)
+        if weights is not None:
+            refit(self._plan, device, weights, str(folder / manifest.engine_file))
         self.inputs, self.outputs = self._plan.inputs, self._plan.outputs
         self._pool = self._new_pool()
         if in_tick:
@@ -75,8 +78,8 @@ class TensorRtEngine:
                 self._host = None
         self._plan.close()
 
-    def _load(self, folder: Path, fix: str, weights: MergedWeights | None) -> LoadedPlan:
-        return LoadedPlan(self.manifest, folder, fix, weights)
+    def _load(self, folder: Path, fix: str) -> LoadedPlan:
+        return LoadedPlan(self.manifest, folder, fix)
 
     def _new_pool(self) -> ContextPool:
         return ContextPool(self._plan, self._device)

@@ -9,15 +9,12 @@ import logging
 import mmap
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
-
-import numpy as np
-from numpy.typing import NDArray
 
 from runtime.devices.cuda_calls import probe
 from runtime.devices.device import ALIGNMENT_BYTES, Stream, Tensor
@@ -31,7 +28,7 @@ from runtime.engines.tensorrt.shape_ranges import Shape, ShapeRange, choose_rang
 from runtime.errors import EngineError, EngineMismatchError
 
 if TYPE_CHECKING:
-    from runtime.engines.merging import MergedWeights
+    pass
 
 KEPT_MESSAGES = 16
 WARM_UP_RUNS = 3
@@ -134,22 +131,24 @@ class ContextSettings:
 class LoadedPlan:
     """A deserialized plan. Raises EngineMismatchError (another GPU or version, damaged), OutOfMemoryError, EngineError.
 
-    `ranges`: the shape ranges it was built for. `fix`: the build command, for errors. `weights`: take the place of its
-    own, for which it has to be built with refit.
+    `ranges`: the shape ranges it was built for. `fix`: the build command, for errors.
     """
 
-    def __init__(self, manifest: Manifest, folder: Path, fix: str, weights: MergedWeights | None = None) -> None:
+    def __init__(self, manifest: Manifest, folder: Path, fix: str) -> None:
         self.name, self._fix = manifest.name, fix
         self.inputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.inputs}
         self.outputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.outputs}
         self._engine = _deserialize(manifest, folder / manifest.engine_file, fix)
-        if weights is not None:
-            _refit(self._engine, str(folder / manifest.engine_file), weights)
         self._check_tensor_names(str(folder / manifest.engine_file))
         # Output -> the input that it updates in place, whose memory it must have.
         self.aliases = {name: str(source) for name in self.outputs if (source := self._aliased_input(name))}
         self._free_inputs = [name for name in self.inputs if -1 in tuple(self._engine.get_tensor_shape(name))]
         self.ranges = tuple(self._shape_range(index) for index in range(self._engine.num_optimization_profiles))
+
+    @property
+    def engine(self) -> trt.ICudaEngine:
+        """TensorRT's engine."""
+        return self._engine
 
     @property
     def activation_bytes(self) -> int:
@@ -227,35 +226,6 @@ def _deserialize(manifest: Manifest, path: Path, fix: str) -> trt.ICudaEngine:
         engine = trt_library.runtime.deserialize_cuda_engine(plan)
     check_trt(engine, f"{path} does not load", trt_library.logger.take, kind=EngineMismatchError, fix=fix)
     return engine
-
-
-def _refit(engine: trt.ICudaEngine, label: str, weights: MergedWeights) -> None:
-    """Replace weights of a plan, before it has contexts. Raises EngineMismatchError, EngineError."""
-    if not engine.refittable:
-        raise EngineMismatchError(
-            f"{label} takes no other weights, adapters cannot be merged", fix="refit = true in [build], and build again"
-        )
-    log = library().logger
-    refitter = trt.Refitter(engine, log)
-    kept = [_set_weights(refitter, label, weights, weights.changed(refitter.get_all_weights(), label))]
-    # Weights that TensorRT stores together with those are set, too.
-    kept.append(_set_weights(refitter, label, weights, refitter.get_missing_weights()))
-    check_trt(refitter.refit_cuda_engine(), f"{label} cannot be refitted", log.take)
-    del kept
-
-
-def _set_weights(
-    refitter: trt.Refitter, label: str, weights: MergedWeights, names: Sequence[str]
-) -> list[NDArray[Any]]:
-    """Set weights by their names in the plan; the arrays must live until the refit is done."""
-    arrays = []
-    for name in names:
-        kind = refitter.get_weights_prototype(name).dtype
-        values = np.ascontiguousarray(weights.read(name).astype(np.dtype(dtype_name(kind))))
-        found = refitter.set_named_weights(name, trt.Weights(kind, values.ctypes.data, values.size))
-        check_trt(found, f"{label} does not take the weight {name!r}", library().logger.take, kind=EngineMismatchError)
-        arrays.append(values)
-    return arrays
 
 
 class Context:

@@ -24,7 +24,7 @@ from runtime.engines.tensorrt.shape_ranges import Shape
 from runtime.errors import CaptureError, EngineDeadError, EngineError
 
 if TYPE_CHECKING:
-    from runtime.engines.merging import MergedWeights
+    pass
 
 # Shapes per engine that have a context for launches without a graph.
 MOST_SHAPES = 64
@@ -195,8 +195,8 @@ class RtxEngine(TensorRtEngine):
         close_specializer(self._specializer)
         super().close()
 
-    def _load(self, folder: Path, fix: str, weights: MergedWeights | None) -> RtxPlan:
-        return RtxPlan(self.manifest, folder, fix, weights, self._specializer.cache)
+    def _load(self, folder: Path, fix: str) -> RtxPlan:
+        return RtxPlan(self.manifest, folder, fix, self._specializer.cache)
 
     def _new_pool(self) -> RtxContextPool:
         assert isinstance(self._plan, RtxPlan)

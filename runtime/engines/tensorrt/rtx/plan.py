@@ -20,8 +20,6 @@ from runtime.engines.tensorrt.rtx.validity import check_validity
 
 if TYPE_CHECKING:
     import tensorrt_rtx as trt
-
-    from runtime.engines.merging import MergedWeights
 else:
     from runtime.engines.tensorrt.binding import trt
 
@@ -52,9 +50,7 @@ class RtxContext(Context):
 class RtxPlan(LoadedPlan):
     """A deserialized plan of TensorRT-RTX. See LoadedPlan; what the library says against it is known before."""
 
-    def __init__(
-        self, manifest: Manifest, folder: Path, fix: str, weights: MergedWeights | None, cache: KernelCache
-    ) -> None:
+    def __init__(self, manifest: Manifest, folder: Path, fix: str, cache: KernelCache) -> None:
         self._cache = cache
         path, trt_library = folder / manifest.engine_file, library()
         header = read_plan_header(path, fix=fix)
@@ -63,7 +59,7 @@ class RtxPlan(LoadedPlan):
         mine: trt.Runtime = runtime
         with path.open("rb") as file:
             check_validity(mine, file.read(mine.engine_header_size), str(path), trt_library.logger.take, fix)
-        super().__init__(manifest, folder, fix, weights)
+        super().__init__(manifest, folder, fix)
 
     def new_context(self, index: int, memory: Tensor, kernels: str = FALLBACK) -> RtxContext:
         """A context for a shape range, on the caller's activation memory; may compile. Raises EngineError."""

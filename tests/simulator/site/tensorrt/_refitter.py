@@ -87,6 +87,10 @@ class Refitter:
         what = "refit_cuda_engine"
         if missing := self.get_missing_weights():
             return self._fail(what, f"missing weights: {', '.join(missing)}")
+        for name in machine().faults.get("lost_in_refit", ()):
+            kind, dims = self._tensors[name].data_type, list(self._tensors[name].dims)
+            zeros = bytes(self.get_weights_prototype(name).nbytes)
+            self._tensors[name].CopyFrom(onnx.TensorProto(name=name, data_type=kind, dims=dims, raw_data=zeros))
         for name, (weights, digest) in self._set.items():
             data = weights._read()
             if hashlib.sha256(data).hexdigest() != digest:
