@@ -28,7 +28,7 @@ def plan(tmp_path: Path) -> Iterator[Any]:
 
     written(tmp_path / "engines")
     manifest = read_manifest(manifest_path(tmp_path / "engines", "decoder"))
-    plan = RtxPlan(manifest, tmp_path / "engines", "", None, KernelCache(tmp_path / "engines"))
+    plan = RtxPlan(manifest, tmp_path / "engines", "", KernelCache(tmp_path / "engines"))
     yield plan
     plan.close()
 
