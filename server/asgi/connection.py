@@ -34,7 +34,7 @@ KEY = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
 UNAUTHORIZED = (401, 403)
 FLUSH_S = 2.0
 # What is written at once, and may wait in the process for a client to read it; a response may be much larger.
-WRITE_BYTES = 32 * 1024
+WRITE_BYTES = 16 * 1024
 MAX_PIPELINED_BYTES = 64 * 1024
 # Of a chunked body that is framing for the most part.
 MAX_FRAMING_BYTES = 64 * 1024

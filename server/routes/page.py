@@ -94,6 +94,7 @@ async def part(request: Request, name: str) -> Response:
 
 def _response(request: Request, file: StaticFile) -> Response:
     headers = {**HEADERS, "ETag": file.etag}
-    if file.etag in request.headers.get("if-none-match", ""):
+    known = request.headers.get("if-none-match", "")
+    if file.etag in known or known.strip() == "*":
         return Response(status_code=304, headers=headers)
     return Response(file.content, media_type=file.media_type, headers=headers)
