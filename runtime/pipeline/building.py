@@ -49,7 +49,7 @@ def build_engines(path: Path, target: Target, *, quiet: bool = False) -> None:
                 _interrupt(process)
                 raise
         errors.seek(0)
-        what, _, fix = errors.read().rpartition("error: ")[2].strip().partition("\n  fix: ")
+        what, _, fix = f"\n{errors.read()}".rpartition("\nerror: ")[2].strip().partition("\n  fix: ")
     if process.returncode:
         raise BuildError(what or f"tickrt-build ended with status {process.returncode}", fix=fix)
 
