@@ -23,6 +23,9 @@ PAGE := server/live/page
 TSC_OPTIONS := --noEmit --allowJs --checkJs --strict --target esnext --module esnext --moduleResolution bundler \
 	--lib dom,dom.iterable,esnext
 
+# Tests start Python hundreds of times: what it compiles is kept, also where the environment says otherwise.
+test: export PYTHONDONTWRITEBYTECODE :=
+
 FIT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))
 BIN := .venv/bin
 EXPORT_BIN := .venv-export/bin

@@ -53,7 +53,8 @@ class TypeCheck:
         """The errors in modules (path -> text) and in what they import: "path:line: error: text  [code]"."""
         for path, text in sources.items():
             (self._folder / path).write_text(text, encoding="utf-8")
-        command = [sys.executable, "-m", "mypy", "--no-error-summary", *sources]
+        cache = f"--cache-dir={ROOT / '.mypy_cache' / 'contract'}"
+        command = [sys.executable, "-m", "mypy", "--no-error-summary", cache, *sources]
         environment = {**os.environ, "MYPYPATH": str(self._stubs(version))}
         done = subprocess.run(
             command, cwd=self._folder, env=environment, capture_output=True, text=True, timeout=300, check=False
