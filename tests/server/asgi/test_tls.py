@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from helpers.http_harness import (
+    TIMEOUT_S,
     Served,
     connected,
     eventually,
@@ -48,9 +49,10 @@ def test_a_handshake_has_the_deadline_of_headers(serve: Serve, tmp_path: Path, s
     certificate, key = make_certificate(tmp_path)
     served = serve(certificate=certificate, private_key=key, header_timeout_s=0.3)
     with connected(served) as connection:
+        connection.settimeout(TIMEOUT_S / 2)  # asyncio's own deadline is 60 s
         connection.sendall(sent)
-        eventually(lambda: not served.server.server_state.connections)
         read_all(connection)
+    eventually(lambda: not served.server.server_state.connections)
 
 
 def test_handshakes_that_are_not_complete_make_room(serve: Serve, tmp_path: Path) -> None:
