@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from runtime.config.bundle import Bundle
@@ -12,7 +13,7 @@ from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.errors import ConfigError, RequestError
 from runtime.pipeline.form.sections import PlannedSection, SectionRequest
-from runtime.pipeline.form.state import PlanState
+from runtime.pipeline.form.state import PlanState, check_state
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.tasks import PLAIN_TASKS, known_tasks
 from runtime.pipeline.text_encoder import PromptWords
@@ -29,7 +30,8 @@ from runtime.sessions.protocol.plan import PlanChoices
 class PlanFacts:
     """What a session has to know of the plans that a model makes. is_default: sessions have one unless they say no.
 
-    group_size, silent: as PlanChoices has them. num_codes: codes are less.
+    group_size, silent: as PlanChoices has them. num_codes: codes are less. check_state: raises RequestError for what no
+    plan goes on from.
     """
 
     spec: PlanSpec
@@ -38,6 +40,7 @@ class PlanFacts:
     group_size: int = 0
     is_default: bool = True
     silent: tuple[int, ...] = ()
+    check_state: Callable[[PlanState], None] = lambda state: None
 
     @property
     def choices(self) -> PlanChoices:
@@ -59,7 +62,9 @@ class PlanFacts:
         if planner is None or planner.plan is None or structure is None:
             return None
         sizes = [group.count for group in planner.codes.groups]
-        facts = cls(planner.plan, structure.frames_per_code, structure.num_codes, 0, planner.default)
+        num_codes = structure.num_codes
+        facts = cls(planner.plan, structure.frames_per_code, num_codes, 0, planner.default)
+        facts = replace(facts, check_state=partial(check_state, spec=planner.plan, num_codes=num_codes))
         is_by_layer = len(sizes) == len(facts.choices.layers) and len(set(sizes)) == 1
         if not is_by_layer:
             return facts

@@ -144,6 +144,8 @@ def checked(stored: Mapping[str, Any], model: LiveModel) -> dict[str, Any]:
             raise RequestError(f"the session has a {name}, the bundle has no [{name}]", fix="open a new session")
     if meta["generations"]["plan"] is not None and model.plan is None:
         raise RequestError("the session has a plan, the bundle has no [planner.plan]", fix="open a new session")
+    if meta["generations"]["is_current"] and meta["mode"] == "loop" and not meta["timeline"]:
+        raise damaged("generations.is_current without a canvas")
     plan, known = meta["generations"]["plan"], [part for item in meta["timeline"] for part in item["parts"]]
     if plan is not None and plan["values"]["end"] > max([part[3] for part in (*known, *plan["hints"])], default=0):
         raise damaged("generations.plan.values.end is too far ahead")

@@ -10,6 +10,7 @@ import socket
 import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -72,6 +73,7 @@ def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True) -> bytes:
 
 
 TEXT, CONTINUATION, PING, PONG = 1, 0, 9, 10
+PLAN = {"type": "open", "mode": "extend", "plan": True}
 OPENED = [upgrade(), frame(TEXT, json.dumps({"type": "open", "paused": True}).encode())]
 CHUNKED = (
     b"POST /v1/audio/generations HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\n"
@@ -114,28 +116,41 @@ def flood(opening: list[bytes], unit: bytes, address: Address) -> None:
 
 
 def say(
-    messages: Callable[[int], dict[str, object]], address: Address, *, setup: object = None, path: str = "/v1/live"
+    messages: Callable[[int], dict[str, object]],
+    address: Address,
+    *,
+    opening: object = None,
+    path: str = "/v1/live",
+    after: bytes = b"",
 ) -> None:
-    """A client of a session that sends messages, numbered from 1 on, as fast as they are taken."""
-    opening = {"type": "open", "mode": "extend"} if setup is None else setup
+    """A client of a session that sends messages, numbered from 1 on, as fast as they are taken.
+
+    after: what the server sends before the first.
+    """
     ends_s = time.monotonic() + ATTACK_S
     while time.monotonic() < ends_s:
         with socket.create_connection(address, 10) as connection, suppress(OSError):
             connection.sendall(upgrade(path=path))
             time.sleep(0.05)
-            connection.sendall(frame(TEXT, json.dumps(opening).encode()))
-            number = 0
+            connection.sendall(frame(TEXT, json.dumps(opening or {"type": "open", "mode": "extend"}).encode()))
+            heard, number, block = b"", 0, b""
             while time.monotonic() < ends_s:
-                block = b""
-                while len(block) < 2**14:
+                while after in heard and len(block) < 2**14:
                     number += 1
                     block += frame(TEXT, json.dumps(messages(number)).encode())
-                while block and time.monotonic() < ends_s:
-                    readable, writable, _ = select.select([connection], [connection], [], 0.1)
-                    if readable and not connection.recv(2**20):
-                        raise ConnectionError
-                    if writable:
-                        block = block[connection.send(block) :]
+                readable, writable, _ = select.select([connection], [connection] if block else [], [], 0.1)
+                if readable:
+                    if not (data := connection.recv(2**20)):
+                        break
+                    heard = heard if after in heard else heard + data
+                if writable:
+                    block = block[connection.send(block) :]
+
+
+def together(num_clients: int, attack: Callable[[Address], None], address: Address) -> None:
+    """Several clients at a time."""
+    with ThreadPoolExecutor(num_clients) as pool:
+        list(pool.map(attack, [address] * num_clients))
 
 
 def new_text(number: int, characters: int) -> str:
@@ -151,8 +166,8 @@ def new_prompts(number: int, texts: int, characters: int) -> dict[str, object]:
 
 
 def lyria_prompts(number: int) -> dict[str, object]:
-    """50 prompts that were not there before."""
-    prompts = [{"text": f"drums {new_text(50 * number + index, 60)}", "weight": 1.0} for index in range(50)]
+    """50 prompts of which no word is understood."""
+    prompts = [{"text": new_text(50 * number + index, 400), "weight": 1.0} for index in range(50)]
     return {"clientContent": {"weightedPrompts": prompts}}
 
 
@@ -197,6 +212,37 @@ def greedy_client(opening: list[bytes], address: Address) -> socket.socket:
     return connection
 
 
+def resume(address: Address) -> None:
+    """A session that is resumed on a new connection again and again; the last ones stay."""
+    ends_s, connections = time.monotonic() + ATTACK_S, deque[socket.socket](maxlen=20)
+    with connect(f"ws://{address[0]}:{address[1]}/v1/live") as websocket:
+        websocket.send(json.dumps({"type": "open"}))
+        ready = json.loads(websocket.recv(10))
+        opening = frame(TEXT, json.dumps({"type": "open", "resume": ready["resume_token"]}).encode())
+        while time.monotonic() < ends_s:
+            with suppress(OSError):
+                connection = socket.create_connection(address, 10)
+                connections.append(connection)
+                connection.sendall(upgrade(path=f"/v1/live/{ready['session']}"))
+                connection.recv(4096)
+                connection.sendall(opening)
+    for connection in connections:
+        connection.close()
+
+
+def open_and_close(address: Address) -> None:
+    """One session after the other, each with long prompts, closed once it is there."""
+    ends_s, number = time.monotonic() + ATTACK_S, 0
+    while time.monotonic() < ends_s:
+        number += 1
+        items = new_prompts(number, 8, 2000)["items"]
+        with socket.create_connection(address, 10) as connection, suppress(OSError):
+            connection.sendall(upgrade())
+            connection.recv(4096)
+            connection.sendall(frame(TEXT, json.dumps({"type": "open", "prompts": items}).encode()))
+            connection.recv(4096)
+
+
 def overload(address: Address) -> None:
     """More sessions than can be served, each turning a control every 2 s."""
 
@@ -225,9 +271,13 @@ ATTACKS: dict[str, Callable[[Address], None]] = {
     "more-sessions-than-can-be-served": overload,
     "prompts": partial(say, lambda number: new_prompts(number, 1, 400)),
     "long-prompts": partial(say, lambda number: new_prompts(number, 8, 2000)),
-    "get-plan": partial(say, lambda number: {"type": "get_plan"}),
-    "canvas": partial(say, lambda number: {"type": "canvas"}),
-    "lyria-prompts": partial(say, lyria_prompts, setup={"setup": {"model": "models/lyria"}}, path=LYRIA),
+    "get-plan": partial(
+        together, 4, partial(say, lambda number: {"type": "get_plan"}, opening=PLAN, after=b'"plan","header"')
+    ),
+    "canvas": partial(together, 4, partial(say, lambda number: {"type": "canvas"}, opening={"type": "open"})),
+    "lyria-prompts": partial(say, lyria_prompts, opening={"setup": {"model": "models/lyria"}}, path=LYRIA),
+    "one-session-resumed": resume,
+    "openings": partial(together, 4, open_and_close),
     "requests-with-3000-headers": partial(flood_together, 30, [], GET % (b"elsewhere", b"a:b\r\n" * 3000)),
     "refused-requests": partial(flood_together, 30, [], GET % (b"elsewhere", b"")),
     "requests-of-nothing": partial(flood_together, 30, [], GET % (b"127.0.0.1", b"")),

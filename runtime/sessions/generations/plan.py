@@ -351,12 +351,15 @@ class SessionPlan:
     def restored(cls, model: LiveModel, frames: int, stored: Mapping[str, Any], parts: Iterable[Part]) -> SessionPlan:
         """The plan of a snapshot; it is opened again with the next work."""
         plan = cls(model, frames)
+        for options in [stored["options"], *(change["options"] for change in stored["changes"])]:
+            model.ranges.check(options or {}, "plan.")
         plan.restart(parse_options(stored["options"]), stored["seed"], stored["origin"])
         plan.header, plan.end, plan._number = stored["header"], stored["end"], stored["number"]
         plan.sections = tuple(_section(values) for values in stored["sections"])
         plan.is_idle = stored["is_idle"]
         if stored["state"] is not None:
             plan._state = PlanState(stored["state"][0], np.array(stored["state"][1], np.int64))
+            plan.facts.check_state(plan._state)
         plan._changes.extend(PlanChange.loaded(values) for values in stored["changes"])
         plan._hints = Canvas(tuple(parts))
         return plan

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from runtime.errors import TickError
 from runtime.sessions.hosting.services import SessionListener
 from runtime.sessions.messages import Changed, ClientMessage, Closed
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Values = Mapping[str, Any]
 # The values of a session -> a message that changes them, or None. On the host's thread; raises RequestError.
 Change = Callable[[Values], ClientMessage | None]
+logger = logging.getLogger("tickrt.sessions")
 
 
 class Controllers:
-    """Who is to be told what of one session. The host's thread calls all methods.
+    """Who is to be told what of one session. Their failures end not the session. The host's thread calls all methods.
 
     values: of the session, as they are now.
     """
@@ -29,13 +34,24 @@ class Controllers:
         """Add a client; it gets all values."""
         self._known = self._values()
         self._waiting[listener] = {}
-        listener.on_message(Changed(values=self._known))
+        self.attempt(listener, listener.on_message, Changed(values=self._known))
 
     def leave(self, listener: SessionListener) -> None:
         """Remove a client."""
         self._waiting.pop(listener, None)
         if not self._waiting:
             self._known = {}
+
+    def attempt(self, listener: SessionListener, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | None:
+        """Call what is a further client's; where that fails, this client leaves. Raises TickError."""
+        try:
+            return call(*given, **named)
+        except TickError:
+            raise
+        except Exception:
+            logger.exception("a further client of a session has failed, and is not told any more")
+            self.leave(listener)
+            return None
 
     def watch(self, values: dict[str, Any]) -> None:
         """A client is about to change something: the values as they are before that."""
@@ -56,12 +72,18 @@ class Controllers:
     def tell(self, client: SessionListener | None) -> None:
         """Tell each what others have changed. client: the one that the session was opened by, where it is connected."""
         for listener, waiting in [*self._waiting.items(), (client, self._waiting_for_client)]:
-            if waiting and listener is not None:
-                listener.on_message(Changed(values=dict(waiting)))
+            if not waiting or listener is None:
+                waiting.clear()
+                continue
+            changed = Changed(values=dict(waiting))
             waiting.clear()
+            if listener is client:
+                listener.on_message(changed)
+            else:
+                self.attempt(listener, listener.on_message, changed)
 
     def close(self, message: Closed) -> None:
         """The session has ended."""
         listeners, self._waiting = list(self._waiting), {}
         for listener in listeners:
-            listener.on_message(message)
+            self.attempt(listener, listener.on_message, message)

@@ -162,17 +162,17 @@ class HostedSession:
     def join(self, listener: SessionListener) -> None:
         """A further client gets all values, then what others change."""
         if self.is_ended:
-            listener.on_message(Closed(reason="ended", resumable=False))
+            self.controllers.attempt(listener, listener.on_message, Closed(reason="ended", resumable=False))
         else:
             self.controllers.join(listener)
 
     def resolved(self, received: Received) -> Received | None:
         """What waits with the message, if any, that a further client makes of the values as they are now."""
-        if received.change is None:
+        if received.change is None or received.sender is None:
             return received
         values = self.session.values()
         self.controllers.watch(values)
-        message = received.change(values)
+        message = self.controllers.attempt(received.sender, received.change, values)
         return None if message is None else replace(received, message=message)
 
     def handle(self, received: Received, latents: Latents | None = None) -> None:
@@ -213,7 +213,7 @@ class HostedSession:
         if received.reply is not None:
             received.reply(error)
         elif received.sender is not None:
-            received.sender.on_message(problem_of(error))
+            self.controllers.attempt(received.sender, received.sender.on_message, problem_of(error))
         else:
             self._send(problem_of(error, getattr(received.message, "seq", None)))
 

@@ -133,3 +133,10 @@ def test_the_error_says_what_is_wrong(place: tuple[Any, ...], value: Any, what: 
     arrays = {name: sessions()[0].session.snapshot(0.0).pieces[name] for name in pieces}
     with pytest.raises(StoreError, match=what):
         LiveSession.restore(SessionSnapshot(meta, arrays), MODEL, 0.0)
+
+
+def test_a_loop_without_a_canvas_has_not_all_changes() -> None:
+    snapshot = new_session().snapshot(0.0)
+    meta = changed(snapshot.meta, ("generations", "is_current"), True, "value")
+    with pytest.raises(StoreError, match=r"generations\.is_current without a canvas"):
+        LiveSession.restore(SessionSnapshot(meta, snapshot.pieces), MODEL, 0.0)

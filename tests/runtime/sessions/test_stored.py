@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.live_simulation import CHANNELS, MODEL, Simulation, new_session
+from helpers.live_simulation import CHANNELS, MODEL, PLANNING, Simulation, new_session
+from helpers.simulated_form import FACTS
 
+from runtime.config.option_ranges import NumberRange, OptionRanges
 from runtime.errors import RequestError
+from runtime.pipeline.form.state import PlanState
 from runtime.sessions import messages
 from runtime.sessions.session import LiveSession
 from runtime.sessions.store import SessionSnapshot
@@ -60,3 +63,23 @@ def test_a_model_without_the_part_of_a_reference_is_refused(
     model = replace(MODEL, untaken=frozenset({"timbre_strength", "structure_strength"}))
     with pytest.raises(RequestError, match=rf"the bundle has no \[{message.type}\]"):
         LiveSession.restore(snapshot, model, 0.0)
+
+
+def test_a_session_whose_tempo_the_model_does_not_take_is_refused() -> None:
+    model = replace(MODEL, ranges=OptionRanges(bpm=NumberRange(min=60, max=180)))
+    played_fast = played(controls={"bpm": 200.0}).session.snapshot(2.0)
+    with pytest.raises(RequestError, match=r"controls\.bpm: .*60 to 180"):
+        LiveSession.restore(played_fast, model, 0.0)
+    planned = played(mode="extend", plan=True).session.snapshot(2.0)
+    planned.meta["generations"]["plan"]["values"]["options"]["bpm"] = 200.0
+    with pytest.raises(RequestError, match=r"plan\.bpm: .*60 to 180"):
+        LiveSession.restore(planned, replace(model, plan=FACTS), 0.0)
+
+
+def test_a_plan_that_the_model_cannot_go_on_from_is_refused() -> None:
+    def refuse(state: PlanState) -> None:
+        raise RequestError(f"no plan goes on from {len(state.values)} values")
+
+    snapshot = played(mode="extend", plan=True).session.snapshot(2.0)
+    with pytest.raises(RequestError, match="no plan goes on from"):
+        LiveSession.restore(snapshot, replace(PLANNING, plan=replace(FACTS, check_state=refuse)), 0.0)

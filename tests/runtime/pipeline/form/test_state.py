@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from helpers.songs import GRID, SPEC, items, sections
+import pytest
+from helpers.songs import GRID, SONG, SPEC, items, sections
 
+from runtime.errors import RequestError
 from runtime.pipeline.form.edits import following
 from runtime.pipeline.form.sections import Song
-from runtime.pipeline.form.state import packed, unpacked
+from runtime.pipeline.form.state import PlanState, check_state, packed, unpacked
 
 
 def test_sections_and_songs_come_back_as_they_were() -> None:
@@ -29,3 +32,42 @@ def test_sections_and_songs_come_back_as_they_were() -> None:
     assert newest == song
     assert found[0].song is found[1].song
     assert unpacked(packed([], None), GRID) == ([], None)
+
+
+def state() -> PlanState:
+    return packed(sections("verse 2", "chorus 1", made=40), SONG, kinds=[], first_frame=0.0, asked_frame=0)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("songs",), [[1]]),
+        (("songs", 0, 0, 0), 10**6),
+        (("songs", 0, 0), [9]),
+        (("songs", 0, 1), [0]),
+        (("songs", 0, 2), 0.0),
+        (("songs", 0, 3), 13),
+        (("song",), 1),
+        (("sections", 0), [0]),
+        (("sections", 0, 1), 7),
+        (("sections", 0, 2, 0), 0),
+        (("sections", 1, 5), 1),
+        (("kinds",), [0]),
+        (("first_frame",), "a"),
+        (("asked_frame",), None),
+    ],
+)
+def test_what_no_plan_goes_on_from_is_refused(place: tuple[Any, ...], value: Any) -> None:
+    check_state(state(), SPEC, 25)
+    values = json.loads(json.dumps(state().values))
+    parent = values
+    for key in place[:-1]:
+        parent = parent[key]
+    parent[place[-1]] = value
+    with pytest.raises(RequestError, match="the plan's state"):
+        check_state(state()._replace(values=values), SPEC, 25)
+
+
+def test_codes_that_the_model_does_not_have_are_refused() -> None:
+    with pytest.raises(RequestError, match="codes"):
+        check_state(state(), SPEC, 24)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -117,6 +117,27 @@ def test_a_further_client_changes_what_the_client_plays_and_the_client_counts_on
     host.end(session.id, "deleted")
     driven.run()
     assert not surface.of(Closed)
+
+
+def test_a_further_client_that_fails_ends_not_its_session(drive: Drive) -> None:
+    class Failing(Client):
+        def on_message(self, message: Any) -> None:
+            raise ValueError("the surface is gone")
+
+    def fail(values: Any) -> NoReturn:
+        raise KeyError("no such value")
+
+    driven, failing, surface = drive(), Failing(), Client()
+    session, client = driven.open()
+    for listener in (failing, surface):
+        driven.host.join(session.id, listener)
+    driven.host.change(session.id, lambda values: SetControls(seq=1, values={"guidance": -1.0}), failing)
+    driven.host.change(session.id, fail, failing)
+    driven.host.post(session.id, SetControls(seq=1, values={"guidance": 4.0}))
+    driven.run()
+    assert [message.values for message in surface.of(Changed)] == [{"guidance": 3.0}, {"guidance": 4.0}]
+    assert not client.of(Closed)
+    assert driven.host.stats().open == 1
 
 
 def test_further_clients_of_a_session_that_ends(drive: Drive) -> None:
