@@ -54,9 +54,9 @@ class DecoderBaseline:
             self._launch_each()
 
     def _capture(self, device: Device) -> Replay | None:
-        for execution in self._executions:
-            execution.warm_up(self._stream)
         try:
+            for execution in self._executions:
+                execution.warm_up(self._stream)
             return device.capture(self._stream, self._launch_each)
         except CaptureError:
             return None

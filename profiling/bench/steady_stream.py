@@ -21,6 +21,7 @@ from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import Device
 from runtime.engines.engine import EngineSet
+from runtime.engines.loading import settle_kernels
 from runtime.engines.manifest import Manifest
 from runtime.errors import EngineError, TickError
 from runtime.requests.request import GenerationRequest
@@ -182,12 +183,15 @@ class SteadyStream:
             self._submit(index)
 
     def warm_up(self) -> int:
-        """Take all slots and tick for two schedules, until every shape is bound and every buffer used; returns the
-        rows of a tick."""
+        """Take all slots and tick for two schedules, until every shape is bound and every buffer used, where kernels
+        are compiled then for two more; returns the rows of a tick."""
         self._fill()
         record = self.tick()
-        for _ in range(2 * self.workload.steps):
-            record = self.tick()
+        for _ in range(2):
+            for _ in range(2 * self.workload.steps):
+                record = self.tick()
+            if not settle_kernels(self.deployment.target):
+                break
         return record.rows
 
     def time_ticks(self, records: list[TickRecord]) -> float:

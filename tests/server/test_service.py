@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import Built
+from helpers.backends import SIMULATED_RTX
 from helpers.http_harness import TIMEOUT_S, Served
 
 from runtime.config.deployment import Deployment
@@ -16,7 +19,7 @@ from server.asgi.problems import ProblemError
 from server.config import ServerSettings
 from server.scale.lease import Lease
 from server.scale.leases import Membership
-from server.service import Service, warm_up
+from server.service import Service, play, warm_up
 
 Serve = Callable[..., Served]
 
@@ -110,6 +113,27 @@ def test_common_ticks_are_made_before_ready_and_the_progress_is_told(
     last = len(pipeline.lengths)
     assert f"{last} of {last} shapes" in service.loading().what
     assert f"frames, 32 tokens ({last} of {last})" in caplog.text
+
+
+def test_kernels_of_common_ticks_are_compiled_before_ready_and_kept(built: Built, tmp_path: Path) -> None:
+    shared = built(max_rows=16, backend=SIMULATED_RTX)
+    shutil.copytree(shared.engine_folder(), tmp_path / "engines" / "tensorrt-rtx")
+    deployment = shared.model_copy(update={"engines": tmp_path / "engines"})
+
+    async def make() -> Service:
+        return Service(lambda: pipeline, ServerSettings())
+
+    for start in ("first", "second"):
+        with SIMULATED_RTX.running() as machine, open_pipeline(deployment) as pipeline:
+            assert machine is not None
+            asyncio.run(make())._capture_common_ticks(pipeline)
+            (kept,) = (tmp_path / "engines").glob("*.kernels")
+            assert kept.stat().st_size > 1000, "a server that is killed from here on has kept them"
+            before = len(machine.compiled), machine.counters["fallback_executes"]
+            play(pipeline, pipeline.common_ticks()[0].generations())
+            assert (len(machine.compiled), machine.counters["fallback_executes"]) == before
+            assert (before[0] == 0) == (start == "second")
+            assert {thread.partition("_")[0] for _, thread in machine.compiled} <= {"kernels"}
 
 
 def test_a_server_that_drains_refuses_what_an_edge_can_send_on() -> None:

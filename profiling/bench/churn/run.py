@@ -19,6 +19,7 @@ from profiling.bench.session import BenchSession
 from profiling.bench.steady_stream import Latents, check_equal
 from profiling.bench.workload import Workload, at_depth, make_request, with_runtime
 from profiling.provenance import provenance
+from runtime.engines.loading import settle_kernels
 from runtime.errors import TickError
 from runtime.requests.request import GenerationRequest
 from runtime.tick.common_ticks import common_ticks
@@ -58,6 +59,8 @@ class ChurnStream:
         for index, common in enumerate(found):
             self.session.progress.update(index / len(found))
             self.play(common.generations())
+            if settle_kernels(self.loop.deployment.target):
+                self.play(common.generations())
         self.results.clear()
 
     def run(self, load: float, ticks: int) -> list[TickRecord]:

@@ -133,6 +133,23 @@ def test_first_plain_then_with_resources_of_its_own_then_captured_then_replayed(
     assert (counts.bound, counts.plain, counts.captured, counts.replayed) == (1, 2, 1, 2)
 
 
+def test_a_launch_whose_executions_are_not_ready_runs_plainly_and_is_not_captured() -> None:
+    made = Cache()
+    made.run(key())
+    launch = made.get(key())
+    (decoder,) = launch.decoders
+    assert isinstance(decoder, Recording)
+    decoder.is_ready = False
+    assert [made.run(key()) for _ in range(3)] == [["launch", "launch"]] * 3
+    decoder.is_ready = True
+    assert made.run(key()) == ["warm_up", "warm_up"]
+    decoder.is_ready = False
+    assert made.run(key()) == ["launch", "launch"]
+    decoder.is_ready = True
+    assert made.run(key()) == ["capture", "launch", "launch", "replay"]
+    assert made.cache.counts.plain == 6
+
+
 def test_without_capture_it_is_bound_once_and_launched_plainly() -> None:
     made = Cache(captures=False)
     assert [made.run(key()) for _ in range(4)] == [["bind", "launch", "launch"], *[["launch", "launch"]] * 3]

@@ -39,6 +39,8 @@ def test_there_are_none_where_nothing_is_captured(built: Built) -> None:
     off = on_gpu.model_copy(update={"runtime": on_gpu.runtime.model_copy(update={"capture": False})})
     for deployment in (built(), off, on_gpu.model_copy(update={"target": "cuda"})):
         assert common_ticks([make("a")], bundle, deployment) == []
+    compiling = off.model_copy(update={"target": "tensorrt-rtx"})
+    assert len(common_ticks([make("a")], bundle, compiling)) == 1, "their kernels are compiled"
 
 
 def test_every_number_of_generations_has_its_ticks(built: Built) -> None:

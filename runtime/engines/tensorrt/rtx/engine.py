@@ -42,14 +42,14 @@ class RtxContextPool(ContextPool):
         self._abandoned: list[Job] = []
         self._has_failed = False
 
-    def plain(self, settings: ContextSettings) -> RtxContext | None:
+    def plain(self, settings: ContextSettings, *, begins: bool) -> RtxContext | None:
         """The context for launches of these shapes without a graph, once its kernels are there. Raises EngineDeadError.
 
-        The first call begins to compile them.
+        begins: begin to compile them where nothing has.
         """
         key = tuple(settings.shapes.values())
         if key not in self._of_shapes:
-            if len(self._of_shapes) >= MOST_SHAPES:
+            if not begins or len(self._of_shapes) >= MOST_SHAPES:
                 return None
             self._of_shapes[key] = self.specialize(settings)
         return self.result(self._of_shapes[key])
@@ -118,7 +118,7 @@ class RtxContextPool(ContextPool):
 class RtxExecution(TensorRtExecution):
     """One set of shapes and addresses. Only an execution that is to be captured takes a context of its own.
 
-    Of others, those of the same shapes share a context, from the second launch on.
+    Others share the context of their shapes; what is launched once compiles nothing.
     """
 
     def __init__(self, pool: RtxContextPool, settings: ContextSettings) -> None:
@@ -135,8 +135,8 @@ class RtxExecution(TensorRtExecution):
     def launch(self, stream: Stream) -> None:
         """Put one execute on the stream. Raises EngineError."""
         context = self._own
-        if context is None and self._job is None and self._has_launched:
-            context = self._rtx_pool.plain(self._settings)
+        if context is None and self._job is None:
+            context = self._rtx_pool.plain(self._settings, begins=self._has_launched)
         self._has_launched = True
         (context or self._pool.shared(self._settings.range_index)).launch(self._settings, stream)
 

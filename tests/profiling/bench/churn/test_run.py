@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from conftest import Built
-from helpers.backends import SIMULATED, Backend
+from helpers.backends import SIMULATED, SIMULATED_RTX, Backend
 from simulator.fixture import Machine
 
 from profiling.bench.churn.arrivals import ChurnLoad
@@ -20,9 +20,10 @@ from runtime.errors import EngineError
 LOAD = ChurnLoad((0.6, 0.9), Workload(3, 32, 3), (16, 32), (4, 12))
 
 
-@pytest.fixture
-def backend() -> Backend:
-    return SIMULATED[0]
+@pytest.fixture(params=[SIMULATED[0], SIMULATED_RTX], ids=str)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    found: Backend = request.param
+    return found
 
 
 @pytest.fixture
