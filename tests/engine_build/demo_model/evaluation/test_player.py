@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.factories import TinySpec, tiny_bundle
 from helpers.generations import generate
 from helpers.paths import ROOT
 
@@ -12,10 +14,12 @@ from engine_build.demo_model.evaluation import sound
 from engine_build.demo_model.evaluation.evaluate import cover_source, held_out_requests, latents_of, score
 from engine_build.demo_model.evaluation.measure import difference, in_key_energy, layers_present
 from engine_build.demo_model.evaluation.player import Piece, Player, open_player
-from engine_build.demo_model.latents import CANVAS_FRAMES, CHANNELS, HOP_SAMPLES, levels_from_latents
+from engine_build.demo_model.latents import CANVAS_FRAMES, CHANNELS, HOP_SAMPLES, FloatArray, levels_from_latents
 from engine_build.demo_model.planner.pages import StructureCodes
+from runtime.config.deployment import Deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.form.plan import FormPlan
+from runtime.pipeline.pipeline import open_pipeline
 from runtime.pipeline.planning import Planner
 
 FOLDER = ROOT / "configs" / "demo"
@@ -23,9 +27,23 @@ PROMPT = "pads, bass and drums in A minor at 100 bpm"
 
 
 @pytest.fixture(scope="module")
-def player() -> Iterator[Player]:
-    with open_player(FOLDER) as opened:
-        yield opened
+def player(built_demo: Deployment) -> Iterator[Player]:
+    with open_pipeline(built_demo) as pipeline:
+        yield Player(pipeline)
+
+
+@pytest.fixture(scope="module")
+def played(player: Player) -> FloatArray:
+    return player.play([PROMPT], seed=3)[0]
+
+
+def test_engines_are_built_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    bundle = tiny_bundle(tmp_path)
+    files = set(tmp_path.rglob("*"))
+    with open_player(bundle) as opened:
+        assert opened.pipeline.bundle.folder == bundle
+        assert opened.play(["a"], seed=1).shape == (1, TinySpec().canvas_frames, TinySpec().channels)
+    assert set(tmp_path.rglob("*")) == files
 
 
 def test_it_plays_what_it_is_asked_for(player: Player) -> None:
@@ -37,8 +55,8 @@ def test_it_plays_what_it_is_asked_for(player: Player) -> None:
     assert scores.layers_absent > 0.9
 
 
-def test_a_seed_gives_one_piece_and_another_seed_another(player: Player) -> None:
-    first, again = (levels_from_latents(player.play([PROMPT], seed=3))[0] for _ in range(2))
+def test_a_seed_gives_one_piece_and_another_seed_another(player: Player, played: FloatArray) -> None:
+    first, again = levels_from_latents(played), levels_from_latents(player.play([PROMPT], seed=3))[0]
     other = levels_from_latents(player.play([PROMPT], seed=4))[0]
     live = levels_from_latents(player.play([PROMPT], seed=3, live=True))[0]
     assert difference(first, again) < 1e-3
@@ -103,9 +121,8 @@ def test_finished_audio_is_loud_and_below_the_ceiling(player: Player) -> None:
     assert sound.num_clicks(audio, []) == 0
 
 
-def test_encoding_what_was_decoded_gives_its_notes(player: Player) -> None:
-    latents = player.play([PROMPT], seed=3)[0]
-    encoded = player.encode(player.decode(latents))
-    levels, heard = levels_from_latents(latents), levels_from_latents(encoded)
+def test_encoding_what_was_decoded_gives_its_notes(player: Player, played: FloatArray) -> None:
+    encoded = player.encode(player.decode(played))
+    levels, heard = levels_from_latents(played), levels_from_latents(encoded)
     sounding = levels[:, :52] > 0.25
     assert np.mean(heard[:, :52][sounding] > 0.1) > 0.7
