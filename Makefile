@@ -162,7 +162,7 @@ build/clients/.installed:
 
 .venv-gpu/.installed: pyproject.toml | .venv-gpu/bin/python
 	@echo "Installing TensorRT, torch and the exporter into .venv-gpu (several minutes the first time) ..."
-	$(GPU_BIN)/python $(PIP_INSTALL) '$(TORCH)' --editable '.[tensorrt,export,test]'
+	$(GPU_BIN)/python $(PIP_INSTALL) '$(TORCH)' --editable '.[tensorrt,tensorrt-rtx,export,test]'
 	@touch $@
 
 # An environment that is there is kept, or refused where PYTHON asks for another build: what was put into it is its user's.

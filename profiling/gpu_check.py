@@ -23,6 +23,7 @@ from rich.console import Console
 from profiling.output import write_json
 from profiling.reports.text_table import print_table
 from runtime.command_line import CommandLine
+from runtime.errors import EngineError
 from runtime.terminal import EXIT_OVER_LIMIT, Terminal
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,12 +71,25 @@ class Figure:
     is_kept: bool = True
 
 
-def check_steps(folder: Path, demo: Path, layers: int = LAYERS) -> list[Step]:
-    """All steps, the cheapest and most telling first."""
+def has_rtx_card() -> bool:
+    """Whether this machine's GPU runs engines of tensorrt-rtx: from Ampere on, but for those of data centers."""
+    from runtime.devices.cuda_calls import probe
+
+    try:
+        capability = float(probe().compute_capability)
+    except EngineError:
+        return False
+    return 8.0 <= capability < 9.0 or capability >= 12.0
+
+
+def check_steps(folder: Path, demo: Path, layers: int = LAYERS, *, is_rtx: bool = True) -> list[Step]:
+    """All steps, the cheapest and most telling first. is_rtx: also those that need an RTX card."""
     return [
         Step("tests", ("pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests")), 300),
         Step("demo-build", (BUILD, str(demo), "--target", "tensorrt"), 240),
         _bench("demo-bench", demo, folder, 120, "--budgets", "--repeats", "3"),
+        Step("rtx-build", (BUILD, str(demo), "--target", "tensorrt-rtx"), 240),
+        *([_bench("rtx-bench", demo, folder, 240, "--repeats", "1", target="tensorrt-rtx")] if is_rtx else []),
         *_published_steps("two-layers", 2, folder, 300),
         _profile("two-layers", folder),
         *_published_steps("full", layers, folder, 600),
@@ -100,8 +114,8 @@ def _profile(name: str, folder: Path) -> Step:
     return Step(f"{name}-profile", words, 120, (f"{name}-build",))
 
 
-def _bench(name: str, config: Path, folder: Path, limit_s: float, *options: str) -> Step:
-    words = (BENCH, str(config), "--target", "tensorrt", *options, "--json", str(folder / f"{name}.json"))
+def _bench(name: str, config: Path, folder: Path, limit_s: float, *options: str, target: str = "tensorrt") -> Step:
+    words = (BENCH, str(config), "--target", target, *options, "--json", str(folder / f"{name}.json"))
     return Step(name, words, limit_s, (f"{name.rpartition('-')[0]}-build",), has_result=True)
 
 
@@ -171,7 +185,8 @@ def gpu_check(
     for name in ("two-layers", "full"):
         published_deployment(folder, name)
     wanted = set(only.split(",")) if only else set[str]()
-    steps = [step for step in check_steps(folder, demo.resolve(), layers) if not wanted or step.name in wanted]
+    every = check_steps(folder, demo.resolve(), layers, is_rtx=has_rtx_card())
+    steps = [step for step in every if not wanted or step.name in wanted]
     outcomes = []
     for outcome in run_steps(steps, folder, minutes):
         outcomes.append(outcome)

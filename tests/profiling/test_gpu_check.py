@@ -9,13 +9,23 @@ from pathlib import Path
 import pytest
 from conftest import Built
 from helpers.backends import SIMULATED
-from simulator.fixture import child_environment
+from simulator.fixture import child_environment, simulated
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from profiling import gpu_check
 from profiling.bench_cli import app as bench_app
-from profiling.gpu_check import BENCH, Figure, Step, app, check_steps, figures, published_deployment, run_steps
+from profiling.gpu_check import (
+    BENCH,
+    Figure,
+    Step,
+    app,
+    check_steps,
+    figures,
+    has_rtx_card,
+    published_deployment,
+    run_steps,
+)
 from runtime.config.deployment import load_deployment
 
 WELL = ("timeit", "-n", "1", "-r", "1", "pass")
@@ -51,6 +61,15 @@ def test_the_steps_fit_into_their_time_and_into_the_commands(tmp_path: Path) -> 
             get_command(bench_app).make_context("tickrt-bench", list(step.words[1:]))
 
 
+@pytest.mark.parametrize(("cc", "is_rtx"), [("8.9", True), ("9.0", False), ("10.3", False), ("12.0", True)])
+def test_engines_of_tensorrt_rtx_are_measured_on_rtx_cards(tmp_path: Path, cc: str, is_rtx: bool) -> None:
+    with simulated(cc=cc):
+        assert has_rtx_card() == is_rtx
+    names = {step.name for step in check_steps(tmp_path, tmp_path / "demo.toml", is_rtx=is_rtx)}
+    assert "rtx-build" in names
+    assert ("rtx-bench" in names) == is_rtx
+
+
 def test_the_published_deployment_is_measured_with_detailed_layers(tmp_path: Path) -> None:
     published_deployment(tmp_path, "two-layers")
     deployment = load_deployment(tmp_path / "two-layers.toml")
@@ -81,7 +100,7 @@ def test_on_the_simulated_gpu(built: Built, tmp_path: Path, monkeypatch: pytest.
     for name, value in child_environment().items():
         monkeypatch.setenv(name, value)
 
-    def few(folder: Path, demo: Path, layers: int) -> list[Step]:
+    def few(folder: Path, demo: Path, layers: int, *, is_rtx: bool) -> list[Step]:
         steps = {step.name: step for step in check_steps(folder, demo, layers)}
         bench = gpu_check._bench("demo-bench", demo, folder, 120, "--depth", "1", "--ticks", "2")
         broken = replace(steps["two-layers-export"], words=("engine_build.export", "acestep", "--layers", "none"))

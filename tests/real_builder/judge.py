@@ -36,6 +36,8 @@ from runtime.errors import BuildError
 
 TARGET: Target = "tensorrt-rtx"
 BUILT = ROOT / "build" / "real_builder.json"
+# Verdicts that are remembered, the newest last; a run of everything has about 130.
+KEPT = 500
 # What decides how a graph is built, beside the graph, its ranges and options.
 CODE = [ROOT / "engine_build" / "build" / name for name in ("tensorrt_compiler.py", "tasks.py")]
 
@@ -80,12 +82,18 @@ def judge(request: BuildRequest, decision: RebuildDecision) -> Verdict:
     log = BuildLog()
     with tempfile.TemporaryDirectory() as folder, graph_in_precision(decision, Path(folder), log) as graph:
         key = _key(prepared(graph, preparation_shapes(decision.spec)), decision)
-        if found := _remembered().get(key):
+        if found := _remembered(BUILT).get(key):
             return Verdict(**found)
         verdict = _built(request, decision, graph, Path(folder), log)
-    with filelock.FileLock(BUILT.with_suffix(".lock")):
-        write_atomically(BUILT, json.dumps({**_remembered(), key: asdict(verdict)}, indent=1).encode())
+    remember(BUILT, key, verdict)
     return verdict
+
+
+def remember(path: Path, key: str, verdict: Verdict) -> None:
+    """Add a verdict to those in the file; the oldest above KEPT are dropped."""
+    with filelock.FileLock(path.with_suffix(".lock")):
+        found = {**_remembered(path), key: asdict(verdict)}
+        write_atomically(path, json.dumps(dict(list(found.items())[-KEPT:]), indent=1).encode())
 
 
 def build_once(
@@ -114,9 +122,9 @@ def _key(graph: Graph, decision: RebuildDecision) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _remembered() -> dict[str, Any]:
+def _remembered(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(BUILT.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     return found

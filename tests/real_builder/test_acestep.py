@@ -60,16 +60,28 @@ def test_every_part_builds(tiny: Path, precision: str) -> None:
         judge(request, decision)
 
 
-def test_the_published_sizes_build_with_all_shape_ranges(tmp_path: Path) -> None:
-    """Two of 24 layers: what fails at these sizes fails in any of them."""
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The published deployment, with two of 24 layers: what fails at these sizes fails in any of them."""
     from engine_build.export.acestep.export import Options, export_bundle
     from engine_build.export.acestep.sources import RandomWeights
 
+    folder = tmp_path_factory.mktemp("published")
     source = RandomWeights(transformer_changes={"num_hidden_layers": 2})
-    export_bundle(source, tmp_path / PUBLISHED.stem, Options("acestep", canvas_s=240.0), lambda text: None)
-    path = tmp_path / PUBLISHED.name
+    export_bundle(source, folder / PUBLISHED.stem, Options("acestep", canvas_s=240.0), lambda text: None)
+    path = folder / PUBLISHED.name
     path.write_text(PUBLISHED.read_text(encoding="utf-8"), encoding="utf-8")
-    request, decisions = decisions_of(path)
+    return path
+
+
+def test_the_published_sizes_build_with_all_shape_ranges(published: Path) -> None:
+    request, decisions = decisions_of(published)
     assert {"decoder", "codec_decode", "codec_encode"} <= {item.spec.name for item in decisions}
     for decision in decisions:
         judge(request, decision)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_published_decoder_builds_in_its_other_precisions(published: Path, precision: str) -> None:
+    request, decisions = decisions_of(published, precision)
+    judge(request, next(item for item in decisions if item.spec.name == "decoder"))
