@@ -21,7 +21,7 @@ RECIPE_VERSION = 3
 # Likewise with every change to how cpu_graph rewrites graphs.
 CPU_GRAPH_VERSION = 1
 Optimization = Literal["basic", "extended", "all"]
-Precision = Literal["fp32", "fp16", "bf16", "int8"]
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 CodecPrecision = Literal["fp32", "fp16", "bf16"]
 Verbosity = Literal["none", "layer_names", "detailed"]
 HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"]
@@ -48,20 +48,26 @@ RTX_REFUSES = {
 }
 # Cards of compute capability 8.0 to 12.1. 7.5 is Turing; 9.0 and 10.0 (H100, B200) are no RTX cards.
 RTX_CAPABILITIES = ("SM80", "SM86", "SM89", "SM120", "SM121")
+# Those with products in fp8.
+FP8_CAPABILITIES = ("SM89", "SM120", "SM121")
+# Precisions of decoders, and what is around 8-bit products on a GPU: its range is float32's, so no scale is out of it.
+EIGHT_BITS = ("fp8", "int8")
+EIGHT_BITS_BASE: Literal["bf16"] = "bf16"
 
 # The largest accepted error, relative to an output's largest value, where [build] names none. A GPU sums in another
-# order than the reference; TF32 keeps 10 bits of a factor's mantissa, as float16 does, bfloat16 keeps 7.
+# order than the reference; TF32 keeps 10 bits of a factor's mantissa, as float16 does, bfloat16 keeps 7. Engines are
+# compared on random inputs, which are beyond what 8-bit scales are made for.
 CPU_TOLERANCES = {"fp32": 1e-4, "int8": 0.2}
-GPU_TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 8e-2}
+GPU_TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 8e-2, "fp8": 0.5, "int8": 0.5}
 
 
 class BuildConfig(BaseModel):
     """The `[build]` table.
 
     tolerance: the largest error against the graph, relative to the largest output (default: by precision). threads: 0 =
-    all cores. precision: of decoder and text encoder on the GPU targets; "int8" is for the decoder on the target cpu,
-    which is float32 with every other. codec_precision: of the codec on a GPU, whose rounding is audible as noise. Rows
-    and step graphs are always float32.
+    all cores. precision: of decoder and text encoder on the GPU targets. "fp8" and "int8" are for decoders: what is not
+    in 8 bits is then in bf16, on the target cpu in float32, which knows "int8" alone. codec_precision: of the codec on
+    a GPU, whose rounding is audible as noise. Rows and step graphs are always float32.
 
     ONNX Runtime. optimization: its graph optimization level; on the CPU, "basic" also leaves out cpu_graph's rewriting
     (attention and rotary embedding as single operators). "extended" is valid on every machine of one architecture;
@@ -125,6 +131,26 @@ class BuildConfig(BaseModel):
         if target == "tensorrt-rtx" and asked:
             name = asked[0]
             raise ConfigError(f"[build] {name} is not for tensorrt-rtx: {RTX_REFUSES[name]}", fix=f"remove {name}")
+        self._check_eight_bits(target)
+
+    def _check_eight_bits(self, target: str) -> None:
+        if target == "cuda" and self.precision in EIGHT_BITS:
+            fix = 'precision = "bf16", "fp16" or "fp32" in [build], or --target tensorrt'
+            raise ConfigError(f'precision = "{self.precision}" is not for the target cuda', fix=fix)
+        if self.precision != "fp8":
+            return
+        names = ", ".join(f'"{name}"' for name in FP8_CAPABILITIES)
+        if target == "tensorrt-rtx" and not (self.capabilities and set(self.capabilities) <= set(FP8_CAPABILITIES)):
+            found = ", ".join(name for name in self.capabilities if name not in FP8_CAPABILITIES) or "a portable engine"
+            raise ConfigError(
+                f'precision = "fp8" needs cards of compute capability 8.9 or later, and {found} is for earlier ones',
+                fix=f'capabilities = [{names}] or some of them in [build], or precision = "int8"',
+            )
+        if target == "tensorrt" and self.hardware_compatibility == "ampere_plus":
+            raise ConfigError(
+                'precision = "fp8" needs compute capability 8.9 or later, and "ampere_plus" is for 8.0 too',
+                fix='hardware_compatibility = "same_compute_capability", or precision = "int8" in [build]',
+            )
 
     def tolerance_for(self, target: str, precision: str) -> float:
         """The largest accepted error of a target's engines in a precision."""

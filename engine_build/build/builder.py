@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine_build.build.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
 from engine_build.build.environment import BuildEnvironment, build_environment
@@ -18,7 +18,7 @@ from engine_build.build.merged_adapters import with_merged_adapters
 from engine_build.build.rebuild_check import RebuildDecision, check_graphs, check_rebuilds
 from engine_build.build.targets import COMPILERS, BuildTask, Facts, engine_error, measured
 from engine_build.build.worker import BuildLog, Worker
-from engine_build.config import BuildRequest, request_of
+from engine_build.config import EIGHT_BITS, BuildRequest, request_of
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import model_of
 from runtime.config.deployment import Deployment, Target, build_command
@@ -32,6 +32,9 @@ from runtime.engines.manifest import (
     write_measurement,
 )
 from runtime.errors import BuildError
+
+if TYPE_CHECKING:
+    from engine_build.precision.quantization import Quantization
 
 
 class Report(Protocol):
@@ -112,7 +115,7 @@ def build_engine(
         used = stack.enter_context(Worker()) if worker is None else worker
         partial = stack.enter_context(partial_folder(folder, name))
         decision = stack.enter_context(with_merged_adapters(decision, request.deployment, folder))
-        graph = stack.enter_context(graph_in_precision(decision, folder, log))
+        graph = stack.enter_context(graph_in_precision(decision, request, folder, log))
         engine = partial / f"{name}{compiler.suffix}"
         task = BuildTask(decision, graph, engine, request.deployment, request.options, environment, used, log)
         manifest = _manifest(task, compiler.compile(task))
@@ -129,7 +132,9 @@ def build_engine(
 
 
 @contextlib.contextmanager
-def graph_in_precision(decision: RebuildDecision, folder: Path, log: BuildLog) -> Iterator[Graph]:
+def graph_in_precision(
+    decision: RebuildDecision, request: BuildRequest, folder: Path, log: BuildLog
+) -> Iterator[Graph]:
     """The spec's graph in the wanted precision; its file exists as long as the context. Raises BuildError.
 
     A precision that changes nothing is a warning.
@@ -144,7 +149,8 @@ def graph_in_precision(decision: RebuildDecision, folder: Path, log: BuildLog) -
     with partial_folder(folder, f"{spec.name}.{precision}") as partial:
         path = partial / f"{spec.name}.onnx"
         without, model = without_kernel(wanted.target, precision), model_of(spec.graph)
-        write_model_recipe(model, spec.graph.folder, path, precision, without=without)
+        decided = _quantization(decision, request)
+        write_model_recipe(model, spec.graph.folder, path, precision, without=without, quantization=decided)
         graph = read_graph(path)
         if not changes_anything(model_of(graph), precision):
             log.add("WARNING", f"{precision} changes nothing in {spec.graph.label}: it stays in fp32")
@@ -183,6 +189,17 @@ def measure_built(
 
 def _is_measured(manifest: Manifest, folder: Path) -> bool:
     return manifest.is_measured or read_measurement(folder, manifest) is not None
+
+
+def _quantization(decision: RebuildDecision, request: BuildRequest) -> Quantization | None:
+    """Of the spec's graph; that for adapters is the decoder's with more inputs, and gets what is decided for that."""
+    from engine_build.precision.sensitivity import quantization_for
+
+    spec, bundle, precision = decision.spec, request.bundle, decision.wanted.build["precision"]
+    if precision not in EIGHT_BITS:
+        return None
+    graph = spec.graph if spec.name == "decoder" else read_graph(bundle.graph_path(bundle.decoder.graph))
+    return quantization_for(decision.wanted.target, precision, bundle, graph, request.options.threads)
 
 
 def _manifest(task: BuildTask, facts: Facts) -> Manifest:

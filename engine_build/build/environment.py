@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CPU_INFO = Path("/proc/cpuinfo")
 # Of x86 (VNNI, AMX) and ARM. Without them ONNX Runtime sums pairs of products in 16 bits, which overflow.
 INT8_FLAGS = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp"})
+FP8_CAPABILITY = (8, 9)
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # The fields of the device that must be equal for a plan to run, by hardware_compatibility.
 VALID_ON = {
@@ -198,5 +199,10 @@ def _on_gpu(target: Target, options: BuildConfig) -> BuildEnvironment:
         what = f"refit = true in [build]: TensorRT {release} may lose the bias of a product whose weights are replaced"
         raise BuildError(what, fix="install another release of TensorRT, or remove refit")
     device = gpu_machine(gpu)
+    if options.precision == "fp8" and tuple(map(int, gpu.compute_capability.split("."))) < FP8_CAPABILITY:
+        raise BuildError(
+            f"{gpu.name} has compute capability {gpu.compute_capability}, products in fp8 need 8.9 or later",
+            fix='precision = "int8" or "bf16" in [build]',
+        )
     kept = VALID_ON[options.hardware_compatibility] if target == "tensorrt" else ("arch",)
     return BuildEnvironment(versions, {name: device[name] for name in kept}, gpu.name, _facts(gpu))

@@ -13,6 +13,8 @@ import numpy as np
 from engine_build.build.environment import BuildEnvironment, build_environment
 from engine_build.config import (
     CPU_GRAPH_VERSION,
+    EIGHT_BITS,
+    EIGHT_BITS_BASE,
     RECIPE_VERSION,
     RTX_OPTIONS,
     TENSORRT_OPTIONS,
@@ -38,7 +40,7 @@ from runtime.engines.manifest import (
     verify_file,
 )
 from runtime.engines.value_shapes import value_shapes
-from runtime.errors import BuildError, ConfigError, EngineError, EngineMismatchError, EngineNotBuiltError
+from runtime.errors import BuildError, EngineError, EngineMismatchError, EngineNotBuiltError
 
 # The solver's results are the state itself; a structure code jumps where a value crosses a limit, and so does a token.
 EXACT_KINDS = ("rows", "step", "structure_encode", "sampler")
@@ -161,18 +163,15 @@ def identity(
 
 
 def engine_precision(spec: EngineSpec, target: Target, options: BuildConfig) -> str:
-    """The precision of a spec's engine. EXACT_KINDS, and on the CPU all but a decoder in int8, are float32.
-
-    Raises ConfigError where the target does not have the precision.
-    """
+    """The precision of a spec's engine. EXACT_KINDS, and on the CPU all but a decoder in int8, are float32."""
     if target == "cpu":
         return "int8" if options.precision == "int8" and spec.kind == "decoder" else "fp32"
-    if options.precision == "int8":
-        fix = 'precision = "bf16", "fp16" or "fp32" in [build], or build with --target cpu'
-        raise ConfigError(f'precision = "int8" is for the target cpu, not for {target}', fix=fix)
     if spec.kind in EXACT_KINDS:
         return "fp32"
-    return options.codec_precision if spec.kind.startswith("codec") else options.precision
+    if spec.kind.startswith("codec"):
+        return options.codec_precision
+    is_smaller = options.precision in EIGHT_BITS and spec.kind != "decoder"
+    return EIGHT_BITS_BASE if is_smaller else options.precision
 
 
 def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dict[str, Any]:

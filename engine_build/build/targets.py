@@ -25,8 +25,7 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.errors import BuildError
 
-# Running a graph of this size on the CPU for comparison takes minutes: only one shape of each length is compared.
-LARGE_GRAPH_BYTES = 1 << 30
+# Running a large graph on the CPU for comparison takes minutes: only one shape of each length is compared.
 LARGE_GRAPH_SAMPLES = 2
 
 Facts = dict[str, Any]
@@ -66,7 +65,8 @@ class Compiler:
 def measured(task: BuildTask) -> tuple[dict[str, float], Facts]:
     """The error of an engine that was just compiled, and facts for its manifest. Raises BuildError."""
     error, facts = engine_error(task)
-    return {**error, **_recipe_error(task)}, facts
+    recipe_error, recipe_facts = _recipe_error(task)
+    return {**error, **recipe_error}, {**facts, **recipe_facts}
 
 
 def engine_error(task: BuildTask) -> tuple[dict[str, float], Facts]:
@@ -82,20 +82,24 @@ def engine_error(task: BuildTask) -> tuple[dict[str, float], Facts]:
         ) from cause
 
 
-def _recipe_error(task: BuildTask) -> dict[str, float]:
-    """The error of the precision recipe alone on the decoder, over the states of a generation; {} for float32."""
+def _recipe_error(task: BuildTask) -> tuple[dict[str, float], Facts]:
+    """The error of the precision recipe alone on the decoder, over the states of a generation; {} for float32.
+
+    Of 8 bits on a GPU also which products are not in them, each with its error if it alone were.
+    """
     spec, recipe = task.decision.spec, task.decision.wanted.build.get("precision", "fp32")
     if spec.name != "decoder" or recipe == "fp32":
-        return {}
+        return {}, {}
     from engine_build.precision.error import measure
     from engine_build.precision.recipe import without_kernel
-    from engine_build.precision.sample_states import STEPS, decoder_sample_states
+    from engine_build.precision.sample_states import decoder_sample_states, steps_of
+    from engine_build.precision.sensitivity import quantization_for
 
-    bundle, threads = load_bundle(task.deployment.bundle), task.options.threads
-    steps = 2 if spec.graph.weights_bytes > LARGE_GRAPH_BYTES else STEPS
-    states = decoder_sample_states(bundle, spec.graph, steps=steps, threads=threads)
-    without = without_kernel(task.decision.wanted.target, recipe)
-    return measure(spec.graph, recipe, states, without=without, threads=threads)
+    bundle, threads, target = load_bundle(task.deployment.bundle), task.options.threads, task.decision.wanted.target
+    states = decoder_sample_states(bundle, spec.graph, steps=steps_of(spec.graph), threads=threads)
+    without, decided = without_kernel(target, recipe), quantization_for(target, recipe, bundle, spec.graph, threads)
+    error = measure(spec.graph, recipe, states, without=without, quantization=decided, threads=threads)
+    return error, {} if decided is None else {"not_in_8_bits": decided.kept}
 
 
 def _compile_cpu(task: BuildTask) -> Facts:
@@ -181,9 +185,8 @@ def _measure_tensorrt(task: BuildTask) -> tuple[dict[str, float], Facts]:
 
     spec = task.decision.spec
     sizes = [sizes_at(spec, ranges, end) for ranges in spec.ranges for end in (1, 2)]
-    is_large = spec.graph.weights_bytes > LARGE_GRAPH_BYTES
     lengths = {sample.get("T") for sample in spec.samples}
-    compared = max(LARGE_GRAPH_SAMPLES, len(lengths)) if is_large else len(spec.samples)
+    compared = max(LARGE_GRAPH_SAMPLES, len(lengths)) if spec.graph.is_large else len(spec.samples)
     request = RunRequest(
         spec.name,
         task.engine.parent,

@@ -18,6 +18,8 @@ from runtime.engines.manifest import TensorInfo, file_sha256
 from runtime.errors import BuildError, ConfigError
 from runtime.untrusted import quoted
 
+LARGE_BYTES = 1 << 30
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -41,6 +43,11 @@ class Graph:
     def folder(self) -> Path:
         """Where its external data lies, if it has any."""
         return self.source.parent if isinstance(self.source, Path) else self.data_folder or Path()
+
+    @property
+    def is_large(self) -> bool:
+        """Whether an execute on the CPU takes seconds."""
+        return self.weights_bytes > LARGE_BYTES
 
     @property
     def label(self) -> str:

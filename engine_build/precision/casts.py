@@ -44,6 +44,7 @@ class FileWeights(InlineWeights):
     def __init__(self, folder: Path, target: Path) -> None:
         super().__init__(folder)
         self._target = target
+        self._written: dict[str, TensorProto] = {}
         target.write_bytes(b"")
 
     def write(self, name: str, array: NDArray[Any]) -> TensorProto:
@@ -59,13 +60,14 @@ class FileWeights(InlineWeights):
         entries = {"location": self._target.name, "offset": offset, "length": array.nbytes}
         for key, value in entries.items():
             tensor.external_data.add(key=key, value=str(value))
+        self._written[name] = tensor
         return tensor
 
     def keep(self, tensor: TensorProto) -> TensorProto:
-        """The constant; copied into the new file where it is external."""
+        """The constant; copied into the new file where it is external, and not there yet."""
         if tensor.data_location != TensorProto.EXTERNAL:
             return tensor
-        return self.write(tensor.name, self.read(tensor))
+        return self._written.get(tensor.name) or self.write(tensor.name, self.read(tensor))
 
 
 class Rewriter:

@@ -2,7 +2,8 @@
 
 Every value is a float32 tensor of numbers that the 16-bit type can represent: an operator gets rounded inputs, computes
 in float32 and rounds its result, as tensor cores do. An engine that fuses operators rounds less often, so its error is
-smaller than the emulation's.
+smaller than the emulation's. 8-bit numbers are what they are: what DequantizeLinear gives is a factor of the product
+that reads it, never stored in 16 bits.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _emulated_node(view: GraphView, node: onnx.NodeProto) -> Iterator[onnx.NodeP
     low = {name: view.types[name] for name in node.output if view.types.get(name) in LOW}
     if node.op_type == "Cast":
         yield from _emulated_cast(view, node, low)
-    elif not low or node.op_type in LAYOUT:
+    elif not low or node.op_type in LAYOUT or node.op_type == "DequantizeLinear":
         yield node
     else:
         wide = onnx.NodeProto()

@@ -18,6 +18,7 @@ from engine_build.graphs.graph_view import node_name, product_flops, product_val
 from engine_build.graphs.reference_session import exact_options, model_of, onnxruntime_errors, session
 from engine_build.precision.casts import InlineWeights
 from engine_build.precision.emulation import emulated
+from engine_build.precision.quantization import Quantization
 from engine_build.precision.recipe import NodePrecision, RecipeName, apply_recipe, explain, write_recipe
 from runtime.engines.onnxruntime_cuda import DATA_FOLDER_ENTRY
 from runtime.engines.operator_flops import Shape
@@ -37,6 +38,7 @@ class RecipeError:
     output. flops: node name -> floating-point operations of its matrix product, in the last execute.
     """
 
+    recipe: RecipeName
     max_rel: tuple[float, ...]
     rms_rel: tuple[float, ...]
     nodes: tuple[NodePrecision, ...]
@@ -44,8 +46,8 @@ class RecipeError:
 
     @property
     def low_work(self) -> float:
-        """Share of the work that runs in the low precision."""
-        low = sum(count for name, count in self.flops.items() if self._precision(name) not in ("fp32", "index"))
+        """Share of the work that runs in the recipe's own precision."""
+        low = sum(count for name, count in self.flops.items() if self._precision(name) == self.recipe)
         return low / max(sum(self.flops.values()), 1)
 
     def summary(self) -> dict[str, float]:
@@ -58,50 +60,64 @@ class RecipeError:
 
 
 def measure(
-    graph: Graph, recipe: RecipeName, feeds: Iterable[Arrays], *, without: Iterable[str] = (), threads: int = 0
+    graph: Graph,
+    recipe: RecipeName,
+    feeds: Iterable[Arrays],
+    *,
+    without: Iterable[str] = (),
+    quantization: Quantization | None = None,
+    threads: int = 0,
 ) -> dict[str, float]:
     """The error of a recipe on a float32 graph: recipe_max_rel, recipe_rms_rel and recipe_low_work, for the manifest.
 
     Runs the graph and its emulated recipe on the CPU over `feeds` (inputs by name), for the decoder those of
     decoder_sample_states. Raises BuildError where an output is not finite, or the graph does not run.
     """
-    return recipe_error(graph, recipe, list(feeds), without=without, threads=threads).summary()
+    found = recipe_error(graph, recipe, list(feeds), without=without, quantization=quantization, threads=threads)
+    return found.summary()
 
 
 def recipe_error(
-    graph: Graph, recipe: RecipeName, feeds: Sequence[Arrays], *, without: Iterable[str] = (), threads: int = 0
+    graph: Graph,
+    recipe: RecipeName,
+    feeds: Sequence[Arrays],
+    *,
+    without: Iterable[str] = (),
+    quantization: Quantization | None = None,
+    threads: int = 0,
 ) -> RecipeError:
     """As measure, with all details. The two sessions are open one after the other, not at once."""
     model = model_of(graph)
     expected, shapes = _reference(graph, model, feeds, threads)
     with TemporaryDirectory() as folder:
-        runner = emulation_session(graph, recipe, Path(folder), without=without, threads=threads)
+        path = Path(folder) / "emulated.onnx"
+        write_emulated(graph, recipe, path, without=without, quantization=quantization)
+        runner = session(path, exact_options(threads), f"{graph.label} in {recipe}")
         found = [_outputs(runner, feed, f"{graph.label} in {recipe}") for feed in feeds]
     errors = [_errors(*pair, f"{graph.label} in {recipe}") for pair in zip(expected, found, strict=True)]
     return RecipeError(
+        recipe=recipe,
         max_rel=tuple(error[0] for error in errors),
         rms_rel=tuple(error[1] for error in errors),
-        nodes=explain(model, recipe, without=without, weights=InlineWeights(_folder(graph))),
+        nodes=explain(model, recipe, without=without, weights=InlineWeights(_folder(graph)), quantization=quantization),
         flops={node_name(node): flops for node in model.graph.node if (flops := product_flops(node, shapes))},
     )
 
 
-def emulation_session(
-    graph: Graph, recipe: RecipeName, folder: Path, *, without: Iterable[str] = (), threads: int = 0
-) -> Any:
-    """A session over the emulated recipe, written into `folder`. Raises BuildError."""
-    path = folder / "emulated.onnx"
-    write_emulated(graph, recipe, path, without=without)
-    return session(path, exact_options(threads), f"{graph.label} in {recipe}")
-
-
-def write_emulated(graph: Graph, recipe: RecipeName, path: Path, *, without: Iterable[str] = ()) -> None:
+def write_emulated(
+    graph: Graph,
+    recipe: RecipeName,
+    path: Path,
+    *,
+    without: Iterable[str] = (),
+    quantization: Quantization | None = None,
+) -> None:
     """Write the emulated recipe of a graph to `path`; large weights stay beside it. Raises BuildError."""
     if isinstance(graph.source, Path):
-        write_recipe(graph.source, path, recipe, without=without)
+        write_recipe(graph.source, path, recipe, without=without, quantization=quantization)
     else:
-        onnx.save(apply_recipe(model_of(graph), recipe, without=without), path)
-    if recipe != "int8":  # which the CPU computes
+        onnx.save(apply_recipe(model_of(graph), recipe, without=without, quantization=quantization), path)
+    if recipe != "int8" or quantization is not None:  # the CPU computes that of CPUs
         onnx.save(emulated(onnx.load(path, load_external_data=False)), path)
 
 

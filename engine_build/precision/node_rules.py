@@ -58,6 +58,7 @@ NODE_RULES = {
         NodeRule("unknown", "full", "an operator that is not known to be safe in low precision"),
         NodeRule("no kernel", "full", "ONNX (at this opset) or the target has this operator in full precision only"),
         NodeRule("product", "low", "matrix products: nearly all of the work, summed in fp32 inside tensor cores"),
+        NodeRule("8 bits", "low", "products that alone change the velocity little for their work: sensitivity.py"),
         NodeRule("cache", "low", "keys and values for later products: half the memory of a sequence"),
         NodeRule("softmax", "low", "sums in fp32 inside; its inputs and outputs belong to products"),
         NodeRule("pointwise", "low", "memory-bound, on values that are rounded already: half the bytes, half the time"),

@@ -1,7 +1,8 @@
-"""Precision recipes: which nodes of a decoder run in 16 bits, as casts in its graph; for CPUs, which in 8 bits.
+"""Precision recipes: which nodes of a decoder run in 16 bits, as casts in its graph, and which in 8 bits.
 
-Strongly typed TensorRT and ONNX Runtime's CUDA provider both compute in the types of the graph. Inputs and outputs stay
-float32, but for caches, which are float16 in fp16: numpy has no bfloat16, so in bf16 they are float32.
+"fp8", and "int8" on GPUs, are the recipe bf16 with 8-bit products in it, as a Quantization says; "int8" without one is
+for CPUs. Strongly typed TensorRT and ONNX Runtime's CUDA provider both compute in the types of the graph. Inputs and
+outputs stay float32, but for caches, which are float16 in fp16: numpy has no bfloat16, so in bf16 they are float32.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from typing import Literal
 import onnx
 from onnx import TensorProto, defs
 
+from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE
 from engine_build.graphs.graph_view import GraphView, node_name
 from engine_build.precision.casts import FileWeights, InlineWeights, Rewriter
 from engine_build.precision.int8 import int8_products, with_int8_products
-from engine_build.precision.node_rules import CACHE_UPDATE, NodeRule, node_rules
+from engine_build.precision.node_rules import CACHE_UPDATE, NODE_RULES, NodeRule, node_rules
 from engine_build.precision.normalize import normalized, raised, widened
+from engine_build.precision.quantization import Quantization, chosen_nodes, quantized
 from runtime.errors import BuildError
 
-RecipeName = Literal["fp32", "fp16", "bf16", "int8"]
+RecipeName = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class NodePrecision:
 
 def without_kernel(target: str, recipe: str) -> frozenset[str]:
     """Operators that stay in fp32 because a target has no kernel for them in the recipe's precision."""
-    return WITHOUT_KERNEL.get((target, recipe), frozenset())
+    return WITHOUT_KERNEL.get((target, EIGHT_BITS_BASE if recipe in EIGHT_BITS else recipe), frozenset())
 
 
 def without_type(view: GraphView, kind: int) -> frozenset[str]:
@@ -76,41 +79,62 @@ def without_type(view: GraphView, kind: int) -> frozenset[str]:
 
 
 def apply_recipe(
-    model: onnx.ModelProto, recipe: RecipeName, *, without: Iterable[str] = (), weights: InlineWeights | None = None
+    model: onnx.ModelProto,
+    recipe: RecipeName,
+    *,
+    without: Iterable[str] = (),
+    weights: InlineWeights | None = None,
+    quantization: Quantization | None = None,
 ) -> onnx.ModelProto:
     """A float32 model with its trunk in the recipe's precision; "fp32" gives an equal one.
 
     `without`: operators that stay in fp32. `weights`: reads the constants where `model` was loaded without its external
-    data; `write_recipe` does all of this for files. Raises BuildError.
+    data; `write_recipe` does all of this for files. `quantization`: of "fp8", and of "int8" on GPUs. Raises BuildError.
     """
     if recipe == "fp32":
         same = onnx.ModelProto()
         same.CopyFrom(model)
         return same
     weights = weights or InlineWeights()
-    if recipe == "int8":
+    if recipe == "int8" and quantization is None:
         return with_int8_products(_checked(widened(model, weights)), weights)
-    view, rules = _rules(model, recipe, without, weights)
-    return Rewriter(view, rules, RECIPES[recipe].kind, recipe, weights).rewrite()
+    base = recipe if quantization is None else EIGHT_BITS_BASE
+    view, rules = _rules(model, base, without, weights)
+    if quantization is not None:
+        view, rules = quantized(view, rules, quantization, weights)
+    return Rewriter(view, rules, RECIPES[base].kind, base, weights).rewrite()
 
 
 def changes_anything(model: onnx.ModelProto, recipe: RecipeName) -> bool:
     """Whether anything of a model that a recipe made is of low precision."""
-    if recipe == "int8":
-        return any(node.domain == "com.microsoft" for node in model.graph.node)
+    if recipe in EIGHT_BITS:
+        return any(node.op_type in ("MatMulIntegerToFloat", "DequantizeLinear") for node in model.graph.node)
     kind = RECIPES[recipe].kind
     casts = (item.i for node in model.graph.node for item in node.attribute if item.name == "to")
     return kind in (*casts, *(tensor.data_type for tensor in model.graph.initializer))
 
 
-def write_recipe(source: Path, target: Path, recipe: RecipeName, *, without: Iterable[str] = ()) -> None:
+def write_recipe(
+    source: Path,
+    target: Path,
+    recipe: RecipeName,
+    *,
+    without: Iterable[str] = (),
+    quantization: Quantization | None = None,
+) -> None:
     """Apply a recipe to the graph at `source` and write it to `target`. Raises BuildError."""
     model = onnx.load(source, load_external_data=False)
-    write_model_recipe(model, source.parent, target, recipe, without=without)
+    write_model_recipe(model, source.parent, target, recipe, without=without, quantization=quantization)
 
 
 def write_model_recipe(
-    model: onnx.ModelProto, folder: Path, target: Path, recipe: RecipeName, *, without: Iterable[str] = ()
+    model: onnx.ModelProto,
+    folder: Path,
+    target: Path,
+    recipe: RecipeName,
+    *,
+    without: Iterable[str] = (),
+    quantization: Quantization | None = None,
 ) -> None:
     """Apply a recipe to a model, whose external data is in `folder`, and write it to `target`. Raises BuildError.
 
@@ -120,7 +144,7 @@ def write_model_recipe(
     data = target.with_name(f"{target.name}.data")
     has_external = any(tensor.data_location == TensorProto.EXTERNAL for tensor in model.graph.initializer)
     weights = FileWeights(folder, data) if has_external else InlineWeights()
-    result = apply_recipe(model, recipe, without=without, weights=weights)
+    result = apply_recipe(model, recipe, without=without, weights=weights, quantization=quantization)
     if recipe == "fp32":
         kept = [weights.keep(tensor) for tensor in result.graph.initializer]
         del result.graph.initializer[:]
@@ -129,25 +153,39 @@ def write_model_recipe(
 
 
 def explain(
-    model: onnx.ModelProto, recipe: RecipeName, *, without: Iterable[str] = (), weights: InlineWeights | None = None
+    model: onnx.ModelProto,
+    recipe: RecipeName,
+    *,
+    without: Iterable[str] = (),
+    weights: InlineWeights | None = None,
+    quantization: Quantization | None = None,
 ) -> tuple[NodePrecision, ...]:
     """The precision and rule of every node of the normalized graph under a recipe."""
     if recipe == "fp32":
         nodes = model.graph.node
         return tuple(NodePrecision(node_name(node), node.op_type, "fp32", "all", "the recipe") for node in nodes)
-    if recipe == "int8":
+    if recipe == "int8" and quantization is None:
         changed = {*int8_products(model).values()}
         low = NodePrecision("", "", "int8", "linear", "a product with a matrix of weights")
         full = NodePrecision("", "", "fp32", "other", "no product with weights, or of the graph's inputs")
         nodes = ((node, low if node_name(node) in changed else full) for node in model.graph.node)
         return tuple(replace(kind, name=node_name(node), op_type=node.op_type) for node, kind in nodes)
     weights = weights or InlineWeights()
-    view, rules = _rules(model, recipe, without, weights)
-    names = {"full": "fp32", "low": recipe, "index": "index"}
+    base = recipe if quantization is None else EIGHT_BITS_BASE
+    view, rules = _rules(model, base, without, weights)
+    names = {"full": "fp32", "low": base, "index": "index"}
+    precisions = [names[rule.width] for rule in rules]
+    for index in chosen_nodes(view, quantization) if quantization is not None else ():
+        precisions[index], rules[index] = recipe, NODE_RULES["8 bits"]
     return tuple(
-        NodePrecision(node_name(node), node.op_type, names[rule.width], rule.name, rule.reason)
-        for node, rule in zip(view.nodes, rules, strict=True)
+        NodePrecision(node_name(node), node.op_type, precision, rule.name, rule.reason)
+        for node, precision, rule in zip(view.nodes, precisions, rules, strict=True)
     )
+
+
+def normalized_graph(model: onnx.ModelProto, recipe: RecipeName, weights: InlineWeights) -> onnx.ModelProto:
+    """The float32 model that a 16-bit recipe starts from. Raises BuildError."""
+    return raised(normalized(_checked(widened(model, weights)), RECIPES[recipe].mask_limit, weights))
 
 
 def _rules(
@@ -155,7 +193,7 @@ def _rules(
 ) -> tuple[GraphView, list[NodeRule]]:
     """The normalized model, and the rule of each of its nodes."""
     found = RECIPES[recipe]
-    view = GraphView(raised(normalized(_checked(widened(model, weights)), found.mask_limit, weights)))
+    view = GraphView(normalized_graph(model, recipe, weights))
     kept = frozenset(without) | without_type(view, found.kind) | WITHOUT_DTYPE.get(recipe, frozenset())
     return view, node_rules(view, kept)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,13 +16,25 @@ from runtime.engines.manifest import TensorInfo
 from runtime.pipeline.text_encoder import TextEncoder
 from runtime.requests.timesteps import schedule
 
-STEPS = 8
+STEPS, STEPS_OF_LARGE_GRAPHS = 8, 2
 LONGEST_FRAMES = 256
 GUIDANCE = 3.0
 FREE_TOKENS = 8
-PROMPTS = ("", "slow piano and strings in C major at 80 bpm")
+PROMPT = "slow piano and strings in C major at 80 bpm"
+# What scales are taken from is not what errors are measured on.
+CALIBRATION_PROMPTS = (
+    "bright pads and arpeggios in E minor at 96 bpm",
+    "fast drums, bass and lead in A major at 140 bpm",
+    "soft melody and chords in D minor at 72 bpm",
+)
+CALIBRATION_SEED = 100
 
 Arrays = Mapping[str, NDArray[Any]]
+
+
+def steps_of(graph: Graph) -> int:
+    """The steps of a sample generation."""
+    return STEPS_OF_LARGE_GRAPHS if graph.is_large else STEPS
 
 
 def decoder_sample_states(bundle: Bundle, graph: Graph, *, steps: int = STEPS, threads: int = 0) -> Iterator[Arrays]:
@@ -30,46 +42,80 @@ def decoder_sample_states(bundle: Bundle, graph: Graph, *, steps: int = STEPS, t
 
     One feed per step: 2 rows, the canvas length (at most LONGEST_FRAMES). Raises BuildError, ConfigError.
     """
+    return _states(bundle, graph, (PROMPT,), 0, steps, threads)
+
+
+def calibration_states(bundle: Bundle, graph: Graph, *, steps: int = STEPS, threads: int = 0) -> Iterator[Arrays]:
+    """The same for generations of other prompts and seeds, one after the other.
+
+    Where the decoder takes a context, each after the first continues a part of the one before it.
+    """
+    return _states(bundle, graph, CALIBRATION_PROMPTS, CALIBRATION_SEED, steps, threads)
+
+
+def middle(bundle: Bundle, state: Arrays, frames: int) -> Arrays:
+    """A state's middle, of at most `frames` frames."""
+    names = bundle.decoder.inputs
+    count = state[names.latents].shape[1]
+    kept = min(bundle.latents.round_up(frames), count)
+    cut = slice((count - kept) // 2, (count + kept) // 2)
+    return {
+        name: values[:, cut] if name in (names.latents, names.context) else values for name, values in state.items()
+    }
+
+
+def _states(
+    bundle: Bundle, graph: Graph, prompts: Sequence[str], seed: int, steps: int, threads: int
+) -> Iterator[Arrays]:
     names, runner = bundle.decoder.inputs, session(graph.source, exact_options(threads), graph.label)
     frames = bundle.latents.round_up(min(bundle.latents.canvas_frames, LONGEST_FRAMES))
-    fixed = dict(_conditions(bundle, graph, threads))
-    if names.context is not None:
-        known = np.concatenate([bundle.silence(frames), np.ones((frames, bundle.latents.channels), np.float32)], axis=1)
-        fixed[names.context] = np.stack([known, known])
-    x = np.random.default_rng(0).standard_normal((frames, bundle.latents.channels)).astype(np.float32)
     times = schedule(steps, shift=bundle.sampler.shift)
-    for t, following in pairwise(times):
-        feed = {**fixed, names.latents: np.stack([x, x]), names.time: np.full(2, t, np.float32)}
-        yield feed
-        negative, positive = runner.run([bundle.decoder.outputs.velocity], feed)[0]
-        x = x + (following - t) * (negative + GUIDANCE * (positive - negative))
+    x = np.zeros((0, bundle.latents.channels), np.float32)
+    for index, condition in enumerate(_conditions(bundle, graph, prompts, threads)):
+        fixed = dict(condition)
+        if names.context is not None:
+            known = x[len(x) // 2 :]
+            values = np.concatenate([known, bundle.silence(frames - len(known))])
+            wanted = np.ones((frames, bundle.latents.channels), np.float32)
+            wanted[: len(known)] = 0
+            fixed[names.context] = np.stack([np.concatenate([values, wanted], axis=1)] * 2)
+        x = np.random.default_rng(seed + index).standard_normal((frames, bundle.latents.channels)).astype(np.float32)
+        for t, following in pairwise(times):
+            feed = {**fixed, names.latents: np.stack([x, x]), names.time: np.full(2, t, np.float32)}
+            yield feed
+            negative, positive = runner.run([bundle.decoder.outputs.velocity], feed)[0]
+            x = x + (following - t) * (negative + GUIDANCE * (positive - negative))
 
 
-def _conditions(bundle: Bundle, graph: Graph, threads: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    """The condition of both rows, padded to one length, and its mask where the decoder takes one."""
+def _conditions(
+    bundle: Bundle, graph: Graph, prompts: Sequence[str], threads: int
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Per prompt: the condition of both rows, padded to one length, and its mask where the decoder takes one."""
     names = bundle.decoder.inputs
     if names.condition is None:
+        yield from ({} for _ in prompts)
         return
-    tokens = list(_tokens(bundle, graph, threads))
-    if names.condition_mask is None:
-        tokens = [tokens[1], tokens[1]]
-    longest = max(len(row) for row in tokens)
-    stacked = np.stack([np.pad(row, ((0, longest - len(row)), (0, 0))) for row in tokens])
-    yield names.condition, stacked if len(_condition_shape(bundle, graph)) == 3 else stacked[:, 0]
-    if names.condition_mask is not None:
-        mask = [[float(index < len(row)) for index in range(longest)] for row in tokens]
-        yield names.condition_mask, np.array(mask, np.float32)
+    null, *given = _tokens(bundle, graph, ("", *prompts), threads)
+    for positive in given:
+        tokens = [positive if names.condition_mask is None else null, positive]
+        longest = max(len(row) for row in tokens)
+        stacked = np.stack([np.pad(row, ((0, longest - len(row)), (0, 0))) for row in tokens])
+        found = {names.condition: stacked if len(_condition_shape(bundle, graph)) == 3 else stacked[:, 0]}
+        if names.condition_mask is not None:
+            mask = [[float(index < len(row)) for index in range(longest)] for row in tokens]
+            found[names.condition_mask] = np.array(mask, np.float32)
+        yield found
 
 
-def _tokens(bundle: Bundle, graph: Graph, threads: int) -> Iterator[NDArray[np.float32]]:
+def _tokens(bundle: Bundle, graph: Graph, prompts: Sequence[str], threads: int) -> Iterator[NDArray[np.float32]]:
     if bundle.text_encoder is None:
         _, *length, width = _condition_shape(bundle, graph)
         tokens = length[0] if length and isinstance(length[0], int) else FREE_TOKENS
-        yield from np.random.default_rng(1).standard_normal((2, tokens, int(width))).astype(np.float32)
+        yield from np.random.default_rng(1).standard_normal((len(prompts), tokens, int(width))).astype(np.float32)
         return
     engine = _GraphEngine(read_graph(bundle.graph_path(bundle.text_encoder.graph)), threads)
     text_encoder = TextEncoder(bundle, engine)
-    yield from (text_encoder.encode(_shortened(prompt, text_encoder)) for prompt in PROMPTS)
+    yield from (text_encoder.encode(_shortened(prompt, text_encoder)) for prompt in prompts)
 
 
 def _condition_shape(bundle: Bundle, graph: Graph) -> tuple[int | str, ...]:

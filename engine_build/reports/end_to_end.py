@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_build.build.builder import build_deployment
+from engine_build.demo_model.evaluation.sound import mel_bands
 from engine_build.graphs.graph_file import read_graph
 from engine_build.precision.error import write_emulated
-from engine_build.precision.recipe import RecipeName
+from engine_build.precision.recipe import RecipeName, without_kernel
+from engine_build.precision.sensitivity import quantization_for
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
@@ -24,6 +26,8 @@ from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished
 
 Latents = NDArray[np.float32]
+# How far below a piece's loudest mel band levels still count.
+FLOOR_DB = 60.0
 
 _DEPLOYMENT = """\
 [deployment]
@@ -41,16 +45,21 @@ queue = 256
 
 [build]
 tolerance = 0.5
+optimization = "basic"
 step_variants = ["guidance"]
 """
 
 
 @dataclass(frozen=True)
 class EndToEndComparison:
-    """Latents `[N, T, C]` of the same requests, by the float32 decoder and by the recipe's."""
+    """Latents `[N, T, C]` of the same requests, by the float32 decoder and by the recipe's, and their audio.
+
+    audio: of each request `[samples, channels]` by both decoders; none where the bundle has no codec.
+    """
 
     exact: Latents
     rounded: Latents
+    audio: Sequence[tuple[Latents, Latents]] = ()
 
     @property
     def rms_rel(self) -> NDArray[np.float64]:
@@ -59,30 +68,54 @@ class EndToEndComparison:
         variation = np.sqrt(np.var(self.exact.astype(np.float64), axis=(1, 2)))
         return np.asarray(difference / variation)
 
+    @property
+    def mel_db(self) -> NDArray[np.float64]:
+        """Per generation: root mean square of the difference of the audio's mel spectra, in dB."""
+        return np.array([mel_distance_db(*pair) for pair in self.audio])
+
+
+def mel_distance_db(audio: Latents, other: Latents) -> float:
+    """How much the levels of two pieces `[samples, channels]` differ, over their frames and mel bands."""
+    levels = [10 * np.log10(np.maximum(mel_bands(piece), 1e-12)) for piece in (audio, other)]
+    floor = max(float(level.max()) for level in levels) - FLOOR_DB
+    first, second = (np.maximum(level, floor) for level in levels)
+    return float(np.sqrt(np.mean((first - second) ** 2)))
+
 
 def compare_end_to_end(
-    deployment: Deployment, recipe: RecipeName, prompts: Sequence[str], *, seed: int = 0, steps: int | None = None
+    deployment: Deployment,
+    recipe: RecipeName,
+    prompts: Sequence[str],
+    *,
+    target: str = "tensorrt",
+    seed: int = 0,
+    steps: int | None = None,
 ) -> EndToEndComparison:
     """Generate every prompt twice, with seeds `seed`, `seed + 1` and so on. Raises BuildError, EngineError.
 
-    Both run the step, rows and text_encoder engines of the target cpu; only the decoder differs. The engines are built
-    in a temporary folder.
+    Both run the step, rows and text_encoder engines of the target cpu; only the decoder differs, which is that of
+    `target`, emulated. The engines are built in a temporary folder.
     """
     with TemporaryDirectory() as scratch:
-        paths = [_copy(deployment, Path(scratch) / name, name) for name in ("fp32", recipe)]
-        exact = _generate(paths[0], prompts, seed, steps)
+        names: tuple[RecipeName, RecipeName] = ("fp32", recipe)
+        paths = [_copy(deployment, Path(scratch) / name, name, target) for name in names]
+        exact, exact_audio = _generate(paths[0], prompts, seed, steps)
         # Only the decoder's graph differs, so the build reuses the other engines.
         shutil.copytree(load_deployment(paths[0]).engines, load_deployment(paths[1]).engines)
-        return EndToEndComparison(exact, _generate(paths[1], prompts, seed, steps))
+        rounded, rounded_audio = _generate(paths[1], prompts, seed, steps)
+        return EndToEndComparison(exact, rounded, list(zip(exact_audio, rounded_audio, strict=True)))
 
 
-def _copy(deployment: Deployment, folder: Path, recipe: RecipeName) -> Path:
+def _copy(deployment: Deployment, folder: Path, recipe: RecipeName, target: str) -> Path:
     """Write a deployment with a copy of the bundle whose decoder is the emulated recipe."""
     shutil.copytree(deployment.bundle, folder / "bundle")
     bundle = load_bundle(deployment.bundle)
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
     if recipe != "fp32":
-        write_emulated(graph, recipe, folder / "bundle" / bundle.decoder.graph)
+        path, without = folder / "bundle" / bundle.decoder.graph, without_kernel(target, recipe)
+        write_emulated(
+            graph, recipe, path, without=without, quantization=quantization_for(target, recipe, bundle, graph)
+        )
     path = folder / "end_to_end.toml"
     latents, tokens = bundle.latents, deployment.max_tokens
     path.write_text(
@@ -92,12 +125,14 @@ def _copy(deployment: Deployment, folder: Path, recipe: RecipeName) -> Path:
     return path
 
 
-def _generate(path: Path, prompts: Sequence[str], seed: int, steps: int | None) -> Latents:
+def _generate(path: Path, prompts: Sequence[str], seed: int, steps: int | None) -> tuple[Latents, list[Latents]]:
+    """Latents of all prompts, and the audio of each."""
     build_deployment(load_deployment(path))
     options: dict[str, Any] = {} if steps is None else {"steps": steps}
     with open_pipeline(load_deployment(path)) as pipeline:
         requests = [pipeline.request(prompt, seed=seed + index, **options) for index, prompt in enumerate(prompts)]
-        return _finished(pipeline, [replace(request, id=str(index)) for index, request in enumerate(requests)])
+        latents = _finished(pipeline, [replace(request, id=str(index)) for index, request in enumerate(requests)])
+        return latents, [pipeline.codec.decode(item) for item in latents] if pipeline.codec is not None else []
 
 
 def _finished(pipeline: Pipeline, requests: Sequence[GenerationRequest]) -> Latents:

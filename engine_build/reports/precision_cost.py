@@ -13,8 +13,10 @@ from rich.table import Table
 from engine_build.graphs.graph_file import read_graph
 from engine_build.precision.error import RecipeError, recipe_error
 from engine_build.precision.node_rules import NODE_RULES
+from engine_build.precision.quantization import Quantization
 from engine_build.precision.recipe import RecipeName, without_kernel
 from engine_build.precision.sample_states import decoder_sample_states
+from engine_build.precision.sensitivity import BUDGET, quantization_for
 from engine_build.reports.end_to_end import compare_end_to_end
 from runtime.command_line import CommandLine, Config
 from runtime.config.bundle import load_bundle
@@ -32,21 +34,26 @@ class Choice(StrEnum):
 
     FP16 = "fp16"
     BF16 = "bf16"
+    FP8 = "fp8"
     INT8 = "int8"
 
 
 class TargetChoice(StrEnum):
     """The choices of --target."""
 
+    CPU = "cpu"
     CUDA = "cuda"
     TENSORRT = "tensorrt"
+    TENSORRT_RTX = "tensorrt-rtx"
 
 
 @app.command()
 def precision(
     config: Config,
     recipe: Annotated[list[Choice], typer.Option(help="The recipe; may be given twice to compare.")] = [Choice.BF16],  # noqa: B006
-    target: Annotated[TargetChoice, typer.Option(help="Its missing kernels stay in fp32.")] = TargetChoice.TENSORRT,
+    target: Annotated[
+        TargetChoice, typer.Option(help="Its missing kernels stay in fp32; int8 is another one on cpu.")
+    ] = TargetChoice.TENSORRT,
     nodes: Annotated[bool, typer.Option("--nodes", help="Also list every node with its rule.")] = False,
     end_to_end: Annotated[
         int, typer.Option("--end-to-end", "--play", min=0, help="Also compare this many whole generations.")
@@ -54,7 +61,7 @@ def precision(
 ) -> None:
     """Show which nodes of a deployment's decoder run in which precision and why, and measure the error.
 
-    Errors are against the float32 graph, over the states of a generation; 16-bit arithmetic is emulated on the CPU.
+    Errors are against the float32 graph, over the states of a generation; what the CPU lacks is emulated on it.
     """
     console = Terminal(width=None if Terminal().is_terminal else 160)
     deployment = load_deployment(config)
@@ -65,7 +72,7 @@ def precision(
                 reports.append(_measure(deployment, choice.value, target.value, nodes))
             if end_to_end:
                 with progress.task(f"{choice.value}, whole generations"):
-                    reports.append(_measure_end_to_end(deployment, choice.value, end_to_end))
+                    reports.append(_measure_end_to_end(deployment, choice.value, target.value, end_to_end))
     for line in (line for report in reports for line in report):
         console.print(line)
 
@@ -74,13 +81,19 @@ def _measure(deployment: Deployment, recipe: RecipeName, target: str, every_node
     bundle = load_bundle(deployment.bundle)
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
     feeds = list(decoder_sample_states(bundle, graph))
-    found = recipe_error(graph, recipe, feeds, without=without_kernel(target, recipe))
+    decided = quantization_for(target, recipe, bundle, graph)
+    found = recipe_error(graph, recipe, feeds, without=without_kernel(target, recipe), quantization=decided)
     lines: list[Table | str] = []
     if every_node:
         heads = ("node", "operator", "precision", "rule")
         rows = [(node.name, node.op_type, node.precision, node.rule) for node in found.nodes]
         lines.append(_table(heads, rows, f"{graph.label}: {recipe}"))
     lines.append(_table(("rule", "precision", "nodes", "work", "reason"), rule_rows(found), f"{recipe} on {target}"))
+    if decided is not None:
+        lines.append(_table(("not in 8 bits", "rms error alone", "work"), kept_rows(decided), "decided by sensitivity"))
+        lines.append(
+            f"{len(decided.products)} products in 8 bits, {decided.predicted:.2%} of {BUDGET:.0%} rms predicted"
+        )
     times = [float(feed[bundle.decoder.inputs.time][0]) for feed in feeds]
     lines.append(_table(("t", "max error", "rms error"), error_rows(times, found), "against float32, step by step"))
     low = f"{found.low_work:.2%} of the work in {recipe}"
@@ -103,17 +116,24 @@ def rule_rows(found: RecipeError) -> list[tuple[str, ...]]:
     ]
 
 
+def kept_rows(decided: Quantization) -> list[tuple[str, ...]]:
+    """One row per product with weights that is not in 8 bits: its error if it alone were, its share of their work."""
+    return [(name, f"{error:.2e}", f"{decided.work[name]:.2%}") for name, error in decided.kept.items()]
+
+
 def error_rows(times: Iterable[float], found: RecipeError) -> list[tuple[str, ...]]:
     """One row per flow time: largest error over the largest output, and the ratio of their root mean squares."""
     figures = zip(times, found.max_rel, found.rms_rel, strict=True)
     return [(f"{t:.3f}", f"{largest:.2e}", f"{rms:.2e}") for t, largest, rms in figures]
 
 
-def _measure_end_to_end(deployment: Deployment, recipe: RecipeName, count: int) -> list[Table | str]:
+def _measure_end_to_end(deployment: Deployment, recipe: RecipeName, target: str, count: int) -> list[Table | str]:
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(count)]
-    found = compare_end_to_end(deployment, recipe, prompts)
-    rows = [(prompt, f"{error:.2e}") for prompt, error in zip(prompts, found.rms_rel, strict=True)]
-    return [_table(("prompt", "rms difference"), rows, "end to end, over the latents' standard deviation")]
+    found = compare_end_to_end(deployment, recipe, prompts, target=target)
+    sound = [f"{distance:.2f} dB" for distance in found.mel_db] or [""] * count
+    rows = [(*row, f"{error:.2e}") for row, error in zip(zip(prompts, sound, strict=True), found.rms_rel, strict=True)]
+    title = "end to end: difference of mel spectra, and of latents over their standard deviation"
+    return [_table(("prompt", "audio", "latents"), rows, title)]
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> Table:

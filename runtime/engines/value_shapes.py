@@ -52,9 +52,12 @@ def evaluated(
 
 
 def can_fold(node: onnx.NodeProto) -> bool:
-    """Whether a node of constant inputs is a constant: one of ONNX's own domain, without a body, not random."""
+    """Whether a node of constant inputs is a constant: one of ONNX's own domain, without a body, not random.
+
+    What is stored in 8 bits stays so: builders fuse DequantizeLinear into what reads it.
+    """
     bodies = any(item.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for item in node.attribute)
-    return node.domain in ("", "ai.onnx") and not bodies and not node.op_type.startswith("Random")
+    return node.domain in ("", "ai.onnx") and not bodies and not node.op_type.startswith(("Random", "Dequantize"))
 
 
 class _Inference:

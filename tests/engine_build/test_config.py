@@ -73,6 +73,10 @@ def test_a_wrong_build_table_names_the_file_and_the_key(tmp_path: Path, table: s
         ("refit = true", "tensorrt-rtx", "refit is not for tensorrt-rtx: its engines take no other weights"),
         ("version_compatible = true", "tensorrt-rtx", "run on the release that built them"),
         ('hardware_compatibility = "ampere_plus"', "tensorrt-rtx", "are portable without it"),
+        ('precision = "fp8"', "tensorrt-rtx", "compute capability 8.9 or later, and a portable engine is for earlier"),
+        ('precision = "fp8"\ncapabilities = ["SM86", "SM89"]', "tensorrt-rtx", "8.9 or later, and SM86 is for earlier"),
+        ('precision = "fp8"\nhardware_compatibility = "ampere_plus"', "tensorrt", '8.9 or later, and "ampere_plus"'),
+        ('precision = "fp8"', "cuda", 'precision = "fp8" is not for the target cuda'),
     ],
 )
 def test_an_option_that_a_target_does_not_have_is_refused(
@@ -83,6 +87,21 @@ def test_an_option_that_a_target_does_not_have_is_refused(
         check_rebuilds(request, target, environment=BuildEnvironment())
     assert caught.value.fix
     check_rebuilds(request, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("table", "target"),
+    [
+        ('precision = "fp8"\ncapabilities = ["SM89", "SM120"]', "tensorrt-rtx"),
+        ('precision = "int8"', "tensorrt-rtx"),
+        ('precision = "fp8"', "tensorrt"),
+        ('precision = "int8"\nhardware_compatibility = "ampere_plus"', "tensorrt"),
+    ],
+)
+def test_8_bits_where_all_cards_have_them(tmp_path: Path, table: str, target: Target) -> None:
+    request = load_request(tiny_deployment(tmp_path, more=f"[build]\n{table}"))
+    decoder = check_rebuilds(request, target, environment=BuildEnvironment())[0]
+    assert decoder.wanted.build["precision"] == request.options.precision
 
 
 def test_capabilities_are_in_order_and_unique() -> None:
@@ -134,7 +153,7 @@ def test_bundles_with_fewer_parts_are_fine(tmp_path: Path, parts: dict[str, Any]
         ("optimization_level = 6", "optimization_level: .*expected at most 5"),
         ("workspace_mib = 0", "workspace_mib: .*expected at least 1"),
         ('verbosity = "loud"', "verbosity: .*'none', 'layer_names' or 'detailed'"),
-        ('precision = "int4"', "precision: .*'fp32', 'fp16', 'bf16' or 'int8'"),
+        ('precision = "int4"', "precision: .*'fp32', 'fp16', 'bf16', 'fp8' or 'int8'"),
         ("max_aux_streams = -1", "max_aux_streams: .*expected at least 0"),
         ("timing_cash = true", "timing_cash: is not a known name; did you mean timing_cache"),
     ],

@@ -27,7 +27,7 @@ from engine_build.build.environment import BuildEnvironment
 from engine_build.build.rebuild_check import RebuildDecision, check_rebuilds, preparation_shapes
 from engine_build.build.targets import COMPILERS, BuildTask
 from engine_build.build.worker import BuildLog, Worker
-from engine_build.config import BuildRequest, load_request
+from engine_build.config import EIGHT_BITS, FP8_CAPABILITIES, BuildRequest, load_request
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.tensorrt_preparation import prepared
 from runtime.config.deployment import Target
@@ -71,7 +71,11 @@ def decisions_of(path: Path, precision: str = "") -> tuple[BuildRequest, list[Re
     Default: all of them, as configured.
     """
     request = load_request(path, threads=1)
-    chosen = {"precision": precision, "codec_precision": precision} if precision else {}
+    chosen: dict[str, Any] = {"precision": precision} if precision else {}
+    if precision not in ("", *EIGHT_BITS):
+        chosen["codec_precision"] = precision
+    if precision == "fp8":
+        chosen["capabilities"] = FP8_CAPABILITIES
     request = replace(request, options=request.options.model_copy(update=chosen))
     found = check_rebuilds(request, TARGET, force=True, environment=BuildEnvironment())
     return request, [item for item in found if item.wanted.build["precision"] == precision or not precision]
@@ -80,7 +84,7 @@ def decisions_of(path: Path, precision: str = "") -> tuple[BuildRequest, list[Re
 def judge(request: BuildRequest, decision: RebuildDecision) -> Verdict:
     """Build one engine, or tell what it took when it was built last. Raises BuildError."""
     log = BuildLog()
-    with tempfile.TemporaryDirectory() as folder, graph_in_precision(decision, Path(folder), log) as graph:
+    with tempfile.TemporaryDirectory() as folder, graph_in_precision(decision, request, Path(folder), log) as graph:
         key = _key(prepared(graph, preparation_shapes(decision.spec)), decision)
         if found := _remembered(BUILT).get(key):
             return Verdict(**found)

@@ -10,6 +10,8 @@ from helpers.tiny_acestep import save_checkpoint
 from helpers.tiny_planner import save_checkpoint as save_planner
 from real_builder.judge import decisions_of, judge, need_builder
 
+from engine_build.config import EIGHT_BITS
+
 pytestmark = [pytest.mark.builder, pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 PARTS = (
@@ -51,11 +53,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "tiny.toml"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "fp8", "int8"])
 def test_every_part_builds(tiny: Path, precision: str) -> None:
     request, decisions = decisions_of(tiny, precision)
     assert precision != "fp32" or {item.spec.name for item in decisions} >= set(PARTS)
-    assert len(decisions) >= 9
+    assert len(decisions) >= (2 if precision in EIGHT_BITS else 9)
     for decision in decisions:
         judge(request, decision)
 

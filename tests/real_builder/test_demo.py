@@ -10,11 +10,15 @@ import pytest
 from helpers.paths import DEMO
 from real_builder.judge import build_once, decisions_of, judge, need_builder
 
+from engine_build.build.builder import build_engine
+from engine_build.build.environment import build_environment
 from engine_build.build.worker import BuildLog, OnLog, PlanRequest, Task, Worker
 from runtime.errors import BuildError
 
 ENGINES = 31
-PRECISIONS = ("fp32", "fp16", "bf16")
+PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8")
+# Those that a precision changes.
+DECODERS = 2
 
 
 @pytest.mark.parametrize("name", ["planner", "decoder"])
@@ -30,9 +34,25 @@ def test_planner_and_decoder_build(name: str) -> None:
 def test_every_engine_builds(precision: str) -> None:
     need_builder()
     request, decisions = decisions_of(DEMO, precision)
-    assert len(decisions) == ENGINES if precision == "fp32" else len(decisions) >= 8
+    least = {"fp32": ENGINES, "fp8": DECODERS, "int8": DECODERS}.get(precision, 8)
+    assert len(decisions) >= least
     for decision in decisions:
         assert not [line for line in judge(request, decision).warnings if "changes nothing" in line]
+
+
+@pytest.mark.builder
+def test_a_portable_decoder_in_int8_has_its_error_and_what_is_not_in_8_bits_in_its_manifest(tmp_path: Path) -> None:
+    need_builder()
+    request, decisions = decisions_of(DEMO, "int8")
+    environment = build_environment("tensorrt-rtx", request.options)
+    manifest = build_engine(decisions[0], request, tmp_path, environment)
+    assert (manifest.name, manifest.target, manifest.build["precision"]) == ("decoder", "tensorrt-rtx", "int8")
+    assert 0.005 < manifest.error["recipe_rms_rel"] < 0.08
+    assert 0.6 < manifest.error["recipe_low_work"] < 0.95
+    kept = manifest.facts["not_in_8_bits"]
+    assert "node_convolution" in kept, "the last projection"
+    assert all(error > 0 for error in kept.values())
+    assert len(kept) < 20
 
 
 def build_attention_as_it_is(request: PlanRequest, cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:

@@ -109,6 +109,18 @@ def test_without_tensorrt_rtx_the_package_is_named(monkeypatch: pytest.MonkeyPat
     assert missing.fix.startswith("pip install 'tickrt[tensorrt-rtx]'")
 
 
+def test_fp8_needs_a_gpu_that_has_it() -> None:
+    fp8 = BuildConfig(precision="fp8")
+    with simulated(gpu_name="Simulated A10", cc="8.6"):
+        assert build_environment("tensorrt", BuildConfig(precision="int8")).facts["gpu"] == "Simulated A10"
+        with pytest.raises(BuildError, match=r"A10 has compute capability 8.6, products in fp8 need 8.9") as raised:
+            build_environment("tensorrt", fp8)
+    assert "int8" in raised.value.fix
+    for later in ("8.9", "9.0", "12.0"):
+        with simulated(gpu_name="A later one", cc=later):
+            assert build_environment("tensorrt", fp8).facts["compute_capability"] == later
+
+
 def test_a_missing_driver_is_reported_before_tensorrt_is_loaded() -> None:
     with simulated(no_driver=True):
         missing = probe_environment("tensorrt", BuildConfig()).missing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ from engine_build.config import BuildConfig, load_request
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
 from runtime.config.deployment import Target
-from runtime.errors import BuildError, ConfigError
+from runtime.errors import BuildError
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 
@@ -128,14 +129,18 @@ def test_int8_is_for_the_decoder_on_the_cpu(options: tuple[dict[str, EngineSpec]
     )
 
 
-@pytest.mark.parametrize("target", ["cuda", "tensorrt"])
-@pytest.mark.parametrize("name", ["decoder", "step.plain"])
-def test_int8_is_refused_on_gpu_targets(
-    target: Target, name: str, options: tuple[dict[str, EngineSpec], object]
+@pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx"])
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_8_bits_on_gpus_are_for_decoders_and_what_else_is_rounded_is_bf16(
+    target: Target, precision: Literal["fp8", "int8"], options: tuple[dict[str, EngineSpec], object]
 ) -> None:
-    with pytest.raises(ConfigError, match=f"is for the target cpu, not for {target}") as raised:
-        build_options(options[0][name], target, BuildConfig(precision="int8"))
-    assert "--target cpu" in raised.value.fix
+    chosen = BuildConfig(precision=precision)
+    found = {name: build_options(spec, target, chosen) for name, spec in options[0].items()}
+    assert found["decoder"]["precision"] == precision
+    assert found["decoder"]["recipe"]
+    assert {name for name in found if found[name]["precision"] == "bf16"} == {"text_encoder"}
+    assert found["codec_decode"]["precision"] == "fp32"
+    assert found["decoder"]["tolerance"] > found["text_encoder"]["tolerance"]
 
 
 def test_a_new_rewriting_makes_engines_of_the_cpu_stale(

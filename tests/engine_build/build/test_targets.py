@@ -136,3 +136,13 @@ def test_without_a_driver_nothing_is_built(path: Path) -> None:
     dry = command(path, "--dry-run", SIMULATED_NO_DRIVER="1")
     assert dry.returncode == 0
     assert "missing here: an NVIDIA GPU" in dry.stdout
+
+
+def test_a_decoder_in_fp8_names_in_its_manifest_what_is_not_in_8_bits(tmp_path: Path, build_one: Build) -> None:
+    manifest = build_one(tiny_deployment(tmp_path, more='[build]\nprecision = "fp8"\n'))
+    kept = manifest.facts["not_in_8_bits"]
+    assert kept
+    assert all(error > 0 for error in kept.values())
+    assert 0.01 < manifest.error["recipe_rms_rel"] < 0.1
+    assert 0.3 < manifest.error["recipe_low_work"] < 1
+    assert manifest.error["max_rel"] < manifest.build["tolerance"]

@@ -9,7 +9,7 @@ import pytest
 from helpers.factories import tiny_bundle
 
 from engine_build.graphs.graph_file import read_graph
-from engine_build.precision.sample_states import decoder_sample_states
+from engine_build.precision.sample_states import calibration_states, decoder_sample_states, middle
 from runtime.config.bundle import load_bundle
 
 
@@ -35,3 +35,30 @@ def test_the_states_are_the_same_every_time(tmp_path: Path) -> None:
     for one, other in zip(first, second, strict=True):
         for name, values in one.items():
             np.testing.assert_array_equal(values, other[name])
+
+
+def test_calibration_has_several_generations_that_continue_each_other(tmp_path: Path) -> None:
+    """Other ones than those that errors are measured on."""
+    bundle = load_bundle(tiny_bundle(tmp_path / "tiny"))
+    graph, names = read_graph(bundle.graph_path(bundle.decoder.graph)), bundle.decoder.inputs
+    states = list(calibration_states(bundle, graph, steps=2, threads=1))
+    assert len(states) == 6
+    assert names.context is not None
+    first, second = states[0][names.context][0], states[2][names.context][0]
+    half, channels = len(first) // 2, bundle.latents.channels
+    assert (first[:, channels:] == 1).all()
+    np.testing.assert_array_equal(second[:, channels] == 0, np.arange(len(second)) < half)
+    assert not np.array_equal(first[:half, :channels], second[:half, :channels])
+    measured = next(iter(decoder_sample_states(bundle, graph, steps=2, threads=1)))
+    assert not np.array_equal(measured[names.latents], states[0][names.latents])
+
+
+def test_the_middle_of_a_state_is_one_too(tmp_path: Path) -> None:
+    bundle = load_bundle(tiny_bundle(tmp_path / "tiny"))
+    graph, names = read_graph(bundle.graph_path(bundle.decoder.graph)), bundle.decoder.inputs
+    state = next(iter(calibration_states(bundle, graph, steps=1, threads=1)))
+    whole, cut = state[names.latents], middle(bundle, state, 4)
+    start = (whole.shape[1] - 4) // 2
+    np.testing.assert_array_equal(cut[names.latents], whole[:, start : start + 4])
+    assert {name for name in state if cut[name].shape != state[name].shape} == {names.latents, names.context}
+    assert middle(bundle, state, 10**6)[names.latents].shape == whole.shape

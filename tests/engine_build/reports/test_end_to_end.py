@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.reports.end_to_end import EndToEndComparison, compare_end_to_end
+from engine_build.demo_model.evaluation.evaluate import held_out_requests, score
+from engine_build.demo_model.latents import levels_from_latents
+from engine_build.precision.recipe import RecipeName
+from engine_build.reports.end_to_end import EndToEndComparison, compare_end_to_end, mel_distance_db
 from runtime.config.deployment import load_deployment
 
 DEMO = ROOT / "configs/demo.toml"
@@ -20,9 +26,31 @@ def test_four_steps_in_low_precision_stay_close(recipe: str, limit: float) -> No
     assert found.exact.shape == (2, 256, 64)
     assert (found.rms_rel < limit).all(), found.rms_rel
     assert (found.rms_rel > 1e-4).all(), "the recipe changed nothing"
+    assert (found.mel_db < 100 * limit).all(), found.mel_db
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["fp8", "int8"])
+def test_the_demo_plays_what_it_is_asked_for_in_8_bits_too(recipe: RecipeName) -> None:
+    """As the demo's evaluation measures it, on as many of its held-out prompts as PROMPTS_PLAYED says (default 16)."""
+    requests = held_out_requests(int(os.environ.get("PROMPTS_PLAYED", "16")))
+    found = compare_end_to_end(load_deployment(DEMO), recipe, [item.prompt for item in requests], seed=1000)
+    exact, rounded = (score(requests, levels_from_latents(latents)) for latents in (found.exact, found.rounded))
+    medians = f"latents {np.median(found.rms_rel):.3f}, audio {np.median(found.mel_db):.2f} dB"
+    others = [mel_distance_db(one, other) for (one, _), (other, _) in pairwise(found.audio)]
+    print(f"{recipe}: {medians} (another piece: {np.median(others):.1f} dB); {exact} -> {rounded}")
+    for name, value in vars(exact).items():
+        assert getattr(rounded, name) > value - 0.01, name
+    assert np.median(found.rms_rel) < 0.15
 
 
 def test_the_difference_is_measured_against_the_variation() -> None:
     exact = np.random.default_rng(0).standard_normal((1, 64, 8)).astype(np.float32) + 100
     assert EndToEndComparison(exact, exact * 1).rms_rel == pytest.approx(0)
     assert EndToEndComparison(exact, exact + np.float32(0.5)).rms_rel == pytest.approx(0.5, rel=0.1)
+
+
+def test_the_distance_of_mel_spectra_is_in_db() -> None:
+    audio = 0.1 * np.random.default_rng(0).standard_normal((48_000, 2)).astype(np.float32)
+    assert mel_distance_db(audio, audio) == 0
+    assert mel_distance_db(audio, audio * np.float32(2)) == pytest.approx(6.02, abs=0.01)

@@ -1,0 +1,200 @@
+"""Decides which products of a decoder run in 8 bits: by what each of them alone does to the velocity.
+
+Calibration runs generations of the decoder in float32 and takes the largest magnitude of every activation. Then each
+product alone is quantized, over states of these generations. Products are taken in the order of error per work until
+the root of the sum of their squared errors is BUDGET: the rest runs as in the recipe bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE
+from engine_build.graphs.graph_file import Graph
+from engine_build.graphs.graph_view import GraphView, node_name, product_flops, replace_nodes
+from engine_build.graphs.reference_session import exact_options, model_of, session
+from engine_build.precision.casts import InlineWeights
+from engine_build.precision.quantization import (
+    KINDS,
+    EightBits,
+    Quantization,
+    activation_scale,
+    candidates,
+    weight_scales,
+)
+from engine_build.precision.recipe import normalized_graph
+from engine_build.precision.sample_states import calibration_states, middle, steps_of
+from runtime.config.bundle import Bundle
+from runtime.config.deployment import PLAN_TARGETS
+from runtime.engines.onnxruntime_cuda import DATA_FOLDER_ENTRY
+
+# Of the velocity, root mean square: what all 8-bit products may add up to.
+BUDGET = 0.04
+# Frames of the states over which each product alone is quantized.
+PROBED_FRAMES = 64
+
+# The input that says which product is quantized.
+WHICH = "quantized"
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_DECIDED: dict[tuple[str, str], Quantization] = {}
+
+
+def quantization_for(
+    target: str, precision: str, bundle: Bundle, graph: Graph, threads: int = 0
+) -> Quantization | None:
+    """Which products of a bundle's decoder a target runs in 8 bits; None for a precision that needs no such decision.
+
+    Decided once per graph and process. Raises BuildError.
+    """
+    if target not in PLAN_TARGETS or precision not in EIGHT_BITS:
+        return None
+    key = (graph.sha256, precision)
+    if key not in _DECIDED:
+        recipe: EightBits = "fp8" if precision == "fp8" else "int8"
+        steps = steps_of(graph)
+        states = list(calibration_states(bundle, graph, steps=steps, threads=threads))
+        # One state of every generation, each from a later step.
+        probes = [middle(bundle, state, PROBED_FRAMES) for state in states[:: steps + 1 + steps // 4]]
+        _DECIDED[key] = quantization_of(graph, recipe, states, probes, threads=threads)
+    return _DECIDED[key]
+
+
+def quantization_of(
+    graph: Graph, recipe: EightBits, calibration: Sequence[Arrays], probes: Sequence[Arrays], *, threads: int = 0
+) -> Quantization:
+    """Which products of a float32 graph run in 8 bits.
+
+    calibration: inputs by name whose activations set the scales; probes: those over which errors are measured. Raises
+    BuildError where the graph does not run.
+    """
+    view = GraphView(normalized_graph(model_of(graph), EIGHT_BITS_BASE, InlineWeights(graph.folder)))
+    places = list(candidates(view))
+    names = [node_name(view.nodes[index]) for index in places]
+    peaks, work = _observed(view, graph, places, calibration, threads)
+    errors = dict(zip(names, _errors(view, graph, places, recipe, peaks, probes, threads), strict=True))
+    total = max(sum(work.values()), 1)
+    shares = {name: work[name] / total for name in names}
+    return Quantization(recipe, peaks, errors, shares, frozenset(_within_budget(errors, shares)))
+
+
+def _within_budget(errors: Mapping[str, float], work: Mapping[str, float]) -> Iterator[str]:
+    spent = 0.0
+    for name in sorted(errors, key=lambda name: errors[name] ** 2 / max(work[name], 1e-12)):
+        spent += errors[name] ** 2
+        if sqrt(spent) > BUDGET:
+            return
+        yield name
+
+
+def _observed(
+    view: GraphView, graph: Graph, places: Iterable[int], feeds: Sequence[Arrays], threads: int
+) -> tuple[dict[str, float], dict[str, int]]:
+    """Value -> its largest magnitude, for the products' activations; product -> its work, in the first execute."""
+    probe = onnx.ModelProto()
+    probe.CopyFrom(view.model)
+    values = list(dict.fromkeys(view.nodes[index].input[0] for index in places))
+    results = [view.nodes[index].output[0] for index in places]
+    for name in values:
+        probe.graph.node.append(helper.make_node("Abs", [name], [f"{name}/magnitude"]))
+        probe.graph.node.append(helper.make_node("ReduceMax", [f"{name}/magnitude"], [f"{name}/peak"], keepdims=0))
+        probe.graph.output.append(helper.make_tensor_value_info(f"{name}/peak", TensorProto.FLOAT, []))
+    for name in dict.fromkeys([*values, *results]):
+        probe.graph.node.append(helper.make_node("Shape", [name], [f"{name}/shape"]))
+        probe.graph.output.append(helper.make_tensor_value_info(f"{name}/shape", TensorProto.INT64, None))
+    runner = _open(probe, graph, threads)
+    outputs = [output.name for output in runner.get_outputs()][len(view.model.graph.output) :]
+    found = [dict(zip(outputs, runner.run(outputs, dict(feed)), strict=True)) for feed in feeds]
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in view.model.graph.initializer}
+    shapes |= {name: tuple(found[0][f"{name}/shape"].tolist()) for name in [*values, *results]}
+    peaks = {name: max(float(item[f"{name}/peak"]) for item in found) for name in values}
+    return peaks, {node_name(view.nodes[i]): product_flops(view.nodes[i], shapes) for i in places}
+
+
+def _errors(
+    view: GraphView,
+    graph: Graph,
+    places: Sequence[int],
+    recipe: EightBits,
+    peaks: Mapping[str, float],
+    feeds: Sequence[Arrays],
+    threads: int,
+) -> list[float]:
+    """What each product alone does to the graph's first output: the largest error over all feeds."""
+    runner = _open(_switched(view, places, recipe, peaks, InlineWeights(graph.folder)), graph, threads)
+    output = [view.model.graph.output[0].name]
+
+    def velocity(feed: Arrays, which: int) -> NDArray[Any]:
+        found: NDArray[Any] = runner.run(output, {**feed, WHICH: np.array(which)})[0].astype(np.float64)
+        return found
+
+    exact = [velocity(feed, -1) for feed in feeds]
+    sizes = [max(float(np.mean(wanted**2)), 1e-24) for wanted in exact]
+    return [
+        sqrt(max(float(np.mean((velocity(feeds[i], which) - exact[i]) ** 2)) / sizes[i] for i in range(len(feeds))))
+        for which in range(len(places))
+    ]
+
+
+def _switched(
+    view: GraphView, places: Sequence[int], recipe: EightBits, peaks: Mapping[str, float], weights: InlineWeights
+) -> onnx.ModelProto:
+    """The graph with an input WHICH: the product of this number in `places` is quantized, and no other."""
+    result = onnx.ModelProto()
+    result.CopyFrom(view.model)
+    result.graph.input.append(helper.make_tensor_value_info(WHICH, TensorProto.INT64, []))
+    nodes = list(view.nodes)
+    for number, index in enumerate(places):
+        node, is_this = nodes[index], f"{WHICH}/{number}"
+        x, weight = node.input[:2]
+        scales = (
+            (x, activation_scale(peaks[x], recipe), 0),
+            (weight, *weight_scales(node, weights.read(view.initializers[weight]), recipe)),
+        )
+        branches = {"then_branch": _rounded_product(node, scales, recipe), "else_branch": _branch([node])}
+        nodes[index] = helper.make_node("If", [is_this], list(node.output), **branches)
+        result.graph.initializer.append(numpy_helper.from_array(np.array(number), f"{is_this}/number"))
+        nodes.append(helper.make_node("Equal", [WHICH, f"{is_this}/number"], [is_this]))
+    # Those that say which one it is come first.
+    replace_nodes(result, [*nodes[len(view.nodes) :], *nodes[: len(view.nodes)]])
+    return result
+
+
+def _rounded_product(
+    node: onnx.NodeProto, scales: Iterable[tuple[str, NDArray[np.float32], int]], recipe: EightBits
+) -> onnx.GraphProto:
+    """A branch with the product of rounded factors; `scales`: of each the name, the scale and its axis."""
+    nodes, product = list[onnx.NodeProto](), onnx.NodeProto()
+    product.CopyFrom(node)
+    for place, (name, scale, axis) in enumerate(scales):
+        stored, product.input[place] = f"{node.name}/stored/{place}", f"{node.name}/value/{place}"
+        zero = helper.make_tensor("", KINDS[recipe], scale.shape, bytes(scale.size), raw=True)
+        constants = [f"{stored}/scale", f"{stored}/zero"]
+        for constant, tensor in zip(constants, (numpy_helper.from_array(scale), zero), strict=True):
+            nodes.append(helper.make_node("Constant", [], [constant], value=tensor))
+        nodes.append(helper.make_node("QuantizeLinear", [name, *constants], [stored], axis=axis))
+        nodes.append(helper.make_node("DequantizeLinear", [stored, *constants], [product.input[place]], axis=axis))
+    return _branch([*nodes, product])
+
+
+def _branch(nodes: Sequence[onnx.NodeProto]) -> onnx.GraphProto:
+    """A branch of If that gives what the last node does."""
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies[-1].output[0] = f"{nodes[-1].output[0]}/branch"
+    return helper.make_graph(
+        copies, "branch", [], [helper.make_tensor_value_info(copies[-1].output[0], TensorProto.FLOAT, None)]
+    )
+
+
+def _open(model: onnx.ModelProto, graph: Graph, threads: int) -> Any:
+    options = exact_options(threads)
+    options.add_session_config_entry(DATA_FOLDER_ENTRY, str(graph.folder.resolve()))
+    return session(model.SerializeToString(), options, graph.label)

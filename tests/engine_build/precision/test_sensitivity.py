@@ -1,0 +1,102 @@
+"""Which products run in 8 bits: measured one by one, within a budget."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers.factories import tiny_bundle
+
+from engine_build.graphs.graph_file import graph_of, read_graph
+from engine_build.graphs.graph_writer import GraphWriter
+from engine_build.precision import sensitivity
+from engine_build.precision.quantization import EightBits
+from engine_build.precision.recipe import explain
+from engine_build.precision.sensitivity import BUDGET, quantization_for, quantization_of
+from runtime.config.bundle import load_bundle
+
+RANDOM = np.random.default_rng(6)
+NAMES = ("good", "narrow", "hard")
+
+
+def model() -> onnx.ModelProto:
+    """Three products of one input, and one of two activations. What "hard" multiplies has one huge channel."""
+    graph = GraphWriter("products")
+    x = graph.input("x", ("rows", "frames", 64))
+    spikes = np.ones(64, np.float32)
+    spikes[3] = 1e4
+    spiked = graph.op("Mul", x, graph.constant(spikes))
+    weights = {name: RANDOM.standard_normal((64, 4 if name == "narrow" else 64)) for name in NAMES}
+    weights["hard"][3] = 0
+    parts = {n: graph.op("MatMul", spiked if n == "hard" else x, graph.constant(weights[n], name=n)) for n in NAMES}
+    total = graph.op("Add", parts["good"], parts["hard"])
+    scores = graph.op("MatMul", total, graph.op("Transpose", x, perm=[0, 2, 1]))
+    mixed = graph.op("Add", graph.op("Mul", graph.op("MatMul", scores, x), graph.constant(1e-3)), total)
+    graph.output("y", graph.op("Concat", mixed, parts["narrow"], axis=-1), ("rows", "frames", 68))
+    result = graph.model()
+    for node in result.graph.node:
+        node.name = node.input[1] if node.op_type == "MatMul" and node.input[1] in NAMES else node.name
+    return result
+
+
+@pytest.fixture(scope="module")
+def feeds() -> list[dict[str, np.ndarray]]:
+    return [{"x": RANDOM.standard_normal((2, 16, 64)).astype(np.float32)} for _ in range(3)]
+
+
+def test_a_product_that_8_bits_harm_is_kept_out_of_them(feeds: list[dict[str, np.ndarray]]) -> None:
+    """In int8 one scale cannot hold a channel of 10 000 beside those of 1; fp8 has exponents."""
+    found = quantization_of(graph_of(model()), "int8", feeds, feeds[:1])
+    assert set(found.errors) == set(NAMES), "attention's own product is no candidate"
+    assert found.errors["hard"] > 0.3
+    assert found.errors["good"] < 0.02
+    assert "hard" in found.kept
+    assert "good" in found.products
+    assert found.predicted <= BUDGET
+    assert found.peaks["x"] == pytest.approx(max(float(np.abs(feed["x"]).max()) for feed in feeds))
+    floating = quantization_of(graph_of(model()), "fp8", feeds, feeds[:1])
+    assert floating.errors["hard"] < 0.1
+
+
+def test_the_budget_is_spent_in_the_order_of_error_per_work(
+    feeds: list[dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = graph_of(model())
+    whole = quantization_of(graph, "fp8", feeds, feeds[:1])
+    assert whole.work["good"] == pytest.approx(16 * whole.work["narrow"])
+    order = sorted(NAMES, key=lambda name: whole.errors[name] ** 2 / whole.work[name])
+    for count in range(4):
+        spent = sqrt(sum(whole.errors[name] ** 2 for name in order[:count]))
+        monkeypatch.setattr(sensitivity, "BUDGET", spent * 1.0001)
+        found = quantization_of(graph, "fp8", feeds, feeds[:1])
+        assert found.products == frozenset(order[:count])
+        assert found.predicted == pytest.approx(spent)
+        kept = {node.name for node in explain(model(), "fp8", quantization=found) if node.precision == "fp8"}
+        assert kept == set(order[:count])
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "int8"])
+def test_a_bundle_s_decoder_is_decided_once_and_always_the_same(
+    recipe: EightBits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = load_bundle(tiny_bundle(tmp_path / "tiny"))
+    graph = read_graph(bundle.graph_path(bundle.decoder.graph))
+    decided = quantization_for("tensorrt-rtx", recipe, bundle, graph, 1)
+    assert decided is not None
+    assert decided.errors
+    assert all(peak > 0 for peak in decided.peaks.values())
+    assert quantization_for("tensorrt", recipe, bundle, graph, 1) is decided
+    monkeypatch.setattr(sensitivity, "_DECIDED", {})
+    again = quantization_for("tensorrt", recipe, bundle, graph, 1)
+    assert again is not None
+    assert asdict(again) == asdict(decided)
+
+
+@pytest.mark.parametrize(("target", "precision"), [("cpu", "int8"), ("tensorrt", "bf16"), ("tensorrt-rtx", "fp32")])
+def test_other_precisions_need_no_decision(target: str, precision: str, tmp_path: Path) -> None:
+    bundle = load_bundle(tiny_bundle(tmp_path / "tiny"))
+    assert quantization_for(target, precision, bundle, read_graph(bundle.graph_path(bundle.decoder.graph))) is None
