@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,9 +38,9 @@ def folder_of(path: Path) -> Path:
     return load_deployment(path).engine_folder("tensorrt")
 
 
-def command(path: Path, *more: str, **options: str) -> subprocess.CompletedProcess[str]:
+def command(path: Path, *more: str, target: str = "tensorrt", **options: str) -> subprocess.CompletedProcess[str]:
     """tickrt-build on the simulator."""
-    words = [sys.executable, "-m", "engine_build.cli", *more, str(path), "--target", "tensorrt"]
+    words = [sys.executable, "-m", "engine_build.cli", *more, str(path), "--target", target]
     environment = child_environment(**options)
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
@@ -59,6 +60,27 @@ def test_a_deployment_is_built_and_reused(tmp_path: Path) -> None:
         assert read_plan_header(file).version_text == VERSION
     other = command(path, "--dry-run", SIMULATED_TENSORRT="11.0.0.114")
     assert other.stdout.count(f"tool_versions.tensorrt is '{VERSION}', wanted '11.0.0.114'") == 7
+
+
+def test_engines_of_tensorrt_rtx_are_built_without_a_gpu_and_measured_on_the_first_card(tmp_path: Path) -> None:
+    more = FEW + 'capabilities = ["SM89"]\n'
+    path = tiny_deployment(tmp_path / "here", codec=False, text_encoder=False, more=more)
+    out = tmp_path / "there"
+    built = command(path, "--out", str(out), target="tensorrt-rtx", SIMULATED_NO_DRIVER="1")
+    assert built.returncode == 0, built.stderr
+    assert (
+        "not measured here, because an NVIDIA GPU with its driver is needed: there is no NVIDIA driver" in built.stdout
+    )
+    shutil.rmtree(tmp_path / "here")
+    shipped = out / "deployment.toml"
+    other = command(shipped, "list", target="tensorrt-rtx", SIMULATED_CC="8.6").stdout
+    assert "(1) built for SM89, this machine's GPU is SM86" in other
+    assert "error -: not measured yet" in other
+    first = command(shipped, target="tensorrt-rtx", SIMULATED_CC="8.9", SIMULATED_GPU_NAME="RTX 4090")
+    assert "7 reused, 7 measured" in first.stdout, first.stderr
+    table = command(shipped, "list", target="tensorrt-rtx", SIMULATED_CC="8.9").stdout
+    assert "7 of them run here" in table
+    assert "not measured" not in table
 
 
 def test_a_manifest_is_complete(path: Path, version: str, build_one: Build) -> None:
