@@ -16,7 +16,7 @@ from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision import sensitivity
 from engine_build.precision.quantization import EightBits
 from engine_build.precision.recipe import explain
-from engine_build.precision.sensitivity import BUDGET, quantization_for, quantization_of
+from engine_build.precision.sensitivity import BUDGET, _within_budget, quantization_for, quantization_of
 from runtime.config.bundle import load_bundle
 
 RANDOM = np.random.default_rng(6)
@@ -77,6 +77,11 @@ def test_the_budget_is_spent_in_the_order_of_error_per_work(
         assert found.predicted == pytest.approx(spent)
         kept = {node.name for node in explain(model(), "fp8", quantization=found) if node.precision == "fp8"}
         assert kept == set(order[:count])
+
+
+def test_much_work_goes_before_a_smaller_error_of_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sensitivity, "BUDGET", 0.021)
+    assert list(_within_budget({"much": 0.02, "little": 0.01}, {"much": 0.9, "little": 0.1})) == ["much"]
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "int8"])
