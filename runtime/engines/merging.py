@@ -53,7 +53,7 @@ class MergedWeights:
         if missing := [name for name in names if name not in found]:
             raise EngineMismatchError(
                 f"{engine} has no weight {missing[0]!r} any more: it was changed when the engine was compiled",
-                fix='use the adapters per request, or set optimization = "basic" and no precision "int8" in [build]',
+                fix='use the adapters per request, or set optimization = "basic" and no precision of 8 bits in [build]',
             )
         return [found[name] for name in names]
 
