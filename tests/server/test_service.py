@@ -129,9 +129,10 @@ def test_kernels_of_common_ticks_are_compiled_before_ready_and_kept(built: Built
             asyncio.run(make())._capture_common_ticks(pipeline)
             (kept,) = (tmp_path / "engines").glob("*.kernels")
             assert kept.stat().st_size > 1000, "a server that is killed from here on has kept them"
-            before = len(machine.compiled), machine.counters["fallback_executes"]
+            before = len(machine.compiled), machine.counters["fallback_executes"], machine.counters["instantiations"]
             play(pipeline, pipeline.common_ticks()[0].generations())
-            assert (len(machine.compiled), machine.counters["fallback_executes"]) == before
+            after = len(machine.compiled), machine.counters["fallback_executes"], machine.counters["instantiations"]
+            assert after == before, "compiled, executed with fallback kernels, captured"
             assert (before[0] == 0) == (start == "second")
             assert {thread.partition("_")[0] for _, thread in machine.compiled} <= {"kernels"}
 

@@ -18,6 +18,8 @@ from runtime.tick.common_ticks import common_ticks
 from runtime.tick.loop import TickLoop
 
 FRAMES = 32
+# Where a tick waits, the test fails after this time.
+MOST_S = 60.0
 
 
 @pytest.fixture
@@ -34,9 +36,10 @@ def loop(loops: Loops, built: Built, backend: Backend) -> TickLoop:
 def compiler_busy(loop: TickLoop) -> Iterator[None]:
     """Kernels that are asked for in the block are compiled behind it."""
     go_on = threading.Event()
-    loop.engines.decoder._specializer.submit(go_on.wait)  # type: ignore[attr-defined]
+    busy = loop.engines.decoder._specializer.submit(lambda: go_on.wait(MOST_S))  # type: ignore[attr-defined]
     try:
         yield
+        assert not busy.done(), "a tick waited for the compiler"
     finally:
         go_on.set()
 

@@ -18,6 +18,9 @@ from simulator.plans import MANY_ROWS, ROWS, cache_graph, small_graph, write_eng
 
 from runtime.errors import CaptureError, EngineDeadError, EngineError
 
+# Where a test that should not wait does, it fails after this time.
+MOST_S = 20.0
+
 
 @pytest.fixture(params=[True, False], ids=["late", "early"])
 def gpu(request: pytest.FixtureRequest) -> Iterator[Machine]:
@@ -42,9 +45,10 @@ def folder(tmp_path: Path) -> Path:
 def compiler_busy(engine: Any) -> Iterator[None]:
     """Kernels that are asked for in the block are compiled behind it."""
     go_on = threading.Event()
-    engine._specializer.submit(go_on.wait)
+    busy = engine._specializer.submit(lambda: go_on.wait(MOST_S))
     try:
         yield
+        assert not busy.done(), "waited for the compiler"
     finally:
         go_on.set()
 
@@ -208,7 +212,7 @@ def test_an_execution_that_is_dropped_before_its_kernels_are_there_leaves_its_co
 
     def slow(*args: Any) -> Any:
         running.set()
-        go_on.wait()
+        assert go_on.wait(MOST_S), "waited for the compiler"
         return execute(*args)
 
     engine._specializer.execute = slow
@@ -234,7 +238,7 @@ def test_an_engine_is_closed_without_a_wait_for_the_compiler(bench: Bench, folde
 
     def slow(*args: Any) -> Any:
         running.set()
-        go_on.wait()
+        assert go_on.wait(MOST_S), "waited for the compiler"
         return execute(*args)
 
     old._specializer.execute = slow
@@ -242,10 +246,13 @@ def test_an_engine_is_closed_without_a_wait_for_the_compiler(bench: Bench, folde
     for execution in executions:
         execution.prepare(bench.stream)
     running.wait()
+    jobs = [executions[0]._job]
     for execution in executions[1:]:
         execution.release()
     old.close()
     executions[0].release()
+    assert executions[0]._job is None
+    assert not any(job.done() for job in jobs), "waited for the compiler"
     go_on.set()
     new.close()
     assert not new._specializer._worker._threads or not any(t.is_alive() for t in new._specializer._worker._threads)
