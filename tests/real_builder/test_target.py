@@ -63,10 +63,12 @@ def run(words: list[str], folder: Path, *, code: int = 0) -> subprocess.Complete
 OPEN = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from runtime.engines.loading import open_engine
 
-open_engine(Path(sys.argv[1]), "decoder", SimpleNamespace(kind="cuda"), fix="build it")
+class Gpu:
+    kind = "cuda"
+
+open_engine(Path(sys.argv[1]), "decoder", Gpu(), fix="build it")
 """
 
 
