@@ -35,7 +35,7 @@ from tickrt.audio import Audio
 from tickrt.options import Blend, Controls, Prompt, Source, plain_values
 from tickrt.receiver import Receiver
 
-NO_LIMITS = HostLimits(max_sessions=2**31, client_sessions=0, max_refresh_s=float("inf"))
+NO_LIMITS = HostLimits(max_sessions=2**31, client_sessions=0, max_refresh_s=float("inf"), message_share=float("inf"))
 REPLY_TIMEOUT_S = 60.0
 CHUNK_S = 0.1
 PACED = ("set", "prompts", "source", "structure", "timbre", "adapter", "reset")
@@ -275,7 +275,10 @@ class LiveSessions:
         return self.host.open(message, receiver, clock=lambda: receiver.ring.playhead_sample / self.sample_rate_hz)
 
     def post(self, session_id: str, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
-        """Pass on a message."""
+        """Pass on a message, once the session takes more of them."""
+        room = self.host.room(session_id)
+        if room is not None:
+            room.result(REPLY_TIMEOUT_S)
         self.host.post(session_id, message, pcm, reply)
 
     def end(self, session_id: str) -> None:

@@ -104,12 +104,15 @@ class SessionHost:
             call=self._calls.put,
             attempt=self._attempt,
             fail=self._fail,
+            speak=self._speak,
+            message_share=lambda: limits.message_share / max(1, len(self._sessions)),
             untaken=self.model.untaken,
         )
         self.control_observers = self._services.control_observers
         self._capacity = live_capacity(pipeline.deployment.runtime.depth)
         self._lock = threading.Lock()
         self._sessions: dict[str, HostedSession] = {}
+        self._speaking: dict[Inbox, None] = {}  # those with something in them, in their turn
         self._ended: Counter[str] = Counter()
         self._num_opened = self._past_underruns = 0
         self._is_stopped = False
@@ -352,7 +355,7 @@ class SessionHost:
             while not self._is_stopped:
                 self.run_once(self.timeout_s())
             self._take_calls(0.0)
-            for inbox in list(self._services.speaking):
+            for inbox in list(self._speaking):
                 inbox.close()
         except Exception:
             self.has_died = True
@@ -382,13 +385,16 @@ class SessionHost:
 
         One whose messages have taken more than its share is left out for a while.
         """
-        now_s, speaking = self._clock(), self._services.speaking
+        now_s, speaking = self._clock(), self._speaking
         ends_s = now_s + MESSAGES_S
         while now_s < ends_s and (inbox := next((item for item in speaking if item.free_s <= now_s), None)) is not None:
             del speaking[inbox]
             if self._charged(inbox, inbox.handle_next):
                 speaking[inbox] = None
             now_s = self._clock()
+
+    def _speak(self, inbox: Inbox) -> None:
+        self._speaking[inbox] = None
 
     def _charged(self, inbox: Inbox, work: Callable[[], T]) -> T | None:
         """Carry out work that a session's clients have caused."""
@@ -400,7 +406,7 @@ class SessionHost:
 
     def timeout_s(self) -> float | None:
         """How long there is nothing to do; None: until the next call. A session's own clock moves by calls only."""
-        times: list[float] = [inbox.free_s for inbox in self._services.speaking]
+        times: list[float] = [inbox.free_s for inbox in self._speaking]
         if self._services.changed or any(time_s <= self._clock() for time_s in times):
             return 0.0
         for hosted in list(self._sessions.values()):

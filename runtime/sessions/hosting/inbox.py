@@ -25,7 +25,7 @@ from runtime.sessions.messages import SetReference, WriteAudio
 MAX_UNHANDLED, MAX_UNHANDLED_AUDIO_S = 64, 20.0
 # What comes nevertheless is refused beyond this.
 MAX_WAITING, MAX_WAITING_AUDIO_S = 256, 30.0
-# What messages of one session may take of a thread over time, and at once.
+# What messages of one session may take of a thread over time, however many sessions there are, and at once.
 SHARE, BURST_S = 0.1, 0.05
 
 T = TypeVar("T")
@@ -134,7 +134,8 @@ class Inbox:
 
     def charge(self, cost_s: float, now_s: float) -> None:
         """Let what comes next wait until the session has kept to its share again."""
-        self.free_s = max(self.free_s, now_s - BURST_S / SHARE) + cost_s / SHARE
+        share = max(SHARE, self._services.message_share())
+        self.free_s = max(self.free_s, now_s - BURST_S / share) + cost_s / share
 
     def close(self) -> None:
         """The session has ended: refuse what waits, and what comes."""
@@ -150,7 +151,7 @@ class Inbox:
         return cast(T | None, self._owner.attempted(work))
 
     def _take_turn(self) -> None:
-        self._services.speaking[self] = None
+        self._services.speak(self)
 
     def _next(self) -> Received | None:
         with self._lock:

@@ -16,12 +16,14 @@ class HostLimits:
     """client_sessions: per client, 0 is no limit. keep_s: how long a session without a connection is kept.
 
     max_refresh_s: no session is added where all of them, changed at once, would take longer than this to be heard.
+    message_share: what messages of all sessions may take of the host's thread, as much each; with many sessions more.
     """
 
     max_sessions: int = 64
     client_sessions: int = 4
     keep_s: float = 60.0
     max_refresh_s: float = 4.0
+    message_share: float = 0.5
 
     def check(self, client: str, clients: Sequence[str], refresh_s: float, expiry_s: float = RETRY_AFTER_S) -> None:
         """Raise SessionsFullError where one more session of `client` is too many beside those of `clients`.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from runtime.audio.formats import Latents
 from runtime.errors import RequestError, TickError
@@ -20,9 +20,6 @@ from runtime.sessions.hosting.slots import TickTimes
 from runtime.sessions.messages import ServerMessage, State
 from runtime.sessions.protocol.plan import Plan
 from runtime.sessions.store import SessionStore
-
-if TYPE_CHECKING:
-    from runtime.sessions.hosting.inbox import Inbox
 
 Clock = Callable[[], float]
 Sources = Callable[[str], Latents]
@@ -45,9 +42,10 @@ class HostServices:
 
     call: puts a call into the queue of the host's thread; from any thread. attempt: carries out a session's work there
     (the session, a function, its arguments): an error that is none of TickRT's ends that session alone. changed: the
-    sessions to advance next, by id. speaking: inboxes with something in them, in their turn. words_thread: finds which
-    words of prompts are understood. compose_threads: compose generations, whose texts are encoded then. fail: ends all
-    sessions, because the tick loop has ended with this error. untaken: as LiveModel has it.
+    sessions to advance next, by id. speak: gives an inbox with something in it its turn. message_share: what messages
+    of one session may take of a thread now. words_thread: finds which words of prompts are understood. compose_threads:
+    compose generations, whose texts are encoded then. fail: ends all sessions, because the tick loop has ended with
+    this error. untaken: as LiveModel has it.
     """
 
     pipeline: Pipeline
@@ -61,10 +59,11 @@ class HostServices:
     call: Callable[[Callable[[], None]], None]
     attempt: Callable[..., Any]
     fail: Callable[[TickError], None]
+    speak: Callable[[Any], None]
+    message_share: Callable[[], float]
     untaken: frozenset[str] = frozenset()
     control_observers: list[Observer] = field(default_factory=list)
     changed: dict[str, None] = field(default_factory=dict)
-    speaking: dict[Inbox, None] = field(default_factory=dict)
     words_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "live-words"))
     compose_threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "live-compose"))
     generations_started: int = 0

@@ -564,9 +564,12 @@ class TestMessages:
         assert order[1:] == [session.id for _ in range(20) for session in sessions]
         assert [self.seqs(session) for session in sessions] == [list(range(1, 21))] * 3
 
-    def test_messages_that_cost_much_get_a_share_and_do_not_delay_those_of_others(self, drive: Drive) -> None:
+    @pytest.mark.parametrize(("num_others", "share"), [(1, 0.25), (7, SHARE)])
+    def test_messages_that_cost_much_get_a_share_and_do_not_delay_those_of_others(
+        self, drive: Drive, num_others: int, share: float
+    ) -> None:
         driven = drive(thread_clock=lambda: driven.now_s)
-        (costly, _), (other, _) = driven.open(), driven.open()
+        (costly, _), (other, _), *_ = [driven.open() for _ in range(1 + num_others)]
         self.cost(driven, costly, [], 0.02)
         for seq in range(1, MAX_UNHANDLED + 1):
             driven.host.post(costly.id, SetControls(seq=seq, values={}))
@@ -579,7 +582,7 @@ class TestMessages:
             driven.now_s += driven.host.timeout_s() or 0.02
         seqs = self.seqs(costly)
         assert seqs == list(range(1, len(seqs) + 1))
-        assert 0.5 * SHARE < len(seqs) * 0.02 / 4.0 < 1.5 * SHARE
+        assert 0.5 * share < len(seqs) * 0.02 / 4.0 < 1.5 * share
 
     def test_what_does_not_fit_is_answered(self, drive: Drive) -> None:
         driven = drive()
