@@ -40,7 +40,7 @@ class PlanFacts:
     group_size: int = 0
     is_default: bool = True
     silent: tuple[int, ...] = ()
-    check_state: Callable[[PlanState], None] = lambda state: None
+    check_state: Callable[[PlanState], None] = field(default=lambda state: None, compare=False)
 
     @property
     def choices(self) -> PlanChoices:
@@ -307,6 +307,11 @@ class UpdateSteps:
 
 
 @dataclass(frozen=True)
+class EndPlan:
+    """End what is being made of the plan; it goes on with a MakePlan that begins. Nothing needs to be reported."""
+
+
+@dataclass(frozen=True)
 class Cancel:
     """End a generation; nothing about it needs to be reported."""
 
@@ -344,4 +349,5 @@ class End:
     """The client has closed the session."""
 
 
-Action = Generate | MakePlan | FindWords | UpdateSteps | Cancel | Decode | SendAudio | SendMessage | Commit | End
+Work = Generate | MakePlan | EndPlan | FindWords | UpdateSteps | Cancel | Decode
+Action = Work | SendAudio | SendMessage | Commit | End

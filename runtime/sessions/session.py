@@ -165,9 +165,9 @@ class LiveSession:
         )
 
     def detach(self, now_s: float) -> None:
-        """The connection is gone: nothing runs until the next `attach`."""
+        """The connection is gone: the next `advance` ends what runs, and nothing runs until the next `attach`."""
         self._playhead.detach(now_s)
-        self._outbox = [action for action in self._outbox if isinstance(action, End)]
+        self._outbox = [action for action in self._outbox if isinstance(action, Cancel | End)]
         self._commits.is_changed = True
 
     def has_token(self, token: str) -> bool:
@@ -305,8 +305,8 @@ class LiveSession:
         self._generations.step_applied(seq, job_ids)
 
     def is_current(self, window: DecodeWindow) -> bool:
-        """Whether the audio of a window is still to be sent."""
-        return self._audio.is_pending(window)
+        """Whether the audio of a window is still to be sent. Any thread."""
+        return self._playhead.is_attached and self._audio.is_pending(window)
 
     def decoded(self, window: DecodeWindow, pcm: Pcm | None, now_s: float) -> None:
         """The PCM `[n, channels]` of a window, trimmed; None where it could not be decoded."""
@@ -337,6 +337,8 @@ class LiveSession:
             soon = self._playhead.wanted_until(now_s) + self._samples(2 * estimate_s + SCHEDULE_MARGIN_S)
             self._controls.begin_scheduled(soon, self._playhead, now_s)
             self._generations.note(now_s)
+        if not self._playhead.is_attached:
+            yield from self._generations.stop()
         self._generations.settle(now_s)
         if not is_active:
             return

@@ -213,6 +213,9 @@ class Simulation:
                 self.flights.append(Flight(job, next(self._numbers), self.now_s + self.generation_s, guidance))
             case actions.MakePlan():
                 self._plans.append((self.now_s + self.plan_s, action))
+            case actions.EndPlan():
+                self._plans.clear()
+                self._form = None
             case actions.FindWords(seq, texts):
                 self.session.words_found(seq, reports.prompt_words(self.session.model, texts))
             case actions.UpdateSteps(job_ids, patch, seq):

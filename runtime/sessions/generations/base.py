@@ -12,7 +12,7 @@ from typing import Any
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
-from runtime.sessions.actions import GenerationJob, LiveModel, MakePlan, PlanPart, UpdateSteps
+from runtime.sessions.actions import Cancel, EndPlan, GenerationJob, LiveModel, MakePlan, PlanPart, UpdateSteps
 from runtime.sessions.control_state import ControlState
 from runtime.sessions.controls import NEEDS_SOURCE_NAMES
 from runtime.sessions.generations.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
@@ -118,6 +118,13 @@ class Generations(ABC):
     def cancelled(self, now_s: float) -> list[str]:
         """Generations that are not worth finishing any more; they are forgotten."""
         return []
+
+    def stop(self) -> list[Cancel | EndPlan]:
+        """Forget what is in flight, as a stored session has; what was wanted is wanted again. Returns how to end it."""
+        stopped, self.running = self.running, []
+        if any(running.basis is self._latest and not running.is_append for running in stopped):
+            self._latest = None
+        return [Cancel(running.job.id) for running in stopped]
 
     def finish(self, job_id: str, latents: Latents, now_s: float, took_s: float | None = None) -> bool:
         """Take a generation's latents `[T, C]`; False where the canvas stays as it is. took_s: since it was started."""

@@ -11,7 +11,7 @@ from runtime.errors import RequestError
 from runtime.pipeline.generation import segment_seed
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Segment
-from runtime.sessions.actions import MakePlan, PlanPart
+from runtime.sessions.actions import Cancel, EndPlan, MakePlan, PlanPart
 from runtime.sessions.generations.base import Generations, Running
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Source
@@ -54,6 +54,11 @@ class ExtendGenerations(Generations):
         for item in stopped:
             self.running.remove(item)
         return [item.job.id for item in stopped]
+
+    def stop(self) -> list[Cancel | EndPlan]:
+        """Forget what is in flight, also of the plan."""
+        plan = self.references.plan
+        return [*super().stop(), *([EndPlan()] if plan is not None and plan.stop() else [])]
 
     def reset(self) -> list[str]:
         """What is generated next is heard from its beginning, as soon as it is there."""

@@ -12,6 +12,7 @@ from runtime.errors import RequestError
 from runtime.pipeline.generation import segment_seed
 from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
+from runtime.sessions.actions import Cancel, EndPlan
 from runtime.sessions.controls import STEP_CONTROLS
 from runtime.sessions.generations.base import Generations, Key, Running
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Source
@@ -47,6 +48,11 @@ class LoopGenerations(Generations):
     def restore_noise(self, placed: PassNoise | None) -> None:
         """Go on from the noise of a stored canvas."""
         self.placed_noise = self._newest_noise = placed
+
+    def stop(self) -> list[Cancel | EndPlan]:
+        """Forget what is in flight, also its noise."""
+        self._newest_noise = self.placed_noise
+        return super().stop()
 
     def note(self, now_s: float) -> None:
         """What was heard may change in the next pass."""

@@ -133,6 +133,12 @@ class SessionPlan:
         self._changes.clear()
         self._waiting_since_s, self._retry_s, self._num_failed = None, -math.inf, 0
 
+    def stop(self) -> bool:
+        """Forget what is being made; it is asked for again. Returns whether something was."""
+        was_asked, self._asked, self._waiting_since_s = self._asked is not None, None, None
+        self._is_begun &= not was_asked
+        return was_asked
+
     def move(self, canvas_frame: int) -> None:
         """Begin at a canvas frame, where nothing is made yet and that is known."""
         if not self._can_go_on and self._asked is None and self.origin is not None:

@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -45,6 +46,7 @@ class _Job:
     segment: Segment
     newest_seq: int
     submitted_s: float
+    composing: Future[GenerationRequest]
     seqs: deque[int] = field(default_factory=deque)
     updates: list[actions.UpdateSteps] = field(default_factory=list)
     is_submitted: bool = False
@@ -113,7 +115,7 @@ class HostedSession:
         """
         self.is_ended = True
         self._plans.close()
-        for job_id in self._jobs:
+        for job_id in list(self._jobs):
             self._cancel(job_id)
         closed = Closed(reason=reason, resumable=is_resumable)
         try:
@@ -248,6 +250,8 @@ class HostedSession:
                 self._submit(job)
             case actions.MakePlan():
                 self._plans.start(action, partial(self.attempted, self._planned, action.number))
+            case actions.EndPlan():
+                self._plans.stop()
             case actions.FindWords():
                 self._find_words(action)
             case actions.UpdateSteps():
@@ -347,12 +351,12 @@ class HostedSession:
         inputs = GenerationInputs(
             source=job.source, noise=job.noise, timbre=job.timbre, hints=job.hints, session=job.id, client=self.id
         )
-        self._jobs[job.id] = _Job(job.segment, job.full_seq, services.clock())
         self._mark("submitted", job.full_seq)
         services.generations_started += 1
         composing = services.compose_threads.submit(
             services.pipeline.compose, job.options, job.segment, inputs, job.tail
         )
+        self._jobs[job.id] = _Job(job.segment, job.full_seq, services.clock(), composing)
         done = partial(self.attempted, self._composed, job.id)
         composing.add_done_callback(partial(report, services.call, done))
 
@@ -379,10 +383,13 @@ class HostedSession:
 
     def _cancel(self, job_id: str) -> None:
         job = self._jobs.get(job_id)
-        if job is not None and not job.is_submitted:
-            job.is_cancelled = True
-        else:
+        if job is None or job.is_submitted:
             self._services.pipeline.loop.cancel(job_id)
+        elif job.composing.cancel():
+            self._remove(job_id, "cancelled")
+            self._change()
+        else:
+            job.is_cancelled = True
 
     def _update(self, action: actions.UpdateSteps) -> None:
         self._mark("submitted", action.seq)

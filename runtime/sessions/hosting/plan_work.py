@@ -74,16 +74,20 @@ class PlanWork:
     def start(self, work: MakePlan, done: PlanDone) -> None:
         """Make a part; in the order of the calls. Where a plan begins, the one before it ends at once."""
         if work.begin is not None:
+            self.stop()
             self._begun = work
-            if self._form is not None:
-                self._form.close()
         self._thread.submit(self._make, work).add_done_callback(lambda made: self._report(done, made))
+
+    def stop(self) -> None:
+        """End what is being made: it has failed. What comes next begins a plan."""
+        self._begun = None
+        if self._form is not None:
+            self._form.close()
 
     def close(self) -> None:
         """End what is being made; nothing is reported any more."""
         self._is_closed = True
-        if self._form is not None:
-            self._form.close()
+        self.stop()
         self._thread.shutdown(wait=False)
 
     def _make(self, work: MakePlan) -> PlanPart:
@@ -92,7 +96,7 @@ class PlanWork:
             raise DrainingError("the session has ended")
         if work.begin is not None:
             self._form = self._open_form(work.begin)
-            if self._is_closed or self._begun is not work:
+            if self._begun is not work:
                 self._form.close()
         assert self._form is not None
         return make_part(self._form, work)

@@ -24,7 +24,7 @@ from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError, StaleSeqError
 from runtime.pipeline.text_encoder import PromptWords
 from runtime.sessions import messages
-from runtime.sessions.actions import End, FindWords, SendMessage
+from runtime.sessions.actions import Decode, DecodeWindow, End, FindWords, SendMessage
 from runtime.sessions.messages import LivePrompt
 from runtime.sessions.reports import prompt_words
 from runtime.sessions.session import LiveSession
@@ -514,6 +514,45 @@ def test_a_new_connection_begins_an_epoch_at_the_playhead() -> None:
     assert (ready.resumed, ready.epoch) == (True, 2)
     assert abs(ready.next_sample - (simulation.playhead or 0)) < 100
     assert simulation.session.has_token("new")
+
+
+@pytest.mark.parametrize(
+    "opened", [{"mode": "loop"}, {"mode": "loop", "controls": {"variation": 0.5}}, {"mode": "extend"}]
+)
+def test_nothing_is_in_flight_without_a_client_and_what_was_is_made_again(opened: dict[str, object]) -> None:
+    simulation = playing(3.0, **opened)
+    simulation.set(1, shift=2.0)
+    while not simulation.flights:
+        simulation.step()
+    in_flight = [flight.job for flight in simulation.flights]
+    simulation.session.detach(simulation.now_s)
+    simulation.advance()
+    assert simulation.cancelled[-len(in_flight) :] == [job.id for job in in_flight]
+    assert simulation.session.num_jobs == 0
+    num_jobs = len(simulation.jobs)
+    simulation.run(1.0)
+    assert len(simulation.jobs) == num_jobs
+    simulation.connect()
+    simulation.run(0.5)
+    again, before = simulation.jobs[num_jobs], in_flight[0]
+    assert again.options.seed == before.options.seed
+    assert again.segment.keep_frames == before.segment.keep_frames
+    assert np.array_equal(again.noise, before.noise) if before.noise is not None else again.noise is None
+
+
+def test_audio_is_not_decoded_without_a_client() -> None:
+    simulation = playing()
+    (window,) = [each for _ in range(100) for each in windows(simulation)][:1]
+    assert simulation.session.is_current(window)
+    simulation.session.detach(simulation.now_s)
+    assert not simulation.session.is_current(window)
+
+
+def windows(simulation: Simulation) -> list[DecodeWindow]:
+    """What is to be decoded after a step of time."""
+    simulation.now_s += 0.005
+    actions = simulation.session.advance(simulation.now_s)
+    return [action.window for action in actions if isinstance(action, Decode)]
 
 
 @pytest.mark.parametrize(

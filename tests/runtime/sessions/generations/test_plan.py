@@ -13,7 +13,7 @@ from runtime.errors import EngineError, RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.sessions import messages
 from runtime.sessions.actions import PlanBeginning
-from runtime.sessions.generations.plan import MAX_EDITS, SessionPlan
+from runtime.sessions.generations.plan import MAX_EDITS, PATIENCE_S, SessionPlan
 from runtime.sessions.hosting.plan_work import make_part
 from runtime.sessions.protocol.plan import GetPlan, NewSection, Plan, SetPlan
 
@@ -458,6 +458,24 @@ def test_an_edit_in_place_of_one_that_waits_does_not_take_it_along_when_it_is_re
     simulation.run(5.0)
     assert [problem.seq for problem in problems(simulation)] == [3]
     assert (first, "break", 1) in [(each.start_s, each.kind, each.bars) for each in told(simulation).sections]
+
+
+def test_a_plan_is_not_made_without_a_client_and_goes_on_with_the_same_codes() -> None:
+    alone, left = planned_session(plan_s=0.5), planned_session(plan_s=0.5)
+    for simulation in (alone, left):
+        simulation.run(4.25)
+    made = session_plan(left).end
+    left.session.detach(left.now_s)
+    left.run(PATIENCE_S + 5.0)
+    assert session_plan(left).end == made
+    assert not session_plan(left).is_late(left.now_s)
+    left.connect()
+    for simulation in (alone, left):
+        simulation.run(4.0)
+    end = min(session_plan(left).end, session_plan(alone).end)
+    assert end > made
+    frames = range(made - 50, end)
+    assert [left.planned(frame) for frame in frames] == [alone.planned(frame) for frame in frames]
 
 
 def test_a_client_that_was_away_is_told_which_edit_was_refused() -> None:

@@ -18,6 +18,7 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment
 from runtime.sessions.actions import Cancel, FindWords, SendAudio, SendMessage, UpdateSteps
 from runtime.sessions.frames import AudioChunk
+from runtime.sessions.hosting import host as host_module
 from runtime.sessions.hosting import hosted_session
 from runtime.sessions.messages import (
     MAX_SEQ,
@@ -25,6 +26,7 @@ from runtime.sessions.messages import (
     Applied,
     Changed,
     Closed,
+    Open,
     Pause,
     Play,
     Problem,
@@ -34,6 +36,7 @@ from runtime.sessions.messages import (
     SetTimbre,
     WriteAudio,
 )
+from runtime.sessions.session import LiveSession
 from runtime.tick.events import Finished
 from runtime.tick.loop import TickLoop
 from runtime.tick.record import TickRecord
@@ -308,6 +311,24 @@ def test_ending_a_session_frees_its_slots(drive: Drive, pipeline: Pipeline) -> N
     driven.run(lambda: driven.host.stats().generations_ended == {"cancelled": 1})
     assert pipeline.loop.stats().outcomes["cancelled"] == before + 1
     assert driven.host.stats().generations_started == 1
+
+
+def test_a_session_without_a_client_holds_no_slot(
+    drive: Drive, pipeline: Pipeline, ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = drive()
+    monkeypatch.setattr(host_module, "LiveSession", LiveSession)
+    ticks.hold()
+    clients = [Client() for _ in range(pipeline.deployment.runtime.depth)]
+    left = [driven.host.open(Open(), client) for client in clients[:-1]]
+    driven.run()
+    for session_id in left:
+        driven.host.detach(session_id)
+    driven.host.open(Open(), clients[-1])
+    driven.run()
+    ticks.release()
+    driven.run(lambda: bool(clients[-1].chunks))
+    assert driven.host.stats().generations_ended == {"cancelled": len(left), "finished": 1}
 
 
 def test_a_generation_is_changed_and_cancelled_while_it_is_composed(

@@ -114,6 +114,28 @@ def test_another_plan_ends_one_that_is_still_being_opened() -> None:
     host.work.close()
 
 
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_what_is_stopped_fails_and_another_plan_begins(is_opened: bool) -> None:
+    may_open = threading.Event()
+
+    class LateForm(WaitingForm):
+        def __init__(self, begin: PlanBeginning) -> None:
+            super().__init__(begin)
+            assert may_open.wait(TIMEOUT_S)
+
+    host = Host(iter([LateForm, SimulatedForm]))
+    host.start(BEGIN)
+    if is_opened:
+        may_open.set()
+        assert host.is_opened.acquire(timeout=TIMEOUT_S)
+    host.work.stop()
+    may_open.set()
+    assert isinstance(host.take(), TickError)
+    host.start(BEGIN)
+    assert isinstance(host.take(), PlanPart)
+    host.work.close()
+
+
 def test_nothing_is_told_after_the_end() -> None:
     host = Host(iter([WaitingForm]))
     host.start(BEGIN)
