@@ -32,11 +32,12 @@ EXPORT_BIN := .venv-export/bin
 GPU_BIN := .venv-gpu/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PEERS := build/peers
-PACKAGES := runtime server engine_build profiling
+RECIPE_TESTS := tests/configs
+PACKAGES := runtime server engine_build profiling configs/demo/recipe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-builder test-page test-clients test-slow test-export test-scale lint bench peers gpu-check soak clean
+.PHONY: help demo test test-recipe test-builder test-page test-clients test-slow test-export test-scale lint bench peers gpu-check soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -46,7 +47,10 @@ demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127
 	exec $(BIN)/tickrt-serve $(CONFIG) $(if $(PORT),--port $(PORT))
 
 test: .venv/.installed-test .venv/.contract  ## the test suite: no torch, no GPU
-	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients and not builder" $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients and not builder" --ignore $(RECIPE_TESTS) $(PARALLEL) $(PYTEST_ARGS)
+
+test-recipe: .venv/.installed-test  ## the demo bundle's recipe: corpus, codec, tokenizers, evaluation
+	$(BIN)/python -m pytest -m "not export and not slow" $(PARALLEL) $(RECIPE_TESTS) $(PYTEST_ARGS)
 
 test-builder: .venv/.installed-builder .venv-export/.installed-builder  ## NVIDIA's own parser and builder (TensorRT-RTX) build every engine: no GPU
 	$(BIN)/python -m pytest -m "builder and not export" $(PYTEST_ARGS)

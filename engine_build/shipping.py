@@ -70,7 +70,7 @@ def ship(deployment: Deployment, out: Path) -> None:
 def _fill(deployment: Deployment, folder: Path) -> None:
     release = read_manifest(manifest_path(deployment.engine_folder(TARGET), "decoder")).tool_versions[TARGET]
     tickrt = metadata.version("tickrt")
-    shutil.copytree(deployment.bundle, folder / BUNDLE)
+    shutil.copytree(deployment.bundle, folder / BUNDLE, ignore=shutil.ignore_patterns("recipe"))
     shutil.copytree(deployment.engine_folder(TARGET), folder / ENGINES / TARGET)
     head: dict[str, Any] = {"bundle": BUNDLE, "engines": ENGINES, "target": TARGET}
     if deployment.adapters is not None:

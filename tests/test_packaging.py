@@ -102,7 +102,7 @@ def test_ci_runs_what_the_readme_says() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     commands = re.findall(r"^ *make (\S+)$", script.read_text(encoding="utf-8"), re.MULTILINE)
-    assert commands == ["lint", "test", "test-builder", "test-page", "test-clients", "test-export"]
+    assert commands == ["lint", "test", "test-recipe", "test-builder", "test-page", "test-clients", "test-export"]
 
 
 STAMPS = (".venv/bin/python", ".venv/.installed", ".venv/.installed-test", ".venv/.contract")

@@ -40,7 +40,7 @@ from runtime.startup import COMMANDS
 PACKAGES = ("engine_build", "profiling", "runtime", "server")
 TEXTS = {
     name: (ROOT / name).read_text(encoding="utf-8")
-    for name in ("README.md", *(f"{package}/README.md" for package in PACKAGES))
+    for name in ("README.md", *(f"{package}/README.md" for package in (*PACKAGES, "configs/demo")))
     if (ROOT / name).is_file()
 }
 README = TEXTS["README.md"]
@@ -350,7 +350,7 @@ def test_a_named_path_exists(document: str, path: str) -> None:
 
 def test_the_demo_models_figures_are_the_bundles() -> None:
     bundle = tomllib.loads((ROOT / "configs" / "demo" / "bundle.toml").read_text(encoding="utf-8"))
-    section = TEXTS["engine_build/README.md"].partition("## The demo model")[2].partition("##")[0]
+    section = TEXTS["configs/demo/README.md"].partition("##")[0]
     cells = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ")]
     rows = [numbers for cell in cells if (numbers := re.findall(r"-?\d+(?:\.\d+)?", cell))]
     names = (
@@ -367,7 +367,7 @@ def test_the_demo_models_figures_are_the_bundles() -> None:
 
 def test_the_demo_planners_figures_are_the_bundles() -> None:
     bundle = tomllib.loads((ROOT / "configs" / "demo" / "bundle.toml").read_text(encoding="utf-8"))
-    section = TEXTS["engine_build/README.md"].partition("### A planner for the demo")[2].partition("###")[0]
+    section = TEXTS["configs/demo/README.md"].partition("## A planner for the demo")[2].partition("##")[0]
     rows = [line.split("|")[2:7] for line in section.splitlines() if re.match(r"\| \w", line)]
     names = (
         ("layers",),

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_build.build.builder import build_deployment
-from engine_build.demo_model.evaluation.sound import mel_bands
 from engine_build.graphs.graph_file import read_graph
 from engine_build.precision.error import write_emulated
 from engine_build.precision.recipe import RecipeName, without_kernel
 from engine_build.precision.sensitivity import quantization_for
+from engine_build.reports.mel_bands import mel_bands
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
@@ -108,7 +108,7 @@ def compare_end_to_end(
 
 def _copy(deployment: Deployment, folder: Path, recipe: RecipeName, target: str) -> Path:
     """Write a deployment with a copy of the bundle whose decoder is the emulated recipe."""
-    shutil.copytree(deployment.bundle, folder / "bundle")
+    shutil.copytree(deployment.bundle, folder / "bundle", ignore=shutil.ignore_patterns("recipe"))
     bundle = load_bundle(deployment.bundle)
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
     if recipe != "fp32":

@@ -12,8 +12,8 @@ from helpers.compat_readme import shown
 from helpers.http_harness import Served, serving
 from helpers.paths import DEMO
 
-from engine_build.demo_model.evaluation.measure import in_key_energy, is_tempo
-from engine_build.demo_model.latents import levels_from_latents
+from configs.demo.recipe.evaluation.measure import in_key_energy, is_tempo
+from configs.demo.recipe.latents import levels_from_latents
 from runtime.audio.decoding import read_audio
 from runtime.config.deployment import load_deployment
 

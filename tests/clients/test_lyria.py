@@ -19,9 +19,9 @@ from helpers.http_harness import Served, serving
 from helpers.paths import DEMO, ROOT
 from helpers.tls import make_certificate
 
-from engine_build.demo_model.evaluation.measure import in_key_energy, is_tempo
-from engine_build.demo_model.instruments import LAYERS, pitch_channels
-from engine_build.demo_model.latents import FloatArray, levels_from_latents
+from configs.demo.recipe.evaluation.measure import in_key_energy, is_tempo
+from configs.demo.recipe.instruments import LAYERS, pitch_channels
+from configs.demo.recipe.latents import FloatArray, levels_from_latents
 from runtime.config.deployment import load_deployment
 
 genai = pytest.importorskip("google.genai", reason="needs the extra clients (make test-clients)")

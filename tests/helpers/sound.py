@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from engine_build.demo_model.corpus.theory import MODES, NOTE_NAMES
-from engine_build.demo_model.evaluation.measure import in_key_energy
-from engine_build.demo_model.latents import SAMPLE_RATE_HZ, FloatArray, levels_from_latents
-from engine_build.demo_model.tokenizer import build_tokenizer, key_word, word_concepts
+from configs.demo.recipe.corpus.theory import MODES, NOTE_NAMES
+from configs.demo.recipe.evaluation.measure import in_key_energy
+from configs.demo.recipe.latents import SAMPLE_RATE_HZ, FloatArray, levels_from_latents
+from configs.demo.recipe.tokenizer import build_tokenizer, key_word, word_concepts
 from runtime.audio.decoding import read_audio
 from runtime.pipeline.pipeline import Pipeline
 

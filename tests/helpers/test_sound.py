@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from helpers.sound import judged, named_keys
 
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.latents import CHANNELS, FIRST_PITCH, SAMPLE_RATE_HZ
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.latents import CHANNELS, FIRST_PITCH, SAMPLE_RATE_HZ
 
 SONG = replace(draw_song(np.random.default_rng(5)), root=9, mode="minor", loudness=2)
 LEVELS = render(SONG, 256, ["pad", "bass"])

@@ -6,9 +6,9 @@ import numpy as np
 from conftest import Built
 from helpers.paths import DEMO
 
-from engine_build.demo_model.evaluation.player import Piece, Player
-from engine_build.demo_model.instruments import INSTRUMENTS, TIMBRE_CHANNELS, timbre_levels
-from engine_build.demo_model.latents import FloatArray, levels_from_latents
+from configs.demo.recipe.evaluation.player import Piece, Player
+from configs.demo.recipe.instruments import INSTRUMENTS, TIMBRE_CHANNELS, timbre_levels
+from configs.demo.recipe.latents import FloatArray, levels_from_latents
 from runtime.pipeline.pipeline import open_pipeline
 
 PROMPT = "arpeggios and melody in C major at 100 bpm"

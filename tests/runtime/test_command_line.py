@@ -19,8 +19,8 @@ from helpers.factories import tiny_deployment
 from helpers.paths import ROOT
 from typer.testing import CliRunner, Result
 
+from configs.demo.recipe import __main__ as recipe
 from engine_build import cli as build
-from engine_build.demo_model import __main__ as demo_model
 from engine_build.export import __main__ as export
 from engine_build.reports import precision_cost
 from profiling import bench_cli as bench
@@ -39,7 +39,7 @@ CALLS: dict[Any, list[str]] = {
     generate: ["demo", "--prompt", "a", "--out", "a.wav"],
     precision_cost: ["demo"],
     export: ["acestep", "--out", "a"],
-    demo_model: ["train"],
+    recipe: ["train"],
 }
 
 

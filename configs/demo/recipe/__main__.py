@@ -1,4 +1,4 @@
-"""python -m engine_build.demo_model train | train-encoder | train-adapter | export | evaluate | plot | planner."""
+"""python -m configs.demo.recipe train | train-encoder | train-adapter | export | evaluate | plot | planner."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from engine_build.demo_model.planner.commands import planner
+from configs.demo.recipe.planner.commands import planner
 from runtime.command_line import CommandLine, need_packages
 from runtime.errors import ConfigError
 from runtime.terminal import print_line
@@ -16,7 +16,7 @@ app.add_typer(planner, name="planner")
 
 TRAINING = ("torch", "diffusers", "onnxscript")
 DEFAULT_FOLDER = Path("configs/demo")
-DEFAULT_CHECKPOINT = Path("build/demo_model/checkpoint.pt")
+DEFAULT_CHECKPOINT = Path("build/demo/checkpoint.pt")
 
 Folder = Annotated[Path, typer.Option(help="The bundle's folder.")]
 Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; an existing one is resumed.")]
@@ -34,8 +34,8 @@ def train(
     A part that lies beside the checkpoint is not trained again.
     """
     need_packages(*TRAINING)
-    from engine_build.demo_model import train
-    from engine_build.demo_model.bundle_text import ENCODER_FILE
+    from configs.demo.recipe import train
+    from configs.demo.recipe.bundle_text import ENCODER_FILE
 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     if not checkpoint.with_name(ENCODER_FILE).exists():
@@ -53,8 +53,8 @@ def train_encoder(
 ) -> None:
     """Train the codec's encoder on the corpus; its weights lie beside the checkpoint. Needs torch."""
     need_packages("torch")
-    from engine_build.demo_model.bundle_text import ENCODER_FILE
-    from engine_build.demo_model.codec import encoder_training
+    from configs.demo.recipe.bundle_text import ENCODER_FILE
+    from configs.demo.recipe.codec import encoder_training
 
     config = encoder_training.EncoderConfig(minutes=minutes, seed=seed)
     encoder_training.train_encoder(config, checkpoint.with_name(ENCODER_FILE))
@@ -69,7 +69,7 @@ def train_adapter(
 ) -> None:
     """Train a LoRA adapter of the decoder for songs in one style. Needs pip install 'tickrt[export]'."""
     need_packages(*TRAINING)
-    from engine_build.demo_model import adapter
+    from configs.demo.recipe import adapter
 
     if style not in adapter.STYLES:
         raise ConfigError(f"there is no style {style!r}", fix=f"one of {', '.join(adapter.STYLES)}")
@@ -81,7 +81,7 @@ def train_adapter(
 def export(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHECKPOINT) -> None:
     """Export a checkpoint's averaged weights as the bundle. Needs pip install 'tickrt[export]'."""
     need_packages(*TRAINING)
-    from engine_build.demo_model.bundle import export_bundle
+    from configs.demo.recipe.bundle import export_bundle
 
     export_bundle(checkpoint, folder)
 
@@ -92,9 +92,9 @@ def evaluate(
     write: Annotated[bool, typer.Option(help="Write the figures into bundle.toml.")] = False,
 ) -> None:
     """Measure the bundle on held-out prompts, through the real tick loop. Needs no torch."""
-    from engine_build.demo_model.bundle_text import rewrite_bundle_file
-    from engine_build.demo_model.evaluation.evaluate import evaluate
-    from engine_build.demo_model.evaluation.player import open_player
+    from configs.demo.recipe.bundle_text import rewrite_bundle_file
+    from configs.demo.recipe.evaluation.evaluate import evaluate
+    from configs.demo.recipe.evaluation.player import open_player
 
     with open_player(folder) as player:
         figures = evaluate(player)
@@ -110,8 +110,8 @@ def plot(
 ) -> None:
     """Draw spectrograms and piano rolls of three prompts. Needs matplotlib."""
     need_packages("matplotlib")
-    from engine_build.demo_model.evaluation.player import open_player
-    from engine_build.demo_model.evaluation.plot import plot
+    from configs.demo.recipe.evaluation.player import open_player
+    from configs.demo.recipe.evaluation.plot import plot
 
     with open_player(folder) as player:
         plot(player, out or folder / "samples.png")

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engine_build.demo_model.bundle import load_average
-from engine_build.demo_model.corpus.batches import Batch, MakeHints, Pool, draw_batch, draw_songs, make_pool
-from engine_build.demo_model.corpus.songs import Song
-from engine_build.demo_model.corpus.vocabulary import TOKEN_IDS
-from engine_build.demo_model.latents import CANVAS_FRAMES
-from engine_build.demo_model.model import DemoModel
-from engine_build.demo_model.structure import hints_of
-from engine_build.demo_model.train import flow_loss
+from configs.demo.recipe.bundle import load_average
+from configs.demo.recipe.corpus.batches import Batch, MakeHints, Pool, draw_batch, draw_songs, make_pool
+from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.corpus.vocabulary import TOKEN_IDS
+from configs.demo.recipe.latents import CANVAS_FRAMES
+from configs.demo.recipe.model import DemoModel
+from configs.demo.recipe.structure import hints_of
+from configs.demo.recipe.train import flow_loss
 from runtime.terminal import print_line
 
 RANK: Final = 8

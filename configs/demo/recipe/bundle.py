@@ -6,7 +6,7 @@ from typing import Any, Final
 import onnx
 import torch
 
-from engine_build.demo_model.bundle_text import (
+from configs.demo.recipe.bundle_text import (
     ENCODER_FILE,
     SIZE_LIMIT_BYTES,
     TIMBRE_FRAMES,
@@ -15,10 +15,10 @@ from engine_build.demo_model.bundle_text import (
     write_codec,
     write_text_side,
 )
-from engine_build.demo_model.corpus.vocabulary import LAYER_CONCEPTS, NUM_TOKENS, TOKEN_IDS
-from engine_build.demo_model.latents import CHANNELS
-from engine_build.demo_model.model import CONDITION_WIDTH, MIN_TIME, DemoModel, TimbreEncoder, num_parameters
-from engine_build.demo_model.structure import StructureTokenizer, export_structure
+from configs.demo.recipe.corpus.vocabulary import LAYER_CONCEPTS, NUM_TOKENS, TOKEN_IDS
+from configs.demo.recipe.latents import CHANNELS
+from configs.demo.recipe.model import CONDITION_WIDTH, MIN_TIME, DemoModel, TimbreEncoder, num_parameters
+from configs.demo.recipe.structure import StructureTokenizer, export_structure
 from engine_build.export.cleanup import paths_in
 from engine_build.export.masked_decoder import DecoderShape, decoder_examples, export_decoder
 from engine_build.export.torch_export import MAX_BATCH, export_graph, free, graph_error, module_outputs

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import onnx
 
-from engine_build.demo_model.codec.decoder import DECODE_MARGIN_FRAMES, build_decoder
-from engine_build.demo_model.codec.encoder import ENCODE_MARGIN_FRAMES, build_encoder, load_weights
-from engine_build.demo_model.corpus.batches import OVERLAP_FRAMES
-from engine_build.demo_model.corpus.songs import BPM_RANGE
-from engine_build.demo_model.corpus.theory import MODES
-from engine_build.demo_model.latents import (
+from configs.demo.recipe.codec.decoder import DECODE_MARGIN_FRAMES, build_decoder
+from configs.demo.recipe.codec.encoder import ENCODE_MARGIN_FRAMES, build_encoder, load_weights
+from configs.demo.recipe.corpus.batches import OVERLAP_FRAMES
+from configs.demo.recipe.corpus.songs import BPM_RANGE
+from configs.demo.recipe.corpus.theory import MODES
+from configs.demo.recipe.latents import (
     CANVAS_FRAMES,
     CHANNELS,
     FRAME_RATE_HZ,
@@ -23,10 +23,10 @@ from engine_build.demo_model.latents import (
     SILENCE,
     FloatArray,
 )
-from engine_build.demo_model.planner.pages import StructureCodes
-from engine_build.demo_model.planner.tokens import planner_tables
-from engine_build.demo_model.text_encoder import build_text_encoder
-from engine_build.demo_model.tokenizer import MAX_TOKENS, TEMPLATE, build_tokenizer
+from configs.demo.recipe.planner.pages import StructureCodes
+from configs.demo.recipe.planner.tokens import planner_tables
+from configs.demo.recipe.text_encoder import build_text_encoder
+from configs.demo.recipe.tokenizer import MAX_TOKENS, TEMPLATE, build_tokenizer
 from engine_build.export.toml_text import table_text
 from engine_build.graphs.planner_graph import cache_names
 

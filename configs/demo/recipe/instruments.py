@@ -6,7 +6,7 @@ all frames of a song. The drums have one, for their kit. A layer that is not the
 
 from typing import Final
 
-from engine_build.demo_model.latents import FIRST_PITCH
+from configs.demo.recipe.latents import FIRST_PITCH
 
 LAYERS: Final = ("pad", "arp", "bass", "melody", "drums")
 

@@ -7,10 +7,10 @@ import torch
 from diffusers import AceStepTransformer1DModel
 from torch import Tensor, nn
 
-from engine_build.demo_model.corpus.rendering import HALF_FRAME
-from engine_build.demo_model.corpus.vocabulary import FIRST_TEMPO_ID, NUM_TOKENS, fixed_columns, tempo_interpolation
-from engine_build.demo_model.instruments import TIMBRE_CHANNELS
-from engine_build.demo_model.latents import CHANNELS, SILENCE
+from configs.demo.recipe.corpus.rendering import HALF_FRAME
+from configs.demo.recipe.corpus.vocabulary import FIRST_TEMPO_ID, NUM_TOKENS, fixed_columns, tempo_interpolation
+from configs.demo.recipe.instruments import TIMBRE_CHANNELS
+from configs.demo.recipe.latents import CHANNELS, SILENCE
 from engine_build.export.masked_decoder import MaskedDecoder
 
 CONDITION_WIDTH: Final = 96

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine_build.demo_model.corpus.batches import Bytes, draw_layers, silent_channels
-from engine_build.demo_model.corpus.songs import Song
-from engine_build.demo_model.instruments import LAYERS, pitch_channels
-from engine_build.demo_model.latents import (
+from configs.demo.recipe.corpus.batches import Bytes, draw_layers, silent_channels
+from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.instruments import LAYERS, pitch_channels
+from configs.demo.recipe.latents import (
     CANVAS_FRAMES,
     CHANNELS,
     CODE_DIGITS,

@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from engine_build.demo_model.corpus.genres import GENRES, METERS
-from engine_build.demo_model.corpus.songs import BPM_RANGE
-from engine_build.demo_model.corpus.vocabulary import (
+from configs.demo.recipe.corpus.genres import GENRES, METERS
+from configs.demo.recipe.corpus.songs import BPM_RANGE
+from configs.demo.recipe.corpus.vocabulary import (
     BPM_CONCEPTS,
     FIRST_TEMPO_ID,
     FRACTION_CONCEPTS,
@@ -38,9 +38,9 @@ from engine_build.demo_model.corpus.vocabulary import (
     WORD_CONCEPTS,
     WORD_IDS,
 )
-from engine_build.demo_model.instruments import LAYERS
-from engine_build.demo_model.latents import FloatArray
-from engine_build.demo_model.tokenizer import vocabulary, word_to_concept_ids
+from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.latents import FloatArray
+from configs.demo.recipe.tokenizer import vocabulary, word_to_concept_ids
 from engine_build.graphs.graph_writer import GraphWriter
 
 # The layers in which an instrument plays where the prompt names none that it can play; others play in all they can.

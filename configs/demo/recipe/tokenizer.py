@@ -13,10 +13,10 @@ from typing import Any, Final
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 
-from engine_build.demo_model.corpus.theory import NOTE_NAMES
-from engine_build.demo_model.corpus.vocabulary import BPMS, FRACTION_CONCEPTS, KEY_CONCEPTS, PAIR_CONCEPTS, WORD_IDS
-from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
-from engine_build.demo_model.words import ARTICLES, FILLERS, NEGATIONS, WORDS
+from configs.demo.recipe.corpus.theory import NOTE_NAMES
+from configs.demo.recipe.corpus.vocabulary import BPMS, FRACTION_CONCEPTS, KEY_CONCEPTS, PAIR_CONCEPTS, WORD_IDS
+from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS
+from configs.demo.recipe.words import ARTICLES, FILLERS, NEGATIONS, WORDS
 
 MAX_TOKENS: Final = 62  # 64 with those of the timbre
 PAD, UNKNOWN, START = "[PAD]", "[UNK]", "[START]"

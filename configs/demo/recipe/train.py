@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_build.demo_model.corpus.batches import (
+from configs.demo.recipe.corpus.batches import (
     Batch,
     Pool,
     draw_batch,
@@ -22,9 +22,9 @@ from engine_build.demo_model.corpus.batches import (
     make_pool,
     render_songs,
 )
-from engine_build.demo_model.latents import CANVAS_FRAMES
-from engine_build.demo_model.model import DemoModel, new_model, num_parameters
-from engine_build.demo_model.structure import StructureTokenizer, TokenizerConfig, hints_of, train_tokenizer
+from configs.demo.recipe.latents import CANVAS_FRAMES
+from configs.demo.recipe.model import DemoModel, new_model, num_parameters
+from configs.demo.recipe.structure import StructureTokenizer, TokenizerConfig, hints_of, train_tokenizer
 
 HELD_OUT_SEED = 1_000_003
 # Below this flow time an error of the clean latents counts no more than at it.

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.demo_model.evaluation.evaluate import held_out_requests, score
-from engine_build.demo_model.latents import levels_from_latents
+from configs.demo.recipe.evaluation.evaluate import held_out_requests, score
+from configs.demo.recipe.latents import levels_from_latents
 from engine_build.precision.recipe import RecipeName
 from engine_build.reports.end_to_end import EndToEndComparison, compare_end_to_end, mel_distance_db
 from runtime.config.deployment import load_deployment

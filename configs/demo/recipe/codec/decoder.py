@@ -13,8 +13,8 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
-from engine_build.demo_model.codec.partials import ENSEMBLE_FRAMES, PHASE_STEPS, SOUNDS, Partials, layer_partials
-from engine_build.demo_model.codec.percussion import (
+from configs.demo.recipe.codec.partials import ENSEMBLE_FRAMES, PHASE_STEPS, SOUNDS, Partials, layer_partials
+from configs.demo.recipe.codec.percussion import (
     DRUM_FRAMES,
     STRIKE_FRAMES,
     TAKE_FRAMES,
@@ -22,9 +22,9 @@ from engine_build.demo_model.codec.percussion import (
     strikes,
     take_shares,
 )
-from engine_build.demo_model.codec.voices import voice_of
-from engine_build.demo_model.instruments import INSTRUMENTS, TIMBRE_CHANNELS, pitch_channels, timbre_levels
-from engine_build.demo_model.latents import (
+from configs.demo.recipe.codec.voices import voice_of
+from configs.demo.recipe.instruments import INSTRUMENTS, TIMBRE_CHANNELS, pitch_channels, timbre_levels
+from configs.demo.recipe.latents import (
     CHANNELS,
     FRAME_RATE_HZ,
     HOP_SAMPLES,

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import onnx
 
-from engine_build.demo_model.codec.features import (
+from configs.demo.recipe.codec.features import (
     BLOCK_SAMPLES,
     BLOCKS_PER_FRAME,
     DECIMATION,
@@ -25,8 +25,8 @@ from engine_build.demo_model.codec.features import (
     kernel_positions,
     kernel_windows,
 )
-from engine_build.demo_model.instruments import INSTRUMENTS, timbre_levels
-from engine_build.demo_model.latents import CHANNELS, HOP_SAMPLES, LATENT_SCALE, SILENCE, FloatArray
+from configs.demo.recipe.instruments import INSTRUMENTS, timbre_levels
+from configs.demo.recipe.latents import CHANNELS, HOP_SAMPLES, LATENT_SCALE, SILENCE, FloatArray
 from engine_build.graphs.graph_writer import GraphWriter
 
 NUM_NOTES: Final = 55  # channels of pitches and drums

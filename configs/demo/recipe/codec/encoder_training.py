@@ -14,8 +14,8 @@ from onnxruntime import InferenceSession
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine_build.demo_model.codec.decoder import build_decoder
-from engine_build.demo_model.codec.encoder import (
+from configs.demo.recipe.codec.decoder import build_decoder
+from configs.demo.recipe.codec.encoder import (
     NUM_BLOCKS,
     NUM_NOTES,
     NUM_OUTPUTS,
@@ -25,11 +25,11 @@ from engine_build.demo_model.codec.encoder import (
     normalized,
     save_weights,
 )
-from engine_build.demo_model.codec.features import NUM_FEATURES, feature_octaves
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.instruments import INSTRUMENTS, pitch_channels
-from engine_build.demo_model.latents import FloatArray, latents_from_levels
+from configs.demo.recipe.codec.features import NUM_FEATURES, feature_octaves
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.instruments import INSTRUMENTS, pitch_channels
+from configs.demo.recipe.latents import FloatArray, latents_from_levels
 
 _LAYER_SHARE: Final = 0.6
 _SILENT_SHARE: Final = 0.02

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from engine_build.demo_model.latents import HOP_SAMPLES, SAMPLE_RATE_HZ
+from configs.demo.recipe.latents import HOP_SAMPLES, SAMPLE_RATE_HZ
 
 Float64Array = npt.NDArray[np.float64]
 

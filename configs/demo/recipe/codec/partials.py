@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from engine_build.demo_model.codec.voices import BAR_RATIOS, amplitudes, voice_of
-from engine_build.demo_model.instruments import INSTRUMENTS, REGISTERS
-from engine_build.demo_model.latents import FRAME_RATE_HZ, FloatArray
+from configs.demo.recipe.codec.voices import BAR_RATIOS, amplitudes, voice_of
+from configs.demo.recipe.instruments import INSTRUMENTS, REGISTERS
+from configs.demo.recipe.latents import FRAME_RATE_HZ, FloatArray
 
 ComplexArray = npt.NDArray[np.complex128]
 

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from engine_build.demo_model.instruments import INSTRUMENTS
-from engine_build.demo_model.latents import HOP_SAMPLES, SAMPLE_RATE_HZ, FloatArray
+from configs.demo.recipe.instruments import INSTRUMENTS
+from configs.demo.recipe.latents import HOP_SAMPLES, SAMPLE_RATE_HZ, FloatArray
 
 Float64Array = npt.NDArray[np.float64]
 

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import Song, draw_instruments, draw_song
-from engine_build.demo_model.corpus.vocabulary import (
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import Song, draw_instruments, draw_song
+from configs.demo.recipe.corpus.vocabulary import (
     ALWAYS_ID,
     BPM_CONCEPTS,
     KEY_CONCEPTS,
@@ -21,8 +21,8 @@ from engine_build.demo_model.corpus.vocabulary import (
     draw_concepts,
     token_ids,
 )
-from engine_build.demo_model.instruments import LAYERS, TIMBRE_CHANNELS, channels_of
-from engine_build.demo_model.latents import CANVAS_FRAMES, CHANNELS, SILENCE, FloatArray, latents_from_levels
+from configs.demo.recipe.instruments import LAYERS, TIMBRE_CHANNELS, channels_of
+from configs.demo.recipe.latents import CANVAS_FRAMES, CHANNELS, SILENCE, FloatArray, latents_from_levels
 
 SONG_FRAMES: Final = 2 * CANVAS_FRAMES
 OVERLAP_FRAMES: Final = 64

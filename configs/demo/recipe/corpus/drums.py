@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from engine_build.demo_model.corpus.form import PHRASE_BARS, Bar, Hit, Note, accents, grid_of, groove_of, hits_of
-from engine_build.demo_model.corpus.songs import Song
-from engine_build.demo_model.latents import HAT, KICK, SNARE
+from configs.demo.recipe.corpus.form import PHRASE_BARS, Bar, Hit, Note, accents, grid_of, groove_of, hits_of
+from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.latents import HAT, KICK, SNARE
 
 # What the snare plays in the last steps of a phrase; 4/4 and 3/4 share their last beats.
 _FILLS: Final = ("x-x-xxXx", "X.x.XxXX", "..x.x.XX", "x.xxX.x.")

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from engine_build.demo_model.latents import FRAME_RATE_HZ, FloatArray
+from configs.demo.recipe.latents import FRAME_RATE_HZ, FloatArray
 
 MAX_FRAMES: Final = 512
 

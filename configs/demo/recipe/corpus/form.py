@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from engine_build.demo_model.corpus.genres import METER_GROOVES, STEPS_PER_BEAT, Groove
-from engine_build.demo_model.corpus.songs import Song
-from engine_build.demo_model.corpus.theory import (
+from configs.demo.recipe.corpus.genres import METER_GROOVES, STEPS_PER_BEAT, Groove
+from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.corpus.theory import (
     GENRE_PROGRESSIONS,
     PROGRESSIONS,
     Progression,
@@ -16,7 +16,7 @@ from engine_build.demo_model.corpus.theory import (
     lead_voices,
     num_clashes,
 )
-from engine_build.demo_model.instruments import REGISTERS
+from configs.demo.recipe.instruments import REGISTERS
 
 PHRASE_BARS: Final = 4
 FORM: Final = "AABA"  # one letter for each phrase

@@ -5,12 +5,12 @@ from typing import Final
 
 import numpy as np
 
-from engine_build.demo_model.corpus.form import Bar, Hit, Note, accents, grid_of, groove_of, hits_of
-from engine_build.demo_model.corpus.genres import STEPS_PER_BEAT
-from engine_build.demo_model.corpus.songs import Song
-from engine_build.demo_model.corpus.theory import chord_pitches, scale_pitch_classes
-from engine_build.demo_model.instruments import REGISTERS
-from engine_build.demo_model.latents import FIRST_PITCH
+from configs.demo.recipe.corpus.form import Bar, Hit, Note, accents, grid_of, groove_of, hits_of
+from configs.demo.recipe.corpus.genres import STEPS_PER_BEAT
+from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.corpus.theory import chord_pitches, scale_pitch_classes
+from configs.demo.recipe.instruments import REGISTERS
+from configs.demo.recipe.latents import FIRST_PITCH
 
 _STACCATO_SHARE: Final = 0.5
 _STACCATO_REST_BEATS: Final = 0.5

@@ -6,11 +6,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from engine_build.demo_model.corpus.form import Bar, Note, accents, grid_of
-from engine_build.demo_model.corpus.songs import Song
-from engine_build.demo_model.corpus.theory import scale_pitches
-from engine_build.demo_model.instruments import REGISTERS
-from engine_build.demo_model.latents import FIRST_PITCH
+from configs.demo.recipe.corpus.form import Bar, Note, accents, grid_of
+from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.corpus.theory import scale_pitches
+from configs.demo.recipe.instruments import REGISTERS
+from configs.demo.recipe.latents import FIRST_PITCH
 
 # By meter and density; `x` is a note, `-` holds it, `.` is a rest.
 _RHYTHMS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {

@@ -6,11 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from engine_build.demo_model.corpus.songs import Song
-from engine_build.demo_model.corpus.theory import NOTE_NAMES
-from engine_build.demo_model.corpus.vocabulary import moods_of
-from engine_build.demo_model.instruments import LAYERS
-from engine_build.demo_model.words import WORDS
+from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.corpus.theory import NOTE_NAMES
+from configs.demo.recipe.corpus.vocabulary import moods_of
+from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.words import WORDS
 
 _FLAT_NAMES: Final = {"C#": "Db", "D#": "E flat", "F#": "Gb", "G#": "A flat", "A#": "Bb"}
 _PLAIN_WORDS: Final[dict[str, tuple[str, ...]]] = {  # the synonyms that read well in a sentence

@@ -7,14 +7,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from engine_build.demo_model.corpus.drums import write_drums
-from engine_build.demo_model.corpus.envelopes import CURVES, ENVELOPE_INDEX, RELEASE_FRAMES, RELEASES, RINGS
-from engine_build.demo_model.corpus.form import Bar, Note, bars_of
-from engine_build.demo_model.corpus.harmony import write_arp, write_bass, write_pad
-from engine_build.demo_model.corpus.melody import write_melody
-from engine_build.demo_model.corpus.songs import Song
-from engine_build.demo_model.instruments import LAYERS, TIMBRE_CHANNELS, timbre_levels
-from engine_build.demo_model.latents import CHANNELS, FloatArray
+from configs.demo.recipe.corpus.drums import write_drums
+from configs.demo.recipe.corpus.envelopes import CURVES, ENVELOPE_INDEX, RELEASE_FRAMES, RELEASES, RINGS
+from configs.demo.recipe.corpus.form import Bar, Note, bars_of
+from configs.demo.recipe.corpus.harmony import write_arp, write_bass, write_pad
+from configs.demo.recipe.corpus.melody import write_melody
+from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.instruments import LAYERS, TIMBRE_CHANNELS, timbre_levels
+from configs.demo.recipe.latents import CHANNELS, FloatArray
 
 Rows = npt.NDArray[np.float64]
 Frames = npt.NDArray[np.int64]

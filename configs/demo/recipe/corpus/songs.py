@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from engine_build.demo_model.corpus.genres import BEATS_PER_BAR, GENRES, METERS, Genre
-from engine_build.demo_model.corpus.theory import MODES
-from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
-from engine_build.demo_model.latents import FRAME_RATE_HZ
+from configs.demo.recipe.corpus.genres import BEATS_PER_BAR, GENRES, METERS, Genre
+from configs.demo.recipe.corpus.theory import MODES
+from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS
+from configs.demo.recipe.latents import FRAME_RATE_HZ
 
 BPM_RANGE: Final = (60, 180)
 SECTIONS: Final = ("intro", "verse", "chorus", "break", "build", "outro")

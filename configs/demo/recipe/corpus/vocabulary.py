@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from engine_build.demo_model.corpus.genres import BEATS_PER_BAR, GENRES, METERS
-from engine_build.demo_model.corpus.songs import BPM_RANGE, SECTIONS, Song
-from engine_build.demo_model.corpus.theory import BRIGHT_MODES, DARK_MODES, MODES, NOTE_NAMES, scale_pitch_classes
-from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
-from engine_build.demo_model.latents import FRAME_RATE_HZ, FloatArray
+from configs.demo.recipe.corpus.genres import BEATS_PER_BAR, GENRES, METERS
+from configs.demo.recipe.corpus.songs import BPM_RANGE, SECTIONS, Song
+from configs.demo.recipe.corpus.theory import BRIGHT_MODES, DARK_MODES, MODES, NOTE_NAMES, scale_pitch_classes
+from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS
+from configs.demo.recipe.latents import FRAME_RATE_HZ, FloatArray
 
 # Every mood and when it is true of a song.
 MOODS: Final[dict[str, Callable[[Song], bool]]] = {

@@ -6,20 +6,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from engine_build.demo_model.corpus.prompts import Request, draw_request
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import Song, draw_instruments, draw_song
-from engine_build.demo_model.evaluation import sound
-from engine_build.demo_model.evaluation.instruments import solo, train_ear
-from engine_build.demo_model.evaluation.measure import (
+from configs.demo.recipe.corpus.prompts import Request, draw_request
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import Song, draw_instruments, draw_song
+from configs.demo.recipe.evaluation import sound
+from configs.demo.recipe.evaluation.instruments import solo, train_ear
+from configs.demo.recipe.evaluation.measure import (
     difference,
     in_key_energy,
     is_tempo,
     layers_present,
 )
-from engine_build.demo_model.evaluation.player import Piece, Player
-from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS, pitch_channels
-from engine_build.demo_model.latents import (
+from configs.demo.recipe.evaluation.player import Piece, Player
+from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS, pitch_channels
+from configs.demo.recipe.latents import (
     CANVAS_FRAMES,
     FRAME_RATE_HZ,
     HOP_SAMPLES,

@@ -6,11 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.evaluation.sound import Values, timbre_features
-from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
-from engine_build.demo_model.latents import FloatArray, latents_from_levels
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.evaluation.sound import Values, timbre_features
+from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS
+from configs.demo.recipe.latents import FloatArray, latents_from_levels
 
 SONGS_PER_INSTRUMENT: Final = 8
 SHRINKAGE: Final = 0.2

@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from engine_build.demo_model.corpus.genres import BEATS_PER_BAR
-from engine_build.demo_model.corpus.theory import scale_pitch_classes
-from engine_build.demo_model.instruments import LAYERS, pitch_channels
-from engine_build.demo_model.latents import FIRST_PITCH, FRAME_RATE_HZ, NUM_PITCHES, FloatArray
+from configs.demo.recipe.corpus.genres import BEATS_PER_BAR
+from configs.demo.recipe.corpus.theory import scale_pitch_classes
+from configs.demo.recipe.instruments import LAYERS, pitch_channels
+from configs.demo.recipe.latents import FIRST_PITCH, FRAME_RATE_HZ, NUM_PITCHES, FloatArray
 
 SOUNDING_LEVEL: Final = 0.12
 PRESENT_SHARE: Final = 0.02

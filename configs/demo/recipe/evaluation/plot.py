@@ -7,8 +7,8 @@ from typing import Any, Final
 import matplotlib
 import numpy as np
 
-from engine_build.demo_model.evaluation.player import Player
-from engine_build.demo_model.latents import FIRST_PITCH, FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArray, levels_from_latents
+from configs.demo.recipe.evaluation.player import Player
+from configs.demo.recipe.latents import FIRST_PITCH, FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArray, levels_from_latents
 
 PROMPTS: Final = (
     "lo-fi in D minor at 78 bpm",

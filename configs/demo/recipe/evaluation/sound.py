@@ -7,16 +7,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from engine_build.demo_model.latents import SAMPLE_RATE_HZ, FloatArray
+from configs.demo.recipe.latents import SAMPLE_RATE_HZ, FloatArray
+from engine_build.reports.mel_bands import mel_bands, spectrogram
 
 Values = npt.NDArray[np.float64]
 
 CHROMA_SIZE: Final = 8192
 CHROMA_HOP: Final = 4800
 CHROMA_HZ: Final = (100.0, 2000.0)
-ONSET_SIZE: Final = 2048
-ONSET_HOP: Final = 960
-NUM_MELS: Final = 40
 QUIET_DB: Final = -120.0
 # A click is a sample whose second difference is so many times the largest around it.
 CLICK_RATIO: Final = 3.0
@@ -50,14 +48,6 @@ def _pitch_classes() -> Values:
     return weights
 
 
-def spectrogram(audio: FloatArray, size: int, hop: int) -> Values:
-    """Power `[frames, size // 2 + 1]` of the mono mix, Hann window."""
-    mono = np.pad(audio.mean(axis=1, dtype=np.float64), (0, max(0, size - len(audio))))
-    frames = np.lib.stride_tricks.sliding_window_view(mono, size)[::hop] * np.hanning(size)
-    power: Values = np.square(np.abs(np.fft.rfft(frames, axis=1)))
-    return power
-
-
 def onset_correlation(audio: FloatArray, other: FloatArray) -> float:
     """Correlation of the onsets' strengths, 50 values a second, smoothed over 100 ms."""
     first, second = onsets(audio), onsets(other)
@@ -75,27 +65,8 @@ def onsets(audio: FloatArray) -> Values:
     return smooth
 
 
-def mel_bands(audio: FloatArray) -> Values:
-    """Energy `[frames, NUM_MELS]`, 50 frames a second."""
-    bands: Values = spectrogram(audio, ONSET_SIZE, ONSET_HOP) @ _mel_weights() / ONSET_SIZE
-    return bands
-
-
-@cache
-def _mel_weights() -> Values:
-    """Triangles `[bins, NUM_MELS]` at equal distances in mel from 40 Hz to 12 kHz (O'Shaughnessy's formula)."""
-    low_mel, high_mel = 2595 * np.log10(1 + np.array([40.0, 12_000.0]) / 700)
-    edges = 700 * (10 ** (np.linspace(float(low_mel), float(high_mel), NUM_MELS + 2) / 2595) - 1)
-    frequencies = np.fft.rfftfreq(ONSET_SIZE, 1 / SAMPLE_RATE_HZ)[:, None]
-    low, peak, high = edges[:-2], edges[1:-1], edges[2:]
-    triangles: Values = np.maximum(
-        0.0, np.minimum((frequencies - low) / (peak - low), (high - frequencies) / (high - peak))
-    )
-    return triangles
-
-
 def timbre_features(audio: FloatArray) -> Values:
-    """What tells instruments apart `[5 * NUM_MELS]`: the shape of the spectrum, its spread, its rises and falls."""
+    """What tells instruments apart `[200]`: the shape of the spectrum, its spread, its rises and falls."""
     bands = np.log10(mel_bands(audio) + 1e-7)
     level = bands.max(axis=1)
     loud = bands[level > np.quantile(level, 0.3)]

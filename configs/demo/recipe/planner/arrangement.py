@@ -12,12 +12,12 @@ from typing import Final
 
 import numpy as np
 
-from engine_build.demo_model.corpus.form import Note
-from engine_build.demo_model.corpus.rendering import nearest_frames, notes_of, write_levels
-from engine_build.demo_model.corpus.songs import Song
-from engine_build.demo_model.corpus.theory import GENRE_PROGRESSIONS
-from engine_build.demo_model.instruments import LAYERS
-from engine_build.demo_model.latents import FloatArray
+from configs.demo.recipe.corpus.form import Note
+from configs.demo.recipe.corpus.rendering import nearest_frames, notes_of, write_levels
+from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.corpus.theory import GENRE_PROGRESSIONS
+from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.latents import FloatArray
 
 # Letters: intro, verse, build, chorus, break, outro.
 KINDS: Final = {"i": "intro", "v": "verse", "u": "build", "c": "chorus", "b": "break", "o": "outro"}

@@ -1,4 +1,4 @@
-"""python -m engine_build.demo_model planner train | evaluate | export | picture."""
+"""python -m configs.demo.recipe planner train | evaluate | export | picture."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ planner = CommandLine(
 Folder = Annotated[Path, typer.Option(help="The bundle's folder.")]
 Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; an existing one is resumed.")]
 DEFAULT_FOLDER = Path("configs/demo")
-DEFAULT_CHECKPOINT = Path("build/demo_model/planner.pt")
+DEFAULT_CHECKPOINT = Path("build/demo/planner.pt")
 
 
 @planner.command()
@@ -28,7 +28,7 @@ def train(
 ) -> None:
     """Train the planner on songs with form."""
     need_packages("torch")
-    from engine_build.demo_model.planner import train
+    from configs.demo.recipe.planner import train
 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     train.train(train.PlannerConfig(minutes=minutes, seed=seed), folder, checkpoint)
@@ -40,10 +40,10 @@ def evaluate(
     write: Annotated[bool, typer.Option(help="Write the figures into bundle.toml.")] = False,
 ) -> None:
     """Measure songs of held-out prompts, with plans and without, through the real tick loop. Needs no torch."""
-    from engine_build.demo_model.bundle_text import rewrite_bundle_file
-    from engine_build.demo_model.evaluation.player import open_player
-    from engine_build.demo_model.planner.evaluate import evaluate
-    from engine_build.demo_model.planner.pages import StructureCodes
+    from configs.demo.recipe.bundle_text import rewrite_bundle_file
+    from configs.demo.recipe.evaluation.player import open_player
+    from configs.demo.recipe.planner.evaluate import evaluate
+    from configs.demo.recipe.planner.pages import StructureCodes
 
     with open_player(folder) as player:
         found = evaluate(player, StructureCodes(folder))
@@ -57,7 +57,7 @@ def evaluate(
 def export(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHECKPOINT) -> None:
     """Write a checkpoint's graph and the prompts' tokenizer into the bundle, and [planner] into bundle.toml."""
     need_packages("torch")
-    from engine_build.demo_model.planner.export import export_planner
+    from configs.demo.recipe.planner.export import export_planner
 
     error = export_planner(checkpoint, folder)
     print_line(f"largest difference of a logit from torch: {error:.1e}")
@@ -71,8 +71,8 @@ def picture(
 ) -> None:
     """Draw a song's sections, the notes of its codes, and how alike its bars are. Needs matplotlib."""
     need_packages("matplotlib")
-    from engine_build.demo_model.planner.pages import StructureCodes
-    from engine_build.demo_model.planner.picture import draw_picture
+    from configs.demo.recipe.planner.pages import StructureCodes
+    from configs.demo.recipe.planner.picture import draw_picture
     from runtime.audio.metadata import read_metadata
 
     made, file = read_metadata(song), out or song.with_suffix(".png")

@@ -10,16 +10,16 @@ from typing import Final
 
 import numpy as np
 
-from engine_build.demo_model.corpus.songs import Song
-from engine_build.demo_model.corpus.theory import NOTE_NAMES
-from engine_build.demo_model.evaluation.measure import in_key_energy, is_tempo
-from engine_build.demo_model.evaluation.player import Piece as PieceRequest
-from engine_build.demo_model.evaluation.player import Player
-from engine_build.demo_model.instruments import LAYERS, pitch_channels
-from engine_build.demo_model.latents import FRAME_RATE_HZ, FloatArray, levels_from_latents
-from engine_build.demo_model.planner.arrangement import Arrangement, Section
-from engine_build.demo_model.planner.pages import Piece, StructureCodes, draw_piece
-from engine_build.demo_model.planner.tokens import LAYER_WORDS
+from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.corpus.theory import NOTE_NAMES
+from configs.demo.recipe.evaluation.measure import in_key_energy, is_tempo
+from configs.demo.recipe.evaluation.player import Piece as PieceRequest
+from configs.demo.recipe.evaluation.player import Player
+from configs.demo.recipe.instruments import LAYERS, pitch_channels
+from configs.demo.recipe.latents import FRAME_RATE_HZ, FloatArray, levels_from_latents
+from configs.demo.recipe.planner.arrangement import Arrangement, Section
+from configs.demo.recipe.planner.pages import Piece, StructureCodes, draw_piece
+from configs.demo.recipe.planner.tokens import LAYER_WORDS
 from runtime.pipeline.form.plan import FormPlan
 from runtime.pipeline.form.sections import PlannedSection
 from runtime.pipeline.generation import LongGeneration

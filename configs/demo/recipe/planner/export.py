@@ -9,16 +9,16 @@ import onnxruntime as ort
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from engine_build.demo_model.bundle_text import (
+from configs.demo.recipe.bundle_text import (
     PLANNER_CAPACITY,
     PLANNER_FILE,
     PLANNER_TOKENIZER_FILE,
     rewrite_bundle_file,
 )
-from engine_build.demo_model.planner.model import Planner, checkpoint_tensors
-from engine_build.demo_model.planner.prompt import build_prompt_tokenizer
-from engine_build.demo_model.planner.tokens import Codes
-from engine_build.demo_model.planner.train import PlannerConfig, PlannerTrainer
+from configs.demo.recipe.planner.model import Planner, checkpoint_tensors
+from configs.demo.recipe.planner.prompt import build_prompt_tokenizer
+from configs.demo.recipe.planner.tokens import Codes
+from configs.demo.recipe.planner.train import PlannerConfig, PlannerTrainer
 from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph
 from runtime.config.planner import NO_WINDOW
 

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from engine_build.demo_model.latents import CODE_LEVELS
-from engine_build.demo_model.planner.tokens import (
+from configs.demo.recipe.latents import CODE_LEVELS
+from configs.demo.recipe.planner.tokens import (
     DIGITS_PER_GROUP,
     FIRST_CODE_ID,
     GROUP_SIZE,

@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 import onnxruntime as ort
 
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.corpus.vocabulary import MOOD_SHARE, moods_of
-from engine_build.demo_model.instruments import LAYERS
-from engine_build.demo_model.latents import (
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.corpus.vocabulary import MOOD_SHARE, moods_of
+from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.latents import (
     CHANNELS,
     FIRST_PITCH,
     FRAMES_PER_CODE,
@@ -21,14 +21,14 @@ from engine_build.demo_model.latents import (
     latents_from_levels,
     levels_from_latents,
 )
-from engine_build.demo_model.planner.arrangement import (
+from configs.demo.recipe.planner.arrangement import (
     MATERIALS,
     Arrangement,
     Section,
     draw_arrangement,
     render_arrangement,
 )
-from engine_build.demo_model.planner.tokens import (
+from configs.demo.recipe.planner.tokens import (
     BEFORE,
     END,
     FIRST_CODE_ID,

@@ -7,10 +7,10 @@ from typing import Any, Final
 import matplotlib
 import numpy as np
 
-from engine_build.demo_model.instruments import LAYERS
-from engine_build.demo_model.latents import FRAME_RATE_HZ, FloatArray
-from engine_build.demo_model.planner.evaluate import NOTE_CHANNELS
-from engine_build.demo_model.planner.pages import StructureCodes
+from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.latents import FRAME_RATE_HZ, FloatArray
+from configs.demo.recipe.planner.evaluate import NOTE_CHANNELS
+from configs.demo.recipe.planner.pages import StructureCodes
 from runtime.errors import RequestError
 
 _SIZE_INCHES: Final = (12.0, 13.0)

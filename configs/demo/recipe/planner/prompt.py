@@ -11,12 +11,12 @@ from typing import Any, Final
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 
-from engine_build.demo_model.corpus.genres import GENRES
-from engine_build.demo_model.corpus.vocabulary import PLAYED_BY
-from engine_build.demo_model.instruments import LAYERS
-from engine_build.demo_model.planner.tokens import TOKENS, bpm_token
-from engine_build.demo_model.text_encoder import DEFAULT_GENRE, HOME_LAYERS, MOOD_TEMPOS
-from engine_build.demo_model.tokenizer import build_tokenizer, word_concepts
+from configs.demo.recipe.corpus.genres import GENRES
+from configs.demo.recipe.corpus.vocabulary import PLAYED_BY
+from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.planner.tokens import TOKENS, bpm_token
+from configs.demo.recipe.text_encoder import DEFAULT_GENRE, HOME_LAYERS, MOOD_TEMPOS
+from configs.demo.recipe.tokenizer import build_tokenizer, word_concepts
 
 # A tempo word's place in the range of tempos of a genre, or of all songs.
 _TEMPOS: Final = {"very slow": 60, "slow": 72, "medium": 102, "fast": 138, "very fast": 166}

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from engine_build.demo_model.corpus.genres import BEATS_PER_BAR, METERS
-from engine_build.demo_model.corpus.songs import BPM_RANGE, SECTIONS, Song
-from engine_build.demo_model.corpus.vocabulary import (
+from configs.demo.recipe.corpus.genres import BEATS_PER_BAR, METERS
+from configs.demo.recipe.corpus.songs import BPM_RANGE, SECTIONS, Song
+from configs.demo.recipe.corpus.vocabulary import (
     GENRE_CONCEPTS,
     KEY_CONCEPTS,
     LAYER_CONCEPTS,
@@ -23,9 +23,9 @@ from engine_build.demo_model.corpus.vocabulary import (
     MOOD_CONCEPTS,
     NO_LAYER_CONCEPTS,
 )
-from engine_build.demo_model.instruments import LAYERS
-from engine_build.demo_model.latents import CODE_DIGITS, CODE_LEVELS, FRAME_RATE_HZ, FRAMES_PER_CODE
-from engine_build.demo_model.planner.arrangement import BAR_COUNTS, MATERIALS, Section
+from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.latents import CODE_DIGITS, CODE_LEVELS, FRAME_RATE_HZ, FRAMES_PER_CODE
+from configs.demo.recipe.planner.arrangement import BAR_COUNTS, MATERIALS, Section
 from runtime.pipeline.form.rhythm import Rhythm
 
 Codes = npt.NDArray[np.int64]

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine_build.demo_model.planner.model import Planner
-from engine_build.demo_model.planner.pages import (
+from configs.demo.recipe.planner.model import Planner
+from configs.demo.recipe.planner.pages import (
     StructureCodes,
     draw_form,
     draw_opening,
@@ -21,7 +21,7 @@ from engine_build.demo_model.planner.pages import (
     recalled_codes,
     section_page,
 )
-from engine_build.demo_model.planner.tokens import (
+from configs.demo.recipe.planner.tokens import (
     FIRST_CODE_ID,
     FIRST_LAYERS_ID,
     GROUP_SIZE,

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from engine_build.demo_model.adapter import (  # noqa: E402
+from configs.demo.recipe.adapter import (  # noqa: E402
     PLAIN_IDS,
     RANK,
     STYLES,
@@ -22,11 +22,11 @@ from engine_build.demo_model.adapter import (  # noqa: E402
     styled_pool,
     train_terms,
 )
-from engine_build.demo_model.corpus.batches import Pool  # noqa: E402
-from engine_build.demo_model.corpus.songs import draw_song  # noqa: E402
-from engine_build.demo_model.model import new_model  # noqa: E402
-from engine_build.demo_model.structure import StructureTokenizer, hints_of  # noqa: E402
-from engine_build.demo_model.train import flow_loss  # noqa: E402
+from configs.demo.recipe.corpus.batches import Pool  # noqa: E402
+from configs.demo.recipe.corpus.songs import draw_song  # noqa: E402
+from configs.demo.recipe.model import new_model  # noqa: E402
+from configs.demo.recipe.structure import StructureTokenizer, hints_of  # noqa: E402
+from configs.demo.recipe.train import flow_loss  # noqa: E402
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec  # noqa: E402
 from runtime.engines.adapter_files import read_adapter  # noqa: E402
 

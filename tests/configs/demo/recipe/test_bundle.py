@@ -10,16 +10,16 @@ pytestmark = pytest.mark.export
 pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from engine_build.demo_model.bundle import export_bundle  # noqa: E402
-from engine_build.demo_model.bundle_text import (  # noqa: E402
+from configs.demo.recipe.bundle import export_bundle  # noqa: E402
+from configs.demo.recipe.bundle_text import (  # noqa: E402
     ENCODER_FILE,
     SIZE_LIMIT_BYTES,
     bundle_size_bytes,
     read_bundle_file,
 )
-from engine_build.demo_model.codec.encoder import save_weights, weight_shapes  # noqa: E402
-from engine_build.demo_model.structure import StructureTokenizer  # noqa: E402
-from engine_build.demo_model.train import TrainConfig, Trainer  # noqa: E402
+from configs.demo.recipe.codec.encoder import save_weights, weight_shapes  # noqa: E402
+from configs.demo.recipe.structure import StructureTokenizer  # noqa: E402
+from configs.demo.recipe.train import TrainConfig, Trainer  # noqa: E402
 from runtime.config.bundle import load_bundle  # noqa: E402
 
 

@@ -10,15 +10,15 @@ import onnxruntime as ort
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.demo_model.bundle_text import (
+from configs.demo.recipe.bundle_text import (
     BUNDLE_FILE,
     SIZE_LIMIT_BYTES,
     bundle_size_bytes,
     read_bundle_file,
     rewrite_bundle_file,
 )
-from engine_build.demo_model.bundle_text import write_bundle_file as write_file
-from engine_build.demo_model.latents import CHANNELS, SILENCE
+from configs.demo.recipe.bundle_text import write_bundle_file as write_file
+from configs.demo.recipe.latents import CHANNELS, SILENCE
 from runtime.config.bundle import load_bundle
 
 FOLDER = ROOT / "configs" / "demo"

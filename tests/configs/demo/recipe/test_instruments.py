@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from engine_build.demo_model.instruments import (
+from configs.demo.recipe.instruments import (
     INSTRUMENTS,
     LAYERS,
     REGISTERS,
@@ -14,7 +14,7 @@ from engine_build.demo_model.instruments import (
     pitch_channels,
     timbre_levels,
 )
-from engine_build.demo_model.latents import CHANNELS, FIRST_PITCH, NUM_PITCHES
+from configs.demo.recipe.latents import CHANNELS, FIRST_PITCH, NUM_PITCHES
 
 
 def test_every_channel_belongs_to_one_layer() -> None:

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.latents import CHANNELS, SILENCE, latents_from_levels, levels_from_latents
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.latents import CHANNELS, SILENCE, latents_from_levels, levels_from_latents
 
 
 def test_levels_survive_the_scaling() -> None:

@@ -9,10 +9,10 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from engine_build.demo_model.corpus.rendering import nearest_frames  # noqa: E402
-from engine_build.demo_model.corpus.vocabulary import ALWAYS_ID, FIRST_TEMPO_ID, TOKEN_IDS, token_ids  # noqa: E402
-from engine_build.demo_model.latents import CHANNELS, SILENCE  # noqa: E402
-from engine_build.demo_model.model import MIN_TIME, NUM_FIXED, NUM_SPARE, DemoModel, new_model, num_parameters  # noqa: E402
+from configs.demo.recipe.corpus.rendering import nearest_frames  # noqa: E402
+from configs.demo.recipe.corpus.vocabulary import ALWAYS_ID, FIRST_TEMPO_ID, TOKEN_IDS, token_ids  # noqa: E402
+from configs.demo.recipe.latents import CHANNELS, SILENCE  # noqa: E402
+from configs.demo.recipe.model import MIN_TIME, NUM_FIXED, NUM_SPARE, DemoModel, new_model, num_parameters  # noqa: E402
 
 FRAMES = 64
 

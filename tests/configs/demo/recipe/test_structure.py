@@ -10,9 +10,9 @@ pytestmark = pytest.mark.export
 
 torch = pytest.importorskip("torch")
 
-from engine_build.demo_model.corpus.batches import draw_songs, render_songs  # noqa: E402
-from engine_build.demo_model.latents import CHANNELS, CODE_DIGITS, CODE_LEVELS, NUM_CODES, SILENCE  # noqa: E402
-from engine_build.demo_model.structure import (  # noqa: E402
+from configs.demo.recipe.corpus.batches import draw_songs, render_songs  # noqa: E402
+from configs.demo.recipe.latents import CHANNELS, CODE_DIGITS, CODE_LEVELS, NUM_CODES, SILENCE  # noqa: E402
+from configs.demo.recipe.structure import (  # noqa: E402
     NOTE_CHANNELS,
     CodesToHints,
     LatentsToCodes,

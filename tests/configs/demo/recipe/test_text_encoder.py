@@ -5,10 +5,10 @@ import numpy.typing as npt
 import onnxruntime as ort
 import pytest
 
-from engine_build.demo_model.corpus.genres import GENRES
-from engine_build.demo_model.corpus.prompts import draw_request
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.corpus.vocabulary import (
+from configs.demo.recipe.corpus.genres import GENRES
+from configs.demo.recipe.corpus.prompts import draw_request
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.corpus.vocabulary import (
     ALWAYS,
     ALWAYS_ID,
     BPM_CONCEPTS,
@@ -18,9 +18,9 @@ from engine_build.demo_model.corpus.vocabulary import (
     TOKENS,
     token_ids,
 )
-from engine_build.demo_model.instruments import LAYERS
-from engine_build.demo_model.text_encoder import build_text_encoder
-from engine_build.demo_model.tokenizer import build_tokenizer
+from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.text_encoder import build_text_encoder
+from configs.demo.recipe.tokenizer import build_tokenizer
 
 Arrays = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 TABLE = np.random.default_rng(0).standard_normal((NUM_TOKENS, 8)).astype(np.float32)

@@ -4,7 +4,7 @@ import pytest
 from helpers.paths import ROOT
 from tokenizers import Tokenizer
 
-from engine_build.demo_model.tokenizer import MAX_TOKENS, TEMPLATE, UNKNOWN, build_tokenizer, vocabulary
+from configs.demo.recipe.tokenizer import MAX_TOKENS, TEMPLATE, UNKNOWN, build_tokenizer, vocabulary
 from runtime.config.conditions import filled
 from runtime.pipeline.text_encoder import MAX_VOCABULARY
 

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from engine_build.demo_model.corpus.batches import Pool, draw_songs, make_pool  # noqa: E402
-from engine_build.demo_model.structure import StructureTokenizer, hints_of  # noqa: E402
-from engine_build.demo_model.train import (  # noqa: E402
+from configs.demo.recipe.corpus.batches import Pool, draw_songs, make_pool  # noqa: E402
+from configs.demo.recipe.structure import StructureTokenizer, hints_of  # noqa: E402
+from configs.demo.recipe.train import (  # noqa: E402
     SHORT_EVERY,
     TrainConfig,
     Trainer,

@@ -2,10 +2,11 @@
 
 import doctest
 import re
-from pathlib import Path
 
-from engine_build.demo_model.corpus.genres import GENRES
-from engine_build.demo_model.corpus.vocabulary import (
+from helpers.paths import DEMO_BUNDLE
+
+from configs.demo.recipe.corpus.genres import GENRES
+from configs.demo.recipe.corpus.vocabulary import (
     BPM_CONCEPTS,
     FRACTION_CONCEPTS,
     KEY_CONCEPTS,
@@ -13,7 +14,7 @@ from engine_build.demo_model.corpus.vocabulary import (
     PAIR_CONCEPTS,
     WORD_CONCEPTS,
 )
-from engine_build.demo_model.words import FILLERS, WORDS
+from configs.demo.recipe.words import FILLERS, WORDS
 
 PHRASES = [phrase for listed in WORDS.values() for phrase in listed.split(", ")]
 
@@ -34,8 +35,8 @@ def test_there_are_a_few_hundred_words() -> None:
 
 
 def test_the_readme_lists_every_genre_and_its_example_runs() -> None:
-    path = Path(__file__).parents[3] / "engine_build" / "README.md"
-    section = path.read_text(encoding="utf-8").partition("### What a prompt of the demo can say")[2]
+    path = DEMO_BUNDLE / "README.md"
+    section = path.read_text(encoding="utf-8").partition("## What a prompt of the demo can say")[2]
     assert all(re.search(rf"\b{genre}\b", section) for genre in GENRES)
     found = doctest.testfile(str(path), module_relative=False)
     assert found.attempted >= 2

@@ -14,9 +14,9 @@ from helpers.tiny_planner import END_TOKEN, KEYED_PLAN, planner_spec
 from helpers.tiny_structure import codes_of, hints_of
 from numpy.typing import NDArray
 
-from engine_build.demo_model.latents import latents_from_levels, levels_from_latents
-from engine_build.demo_model.planner.pages import StructureCodes, draw_piece, recalled_codes, section_page
-from engine_build.demo_model.planner.tokens import header, planner_tables, rhythm_of, song_tokens
+from configs.demo.recipe.latents import latents_from_levels, levels_from_latents
+from configs.demo.recipe.planner.pages import StructureCodes, draw_piece, recalled_codes, section_page
+from configs.demo.recipe.planner.tokens import header, planner_tables, rhythm_of, song_tokens
 from runtime.config.planner import PlannerSpec
 from runtime.errors import RequestError
 from runtime.pipeline.form.edits import following

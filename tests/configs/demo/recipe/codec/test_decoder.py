@@ -6,12 +6,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from engine_build.demo_model.codec.decoder import DECODE_MARGIN_FRAMES, build_decoder
-from engine_build.demo_model.codec.partials import PHASE_STEPS
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.instruments import INSTRUMENTS, TIMBRE_CHANNELS, timbre_levels
-from engine_build.demo_model.latents import (
+from configs.demo.recipe.codec.decoder import DECODE_MARGIN_FRAMES, build_decoder
+from configs.demo.recipe.codec.partials import PHASE_STEPS
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.instruments import INSTRUMENTS, TIMBRE_CHANNELS, timbre_levels
+from configs.demo.recipe.latents import (
     CHANNELS,
     FIRST_PITCH,
     HAT,

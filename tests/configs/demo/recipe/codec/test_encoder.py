@@ -8,8 +8,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from engine_build.demo_model.codec.decoder import build_decoder
-from engine_build.demo_model.codec.encoder import (
+from configs.demo.recipe.codec.decoder import build_decoder
+from configs.demo.recipe.codec.encoder import (
     ENCODE_MARGIN_FRAMES,
     NUM_NOTES,
     build_encoder,
@@ -20,10 +20,10 @@ from engine_build.demo_model.codec.encoder import (
     save_weights,
     weight_shapes,
 )
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.instruments import INSTRUMENTS, TIMBRE_CHANNELS, timbre_levels
-from engine_build.demo_model.latents import (
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.instruments import INSTRUMENTS, TIMBRE_CHANNELS, timbre_levels
+from configs.demo.recipe.latents import (
     CHANNELS,
     HAT,
     HOP_SAMPLES,

@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_build.demo_model.codec import encoder_training  # noqa: E402
-from engine_build.demo_model.codec.encoder import NUM_NOTES, build_encoder, load_weights  # noqa: E402
-from engine_build.demo_model.instruments import INSTRUMENTS  # noqa: E402
-from engine_build.demo_model.latents import HOP_SAMPLES, levels_from_latents  # noqa: E402
+from configs.demo.recipe.codec import encoder_training  # noqa: E402
+from configs.demo.recipe.codec.encoder import NUM_NOTES, build_encoder, load_weights  # noqa: E402
+from configs.demo.recipe.instruments import INSTRUMENTS  # noqa: E402
+from configs.demo.recipe.latents import HOP_SAMPLES, levels_from_latents  # noqa: E402
 
 pytestmark = pytest.mark.export
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine_build.demo_model.codec.features import (
+from configs.demo.recipe.codec.features import (
     BAND_EDGES_HZ,
     BLOCK_SAMPLES,
     DECIMATION,
@@ -18,7 +18,7 @@ from engine_build.demo_model.codec.features import (
     kernel_positions,
     kernel_windows,
 )
-from engine_build.demo_model.latents import SAMPLE_RATE_HZ
+from configs.demo.recipe.latents import SAMPLE_RATE_HZ
 
 
 @pytest.mark.parametrize("index", [0, 24, 60, len(KERNEL_PITCHES) - 1])

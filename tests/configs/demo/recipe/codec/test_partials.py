@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from engine_build.demo_model.codec.partials import (
+from configs.demo.recipe.codec.partials import (
     ENSEMBLE_FRAMES,
     PHASE_STEPS,
     SOUNDS,
     layer_partials,
     pitch_cycles,
 )
-from engine_build.demo_model.codec.voices import BAR_RATIOS
-from engine_build.demo_model.instruments import INSTRUMENTS, REGISTERS
-from engine_build.demo_model.latents import FRAME_RATE_HZ
+from configs.demo.recipe.codec.voices import BAR_RATIOS
+from configs.demo.recipe.instruments import INSTRUMENTS, REGISTERS
+from configs.demo.recipe.latents import FRAME_RATE_HZ
 
 LAYERS = sorted(SOUNDS)
 

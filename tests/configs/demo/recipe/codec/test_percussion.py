@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine_build.demo_model.codec.percussion import (
+from configs.demo.recipe.codec.percussion import (
     DRUM_FRAMES,
     KITS,
     STRIKE_FRAMES,
@@ -12,8 +12,8 @@ from engine_build.demo_model.codec.percussion import (
     strikes,
     take_shares,
 )
-from engine_build.demo_model.instruments import INSTRUMENTS
-from engine_build.demo_model.latents import HOP_SAMPLES, SAMPLE_RATE_HZ, FloatArray
+from configs.demo.recipe.instruments import INSTRUMENTS
+from configs.demo.recipe.latents import HOP_SAMPLES, SAMPLE_RATE_HZ, FloatArray
 
 
 def share_above(sound: FloatArray, frequency_hz: float) -> float:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from engine_build.demo_model.codec.voices import BAR_RATIOS, VOICES, amplitudes, voice_of
-from engine_build.demo_model.instruments import INSTRUMENTS
+from configs.demo.recipe.codec.voices import BAR_RATIOS, VOICES, amplitudes, voice_of
+from configs.demo.recipe.instruments import INSTRUMENTS
 
 HARMONICS = np.arange(1.0, 17.0)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine_build.demo_model.corpus.batches import (
+from configs.demo.recipe.corpus.batches import (
     ABSENT_WEIGHT,
     FIRST_TIMBRE,
     OVERLAP_FRAMES,
@@ -20,10 +20,10 @@ from engine_build.demo_model.corpus.batches import (
     pack_tokens,
     silent_channels,
 )
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.vocabulary import ALWAYS_ID, TOKEN_IDS
-from engine_build.demo_model.instruments import LAYERS, channels_of
-from engine_build.demo_model.latents import CHANNELS, SILENCE
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.vocabulary import ALWAYS_ID, TOKEN_IDS
+from configs.demo.recipe.instruments import LAYERS, channels_of
+from configs.demo.recipe.latents import CHANNELS, SILENCE
 
 
 def half(levels: Bytes) -> Bytes:

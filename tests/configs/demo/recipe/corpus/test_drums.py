@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine_build.demo_model.corpus.drums import write_drums
-from engine_build.demo_model.corpus.form import Note, bars_of
-from engine_build.demo_model.corpus.songs import Song, draw_song
-from engine_build.demo_model.latents import HAT, KICK, SNARE
+from configs.demo.recipe.corpus.drums import write_drums
+from configs.demo.recipe.corpus.form import Note, bars_of
+from configs.demo.recipe.corpus.songs import Song, draw_song
+from configs.demo.recipe.latents import HAT, KICK, SNARE
 
 SONG = replace(
     draw_song(np.random.default_rng(3)), genre="house", meter="4/4", section=None, density=1, loudness=2, bpm=120

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from engine_build.demo_model.corpus.envelopes import CURVES, ENVELOPE_INDEX, ENVELOPES, RELEASE_FRAMES, RELEASES
-from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
-from engine_build.demo_model.latents import FloatArray
+from configs.demo.recipe.corpus.envelopes import CURVES, ENVELOPE_INDEX, ENVELOPES, RELEASE_FRAMES, RELEASES
+from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS
+from configs.demo.recipe.latents import FloatArray
 
 
 def curve(name: str) -> FloatArray:

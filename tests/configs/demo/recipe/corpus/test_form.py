@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_build.demo_model.corpus.form import accents, bars_of, degrees_of, hits_of, step_beats
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.corpus.theory import num_clashes
-from engine_build.demo_model.instruments import REGISTERS
+from configs.demo.recipe.corpus.form import accents, bars_of, degrees_of, hits_of, step_beats
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.corpus.theory import num_clashes
+from configs.demo.recipe.instruments import REGISTERS
 
 SONG = replace(draw_song(np.random.default_rng(3)), genre="pop", mode="major", meter="4/4", section=None)
 

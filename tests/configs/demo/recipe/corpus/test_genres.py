@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_build.demo_model.corpus.genres import (
+from configs.demo.recipe.corpus.genres import (
     BEATS_PER_BAR,
     GENRES,
     METER_GROOVES,
@@ -10,9 +10,9 @@ from engine_build.demo_model.corpus.genres import (
     STEPS_PER_BEAT,
     Groove,
 )
-from engine_build.demo_model.corpus.songs import BPM_RANGE
-from engine_build.demo_model.corpus.theory import GENRE_PROGRESSIONS, MODES
-from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
+from configs.demo.recipe.corpus.songs import BPM_RANGE
+from configs.demo.recipe.corpus.theory import GENRE_PROGRESSIONS, MODES
+from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS
 
 
 def check_patterns(groove: Groove, meter: str) -> None:

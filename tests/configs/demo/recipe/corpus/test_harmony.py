@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from engine_build.demo_model.corpus.form import Bar, Note, bars_of
-from engine_build.demo_model.corpus.harmony import write_arp, write_bass, write_pad
-from engine_build.demo_model.corpus.songs import Song, draw_song
-from engine_build.demo_model.instruments import REGISTERS
-from engine_build.demo_model.latents import FIRST_PITCH
+from configs.demo.recipe.corpus.form import Bar, Note, bars_of
+from configs.demo.recipe.corpus.harmony import write_arp, write_bass, write_pad
+from configs.demo.recipe.corpus.songs import Song, draw_song
+from configs.demo.recipe.instruments import REGISTERS
+from configs.demo.recipe.latents import FIRST_PITCH
 
 SONG = replace(
     draw_song(np.random.default_rng(3)),

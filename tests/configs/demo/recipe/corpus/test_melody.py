@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_build.demo_model.corpus.form import Note, bars_of
-from engine_build.demo_model.corpus.melody import write_melody
-from engine_build.demo_model.corpus.songs import Song, draw_song
-from engine_build.demo_model.instruments import REGISTERS
-from engine_build.demo_model.latents import FIRST_PITCH
+from configs.demo.recipe.corpus.form import Note, bars_of
+from configs.demo.recipe.corpus.melody import write_melody
+from configs.demo.recipe.corpus.songs import Song, draw_song
+from configs.demo.recipe.instruments import REGISTERS
+from configs.demo.recipe.latents import FIRST_PITCH
 
 
 def song(seed: int, **fields: object) -> Song:

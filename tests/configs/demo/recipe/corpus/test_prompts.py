@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from engine_build.demo_model.corpus.prompts import Request, draw_request
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.instruments import LAYERS
-from engine_build.demo_model.tokenizer import UNKNOWN, build_tokenizer
+from configs.demo.recipe.corpus.prompts import Request, draw_request
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.tokenizer import UNKNOWN, build_tokenizer
 
 
 def requests(count: int = 100) -> list[Request]:

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_build.demo_model.corpus.rendering import nearest_frames, notes_of, render
-from engine_build.demo_model.corpus.songs import SECTIONS, Song, draw_instruments, draw_song
-from engine_build.demo_model.corpus.theory import scale_pitch_classes
-from engine_build.demo_model.instruments import LAYERS, TIMBRE_CHANNELS, channels_of, pitch_channels, timbre_levels
-from engine_build.demo_model.latents import CHANNELS, FIRST_PITCH, NUM_PITCHES
+from configs.demo.recipe.corpus.rendering import nearest_frames, notes_of, render
+from configs.demo.recipe.corpus.songs import SECTIONS, Song, draw_instruments, draw_song
+from configs.demo.recipe.corpus.theory import scale_pitch_classes
+from configs.demo.recipe.instruments import LAYERS, TIMBRE_CHANNELS, channels_of, pitch_channels, timbre_levels
+from configs.demo.recipe.latents import CHANNELS, FIRST_PITCH, NUM_PITCHES
 
 FRAMES = 512
 WINDOW_FRAMES = 250  # 10 s

@@ -4,10 +4,10 @@ from functools import cache
 
 import numpy as np
 
-from engine_build.demo_model.corpus.genres import GENRES, METERS
-from engine_build.demo_model.corpus.songs import BPM_RANGE, SECTIONS, Song, draw_instruments, draw_song
-from engine_build.demo_model.corpus.theory import MODES
-from engine_build.demo_model.instruments import INSTRUMENTS, LAYERS
+from configs.demo.recipe.corpus.genres import GENRES, METERS
+from configs.demo.recipe.corpus.songs import BPM_RANGE, SECTIONS, Song, draw_instruments, draw_song
+from configs.demo.recipe.corpus.theory import MODES
+from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS
 
 
 @cache

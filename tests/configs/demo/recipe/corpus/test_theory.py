@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_build.demo_model.corpus.theory import (
+from configs.demo.recipe.corpus.theory import (
     GENRE_PROGRESSIONS,
     MODES,
     PROGRESSIONS,

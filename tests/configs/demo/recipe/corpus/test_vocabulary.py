@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_build.demo_model.corpus.songs import BPM_RANGE, Song, draw_song
-from engine_build.demo_model.corpus.vocabulary import (
+from configs.demo.recipe.corpus.songs import BPM_RANGE, Song, draw_song
+from configs.demo.recipe.corpus.vocabulary import (
     ALWAYS_ID,
     BPM_CONCEPTS,
     FIRST_TEMPO_ID,
@@ -23,7 +23,7 @@ from engine_build.demo_model.corpus.vocabulary import (
     tempo_interpolation,
     token_ids,
 )
-from engine_build.demo_model.instruments import LAYERS
+from configs.demo.recipe.instruments import LAYERS
 
 
 def drawn(count: int) -> list[tuple[Song, tuple[str, ...]]]:

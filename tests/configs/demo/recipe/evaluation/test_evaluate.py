@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine_build.demo_model.corpus.prompts import Request
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.evaluation.evaluate import (
+from configs.demo.recipe.corpus.prompts import Request
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.evaluation.evaluate import (
     LAYER_PROMPTS,
     Scores,
     continuation_figures,
@@ -18,9 +18,9 @@ from engine_build.demo_model.evaluation.evaluate import (
     score,
     seed_figures,
 )
-from engine_build.demo_model.evaluation.player import Piece
-from engine_build.demo_model.instruments import LAYERS, channels_of
-from engine_build.demo_model.latents import (
+from configs.demo.recipe.evaluation.player import Piece
+from configs.demo.recipe.instruments import LAYERS, channels_of
+from configs.demo.recipe.latents import (
     CANVAS_FRAMES,
     CHANNELS,
     FRAME_RATE_HZ,

@@ -6,10 +6,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from engine_build.demo_model.codec.decoder import build_decoder
-from engine_build.demo_model.evaluation.instruments import CLIP_FRAMES, solo, train_ear
-from engine_build.demo_model.instruments import INSTRUMENTS, channels_of
-from engine_build.demo_model.latents import SILENCE, FloatArray
+from configs.demo.recipe.codec.decoder import build_decoder
+from configs.demo.recipe.evaluation.instruments import CLIP_FRAMES, solo, train_ear
+from configs.demo.recipe.instruments import INSTRUMENTS, channels_of
+from configs.demo.recipe.latents import SILENCE, FloatArray
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import Song, draw_song
-from engine_build.demo_model.evaluation.measure import difference, in_key_energy, is_tempo, layers_present, tempo_bpm
-from engine_build.demo_model.latents import CHANNELS, FIRST_PITCH, FloatArray
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import Song, draw_song
+from configs.demo.recipe.evaluation.measure import difference, in_key_energy, is_tempo, layers_present, tempo_bpm
+from configs.demo.recipe.latents import CHANNELS, FIRST_PITCH, FloatArray
 
 NUM_SONGS = 60
 

@@ -10,12 +10,12 @@ from helpers.factories import TinySpec, tiny_bundle
 from helpers.generations import generate
 from helpers.paths import ROOT
 
-from engine_build.demo_model.evaluation import sound
-from engine_build.demo_model.evaluation.evaluate import cover_source, held_out_requests, latents_of, score
-from engine_build.demo_model.evaluation.measure import difference, in_key_energy, layers_present
-from engine_build.demo_model.evaluation.player import Piece, Player, open_player
-from engine_build.demo_model.latents import CANVAS_FRAMES, CHANNELS, HOP_SAMPLES, FloatArray, levels_from_latents
-from engine_build.demo_model.planner.pages import StructureCodes
+from configs.demo.recipe.evaluation import sound
+from configs.demo.recipe.evaluation.evaluate import cover_source, held_out_requests, latents_of, score
+from configs.demo.recipe.evaluation.measure import difference, in_key_energy, layers_present
+from configs.demo.recipe.evaluation.player import Piece, Player, open_player
+from configs.demo.recipe.latents import CANVAS_FRAMES, CHANNELS, HOP_SAMPLES, FloatArray, levels_from_latents
+from configs.demo.recipe.planner.pages import StructureCodes
 from runtime.config.deployment import Deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.form.plan import FormPlan

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.latents import HOP_SAMPLES, FloatArray, latents_from_levels
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.latents import HOP_SAMPLES, FloatArray, latents_from_levels
 
 pytestmark = pytest.mark.export
 
@@ -29,7 +29,7 @@ class SongPlayer:
 
 
 def test_a_png_is_written(tmp_path: Path) -> None:
-    from engine_build.demo_model.evaluation.plot import plot
+    from configs.demo.recipe.evaluation.plot import plot
 
     file = tmp_path / "samples.png"
     plot(SongPlayer(), file, ["one", "two", "three", "four"], columns=2)  # type: ignore[arg-type]

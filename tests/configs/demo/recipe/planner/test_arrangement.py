@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_build.demo_model.corpus.rendering import render
-from engine_build.demo_model.corpus.songs import SECTIONS, draw_song
-from engine_build.demo_model.evaluation.measure import layers_present
-from engine_build.demo_model.instruments import LAYERS, pitch_channels
-from engine_build.demo_model.latents import FRAME_RATE_HZ
-from engine_build.demo_model.planner.arrangement import (
+from configs.demo.recipe.corpus.rendering import render
+from configs.demo.recipe.corpus.songs import SECTIONS, draw_song
+from configs.demo.recipe.evaluation.measure import layers_present
+from configs.demo.recipe.instruments import LAYERS, pitch_channels
+from configs.demo.recipe.latents import FRAME_RATE_HZ
+from configs.demo.recipe.planner.arrangement import (
     MAX_SECTION_S,
     Arrangement,
     Section,

@@ -2,7 +2,7 @@
 
 from typer.testing import CliRunner
 
-from engine_build.demo_model.__main__ import app
+from configs.demo.recipe.__main__ import app
 
 
 def test_the_planner_has_commands_of_its_own() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.evaluation.player import open_player
-from engine_build.demo_model.instruments import LAYERS
-from engine_build.demo_model.planner.arrangement import Arrangement, Section, render_arrangement
-from engine_build.demo_model.planner.evaluate import (
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.evaluation.player import open_player
+from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.planner.arrangement import Arrangement, Section, render_arrangement
+from configs.demo.recipe.planner.evaluate import (
     HELD_OUT_SEED,
     NUM_PROMPTS,
     by_step,
@@ -21,9 +21,9 @@ from engine_build.demo_model.planner.evaluate import (
     score,
     shuffled,
 )
-from engine_build.demo_model.planner.pages import StructureCodes, draw_form
-from engine_build.demo_model.planner.prompt import build_prompt_tokenizer
-from engine_build.demo_model.planner.tokens import TOKEN_IDS, song_tokens
+from configs.demo.recipe.planner.pages import StructureCodes, draw_form
+from configs.demo.recipe.planner.prompt import build_prompt_tokenizer
+from configs.demo.recipe.planner.tokens import TOKEN_IDS, song_tokens
 from runtime.pipeline.form.sections import PlannedSection
 
 ALL = frozenset(LAYERS)

@@ -13,21 +13,21 @@ pytestmark = pytest.mark.export
 
 torch = pytest.importorskip("torch")
 
-from engine_build.demo_model.bundle_text import read_bundle_file, write_bundle_file  # noqa: E402
-from engine_build.demo_model.corpus.theory import scale_pitch_classes  # noqa: E402
-from engine_build.demo_model.evaluation.player import Piece as PieceRequest  # noqa: E402
-from engine_build.demo_model.evaluation.player import open_player  # noqa: E402
-from engine_build.demo_model.instruments import LAYERS  # noqa: E402
-from engine_build.demo_model.planner.arrangement import Section  # noqa: E402
-from engine_build.demo_model.planner.evaluate import prompt_of  # noqa: E402
-from engine_build.demo_model.planner.export import (  # noqa: E402
+from configs.demo.recipe.bundle_text import read_bundle_file, write_bundle_file  # noqa: E402
+from configs.demo.recipe.corpus.theory import scale_pitch_classes  # noqa: E402
+from configs.demo.recipe.evaluation.player import Piece as PieceRequest  # noqa: E402
+from configs.demo.recipe.evaluation.player import open_player  # noqa: E402
+from configs.demo.recipe.instruments import LAYERS  # noqa: E402
+from configs.demo.recipe.planner.arrangement import Section  # noqa: E402
+from configs.demo.recipe.planner.evaluate import prompt_of  # noqa: E402
+from configs.demo.recipe.planner.export import (  # noqa: E402
     export_planner,
     graph_logits,
     half_planner_graph,
     round_weights,
 )
-from engine_build.demo_model.planner.model import Planner  # noqa: E402
-from engine_build.demo_model.planner.pages import (  # noqa: E402
+from configs.demo.recipe.planner.model import Planner  # noqa: E402
+from configs.demo.recipe.planner.pages import (  # noqa: E402
     Piece,
     StructureCodes,
     draw_form,
@@ -36,7 +36,7 @@ from engine_build.demo_model.planner.pages import (  # noqa: E402
     section_prompt,
     section_span,
 )
-from engine_build.demo_model.planner.tokens import (  # noqa: E402
+from configs.demo.recipe.planner.tokens import (  # noqa: E402
     FIRST_CODE_ID,
     GROUP_SIZE,
     NUM_TOKENS,
@@ -44,7 +44,7 @@ from engine_build.demo_model.planner.tokens import (  # noqa: E402
     Codes,
     codes_of,
 )
-from engine_build.demo_model.planner.train import PlannerConfig, PlannerTrainer  # noqa: E402
+from configs.demo.recipe.planner.train import PlannerConfig, PlannerTrainer  # noqa: E402
 from runtime.config.explain import validated  # noqa: E402
 from runtime.config.planner import PlannerSpec  # noqa: E402
 from runtime.pipeline.form.plan import FormPlan  # noqa: E402

@@ -10,9 +10,9 @@ transformers = pytest.importorskip("transformers")
 
 from helpers.planner_session import PlannerSession, off  # noqa: E402
 
-from engine_build.demo_model.latents import CODE_LEVELS  # noqa: E402
-from engine_build.demo_model.planner.model import Cache, Planner, PlannerShape, checkpoint_tensors  # noqa: E402
-from engine_build.demo_model.planner.tokens import FIRST_CODE_ID, GROUP_SIZE, NUM_TOKENS  # noqa: E402
+from configs.demo.recipe.latents import CODE_LEVELS  # noqa: E402
+from configs.demo.recipe.planner.model import Cache, Planner, PlannerShape, checkpoint_tensors  # noqa: E402
+from configs.demo.recipe.planner.tokens import FIRST_CODE_ID, GROUP_SIZE, NUM_TOKENS  # noqa: E402
 from engine_build.graphs.planner_graph import PlannerSizes, planner_graph  # noqa: E402
 
 SHAPE = PlannerShape(hidden_size=48, intermediate_size=96, num_hidden_layers=2, head_dim=16)

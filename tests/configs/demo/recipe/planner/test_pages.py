@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.demo_model.corpus.songs import draw_song
-from engine_build.demo_model.instruments import LAYERS, pitch_channels
-from engine_build.demo_model.latents import CHANNELS, FIRST_PITCH, FRAMES_PER_CODE
-from engine_build.demo_model.planner.arrangement import Arrangement, Section, render_arrangement
-from engine_build.demo_model.planner.pages import (
+from configs.demo.recipe.corpus.songs import draw_song
+from configs.demo.recipe.instruments import LAYERS, pitch_channels
+from configs.demo.recipe.latents import CHANNELS, FIRST_PITCH, FRAMES_PER_CODE
+from configs.demo.recipe.planner.arrangement import Arrangement, Section, render_arrangement
+from configs.demo.recipe.planner.pages import (
     MAX_PAGE_TOKENS,
     Piece,
     StructureCodes,
@@ -22,7 +22,7 @@ from engine_build.demo_model.planner.pages import (
     section_prompt,
     section_span,
 )
-from engine_build.demo_model.planner.tokens import (
+from configs.demo.recipe.planner.tokens import (
     FIRST_CODE_ID,
     GROUP_SIZE,
     NUM_GROUPS,

@@ -10,9 +10,9 @@ pytestmark = pytest.mark.export
 
 pytest.importorskip("matplotlib")
 
-from engine_build.demo_model.latents import FRAME_RATE_HZ  # noqa: E402
-from engine_build.demo_model.planner.pages import StructureCodes, draw_piece  # noqa: E402
-from engine_build.demo_model.planner.picture import bar_similarity, bar_times, draw_picture  # noqa: E402
+from configs.demo.recipe.latents import FRAME_RATE_HZ  # noqa: E402
+from configs.demo.recipe.planner.pages import StructureCodes, draw_piece  # noqa: E402
+from configs.demo.recipe.planner.picture import bar_similarity, bar_times, draw_picture  # noqa: E402
 from runtime.errors import RequestError  # noqa: E402
 
 SECTIONS = [

@@ -6,12 +6,12 @@ import pytest
 from helpers.paths import ROOT
 from tokenizers import Tokenizer
 
-from engine_build.demo_model.corpus.vocabulary import NUM_TOKENS as NUM_CONDITIONS
-from engine_build.demo_model.corpus.vocabulary import TOKENS as CONDITIONS
-from engine_build.demo_model.planner.prompt import build_prompt_tokenizer
-from engine_build.demo_model.planner.tokens import TOKENS
-from engine_build.demo_model.text_encoder import build_text_encoder
-from engine_build.demo_model.tokenizer import build_tokenizer
+from configs.demo.recipe.corpus.vocabulary import NUM_TOKENS as NUM_CONDITIONS
+from configs.demo.recipe.corpus.vocabulary import TOKENS as CONDITIONS
+from configs.demo.recipe.planner.prompt import build_prompt_tokenizer
+from configs.demo.recipe.planner.tokens import TOKENS
+from configs.demo.recipe.text_encoder import build_text_encoder
+from configs.demo.recipe.tokenizer import build_tokenizer
 
 PROMPTS = (
     "drums and bass",

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from helpers.tiny_planner import planner_spec
 
-from engine_build.demo_model.latents import NUM_CODES
-from engine_build.demo_model.planner.arrangement import Section
-from engine_build.demo_model.planner.tokens import (
+from configs.demo.recipe.latents import NUM_CODES
+from configs.demo.recipe.planner.arrangement import Section
+from configs.demo.recipe.planner.tokens import (
     CLOCKS_PER_BEAT,
     FIRST_CODE_ID,
     GROUP_SIZE,

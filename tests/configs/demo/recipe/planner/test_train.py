@@ -11,17 +11,17 @@ pytestmark = pytest.mark.export
 
 torch = pytest.importorskip("torch")
 
-from engine_build.demo_model.instruments import LAYERS  # noqa: E402
-from engine_build.demo_model.planner.model import Planner  # noqa: E402
-from engine_build.demo_model.planner.pages import (  # noqa: E402
+from configs.demo.recipe.instruments import LAYERS  # noqa: E402
+from configs.demo.recipe.planner.model import Planner  # noqa: E402
+from configs.demo.recipe.planner.pages import (  # noqa: E402
     StructureCodes,
     draw_piece,
     recalled_codes,
     section_page,
     section_span,
 )
-from engine_build.demo_model.planner.tokens import NUM_TOKENS, TOKEN_IDS, TOKENS, code_tokens  # noqa: E402
-from engine_build.demo_model.planner.train import (  # noqa: E402
+from configs.demo.recipe.planner.tokens import NUM_TOKENS, TOKEN_IDS, TOKENS, code_tokens  # noqa: E402
+from configs.demo.recipe.planner.train import (  # noqa: E402
     OPENING_TOKENS,
     PlannerConfig,
     PlannerTrainer,
