@@ -70,7 +70,7 @@ def _ready_url(process: subprocess.Popen[str]) -> str:
     """The address that the server prints; reads its output until then."""
     assert process.stdout is not None
     for line in process.stdout:
-        found = re.search(r"ready on (http://\S+)", line)
+        found = re.search(r"ready on (https?://\S+)", line)
         if found:
             return found.group(1)
     code = process.wait()

@@ -32,7 +32,7 @@ from fastapi import FastAPI
 from runtime.errors import ConfigError
 from runtime.terminal import EXIT_ENGINE
 from server.asgi.connection import make_protocol
-from server.asgi.tls import tls_context, with_tls
+from server.asgi.tls import tls_context
 from server.asgi.websocket import WebSocketProtocol
 from server.config import MIB, ServerSettings
 from server.routes.health import not_live
@@ -223,10 +223,10 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
     context = None if settings.certificate is None else tls_context(settings.certificate, settings.private_key)
     connections = connection_limit(settings.max_connections)
     app.state.service.places.limit = connections // 2
-    protocol = make_protocol(settings.header_timeout_s, 2 * settings.send_timeout_s, connections)
+    protocol = make_protocol(settings.header_timeout_s, 2 * settings.send_timeout_s, connections, context)
     return uvicorn.Config(
         app,
-        http=protocol if context is None else with_tls(protocol, context),
+        http=protocol,
         ws=WebSocketProtocol,
         ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
         ws_per_message_deflate=False,

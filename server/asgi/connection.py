@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,7 @@ from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 from runtime.untrusted import quoted
 from server.asgi.fair_reads import BoundedReads, FairReads, FairTransport, charged
 from server.asgi.problems import MEDIA_TYPE, ProblemError
+from server.asgi.tls import TlsTransport
 
 ABORT_EXTENSION = "tickrt.abort"
 CHARGE_EXTENSION = "tickrt.charge"
@@ -45,10 +47,12 @@ FIRST_PROBE_S = 0.05
 MAX_PROBE_S = 2.0
 
 
-def make_protocol(header_timeout_s: float, write_timeout_s: float, max_connections: int) -> type[BoundedProtocol]:
-    """The protocol class for a uvicorn Config; its connections share one limit."""
+def make_protocol(
+    header_timeout_s: float, write_timeout_s: float, max_connections: int, tls: ssl.SSLContext | None = None
+) -> type[BoundedProtocol]:
+    """The protocol class for a uvicorn Config, which is without TLS; its connections share one limit."""
     limits = {"header_timeout_s": header_timeout_s, "write_timeout_s": write_timeout_s}
-    shared = {"idle": IdleConnections(max_connections), "reads": FairReads()}
+    shared = {"idle": IdleConnections(max_connections), "reads": FairReads(), "tls": tls}
     return type("TickProtocol", (BoundedProtocol,), {**limits, **shared})
 
 
@@ -99,6 +103,7 @@ class BoundedProtocol(H11Protocol, BoundedReads):
     write_timeout_s: float = 20.0
     idle: ClassVar[IdleConnections]
     reads: ClassVar[FairReads]
+    tls: ClassVar[ssl.SSLContext | None]
     transport: FairTransport  # type: ignore[assignment]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -116,8 +121,9 @@ class BoundedProtocol(H11Protocol, BoundedReads):
             self.ws_protocol_class = partial(kind, on_opened=self._end_waiting)  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected; start the deadline for its first request's headers."""
-        super().connection_made(FairTransport(transport, self.reads))  # type: ignore[arg-type]
+        """A client connected; start the deadline for its first request's headers, and for what TLS has before them."""
+        fair = TlsTransport(transport, self.reads, self.tls) if self.tls else FairTransport(transport, self.reads)
+        super().connection_made(fair)  # type: ignore[arg-type]
         self.transport.set_write_buffer_limits(WRITE_BYTES)
         self.idle.add(self)
         self.idle.make_room(len(self.connections))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -95,8 +95,9 @@ class FairReads:
 class FairTransport:
     """A connection's transport as its protocols see it: what arrives is kept until it is parsed in a turn.
 
-    Nothing is read while something is kept. `pause_reading` ends the turns until `resume_reading`. `has_turn`: whether
-    it is the connection's turn, `is_waiting`: whether it waits for one.
+    Nothing is read while something is kept, and nothing is written once the connection is closing. `pause_reading`
+    ends the turns until `resume_reading`. `has_turn`: whether it is the connection's turn, `is_waiting`: whether it
+    waits for one.
     """
 
     def __init__(self, transport: Any, reads: FairReads) -> None:
@@ -111,6 +112,15 @@ class FairTransport:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        """Send bytes."""
+        self.write(b"".join(parts))
 
     def pause_reading(self) -> None:
         """Parse no more."""
@@ -134,13 +144,13 @@ class FairTransport:
         """Bytes have arrived."""
         self._kept += data
         self._wait(at_once=True)
-        if self._kept:
+        if self._has_bytes():
             self._transport.pause_reading()
 
     def take_turn(self, limit_s: float = TURN_S) -> None:
         """Parse what is kept, for about `limit_s` of CPU time."""
         self.is_waiting, self.has_turn, started_s, size = False, True, thread_time(), PIECE_BYTES
-        had_bytes = bool(self._kept)
+        had_bytes = self._has_bytes()
         try:
             while self._can_parse() and (used_s := thread_time() - started_s) < limit_s:
                 size *= 2 if 0 < used_s < limit_s / 4 else 1
@@ -153,13 +163,13 @@ class FairTransport:
             self.has_turn = False
             self.charge(thread_time() - started_s + self._uncounted_s)
             self._uncounted_s = 0.0
-        if had_bytes and not self._kept:
+        if had_bytes and not self._has_bytes():
             self._transport.resume_reading()
         self._wait()
 
     def parse_rest(self) -> None:
         """Parse all that is kept, because there are no more turns."""
-        while self._kept and not self._transport.is_closing():
+        while self._has_bytes() and not self._transport.is_closing():
             self._is_paused = False
             self.take_turn(math.inf)
 
@@ -176,8 +186,13 @@ class FairTransport:
         piece, self._kept = self._kept[:size], self._kept[size:]
         protocol.data_received(piece)
 
+    def _has_bytes(self) -> bool:
+        """Whether something is kept of what has arrived."""
+        return bool(self._kept)
+
     def _can_parse(self) -> bool:
-        return bool(self._kept or self._has_more) and not self._is_paused and not self._transport.is_closing()
+        is_paused = self._is_paused or self._transport.is_closing()
+        return (self._has_more or self._has_bytes()) and not is_paused
 
     def _wait(self, *, at_once: bool = False) -> None:
         if self._can_parse() and not self.is_waiting and not self.has_turn:

@@ -1,93 +1,124 @@
-"""TLS of the server's socket, for https and wss: its certificate, and connections until their handshake is complete."""
+"""TLS of the server's socket, for https and wss: its certificate, and the transport of its connections."""
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
-
-from uvicorn import Config
-from uvicorn.server import ServerState
+from typing import Any
 
 from runtime.errors import ConfigError
-from server.asgi.connection import BoundedProtocol
-from server.asgi.fair_reads import BoundedReads, FairTransport
+from server.asgi.fair_reads import READ_BYTES, FairReads, FairTransport
+from server.asgi.problems import MEDIA_TYPE, ProblemError
 
 FIX = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 365 -subj /CN=localhost"
 
-# About the CPU time of a handshake.
-HANDSHAKE_S = 0.002
+# What is decrypted at once: records of one byte take 0.1 us a byte, a handshake's last one 0.5 to 2 ms.
+CIPHERTEXT_BYTES = 4096
+# What a client's first record begins with.
+HANDSHAKE = b"\x16"
 
 
-def with_tls(http: type[BoundedProtocol], context: ssl.SSLContext) -> type[asyncio.Protocol]:
-    """The protocol class for a uvicorn Config without TLS of its own: `http` below TLS."""
-    return type("TickTlsProtocol", (TlsHandshake,), {"http": http, "context": context})
+class TlsTransport(FairTransport):
+    """A connection's transport as its protocols see it, with TLS between them and the client.
 
-
-class TlsHandshake(BoundedReads):
-    """A TCP connection until its TLS handshake is complete, from when on it is the HTTP protocol's.
-
-    The handshake waits for the connection's turn, and has the time that the headers of a request have. Until it is
-    complete the connection has a place among those without a request.
+    Handshake and decryption are part of the connection's turns. Nothing of TLS is there before the first byte has
+    arrived. A client that begins with something else, as HTTP without TLS does, is told that.
     """
 
-    http: ClassVar[type[BoundedProtocol]]
-    context: ClassVar[ssl.SSLContext]
+    def __init__(self, transport: Any, reads: FairReads, context: ssl.SSLContext) -> None:
+        super().__init__(transport, reads)
+        self._context = context
+        self._tls: ssl.SSLObject | None = None
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._ciphertext = b""
+        self._can_write = self._is_at_end = False
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: object) -> None:
-        self._make_http = partial(self.http, config, server_state, app_state)
-        self._connections: set[Any] = server_state.connections
-        self._task: asyncio.Task[None] | None = None
-        self._received = b""
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """What is known of the connection: its "sslcontext", and what is known without TLS."""
+        return self._context if name == "sslcontext" else self._transport.get_extra_info(name, default)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected."""
-        assert isinstance(transport, asyncio.Transport)
-        transport.pause_reading()
-        self._tcp, self.transport = transport, FairTransport(transport, self.http.reads)
-        self._connections.add(self)
-        self.http.idle.add(self)
-        self.http.idle.make_room(len(self._connections))
-        self.transport.wait_for_turn()
+    def take(self, data: bytes) -> None:
+        """Bytes have arrived."""
+        self._ciphertext += data
+        super().take(b"")
 
-    def handle_events(self) -> None:
-        """Start the handshake, in the connection's turn."""
-        self.transport.charge(HANDSHAKE_S)
-        self._task = asyncio.get_running_loop().create_task(self._shake_hands())
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have arrived behind the handshake, before `_shake_hands` went on."""
-        self._received += self._buffer[:nbytes]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
-        self._leave()
-
-    def shutdown(self) -> None:
-        """Close because the server stops."""
-        self.transport.abort()
-
-    async def _shake_hands(self) -> None:
-        loop, transport = asyncio.get_running_loop(), None
-        with suppress(OSError):
-            transport = await loop.start_tls(
-                self._tcp, self, self.context, server_side=True, ssl_handshake_timeout=self.http.header_timeout_s
-            )
-        self._leave()
-        if transport is None:  # the client left
+    def write(self, data: bytes) -> None:
+        """Send bytes; nothing before the end of the handshake."""
+        if self._tls is None or not self._can_write or self._transport.is_closing():
             return
-        protocol = self._make_http()
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        if self._received:
-            protocol.transport.take(self._received)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._tls.write(rest) :]
+        self._flush()
 
-    def _leave(self) -> None:
-        self._connections.discard(self)
-        self.http.idle.discard(self)
+    def write_eof(self) -> None:
+        """Send no more; what arrives is parsed."""
+        self._end_writing()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        """Send what was written, then close; a handshake that is not complete ends at once."""
+        if not self._can_write:
+            self._transport.abort()
+        self._end_writing()
+        self._transport.close()
+
+    def _parse(self, size: int) -> None:
+        if self._has_more or self._kept:
+            super()._parse(size)
+        elif self._is_at_end:
+            self._is_at_end = False
+            if not self._transport.get_protocol().eof_received():
+                self.close()
+        elif self._tls is None and not self._ciphertext.startswith(HANDSHAKE):
+            self._transport.write(_no_tls())
+            self._transport.close()
+        else:
+            self._decrypt()
+
+    def _has_bytes(self) -> bool:
+        return bool(self._kept or self._ciphertext) or self._is_at_end
+
+    def _decrypt(self) -> None:
+        """Take a piece of what has arrived: shake hands, or keep what it is decrypted to."""
+        if self._tls is None:
+            self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        piece, self._ciphertext = self._ciphertext[:CIPHERTEXT_BYTES], self._ciphertext[CIPHERTEXT_BYTES:]
+        self._incoming.write(piece)
+        try:
+            self._tls.do_handshake()
+            self._can_write = True
+            while data := self._tls.read(READ_BYTES):
+                self._kept += data
+            self._is_at_end, self._ciphertext = True, b""
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:
+            self._flush()  # it has an alert that tells the client why
+            self._transport.close()
+            return
+        self._flush()
+
+    def _end_writing(self) -> None:
+        """Tell the client that nothing comes any more."""
+        if self._tls is not None and self._can_write and not self._transport.is_closing():
+            with suppress(ssl.SSLError):  # the client has not said that yet
+                self._tls.unwrap()
+            self._flush()
+        self._can_write = False
+
+    def _flush(self) -> None:
+        if self._outgoing.pending:
+            self._transport.write(self._outgoing.read())
+
+
+def _no_tls() -> bytes:
+    """The answer to a client without TLS."""
+    problem = ProblemError(400, "no_tls", "the server speaks HTTPS and WSS here", fix="begin the URL with https://")
+    body = problem.document().model_dump_json(exclude_none=True).encode()
+    head = f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body
 
 
 def tls_context(certificate: Path, private_key: Path | None) -> ssl.SSLContext:
@@ -96,6 +127,7 @@ def tls_context(certificate: Path, private_key: Path | None) -> ssl.SSLContext:
         _check_readable(path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
+    context.options |= ssl.OP_NO_RENEGOTIATION
     try:
         # The empty password turns OpenSSL's prompt for the one of an encrypted key into an error.
         context.load_cert_chain(certificate, private_key, password="")

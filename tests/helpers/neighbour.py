@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import ssl
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -25,14 +29,16 @@ PROBE = b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\
 class Neighbour:
     """A client that streams one generation after another, for the length of a block.
 
-    `max_gap_s`: the longest wait for audio, once the block has ended.
+    certificate: what it trusts, of a server with TLS. max_gap_s: the longest wait for audio, once the block has ended.
     """
 
     kind = "stream"
 
-    def __init__(self, url: str, key: str = "") -> None:
+    def __init__(self, url: str, key: str = "", certificate: Path | None = None) -> None:
         command = [sys.executable, __file__, self.kind, url, key]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        trust = {} if certificate is None else {"SSL_CERT_FILE": str(certificate)}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen(command, env=os.environ | trust, **pipes)
         self.max_gap_s = float("inf")
 
     def __enter__(self) -> Neighbour:
@@ -125,18 +131,19 @@ async def longest_gap_s(client: LiveClient, is_ended: threading.Event) -> float:
 async def probe(url: str, is_ended: threading.Event) -> list[float | None]:
     """How long each /health/live took; None: it was not answered."""
     probes = []
+    context = ssl.create_default_context() if url.startswith("https:") else None
     while not is_ended.is_set():
-        probes.append(asyncio.create_task(answer_s(url)))
+        probes.append(asyncio.create_task(answer_s(url, context)))
         await asyncio.sleep(PROBE_PERIOD_S)
     return await asyncio.gather(*probes)
 
 
-async def answer_s(url: str) -> float | None:
+async def answer_s(url: str, context: ssl.SSLContext | None) -> float | None:
     """How long one /health/live takes, from before its connection."""
     address, started_s = urlsplit(url), time.monotonic()
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            reader, writer = await asyncio.open_connection(address.hostname, address.port, ssl=context)
             writer.write(PROBE)
             is_answered = (await reader.readline()).startswith(b"HTTP/1.1 200")
             writer.close()

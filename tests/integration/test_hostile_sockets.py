@@ -7,7 +7,9 @@ import json
 import math
 import select
 import socket
+import ssl
 import statistics
+import struct
 import threading
 import time
 from collections import deque
@@ -24,6 +26,7 @@ import psutil
 import pytest
 from helpers.http_harness import Served, eventually, raw_request
 from helpers.neighbour import LiveNeighbour
+from helpers.tls import make_certificate
 from websockets.sync.client import connect
 
 from profiling.bench.live.result import stages_of
@@ -37,7 +40,7 @@ MAX_GAP_S, MAX_HEALTH_S = 0.5, 0.1
 # Twice as many connections as requests are held.
 MAX_REQUESTS = 128
 SETTINGS = {"TICKRT_MAX_CONNECTIONS": str(MAX_REQUESTS), "TICKRT_CLIENT_SESSIONS": "0", "TICKRT_SESSION_KEEP_S": "0.5"}
-SETTINGS["TICKRT_MAX_REFRESH_S"] = "3600"
+SETTINGS |= {"TICKRT_MAX_REFRESH_S": "3600", "TICKRT_ALLOWED_ORIGINS": "https://studio.example"}
 LYRIA = "/ws/google.ai.generativelanguage.v1alpha.GenerativeService.BidiGenerateMusic"
 ATTACK_S, BYTES_PER_S = 6.0, 2_000_000
 OVERLOADING_SESSIONS = 40
@@ -47,6 +50,10 @@ UPGRADE = (
 )
 NEIGHBOUR = ("127.0.0.2", 0)
 KEY = {"x-api-key": "correct-horse"}
+UPLOAD = b"POST /v1/sources HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: audio/wav\r\ncontent-length: 50000000\r\n\r\n"
+# TLS clients that believe every certificate.
+TRUSTING = ssl.create_default_context()
+TRUSTING.check_hostname, TRUSTING.verify_mode = False, ssl.CERT_NONE
 BUNDLE = "/page/swagger/swagger-ui-bundle.js"
 MAX_GROWTH_BYTES = 100 * 2**20
 
@@ -80,6 +87,10 @@ CHUNKED = (
     b"transfer-encoding: chunked\r\n\r\n"
 )
 GET = b"GET /v1/nothing HTTP/1.1\r\nhost: %s\r\n%s\r\n"
+PREFLIGHT = (
+    b"OPTIONS /v1/audio/generations HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: https://studio.example\r\n"
+    b"access-control-request-method: POST\r\n\r\n"
+)
 
 
 def come(sent: bytes, address: Address) -> None:
@@ -194,6 +205,64 @@ def flood_together(num: int, opening: list[bytes], unit: bytes, address: Address
         connection.close()
 
 
+class TlsClient:
+    """A client over TLS that has the records which it sends as bytes, before they are sent."""
+
+    def __init__(self, address: Address) -> None:
+        self.socket = socket.create_connection(address, 10)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = TRUSTING.wrap_bio(self._incoming, self._outgoing)
+        while True:
+            try:
+                return self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self.socket.sendall(self._outgoing.read())
+                self._incoming.write(self.socket.recv(65536))
+
+    def records(self, *parts: bytes) -> bytes:
+        """The records that have a part each, and what else TLS has to send."""
+        for part in parts:
+            self._tls.write(part)
+        return self._outgoing.read()
+
+
+def upload_in_tiny_records(num: int, address: Address) -> None:
+    """As many clients that upload, one byte in a record."""
+    ends_s = time.monotonic() + ATTACK_S
+    with ExitStack() as stack:
+        clients = [TlsClient(address) for _ in range(num)]
+        unsent = [client.records(UPLOAD) for client in clients]
+        for client in clients:
+            stack.enter_context(client.socket)
+            client.socket.setblocking(False)
+        while time.monotonic() < ends_s:
+            for index, client in enumerate(clients):
+                with suppress(BlockingIOError, ConnectionError):
+                    unsent[index] = unsent[index] or client.records(*[b"x"] * 2**12)
+                    unsent[index] = unsent[index][client.socket.send(unsent[index]) :]
+
+
+def hello() -> bytes:
+    """What a client over TLS sends first."""
+    outgoing = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        TRUSTING.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
+def come_quickly(sent: bytes, address: Address) -> None:
+    """500 clients a second that send `sent` and stay."""
+    started_s, clients = time.monotonic(), deque[socket.socket](maxlen=3 * MAX_REQUESTS)
+    for index in range(round(500 * ATTACK_S)):
+        with suppress(OSError):
+            connection = socket.create_connection(address, 10)
+            clients.append(connection)
+            connection.sendall(sent)
+        time.sleep(max(0.0, started_s + index / 500 - time.monotonic()))
+    for connection in clients:
+        connection.close()
+
+
 def come_and_go(address: Address) -> None:
     """2,000 clients a second that connect and leave."""
     started_s = time.monotonic()
@@ -287,6 +356,8 @@ ATTACKS: dict[str, Callable[[Address], None]] = {
     "clients-that-leave-at-once": come_and_go,
     "pings-with-the-handshake": partial(flood_together, 10, [upgrade() + 5000 * frame(PING)], frame(PING)),
     "chunks-without-access": partial(flood, [CHUNKED % b"elsewhere"], b"1\r\n \r\n"),
+    "preflights": partial(flood_together, 30, [], PREFLIGHT),
+    "files-of-the-page": partial(flood_together, 30, [], b"GET /page/main.js HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"),
 }
 
 
@@ -299,6 +370,32 @@ def test_a_session_plays_and_newcomers_are_served_during_an_attack(
     with LiveNeighbour(server.url) as neighbour:
         attack((str(url.hostname), url.port or 0))
     assert_plays(neighbour)
+
+
+TLS_ATTACKS: dict[str, Callable[[Address], None]] = {
+    "silent-clients": partial(come_quickly, b""),
+    "half-a-handshake": partial(come_quickly, hello()[:5]),
+    "handshakes": partial(come_quickly, hello()),
+    "uploads-in-records-of-a-byte": partial(upload_in_tiny_records, 10),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", TLS_ATTACKS.values(), ids=TLS_ATTACKS)
+def test_a_session_over_tls_plays_during_an_attack(
+    demo_config: Path, tmp_path: Path, attack: Callable[[Address], None]
+) -> None:
+    certificate, key = make_certificate(tmp_path)
+    settings = SETTINGS | {"TICKRT_CERTIFICATE": str(certificate), "TICKRT_PRIVATE_KEY": str(key)}
+    with server_process(demo_config, settings) as server:
+        url, process = urlsplit(server.url), psutil.Process(server.pid)
+        with LiveNeighbour(server.url, certificate=certificate) as neighbour:
+            before = process.memory_info().rss
+            attack((str(url.hostname), url.port or 0))
+            growth = process.memory_info().rss - before
+    print(f"memory +{growth / 2**20:.0f} MiB")
+    assert_plays(neighbour)
+    assert growth < MAX_GROWTH_BYTES
 
 
 def request(path: str, headers: str = "", method: str = "GET") -> bytes:
@@ -444,6 +541,21 @@ def test_a_session_plays_while_clients_answer_no_ping_and_leave_no_traceback(
                         connection.sendall(frame(TEXT, json.dumps(ack).encode()))
     assert_plays(neighbour)
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_clients_that_leave_while_they_are_answered_leave_nothing_in_the_log(
+    demo_config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with server_process(demo_config, SETTINGS) as server, LiveNeighbour(server.url) as neighbour:
+        url, ends_s = urlsplit(server.url), time.monotonic() + ATTACK_S
+        while time.monotonic() < ends_s:
+            with socket.create_connection((str(url.hostname), url.port or 0), 10) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+                connection.sendall(50 * request(BUNDLE))
+                connection.recv(1)
+    assert capfd.readouterr().err == ""
+    assert_plays(neighbour)
 
 
 def silent_client(address: Address) -> socket.socket:

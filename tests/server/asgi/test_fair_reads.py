@@ -32,6 +32,7 @@ class Transport:
         self._address = address
         self.protocol: BoundedReads | None = None
         self.is_paused = self.is_closed = False
+        self.written = list[bytes]()
 
     def get_extra_info(self, name: str) -> tuple[str, int]:
         return (self._address, 1)
@@ -47,6 +48,9 @@ class Transport:
 
     def is_closing(self) -> bool:
         return self.is_closed
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
 
     def abort(self) -> None:
         self.is_closed = True
@@ -216,6 +220,19 @@ def test_an_error_ends_its_connection_only(cpu: Cpu) -> None:
         other.receive(b"y")
         assert (failing.raw.is_closed, other.raw.is_closed, other.data) == (True, False, b"y")
         assert [type(context["exception"]) for context in errors] == [TypeError]
+
+    run(test, cpu)
+
+
+def test_nothing_is_written_once_the_connection_is_closing(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        parser = connect("a")
+        parser.transport.write(b"x")
+        parser.transport.writelines([b"y", b"z"])
+        parser.transport.abort()
+        parser.transport.write(b"lost")
+        parser.transport.writelines([b"lost"])
+        assert parser.raw.written == [b"x", b"yz"]
 
     run(test, cpu)
 
