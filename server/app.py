@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -58,6 +59,7 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,  # server/routes/page.py has it
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
@@ -69,7 +71,7 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
         app.include_router(router)
     install_handlers(app)
     _add_middleware(app, service)
-    app.openapi = _openapi_of(app, service)  # type: ignore[method-assign]
+    app.openapi, app.state.openapi_json = _openapi_of(app, service)  # type: ignore[method-assign]
     return app
 
 
@@ -92,11 +94,18 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
     app.add_middleware(RequestContextMiddleware, metrics=service.metrics)
 
 
-def _openapi_of(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:
-    """The OpenAPI document, made once before the model is open and once after."""
+def _openapi_of(app: FastAPI, service: Service) -> tuple[Callable[[], dict[str, Any]], Callable[[], bytes]]:
+    """The OpenAPI document, and its JSON, made once before the model is open and once after."""
 
     @cache
     def document(channels: int | None) -> dict[str, Any]:
         return openapi_document(app, service.body_model, channels, has_key=service.settings.api_key is not None)
 
-    return lambda: document(None if service.pipeline is None else service.pipeline.bundle.latents.channels)
+    @cache
+    def content(channels: int | None) -> bytes:
+        return json.dumps(document(channels), ensure_ascii=False, separators=(",", ":")).encode()
+
+    def channels() -> int | None:
+        return None if service.pipeline is None else service.pipeline.bundle.latents.channels
+
+    return lambda: document(channels()), lambda: content(channels())

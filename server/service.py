@@ -19,7 +19,7 @@ from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import HostLimits
 from runtime.sessions.hosting.slots import TickTimes
 from runtime.tick.events import Event, Failed, Finished
-from server.admission import Admission, Places
+from server.admission import Admission, Paced, Places
 from server.asgi.openapi import body_model
 from server.asgi.problems import ProblemError, draining, unavailable
 from server.asgi.request_body import BodyBudget
@@ -42,7 +42,8 @@ class Service:
 
     `sources` exists once the pipeline does, and so does `host`, which runs the live sessions, unless the model has no
     codec. `store` keeps live sessions for the next start; None where the settings name no place. `draining` is set soon
-    after draining began: what is open without an end, a live session, ends then. All but `pipeline`, `sources` and
+    after draining began: what is open without an end, a live session, ends then. rendering, describing: make the texts
+    of /metrics and /openapi.json. All but `pipeline`, `sources` and
     `host` is used on the event loop's thread only. Raises ConfigError where the store cannot be opened.
     """
 
@@ -59,6 +60,7 @@ class Service:
         self.metrics.watch_responses(lambda: self.admission.reserved_bytes)
         self.draining = asyncio.Event()
         self.budget = BodyBudget(settings.body_budget_bytes)
+        self.rendering, self.describing = Paced(), Paced()
         self.first_audio_tracker = FirstAudioTracker(size=1)
         self.body_model = body_model(settings.max_seconds)
         self.sources: SourceStore

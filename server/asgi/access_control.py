@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.untrusted import quoted
 from server.admission import Places
+from server.asgi.fair_reads import network_of
 from server.asgi.openapi import OPEN_PATH
 from server.asgi.problems import ProblemError, problem_response
 from server.asgi.request_body import UNCOUNTED_BYTES
@@ -107,8 +108,8 @@ async def _read_ahead(receive: Receive) -> Receive:
 
 
 def client_of(scope: Scope) -> str:
-    """The client's address."""
-    return scope["client"][0] if scope.get("client") else ""
+    """The client's address, as limits go by it."""
+    return network_of(scope["client"][0]) if scope.get("client") else ""
 
 
 def is_key(settings: ServerSettings, given: str | None = None) -> bool:

@@ -9,6 +9,7 @@ import asyncio
 import re
 import socket
 import ssl
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,6 +17,7 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 
 import h11
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
@@ -37,6 +39,8 @@ UNAUTHORIZED = (401, 403)
 FLUSH_S = 2.0
 # What is written at once, and may wait in the process for a client to read it; a response may be much larger.
 WRITE_BYTES = 16 * 1024
+# What is written in one turn of the connection.
+TURN_BYTES = 4 * WRITE_BYTES
 MAX_PIPELINED_BYTES = 64 * 1024
 # Of a chunked body that is framing for the most part.
 MAX_FRAMING_BYTES = 64 * 1024
@@ -59,30 +63,39 @@ def make_protocol(
 class IdleConnections:
     """The connections without a place, by the clients' addresses.
 
-    Above `max_connections` in all, one of them makes room: of the address with the most of them, the one that has been
-    without for the longest time.
+    Above `max_connections` in all, one of them makes room: the one that has been without for the longest time, of the
+    address with the most of them where that has more than a 16th of the limit.
     """
 
     def __init__(self, max_connections: int) -> None:
-        self._max_connections = max_connections
-        self._by_address: dict[str, dict[BoundedReads, None]] = {}  # the longest first
+        self._max_connections, self._few = max_connections, max(1, max_connections // 16)
+        self._all: dict[BoundedReads, None] = {}  # the longest first, as in the others
+        self._by_address: dict[str, dict[BoundedReads, None]] = {}
+        self._many: set[str] = set()  # the addresses with more than _few
 
     def add(self, connection: BoundedReads) -> None:
         """Take in a connection; one that is in keeps its place."""
-        self._by_address.setdefault(connection.transport.address, {})[connection] = None
+        address = connection.transport.address
+        of_address = self._by_address.setdefault(address, {})
+        self._all[connection] = of_address[connection] = None
+        if len(of_address) > self._few:
+            self._many.add(address)
 
     def discard(self, connection: BoundedReads) -> None:
         """The connection has a place, or has ended."""
         address = connection.transport.address
-        others = self._by_address.get(address, {})
-        others.pop(connection, None)
-        if not others:
+        of_address = self._by_address.get(address, {})
+        self._all.pop(connection, None)
+        of_address.pop(connection, None)
+        if len(of_address) <= self._few:
+            self._many.discard(address)
+        if not of_address:
             self._by_address.pop(address, None)
 
     def make_room(self, num_connections: int) -> None:
         """Close one where there are more than the limit."""
-        if num_connections > self._max_connections and self._by_address:
-            most = max(self._by_address.values(), key=len)
+        if num_connections > self._max_connections and self._all:
+            most = max((self._by_address[address] for address in self._many), key=len, default=self._all)
             longest = next(iter(most))
             self.discard(longest)
             longest.transport.abort()
@@ -115,6 +128,7 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         self._framing_bytes = self._payload_bytes = 0
         self._dropped_bytes: int | None = None
         self._is_early = False
+        self._turn_bytes = 0
         self.app = self._with_abort(self.app)
         if self.ws_protocol_class is not None:
             kind: Any = self.ws_protocol_class
@@ -253,6 +267,10 @@ class BoundedProtocol(H11Protocol, BoundedReads):
             while len(body) > WRITE_BYTES and not self.cycle.disconnected:
                 await send({**message, "body": body[:WRITE_BYTES], "more_body": True})
                 body = body[WRITE_BYTES:]
+                self._turn_bytes += WRITE_BYTES
+                if self._turn_bytes >= TURN_BYTES:
+                    self._turn_bytes = 0
+                    await self.reads.turn(self.transport.flow)
             self._is_early = is_last and self.cycle.more_body
             message = {**message, "body": body, "more_body": not is_last or self._is_early}
         await send(message)
@@ -421,8 +439,30 @@ def _abort_by_error(flush: bool) -> None:
 
 async def charged_to(scope: Scope, task: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> None:
     """Run a task of an endpoint whose CPU time is caused by what the connection of `scope` sends."""
-    charge = scope.get("extensions", {}).get(CHARGE_EXTENSION, lambda _: None)
-    await charged(task(*args), charge)
+    await charged(task(*args), _charge_of(scope))
+
+
+def _charge_of(scope: Scope) -> Callable[[float], None]:
+    charge: Callable[[float], None] = scope.get("extensions", {}).get(CHARGE_EXTENSION, lambda _: None)
+    return charge
+
+
+async def in_charged_thread(scope: Scope, work: Callable[..., None], *args: object) -> None:
+    """Work in a thread whose CPU time is caused by what the connection of `scope` sends."""
+    used_s = 0.0
+
+    def timed() -> None:
+        nonlocal used_s
+        started_s = time.thread_time()
+        try:
+            work(*args)
+        finally:
+            used_s = time.thread_time() - started_s
+
+    try:
+        await run_in_threadpool(timed)
+    finally:
+        _charge_of(scope)(used_s)
 
 
 async def wait_disconnected(receive: Receive) -> None:

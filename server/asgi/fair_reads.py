@@ -8,22 +8,49 @@ import asyncio
 import math
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from ipaddress import IPv6Address, IPv6Network
 from itertools import count
 from time import thread_time
 from typing import Any
 
 # What is read at once, and the first part of it that is parsed: chunks and frames of a few bytes take 1 us a byte.
 READ_BYTES, PIECE_BYTES = 16 * 1024, 512
-# CPU time: of one connection's turn, of the turns between which the event loop does other things, and by how much a new
-# connection comes behind those that used little, where others of its address have used more.
-TURN_S, TURNS_S, NEW_S = 0.0005, 0.005, 0.00005
-# About the CPU time of accepting and closing a connection, counted with its first turn.
-CONNECTION_S = 0.0003
+# CPU time of one connection's turn, and about that of accepting and closing one, counted with its first turn.
+TURN_S, CONNECTION_S = 0.0005, 0.0003
 # Of the thread's time; after a quiet time so much at once. A debt is paid by a pause, which the bound keeps short.
 SHARE, BURST_S, MAX_DEBT_S = 0.5, 0.02, 0.02
+# What an address may use of the thread before its new connections come behind those of others, and what counts of more.
+ADDRESS_SHARE, MAX_LATELY_S = 0.1, 0.1
 MAX_ADDRESSES = 4096
+# All addresses that no connection has come from lately.
+UNKNOWN = "unknown"
+MAX_NUMBER = 2**63
+
+
+@dataclass(eq=False)
+class Kind:
+    """Connections of one kind, and those of them that wait, as (order, number, connection, turn).
+
+    tag_s: of the kind among kinds, as a connection's among those of its kind. virtual_s: the tag that had a turn last.
+    """
+
+    tag_s: float = 0.0
+    virtual_s: float = 0.0
+    waiting: list[tuple[float, int, Flow, Callable[[], None]]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Flow:
+    """What a connection counts as. account: its address, or UNKNOWN where that was unknown when it came."""
+
+    kind: Kind
+    address: str
+    account: str
+    tag_s: float = 0.0
 
 
 class FairReads:
@@ -31,65 +58,117 @@ class FairReads:
 
     Every connection has a tag, in seconds: the virtual time at which it has had its share. The lowest tag is next, and
     is the virtual time then; a turn, and what the tasks of its requests use, add to the tag. A connection that used
-    little is next; new ones of an address come behind, so that many of them gain nothing.
+    little is next. The same holds among three kinds of connections: new ones, up to the end of their first turn's work,
+    those with further requests, and WebSockets that are open. However many come, those that are there get their share.
+    New ones are in the order of what their addresses have used lately, unknown addresses together.
+
+    There is one turn in an iteration of the event loop: what it makes tasks do is counted before the next.
     """
 
     def __init__(self) -> None:
+        self.new, self.requests, self.websockets = Kind(), Kind(), Kind()
         self._virtual_s = 0.0
         self._budget_s, self._filled_s = BURST_S, 0.0
-        self._waiting: list[tuple[float, int, FairTransport]] = []
-        self._order = count()
-        self._addresses: dict[str, float] = {}  # the largest tag of each
+        self._number = count()
+        self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by account: how much, and when
         self._is_running = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
-    def first_tag_s(self, address: str) -> float:
-        """The tag of a new connection."""
-        return min(self._addresses.get(address, 0.0), self._virtual_s + NEW_S)
+    def flow(self, address: str) -> Flow:
+        """What a new connection counts as."""
+        return Flow(self.new, address, address if address in self._used else UNKNOWN)
+
+    def open_websocket(self, flow: Flow) -> None:
+        """The connection is a WebSocket's from now on."""
+        self._move(flow, self.websockets)
 
     def add(self, connection: FairTransport, *, at_once: bool = False) -> None:
         """Let a connection wait for its turn; `at_once`: it has it before this returns, if there is time for that."""
-        heappush(self._waiting, (max(self._virtual_s, connection.tag_s), next(self._order), connection))
+        self._add(connection.flow, connection.take_turn, at_once=at_once)
+
+    async def turn(self, flow: Flow) -> None:
+        """Wait for a turn of the connection's, to write."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._add(flow, lambda: None if turn.done() else turn.set_result(None))
+        await turn
+
+    def charge(self, connection: FairTransport, used_s: float) -> None:
+        """Count CPU time that a connection has caused."""
+        flow, kind = connection.flow, connection.flow.kind
+        self._budget_s = max(-MAX_DEBT_S, self._budget_s - used_s)
+        flow.tag_s = max(kind.virtual_s, flow.tag_s) + used_s
+        kind.tag_s = max(self._virtual_s, kind.tag_s) + used_s
+        for account in {flow.address, flow.account} if kind is self.new else {flow.address}:
+            self._used[account] = self._lately_s(account) + used_s, self._now_s()
+            self._used.move_to_end(account)
+        while len(self._used) > MAX_ADDRESSES:
+            self._used.popitem(last=False)
+
+    def _add(self, flow: Flow, turn: Callable[[], None], *, at_once: bool = False) -> None:
+        if flow.kind is self.new and flow.tag_s:  # it had its first turn
+            self._move(flow, self.requests)
+        self._push(flow, turn)
         if self._is_running or self._timer is not None:
             return
         pause_s = self._pause_s()
         if at_once and not pause_s:
             self._run()
         else:
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self._run)
+            self._run_later(pause_s)
 
-    def charge(self, connection: FairTransport, used_s: float) -> None:
-        """Count CPU time that a connection has caused."""
-        self._budget_s = max(-MAX_DEBT_S, self._budget_s - used_s)
-        connection.tag_s = max(self._virtual_s, connection.tag_s) + used_s
-        if len(self._addresses) >= MAX_ADDRESSES:
-            self._addresses.clear()
-        self._addresses[connection.address] = max(self._addresses.get(connection.address, 0.0), connection.tag_s)
+    def _push(self, flow: Flow, turn: Callable[[], None]) -> None:
+        order, number = max(flow.kind.virtual_s, flow.tag_s), next(self._number)
+        if flow.kind is self.new:
+            order = min(MAX_LATELY_S, self._lately_s(flow.account))
+            # Of more than there is time for, those who wait the longest have left, or are closed to make room.
+            number = MAX_NUMBER - number if flow.account == UNKNOWN else number
+        heappush(flow.kind.waiting, (order, number, flow, turn))
+
+    def _move(self, flow: Flow, kind: Kind) -> None:
+        flow.tag_s, flow.kind = kind.virtual_s + max(0.0, flow.tag_s - flow.kind.virtual_s), kind
 
     def _run(self) -> None:
-        """Give turns; at least one, so that none waits for ever where other work takes all time."""
-        self._timer, self._is_running, started_s = None, True, thread_time()
+        """Give a turn, so that none waits for ever where other work takes all time."""
+        self._timer, self._is_running = None, True
         try:
-            while self._waiting and thread_time() - started_s < TURNS_S:
-                tag_s, order, connection = heappop(self._waiting)
-                if connection.tag_s > tag_s:  # it was charged while it waited
-                    heappush(self._waiting, (connection.tag_s, order, connection))
-                    continue
-                self._virtual_s = tag_s
-                connection.take_turn()
-                if self._pause_s():
-                    break
+            if (turn := self._next()) is None:
+                return
+            turn()
         finally:
             self._is_running = False
-        if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(self._pause_s(), self._run)
+        self._run_later(self._pause_s())
+
+    def _run_later(self, pause_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(pause_s, self._run) if pause_s else loop.call_soon(self._run)
+
+    def _next(self) -> Callable[[], None] | None:
+        """The turn that is next."""
+        while kinds := [kind for kind in (self.websockets, self.new, self.requests) if kind.waiting]:
+            kind = min(kinds, key=lambda kind: max(self._virtual_s, kind.tag_s))
+            order, _, flow, turn = heappop(kind.waiting)
+            if flow.kind is not kind or (kind is not self.new and flow.tag_s > order):
+                self._push(flow, turn)  # it has changed while it waited
+                continue
+            self._virtual_s = max(self._virtual_s, kind.tag_s)
+            kind.virtual_s = order if kind is not self.new else 0.0
+            return turn
+        return None
 
     def _pause_s(self) -> float:
         """How long it takes until there is time for turns again."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._now_s()
         self._budget_s = min(BURST_S, self._budget_s + SHARE * (now_s - self._filled_s))
         self._filled_s = now_s
         return max(0.0, -self._budget_s / SHARE)
+
+    def _lately_s(self, account: str) -> float:
+        """What connections of an account have used lately."""
+        used_s, at_s = self._used.get(account, (0.0, 0.0))
+        return max(0.0, used_s - ADDRESS_SHARE * (self._now_s() - at_s))
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
 
 
 class FairTransport:
@@ -103,8 +182,8 @@ class FairTransport:
     def __init__(self, transport: Any, reads: FairReads) -> None:
         self._transport, self._reads = transport, reads
         peer = transport.get_extra_info("peername")
-        self.address = str(peer[0]) if peer else ""
-        self.tag_s = reads.first_tag_s(self.address)
+        self.address = network_of(str(peer[0])) if peer else ""
+        self.flow = reads.flow(self.address)
         self.has_turn = self.is_waiting = False
         self._kept = b""
         self._has_more = self._is_paused = False
@@ -177,6 +256,10 @@ class FairTransport:
         """Count CPU time that the connection has caused."""
         self._reads.charge(self, used_s)
 
+    def open_websocket(self) -> None:
+        """The connection is a WebSocket's from now on."""
+        self._reads.open_websocket(self.flow)
+
     def _parse(self, size: int) -> None:
         protocol = self._transport.get_protocol()
         if self._has_more:
@@ -215,6 +298,19 @@ class BoundedReads(asyncio.BufferedProtocol, asyncio.Protocol):
         """So many bytes have arrived."""
         data, self._buffer = bytes(self._buffer[:nbytes]), memoryview(b"")
         self.transport.take(data)
+
+
+def network_of(host: str) -> str:
+    """What limits for an address go by: an IPv6 address by its /64, of which a client has all."""
+    if ":" not in host:
+        return host
+    try:
+        address = IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Network((address, 64), strict=False))
 
 
 @types.coroutine

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from runtime.config.explain import full_sentence
 from runtime.errors import RequestError
 from runtime.untrusted import parse_json_object, quoted
+from server.admission import Paced
 from server.asgi.problems import MAX_FINDINGS, Finding, ProblemError, pointer, unavailable
 from server.config import KIB, ServerSettings
 
@@ -30,18 +31,19 @@ UNCOUNTED_BYTES = 64 * KIB
 REQUEST_PART_TYPES = ("", JSON, "text/plain", "application/octet-stream")
 PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
 Model = TypeVar("Model", bound=BaseModel)
+Result = TypeVar("Result")
 
 
 @dataclass
 class BodyBudget:
     """Bytes of request bodies being read now, over all connections, without the first UNCOUNTED_BYTES of each.
 
-    `large_json`: held while one is parsed.
+    `large_json`: where they are parsed and validated.
     """
 
     limit_bytes: int
     used_bytes: int = 0
-    large_json: asyncio.Lock = field(default_factory=asyncio.Lock)
+    large_json: Paced = field(default_factory=Paced)
 
     def reserve(self, size: int) -> None:
         """Reserve bytes. Raises ProblemError 503 above the limit."""
@@ -56,19 +58,24 @@ class BodyBudget:
 
 @dataclass(frozen=True)
 class Upload:
-    """The parts of a request: the parsed JSON object, and the bytes of the files that were sent."""
+    """The parts of a request: the parsed JSON object, and the bytes of the files that were sent.
+
+    is_large: the JSON is.
+    """
 
     values: dict[str, Any]
     source: bytes | None = None
     timbre: bytes | None = None
     structure: bytes | None = None
     condition: bytes | None = None
+    is_large: bool = False
 
 
 async def read_upload(request: Request, settings: ServerSettings, budget: BodyBudget) -> Upload:
     """JSON, or multipart with parts `request` (JSON) and FILE_PARTS. Raises ProblemError."""
     if _accepted_type(request, JSON, MULTIPART) == JSON:
-        return Upload(await read_json(request, settings, budget))
+        body = await _read_json_body(request, settings, budget)
+        return Upload(await parse_json(body, budget), is_large=_is_large(body))
     async with body_deadline(settings):
         return await _read_multipart(request, settings, budget)
 
@@ -76,9 +83,12 @@ async def read_upload(request: Request, settings: ServerSettings, budget: BodyBu
 async def read_json(request: Request, settings: ServerSettings, budget: BodyBudget) -> dict[str, Any]:
     """A body that is a JSON object. Raises ProblemError."""
     _accepted_type(request, JSON)
+    return await parse_json(await _read_json_body(request, settings, budget), budget)
+
+
+async def _read_json_body(request: Request, settings: ServerSettings, budget: BodyBudget) -> bytes:
     async with body_deadline(settings):
-        body = await read_all(request, settings.json_bytes, budget)
-    return await parse_json(body, budget)
+        return await read_all(request, settings.json_bytes, budget)
 
 
 def _accepted_type(request: Request, *accepted: str) -> str:
@@ -188,7 +198,7 @@ async def _read_multipart(request: Request, settings: ServerSettings, budget: Bo
         files = {name: await field_bytes(fields[name], settings.upload_bytes) for name in FILE_PARTS if name in fields}
     finally:
         await form.close()
-    return Upload(await parse_json(text, budget, "/request"), **files)
+    return Upload(await parse_json(text, budget, "/request"), **files, is_large=_is_large(text))
 
 
 async def parse_form(
@@ -294,9 +304,22 @@ async def field_bytes(field: str | UploadFile, limit: int) -> bytes:
 
 
 async def parse_json(body: bytes, budget: BodyBudget, where: str = "") -> dict[str, Any]:
-    """parse_object() in a thread; large bodies one at a time: parsing holds the interpreter, which ticks need, too."""
-    async with budget.large_json if len(body) > SMALL_JSON_BYTES else nullcontext():
-        return await run_in_threadpool(parse_object, body, where)
+    """parse_object() in a thread."""
+    return await _in_thread(budget, _is_large(body), parse_object, body, where)
+
+
+async def validate_upload(model: type[Model], upload: Upload, budget: BodyBudget) -> Model:
+    """validate() in a thread."""
+    return await _in_thread(budget, upload.is_large, validate, model, upload.values)
+
+
+def _is_large(json: bytes) -> bool:
+    return len(json) > SMALL_JSON_BYTES
+
+
+async def _in_thread(budget: BodyBudget, is_large: bool, work: Callable[..., Result], *arguments: object) -> Result:
+    run = budget.large_json.run if is_large else run_in_threadpool
+    return await run(work, *arguments)
 
 
 def parse_object(body: bytes, where: str = "") -> dict[str, Any]:

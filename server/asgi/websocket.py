@@ -153,6 +153,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
         await super().send(message)
         if self.handshake_complete and not self._is_open:
             self._is_open = True
+            self.transport.open_websocket()
             self._on_opened()
             self.transport.resume_reading()
 

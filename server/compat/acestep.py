@@ -18,7 +18,7 @@ from runtime.errors import source_as
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.tasks import known_tasks
 from server.admission import Permit
-from server.asgi.access_control import check_body_key
+from server.asgi.access_control import check_body_key, client_of
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import Upload, check_source, validate
 from server.compat.acestep_fields import Fields, error_text, read_fields, refuse
@@ -125,7 +125,7 @@ async def release_task(request: Request) -> dict[str, Any]:
     _check_model(pipeline, fields)
     wanted = task_request(fields, files, pipeline.bundle)
     await run_in_threadpool(validate, service.body_model, wanted.values)
-    client, seeds = request.client.host if request.client else "", _seeds(service, wanted, fields)
+    client, seeds = client_of(request.scope), _seeds(service, wanted, fields)
     with ExitStack() as stack:
         permits = [_admit(service, client, stack) for _ in seeds]
         values = await _with_uploads(service, wanted, files)

@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.validation import plan_text_options, plans_texts, untaken_options
+from server.asgi.access_control import client_of
 from server.asgi.problems import Finding, ProblemError, request_id_of
 from server.asgi.request_body import Upload, read_json, validate
 from server.compat.elevenlabs_bodies import ChunkPlan, MusicBody, Section, SectionPlan, SoundBody
@@ -136,7 +137,7 @@ async def _generation(request: Request, values: dict[str, Any]) -> Response:
     if values.get("seconds", 0.0) > service.settings.max_seconds:
         raise ProblemError(422, "invalid_request", f"this server makes at most {service.settings.max_seconds:g} s")
     body = await run_in_threadpool(validate, service.body_model, {"stream": False, **values}, "")
-    client = request.client.host if request.client else ""
+    client = client_of(request.scope)
     return GenerationResponse(service, service.ready_pipeline(), body, Upload({}), client, request_id_of(request))
 
 

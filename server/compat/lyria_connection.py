@@ -30,6 +30,7 @@ from runtime.sessions.messages import (
     SetControls,
     SetPrompts,
 )
+from server.asgi.access_control import client_of
 from server.asgi.connection import abort_of, charged_to, first_completed
 from server.compat.lyria_audio import AHEAD_S, LEAST_AHEAD_S, AudioStream, Pace
 from server.compat.lyria_messages import (
@@ -137,7 +138,7 @@ class LyriaConnection:
 
     def _open_session(self) -> None:
         """In a worker thread: it sets the session's id, so that a cancelled task ends it, too."""
-        client = self._websocket.client.host if self._websocket.client else ""
+        client = client_of(self._websocket.scope)
         opened = Open(mode="extend", paused=True, plan=False)
         self._session = self._host.open(opened, self._stream, client, self._stream.clock)
 

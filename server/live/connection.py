@@ -22,7 +22,8 @@ from runtime.sessions.messages import (
     problem_of,
     seq_of,
 )
-from server.asgi.connection import abort_of, charged_to, first_completed
+from server.asgi.access_control import client_of
+from server.asgi.connection import abort_of, charged_to, first_completed, in_charged_thread
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
 from server.live.incoming import Incoming, RateLimit, ViolationError, WriteError, num_counted, parse_text
@@ -134,7 +135,7 @@ class LiveConnection:
         message = parse_text(data) if isinstance(data, str) else None
         if not isinstance(message, Open):
             raise RequestError("the first message is open", field="type", fix='send {"type": "open", ...}')
-        await run_in_threadpool(self._open_session, message, session)
+        await in_charged_thread(self._websocket.scope, self._open_session, message, session)
         ready = await self._ready
         return Incoming(self._host, self._session, ready.sample_rate_hz, ready.channels)
 
@@ -142,7 +143,7 @@ class LiveConnection:
         """In a worker thread: it sets the session's id, so that a cancelled task detaches it, too."""
         if session is None and message.resume is not None:
             raise RequestError("names no session", field="resume", fix="resume at WS /v1/live/{session}")
-        client = self._websocket.client.host if self._websocket.client else ""
+        client = client_of(self._websocket.scope)
         if session is None:
             self._session = self._host.open(message, self._outbox, client)
         else:

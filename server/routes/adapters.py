@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Security
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.concurrency import run_in_threadpool
 
 from runtime.engines.engine import EngineSet
 from runtime.requests.option_types import AdapterOptions, Adapters
 from server.asgi.openapi import REF, problem_responses
-from server.asgi.request_body import read_upload, validate
+from server.asgi.request_body import read_upload, validate_upload
 from server.routes.tick_profile import check_admin
 from server.service import Service, service_of
 
@@ -73,7 +72,7 @@ async def merge_adapters(request: Request, service: Annotated[Service, Security(
     folder of adapters is read again.
     """
     upload = await read_upload(request, service.settings, service.budget)
-    body = await run_in_threadpool(validate, MergedAdapters, upload.values)
+    body = await validate_upload(MergedAdapters, upload, service.budget)
     pipeline = await service.replace_engines({item.id: item.strength for item in body.adapters})
     return adapter_list(pipeline.engines)
 

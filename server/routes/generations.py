@@ -8,17 +8,17 @@ import uuid
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.audio.formats import FORMATS
 from runtime.errors import TickError
 from runtime.pipeline.pipeline import Pipeline
+from server.asgi.access_control import client_of
 from server.asgi.connection import abort_of, first_completed, wait_disconnected
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
 from server.asgi.problems import Finding, ProblemError, draining, request_id_of
-from server.asgi.request_body import Upload, check_source, read_upload, validate
+from server.asgi.request_body import Upload, check_source, read_upload, validate_upload
 from server.metrics import Outcome
 from server.routes.generation_job import GenerationJob, Tally, outcome_of
 from server.routes.generation_stream import chunks
@@ -52,10 +52,10 @@ async def create_generation(request: Request) -> Response:
     upload = await read_upload(request, service.settings, service.budget)
     if upload.condition is not None:
         upload.values.setdefault("prompt", "")
-    body = await run_in_threadpool(validate, service.body_model, upload.values)
+    body = await validate_upload(service.body_model, upload, service.budget)
     check_model(pipeline, body)
     check_inputs(upload, body)
-    client = request.client.host if request.client else ""
+    client = client_of(request.scope)
     return GenerationResponse(service, pipeline, body, upload, client, request_id_of(request))
 
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 
 from runtime.tick.record import LoopStats
 from server.asgi.openapi import problem_responses
@@ -127,4 +126,4 @@ async def get_metrics(request: Request) -> Response:
     service = service_of(request)
     service.metrics.is_ready.set(not_ready(service) is None)
     # In a thread: what several servers share is asked over the network.
-    return Response(await run_in_threadpool(service.metrics.render), media_type=CONTENT_TYPE)
+    return Response(await service.rendering.share(service.metrics.render), media_type=CONTENT_TYPE)

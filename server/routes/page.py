@@ -83,6 +83,13 @@ async def docs(request: Request) -> Response:
     return response
 
 
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    """The OpenAPI document."""
+    content = await service_of(request).describing.share(request.app.state.openapi_json)
+    return Response(content, media_type="application/json")
+
+
 @router.get("/page/{name:path}")
 async def part(request: Request, name: str) -> Response:
     """A module, a stylesheet or an image of the page."""

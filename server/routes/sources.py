@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from server.asgi.access_control import client_of
 from server.asgi.openapi import SOURCE_ID, problem_responses, upload_body
 from server.asgi.request_body import check_source, read_file
 from server.service import service_of
@@ -57,7 +58,7 @@ async def create_source(request: Request, response: Response) -> SourceCard:
     """
     service = service_of(request)
     service.ready_pipeline()
-    client = request.client.host if request.client else ""
+    client = client_of(request.scope)
     with service.admission.limit_client(client):
         async with read_file(request, service.settings, service.budget) as data:
             outcome = "refused"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import count, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -312,6 +312,63 @@ def open_and_close(address: Address) -> None:
             connection.recv(4096)
 
 
+def come_from_everywhere(sent: bytes, network: int, address: Address) -> None:
+    """250 clients a second, each of an address of its own in 127.`network`; each sends `sent` and stays for a second."""
+    per_s = 250
+    started_s, clients = time.monotonic(), deque[socket.socket]()
+    for index in range(round(per_s * ATTACK_S)):
+        connection = socket.socket()
+        connection.settimeout(10)
+        with suppress(OSError):
+            connection.bind((f"127.{network}.{1 + index // 250}.{1 + index % 250}", 0))
+            connection.connect(address)
+            connection.sendall(sent)
+        clients.append(connection)
+        if len(clients) > per_s:
+            clients.popleft().close()
+        time.sleep(max(0.0, started_s + index / per_s - time.monotonic()))
+    for connection in clients:
+        connection.close()
+
+
+def fetch(paths: list[str], address: Address) -> None:
+    """A client that asks for one thing after the other on one connection, and reads it."""
+    ends_s = time.monotonic() + ATTACK_S
+    with httpx.Client(base_url=f"http://{address[0]}:{address[1]}", timeout=30) as client:
+        for path in cycle(paths):
+            if time.monotonic() > ends_s:
+                return
+            with suppress(httpx.TransportError):
+                client.get(path)
+
+
+def open_and_leave(address: Address) -> None:
+    """One session after the other, each with long prompts, left once it is asked for."""
+    ends_s, number = time.monotonic() + ATTACK_S, 0
+    while time.monotonic() < ends_s:
+        number += 1
+        items = new_prompts(number, 8, 1900)["items"]
+        with socket.create_connection(address, 10) as connection, suppress(OSError):
+            connection.sendall(upgrade())
+            connection.recv(4096)
+            connection.sendall(frame(TEXT, json.dumps({"type": "open", "prompts": items}).encode()))
+            time.sleep(0.01)
+
+
+def post(body: bytes, address: Address) -> None:
+    """A client that posts the same body again and again."""
+    ends_s = time.monotonic() + ATTACK_S
+    with httpx.Client(base_url=f"http://{address[0]}:{address[1]}", timeout=60) as client:
+        while time.monotonic() < ends_s:
+            client.post("/v1/audio/generations", content=body, headers={"content-type": "application/json"})
+
+
+def numbers() -> bytes:
+    """A body of 1.8 MB, all of it numbers that are none of what they are to be."""
+    row = "[" + ",".join(["-99999"] * 250) + "]"
+    return ('{"prompt": "a", "channel_gain": [' + ",".join([row] * 1000) + "]}").encode()
+
+
 def overload(address: Address) -> None:
     """More sessions than can be served, each turning a control every 2 s."""
 
@@ -355,6 +412,14 @@ ATTACKS: dict[str, Callable[[Address], None]] = {
     "many-texts": partial(flood_together, 20, OPENED, frame(TEXT, b"{}")),
     "clients-that-leave-at-once": come_and_go,
     "pings-with-the-handshake": partial(flood_together, 10, [upgrade() + 5000 * frame(PING)], frame(PING)),
+    "requests-of-nothing-from-everywhere": partial(come_from_everywhere, 40 * (GET % (b"127.0.0.1", b"")), 2),
+    "refused-requests-from-everywhere": partial(come_from_everywhere, 40 * (GET % (b"elsewhere", b"")), 3),
+    "half-a-request-from-everywhere": partial(come_from_everywhere, b"GET /health/live HT", 4),
+    "sessions-opened-and-left": partial(together, 8, open_and_leave),
+    "numbers": partial(together, 4, partial(post, numbers())),
+    "metrics": partial(together, 30, partial(fetch, ["/metrics"])),
+    "documents": partial(together, 30, partial(fetch, ["/openapi.json"])),
+    "pages": partial(together, 30, partial(fetch, [BUNDLE, "/"])),
     "chunks-without-access": partial(flood, [CHUNKED % b"elsewhere"], b"1\r\n \r\n"),
     "preflights": partial(flood_together, 30, [], PREFLIGHT),
     "files-of-the-page": partial(flood_together, 30, [], b"GET /page/main.js HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"),

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from contextlib import ExitStack
 
 import pytest
 
-from server.admission import Admission, Places
+from server.admission import HELD_SHARE, Admission, Paced, Places
 from server.asgi.problems import ProblemError
 
 
@@ -152,3 +154,67 @@ def test_one_address_gets_its_share_of_the_places(share: float, code: str) -> No
         if share:
             stack.enter_context(places.take("b"))
     assert not places.taken
+
+
+def test_paced_work_is_done_one_at_a_time_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_s, pauses = 0.0, list[float]()
+
+    def work(number: int) -> int:
+        nonlocal cpu_s
+        assert running.acquire(blocking=False)
+        cpu_s += 1.0
+        time.sleep(0.001)
+        running.release()
+        return number
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def run() -> None:
+        paced = Paced()
+        assert await asyncio.gather(*(paced.run(work, number) for number in range(3))) == [0, 1, 2]
+
+    running = threading.Lock()
+    monkeypatch.setattr(time, "thread_time", lambda: cpu_s)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    asyncio.run(run())
+    assert pauses == [0.0, 1.0 / HELD_SHARE - 1.0, 1.0 / HELD_SHARE - 1.0]
+
+
+def test_paced_work_that_fails_raises_and_lets_others_go_on() -> None:
+    def fail() -> None:
+        raise LookupError
+
+    async def run() -> None:
+        paced = Paced()
+        with pytest.raises(LookupError):
+            await paced.run(fail)
+        with pytest.raises(LookupError):
+            await paced.share(fail)
+        assert await paced.share(lambda: 1) == 1
+
+    asyncio.run(run())
+
+
+def test_those_that_ask_before_work_begins_share_its_result() -> None:
+    numbers, begun, may_end = iter(range(10)), threading.Event(), threading.Event()
+
+    def work() -> int:
+        begun.set()
+        assert may_end.wait(60)
+        return next(numbers)
+
+    async def run() -> None:
+        paced = Paced()
+        first = asyncio.create_task(paced.share(work))
+        assert await asyncio.to_thread(begun.wait, 60)
+        others = [asyncio.create_task(paced.share(work)) for _ in range(3)]
+        await asyncio.sleep(0)
+        others[0].cancel()
+        may_end.set()
+        assert await first == 0
+        assert await asyncio.gather(*others[1:]) == [1, 1]
+        assert await paced.share(work) == 2
+
+    asyncio.run(run())

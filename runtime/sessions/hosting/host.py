@@ -40,7 +40,7 @@ from runtime.sessions.actions import LiveModel
 from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.hosted_session import HostedSession
-from runtime.sessions.hosting.inbox import Inbox, Received
+from runtime.sessions.hosting.inbox import Inbox, Received, timed
 from runtime.sessions.hosting.limits import DEFAULT_LIMITS, RETRY_AFTER_S, HostLimits
 from runtime.sessions.hosting.services import (
     Clock,
@@ -53,6 +53,7 @@ from runtime.sessions.hosting.services import (
 )
 from runtime.sessions.hosting.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
 from runtime.sessions.messages import ClientMessage, Open
+from runtime.sessions.reports import prompt_words
 from runtime.sessions.session import LiveSession
 from runtime.sessions.store import SessionSnapshot, SessionStore
 from runtime.tick.record import TickRecord
@@ -147,6 +148,7 @@ class SessionHost:
         SessionsFullError, DrainingError, EngineDeadError.
         """
         self._check_room(client)
+        self._find_words(message)
         clock, session_id = clock or self._clock, secrets.token_hex(8)
         session = LiveSession(session_id, self.model, message, clock(), self._source(message.source_id))
         hosted = HostedSession(self._services, session, session_id, client, clock)
@@ -289,6 +291,14 @@ class SessionHost:
         kept_until_s = [hosted.expires_s for hosted in sessions if hosted.expires_s is not None]
         expiry_s = max(MIN_WAIT_S, min(kept_until_s) - self._clock()) if kept_until_s else RETRY_AFTER_S
         self._limits.check(client, [hosted.client for hosted in sessions], refresh_s, expiry_s)
+
+    def _find_words(self, message: Open) -> None:
+        """Find the words of the texts that a session begins with, which it then knows at once.
+
+        One thread does so, in no more than half of the time: a long text takes milliseconds.
+        """
+        texts = [prompt.text for prompt in message.prompts or ()]
+        self._services.words_thread.submit(_resting, partial(prompt_words, self.model, texts)).result()
 
     def _source(self, source_id: str | None) -> Latents | None:
         try:
@@ -482,6 +492,12 @@ class SessionHost:
     def _note_tick(self, record: TickRecord) -> None:
         """On the tick thread."""
         self._services.tick_times.note(record.slots, record.tick_ms)
+
+
+def _resting(work: Callable[[], object]) -> None:
+    """Carry out work, then rest for as long as it took."""
+    _, cost_s = timed(work)
+    time.sleep(cost_s)
 
 
 def _underruns(hosted: HostedSession) -> int:

@@ -185,6 +185,24 @@ def test_the_address_with_the_most_idle_connections_makes_room(serve: Serve) -> 
         assert other.recv(15) == b"HTTP/1.1 200 OK"
 
 
+def test_of_addresses_with_few_idle_connections_the_longest_idle_makes_room(serve: Serve) -> None:
+    """A newcomer is not the one that goes because its address has two, and others one each."""
+    served = serve(max_connections=32)
+    with ExitStack() as stack:
+
+        def connected_from(host: str) -> socket.socket:
+            address = ("127.0.0.1", served.port)
+            return stack.enter_context(socket.create_connection(address, TIMEOUT_S, source_address=(host, 0)))
+
+        others = [connected_from(f"127.0.1.{number}") for number in range(1, 65)]
+        eventually(lambda: len(served.server.server_state.connections) == 64)
+        newcomers = [connected_from("127.0.0.1") for _ in range(2)]
+        assert [read_all(connection) for connection in others[:2]] == [b"", b""]
+        for connection in newcomers:
+            connection.sendall(raw_request(path="/health/live", method="GET"))
+            assert connection.recv(15) == b"HTTP/1.1 200 OK"
+
+
 @pytest.mark.parametrize("has_tls", [False, True])
 def test_a_turn_of_the_event_loop_takes_little_of_a_connection(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_tls: bool

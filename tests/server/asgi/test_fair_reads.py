@@ -5,7 +5,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.asgi.fair_reads import PIECE_BYTES, READ_BYTES, TURN_S, BoundedReads, FairReads, FairTransport, charged
+from server.asgi.fair_reads import (
+    PIECE_BYTES,
+    READ_BYTES,
+    TURN_S,
+    BoundedReads,
+    FairReads,
+    FairTransport,
+    charged,
+    network_of,
+)
 
 
 class Cpu:
@@ -103,9 +112,10 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_what_arrives_is_parsed_at_once_where_nothing_waits(cpu: Cpu) -> None:
     async def test(connect: Connect, parsed: list[str]) -> None:
         parser = connect("a")
-        for _ in range(10):
+        for number in range(10):
             parser.receive(DATA)
-        assert parser.data == 10 * DATA
+            assert parser.data == (number + 1) * DATA
+            await asyncio.sleep(0)
         assert not parser.raw.is_paused
 
     run(test, cpu)
@@ -143,6 +153,114 @@ def test_who_has_used_little_is_next(cpu: Cpu) -> None:
         assert order.index("b") < order.index("a new one") < 2 * len(busy)
 
     run(test, cpu)
+
+
+def test_new_connections_of_ever_new_addresses_leave_others_their_turns(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        busy, session = connect("a", COSTLY_S), connect("b", COSTLY_S)
+        for parser in (session, busy):
+            parser.receive(b"x")
+            await until(lambda: parser.data == b"x")
+        session.transport.open_websocket()
+        for number in range(200):
+            connect(chr(1000 + number), COSTLY_S).receive(DATA)
+        for parser in (session, busy):
+            parser.receive(b"y")
+        await until(lambda: session.data == busy.data == b"xy")
+        assert max(parsed.index("b", 1), parsed.index("a", 2)) < 10
+
+    run(test, cpu)
+
+
+def test_a_new_connection_of_an_address_that_used_little_is_before_those_of_unknown_ones(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        known = connect("a")
+        known.receive(b"x")
+        for number in range(200):
+            connect(chr(1000 + number), COSTLY_S).receive(DATA)
+        await until(lambda: len(parsed) > 100)
+        before = len(parsed)
+        returned = connect("a again")
+        returned.receive(b"y")
+        await until(lambda: returned.data == b"y")
+        assert len(parsed) - before < 10
+
+    run(test, cpu)
+
+
+def test_what_a_turn_makes_a_task_do_is_counted_before_the_next_turn(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        parsers = [connect(name) for name in "abcdefgh"]
+        for parser in parsers:
+            parser.transport.charge(0.0)
+
+        async def answer(parser: Parser) -> None:
+            parser.transport.charge(0.02)
+
+        seen = list[int]()
+        for parser in parsers:
+            parser.data_received = lambda data, parser=parser: (  # type: ignore[method-assign]
+                parsed.append(parser.name),
+                seen.append(len(tasks)),
+                tasks.append(asyncio.create_task(answer(parser))),
+            )
+        tasks = list[asyncio.Task[None]]()
+        done = list[int]()
+        for parser in parsers:
+            parser.receive(b"x")
+        while len(parsed) < len(parsers):
+            done.append(len(tasks) - sum(task.done() for task in tasks))
+            await asyncio.sleep(0.001)
+        assert max(done) <= 1
+
+    run(test, cpu)
+
+
+def test_a_turn_to_write_comes_after_those_that_used_less(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        reads = connect("a").transport._reads
+        writer, other = connect("b"), connect("c")
+        for parser in (writer, other):
+            parser.receive(b"x")
+            await until(lambda: parser.data == b"x")
+        writer.transport.charge(0.1)
+        writing = asyncio.create_task(reads.turn(writer.transport.flow))
+        await asyncio.sleep(0)
+        other.receive(b"y")
+        assert not writing.done()
+        await until(lambda: other.data == b"xy")
+        await writing
+
+    run(test, cpu)
+
+
+def test_a_turn_to_write_that_is_not_wanted_any_more_is_passed_over(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        parser = connect("a")
+        writing = asyncio.create_task(parser.transport._reads.turn(parser.transport.flow))
+        await asyncio.sleep(0)
+        writing.cancel()
+        parser.receive(b"x")
+        await until(lambda: parser.data == b"x")
+        assert writing.cancelled()
+
+    run(test, cpu)
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "::/64"),
+        ("2001:db8:0:1:2:3:4:5", "2001:db8:0:1::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("a:b", "a:b"),
+        ("", ""),
+    ],
+)
+def test_limits_for_an_address_go_by_the_64_of_ipv6(host: str, network: str) -> None:
+    assert network_of(host) == network
 
 
 def test_what_a_task_uses_counts_for_its_connection(cpu: Cpu) -> None:
@@ -218,6 +336,7 @@ def test_an_error_ends_its_connection_only(cpu: Cpu) -> None:
         failing.data = 0  # type: ignore[assignment]
         failing.receive(b"x")
         other.receive(b"y")
+        await until(lambda: other.data == b"y")
         assert (failing.raw.is_closed, other.raw.is_closed, other.data) == (True, False, b"y")
         assert [type(context["exception"]) for context in errors] == [TypeError]
 
