@@ -137,6 +137,7 @@ def problem_response(problem: ProblemError, request_id: str = "") -> Response:
 
 HTTP_CODES = {
     404: ("not_found", "no route has this path", "GET /openapi.json lists every route"),
+    416: ("range_not_satisfiable", "the file has no such range", "see the Content-Range header"),
     405: ("method_not_allowed", "this path does not support this method", "see the Allow header"),
 }
 

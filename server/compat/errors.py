@@ -1,4 +1,4 @@
-"""Errors in the shape that another server's client expects, for the paths of that server."""
+"""Errors in the shape that another server's client expects, for the paths of that server; else as problem documents."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.asgi.problems import MEDIA_TYPE
+from server.asgi.problems import MEDIA_TYPE, http_problem
 
 # A problem document -> the JSON body that the client expects. The status stays.
 ErrorBody = Callable[[dict[str, Any]], dict[str, Any]]
@@ -20,7 +21,8 @@ ErrorBody = Callable[[dict[str, Any]], dict[str, Any]]
 class ErrorShapeMiddleware:
     """Rewrites problem documents of the paths in `shapes` (a path, or a prefix that ends with a slash).
 
-    It is outside of routing and access control, so that all their errors have the client's shape.
+    Errors in plain text, as Starlette has them for ranges of a file and for CORS, are problem documents first. It is
+    outside of routing and access control, so that all their errors have the client's shape.
     """
 
     app: ASGIApp
@@ -28,8 +30,9 @@ class ErrorShapeMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process one request."""
-        shape = self._shape_of(scope["path"]) if scope["type"] in ("http", "websocket") else None
-        await self.app(scope, receive, send if shape is None else _ShapedSend(shape, send))
+        if scope["type"] in ("http", "websocket"):
+            send = _ShapedSend(self._shape_of(scope["path"]), scope["state"]["request_id"], send)
+        await self.app(scope, receive, send)
 
     def _shape_of(self, path: str) -> ErrorBody | None:
         for key, shape in self.shapes.items():
@@ -40,16 +43,18 @@ class ErrorShapeMiddleware:
 
 @dataclass
 class _ShapedSend:
-    """Sends a response; the body of a problem document, which is one message, goes out in another shape."""
+    """Sends a response; the body of an error, which is one message, goes out in another shape. None: as a document."""
 
-    shape: ErrorBody
+    shape: ErrorBody | None
+    request_id: str
     send: Send
     start: Message | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"].endswith("http.response.start"):  # "websocket.http.response.start": a refused handshake
-            headers = MutableHeaders(raw=message["headers"])
-            if headers.get("content-type", "").startswith(MEDIA_TYPE):
+            kind = MutableHeaders(raw=message["headers"]).get("content-type", "")
+            is_plain = message["status"] >= 400 and kind.startswith("text/plain")
+            if is_plain or (self.shape is not None and kind.startswith(MEDIA_TYPE)):
                 self.start = message
                 return
         elif self.start is not None:
@@ -58,8 +63,13 @@ class _ShapedSend:
         await self.send(message)
 
     async def _send_start(self, start: Message, message: Message) -> Message:
-        content = json.dumps(self.shape(json.loads(message["body"]))).encode()
         headers = MutableHeaders(raw=list(start["headers"]))
-        headers["content-type"], headers["content-length"] = "application/json", str(len(content))
+        content, kind = message["body"], MEDIA_TYPE
+        if not headers["content-type"].startswith(MEDIA_TYPE):
+            problem = http_problem(HTTPException(start["status"], content.decode()))
+            content = problem.document(self.request_id).model_dump_json(exclude_none=True).encode()
+        if self.shape is not None:
+            content, kind = json.dumps(self.shape(json.loads(content))).encode(), "application/json"
+        headers["content-type"], headers["content-length"] = kind, str(len(content))
         await self.send({**start, "headers": headers.raw})
         return {**message, "body": content}

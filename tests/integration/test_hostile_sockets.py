@@ -313,7 +313,7 @@ def open_and_close(address: Address) -> None:
 
 
 def come_from_everywhere(sent: bytes, network: int, address: Address) -> None:
-    """250 clients a second, each of an address of its own in 127.`network`; each sends `sent` and stays for a second."""
+    """250 clients a second, each of an address of its own in 127.`network`, which send `sent` and stay a second."""
     per_s = 250
     started_s, clients = time.monotonic(), deque[socket.socket]()
     for index in range(round(per_s * ATTACK_S)):

@@ -43,6 +43,15 @@ def test_pages_of_allowed_origins_get_cors_headers_and_others_none() -> None:
     assert "access-control-allow-origin" not in refused.headers
 
 
+def test_a_refused_preflight_is_a_problem() -> None:
+    settings = ServerSettings(allowed_origins=("https://studio.example",))
+    asked = {"origin": "https://studio.example", "access-control-request-method": "PATCH"}
+    with TestClient(create_app(refuse, settings), base_url="http://localhost") as client:
+        refused = client.options("/v1/audio/generations", headers=asked)
+    assert (refused.status_code, refused.headers["content-type"]) == (400, "application/problem+json")
+    assert refused.json()["detail"] == "Disallowed CORS method"
+
+
 def test_the_lifespan_opens_the_pipeline_and_closes_it(tiny: Callable[..., Deployment]) -> None:
     opened: list[Pipeline] = []
 

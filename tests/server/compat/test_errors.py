@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message
 
-from server.asgi.problems import ProblemError, problem_response
+from server.asgi.problems import MEDIA_TYPE, ProblemError, problem_response
 from server.compat.errors import ErrorShapeMiddleware
 
 
@@ -24,7 +25,7 @@ def answer_of(app: ASGIApp, path: str) -> tuple[int, Headers, bytes]:
     def shape(problem: dict[str, Any]) -> dict[str, Any]:
         return {"error": problem["detail"]}
 
-    scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "state": {"request_id": "id"}}
     asyncio.run(ErrorShapeMiddleware(app, {"/theirs/": shape, "/one": shape})(scope, receive, send))
     body = b"".join(message["body"] for message in sent[1:])
     return sent[0]["status"], Headers(raw=sent[0]["headers"]), body
@@ -49,6 +50,19 @@ def test_problems_of_other_paths_stay() -> None:
         assert status == 429
         assert headers["content-type"] == "application/problem+json"
         assert b"urn:tickrt:problem:too_many" in body
+
+
+def test_an_error_in_plain_text_is_a_problem() -> None:
+    response = PlainTextResponse("Range header: end must be greater", 416, {"content-range": "bytes */100"})
+    status, headers, body = answer_of(response, "/ours")
+    assert (status, headers["content-type"], headers["content-range"]) == (416, MEDIA_TYPE, "bytes */100")
+    found = json.loads(body)
+    assert found["code"] == "range_not_satisfiable"
+    assert (found["detail"], found["instance"]) == ("Range header: end must be greater", "urn:tickrt:request:id")
+    assert headers["content-length"] == str(len(body))
+    assert answer_of(response, "/theirs/x")[2] == b'{"error": "Range header: end must be greater"}'
+    assert answer_of(PlainTextResponse("", 404), "/ours")[2].startswith(b'{"type":"urn:tickrt:problem:not_found"')
+    assert answer_of(PlainTextResponse("fine"), "/ours")[2] == b"fine"
 
 
 def test_other_responses_stay() -> None:
