@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from ipaddress import IPv6Address, IPv6Network
 from itertools import count
 from time import thread_time
@@ -23,8 +23,11 @@ READ_BYTES, PIECE_BYTES = 16 * 1024, 512
 TURN_S, CONNECTION_S = 0.0005, 0.0003
 # Of the thread's time; after a quiet time so much at once. A debt is paid by a pause, which the bound keeps short.
 SHARE, BURST_S, MAX_DEBT_S = 0.5, 0.02, 0.02
-# What an address may use of the thread before its new connections come behind those of others, and what counts of more.
-ADDRESS_SHARE, MAX_LATELY_S = 0.1, 0.1
+# What an address may use of the thread before its new connections come behind those of others: they do so by steps of
+# what it has used more, up to a last one.
+ADDRESS_SHARE, STEP_S, MAX_STEPS = 0.1, 0.02, 5
+# So many wait before those that have left are looked for.
+MANY_WAITING = 1024
 MAX_ADDRESSES = 4096
 # All addresses that no connection has come from lately.
 UNKNOWN = "unknown"
@@ -40,6 +43,7 @@ class Kind:
 
     tag_s: float = 0.0
     virtual_s: float = 0.0
+    limit: int = MANY_WAITING
     waiting: list[tuple[float, int, Flow, Callable[[], None]]] = field(default_factory=list)
 
 
@@ -50,6 +54,7 @@ class Flow:
     kind: Kind
     address: str
     account: str
+    is_closing: Callable[[], bool]
     tag_s: float = 0.0
 
 
@@ -74,9 +79,9 @@ class FairReads:
         self._is_running = False
         self._timer: asyncio.Handle | None = None
 
-    def flow(self, address: str) -> Flow:
+    def flow(self, address: str, is_closing: Callable[[], bool]) -> Flow:
         """What a new connection counts as."""
-        return Flow(self.new, address, address if address in self._used else UNKNOWN)
+        return Flow(self.new, address, address if address in self._used else UNKNOWN, is_closing)
 
     def open_websocket(self, flow: Flow) -> None:
         """The connection is a WebSocket's from now on."""
@@ -119,10 +124,22 @@ class FairReads:
     def _push(self, flow: Flow, turn: Callable[[], None]) -> None:
         order, number = max(flow.kind.virtual_s, flow.tag_s), next(self._number)
         if flow.kind is self.new:
-            order = min(MAX_LATELY_S, self._lately_s(flow.account))
+            order = min(MAX_STEPS, self._lately_s(flow.account) // STEP_S)
             # Of more than there is time for, those who wait the longest have left, or are closed to make room.
             number = MAX_NUMBER - number if flow.account == UNKNOWN else number
         heappush(flow.kind.waiting, (order, number, flow, turn))
+        if len(flow.kind.waiting) > flow.kind.limit:
+            self._forget_closed(flow.kind)
+
+    def _forget_closed(self, kind: Kind) -> None:
+        waiting, kind.waiting = kind.waiting, []
+        for item in waiting:
+            if item[2].is_closing():
+                item[3]()
+            else:
+                kind.waiting.append(item)
+        heapify(kind.waiting)
+        kind.limit = 2 * len(kind.waiting) + MANY_WAITING
 
     def _move(self, flow: Flow, kind: Kind) -> None:
         flow.tag_s, flow.kind = kind.virtual_s + max(0.0, flow.tag_s - flow.kind.virtual_s), kind
@@ -131,9 +148,13 @@ class FairReads:
         """Give a turn, so that none waits for ever where other work takes all time."""
         self._timer, self._is_running = None, True
         try:
-            if (turn := self._next()) is None:
-                return
-            turn()
+            is_closing = True
+            while is_closing:
+                if (found := self._next()) is None:
+                    return
+                flow, turn = found
+                is_closing = flow.is_closing()
+                turn()
         finally:
             self._is_running = False
         self._run_later(self._pause_s())
@@ -142,7 +163,7 @@ class FairReads:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(pause_s, self._run) if pause_s else loop.call_soon(self._run)
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> tuple[Flow, Callable[[], None]] | None:
         """The turn that is next."""
         while kinds := [kind for kind in (self.websockets, self.new, self.requests) if kind.waiting]:
             kind = min(kinds, key=lambda kind: max(self._virtual_s, kind.tag_s))
@@ -152,7 +173,7 @@ class FairReads:
                 continue
             self._virtual_s = max(self._virtual_s, kind.tag_s)
             kind.virtual_s = order if kind is not self.new else 0.0
-            return turn
+            return flow, turn
         return None
 
     def _pause_s(self) -> float:
@@ -183,7 +204,7 @@ class FairTransport:
         self._transport, self._reads = transport, reads
         peer = transport.get_extra_info("peername")
         self.address = network_of(str(peer[0])) if peer else ""
-        self.flow = reads.flow(self.address)
+        self.flow = reads.flow(self.address, transport.is_closing)
         self.has_turn = self.is_waiting = False
         self._kept = b""
         self._has_more = self._is_paused = False

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from server.asgi.fair_reads import (
+    MANY_WAITING,
     PIECE_BYTES,
     READ_BYTES,
     TURN_S,
@@ -213,6 +214,22 @@ def test_what_a_turn_makes_a_task_do_is_counted_before_the_next_turn(cpu: Cpu) -
             done.append(len(tasks) - sum(task.done() for task in tasks))
             await asyncio.sleep(0.001)
         assert max(done) <= 1
+
+    run(test, cpu)
+
+
+def test_those_that_have_left_while_they_waited_do_not_add_up(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        reads = connect("a").transport._reads
+        for number in range(3 * MANY_WAITING):
+            parser = connect(chr(1000 + number), COSTLY_S)
+            parser.receive(b"x")
+            parser.raw.is_closed = True
+        assert len(reads.new.waiting) <= MANY_WAITING
+        staying = connect("b")
+        staying.receive(b"x")
+        await until(lambda: staying.data == b"x")
+        assert len(parsed) < 10
 
     run(test, cpu)
 
