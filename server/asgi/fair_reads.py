@@ -21,6 +21,8 @@ from typing import Any
 READ_BYTES, PIECE_BYTES = 16 * 1024, 512
 # CPU time of one connection's turn, and about that of accepting and closing one, counted with its first turn.
 TURN_S, CONNECTION_S = 0.0005, 0.0003
+# CPU time of the turns in one iteration of the event loop, with about what each makes tasks do, which is counted later.
+TURNS_S, TASK_S = 0.01, 0.001
 # Of the thread's time; after a quiet time so much at once. A debt is paid by a pause, which the bound keeps short.
 SHARE, BURST_S, MAX_DEBT_S = 0.5, 0.02, 0.02
 # What an address may use of the thread before its new connections come behind those of others: they do so by steps of
@@ -67,7 +69,7 @@ class FairReads:
     those with further requests, and WebSockets that are open. However many come, those that are there get their share.
     New ones are in the order of what their addresses have used lately, unknown addresses together.
 
-    There is one turn in an iteration of the event loop: what it makes tasks do is counted before the next.
+    There are few turns in an iteration of the event loop: what they make tasks do is counted before further ones.
     """
 
     def __init__(self) -> None:
@@ -145,19 +147,22 @@ class FairReads:
         flow.tag_s, flow.kind = kind.virtual_s + max(0.0, flow.tag_s - flow.kind.virtual_s), kind
 
     def _run(self) -> None:
-        """Give a turn, so that none waits for ever where other work takes all time."""
-        self._timer, self._is_running = None, True
+        """Give turns; at least one, so that none waits for ever where other work takes all time."""
+        self._timer, self._is_running, has_turned = None, True, False
+        ends_s = thread_time() + TURNS_S
         try:
-            is_closing = True
-            while is_closing:
+            while thread_time() < ends_s:
                 if (found := self._next()) is None:
-                    return
-                flow, turn = found
-                is_closing = flow.is_closing()
+                    break
+                (flow, turn), has_turned = found, True
+                ends_s -= 0.0 if flow.is_closing() else TASK_S
                 turn()
+                if self._pause_s():
+                    break
         finally:
             self._is_running = False
-        self._run_later(self._pause_s())
+        if has_turned:
+            self._run_later(self._pause_s())
 
     def _run_later(self, pause_s: float) -> None:
         loop = asyncio.get_running_loop()
