@@ -14,8 +14,9 @@ from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, connected, even
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.admission import Paced
 from server.asgi.problems import ProblemError
-from server.asgi.request_body import BodyBudget, parse_object
+from server.asgi.request_body import BodyBudget, parse_object, validate
 
 JSON = {"content-type": "application/json"}
 
@@ -312,6 +313,24 @@ def test_the_budget_bounds_all_bodies_together() -> None:
     budget.reserve(40)
     budget.release(100)
     assert budget.used_bytes == 0
+
+
+@pytest.mark.parametrize(("size", "kinds"), [(10, []), (70_000, [parse_object, validate])])
+def test_large_json_is_parsed_and_validated_at_its_pace(
+    served: Served, monkeypatch: pytest.MonkeyPatch, size: int, kinds: list[Any]
+) -> None:
+    paced, run = list[Any](), Paced.run
+
+    async def watched(self: Paced, work: Any, *arguments: Any) -> Any:
+        paced.append(work)
+        return await run(self, work, *arguments)
+
+    monkeypatch.setattr(Paced, "run", watched)
+    body = b'{"prompt": "", "x": 1%s}' % (b" " * size)
+    problem(post(served, body), 422, "invalid_request")
+    files = {"request": ("request.json", body, "application/json")}
+    problem(served.client().post(GENERATIONS, files=files), 422, "invalid_request")
+    assert paced == 2 * kinds
 
 
 json_values = st.recursive(

@@ -84,6 +84,16 @@ def test_other_files_are_not_served(served: Served, name: str) -> None:
     assert response.headers["content-type"] == PROBLEM
 
 
+def test_the_openapi_document_is_made_once(served: Served) -> None:
+    with served.client() as client:
+        response = client.get("/openapi.json")
+        again = client.get("/openapi.json")
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == served.app.openapi()
+    assert again.content == response.content
+    assert served.app.state.openapi_json() is served.app.state.openapi_json()
+
+
 def test_the_page_needs_no_key(serve: Callable[..., Served]) -> None:
     with serve(api_key="k").client() as client:
         assert client.get("/").status_code == 200

@@ -18,14 +18,15 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment
 from runtime.sessions.actions import Cancel, FindWords, SendAudio, SendMessage, UpdateSteps
 from runtime.sessions.frames import AudioChunk
+from runtime.sessions.hosting import host, hosted_session
 from runtime.sessions.hosting import host as host_module
-from runtime.sessions.hosting import hosted_session
 from runtime.sessions.messages import (
     MAX_SEQ,
     Ack,
     Applied,
     Changed,
     Closed,
+    LivePrompt,
     Open,
     Pause,
     Play,
@@ -356,6 +357,18 @@ def test_a_generation_is_changed_and_cancelled_while_it_is_composed(
     driven.run(lambda: sum(driven.host.stats().generations_ended.values()) == 2)
     assert driven.host.stats().generations_ended == {"finished": 1, "cancelled": 1}
     assert one.of("step_applied") == [(5, (one.of("finished")[0][0],))]
+
+
+def test_words_of_a_new_session_are_found_in_the_thread_for_them(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[tuple[str, list[str]]]()
+
+    def find(_: Any, texts: list[str]) -> list[Any]:
+        found.append((threading.current_thread().name, texts))
+        return []
+
+    monkeypatch.setattr(host, "prompt_words", find)
+    drive().open(prompts=[LivePrompt(text="calm piano", weight=1.0)])
+    assert [(name.rpartition("_")[0], texts) for name, texts in found] == [("live-words", ["calm piano"])]
 
 
 def test_words_of_the_newest_texts_are_found_in_another_thread(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
