@@ -22,7 +22,7 @@ READ_BYTES, PIECE_BYTES = 16 * 1024, 512
 # CPU time of one connection's turn, and about that of accepting and closing one, counted with its first turn.
 TURN_S, CONNECTION_S = 0.0005, 0.0003
 # CPU time of the turns in one iteration of the event loop, with about what each makes tasks do, which is counted later.
-TURNS_S, TASK_S = 0.01, 0.001
+TURNS_S, TASK_S = 0.002, 0.001
 # Of the thread's time; after a quiet time so much at once. A debt is paid by a pause, which the bound keeps short.
 SHARE, BURST_S, MAX_DEBT_S = 0.5, 0.02, 0.02
 # What an address may use of the thread before its new connections come behind those of others: they do so by steps of
