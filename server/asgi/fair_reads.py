@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import math
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterable
 from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush
