@@ -329,7 +329,8 @@ def test_large_json_is_parsed_and_validated_at_its_pace(
     body = b'{"prompt": "", "x": 1%s}' % (b" " * size)
     problem(post(served, body), 422, "invalid_request")
     files = {"request": ("request.json", body, "application/json")}
-    problem(served.client().post(GENERATIONS, files=files), 422, "invalid_request")
+    with served.client() as client:
+        problem(client.post(GENERATIONS, files=files), 422, "invalid_request")
     assert paced == 2 * kinds
 
 
