@@ -19,7 +19,7 @@ from profiling.output import JSON_HELP, check_folders, open_console, write_json
 from runtime.command_line import CommandLine, Config, Version
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import ConfigError
-from runtime.sessions.messages import Mode
+from runtime.sessions.protocol.messages import Mode
 from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
 
 # Sections of the help.

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from runtime.errors import ConfigError
-from runtime.sessions.sqlite_store import open_sqlite_store
-from runtime.sessions.store import SessionStore
+from runtime.sessions.storage.sqlite_store import open_sqlite_store
+from runtime.sessions.storage.store import SessionStore
 from server.config import ServerSettings
 from server.scale.lease import Lease
 from server.sources.folder import SourceFolder
@@ -23,7 +23,7 @@ def open_session_store(settings: ServerSettings) -> SessionStore | None:
     if settings.redis is None:
         return None if settings.state is None else open_sqlite_store(settings.state)
     try:
-        from runtime.sessions.redis_store import open_redis_store
+        from runtime.sessions.storage.redis_store import open_redis_store
     except ModuleNotFoundError:
         raise ConfigError("[server] redis needs the package redis", fix="pip install 'tickrt[redis]'") from None
     return open_redis_store(settings.redis.get_secret_value(), keep_s=settings.session_keep_s)

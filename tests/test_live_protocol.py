@@ -13,8 +13,8 @@ from helpers.live_player import Player, is_audio, player
 from helpers.paths import ROOT
 
 from runtime.config.deployment import Deployment
-from runtime.sessions.frames import HEADER
-from runtime.sessions.messages import CLIENT_MESSAGES, SERVER_MESSAGES, SUBPROTOCOL, Applied
+from runtime.sessions.protocol.frames import HEADER
+from runtime.sessions.protocol.messages import CLIENT_MESSAGES, SERVER_MESSAGES, SUBPROTOCOL, Applied
 from server.live.connection import CLOSE_CODES
 
 __all__ = ["tiny"]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from runtime.audio.encoding import AudioWriter
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import Ready, ServerMessage
 from runtime.sessions.playback.audio_ring import AudioRing
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Ready, ServerMessage
 from server.compat.lyria_messages import CHANNELS, SAMPLE_RATE_HZ
 
 CHUNK_S = 0.2

@@ -16,7 +16,7 @@ from runtime.errors import NonFiniteError, RequestError, TickError
 from runtime.requests.option_types import MAX_PROMPTS
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.inbox import SHARE, timed
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.messages import (
     MAX_MESSAGES_PER_S,
     Ack,
     Closed,

@@ -9,9 +9,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from runtime.errors import NonFiniteError, RequestError, SessionsFullError, TickError
-from runtime.sessions.frames import AudioChunk, ChunkEncoder
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.frames import AudioChunk, ChunkEncoder
+from runtime.sessions.protocol.messages import (
     MAX_MESSAGES_PER_S,
     Closed,
     Open,

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 
 from runtime.errors import RequestError
-from runtime.sessions.frames import decode_pcm, sample_bytes
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.frames import decode_pcm, sample_bytes
+from runtime.sessions.protocol.messages import (
     MAX_MESSAGE_BYTES,
     MAX_WRITE_S,
     ClientMessage,

@@ -8,8 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import Canvas, Changed, ServerMessage, State
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Canvas, Changed, ServerMessage, State
 from runtime.sessions.protocol.plan import Plan
 
 # A session runs at most 2 s ahead of its client, which is 768 KB of float32 stereo at 48 kHz.

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from runtime.errors import StoreError
-from runtime.sessions.redis_store import PREFIX, connect, storage_errors
+from runtime.sessions.storage.redis_store import PREFIX, connect, storage_errors
 from server.scale.lease import LEASE_S, Lease
 
 RENEW_S = 1.0

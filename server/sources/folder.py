@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runtime.errors import ConfigError, StoreUnavailableError
-from runtime.sessions.sqlite_store import make_private
+from runtime.sessions.storage.sqlite_store import make_private
 from server.sources.source import Source
 from server.temporary_folder import TemporaryFolder
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.sessions.redis_store import PREFIX, connect, storage_errors
+from runtime.sessions.storage.redis_store import PREFIX, connect, storage_errors
 from server.sources.source import Source
 
 KEEP_S = 24 * 3600

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import TickError, UnknownSessionError
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import CanvasLayout, Closed, Limits, Ready, ReadyControls, SetControls
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import CanvasLayout, Closed, Limits, Ready, ReadyControls, SetControls
 
 RATE_HZ = 48_000
 CHANNELS = 2

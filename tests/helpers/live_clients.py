@@ -8,8 +8,8 @@ from typing import Any
 
 from websockets.asyncio.server import ServerConnection, serve
 
-from runtime.sessions.frames import HEADER
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.frames import HEADER
+from runtime.sessions.protocol.messages import (
     SUBPROTOCOL,
     CanvasLayout,
     ClientMessage,

@@ -16,11 +16,11 @@ from helpers.simulated_form import CHANNELS, FACTS, SimulatedForm
 from numpy.typing import NDArray
 
 from runtime.errors import EngineError, TickError
-from runtime.sessions import actions, messages, reports
-from runtime.sessions.actions import DecodeWindow, GenerationJob, LiveModel
-from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.plan_work import make_part
-from runtime.sessions.session import LiveSession
+from runtime.sessions.protocol import actions, messages
+from runtime.sessions.protocol.actions import DecodeWindow, GenerationJob, LiveModel
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.session.live_session import LiveSession, reports
 
 RATE, HOP = 1000, 40
 FRAME_RATE = RATE / HOP

@@ -16,12 +16,12 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment
-from runtime.sessions.actions import Action, DecodeWindow, Generate, GenerationJob, LiveModel
 from runtime.sessions.hosting import host as host_module
-from runtime.sessions.hosting.client_seqs import ClientSeqs
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.messages import Ack, CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
-from runtime.sessions.store import SessionSnapshot
+from runtime.sessions.protocol.actions import Action, DecodeWindow, Generate, GenerationJob, LiveModel
+from runtime.sessions.protocol.client_seqs import ClientSeqs
+from runtime.sessions.protocol.messages import Ack, CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
+from runtime.sessions.storage.store import SessionSnapshot
 from runtime.tick.events import Finished
 from runtime.tick.loop import TickLoop
 

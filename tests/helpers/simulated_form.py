@@ -14,7 +14,7 @@ from runtime.errors import EngineError, RequestError
 from runtime.pipeline.form.sections import PlannedSection, SectionRequest
 from runtime.pipeline.form.state import PlanState
 from runtime.requests.options import GenerationOptions
-from runtime.sessions.actions import PlanBeginning, PlanFacts
+from runtime.sessions.protocol.actions import PlanBeginning, PlanFacts
 
 FRAMES_PER_CODE, NUM_CODES, FRAMES_PER_BAR, CHANNELS = 5, 5000, 12, 5
 KINDS = ("verse", "chorus", "break")

@@ -26,8 +26,8 @@ from websockets.sync.client import connect
 import tickrt
 from runtime.config.deployment import Deployment
 from runtime.errors import TickError
-from runtime.sessions.frames import decode_chunk
-from runtime.sessions.messages import Ack, Close, Open, Ready, message_text, parse_server_message
+from runtime.sessions.protocol.frames import decode_chunk
+from runtime.sessions.protocol.messages import Ack, Close, Open, Ready, message_text, parse_server_message
 from server.scale import local_cluster
 from server.scale.edge import AdminSocket
 from server.scale.local_cluster import LocalCluster, free_port, plain_cluster

@@ -32,8 +32,8 @@ from websockets.sync.client import connect
 from profiling.bench.live.result import stages_of
 from profiling.bench.live.script import Script, run_client
 from profiling.server_process import ServerProcess, server_process
-from runtime.sessions.sqlite_store import open_sqlite_store
-from runtime.sessions.store import DOCUMENT, _seal
+from runtime.sessions.storage.sqlite_store import open_sqlite_store
+from runtime.sessions.storage.store import DOCUMENT, _seal
 from server.process import PING_S
 
 MAX_GAP_S, MAX_HEALTH_S = 0.5, 0.1

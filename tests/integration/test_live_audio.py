@@ -13,10 +13,10 @@ from runtime.config.deployment import Deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.segments import Latents
-from runtime.sessions import actions, messages
-from runtime.sessions.actions import GenerationJob, LiveModel
-from runtime.sessions.messages import LivePrompt
-from runtime.sessions.session import LiveSession
+from runtime.sessions.protocol import actions, messages
+from runtime.sessions.protocol.actions import GenerationJob, LiveModel
+from runtime.sessions.protocol.messages import LivePrompt
+from runtime.sessions.session.live_session import LiveSession
 from runtime.tick.events import Event, Failed, Finished
 
 STEPS = 4

@@ -11,10 +11,11 @@ from conftest import Built
 
 from runtime.audio.formats import Pcm
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import HostLimits
-from runtime.sessions.messages import (
+from runtime.sessions.playback.audio_ring import AudioRing
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import (
     Ack,
     Applied,
     Closed,
@@ -26,7 +27,6 @@ from runtime.sessions.messages import (
     ServerMessage,
     SetControls,
 )
-from runtime.sessions.playback.audio_ring import AudioRing
 from runtime.tick.events import Event, Failed, Finished
 
 WAIT_S = 60.0

@@ -24,11 +24,11 @@ from websockets.sync.client import connect
 from runtime.config.deployment import Deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import GenerationOptions
-from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.messages import Ack, Applied, Problem, Ready, ServerMessage
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Ack, Applied, Problem, Ready, ServerMessage
 from runtime.sessions.protocol.plan import Plan
-from runtime.sessions.sqlite_store import open_sqlite_store
+from runtime.sessions.storage.sqlite_store import open_sqlite_store
 from tickrt.model import Model
 
 TIMEOUT_S = 60.0

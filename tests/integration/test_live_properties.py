@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
-from runtime.sessions import messages
-from runtime.sessions.actions import PlanBeginning
 from runtime.sessions.generations.plan import basis_of
-from runtime.sessions.messages import LivePrompt
+from runtime.sessions.protocol import messages
+from runtime.sessions.protocol.actions import PlanBeginning
+from runtime.sessions.protocol.messages import LivePrompt
 from runtime.sessions.protocol.plan import NewSection, Plan, SetPlan
 
 LONGEST_S = 30.0

@@ -36,10 +36,10 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from runtime.config.deployment import Deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.sessions.frames import AudioChunk, decode_chunk
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import HostLimits
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.frames import AudioChunk, decode_chunk
+from runtime.sessions.protocol.messages import (
     Ack,
     Applied,
     ClientMessage,
@@ -55,8 +55,8 @@ from runtime.sessions.messages import (
     message_text,
     parse_server_message,
 )
-from runtime.sessions.sqlite_store import open_sqlite_store
-from runtime.sessions.store import SessionSnapshot
+from runtime.sessions.storage.sqlite_store import open_sqlite_store
+from runtime.sessions.storage.store import SessionSnapshot
 
 SESSIONS = 8
 TIMEOUT_S = 60.0

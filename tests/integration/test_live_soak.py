@@ -27,7 +27,7 @@ from profiling.bench.live.client import LiveClient, live_client
 from profiling.bench.live.run import UNLIMITED
 from profiling.server_process import ServerProcess, server_process
 from runtime.config.deployment import load_deployment
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.messages import (
     Close,
     GetCanvas,
     LivePrompt,

@@ -20,8 +20,17 @@ from runtime.config.deployment import Deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.segments import Latents
-from runtime.sessions.actions import Action, Commit, Decode, Generate, GenerationJob, LiveModel, SendAudio, SendMessage
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.actions import (
+    Action,
+    Commit,
+    Decode,
+    Generate,
+    GenerationJob,
+    LiveModel,
+    SendAudio,
+    SendMessage,
+)
+from runtime.sessions.protocol.messages import (
     Ack,
     ClientMessage,
     LivePrompt,
@@ -33,9 +42,9 @@ from runtime.sessions.messages import (
     SetControls,
     SetPrompts,
 )
-from runtime.sessions.session import LiveSession
-from runtime.sessions.sqlite_store import open_sqlite_store
-from runtime.sessions.store import SessionStore
+from runtime.sessions.session.live_session import LiveSession
+from runtime.sessions.storage.sqlite_store import open_sqlite_store
+from runtime.sessions.storage.store import SessionStore
 from runtime.tick.events import Event, Failed, Finished
 
 # Times are multiples of this, so that sums of them are exact: a ramp has the same values in another process.

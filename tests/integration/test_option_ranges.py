@@ -25,8 +25,8 @@ from runtime.config.option_ranges import ANY_MODEL, OptionRanges
 from runtime.errors import RequestError
 from runtime.pipeline.generation import LongGeneration
 from runtime.requests.options import GenerationOptions, parse_options
-from runtime.sessions.controls import CONTROL_NAMES
-from runtime.sessions.messages import Applied, Problem
+from runtime.sessions.control.controls import CONTROL_NAMES
+from runtime.sessions.protocol.messages import Applied, Problem
 from runtime.terminal import EXIT_INVALID
 from server.compat.osc.addresses import AddressTable
 

@@ -16,7 +16,7 @@ from websockets.exceptions import InvalidStatus
 
 import tickrt
 from runtime.config.deployment import Deployment
-from runtime.sessions.messages import Applied, Closed, Problem
+from runtime.sessions.protocol.messages import Applied, Closed, Problem
 from server.scale.lease import Lease
 from server.scale.leases import Leases
 

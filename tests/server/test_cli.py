@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.sessions.sqlite_store import open_sqlite_store
+from runtime.sessions.storage.sqlite_store import open_sqlite_store
 from server.cli import app, print_ready
 from server.config import ServerSettings
 from server.process import open_socket

@@ -22,7 +22,7 @@ def test_sessions_are_stored_where_the_settings_say(tmp_path: Path) -> None:
 
 
 def test_redis_without_its_package_is_a_config_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "runtime.sessions.redis_store", None)
+    monkeypatch.setitem(sys.modules, "runtime.sessions.storage.redis_store", None)
     with pytest.raises(ConfigError) as error:
         open_session_store(ServerSettings(redis="redis://127.0.0.1"))
     assert "tickrt[redis]" in error.value.fix

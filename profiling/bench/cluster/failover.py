@@ -19,7 +19,7 @@ from websockets.exceptions import WebSocketException
 from profiling.bench.live.client import LiveClient, live_client
 from profiling.bench.result import rounded
 from runtime.errors import TickError
-from runtime.sessions.messages import Close, LivePrompt, Open
+from runtime.sessions.protocol.messages import Close, LivePrompt, Open
 from server.scale.local_cluster import LocalCluster
 from tickrt.live import Live
 from tickrt.remote import TickRT

@@ -18,7 +18,7 @@ from profiling.bench.result import rounded
 from profiling.bench.statistics import percentiles
 from profiling.server_process import ServerProcess
 from runtime.errors import TickError
-from runtime.sessions.redis_store import connect, storage_errors
+from runtime.sessions.storage.redis_store import connect, storage_errors
 from server.scale.local_cluster import LocalCluster
 
 NUM_GETS = 200

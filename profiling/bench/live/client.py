@@ -14,8 +14,8 @@ from websockets.typing import Subprotocol
 
 from profiling.bench.live.sound_log import AudioRange, SoundLog
 from runtime.errors import TickError
-from runtime.sessions.frames import HEADER
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.frames import HEADER
+from runtime.sessions.protocol.messages import (
     SUBPROTOCOL,
     Ack,
     Applied,

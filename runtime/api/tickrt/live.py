@@ -23,7 +23,7 @@ from runtime.sessions.generations.references import Kind, control_of
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.limits import HostLimits
 from runtime.sessions.hosting.services import Reply
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.messages import (
     Ack,
     ClientMessage,
     Open,

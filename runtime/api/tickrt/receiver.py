@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DrainingError, RequestError, TickError
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import Applied, Closed, Problem, Ready, ServerMessage, State
 from runtime.sessions.playback.audio_ring import AudioRing
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Applied, Closed, Problem, Ready, ServerMessage, State
 from runtime.sessions.protocol.plan import Plan
 
 # While a change is being made, what can be read is what a player in real time would have played, and this much more.

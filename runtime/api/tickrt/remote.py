@@ -25,11 +25,11 @@ from websockets.typing import Subprotocol
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.pipeline.text_encoder import PromptWords
-from runtime.sessions.frames import decode_chunk
-from runtime.sessions.generations.backoff import backoff_s
 from runtime.sessions.generations.references import Kind
 from runtime.sessions.hosting.services import Reply
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.backoff import backoff_s
+from runtime.sessions.protocol.frames import decode_chunk
+from runtime.sessions.protocol.messages import (
     SUBPROTOCOL,
     Ack,
     Applied,

@@ -12,13 +12,13 @@ from typing import Any
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
-from runtime.sessions.actions import Cancel, EndPlan, GenerationJob, LiveModel, MakePlan, PlanPart, UpdateSteps
-from runtime.sessions.control_state import ControlState
-from runtime.sessions.controls import NEEDS_SOURCE_NAMES
-from runtime.sessions.generations.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
+from runtime.sessions.control.control_state import ControlState
+from runtime.sessions.control.controls import NEEDS_SOURCE_NAMES
 from runtime.sessions.generations.references import References
 from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.actions import Cancel, EndPlan, GenerationJob, LiveModel, MakePlan, PlanPart, UpdateSteps
+from runtime.sessions.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
 from runtime.sessions.protocol.plan import SetPlan
 
 UPDATE_INTERVAL_S = 0.02

@@ -11,10 +11,10 @@ from runtime.errors import RequestError
 from runtime.pipeline.generation import segment_seed
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Segment
-from runtime.sessions.actions import Cancel, EndPlan, MakePlan, PlanPart
 from runtime.sessions.generations.base import Generations, Running
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Source
+from runtime.sessions.protocol.actions import Cancel, EndPlan, MakePlan, PlanPart
 from runtime.sessions.protocol.plan import SetPlan
 
 HISTORY_S = 600.0

@@ -12,10 +12,10 @@ from runtime.errors import RequestError
 from runtime.pipeline.generation import segment_seed
 from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
-from runtime.sessions.actions import Cancel, EndPlan
-from runtime.sessions.controls import STEP_CONTROLS
+from runtime.sessions.control.controls import STEP_CONTROLS
 from runtime.sessions.generations.base import Generations, Key, Running
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Source
+from runtime.sessions.protocol.actions import Cancel, EndPlan
 
 DRAFT_DENOISE = 0.5
 

@@ -19,10 +19,10 @@ from runtime.pipeline.form.sections import PlannedSection, SectionRequest, item_
 from runtime.pipeline.form.state import PlanState
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Latents
-from runtime.sessions.actions import LiveModel, MakePlan, PlanBeginning, PlanChange, PlanPart
-from runtime.sessions.generations.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
-from runtime.sessions.messages import Problem, problem_of
 from runtime.sessions.playback.canvas import Canvas, Part, Piece
+from runtime.sessions.protocol.actions import LiveModel, MakePlan, PlanBeginning, PlanChange, PlanPart
+from runtime.sessions.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
+from runtime.sessions.protocol.messages import Problem, problem_of
 from runtime.sessions.protocol.plan import SetPlan
 
 STEP_S = 2.0

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
-from runtime.sessions.actions import LiveModel
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Piece, Source
+from runtime.sessions.protocol.actions import LiveModel
 
 Kind = Literal["source", "timbre", "structure"]
 

@@ -17,8 +17,8 @@ from runtime.audio.codec_queue import Urgency
 from runtime.audio.finishing import soft_limited
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import TickError
-from runtime.sessions.actions import DecodeWindow
-from runtime.sessions.messages import WriteAudio
+from runtime.sessions.protocol.actions import DecodeWindow
+from runtime.sessions.protocol.messages import WriteAudio
 
 # A session may begin so late: those that play have less time.
 BEGIN_S = 0.4

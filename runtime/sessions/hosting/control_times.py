@@ -6,8 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from runtime.sessions.controls import STEP_CONTROLS
-from runtime.sessions.messages import Applied, ClientMessage, SetAdapter, SetControls, SetPrompts, SetReference, Stages
+from runtime.sessions.control.controls import STEP_CONTROLS
+from runtime.sessions.protocol.messages import (
+    Applied,
+    ClientMessage,
+    SetAdapter,
+    SetControls,
+    SetPrompts,
+    SetReference,
+    Stages,
+)
 
 Kind = Literal["step", "generation"]
 Observer = Callable[[Kind, str, float], None]

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from runtime.errors import TickError
 from runtime.sessions.hosting.services import SessionListener
-from runtime.sessions.messages import Changed, ClientMessage, Closed
+from runtime.sessions.protocol.messages import Changed, ClientMessage, Closed
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -36,7 +36,6 @@ from runtime.errors import (
     UnknownSessionError,
 )
 from runtime.pipeline.pipeline import Pipeline
-from runtime.sessions.actions import LiveModel
 from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.hosted_session import HostedSession
@@ -52,10 +51,10 @@ from runtime.sessions.hosting.services import (
     Sources,
 )
 from runtime.sessions.hosting.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
-from runtime.sessions.messages import ClientMessage, Open
-from runtime.sessions.reports import prompt_words
-from runtime.sessions.session import LiveSession
-from runtime.sessions.store import SessionSnapshot, SessionStore
+from runtime.sessions.protocol.messages import ClientMessage, Open
+from runtime.sessions.session.live_session import LiveSession
+from runtime.sessions.session.reports import prompt_words
+from runtime.sessions.storage.store import SessionSnapshot, SessionStore
 from runtime.tick.record import TickRecord
 
 MIN_WAIT_S, MAX_WAIT_S = 0.001, 60.0

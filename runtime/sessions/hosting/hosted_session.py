@@ -17,8 +17,6 @@ from runtime.pipeline.compose import GenerationInputs
 from runtime.requests.options import StepOptions
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment, step_parameters
-from runtime.sessions import actions
-from runtime.sessions.actions import Action, DecodeWindow, GenerationJob
 from runtime.sessions.hosting.codec_work import expected, report
 from runtime.sessions.hosting.control_times import ControlTimes
 from runtime.sessions.hosting.controllers import Controllers
@@ -26,11 +24,22 @@ from runtime.sessions.hosting.inbox import Inbox, Received, timed
 from runtime.sessions.hosting.plan_work import Form, PlanWork
 from runtime.sessions.hosting.services import Clock, HostServices, SessionListener
 from runtime.sessions.hosting.slots import Demand
-from runtime.sessions.messages import Ack, Applied, ClientMessage, Closed, PromptWords, ServerMessage, State, problem_of
+from runtime.sessions.protocol import actions
+from runtime.sessions.protocol.actions import Action, DecodeWindow, GenerationJob
 from runtime.sessions.protocol.base import MAX_SEQ
+from runtime.sessions.protocol.messages import (
+    Ack,
+    Applied,
+    ClientMessage,
+    Closed,
+    PromptWords,
+    ServerMessage,
+    State,
+    problem_of,
+)
 from runtime.sessions.protocol.plan import Plan
-from runtime.sessions.reports import prompt_words
-from runtime.sessions.session import LiveSession
+from runtime.sessions.session.live_session import LiveSession
+from runtime.sessions.session.reports import prompt_words
 from runtime.tick.events import Event, Failed, Finished, Progress, Started, Updated
 
 logger = logging.getLogger("tickrt.sessions")

@@ -11,8 +11,8 @@ from runtime.pipeline.form.sections import PlannedSection, SectionRequest
 from runtime.pipeline.form.state import PlanState
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents
-from runtime.sessions.actions import MakePlan, PlanBeginning, PlanPart
 from runtime.sessions.hosting.codec_work import Call, report
+from runtime.sessions.protocol.actions import MakePlan, PlanBeginning, PlanPart
 
 # As codec_work's.
 PlanDone = Callable[[PlanPart | BaseException], None]

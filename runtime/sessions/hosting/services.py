@@ -11,15 +11,15 @@ from typing import Any, Protocol
 from runtime.audio.formats import Latents
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.pipeline import Pipeline
-from runtime.sessions.frames import AudioChunk
 from runtime.sessions.generations.references import Kind, control_of
 from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.control_times import Kind as ControlKind
 from runtime.sessions.hosting.control_times import Observer
 from runtime.sessions.hosting.slots import TickTimes
-from runtime.sessions.messages import ServerMessage, State
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import ServerMessage, State
 from runtime.sessions.protocol.plan import Plan
-from runtime.sessions.store import SessionStore
+from runtime.sessions.storage.store import SessionStore
 
 Clock = Callable[[], float]
 Sources = Callable[[str], Latents]

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from runtime.audio.formats import Pcm
-from runtime.sessions.actions import DecodeWindow, LiveModel
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import Applied
 from runtime.sessions.playback.canvas import Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.actions import DecodeWindow, LiveModel
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Applied
 
 # The shortest window, except where the placement ends, and how long those become that a client with a long lead gets.
 WINDOW_S, LONG_WINDOW_S = 0.2, 0.32

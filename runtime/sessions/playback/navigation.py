@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from runtime.errors import RequestError
-from runtime.sessions.actions import LiveModel
 from runtime.sessions.playback.canvas import Band, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.actions import LiveModel
 
 
 class Navigation:

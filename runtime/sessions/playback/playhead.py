@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.sessions.messages import Ack
+from runtime.sessions.protocol.messages import Ack
 
 REACH_S = 0.06  # Audio this close after the playhead is not replaced: it could not arrive in time.
 LEAD_START_S, LEAD_MIN_S, LEAD_MAX_S = 0.4, 0.3, 2.0

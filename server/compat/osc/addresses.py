@@ -14,7 +14,14 @@ from pydantic import BaseModel
 from runtime.errors import RequestError, did_you_mean
 from runtime.requests.option_types import MAX_PROMPTS
 from runtime.sessions.hosting.controllers import Values
-from runtime.sessions.messages import CLIENT_MESSAGES, ClientMessage, LivePrompt, SetAdapter, SetPrompts, client_message
+from runtime.sessions.protocol.messages import (
+    CLIENT_MESSAGES,
+    ClientMessage,
+    LivePrompt,
+    SetAdapter,
+    SetPrompts,
+    client_message,
+)
 from runtime.untrusted import quoted
 from server.compat.osc.packets import Argument
 

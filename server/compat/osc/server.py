@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any
 
 from runtime.errors import ConfigError, QueueFullError, RequestError, TickError, UnknownSessionError
-from runtime.sessions.controls import controls_schema
-from runtime.sessions.frames import AudioChunk
+from runtime.sessions.control.controls import controls_schema
 from runtime.sessions.hosting.controllers import Values
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.messages import MAX_MESSAGES_PER_S, Changed, Problem, ServerMessage
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S, Changed, Problem, ServerMessage
 from server.compat.osc.addresses import AddressTable
 from server.compat.osc.packets import BUNDLE, Argument, build_packet, parse_packet
 from server.live.connection import MAX_PROBLEMS, PROBLEM_PERIOD_S

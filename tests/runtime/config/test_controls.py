@@ -11,7 +11,7 @@ from helpers.paths import ROOT
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.controls import Option
 from runtime.errors import ConfigError
-from runtime.sessions.controls import CONTROL_NAMES
+from runtime.sessions.control.controls import CONTROL_NAMES
 
 DEMO = load_bundle(ROOT / "configs" / "demo").controls
 

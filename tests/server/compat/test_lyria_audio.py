@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers.fake_live_host import ready
 
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import ServerMessage
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import ServerMessage
 from server.compat.lyria_audio import AHEAD_S, CHUNK_S, LEAST_AHEAD_S, AudioStream, Pace
 
 RATE_HZ = 1000

@@ -15,7 +15,7 @@ from helpers.http_harness import Served, eventually, open_websocket, serving
 from helpers.lyria_client import PATH, LyriaClient, lyria
 
 from runtime.sessions.hosting.inbox import SHARE
-from runtime.sessions.messages import Ack, ClientMessage, SetControls, SetPrompts
+from runtime.sessions.protocol.messages import Ack, ClientMessage, SetControls, SetPrompts
 from server.compat import lyria_connection
 
 CONTROLS = """

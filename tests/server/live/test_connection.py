@@ -19,8 +19,16 @@ from starlette.testclient import WebSocketTestSession
 from starlette.websockets import WebSocketDisconnect
 
 from runtime.errors import EngineDeadError, RequestError, SessionsFullError
-from runtime.sessions.frames import decode_chunk
-from runtime.sessions.messages import Applied, Closed, Problem, Ready, ServerMessage, parse_server_message, problem_of
+from runtime.sessions.protocol.frames import decode_chunk
+from runtime.sessions.protocol.messages import (
+    Applied,
+    Closed,
+    Problem,
+    Ready,
+    ServerMessage,
+    parse_server_message,
+    problem_of,
+)
 from server.asgi.problems import draining
 from server.config import ServerSettings
 from server.live import connection

@@ -10,7 +10,7 @@ import pytest
 from helpers.fake_live_host import CHANNELS, RATE_HZ, FakeHost
 
 from runtime.errors import RequestError
-from runtime.sessions.messages import MAX_MESSAGE_BYTES, WriteAudio
+from runtime.sessions.protocol.messages import MAX_MESSAGE_BYTES, WriteAudio
 from server.live.incoming import Incoming, RateLimit, ViolationError, WriteError, num_counted
 
 WRITE = {"type": "write", "seq": 3, "at_s": 0.5, "samples": 4, "format": "s16"}

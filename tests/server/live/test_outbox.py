@@ -10,8 +10,8 @@ from typing import Any
 from helpers.fake_live_host import chunk
 
 from runtime.errors import RequestError
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import Applied, Changed, State, problem_of
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Applied, Changed, State, problem_of
 from server.live.outbox import MAX_AUDIO_AGE_S, MAX_AUDIO_BYTES, MAX_MESSAGES, Outbox
 
 

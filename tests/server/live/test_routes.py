@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
 from runtime.config.deployment import Deployment
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.messages import (
     SUBPROTOCOL,
     Problem,
     State,

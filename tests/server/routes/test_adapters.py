@@ -23,7 +23,7 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.request import GenerationRequest
-from runtime.sessions.messages import Problem
+from runtime.sessions.protocol.messages import Problem
 from runtime.tick.record import TickRecord
 from server.service import warm_up
 

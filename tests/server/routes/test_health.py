@@ -14,7 +14,7 @@ from helpers.scripted_sessions import Client
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import EngineDeadError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.sessions.messages import Closed, Open
+from runtime.sessions.protocol.messages import Closed, Open
 from runtime.terminal import EXIT_ENGINE
 from server.app import create_app
 from server.config import ServerSettings

@@ -15,7 +15,7 @@ from helpers.live_clients import ready, scripted_server, silence
 from profiling.bench.cluster import failover as module
 from profiling.bench.cluster.failover import CHUNK_S, Loss, Player, Replicas, loss_figures, resume
 from profiling.bench.live.client import live_client
-from runtime.sessions.messages import ClientMessage, Close, Open, ServerMessage
+from runtime.sessions.protocol.messages import ClientMessage, Close, Open, ServerMessage
 from server.scale.local_cluster import LocalCluster
 
 

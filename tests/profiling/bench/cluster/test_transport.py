@@ -22,7 +22,7 @@ from profiling.bench.live.client import LiveClient
 from profiling.bench.live.script import ClientRun, Control
 from profiling.bench.live.sound_log import AudioRange
 from runtime.errors import TickError
-from runtime.sessions.messages import Applied, Stages
+from runtime.sessions.protocol.messages import Applied, Stages
 
 
 def test_gets_are_timed_one_by_one_and_must_succeed(served: Served) -> None:

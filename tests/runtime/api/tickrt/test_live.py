@@ -15,7 +15,7 @@ from helpers.backends import FEW_VARIANTS
 
 import tickrt
 from runtime.audio.finishing import KNEE
-from runtime.sessions.messages import CLIENT_MESSAGES
+from runtime.sessions.protocol.messages import CLIENT_MESSAGES
 from tickrt import live as live_module
 from tickrt.receiver import PACE_SLACK_S
 

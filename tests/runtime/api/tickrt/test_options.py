@@ -12,7 +12,7 @@ from pydantic import BaseModel
 import tickrt
 from runtime.requests import option_types as types
 from runtime.requests import options as source
-from runtime.sessions.controls import LiveControls
+from runtime.sessions.control.controls import LiveControls
 from tickrt.options import INPUTS, plain_values
 
 TYPED_DICTS = {

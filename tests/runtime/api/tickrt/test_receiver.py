@@ -7,8 +7,8 @@ import pytest
 from helpers.live_clients import ready
 
 from runtime.errors import DrainingError, RequestError
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import Applied, Closed, problem_of
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Applied, Closed, problem_of
 from tickrt import receiver as receiver_module
 from tickrt.receiver import RESUMED_S, Receiver
 

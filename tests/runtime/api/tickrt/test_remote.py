@@ -24,7 +24,7 @@ from websockets.typing import Subprotocol
 import tickrt
 from runtime.config.deployment import Deployment
 from runtime.errors import DrainingError, RequestError, TickError
-from runtime.sessions.messages import SUBPROTOCOL, message_text
+from runtime.sessions.protocol.messages import SUBPROTOCOL, message_text
 from tickrt.remote import RemoteSession, retry_delay_s
 
 RATE_HZ = 8000

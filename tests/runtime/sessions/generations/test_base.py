@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from helpers.live_simulation import CHANNELS, MODEL, RATE
 
-from runtime.sessions.control_state import ControlState
+from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.base import ESTIMATE_START_S, GenerationTimes
 from runtime.sessions.generations.loop import LoopGenerations
-from runtime.sessions.messages import Ack
 from runtime.sessions.playback.canvas import Piece, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.messages import Ack
 
 
 class Loop:

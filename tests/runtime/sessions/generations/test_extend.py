@@ -7,11 +7,11 @@ import pytest
 from helpers.live_simulation import CHANNELS, HOP, MODEL, RATE
 
 from runtime.errors import RequestError
-from runtime.sessions.control_state import ControlState
+from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.extend import HISTORY_S, ExtendGenerations
-from runtime.sessions.messages import Ack
 from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.messages import Ack
 
 
 class Extension:

@@ -11,10 +11,10 @@ from helpers.simulated_form import FRAMES_PER_CODE, SimulatedForm
 
 from runtime.errors import EngineError, RequestError
 from runtime.requests.options import GenerationOptions
-from runtime.sessions import messages
-from runtime.sessions.actions import PlanBeginning
 from runtime.sessions.generations.plan import MAX_EDITS, PATIENCE_S, SessionPlan
 from runtime.sessions.hosting.plan_work import make_part
+from runtime.sessions.protocol import messages
+from runtime.sessions.protocol.actions import PlanBeginning
 from runtime.sessions.protocol.plan import GetPlan, NewSection, Plan, SetPlan
 
 BREAK = NewSection(kind="break", layers=["drums", "bass"], bars=1)

@@ -14,9 +14,9 @@ import pytest
 from runtime.audio.codec import Codec
 from runtime.errors import EngineError, ShapeError, TickError
 from runtime.pipeline.pipeline import Pipeline
-from runtime.sessions.actions import DecodeWindow
 from runtime.sessions.hosting.codec_work import BEGIN_S, CodecWork
-from runtime.sessions.messages import WriteAudio
+from runtime.sessions.protocol.actions import DecodeWindow
+from runtime.sessions.protocol.messages import WriteAudio
 
 
 class Work:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.sessions.hosting.control_times import MAX_CHANGES, ControlTimes, kind_of
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.messages import (
     Ack,
     Applied,
     LivePrompt,

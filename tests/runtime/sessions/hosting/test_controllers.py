@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.sessions.hosting.controllers import Controllers
-from runtime.sessions.messages import Changed, Closed
+from runtime.sessions.protocol.messages import Changed, Closed
 
 
 class Listener:

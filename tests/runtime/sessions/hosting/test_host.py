@@ -24,13 +24,13 @@ from runtime.errors import (
 )
 from runtime.pipeline.compose import RequestComposer
 from runtime.pipeline.pipeline import Pipeline
-from runtime.sessions.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage
-from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting.controllers import Controllers
 from runtime.sessions.hosting.host import MESSAGES_S, SessionHost
 from runtime.sessions.hosting.inbox import MAX_UNHANDLED, MAX_WAITING, SHARE
 from runtime.sessions.hosting.limits import RETRY_AFTER_S, HostLimits
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import (
     Ack,
     Applied,
     Closed,
@@ -41,7 +41,7 @@ from runtime.sessions.messages import (
     SetSource,
     State,
 )
-from runtime.sessions.store import SessionSnapshot
+from runtime.sessions.storage.store import SessionSnapshot
 
 Drive = Callable[..., Driven]
 

@@ -16,11 +16,11 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment
-from runtime.sessions.actions import Cancel, FindWords, SendAudio, SendMessage, UpdateSteps
-from runtime.sessions.frames import AudioChunk
 from runtime.sessions.hosting import host, hosted_session
 from runtime.sessions.hosting import host as host_module
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.actions import Cancel, FindWords, SendAudio, SendMessage, UpdateSteps
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import (
     MAX_SEQ,
     Ack,
     Applied,
@@ -37,7 +37,7 @@ from runtime.sessions.messages import (
     SetTimbre,
     WriteAudio,
 )
-from runtime.sessions.session import LiveSession
+from runtime.sessions.session.live_session import LiveSession
 from runtime.tick.events import Finished
 from runtime.tick.loop import TickLoop
 from runtime.tick.record import TickRecord

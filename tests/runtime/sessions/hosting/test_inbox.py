@@ -11,7 +11,7 @@ import pytest
 
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.sessions.hosting.inbox import BURST_S, MAX_UNHANDLED, MAX_WAITING, SHARE, Inbox, Received
-from runtime.sessions.messages import Ack, ClientMessage, SetControls, SetSource, SetStructure, WriteAudio
+from runtime.sessions.protocol.messages import Ack, ClientMessage, SetControls, SetSource, SetStructure, WriteAudio
 
 RATE_HZ = 1000
 LATENTS = np.zeros((4, 8), np.float32)

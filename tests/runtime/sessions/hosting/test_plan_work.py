@@ -12,8 +12,8 @@ from helpers.simulated_form import SimulatedForm
 
 from runtime.errors import TickError
 from runtime.requests.options import GenerationOptions
-from runtime.sessions.actions import MakePlan, PlanBeginning, PlanChange, PlanPart
 from runtime.sessions.hosting.plan_work import PlanWork
+from runtime.sessions.protocol.actions import MakePlan, PlanBeginning, PlanChange, PlanPart
 
 BEGIN = PlanBeginning(GenerationOptions(prompt=""), 1)
 TIMEOUT_S = 60.0

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from helpers.live_simulation import CHANNELS, HOP, MARGIN, MODEL, RATE
 
-from runtime.sessions.actions import DecodeWindow
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import Ack, Applied
 from runtime.sessions.playback.audio_schedule import AudioSchedule
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.actions import DecodeWindow
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Ack, Applied
 
 FRAMES = 16
 FADE = 25

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from runtime.errors import RequestError
-from runtime.sessions.messages import Ack
 from runtime.sessions.playback.playhead import (
     LEAD_MAX_S,
     LEAD_MIN_S,
@@ -15,6 +14,7 @@ from runtime.sessions.playback.playhead import (
     MAX_RATE_SLACK_S,
     Playhead,
 )
+from runtime.sessions.protocol.messages import Ack
 
 RATE = 1000
 

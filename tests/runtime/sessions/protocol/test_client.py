@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from runtime.sessions.messages import parse_client_message
 from runtime.sessions.protocol.client import Ack, Open, SetBand, SetControls, WriteAudio
+from runtime.sessions.protocol.messages import parse_client_message
 
 
 def test_defaults_of_open() -> None:

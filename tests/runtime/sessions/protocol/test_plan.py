@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import RequestError
-from runtime.sessions.messages import parse_client_message
+from runtime.sessions.protocol.messages import parse_client_message
 from runtime.sessions.protocol.plan import SetPlan
 
 SECTION = {"kind": "break", "layers": ["pads"], "bars": 8}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from runtime.sessions.messages import message_text
+from runtime.sessions.protocol.messages import message_text
 from runtime.sessions.protocol.server import Applied, ReadyControls
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import RequestError
-from runtime.sessions.controls import LiveControls
-from runtime.sessions.messages import CLIENT_MESSAGES
+from runtime.sessions.control.controls import LiveControls
+from runtime.sessions.protocol.messages import CLIENT_MESSAGES
 from server.compat.osc.addresses import NO_ADDRESSES, AddressTable, Kind
 
 VALUES: dict[str, Any] = {

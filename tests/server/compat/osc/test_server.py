@@ -23,7 +23,7 @@ from pythonosc.udp_client import SimpleUDPClient
 
 from runtime.config.deployment import Deployment
 from runtime.errors import ConfigError
-from runtime.sessions.messages import Applied, Changed, Problem
+from runtime.sessions.protocol.messages import Applied, Changed, Problem
 from server.compat.osc.server import MAX_SURFACES, SURFACE_KEEP_S, OscServer, open_udp_socket
 from server.live.connection import MAX_PROBLEMS
 

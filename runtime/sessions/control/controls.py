@@ -24,8 +24,8 @@ from runtime.requests.options import (
     options_error,
 )
 from runtime.requests.request import NEUTRAL
-from runtime.sessions.actions import LiveModel
-from runtime.sessions.messages import LivePrompt
+from runtime.sessions.protocol.actions import LiveModel
+from runtime.sessions.protocol.messages import LivePrompt
 
 # Options that are no controls: prompts have a message of their own, a session has no length, a mask says more than
 # repaint, steps and shift are controls, a session's structure is a source, nothing of it is planned, and the level of

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import RequestError
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.hosting.client_seqs import MAX_SEQS, ClientSeqs
-from runtime.sessions.messages import Applied, Canvas, Closed, problem_of
+from runtime.sessions.protocol.client_seqs import MAX_SEQS, ClientSeqs
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Applied, Canvas, Closed, problem_of
 
 
 @settings(max_examples=50)

@@ -15,8 +15,19 @@ from runtime.audio.formats import Pcm
 from runtime.errors import RequestError, StaleSeqError, TickError
 from runtime.pipeline.compose import draw_seed
 from runtime.requests.segments import Latents
-from runtime.sessions import messages, reports
-from runtime.sessions.actions import (
+from runtime.sessions.control.control_state import ControlState
+from runtime.sessions.control.controls import prompt_weights
+from runtime.sessions.generations.base import Generations
+from runtime.sessions.generations.extend import ExtendGenerations
+from runtime.sessions.generations.loop import LoopGenerations
+from runtime.sessions.generations.plan import SessionPlan
+from runtime.sessions.generations.references import Kind
+from runtime.sessions.playback.audio_schedule import AudioSchedule
+from runtime.sessions.playback.canvas import Piece, Timeline
+from runtime.sessions.playback.navigation import Navigation
+from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol import messages
+from runtime.sessions.protocol.actions import (
     Action,
     Cancel,
     Commit,
@@ -30,23 +41,13 @@ from runtime.sessions.actions import (
     SendAudio,
     SendMessage,
 )
-from runtime.sessions.control_state import ControlState
-from runtime.sessions.controls import prompt_weights
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.generations.base import Generations
-from runtime.sessions.generations.extend import ExtendGenerations
-from runtime.sessions.generations.loop import LoopGenerations
-from runtime.sessions.generations.plan import SessionPlan
-from runtime.sessions.generations.references import Kind
-from runtime.sessions.hosting.client_seqs import ClientSeqs
-from runtime.sessions.messages import Applied, ClientMessage, Open, Ready, ServerMessage, WriteAudio
-from runtime.sessions.playback.audio_schedule import AudioSchedule
-from runtime.sessions.playback.canvas import Piece, Timeline
-from runtime.sessions.playback.navigation import Navigation
-from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.client_seqs import ClientSeqs
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Applied, ClientMessage, Open, Ready, ServerMessage, WriteAudio
 from runtime.sessions.protocol.plan import GetPlan, SetPlan
-from runtime.sessions.store import SessionSnapshot
-from runtime.sessions.stored import CommitTimer, Pieces, SessionParts, checked, load_generations
+from runtime.sessions.session.live_session import reports
+from runtime.sessions.session.stored import CommitTimer, Pieces, SessionParts, checked, load_generations
+from runtime.sessions.storage.store import SessionSnapshot
 
 STATE_INTERVAL_S = 0.25
 SCHEDULE_MARGIN_S = 0.3  # `advance` is called at least once per STATE_INTERVAL_S.

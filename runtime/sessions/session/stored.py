@@ -11,17 +11,17 @@ from typing import Any
 
 from runtime.errors import RequestError
 from runtime.requests.segments import Latents
-from runtime.sessions.actions import LiveModel
-from runtime.sessions.control_state import ControlState
-from runtime.sessions.document import LONGEST_S, damaged, parse_session
+from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations, PassNoise
 from runtime.sessions.generations.plan import SessionPlan
-from runtime.sessions.messages import AudioFormat, Mode
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
-from runtime.sessions.store import SessionSnapshot
+from runtime.sessions.protocol.actions import LiveModel
+from runtime.sessions.protocol.messages import AudioFormat, Mode
+from runtime.sessions.storage.document import LONGEST_S, damaged, parse_session
+from runtime.sessions.storage.store import SessionSnapshot
 
 VERSION = 1
 PLAIN_PARTS = ("id", "mode", "format", "slots", "frames", "token_sha256")

@@ -10,8 +10,7 @@ from typing import Any
 from runtime.errors import RequestError
 from runtime.requests.option_types import MAX_PROMPTS, WeightedPrompt
 from runtime.requests.options import GenerationOptions
-from runtime.sessions.actions import LiveModel
-from runtime.sessions.controls import (
+from runtime.sessions.control.controls import (
     CONTROL_NAMES,
     LIVE_ONLY,
     NEEDS_SOURCE_NAMES,
@@ -22,10 +21,11 @@ from runtime.sessions.controls import (
     plain_values,
     prompt_weights,
 )
-from runtime.sessions.document import damaged
-from runtime.sessions.hosting.client_seqs import ClientSeqs
-from runtime.sessions.messages import Blend, LivePrompt, SetAdapter, SetControls
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.actions import LiveModel
+from runtime.sessions.protocol.client_seqs import ClientSeqs
+from runtime.sessions.protocol.messages import Blend, LivePrompt, SetAdapter, SetControls
+from runtime.sessions.storage.document import damaged
 
 # A session's options have these always; numbers without ramps are these and the metadata.
 WHOLE_NUMBERS = ("seed", "steps")

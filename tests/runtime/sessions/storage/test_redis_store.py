@@ -18,8 +18,8 @@ from helpers.store_contract import *  # noqa: F403  (tests that every session st
 from helpers.store_contract import Opened, assert_same, assert_taken_from, snapshot
 
 from runtime.errors import ConfigError, StoreUnavailableError
-from runtime.sessions.redis_store import open_redis_store
-from runtime.sessions.store import STORE_FORMAT
+from runtime.sessions.storage.redis_store import open_redis_store
+from runtime.sessions.storage.store import STORE_FORMAT
 
 SOON_S = 0.05
 TIMEOUT_S = 60.0
@@ -85,7 +85,9 @@ def test_a_defect_while_sessions_are_renewed_ends_no_renewing(
 
 
 def test_a_process_that_fails_with_an_open_store_ends(server: RedisServer) -> None:
-    script = f"from runtime.sessions.redis_store import open_redis_store\nopen_redis_store({server.url!r})\n1 / 0"
+    script = (
+        f"from runtime.sessions.storage.redis_store import open_redis_store\nopen_redis_store({server.url!r})\n1 / 0"
+    )
     ended = subprocess.run([sys.executable, "-c", script], timeout=TIMEOUT_S, capture_output=True, check=False)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, b"ZeroDivisionError: division by zero")
 

@@ -21,8 +21,8 @@ from helpers.store_contract import *  # noqa: F403  (tests that every session st
 from helpers.store_contract import Opened, assert_same, assert_taken_from, snapshot
 
 from runtime.errors import ConfigError
-from runtime.sessions.sqlite_store import DATABASE, LOCK, open_sqlite_store
-from runtime.sessions.store import STORE_FORMAT, SessionSnapshot
+from runtime.sessions.storage.sqlite_store import DATABASE, LOCK, open_sqlite_store
+from runtime.sessions.storage.store import STORE_FORMAT, SessionSnapshot
 
 KIB = 1024
 
@@ -81,7 +81,7 @@ def test_the_folder_is_free_again_after_a_kill_and_what_was_written_is_there(fol
     script = (
         "import sys, time, pathlib\n"
         "from helpers.store_contract import snapshot\n"
-        "from runtime.sessions.sqlite_store import open_sqlite_store\n"
+        "from runtime.sessions.storage.sqlite_store import open_sqlite_store\n"
         "store = open_sqlite_store(pathlib.Path(sys.argv[1]))\n"
         "for number in range(20): store.save('a', snapshot(number, **{f'canvas/{number}': number})); store.flush()\n"
         "print('stored', flush=True); time.sleep(600)\n"

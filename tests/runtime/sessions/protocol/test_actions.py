@@ -13,7 +13,7 @@ from runtime.config.bundle import load_bundle
 from runtime.config.plan_spec import TokenRange
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import open_pipeline
-from runtime.sessions.actions import DecodeWindow, LiveModel, PlanFacts
+from runtime.sessions.protocol.actions import DecodeWindow, LiveModel, PlanFacts
 
 
 def test_the_facts_of_a_pipeline(built: Built) -> None:

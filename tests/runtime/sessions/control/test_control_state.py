@@ -11,10 +11,10 @@ from helpers.live_simulation import MODEL, RATE
 
 from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError
-from runtime.sessions.control_state import ControlState
-from runtime.sessions.controls import STEP_CONTROLS, check_controls
-from runtime.sessions.messages import LivePrompt
+from runtime.sessions.control.control_state import ControlState
+from runtime.sessions.control.controls import STEP_CONTROLS, check_controls
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.messages import LivePrompt
 
 FACTORS = np.zeros((4, 8), np.float32)
 CATALOG = AdapterCatalog({name: Adapter(name, FACTORS, FACTORS) for name in ("soft", "hard")}, 8)

@@ -9,8 +9,8 @@ from helpers.live_simulation import CHANNELS, MODEL
 
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions, StepOptions
-from runtime.sessions.controls import CONTROL_NAMES, EXCLUDED, check_controls, controls_schema, prompt_weights
-from runtime.sessions.messages import LivePrompt
+from runtime.sessions.control.controls import CONTROL_NAMES, EXCLUDED, check_controls, controls_schema, prompt_weights
+from runtime.sessions.protocol.messages import LivePrompt
 
 
 def test_every_option_of_a_generation_is_a_control_or_excluded() -> None:

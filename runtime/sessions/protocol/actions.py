@@ -21,8 +21,8 @@ from runtime.requests.option_types import DcwOptions
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Latents, Segment
 from runtime.requests.validation import plan_text_options, untaken_options
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import ServerMessage
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import ServerMessage
 from runtime.sessions.protocol.plan import PlanChoices
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import RequestError
-from runtime.sessions import messages
-from runtime.sessions.actions import LiveModel
-from runtime.sessions.control_state import ControlState
-from runtime.sessions.controls import controls_schema
+from runtime.sessions.control.control_state import ControlState
+from runtime.sessions.control.controls import controls_schema
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
 from runtime.sessions.playback.canvas import Canvas, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol import messages
+from runtime.sessions.protocol.actions import LiveModel
 from runtime.sessions.protocol.plan import Plan, PlannedSection
-from runtime.sessions.stored import SessionParts
+from runtime.sessions.session.stored import SessionParts
 
 PICTURE_WIDTH = 512
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.sessions.generations.backoff import backoff_s
+from runtime.sessions.protocol.backoff import backoff_s
 
 
 def test_each_wait_is_twice_as_long_up_to_the_longest() -> None:

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import RequestError, StoreError
-from runtime.sessions import messages
-from runtime.sessions.document import MAX_NUMBER
-from runtime.sessions.messages import Ack, LivePrompt
-from runtime.sessions.session import LiveSession
-from runtime.sessions.store import DOCUMENT, SessionSnapshot, _seal, decode_snapshot, encode_piece
+from runtime.sessions.protocol import messages
+from runtime.sessions.protocol.messages import Ack, LivePrompt
+from runtime.sessions.session.live_session import LiveSession
+from runtime.sessions.storage.document import MAX_NUMBER
+from runtime.sessions.storage.store import DOCUMENT, SessionSnapshot, _seal, decode_snapshot, encode_piece
 
 NUMBERS = st.integers() | st.sampled_from([-1, 0, 1, 2**31, 2**53, MAX_NUMBER + 1, 2**64, 10**30]) | st.floats()
 VALUES = st.recursive(

@@ -17,7 +17,7 @@ from typing import Any
 import filelock
 
 from runtime.errors import ConfigError, StoreError
-from runtime.sessions.store import STORE_FORMAT, SessionStore
+from runtime.sessions.storage.store import STORE_FORMAT, SessionStore
 
 DATABASE = "sessions.sqlite"
 LOCK = "sessions.lock"

@@ -13,9 +13,9 @@ from helpers.simulated_form import FACTS
 from runtime.config.option_ranges import NumberRange, OptionRanges
 from runtime.errors import RequestError
 from runtime.pipeline.form.state import PlanState
-from runtime.sessions import messages
-from runtime.sessions.session import LiveSession
-from runtime.sessions.store import SessionSnapshot
+from runtime.sessions.protocol import messages
+from runtime.sessions.session.live_session import LiveSession
+from runtime.sessions.storage.store import SessionSnapshot
 
 
 def played(**opened: object) -> Simulation:

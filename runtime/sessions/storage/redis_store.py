@@ -19,7 +19,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from runtime.errors import ConfigError, StoreError, StoreUnavailableError
-from runtime.sessions.store import STORE_FORMAT, SessionStore
+from runtime.sessions.storage.store import STORE_FORMAT, SessionStore
 
 PREFIX = "tickrt"
 RENEW_S = 2.0

@@ -12,14 +12,14 @@ from helpers.simulated_form import FACTS, SimulatedForm
 
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
-from runtime.sessions import reports
-from runtime.sessions.control_state import ControlState
+from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
 from runtime.sessions.hosting.plan_work import make_part
-from runtime.sessions.messages import LivePrompt, Open
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.protocol.messages import LivePrompt, Open
+from runtime.sessions.session.live_session import reports
 
 
 def canvas(frames: int) -> Canvas:

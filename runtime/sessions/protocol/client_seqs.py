@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import replace
 
-from runtime.sessions.frames import AudioChunk
-from runtime.sessions.messages import Applied, Canvas, Problem, ServerMessage
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Applied, Canvas, Problem, ServerMessage
 
 MAX_SEQS = 1024
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import NonFiniteError, RequestError
-from runtime.sessions.frames import HEADER, AudioChunk, ChunkEncoder, decode_chunk, decode_pcm
+from runtime.sessions.protocol.frames import HEADER, AudioChunk, ChunkEncoder, decode_chunk, decode_pcm
 
 RATE = 48_000
 

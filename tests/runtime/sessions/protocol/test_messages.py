@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import QueueFullError, RequestError
-from runtime.sessions.messages import (
+from runtime.sessions.protocol.messages import (
     CLIENT_MESSAGES,
     SERVER_MESSAGES,
     message_text,

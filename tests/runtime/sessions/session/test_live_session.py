@@ -23,11 +23,11 @@ from helpers.live_simulation import (
 from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError, StaleSeqError
 from runtime.pipeline.text_encoder import PromptWords
-from runtime.sessions import messages
-from runtime.sessions.actions import Decode, DecodeWindow, End, FindWords, SendMessage
-from runtime.sessions.messages import LivePrompt
-from runtime.sessions.reports import prompt_words
-from runtime.sessions.session import LiveSession
+from runtime.sessions.protocol import messages
+from runtime.sessions.protocol.actions import Decode, DecodeWindow, End, FindWords, SendMessage
+from runtime.sessions.protocol.messages import LivePrompt
+from runtime.sessions.session.live_session import LiveSession
+from runtime.sessions.session.reports import prompt_words
 
 
 def playing(seconds: float = 2.0, **opened: object) -> Simulation:

@@ -11,7 +11,7 @@ import pytest
 from helpers.store_contract import assert_same, snapshot
 
 from runtime.errors import ConfigError, StoreError
-from runtime.sessions.store import SessionSnapshot, SessionStore, decode_snapshot, encode_document, encode_piece
+from runtime.sessions.storage.store import SessionSnapshot, SessionStore, decode_snapshot, encode_document, encode_piece
 
 TIMEOUT_S = 60.0
 

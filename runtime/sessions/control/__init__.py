@@ -1,0 +1,1 @@
+"""What clients turn: the controls, their values by time, ramps and prompts."""

@@ -1,0 +1,1 @@
+"""The session's state machine, what it reports, and itself as a document."""

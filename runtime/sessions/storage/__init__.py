@@ -1,0 +1,1 @@
+"""Where sessions are kept: the document as data, SQLite, Redis."""
