@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -15,17 +14,17 @@ from runtime.config.bundle import Bundle
 from runtime.config.conditions import DEFAULTS, Task
 from runtime.errors import RequestError
 from runtime.pipeline.structure import StructureCodec, given_latents, hints_of
-from runtime.pipeline.tasks import is_cover, task_of
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
 from runtime.requests.curves import Curve
 from runtime.requests.option_types import Values
 from runtime.requests.options import COVER_DENOISE, TEXT_OPTIONS, GenerationOptions, given_options
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.requests.seeds import draw_seed
 from runtime.requests.segments import Latents, Segment, repaint_curve, step_parameters
+from runtime.requests.tasks import is_cover, task_of
 from runtime.requests.torch_noise import torch_noise
 
 SEND_CONDITION = "--condition FILE on the command line, `condition` in Python, a form's part `condition` over HTTP"
-SEED_BITS = 32
 
 T = TypeVar("T")
 # Opens PCM `[n, channels]` float32 in chunks, at the codec's rate and channels.
@@ -64,11 +63,6 @@ class GenerationInputs:
 
 
 NO_INPUTS = GenerationInputs()
-
-
-def draw_seed() -> int:
-    """A random seed, for options without one."""
-    return secrets.randbits(SEED_BITS)
 
 
 @dataclass(frozen=True)

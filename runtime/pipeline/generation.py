@@ -29,13 +29,14 @@ from runtime.audio.metadata import GenerationMetadata
 from runtime.audio.splicing import CROSSFADE_S, AudioSplicer, surrounding_loudness
 from runtime.audio.windows import Window
 from runtime.errors import ConfigError, GenerationCancelledError, ShapeError
-from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, draw_seed
+from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.planning import AnyPlan, is_planned
 from runtime.pipeline.sequences import Caller
 from runtime.pipeline.sources import kept_frames, settled_options
 from runtime.requests.options import GenerationOptions
 from runtime.requests.request import GenerationRequest
+from runtime.requests.seeds import draw_seed, segment_seed
 from runtime.requests.segments import Latents, Segment
 from runtime.tick.events import Cancelled, Event, Failed, Finished
 
@@ -45,13 +46,6 @@ WINDOW_FRAMES = 64
 # golden ratio, which no rhythm shares.
 PROBE_S, PROBE_SHARE, MIN_PROBES, MAX_PROBES = 1.2, 0.2, 3, 8
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
-
-
-def segment_seed(seed: int, index: int) -> int:
-    """The seed of segment `index` of a generation with seed `seed`: the first has `seed` itself, later ones a hash."""
-    if index == 0:
-        return seed
-    return int.from_bytes(hashlib.sha256(f"tickrt {seed} {index}".encode()).digest()[:8], "little")
 
 
 class LongGeneration:

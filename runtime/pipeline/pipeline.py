@@ -27,10 +27,11 @@ from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
 from runtime.pipeline.planning import Planner, open_planner
 from runtime.pipeline.structure import StructureCodec, no_structure, open_structure, parse_codes
-from runtime.pipeline.text_encoder import PromptWords, TextEncoder
+from runtime.pipeline.text_encoder import TextEncoder
 from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.option_types import MAX_SECONDS
 from runtime.requests.options import GenerationOptions, parse_options
+from runtime.requests.prompt_words import PromptWords
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment, generation_lengths, next_segment
 from runtime.tick.common_ticks import CommonTicks, common_ticks

@@ -16,10 +16,10 @@ from runtime.language.sequence import ENDLESS, room_for
 from runtime.language.thinking import ThinkingGrammar, thinking_values
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.form.plan import FormPlan
-from runtime.pipeline.form.section_prompts import PromptText
-from runtime.pipeline.form.state import PlanState
 from runtime.pipeline.sequences import Caller, Prompts, SequenceOrder, SequenceRun, Sequences, plan_seed
 from runtime.pipeline.structure import StructureCodec
+from runtime.requests.form.section_prompts import PromptText
+from runtime.requests.form.state import PlanState
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions, given_options, parse_options
 from runtime.requests.segments import Latents
 from runtime.requests.validation import plan_text_options, plans_texts, untaken_options

@@ -9,11 +9,11 @@ from runtime.config.bundle import Bundle
 from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs, no_timbre, requested_mask
 from runtime.pipeline.structure import no_structure
-from runtime.pipeline.tasks import check_task, is_cover, task_of
 from runtime.requests.option_types import MAX_SECONDS, Span
 from runtime.requests.options import TEXT_OPTIONS, GenerationOptions, given_options
 from runtime.requests.request import DENOISE_MIN
 from runtime.requests.segments import Segment
+from runtime.requests.tasks import check_task, is_cover, task_of
 from runtime.requests.validation import untaken_options
 
 # A generation that is longer than its source by no more than this is a cover, and silence at its end.

@@ -14,9 +14,9 @@ from runtime.config.bundle import Bundle
 from runtime.engines.engine import RunnableGraph, run_once
 from runtime.errors import ConfigError, RequestError
 from runtime.pipeline.content_cache import ContentCache
-from runtime.pipeline.tasks import task_of
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
+from runtime.requests.tasks import task_of
 
 Codes = NDArray[np.int64]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -24,6 +23,7 @@ from runtime.engines.engine import RunnableGraph, run_once
 from runtime.errors import ConfigError, EngineError, RequestError
 from runtime.pipeline.content_cache import ContentCache
 from runtime.pipeline.timbre import TimbreEncoder
+from runtime.requests.prompt_words import PromptWords
 
 Tokens = NDArray[np.float32]
 
@@ -34,26 +34,6 @@ MAX_CONDITION_HEADER_BYTES = 4096
 MAX_VOCABULARY = 1000
 PHRASE_ENDS = re.compile(r"[,;|\r\n]|[.:!?]+(?:\s|$)")
 PUNCTUATION = " \t.:!?…-–—_/*+=()[]{}\"'“”„‘’«»"
-
-
-@dataclass(frozen=True)
-class PromptWords:
-    """The phrases of texts that the text encoder understands, and those that it has no token for.
-
-    Both are as written, in the order of the texts, without repeats.
-    """
-
-    understood: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether something is understood and nothing is unknown."""
-        return bool(self.understood) and not self.unknown
-
-    def __str__(self) -> str:
-        understood = f"understood: {', '.join(self.understood) or 'nothing'}"
-        return f"{understood} · not understood: {', '.join(self.unknown)}" if self.unknown else understood
 
 
 class TextEncoder:

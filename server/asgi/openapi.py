@@ -17,9 +17,9 @@ from pydantic_core import PydanticCustomError
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.config.bundle import Bundle
 from runtime.config.option_ranges import NumberRange, found_outside
-from runtime.pipeline.tasks import known_tasks
 from runtime.requests.option_types import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL
 from runtime.requests.options import GenerationOptions
+from runtime.requests.tasks import known_tasks
 from runtime.requests.validation import untaken_options
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
 from server.asgi.request_body import FILE_PARTS

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from runtime.audio.formats import FORMATS
 from runtime.errors import source_as
 from runtime.pipeline.pipeline import Pipeline
-from runtime.pipeline.tasks import known_tasks
+from runtime.requests.tasks import known_tasks
 from server.admission import Permit
 from server.asgi.access_control import check_body_key, client_of
 from server.asgi.problems import ProblemError

@@ -10,10 +10,10 @@ from typing import Any
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import Task
 from runtime.config.controls import ControlsSpec
-from runtime.pipeline.compose import draw_seed
-from runtime.pipeline.tasks import TRACK_OPTIONS, known_tasks
 from runtime.requests.options import COVER_DENOISE
 from runtime.requests.request import MAX_SEED
+from runtime.requests.seeds import draw_seed
+from runtime.requests.tasks import TRACK_OPTIONS, known_tasks
 from runtime.requests.validation import plan_text_options, untaken_options
 from runtime.untrusted import quoted
 from server.compat.acestep_fields import THEIR_NAMES, Fields, refuse

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from runtime.config.plan_spec import PlanField, PlanSpec, TokenRange
 from runtime.errors import EngineError, RequestError
-from runtime.pipeline.form.sections import PlannedSection, SectionRequest
-from runtime.pipeline.form.state import PlanState
+from runtime.requests.form.sections import PlannedSection, SectionRequest
+from runtime.requests.form.state import PlanState
 from runtime.requests.options import GenerationOptions
 from runtime.sessions.protocol.actions import PlanBeginning, PlanFacts
 

@@ -8,8 +8,8 @@ from helpers.tiny_planner import PLAN, planner_spec
 
 from runtime.config.plan_spec import PlanSpec
 from runtime.pipeline.form.edits import following
-from runtime.pipeline.form.rhythm import Rhythm
-from runtime.pipeline.form.sections import Item, SectionRequest, Song, SongSection, item_of
+from runtime.requests.form.rhythm import Rhythm
+from runtime.requests.form.sections import Item, SectionRequest, Song, SongSection, item_of
 
 PLANNER = planner_spec(plan=PLAN, thinking=None, capacity=1024)
 assert PLANNER.plan is not None

@@ -22,7 +22,7 @@ from runtime.errors import (
     ShapeError,
     TickError,
 )
-from runtime.pipeline.text_encoder import PromptWords
+from runtime.requests.prompt_words import PromptWords
 from tickrt.audio import Audio
 from tickrt.live import Live
 from tickrt.model import Model, open

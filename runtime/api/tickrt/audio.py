@@ -16,7 +16,7 @@ from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags
 from runtime.errors import ConfigError
-from runtime.pipeline.text_encoder import PromptWords
+from runtime.requests.prompt_words import PromptWords
 
 
 @dataclass(frozen=True, eq=False, repr=False)

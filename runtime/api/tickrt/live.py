@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, TickError
 from runtime.pipeline.pipeline import Pipeline
-from runtime.pipeline.text_encoder import PromptWords
+from runtime.requests.prompt_words import PromptWords
 from runtime.requests.segments import Latents
 from runtime.sessions.generations.references import Kind, control_of
 from runtime.sessions.hosting.host import SessionHost

@@ -22,8 +22,8 @@ from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline
-from runtime.pipeline.text_encoder import PromptWords
 from runtime.requests.options import GenerationOptions, parse_options
+from runtime.requests.prompt_words import PromptWords
 from runtime.tick.events import Event
 from tickrt.audio import Audio
 from tickrt.live import CHUNK_S, Live, LiveSessions, open_message

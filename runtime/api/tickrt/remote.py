@@ -24,7 +24,7 @@ from websockets.typing import Subprotocol
 
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, RequestError, TickError
-from runtime.pipeline.text_encoder import PromptWords
+from runtime.requests.prompt_words import PromptWords
 from runtime.sessions.generations.references import Kind
 from runtime.sessions.hosting.services import Reply
 from runtime.sessions.protocol.backoff import backoff_s

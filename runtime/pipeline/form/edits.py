@@ -8,7 +8,7 @@ from dataclasses import replace
 from runtime.config.plan_spec import PlanSpec
 from runtime.errors import RequestError
 from runtime.pipeline.form.fitting import bars_of
-from runtime.pipeline.form.sections import Item, Song, SongSection
+from runtime.requests.form.sections import Item, Song, SongSection
 
 
 def following(spec: PlanSpec, song: Song, items: Sequence[Item], before: Sequence[SongSection]) -> list[SongSection]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from runtime.config.plan_spec import PlanSpec
-from runtime.pipeline.form.sections import Item
+from runtime.requests.form.sections import Item
 
 # What a section with other bars costs, in bars that the last section is cut by; and what its loss costs.
 CHANGE_COST, LOSS_COST = 3, 1000

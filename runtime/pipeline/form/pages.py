@@ -15,7 +15,9 @@ from runtime.errors import RequestError
 from runtime.language.constraints import CodesConstraint, PlanConstraint
 from runtime.language.sequence import room_for
 from runtime.pipeline.form.prompt import SongPrompt
-from runtime.pipeline.form.sections import (
+from runtime.pipeline.sequences import SequenceOrder, plan_seed
+from runtime.pipeline.structure import StructureCodec
+from runtime.requests.form.sections import (
     Item,
     Song,
     SongSection,
@@ -26,8 +28,6 @@ from runtime.pipeline.form.sections import (
     recalled_section,
     section_prompt,
 )
-from runtime.pipeline.sequences import SequenceOrder, plan_seed
-from runtime.pipeline.structure import StructureCodec
 
 # Sections that a further plan page begins with, and those that it adds.
 PAGE_SECTIONS, NEW_SECTIONS = 8, 4

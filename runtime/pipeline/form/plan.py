@@ -16,9 +16,10 @@ from runtime.pipeline.form.edits import code_at, continued, cut, following, num_
 from runtime.pipeline.form.fitting import bars_of, fitted
 from runtime.pipeline.form.pages import PAGE_SECTIONS, CodesPage, codes_page, plan_page
 from runtime.pipeline.form.prompt import SongPrompt, read_prompt
-from runtime.pipeline.form.rhythm import Rhythm
-from runtime.pipeline.form.section_prompts import PromptText, section_prompts
-from runtime.pipeline.form.sections import (
+from runtime.pipeline.sequences import Caller, SequenceRun, Sequences
+from runtime.requests.form.rhythm import Rhythm
+from runtime.requests.form.section_prompts import PromptText, section_prompts
+from runtime.requests.form.sections import (
     Item,
     PlannedSection,
     SectionRequest,
@@ -28,8 +29,7 @@ from runtime.pipeline.form.sections import (
     item_of,
     song_of,
 )
-from runtime.pipeline.form.state import PlanState, packed, unpacked
-from runtime.pipeline.sequences import Caller, SequenceRun, Sequences
+from runtime.requests.form.state import PlanState, packed, unpacked
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.pipeline.generation import segment_seed
 from runtime.requests.options import GenerationOptions
+from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Segment
 from runtime.sessions.generations.base import Generations, Running
 from runtime.sessions.generations.plan import SessionPlan

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import RequestError
-from runtime.pipeline.generation import segment_seed
+from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
 from runtime.sessions.control.controls import STEP_CONTROLS

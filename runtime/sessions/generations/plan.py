@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import RequestError, TickError
-from runtime.pipeline.form.section_prompts import section_prompts
-from runtime.pipeline.form.sections import PlannedSection, SectionRequest, item_of
-from runtime.pipeline.form.state import PlanState
+from runtime.requests.form.section_prompts import section_prompts
+from runtime.requests.form.sections import PlannedSection, SectionRequest, item_of
+from runtime.requests.form.state import PlanState
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Latents
 from runtime.sessions.playback.canvas import Canvas, Part, Piece

@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from runtime.errors import DrainingError
-from runtime.pipeline.form.sections import PlannedSection, SectionRequest
-from runtime.pipeline.form.state import PlanState
+from runtime.requests.form.sections import PlannedSection, SectionRequest
+from runtime.requests.form.state import PlanState
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents
 from runtime.sessions.hosting.codec_work import Call, report

@@ -12,14 +12,14 @@ from runtime.config.option_ranges import ANY_MODEL, OptionRanges
 from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.errors import ConfigError, RequestError
-from runtime.pipeline.form.sections import PlannedSection, SectionRequest
-from runtime.pipeline.form.state import PlanState, check_state
 from runtime.pipeline.pipeline import Pipeline
-from runtime.pipeline.tasks import PLAIN_TASKS, known_tasks
-from runtime.pipeline.text_encoder import PromptWords
+from runtime.requests.form.sections import PlannedSection, SectionRequest
+from runtime.requests.form.state import PlanState, check_state
 from runtime.requests.option_types import DcwOptions
 from runtime.requests.options import GenerationOptions, parse_options
+from runtime.requests.prompt_words import PromptWords
 from runtime.requests.segments import Latents, Segment
+from runtime.requests.tasks import PLAIN_TASKS, known_tasks
 from runtime.requests.validation import plan_text_options, untaken_options
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import ServerMessage

@@ -13,7 +13,7 @@ from typing import Any
 
 from runtime.audio.formats import Pcm
 from runtime.errors import RequestError, StaleSeqError, TickError
-from runtime.pipeline.compose import draw_seed
+from runtime.requests.seeds import draw_seed
 from runtime.requests.segments import Latents
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.control.controls import prompt_weights

@@ -19,9 +19,10 @@ from runtime.audio.loudness import block_energies, loudness_lufs
 from runtime.audio.splicing import CROSSFADE_S
 from runtime.errors import QueueFullError, RequestError, ShapeError
 from runtime.pipeline.compose import GenerationInputs
-from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents, segment_seed
+from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import GenerationOptions, parse_options
+from runtime.requests.seeds import segment_seed
 from runtime.tick.events import Event, Finished, Started
 from runtime.tick.record import TickRecord
 

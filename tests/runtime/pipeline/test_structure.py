@@ -19,9 +19,9 @@ from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.structure import StructureCodec, parse_codes
-from runtime.pipeline.tasks import check_task, task_of
 from runtime.requests.options import parse_options
 from runtime.requests.segments import Segment
+from runtime.requests.tasks import check_task, task_of
 
 SPEC = TinySpec()
 T, C = SPEC.canvas_frames, SPEC.channels

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import ConfigError, RequestError
-from runtime.pipeline.text_encoder import PromptWords, TextEncoder, parse_condition
+from runtime.pipeline.text_encoder import TextEncoder, parse_condition
+from runtime.requests.prompt_words import PromptWords
 
 SPEC = TinySpec(prefix="y_")
 

@@ -7,7 +7,7 @@ from helpers.songs import GRID, SPEC, items, sections
 
 from runtime.errors import RequestError
 from runtime.pipeline.form.edits import code_at, continued, cut, following, section_at, with_codes
-from runtime.pipeline.form.sections import Song
+from runtime.requests.form.sections import Song
 
 PLAN = sections("verse 2", "chorus 1", "verse 4", made=60)
 

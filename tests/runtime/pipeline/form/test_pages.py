@@ -22,9 +22,9 @@ from runtime.errors import RequestError
 from runtime.pipeline.form.edits import following
 from runtime.pipeline.form.pages import codes_page, plan_page
 from runtime.pipeline.form.prompt import SongPrompt
-from runtime.pipeline.form.sections import Song, SongSection
 from runtime.pipeline.sequences import plan_seed
 from runtime.pipeline.structure import StructureCodec
+from runtime.requests.form.sections import Song, SongSection
 
 PROMPT = SongPrompt((28, 200), (29,), 120, ())
 

@@ -13,9 +13,9 @@ from conftest import Built
 
 from runtime.errors import GenerationCancelledError, RequestError, TickError
 from runtime.pipeline.form.plan import KEPT_S, FormPlan
-from runtime.pipeline.form.sections import SectionRequest
-from runtime.pipeline.form.state import PlanState
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.requests.form.sections import SectionRequest
+from runtime.requests.form.state import PlanState
 from runtime.requests.options import parse_options
 
 RATE_HZ, SIZE = 25, 3

@@ -22,7 +22,7 @@ from helpers.live_simulation import (
 
 from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError, StaleSeqError
-from runtime.pipeline.text_encoder import PromptWords
+from runtime.requests.prompt_words import PromptWords
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import Decode, DecodeWindow, End, FindWords, SendMessage
 from runtime.sessions.protocol.messages import LivePrompt

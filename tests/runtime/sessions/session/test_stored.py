@@ -12,7 +12,7 @@ from helpers.simulated_form import FACTS
 
 from runtime.config.option_ranges import NumberRange, OptionRanges
 from runtime.errors import RequestError
-from runtime.pipeline.form.state import PlanState
+from runtime.requests.form.state import PlanState
 from runtime.sessions.protocol import messages
 from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.storage.store import SessionSnapshot

@@ -24,7 +24,7 @@ from configs.demo.recipe.planner.tokens import (
 )
 from runtime.config.planner import PlannerSpec
 from runtime.language.constraints import CodesConstraint, Constraint, PlanConstraint
-from runtime.pipeline.form.rhythm import Rhythm
+from runtime.requests.form.rhythm import Rhythm
 
 RHYTHMS = [rhythm_of(bpm, meter) for bpm in (60, 97, 120, 131, 180) for meter in ("4/4", "3/4", "6/8")]
 

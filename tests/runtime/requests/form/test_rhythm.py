@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.pipeline.form.rhythm import Rhythm
+from runtime.requests.form.rhythm import Rhythm
 
 RHYTHMS = [Rhythm(bpm, beats, 25.0, 5, 24, 100, 200) for bpm in (60, 97, 120, 131.5, 180) for beats in (4, 3, 2)]
 

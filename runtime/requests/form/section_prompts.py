@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.plan_spec import PlanSpec
-from runtime.pipeline.form.sections import PlannedSection
+from runtime.requests.form.sections import PlannedSection
 from runtime.requests.option_types import WeightedPrompt
 
 PromptText = str | list[WeightedPrompt]

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field, ValidationError
 from runtime.config.explain import sentence
 from runtime.config.plan_spec import PlanSpec
 from runtime.errors import RequestError
-from runtime.pipeline.form.rhythm import Rhythm
-from runtime.pipeline.form.sections import Song, SongSection
+from runtime.requests.form.rhythm import Rhythm
+from runtime.requests.form.sections import Song, SongSection
 
 # Far from the limits of the arithmetic, and of any song.
 MOST, MOST_BARS = 2**53, 1024

@@ -7,7 +7,7 @@ import pytest
 from helpers.songs import GRID, SONG, SPEC, sections
 
 from runtime.errors import RequestError
-from runtime.pipeline.form.sections import (
+from runtime.requests.form.sections import (
     SectionRequest,
     Song,
     given_header,

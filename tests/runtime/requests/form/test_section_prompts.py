@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from helpers.songs import SPEC, sections
 
-from runtime.pipeline.form.section_prompts import section_prompts
-from runtime.pipeline.form.sections import PlannedSection
+from runtime.requests.form.section_prompts import section_prompts
+from runtime.requests.form.sections import PlannedSection
 from runtime.requests.option_types import WeightedPrompt
 
 WORDS = SPEC.model_copy(update={"layer_words": {"drums": ("drums", "no drums"), "bass": ("bass", "no bass")}})

@@ -12,8 +12,8 @@ from helpers.songs import GRID, SONG, SPEC, items, sections
 
 from runtime.errors import RequestError
 from runtime.pipeline.form.edits import following
-from runtime.pipeline.form.sections import Song
-from runtime.pipeline.form.state import PlanState, check_state, packed, unpacked
+from runtime.requests.form.sections import Song
+from runtime.requests.form.state import PlanState, check_state, packed, unpacked
 
 
 def test_sections_and_songs_come_back_as_they_were() -> None:

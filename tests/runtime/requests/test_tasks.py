@@ -9,8 +9,8 @@ from helpers.factories import tiny_bundle
 
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import RequestError
-from runtime.pipeline.tasks import check_task, is_cover, known_tasks, task_of
 from runtime.requests.options import GenerationOptions, parse_options
+from runtime.requests.tasks import check_task, is_cover, known_tasks, task_of
 
 SOURCE = np.zeros((32, 8), np.float32)
 REPAINT = [{"start_s": 0.0, "end_s": 0.5}]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.config.plan_spec import BPM, METER, PlanSpec
 from runtime.errors import RequestError
-from runtime.pipeline.form.rhythm import Rhythm
+from runtime.requests.form.rhythm import Rhythm
 
 # Kind, layers and bars in tokens.
 Item = tuple[int, int, int]

@@ -1,0 +1,1 @@
+"""A song's form as plain values: bars, sections, and the state that a plan goes on from."""
