@@ -13,8 +13,9 @@ from runtime.config.deployment import Deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.segments import Latents
+from runtime.sessions.hosting.live_model import live_model
 from runtime.sessions.protocol import actions, messages
-from runtime.sessions.protocol.actions import GenerationJob, LiveModel
+from runtime.sessions.protocol.actions import GenerationJob
 from runtime.sessions.protocol.messages import LivePrompt
 from runtime.sessions.session.live_session import LiveSession
 from runtime.tick.events import Event, Failed, Finished
@@ -34,7 +35,7 @@ class Player:
 
     def __init__(self, pipeline: Pipeline, **opened: object) -> None:
         self.pipeline = pipeline
-        self.model = LiveModel.of(pipeline)
+        self.model = live_model(pipeline)
         always = {"controls": {"steps": STEPS}, "prompts": [LivePrompt(text="calm piano")], "seed": 3, "plan": False}
         opened = {**always, **opened}
         self.session = LiveSession("live", self.model, messages.Open(**opened), 0.0)  # type: ignore[arg-type]

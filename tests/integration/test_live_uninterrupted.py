@@ -20,13 +20,13 @@ from runtime.config.deployment import Deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.segments import Latents
+from runtime.sessions.hosting.live_model import live_model
 from runtime.sessions.protocol.actions import (
     Action,
     Commit,
     Decode,
     Generate,
     GenerationJob,
-    LiveModel,
     SendAudio,
     SendMessage,
 )
@@ -178,7 +178,7 @@ def store(tmp_path: Path) -> Iterator[SessionStore]:
 def test_a_session_restored_from_any_commit_sounds_like_the_uninterrupted_one(
     mode: Any, seed: int, pipeline: Pipeline, store: SessionStore
 ) -> None:
-    model = LiveModel.of(pipeline)
+    model = live_model(pipeline)
     opening = Open(mode=mode, seed=seed, prompts=[LivePrompt(text="calm piano")], controls={"steps": 2})
     one = Simulated(LiveSession("a", model, opening, 0.0), pipeline, 0.0)
     script = Script(mode, seed, model.sample_rate_hz)

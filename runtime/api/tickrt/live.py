@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
 from types import TracebackType
@@ -16,17 +16,13 @@ from numpy.typing import NDArray
 
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, TickError
-from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.prompt_words import PromptWords
-from runtime.requests.segments import Latents
-from runtime.sessions.generations.references import Kind, control_of
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.limits import HostLimits
-from runtime.sessions.hosting.services import Reply
+from runtime.sessions.protocol.client import ReferenceKind
 from runtime.sessions.protocol.messages import (
     Ack,
     ClientMessage,
     Open,
+    Reply,
     State,
     parse_client_message,
 )
@@ -35,7 +31,6 @@ from tickrt.audio import Audio
 from tickrt.options import Blend, Controls, Prompt, Source, plain_values
 from tickrt.receiver import Receiver
 
-NO_LIMITS = HostLimits(max_sessions=2**31, client_sessions=0, max_refresh_s=float("inf"), message_share=float("inf"))
 REPLY_TIMEOUT_S = 60.0
 CHUNK_S = 0.1
 PACED = ("set", "prompts", "source", "structure", "timbre", "adapter", "reset")
@@ -56,7 +51,7 @@ class Sessions(Protocol):
     def end(self, session_id: str) -> None:
         """End a session."""
 
-    def add_source(self, kind: Kind, source: Source, sample_rate_hz: int | None) -> str:
+    def add_source(self, kind: ReferenceKind, source: Source, sample_rate_hz: int | None) -> str:
         """Make a source known that is used as `kind`; returns its id. Raises RequestError."""
 
     def remove_source(self, source_id: str | None) -> None:
@@ -176,7 +171,7 @@ class Live:
         self._send_source("structure", source, strength, sample_rate_hz)
 
     def _send_source(
-        self, type: Kind, source: Source | None, strength: float | None, sample_rate_hz: int | None
+        self, type: ReferenceKind, source: Source | None, strength: float | None, sample_rate_hz: int | None
     ) -> None:
         self._check_open()
         source_id = None if source is None else self._sessions.add_source(type, source, sample_rate_hz)
@@ -253,71 +248,6 @@ class Live:
         ring = self._receiver.ring
         ack = Ack(playhead_sample=ring.playhead_sample, worst_lead_s=ring.take_worst_lead_s())
         self._sessions.post(self._id, ack)
-
-
-class LiveSessions:
-    """The live sessions of one model: their host, and the sources that they are about to use."""
-
-    def __init__(self, pipeline: Pipeline, read_source: Callable[[Source, int | None], Latents]) -> None:
-        self.host = SessionHost(pipeline, sources=self._source, limits=NO_LIMITS)
-        self.sample_rate_hz, self.channels = self.host.model.sample_rate_hz, self.host.model.channels
-        self._pipeline, self._read_source = pipeline, read_source
-        self._sources: dict[str, Latents] = {}
-        self._numbers = count()
-        self.host.start()
-
-    def close(self) -> None:
-        """End all sessions."""
-        self.host.close("the model is closed")
-
-    def open(self, message: Open, receiver: Receiver) -> str:
-        """Open a session; its time is what its receiver has read. Returns its id."""
-        return self.host.open(message, receiver, clock=lambda: receiver.ring.playhead_sample / self.sample_rate_hz)
-
-    def post(self, session_id: str, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
-        """Pass on a message, once the session takes more of them."""
-        room = self.host.room(session_id)
-        if room is not None:
-            room.result(REPLY_TIMEOUT_S)
-        self.host.post(session_id, message, pcm, reply)
-
-    def end(self, session_id: str) -> None:
-        """End a session."""
-        self.host.end(session_id, "closed")
-
-    def add_source(self, kind: Kind, source: Source, sample_rate_hz: int | None) -> str:
-        """Load a source; returns its id. Raises RequestError, at once where the bundle has no such part."""
-        control_of(kind, self.host.model.untaken)
-        source_id = str(next(self._numbers))
-        self._sources[source_id] = self._read_source(source, sample_rate_hz)
-        return source_id
-
-    def remove_source(self, source_id: str | None) -> None:
-        """Forget a source; the session that uses it has it."""
-        self._sources.pop(source_id or "", None)
-
-    def _source(self, source_id: str) -> Latents:
-        return self._sources[source_id]
-
-    def words(self, texts: list[str]) -> PromptWords:
-        """Which words of texts are understood; none where the bundle takes no text."""
-        text_encoder = self._pipeline.text_encoder
-        return PromptWords() if text_encoder is None else text_encoder.words(texts)
-
-    def audio(self, pcm: NDArray[np.float32], seed: int, prompt_words: PromptWords) -> Audio:
-        """PCM of a session as an Audio; its latents are encoded again, none where the bundle cannot encode."""
-        codec, bundle = self._pipeline.codec, self._pipeline.bundle
-        assert codec is not None
-        return Audio(
-            latents=codec.encode(pcm) if codec.can_encode else np.empty((0, codec.latent_channels), np.float32),
-            frame_rate_hz=bundle.latents.frame_rate_hz,
-            sample_rate_hz=self.sample_rate_hz,
-            seed=seed,
-            options={},
-            bundle=(bundle.name, bundle.version),
-            _pcm=pcm,
-            prompt_words=prompt_words,
-        )
 
 
 def open_message(prompts: Prompt, controls: Mapping[str, Any], **members: Any) -> Open:

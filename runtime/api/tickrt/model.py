@@ -26,7 +26,8 @@ from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptWords
 from runtime.tick.events import Event
 from tickrt.audio import Audio
-from tickrt.live import CHUNK_S, Live, LiveSessions, open_message
+from tickrt.live import CHUNK_S, Live, open_message
+from tickrt.live_sessions import LiveSessions
 from tickrt.options import (
     INPUTS,
     Arguments,

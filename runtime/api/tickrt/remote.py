@@ -25,9 +25,8 @@ from websockets.typing import Subprotocol
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.requests.prompt_words import PromptWords
-from runtime.sessions.generations.references import Kind
-from runtime.sessions.hosting.services import Reply
 from runtime.sessions.protocol.backoff import backoff_s
+from runtime.sessions.protocol.client import ReferenceKind
 from runtime.sessions.protocol.frames import decode_chunk
 from runtime.sessions.protocol.messages import (
     SUBPROTOCOL,
@@ -39,6 +38,7 @@ from runtime.sessions.protocol.messages import (
     Open,
     Problem,
     Ready,
+    Reply,
     ServerMessage,
     message_text,
     parse_server_message,
@@ -138,7 +138,7 @@ class RemoteSession:
             self._thread.join(CLOSE_S)
         self._connection.close()
 
-    def add_source(self, kind: Kind, source: Source, sample_rate_hz: int | None) -> str:
+    def add_source(self, kind: ReferenceKind, source: Source, sample_rate_hz: int | None) -> str:
         """Upload a file to the server that plays; returns its id. Raises RequestError."""
         if not isinstance(source, str | PathLike):
             raise RequestError(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
@@ -11,16 +10,7 @@ from runtime.requests.segments import Latents, Segment
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Piece, Source
 from runtime.sessions.protocol.actions import LiveModel
-
-Kind = Literal["source", "timbre", "structure"]
-
-
-def control_of(kind: Kind, untaken: Collection[str]) -> str:
-    """The control that the strength of a reference sets. Raises RequestError where the bundle has no such part."""
-    control = "denoise" if kind == "source" else f"{kind}_strength"
-    if control in untaken:
-        raise RequestError(f"the bundle has no [{kind}]", field="type")
-    return control
+from runtime.sessions.protocol.client import ReferenceKind, control_of
 
 
 class References:
@@ -43,13 +33,13 @@ class References:
         """Whether generations follow the plan."""
         return self.plan is not None and self.source is None and self.structure is None
 
-    def put(self, kind: Kind, reference: Source | None) -> None:
+    def put(self, kind: ReferenceKind, reference: Source | None) -> None:
         """Set or remove one of them."""
         setattr(self, kind, reference)
         self.version += 1
 
     def take(
-        self, kind: Kind, source_id: str | None, strength: float | None, latents: Latents | None, seq: int
+        self, kind: ReferenceKind, source_id: str | None, strength: float | None, latents: Latents | None, seq: int
     ) -> dict[str, Any]:
         """Set one of them to an uploaded source's latents, or remove it; returns the controls that `strength` sets.
 

@@ -17,12 +17,12 @@ from runtime.sessions.protocol.messages import (
     Stages,
 )
 
-Kind = Literal["step", "generation"]
-Observer = Callable[[Kind, str, float], None]
+ControlKind = Literal["step", "generation"]
+Observer = Callable[[ControlKind, str, float], None]
 MAX_CHANGES = 64
 
 
-def kind_of(message: ClientMessage) -> Kind | None:
+def kind_of(message: ClientMessage) -> ControlKind | None:
     """step: it reaches generations in flight; generation: it needs a new one; None: it changes no generation."""
     if isinstance(message, SetControls):
         return "step" if message.values.keys() <= set(STEP_CONTROLS) else "generation"
@@ -35,7 +35,7 @@ def kind_of(message: ClientMessage) -> Kind | None:
 class _Change:
     """A change, when it came, the milliseconds until its stages, first and last, and what was observed of it."""
 
-    kind: Kind
+    kind: ControlKind
     received_s: float
     first_ms: dict[str, float] = field(default_factory=dict)
     last_ms: dict[str, float] = field(default_factory=dict)

@@ -41,17 +41,17 @@ from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.hosted_session import HostedSession
 from runtime.sessions.hosting.inbox import Inbox, Received, timed
 from runtime.sessions.hosting.limits import DEFAULT_LIMITS, RETRY_AFTER_S, HostLimits
+from runtime.sessions.hosting.live_model import live_model
 from runtime.sessions.hosting.services import (
     Clock,
     HostServices,
     HostStats,
-    Reply,
     SessionInfo,
     SessionListener,
     Sources,
 )
 from runtime.sessions.hosting.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
-from runtime.sessions.protocol.messages import ClientMessage, Open
+from runtime.sessions.protocol.messages import ClientMessage, Open, Reply
 from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.session.reports import prompt_words
 from runtime.sessions.storage.store import SessionSnapshot, SessionStore
@@ -86,7 +86,7 @@ class SessionHost:
         clock: Clock = time.monotonic,
         thread_clock: Clock = time.thread_time,
     ) -> None:
-        self.model = LiveModel.of(pipeline)
+        self.model = live_model(pipeline)
         assert pipeline.codec is not None
         self._pipeline, self._store, self._limits = pipeline, store, limits
         self._clock, self._thread_clock = clock, thread_clock

@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeVar, cast
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.sessions.hosting.controllers import Change
-from runtime.sessions.hosting.services import HostServices, Reply, SessionListener
-from runtime.sessions.protocol.messages import SetReference, WriteAudio
+from runtime.sessions.hosting.services import HostServices, SessionListener
+from runtime.sessions.protocol.messages import Reply, SetReference, WriteAudio
 
 # A connection reads no further while so much waits, and goes on at half of it.
 MAX_UNHANDLED, MAX_UNHANDLED_AUDIO_S = 64, 20.0

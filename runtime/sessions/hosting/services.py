@@ -11,11 +11,10 @@ from typing import Any, Protocol
 from runtime.audio.formats import Latents
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.pipeline import Pipeline
-from runtime.sessions.generations.references import Kind, control_of
 from runtime.sessions.hosting.codec_work import CodecWork
-from runtime.sessions.hosting.control_times import Kind as ControlKind
-from runtime.sessions.hosting.control_times import Observer
+from runtime.sessions.hosting.control_times import ControlKind, Observer
 from runtime.sessions.hosting.slots import TickTimes
+from runtime.sessions.protocol.client import ReferenceKind, control_of
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import ServerMessage, State
 from runtime.sessions.protocol.plan import Plan
@@ -23,7 +22,6 @@ from runtime.sessions.storage.store import SessionStore
 
 Clock = Callable[[], float]
 Sources = Callable[[str], Latents]
-Reply = Callable[[TickError | None], None]
 
 
 class SessionListener(Protocol):
@@ -79,7 +77,7 @@ class HostServices:
         for observer in self.control_observers:
             observer(kind, stage, seconds)
 
-    def reference(self, kind: Kind, source_id: str) -> Latents:
+    def reference(self, kind: ReferenceKind, source_id: str) -> Latents:
         """What a source is as a reference: latents `[N, C]`, a timbre's `[F, C]`, or hints `[N, C]`.
 
         Raises RequestError, before the source is read where the bundle has no such part.

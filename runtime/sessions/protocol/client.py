@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from runtime.config.deployment import Strength
+from runtime.errors import RequestError
 from runtime.requests.option_types import MAX_SECONDS, MIN_SECONDS, Share
 from runtime.requests.request import MAX_SEED
 from runtime.sessions.protocol.base import (
@@ -27,6 +29,8 @@ from runtime.sessions.protocol.base import (
 MAX_RAMP_MS = 60_000.0
 MAX_SLOTS = 4
 MAX_CONTROLS = 64
+
+ReferenceKind = Literal["source", "timbre", "structure"]
 
 RampMs = Annotated[float, Field(ge=0.0, le=MAX_RAMP_MS, description="Numbers move to their new value in this time.")]
 Controls = Annotated[dict[Annotated[str, Field(max_length=100)], Any], Field(max_length=MAX_CONTROLS)]
@@ -188,3 +192,11 @@ class Close(Message):
     """Ends the session."""
 
     type: Literal["close"] = "close"
+
+
+def control_of(kind: ReferenceKind, untaken: Collection[str]) -> str:
+    """The control that the strength of a reference sets. Raises RequestError where the bundle has no such part."""
+    control = "denoise" if kind == "source" else f"{kind}_strength"
+    if control in untaken:
+        raise RequestError(f"the bundle has no [{kind}]", field="type")
+    return control

@@ -7,7 +7,7 @@ all messages that change sound, larger each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -92,6 +92,7 @@ __all__ = [
     "PromptWords",
     "Ready",
     "ReadyControls",
+    "Reply",
     "Reset",
     "Seek",
     "ServerMessage",
@@ -138,6 +139,8 @@ ClientMessage = (
     | Close
 )
 ServerMessage = Ready | Applied | State | Canvas | Plan | Changed | Problem | Closed
+# Gets the error of a message that was posted, or None.
+Reply = Callable[[TickError | None], None]
 _Parsed = TypeVar("_Parsed", bound=Message)
 
 

@@ -21,7 +21,6 @@ from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations
 from runtime.sessions.generations.plan import SessionPlan
-from runtime.sessions.generations.references import Kind
 from runtime.sessions.playback.audio_schedule import AudioSchedule
 from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.navigation import Navigation
@@ -41,11 +40,12 @@ from runtime.sessions.protocol.actions import (
     SendAudio,
     SendMessage,
 )
+from runtime.sessions.protocol.client import ReferenceKind
 from runtime.sessions.protocol.client_seqs import ClientSeqs
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import Applied, ClientMessage, Open, Ready, ServerMessage, WriteAudio
 from runtime.sessions.protocol.plan import GetPlan, SetPlan
-from runtime.sessions.session.live_session import reports
+from runtime.sessions.session import reports
 from runtime.sessions.session.stored import CommitTimer, Pieces, SessionParts, checked, load_generations
 from runtime.sessions.storage.store import SessionSnapshot
 
@@ -406,7 +406,7 @@ class LiveSession:
 
     def _set_reference(
         self,
-        kind: Kind,
+        kind: ReferenceKind,
         source_id: str | None,
         strength: float | None,
         latents: Latents | None,

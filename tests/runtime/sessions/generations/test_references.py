@@ -10,7 +10,8 @@ from helpers.live_simulation import CHANNELS, MODEL
 
 from runtime.errors import RequestError
 from runtime.requests.segments import Segment
-from runtime.sessions.generations.references import Kind, References
+from runtime.sessions.generations.references import References
+from runtime.sessions.protocol.client import ReferenceKind
 
 LATENTS = np.arange(10.0, dtype=np.float32)[:, None] + np.zeros((10, CHANNELS), np.float32)
 
@@ -19,7 +20,7 @@ LATENTS = np.arange(10.0, dtype=np.float32)[:, None] + np.zeros((10, CHANNELS), 
     ("kind", "controls"),
     [("source", {"denoise": 0.75}), ("timbre", {"timbre_strength": 0.25}), ("structure", {"structure_strength": 0.25})],
 )
-def test_a_strength_is_a_control(kind: Kind, controls: dict[str, float]) -> None:
+def test_a_strength_is_a_control(kind: ReferenceKind, controls: dict[str, float]) -> None:
     references = References(MODEL)
     assert references.take(kind, "x", None, LATENTS, 1) == {}
     assert references.take(kind, "x", 0.25, LATENTS, 2) == controls

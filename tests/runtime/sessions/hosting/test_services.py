@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from runtime.errors import RequestError
-from runtime.sessions.generations.references import Kind
 from runtime.sessions.hosting.services import HostServices
 from runtime.sessions.hosting.slots import TickTimes
+from runtime.sessions.protocol.client import ReferenceKind
 
 LATENTS = np.arange(12.0, dtype=np.float32).reshape(6, 2)
 
@@ -28,7 +28,7 @@ def services(**members: Any) -> HostServices:
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("source", LATENTS), ("timbre", LATENTS[:3]), ("structure", -LATENTS)])
-def test_a_source_as_a_reference(kind: Kind, expected: Any) -> None:
+def test_a_source_as_a_reference(kind: ReferenceKind, expected: Any) -> None:
     asked: list[str] = []
 
     def sources(source_id: str) -> Any:
@@ -40,7 +40,7 @@ def test_a_source_as_a_reference(kind: Kind, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["timbre", "structure"])
-def test_a_source_is_not_read_for_a_part_that_the_bundle_lacks(kind: Kind) -> None:
+def test_a_source_is_not_read_for_a_part_that_the_bundle_lacks(kind: ReferenceKind) -> None:
     read: list[str] = []
     shared = services(sources=read.append, untaken=frozenset({"timbre_strength", "structure_strength"}))
     with pytest.raises(RequestError, match=rf"type: the bundle has no \[{kind}\]"):

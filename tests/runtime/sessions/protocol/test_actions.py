@@ -13,18 +13,19 @@ from runtime.config.bundle import load_bundle
 from runtime.config.plan_spec import TokenRange
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import open_pipeline
-from runtime.sessions.protocol.actions import DecodeWindow, LiveModel, PlanFacts
+from runtime.sessions.hosting.live_model import live_model
+from runtime.sessions.protocol.actions import DecodeWindow, PlanFacts
 
 
 def test_the_facts_of_a_pipeline(built: Built) -> None:
     with open_pipeline(built()) as pipeline:
-        model = LiveModel.of(pipeline)
+        model = live_model(pipeline)
         assert model.hop_samples * model.frame_rate_hz == pytest.approx(model.sample_rate_hz)
         assert model.lengths == pipeline.lengths
         assert model.defaults["guidance"] == pipeline.bundle.sampler.guidance
         assert model.defaults["steps"] == pipeline.bundle.sampler.live_steps
         with pytest.raises(ConfigError, match="codec"):
-            LiveModel.of(replace(pipeline, codec=None))
+            live_model(replace(pipeline, codec=None))
 
 
 def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:

@@ -19,7 +19,7 @@ from runtime.sessions.hosting.plan_work import make_part
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol.messages import LivePrompt, Open
-from runtime.sessions.session.live_session import reports
+from runtime.sessions.session import reports
 
 
 def canvas(frames: int) -> Canvas:
