@@ -98,7 +98,7 @@ soak: .venv/.installed-test  ## live sessions and generations for SOAK_MINUTES: 
 	SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -m slow tests/integration/test_live_soak.py $(PYTEST_ARGS)
 
 test-scale: .venv/.installed-scale  ## replicas behind HAProxy, also under Ray Serve: killed, frozen, drained, upgraded, without their store; also in a browser, after test-page
-	$(BIN)/python -m pytest -m slow -s tests/integration/test_cluster.py tests/integration/test_ray_cluster.py tests/server/scale tests/profiling/bench/cluster \
+	$(BIN)/python -m pytest -m slow -s tests/integration/test_cluster.py tests/integration/test_ray_cluster.py tests/server/cluster tests/profiling/bench/cluster \
 		tests/page/test_cluster.py $(PYTEST_ARGS)
 
 clean:  ## remove engines, caches and build outputs; the environments stay

@@ -32,7 +32,7 @@ COMMANDS = {
     "tickrt-generate": "runtime.cli",
     "tickrt-bench": "profiling.bench_cli",
     "tickrt-profile": "profiling.profile_cli",
-    "tickrt-cluster": "server.scale.cli",
+    "tickrt-cluster": "server.cluster.cli",
 }
 
 

@@ -18,10 +18,12 @@ from server.asgi.openapi import openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
 from server.compat import acestep, elevenlabs, lyria
 from server.compat.errors import ErrorShapeMiddleware
+from server.compat.osc.opening import open_osc
 from server.config import ServerSettings
+from server.live import page_routes as page
 from server.live import routes as live
-from server.routes import adapters, generations, health, models, page, sources, tick_profile
-from server.service import Service
+from server.routes import adapters, generations, health, models, sources, tick_profile
+from server.service.service import Service
 
 VERSION = "0.1.0"
 COMPAT = {"lyria": lyria, "acestep": acestep, "elevenlabs": elevenlabs}
@@ -44,7 +46,7 @@ EXPOSED_HEADERS = (
 
 def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> FastAPI:
     """The ASGI app. Its lifespan opens the pipeline in the background and closes it at the end."""
-    service = Service(open_pipeline, settings)
+    service = Service(open_pipeline, settings, open_osc(settings))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -59,7 +61,7 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,  # server/routes/page.py has it
+        openapi_url=None,  # server/live/page_routes.py has it
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service

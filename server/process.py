@@ -35,8 +35,8 @@ from server.asgi.connection import make_protocol
 from server.asgi.tls import tls_context
 from server.asgi.websocket import WebSocketProtocol
 from server.config import MIB, ServerSettings
-from server.routes.health import not_live
-from server.service import Service
+from server.service.liveness import not_live
+from server.service.service import Service
 
 ABORT_TIMEOUT_S = 2.0
 HANG_TIMEOUT_S = 60.0

@@ -34,6 +34,9 @@ CONTROL = PLAYBACK | STORAGE | {"runtime.sessions.control"}
 GENERATIONS = CONTROL | {"runtime.sessions.generations"}
 SESSION = GENERATIONS | {"runtime.sessions.session"}
 SESSIONS = PIPELINE | {"runtime.sessions"}
+ASGI = {"runtime", "server.config", "server.metrics"}
+REPLICAS = ASGI | {"server.asgi", "server.replicas"}
+SERVICE = REPLICAS | {"server.sources", "server.service"}
 MAY_IMPORT = {
     "runtime.errors": set[str](),
     "runtime.untrusted": {"runtime.errors"},
@@ -62,9 +65,20 @@ MAY_IMPORT = {
     "tickrt": SESSIONS | {"runtime.startup"},
     "engine_build": {"runtime"},
     "configs": {"runtime", "engine_build"},
-    "server": {"runtime"},
-    "server.scale": {"runtime", "server"},
-    "profiling": {"runtime", "tickrt", "server.scale"},
+    "server.config": {"runtime"},
+    "server.metrics": {"runtime"},
+    "server.sources": {"runtime", "server.config"},
+    "server.asgi": ASGI,
+    "server.replicas": REPLICAS,
+    "server.service": SERVICE,
+    "server.process": SERVICE,
+    "server.routes": SERVICE,
+    "server.live": SERVICE,
+    "server.compat": SERVICE | {"server.live", "server.routes"},
+    "server.app": SERVICE | {"server.live", "server.routes", "server.compat"},
+    "server.cluster": {"runtime", "server"},
+    "server": {"runtime", "server"},
+    "profiling": {"runtime", "tickrt", "server.cluster"},
 }
 
 # Heavy packages and the only modules (or folders, with a slash) that import them.
@@ -99,8 +113,8 @@ HEAVY = {
     "soundfile": set(),
     "polygraphy": {"engine_build/build/verify.py"},
     "redis": {"runtime/sessions/storage/redis_store.py"},
-    "ray": {"server/scale/ray_serve.py"},
-    "psutil": {"server/scale/local_cluster.py"},
+    "ray": {"server/cluster/ray_serve.py"},
+    "psutil": {"server/cluster/local_cluster.py"},
     "pythonosc": {"server/compat/osc/packets.py"},
     "fastapi": {"server/"},
     "uvicorn": {"server/"},
@@ -242,6 +256,8 @@ def test_no_import_cycle() -> None:
         ("server/app.py", "from engine_build import builder"),
         ("engine_build/reports/end_to_end.py", "from configs.demo.recipe import words"),
         ("server/app.py", "from profiling import bench"),
+        ("server/service/service.py", "from server.compat.osc.server import OscServer"),
+        ("server/asgi/middleware.py", "from server.service.service import Service"),
         ("profiling/bench_cli.py", "import server"),
         ("runtime/denoise/bucket.py", "from runtime.tick.loop import TickLoop"),
         ("runtime/scheduling/scheduler.py", "from runtime.denoise import runner"),
@@ -252,7 +268,7 @@ def test_no_import_cycle() -> None:
         ("runtime/config/bundle.py", "from runtime.cli import main"),
         ("runtime/pipeline/pipeline.py", "import tickrt"),
         ("runtime/pipeline/pipeline.py", "from runtime.sessions.hosting.host import SessionHost"),
-        ("runtime/sessions/hosting/host.py", "from server.service import Service"),
+        ("runtime/sessions/hosting/host.py", "from server.service.service import Service"),
         ("runtime/sessions/control/controls.py", "from runtime.sessions.session.live_session import LiveSession"),
         ("runtime/sessions/protocol/actions.py", "from runtime.pipeline.pipeline import Pipeline"),
         ("runtime/api/tickrt/model.py", "from engine_build.build.builder import build"),

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.untrusted import quoted
-from server.admission import Places
 from server.asgi.fair_reads import network_of
 from server.asgi.openapi import OPEN_PATH
+from server.asgi.places import Places
 from server.asgi.problems import ProblemError, problem_response
 from server.asgi.request_body import UNCOUNTED_BYTES
 from server.config import ServerSettings, is_loopback_host

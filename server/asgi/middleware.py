@@ -11,12 +11,12 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.admission import Places
 from server.asgi.access_control import client_of, is_open
 from server.asgi.connection import PLACE_EXTENSION, REFUSAL_EXTENSION
+from server.asgi.places import Places
 from server.asgi.problems import REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
 from server.asgi.websocket import WebSocketExchange
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WEBSOCKET"})
 # Requests of monitoring; the access log has them at debug level.

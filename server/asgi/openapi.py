@@ -24,6 +24,7 @@ from runtime.requests.validation import untaken_options
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
 from server.asgi.request_body import FILE_PARTS
 
+SCHEMA_TYPE = "application/schema+json"
 REF = "#/components/schemas/{model}"
 OPEN_PATH = "/health/live"
 ADMIN_HEADER = "X-Admin-Key"

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from runtime.config.explain import full_sentence
 from runtime.errors import RequestError
 from runtime.untrusted import parse_json_object, quoted
-from server.admission import Paced
+from server.asgi.paced import Paced
 from server.asgi.problems import MAX_FINDINGS, Finding, ProblemError, pointer, unavailable
 from server.config import KIB, ServerSettings
 

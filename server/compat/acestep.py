@@ -17,7 +17,6 @@ from runtime.audio.formats import FORMATS
 from runtime.errors import source_as
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.tasks import known_tasks
-from server.admission import Permit
 from server.asgi.access_control import check_body_key, client_of
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import Upload, check_source, validate
@@ -26,9 +25,10 @@ from server.compat.acestep_request import MODEL_PREFIX, TaskRequest, task_reques
 from server.compat.acestep_tasks import Task, TaskStore
 from server.compat.errors import ErrorBody
 from server.routes.generation_job import MAX_HEADER_WORD, MAX_HEADER_WORDS, GenerationJob
-from server.routes.health import not_ready
 from server.routes.models import model_not_found
-from server.service import Service, service_of
+from server.service.admission import Permit
+from server.service.liveness import not_ready
+from server.service.service import Service, service_of
 from server.sources.source import Source
 
 ENVIRONMENT = "tickrt"

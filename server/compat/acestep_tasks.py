@@ -23,10 +23,10 @@ from server.asgi.connection import first_completed
 from server.asgi.problems import ProblemError, draining, problem_of, unavailable
 from server.compat.acestep_fields import error_text
 from server.config import MIB
-from server.metrics import Outcome
+from server.metrics.metrics import Outcome
 from server.routes.generation_job import GenerationJob, Tally, outcome_of
 from server.routes.generation_stream import chunks
-from server.temporary_folder import TemporaryFolder
+from server.sources.temporary_folder import TemporaryFolder
 
 # Tasks that are known, most of them without audio any more.
 MAX_TASKS = 1000

@@ -20,7 +20,7 @@ from server.asgi.request_body import Upload, read_json, validate
 from server.compat.elevenlabs_bodies import ChunkPlan, MusicBody, Section, SectionPlan, SoundBody
 from server.routes.generations import GenerationResponse
 from server.routes.models import model_not_found
-from server.service import service_of
+from server.service.service import service_of
 
 router = APIRouter(prefix="/v1", include_in_schema=False)
 # ElevenLabs' names of models, each of them this server's.

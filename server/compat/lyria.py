@@ -9,7 +9,7 @@ from fastapi import APIRouter, WebSocket
 
 from server.compat.errors import ErrorBody
 from server.compat.lyria_connection import LyriaConnection
-from server.service import service_of
+from server.service.service import service_of
 
 PATH = "/ws/google.ai.generativelanguage.{version}.GenerativeService.BidiGenerateMusic"
 # HTTP status -> Google's name of it.

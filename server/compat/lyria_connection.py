@@ -32,6 +32,7 @@ from runtime.sessions.protocol.messages import (
 )
 from server.asgi.access_control import client_of
 from server.asgi.connection import abort_of, charged_to, first_completed
+from server.asgi.rate_limit import RateLimit, ViolationError
 from server.compat.lyria_audio import AHEAD_S, LEAST_AHEAD_S, AudioStream, Pace
 from server.compat.lyria_messages import (
     MAX_WEIGHTED_PROMPTS,
@@ -48,8 +49,7 @@ from server.compat.lyria_messages import (
 from server.config import KIB
 from server.live.connection import CLOSE_CODES as LIVE_CLOSE_CODES
 from server.live.connection import MAX_PROBLEMS, OPEN_TIMEOUT_S, PROBLEM_PERIOD_S, has_room, receive
-from server.live.incoming import RateLimit, ViolationError
-from server.service import Service
+from server.service.service import Service
 
 # As Google's servers: 1007 for a message that is none.
 CLOSE_CODES = {**LIVE_CLOSE_CODES, "violation": 1007}

@@ -18,7 +18,7 @@ from runtime.errors import RequestError
 from runtime.requests.option_types import Text
 from runtime.requests.request import MAX_SEED
 from runtime.untrusted import parse_json_object, quoted
-from server.live.incoming import ViolationError
+from server.asgi.rate_limit import ViolationError
 
 SAMPLE_RATE_HZ, CHANNELS = 48_000, 2
 MIME_TYPE = f"audio/l16;rate={SAMPLE_RATE_HZ};channels={CHANNELS}"

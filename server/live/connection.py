@@ -25,13 +25,14 @@ from runtime.sessions.protocol.messages import (
 from server.asgi.access_control import client_of
 from server.asgi.connection import abort_of, charged_to, first_completed, in_charged_thread
 from server.asgi.problems import ProblemError
+from server.asgi.rate_limit import RateLimit, ViolationError
 from server.config import ServerSettings
-from server.live.incoming import Incoming, RateLimit, ViolationError, WriteError, num_counted, parse_text
-from server.live.metrics import LiveMetrics
+from server.live.incoming import Incoming, WriteError, num_counted, parse_text
 from server.live.outbox import Outbox
+from server.metrics.live_metrics import LiveMetrics
 
 if TYPE_CHECKING:
-    from server.scale.leases import Membership
+    from server.replicas.leases import Membership
 
 OPEN_TIMEOUT_S = 10.0
 MAX_PROBLEMS = 15

@@ -14,13 +14,12 @@ from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.services import SessionInfo
 from runtime.sessions.protocol.messages import SUBPROTOCOL, State, messages_schema
 from runtime.sessions.protocol.plan import Plan
-from server.asgi.openapi import problem_responses
+from server.asgi.openapi import SCHEMA_TYPE, problem_responses
 from server.asgi.problems import ProblemError
 from server.asgi.websocket import choose_subprotocol
 from server.live.connection import LiveConnection, refuse
-from server.routes.models import SCHEMA_TYPE
-from server.scale.forwarding import ask_all, ask_owner
-from server.service import service_of
+from server.replicas.forwarding import ask_all, ask_owner
+from server.service.service import service_of
 
 router = APIRouter(prefix="/v1", tags=["live"])
 

@@ -15,7 +15,7 @@ from runtime.requests.option_types import AdapterOptions, Adapters
 from server.asgi.openapi import REF, problem_responses
 from server.asgi.request_body import read_upload, validate_upload
 from server.routes.tick_profile import check_admin
-from server.service import Service, service_of
+from server.service.service import Service, service_of
 
 
 class AdapterCard(BaseModel):

@@ -21,13 +21,13 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.planning import AnyPlan
 from runtime.pipeline.sequences import Caller
 from runtime.pipeline.text_encoder import parse_condition
-from server.admission import Permit
 from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import Upload
 from server.config import MIB
-from server.metrics import Metrics, Outcome
-from server.service import Service
+from server.metrics.metrics import Metrics, Outcome
+from server.service.admission import Permit
+from server.service.service import Service
 
 # Latents of a generation that are kept for a client that reads slower than they are made.
 AHEAD_BYTES = 8 * MIB

@@ -24,10 +24,10 @@ from runtime.audio.windows import Window, WindowCutter
 from runtime.errors import GenerationCancelledError
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished, Progress, Started
-from server.admission import Permit
 from server.asgi.problems import ProblemError, retry_after
-from server.codec_workers import run_to_end
 from server.routes.generation_job import AHEAD_BYTES, GenerationJob
+from server.service.admission import Permit
+from server.service.codec_workers import run_to_end
 
 
 async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:

@@ -19,11 +19,11 @@ from server.asgi.connection import abort_of, first_completed, wait_disconnected
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
 from server.asgi.problems import Finding, ProblemError, draining, request_id_of
 from server.asgi.request_body import Upload, check_source, read_upload, validate_upload
-from server.metrics import Outcome
+from server.metrics.metrics import Outcome
 from server.routes.generation_job import GenerationJob, Tally, outcome_of
 from server.routes.generation_stream import chunks
 from server.routes.models import model_not_found
-from server.service import Service, service_of
+from server.service.service import Service, service_of
 
 SLICE_BYTES = 64 * 1024
 router = APIRouter(prefix="/v1", tags=["generations"])

@@ -15,12 +15,11 @@ from runtime.audio.formats import FORMATS
 from runtime.config.bundle import BUNDLE_FILE, SamplerSpec
 from runtime.errors import did_you_mean
 from runtime.pipeline.pipeline import Pipeline
-from server.asgi.openapi import body_schema, problem_responses
+from server.asgi.openapi import SCHEMA_TYPE, body_schema, problem_responses
 from server.asgi.problems import Finding, ProblemError
-from server.service import service_of
+from server.service.service import service_of
 
 router = APIRouter(prefix="/v1", tags=["models"])
-SCHEMA_TYPE = "application/schema+json"
 
 
 class EngineCard(BaseModel):

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from server.asgi.access_control import client_of
 from server.asgi.openapi import SOURCE_ID, problem_responses, upload_body
 from server.asgi.request_body import check_source, read_file
-from server.service import service_of
+from server.service.service import service_of
 from server.sources.source import Source
 
 router = APIRouter(prefix="/v1/sources", tags=["sources"])

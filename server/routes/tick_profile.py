@@ -16,7 +16,7 @@ from server.asgi.connection import first_completed, wait_disconnected
 from server.asgi.openapi import ADMIN_HEADER, problem_responses
 from server.asgi.problems import ProblemError
 from server.routes.tick_trace import tick_trace
-from server.service import Service, service_of
+from server.service.service import Service, service_of
 
 MAX_TICKS = 1000
 MAX_WAIT_S = 60.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from runtime.errors import ConfigError, StoreUnavailableError
 from runtime.sessions.storage.sqlite_store import make_private
 from server.sources.source import Source
-from server.temporary_folder import TemporaryFolder
+from server.sources.temporary_folder import TemporaryFolder
 
 PART_SUFFIX = ".part"
 

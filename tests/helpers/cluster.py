@@ -15,9 +15,9 @@ import psutil
 import pytest
 from helpers.paths import ROOT
 
-from server.scale.lease import Lease
-from server.scale.local_cluster import LocalCluster, find_program
-from server.scale.ray_cluster import Applied, RayCluster
+from server.cluster.local_cluster import LocalCluster, find_program
+from server.cluster.ray_cluster import Applied, RayCluster
+from server.replicas.lease import Lease
 
 APPLIED = Applied("/configs/demo.toml", "demo", "http://127.0.0.1:8000", "127.0.0.1:6379", (2, 2), 0)
 COMMAND_TIMEOUT_S = 300.0
@@ -53,7 +53,7 @@ def cluster() -> Iterator[RayCluster]:
 
 def command(cluster: RayCluster, *words: object) -> list[str]:
     """The words that run tickrt-cluster for this cluster."""
-    program = "from server.scale.cli import main; main()"
+    program = "from server.cluster.cli import main; main()"
     return [sys.executable, "-c", program, *(str(word) for word in words), "--folder", str(cluster.folder)]
 
 

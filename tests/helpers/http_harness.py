@@ -25,7 +25,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from server.app import create_app
 from server.config import ServerSettings
 from server.process import TickServer, open_socket, url_of
-from server.service import Service
+from server.service.service import Service
 
 GENERATIONS = "/v1/audio/generations"
 PROBLEM = "application/problem+json"

@@ -28,9 +28,9 @@ from runtime.config.deployment import Deployment
 from runtime.errors import TickError
 from runtime.sessions.protocol.frames import decode_chunk
 from runtime.sessions.protocol.messages import Ack, Close, Open, Ready, message_text, parse_server_message
-from server.scale import local_cluster
-from server.scale.edge import AdminSocket
-from server.scale.local_cluster import LocalCluster, free_port, plain_cluster
+from server.cluster import local_cluster
+from server.cluster.edge import AdminSocket
+from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster
 
 pytestmark = [pytest.mark.slow, needs_programs("haproxy", "redis-server")]
 BEFORE_S, AFTER_S = 2.0, 6.0

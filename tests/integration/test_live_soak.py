@@ -37,7 +37,7 @@ from runtime.sessions.protocol.messages import (
     SetControls,
     SetPrompts,
 )
-from server.metrics import Outcome
+from server.metrics.metrics import Outcome
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "2"))
 SESSIONS = 8

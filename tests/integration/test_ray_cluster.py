@@ -24,9 +24,9 @@ from helpers.real_time import RATE_HZ, Player
 
 import tickrt
 from runtime.config.deployment import Deployment
-from server.scale.lease import Lease
-from server.scale.local_cluster import free_port
-from server.scale.ray_cluster import RayCluster
+from server.cluster.local_cluster import free_port
+from server.cluster.ray_cluster import RayCluster
+from server.replicas.lease import Lease
 
 pytestmark = [pytest.mark.slow, needs_programs("haproxy", "redis-server"), needs_ray()]
 # A session takes half of a replica's places: two of them ask for a second replica. Ray Serve hears of them each second.

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from helpers.http_harness import Served, connected, eventually, raw_request, read_all
 
-from server.metrics import Outcome
+from server.metrics.metrics import Outcome
 
 Serve = Callable[..., Served]
 CLIENTS = 8

@@ -16,9 +16,9 @@ from helpers.page_player import TAP, play
 from helpers.paths import DEMO
 from numpy.typing import NDArray
 
-from server.scale.lease import Lease
-from server.scale.local_cluster import LocalCluster, free_port, plain_cluster
-from server.scale.ray_cluster import RayCluster
+from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster
+from server.cluster.ray_cluster import RayCluster
+from server.replicas.lease import Lease
 
 pytestmark = [pytest.mark.page, needs_programs("haproxy", "redis-server")]
 RATE_HZ, BLOCK = 48000, 128

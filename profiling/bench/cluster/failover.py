@@ -20,7 +20,7 @@ from profiling.bench.live.client import LiveClient, live_client
 from profiling.bench.result import rounded
 from runtime.errors import TickError
 from runtime.sessions.protocol.messages import Close, LivePrompt, Open
-from server.scale.local_cluster import LocalCluster
+from server.cluster.local_cluster import LocalCluster
 from tickrt.live import Live
 from tickrt.remote import TickRT
 

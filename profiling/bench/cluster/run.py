@@ -20,7 +20,7 @@ from runtime.config.deployment import Deployment, load_deployment
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import ConfigError
 from runtime.task_progress import TaskProgress
-from server.scale.local_cluster import LocalCluster, free_port, plain_cluster
+from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster
 
 DIRECT, EDGE, OPUS = "direct", "edge", "edge, opus"
 FAILOVER_WEIGHT_S = 120.0

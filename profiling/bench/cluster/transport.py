@@ -19,7 +19,7 @@ from profiling.bench.statistics import percentiles
 from profiling.server_process import ServerProcess
 from runtime.errors import TickError
 from runtime.sessions.storage.redis_store import connect, storage_errors
-from server.scale.local_cluster import LocalCluster
+from server.cluster.local_cluster import LocalCluster
 
 NUM_GETS = 200
 PING_S = 0.1

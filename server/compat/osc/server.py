@@ -23,10 +23,10 @@ from runtime.sessions.hosting.controllers import Values
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S, Changed, Problem, ServerMessage
+from server.asgi.rate_limit import RateLimit
 from server.compat.osc.addresses import AddressTable
 from server.compat.osc.packets import BUNDLE, Argument, build_packet, parse_packet
 from server.live.connection import MAX_PROBLEMS, PROBLEM_PERIOD_S
-from server.live.incoming import RateLimit
 
 PREFIX = "/tickrt"
 QUERY = "?"

@@ -28,7 +28,7 @@ from helpers.tls import make_certificate
 from server.asgi.connection import MAX_PIPELINED_BYTES, WRITE_BYTES, BoundedProtocol, abort_of
 from server.asgi.fair_reads import READ_BYTES
 from server.asgi.websocket import WebSocketProtocol
-from server.routes.page import static_files
+from server.live.page_routes import static_files
 
 Serve = Callable[..., Served]
 

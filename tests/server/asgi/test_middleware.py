@@ -20,7 +20,7 @@ from helpers.http_harness import (
 from starlette.types import Message
 
 from server.asgi.middleware import RequestContextMiddleware
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 
 Serve = Callable[..., Served]
 

@@ -14,7 +14,7 @@ from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, connected, even
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.admission import Paced
+from server.asgi.paced import Paced
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import BodyBudget, parse_object, validate
 

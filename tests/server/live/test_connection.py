@@ -33,7 +33,7 @@ from server.asgi.problems import draining
 from server.config import ServerSettings
 from server.live import connection
 from server.live.connection import LiveConnection, refuse
-from server.live.metrics import LiveMetrics
+from server.metrics.live_metrics import LiveMetrics
 
 
 @dataclass

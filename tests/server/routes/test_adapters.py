@@ -25,7 +25,7 @@ from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.sessions.protocol.messages import Problem
 from runtime.tick.record import TickRecord
-from server.service import warm_up
+from server.service.service import warm_up
 
 KEY = "only-for-admins"
 PATH = "/admin/adapters"

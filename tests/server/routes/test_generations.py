@@ -28,7 +28,7 @@ from runtime.audio.codec import Codec
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.audio.metadata import read_metadata
 from runtime.errors import EngineError
-from server.admission import Permit
+from server.service.admission import Permit
 
 
 def decoded(data: bytes) -> tuple[np.ndarray, int]:

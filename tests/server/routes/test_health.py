@@ -18,7 +18,7 @@ from runtime.sessions.protocol.messages import Closed, Open
 from runtime.terminal import EXIT_ENGINE
 from server.app import create_app
 from server.config import ServerSettings
-from server.routes.health import not_live, not_ready
+from server.service.liveness import not_live, not_ready
 
 Serve = Callable[..., Served]
 

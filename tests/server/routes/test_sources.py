@@ -19,7 +19,7 @@ from helpers.tones import tone
 
 from runtime.audio.splicing import CROSSFADE_S
 from runtime.config.deployment import Deployment
-from server.admission import Admission
+from server.service.admission import Admission
 
 Serve = Callable[..., Served]
 SOURCES = "/v1/sources"

@@ -41,5 +41,5 @@ def test_the_result_has_10_1000_and_10000_listeners() -> None:
 
 
 def test_the_examples_of_the_page_are_right() -> None:
-    failed, tried = doctest.testfile(str(ROOT / "server" / "scale" / "README.md"), module_relative=False)
+    failed, tried = doctest.testfile(str(ROOT / "server" / "cluster" / "README.md"), module_relative=False)
     assert (failed, tried > 2) == (0, True)

@@ -16,7 +16,7 @@ from profiling.bench.cluster import failover as module
 from profiling.bench.cluster.failover import CHUNK_S, Loss, Player, Replicas, loss_figures, resume
 from profiling.bench.live.client import live_client
 from runtime.sessions.protocol.messages import ClientMessage, Close, Open, ServerMessage
-from server.scale.local_cluster import LocalCluster
+from server.cluster.local_cluster import LocalCluster
 
 
 class Clock:

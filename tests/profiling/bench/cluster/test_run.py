@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from profiling.bench.cluster import failover
 from profiling.bench.cluster.run import DIRECT, EDGE, OPUS, capacity_of
 from profiling.bench_cli import app
-from server.scale import local_cluster
+from server.cluster import local_cluster
 
 RUN = {
     "ticks_share": 0.2, "server_cpu": 0.1, "edge_cores": 0.05, "kbit_per_s_per_session": 1600.0,

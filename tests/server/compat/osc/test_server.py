@@ -76,8 +76,8 @@ def surface(served: Served) -> Iterator[Surface]:
 
 
 def osc_port(served: Served) -> int:
-    assert served.service.osc is not None
-    return served.service.osc.port
+    assert isinstance(served.service.surfaces, OscServer)
+    return served.service.surfaces.port
 
 
 def is_changed(item: Any) -> bool:

@@ -1,0 +1,1 @@
+"""Replicas on one machine or under Ray: their processes, and the edge that follows their leases."""

@@ -1,0 +1,141 @@
+"""The edge follows the leases: sets the slots of a HAProxy that runs haproxy.cfg, over its admin socket.
+
+It keeps nothing: each round reads what HAProxy has and what the leases say, and sends the difference. So it may be
+restarted at any time, and while Redis is away everything stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from runtime.errors import StoreError
+from runtime.terminal import log_to_stderr
+from server.replicas.lease import Lease
+from server.replicas.leases import RENEW_S, Leases
+
+BACKENDS = ("sessions", "opens", "tasks", "work")
+TIMEOUT_S = 5.0
+# Bits of srv_admin_state.
+IN_MAINTENANCE, IN_DRAIN = 0x01, 0x08
+logger = logging.getLogger("tickrt.scale")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A server of a backend as HAProxy has it. address: "IP:PORT". state: "ready", "drain" or "maint"."""
+
+    backend: str
+    name: str
+    address: str
+    state: str
+
+
+def parse_slots(text: str) -> list[Slot]:
+    """The slots of the answer to `show servers state`. Raises OSError where it is another answer."""
+    lines = [line for line in text.splitlines() if line.startswith("# ")]
+    if not lines:
+        raise OSError(f"HAProxy answers {text.strip()!r:.200}, expected its servers: has its socket `level admin`?")
+    header = lines[0].removeprefix("# ").split()
+    rows = [line.split() for line in text.splitlines() if len(line.split()) == len(header)]
+    slots = []
+    for row in (dict(zip(header, row, strict=True)) for row in rows):
+        admin = int(row["srv_admin_state"])
+        state = "maint" if admin & IN_MAINTENANCE else "drain" if admin & IN_DRAIN else "ready"
+        slots.append(Slot(row["be_name"], row["srv_name"], f"{row['srv_addr']}:{row['srv_port']}", state))
+    return [slot for slot in slots if slot.backend in BACKENDS]
+
+
+def wanted_state(backend: str, lease: Lease) -> str:
+    """Which work of a backend a replica gets: "ready", or "drain": none, what it has goes on."""
+    return "ready" if lease.takes_work and (backend != "opens" or lease.has_room) else "drain"
+
+
+def commands(slots: Iterable[Slot], leases: Iterable[Lease]) -> Iterator[str]:
+    """What brings the slots in line with the leases: each keeps its slot, a new one gets the first that is free."""
+    replicas = {address: lease for lease in leases if (address := _resolved(lease)) is not None}
+    for backend in BACKENDS:
+        ours = [slot for slot in slots if slot.backend == backend]
+        used = {slot.address: slot for slot in ours if slot.state != "maint"}
+        free = [slot for slot in ours if slot.state == "maint"]
+        for address, lease in replicas.items():
+            slot = used.pop(address, None)
+            state = wanted_state(backend, lease)
+            if slot is None:
+                if not free:
+                    logger.error("replica %s finds no free slot in backend %s of haproxy.cfg", lease.name, backend)
+                    continue
+                slot = free.pop(0)
+                host, _, port = address.rpartition(":")
+                yield f"set server {backend}/{slot.name} addr {host} port {port}"
+            if slot.state != state:
+                yield f"set server {backend}/{slot.name} state {state}"
+        for slot in used.values():
+            yield f"set server {backend}/{slot.name} state maint"
+
+
+def _resolved(lease: Lease) -> str | None:
+    """The "IP:PORT" of a replica; None where its host is unknown."""
+    host, _, port = lease.address.rpartition(":")
+    try:
+        return f"{socket.gethostbyname(host)}:{port}"
+    except OSError as error:
+        logger.error("replica %s gets no work: its host %s is unknown: %s", lease.name, host, error)
+        return None
+
+
+class AdminSocket:
+    """HAProxy's admin socket. Methods raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def ask(self, command: str) -> str:
+        """Send one command; returns the answer."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(TIMEOUT_S)
+            connection.connect(str(self._path))
+            connection.sendall(f"{command}\n".encode())
+            return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+
+    def follow(self, leases: list[Lease]) -> None:
+        """Bring the slots in line with the leases."""
+        for command in commands(parse_slots(self.ask("show servers state")), leases):
+            answer = self.ask(command).strip()
+            logger.info("%s%s", command, f": {answer}" if answer else "")
+
+
+def run(redis: str, path: Path, rounds: int | None = None, model: str | None = None) -> None:
+    """Follow the leases of a model (None: all) until the end, or for a number of rounds.
+
+    Raises ConfigError where Redis cannot be used.
+    """
+    leases, admin = Leases(redis), AdminSocket(path)
+    while rounds is None or (rounds := rounds - 1) >= 0:
+        try:
+            admin.follow([lease for lease in leases.all() if model in (None, lease.model)])
+        except (StoreError, OSError) as error:
+            logger.warning("the slots stay as they are: %s", error)
+        time.sleep(RENEW_S)
+    leases.close()
+
+
+def main(
+    redis: Annotated[str, typer.Argument(help="URL of the replicas' Redis.")],
+    path: Annotated[Path, typer.Argument(help="HAProxy's admin socket.")],
+    model: Annotated[str | None, typer.Option(help="Only replicas of this model, by its bundle's name.")] = None,
+) -> None:
+    """Set the slots of the edge's HAProxy from the replicas' leases."""
+    log_to_stderr("info")
+    run(redis, path, model=model)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,107 @@
+"""The page that plays live sessions at /, the API documentation at /docs: static files with security headers.
+
+/docs is Swagger UI (Apache-2.0), whose two files come with the package fastapi-offline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+
+from runtime.untrusted import quoted
+from server.asgi.problems import ProblemError
+from server.service.service import service_of
+
+FOLDER = Path(__file__).parent / "page"
+SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
+# Not by mimetypes: what that knows depends on the machine.
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+# Swagger UI has styles and icons in its elements, and plays responses from blobs.
+DOCS_POLICY = f"{POLICY}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; media-src 'self' blob:"
+HEADERS = {
+    # The browser keeps the files and asks with their tag whether they changed.
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "microphone=(self), midi=(self)",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    """A file of the page, with its entity tag."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def static_files() -> dict[str, StaticFile]:
+    """The files of the page by their path in its folder, and those of Swagger UI."""
+    paths = (path for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES)
+    ours = {path.relative_to(FOLDER).as_posix(): _static_file(path) for path in paths}
+    swagger = Path(str(files("fastapi_offline"))) / "static"
+    return ours | {f"swagger/{name}": _static_file(swagger / name) for name in SWAGGER_FILES}
+
+
+def _static_file(path: Path) -> StaticFile:
+    content = path.read_bytes()
+    return StaticFile(content, MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+@router.get("/")
+async def index(request: Request) -> Response:
+    """The page."""
+    response = _response(request, static_files()["index.html"])
+    if edges := service_of(request).settings.edges:
+        sockets = [edge.replace("http", "ws", 1) for edge in edges]
+        response.headers["Content-Security-Policy"] = f"{POLICY}; connect-src 'self' {' '.join(sockets)}"
+    return response
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """The API documentation."""
+    response = _response(request, static_files()["docs.html"])
+    response.headers["Content-Security-Policy"] = DOCS_POLICY
+    return response
+
+
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    """The OpenAPI document."""
+    content = await service_of(request).describing.share(request.app.state.openapi_json)
+    return Response(content, media_type="application/json")
+
+
+@router.get("/page/{name:path}")
+async def part(request: Request, name: str) -> Response:
+    """A module, a stylesheet or an image of the page."""
+    file = static_files().get(name)
+    if file is None:
+        raise ProblemError(404, "not_found", f"the page has no file {quoted(name)}")
+    return _response(request, file)
+
+
+def _response(request: Request, file: StaticFile) -> Response:
+    headers = {**HEADERS, "ETag": file.etag}
+    known = request.headers.get("if-none-match", "")
+    if file.etag in known or known.strip() == "*":
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)

@@ -1,1 +1,0 @@
-"""Several replicas of the server: their leases, and the edge that follows them."""

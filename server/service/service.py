@@ -1,0 +1,327 @@
+"""State of one server: pipeline, admission control, codec workers, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Protocol
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
+
+from runtime.errors import TickError
+from runtime.pipeline.pipeline import Pipeline
+from runtime.requests.request import GenerationRequest
+from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.hosting.limits import HostLimits
+from runtime.sessions.hosting.slots import TickTimes
+from runtime.tick.events import Event, Failed, Finished
+from server.asgi.openapi import body_model
+from server.asgi.paced import Paced
+from server.asgi.places import Places
+from server.asgi.problems import ProblemError, draining, unavailable
+from server.asgi.request_body import BodyBudget
+from server.config import ServerSettings
+from server.metrics.live_metrics import LiveMetrics
+from server.metrics.metrics import Metrics
+from server.replicas.lease import Lease, ReplicaState
+from server.service.admission import Admission
+from server.service.codec_workers import FirstAudioTracker, SourceWorker
+from server.service.opening import open_membership, open_session_store, open_source_files
+from server.sources.store import SourceStore
+
+WARM_UP_TIMEOUT_S = 300.0
+# To decode and encode one source; 600 s of audio take a tenth of it on two cores.
+SOURCE_TIMEOUT_S = 60.0
+logger = logging.getLogger("tickrt.server")
+
+
+class Surfaces(Protocol):
+    """Control surfaces that play live sessions besides the clients of this server's routes."""
+
+    def start(self, host: SessionHost) -> None:
+        """Serve the host's sessions."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class Service:
+    """State of an app. `pipeline` is None until it is open and warm; `failure` is the cause if opening failed.
+
+    `sources` exists once the pipeline does, and so does `host`, which runs the live sessions, unless the model has no
+    codec; `surfaces` play them, too. `store` keeps live sessions for the next start; None where the settings name no
+    place. `draining` is set soon after draining began: what is open without an end, a live session, ends then.
+    rendering, describing: make the texts of /metrics and /openapi.json. All but `pipeline`, `sources` and `host` is
+    used on the event loop's thread only. Raises ConfigError where the store cannot be opened.
+    """
+
+    def __init__(
+        self, open_pipeline: Callable[[], Pipeline], settings: ServerSettings, surfaces: Surfaces | None = None
+    ) -> None:
+        self.settings = settings
+        self.store = open_session_store(settings)
+        self.surfaces = surfaces
+        self.metrics = Metrics(settings.replica)
+        self.live_metrics = LiveMetrics(self.metrics.registry)
+        self.admission = Admission(
+            capacity=0, client_limit=settings.client_in_flight, memory_bytes=settings.response_budget_bytes
+        )
+        self.places = Places("answers requests", settings.max_connections, 0 if settings.client_in_flight == 0 else 0.5)
+        self.metrics.watch_responses(lambda: self.admission.reserved_bytes)
+        self.draining = asyncio.Event()
+        self.budget = BodyBudget(settings.body_budget_bytes)
+        self.rendering, self.describing = Paced(), Paced()
+        self.first_audio_tracker = FirstAudioTracker(size=1)
+        self.body_model = body_model(settings.max_seconds)
+        self.sources: SourceStore
+        self.pipeline: Pipeline | None = None
+        self.host: SessionHost | None = None
+        self.failure: TickError | None = None
+        self.is_profiling = False
+        self.progress = ""
+        self.source_worker = SourceWorker()
+        self._open_pipeline = open_pipeline
+        self._opening: asyncio.Task[None] | None = None
+        self._replacing = asyncio.Lock()
+        self.membership = open_membership(settings, self.lease)
+        self._renewing: asyncio.Task[None] | None = None
+        if self.membership is not None:
+            self.admission.wait_elsewhere_s = self.membership.queue_wait_s
+
+    def start(self) -> None:
+        """Open and warm up the pipeline in the background."""
+        self._opening = asyncio.create_task(self._open())
+        self._opening.add_done_callback(self._record_failure)
+        if self.membership is not None:
+            self._renewing = asyncio.create_task(self.membership.run())
+
+    async def opened(self) -> None:
+        """Wait until the pipeline is open or opening has failed."""
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+
+    async def close(self) -> None:
+        """Drain, and close the pipeline; generations in flight end as drained."""
+        self.admission.drain()
+        await self.opened()
+        pipeline, self.pipeline = self.pipeline, None
+        if self.surfaces is not None:
+            self.surfaces.close()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+        if self.host is not None:
+            await run_in_threadpool(self.host.close)
+        if pipeline is not None:
+            await run_in_threadpool(pipeline.close)
+            self.sources.close()
+        await run_in_threadpool(self.source_worker.close)
+        if self.store is not None:
+            await run_in_threadpool(self.store.close)
+
+    async def reload(self) -> None:
+        """Replace the engines by the current builds; on an error the old ones stay and it is logged."""
+        if self.pipeline is None:
+            logger.error("engines are not reloaded: the server is not ready")
+            return
+        started_s = time.monotonic()
+        try:
+            await self.replace_engines()
+        except TickError as error:
+            logger.error("engines are not reloaded, the old ones stay in use: %s", error)
+            return
+        logger.info("engines reloaded in %.1f s", time.monotonic() - started_s)
+
+    async def replace_engines(self, merged: Mapping[str, float] | None = None) -> Pipeline:
+        """Replace the engines by the current builds, with these adapters merged (default: those that are).
+
+        Raises ProblemError 503 where the pipeline is not ready, TickError where the old ones stay.
+        """
+        pipeline = self.ready_pipeline()
+        async with self._replacing:
+            await run_in_threadpool(pipeline.reload, merged)
+            self._show_engines(pipeline)
+        return pipeline
+
+    def _show_engines(self, pipeline: Pipeline) -> None:
+        self.metrics.show_engines(pipeline.all_engines(), pipeline.engines.merged)
+
+    def ready_pipeline(self) -> Pipeline:
+        """The pipeline. Raises ProblemError 503 while it is loading or after opening failed."""
+        if self.pipeline is not None:
+            return self.pipeline
+        if self.failure:
+            raise ProblemError(503, "failed", self.failure.what, fix=self.failure.fix)
+        raise self.loading()
+
+    def loading(self) -> ProblemError:
+        """The answer while engines are opened, warmed up and captured."""
+        return unavailable("loading", f"the engines are being opened and warmed up{self.progress}", retry_after_s=2)
+
+    def live_host(self) -> SessionHost:
+        """What runs the live sessions. Raises ProblemError: 503 while loading or draining, 501 where there are none."""
+        pipeline = self.ready_pipeline()
+        if self.admission.is_draining:
+            raise draining()
+        if self.host is None:
+            code = "no_codec" if pipeline.codec is None else "needs_condition"
+            raise ProblemError(501, code, pipeline.live_refusal)
+        return self.host
+
+    @property
+    def others(self) -> list[Lease]:
+        """The other replicas."""
+        return [] if self.membership is None else self.membership.others
+
+    def check_room(self) -> None:
+        """Refuse a session that an edge can send on. Raises ProblemError 503 where only other replicas have room."""
+        is_full = self.host is not None and self.host.session_wait_s > 0
+        if is_full and self.membership is not None and self.membership.edge_finds_room():
+            raise unavailable("sessions_full", "this replica has no room, another one has")
+
+    def check_draining(self) -> None:
+        """Refuse a client that an edge can send on. Raises ProblemError 503 while this replica drains."""
+        if self.admission.is_draining and self.membership is not None and self.membership.edge_finds_another():
+            raise draining()
+
+    def session_elsewhere(self) -> str | None:
+        """The URL of another replica that has room for a live session."""
+        other = None if self.membership is None else self.membership.with_room()
+        return None if other is None else other.url
+
+    def generation_elsewhere(self) -> str | None:
+        """The URL of another replica where a generation waits less than here, if all places here are taken."""
+        if self.membership is None or self.admission.num_pending < self.admission.capacity:
+            return None
+        other = self.membership.with_shorter_queue(self.admission.projected_wait_s())
+        return None if other is None else other.url
+
+    def lease(self) -> Lease:
+        """What this server says of itself to other replicas and to the edge."""
+        settings, host = self.settings, self.host
+        session_wait_s = 0.0 if host is None else host.session_wait_s
+        state: ReplicaState = "loading" if self.pipeline is None else "full" if session_wait_s else "ready"
+        return Lease(
+            name=settings.replica or "",
+            address=settings.replica_address or f"{settings.host}:{settings.port}",
+            url=settings.replica_url,
+            state="draining" if self.admission.is_draining else state,
+            sessions=0 if host is None else host.stats().open,
+            capacity=settings.max_sessions,
+            queue_wait_s=self.admission.projected_wait_s(),
+            session_wait_s=session_wait_s,
+            model="" if self.pipeline is None else self.pipeline.bundle.name,
+        )
+
+    async def _open(self) -> None:
+        started_s = time.monotonic()
+        pipeline = await run_in_threadpool(self._open_pipeline)
+        try:
+            await run_in_threadpool(warm_up, pipeline)
+            await run_in_threadpool(self._capture_common_ticks, pipeline)
+            if pipeline.codec is not None and self.settings.codec_workers:
+                pipeline.codec.queue.size = self.settings.codec_workers
+            self.sources = await run_in_threadpool(self._open_sources, pipeline)
+        except TickError:
+            await run_in_threadpool(pipeline.close)
+            raise
+        self.metrics.watch_sources(lambda: [source.size_bytes for source in self.sources.all()])
+        runtime = pipeline.deployment.runtime
+        self.admission.capacity = runtime.depth + runtime.queue
+        self._watch_ticks(pipeline)
+        self.first_audio_tracker.size = runtime.depth
+        self.metrics.watch(pipeline.loop.stats, time.monotonic() - started_s)
+        self._show_engines(pipeline)
+        pipeline.loop.observers.append(self.metrics.observe_tick)
+        if pipeline.planner is not None:
+            pipeline.planner.sequences.observers.append(self.metrics.planner_tokens.inc)
+        if not pipeline.live_refusal:
+            host = self._open_host(pipeline)
+            await run_in_threadpool(host.has_restored.wait)
+        self.body_model = body_model(self.settings.max_seconds, pipeline.bundle)
+        self.pipeline = pipeline
+
+    def _capture_common_ticks(self, pipeline: Pipeline) -> None:
+        """Make the common ticks, so that no client waits for their graphs to be captured. Raises TickError."""
+        started_s, common = time.monotonic(), pipeline.common_ticks()
+        for number, ticks in enumerate(common, 1):
+            self.progress = f": graphs of ticks are captured, {number} of {len(common)} shapes"
+            play(pipeline, ticks.generations())
+            if pipeline.settle_kernels():  # they were launched plainly so far
+                play(pipeline, ticks.generations())
+            logger.info("captured ticks of %s (%d of %d)", ticks.text, number, len(common))
+        if common:
+            logger.info("captured the common ticks in %.1f s", time.monotonic() - started_s)
+
+    def _watch_ticks(self, pipeline: Pipeline) -> None:
+        """Project waiting times from the times of ticks in which all slots are in use."""
+        times, depth = TickTimes(), pipeline.deployment.runtime.depth
+        pipeline.loop.observers.append(lambda record: times.note(record.slots, record.tick_ms))
+        self.admission.ticks_s = lambda num_steps: num_steps / depth * times.estimate_ms(depth) / 1e3
+
+    def _open_sources(self, pipeline: Pipeline) -> SourceStore:
+        settings = self.settings
+        return SourceStore(
+            open_source_files(settings),
+            settings.sources_bytes,
+            partial(pipeline.read_source, max_seconds=settings.max_seconds, timeout_s=SOURCE_TIMEOUT_S),
+            pipeline.bundle.latents.frame_rate_hz,
+            on_evict=self.metrics.source_evictions.inc,
+        )
+
+    def _open_host(self, pipeline: Pipeline) -> SessionHost:
+        settings = self.settings
+        limits = HostLimits(
+            max_sessions=settings.max_sessions,
+            client_sessions=settings.client_sessions,
+            keep_s=settings.session_keep_s,
+            max_refresh_s=settings.max_refresh_s,
+        )
+        self.host = host = SessionHost(pipeline, sources=self.sources.latents, store=self.store, limits=limits)
+        host.start()
+        self.live_metrics.watch(host)
+        if self.surfaces is not None:
+            self.surfaces.start(host)
+        return host
+
+    def _record_failure(self, opening: asyncio.Task[None]) -> None:
+        error = None if opening.cancelled() else opening.exception()
+        if error is not None:
+            self.failure = error if isinstance(error, TickError) else TickError(str(error) or type(error).__name__)
+            logger.error("the engines could not be opened: %s", self.failure)
+
+
+def warm_up(pipeline: Pipeline) -> None:
+    """Run one step of each decoder and decode it, so that no request has a start-up cost. Raises TickError."""
+    for request in pipeline.warm_up_requests():
+        (finished,) = play(pipeline, [request])
+    if pipeline.codec is not None:
+        pipeline.codec.decode(finished.latents)
+
+
+def play(pipeline: Pipeline, requests: Sequence[GenerationRequest]) -> list[Finished]:
+    """Generations that are in flight at once. Raises TickError."""
+    ends: list[Future[Finished]] = []
+    for request in requests:
+        end: Future[Finished] = Future()
+        ends.append(end)
+
+        def on_event(event: Event, end: Future[Finished] = end) -> None:
+            if isinstance(event, Finished):
+                end.set_result(event)
+            elif isinstance(event, Failed):
+                end.set_exception(event.error)
+
+        pipeline.loop.submit(request, on_event)
+    return [end.result(WARM_UP_TIMEOUT_S) for end in ends]
+
+
+def service_of(request: HTTPConnection) -> Service:
+    """The service of the app that received this request or WebSocket."""
+    service: Service = request.app.state.service
+    return service

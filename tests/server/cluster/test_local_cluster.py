@@ -1,0 +1,91 @@
+"""Processes of a cluster on this machine: started, found again, ended; and what is said where one is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from helpers.cluster import needs_programs, short_folder
+from helpers.http_harness import eventually
+
+from runtime.config.deployment import Deployment
+from runtime.errors import ConfigError, TickError
+from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster, program
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def cluster(folder: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(folder)
+    yield cluster
+    cluster.stop()
+
+
+def test_what_a_killed_launcher_has_left_is_found_and_ended(
+    cluster: LocalCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.cluster.local_cluster.STOP_S", 0.1)
+    sleeper = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    parent = cluster.launch("sleeper", sys.executable, "-c", sleeper)
+    eventually(lambda: len(cluster.members()) == 2)
+    parent.kill()
+    parent.wait()
+    assert len(LocalCluster(folder).members()) == 1
+    LocalCluster(folder).stop()
+    assert cluster.members() == []
+
+
+def test_a_process_that_ignores_sigterm_is_killed(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.cluster.local_cluster.STOP_S", 0.1)
+    ignoring = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True)"
+    cluster.launch("stubborn", sys.executable, "-c", f"{ignoring}; time.sleep(600)")
+    eventually(lambda: "on" in cluster.log_of("stubborn").read_text())
+    cluster.stop()
+    assert cluster.members() == []
+
+
+def test_processes_of_another_cluster_are_left_alone(cluster: LocalCluster, folder: Path) -> None:
+    with short_folder() as other:
+        mine = cluster.launch("mine", sys.executable, "-c", "import time; time.sleep(600)")
+        LocalCluster(other).stop()
+        assert mine.poll() is None
+
+
+def test_a_process_that_ends_while_it_is_waited_for_is_reported(cluster: LocalCluster) -> None:
+    cluster.launch("failing", sys.executable, "-c", "raise SystemExit('no such device')")
+    with pytest.raises(TickError, match="failing has ended with status 1: no such device"):
+        cluster.wait_until(lambda: False, "nothing answers")
+
+
+def test_a_wait_has_an_end(cluster: LocalCluster) -> None:
+    with pytest.raises(TickError, match="nothing answers after 0 s"):
+        cluster.wait_until(lambda: False, "nothing answers", timeout_s=0)
+
+
+def test_a_folder_with_a_long_path_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="too long for Unix sockets"):
+        LocalCluster(folder / ("x" * 90))
+
+
+def test_a_missing_program_is_named() -> None:
+    with pytest.raises(ConfigError, match="no-such-program is not installed"):
+        program("no-such-program")
+
+
+@pytest.mark.slow
+@needs_programs("haproxy", "redis-server")
+def test_two_servers_behind_their_edge(built: Callable[..., Deployment], folder: Path) -> None:
+    bind = f"127.0.0.1:{free_port()}"
+    with plain_cluster(built(depth=1, max_rows=16).path, folder, bind) as cluster:
+        assert {lease.name for lease in cluster.leases()} == {"r1", "r2"}
+        assert httpx.get(f"http://{bind}/health/ready").status_code == 200
+        assert httpx.get(f"http://{cluster.leases()[0].address}/health/ready").status_code == 200
+    assert cluster.members() == []

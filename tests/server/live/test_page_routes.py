@@ -1,0 +1,103 @@
+"""The page's files: types, tags, and headers that keep it to its own server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from helpers.http_harness import PROBLEM, Served
+
+from server.live.page_routes import FOLDER, static_files
+
+
+@pytest.mark.parametrize(
+    ("path", "needed"),
+    [("/", {"page/main.js", "page/style.css"}), ("/docs", {"page/docs.js", "page/swagger/swagger-ui-bundle.js"})],
+)
+def test_a_page_names_only_files_that_are_served(served: Served, path: str, needed: set[str]) -> None:
+    with served.client() as client:
+        names = re.findall(r'(?:src|href)="([^"]+)"', client.get(path).text)
+        assert needed <= set(names)
+        for name in names:
+            assert client.get(f"/{name}").status_code == 200
+
+
+def test_modules_import_only_modules_of_the_page() -> None:
+    for path in FOLDER.rglob("*.js"):
+        for name in re.findall(r'(?:from|import\()\s*"([^"]+)"', path.read_text(encoding="utf-8")):
+            assert name.startswith("."), f"{path.name} imports {name}"
+            found = (path.parent / name).resolve().relative_to(FOLDER).as_posix()
+            assert found in static_files(), f"{path.name} imports {name}"
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    for path in FOLDER.rglob("*.*"):
+        addresses = re.findall(r"https?://[\w./-]+", path.read_text(encoding="utf-8"))
+        assert set(addresses) <= {"http://www.w3.org/2000/svg"}, path.name
+
+
+@pytest.mark.parametrize(
+    ("path", "media_type"),
+    [
+        ("/", "text/html; charset=utf-8"),
+        ("/page/main.js", "text/javascript; charset=utf-8"),
+        ("/page/audio/worklet.js", "text/javascript; charset=utf-8"),
+        ("/page/style.css", "text/css; charset=utf-8"),
+        ("/page/icon.svg", "image/svg+xml"),
+        ("/docs", "text/html; charset=utf-8"),
+        ("/page/swagger/swagger-ui.css", "text/css; charset=utf-8"),
+    ],
+)
+def test_types_and_security_headers(served: Served, path: str, media_type: str) -> None:
+    with served.client() as client:
+        response = client.get(path)
+    assert response.headers["content-type"] == media_type
+    assert response.headers["x-content-type-options"] == "nosniff"
+    policy = dict(part.strip().partition(" ")[::2] for part in response.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'self'"
+    # Swagger UI has styles in its elements.
+    assert "unsafe-inline" not in str({**policy, "style-src": ""} if path == "/docs" else policy)
+
+
+def test_the_page_may_connect_to_the_edges_that_the_settings_name(serve: Callable[..., Served]) -> None:
+    with serve(edges=("https://two.example", "http://three.example:8000")).client() as client:
+        policy = client.get("/").headers["content-security-policy"]
+    assert policy.endswith("; connect-src 'self' wss://two.example ws://three.example:8000")
+
+
+def test_an_unchanged_file_is_not_sent_again(served: Served) -> None:
+    with served.client() as client:
+        first = client.get("/page/main.js")
+        again = client.get("/page/main.js", headers={"If-None-Match": first.headers["etag"]})
+        anything = client.get("/page/main.js", headers={"If-None-Match": "*"})
+        changed = client.get("/page/main.js", headers={"If-None-Match": '"another"'})
+    assert (again.status_code, again.content) == (anything.status_code, anything.content) == (304, b"")
+    assert changed.content == first.content
+
+
+@pytest.mark.parametrize("name", ["missing.js", "..%2fpage.py", "%2e%2e%2f%2e%2e%2fconfig.py", "__init__.py"])
+def test_other_files_are_not_served(served: Served, name: str) -> None:
+    with served.client() as client:
+        response = client.get(f"/page/{name}")
+    assert response.status_code == 404
+    assert response.headers["content-type"] == PROBLEM
+
+
+def test_the_openapi_document_is_made_once(served: Served) -> None:
+    with served.client() as client:
+        response = client.get("/openapi.json")
+        again = client.get("/openapi.json")
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == served.app.openapi()
+    assert again.content == response.content
+    assert served.app.state.openapi_json() is served.app.state.openapi_json()
+
+
+def test_the_page_needs_no_key(serve: Callable[..., Served]) -> None:
+    with serve(api_key="k").client() as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/page/main.js").status_code == 200
+        assert client.get("/docs").status_code == 200
+        assert client.get("/openapi.json").status_code == 401
+        assert client.get("/v1/models").status_code == 401

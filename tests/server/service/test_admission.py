@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from server.asgi.paced import HELD_SHARE, Paced
+from server.asgi.places import Places
+from server.asgi.problems import ProblemError
+from server.service.admission import Admission
+
+
+def test_capacity_limits_admission() -> None:
+    admission = Admission(2)
+    first, _ = admission.admit("a"), admission.admit("b")
+    with pytest.raises(ProblemError) as refusal:
+        admission.admit("c")
+    assert (refusal.value.status, refusal.value.code) == (503, "queue_full")
+    first.release()
+    first.release()
+    assert admission.num_pending == 1
+    admission.admit("c")
+
+
+def test_a_released_permit_counts_until_the_loop_has_ended_its_request() -> None:
+    admission = Admission(1)
+    permit = admission.admit("a")
+    permit.add_request()
+    permit.release()
+    assert (admission.num_pending, admission.permits) == (1, set())
+    permit.end_request()
+    assert admission.num_pending == 0
+
+
+def test_a_permit_counts_between_segments_and_not_after_the_last() -> None:
+    admission = Admission(1)
+    permit = admission.admit("a")
+    permit.add_request()
+    permit.end_request()
+    assert admission.num_pending == 1
+    permit.add_request()
+    permit.finish_ticks()
+    assert admission.num_pending == 1
+    permit.end_request()
+    assert (admission.num_pending, admission.permits) == (0, {permit})
+
+
+def test_the_client_limit_is_per_client() -> None:
+    admission = Admission(10, client_limit=1)
+    permit = admission.admit("a")
+    permit.finish_ticks()
+    with pytest.raises(ProblemError) as refusal:
+        admission.admit("a")
+    assert refusal.value.status == 429
+    admission.admit("b")
+    permit.release()
+    admission.admit("a")
+
+
+@pytest.mark.parametrize(("capacity", "limit"), [(0, 1), (1, 1), (5, 2), (40, 20)])
+def test_one_client_gets_half_of_the_capacity_by_default(capacity: int, limit: int) -> None:
+    admission = Admission(capacity)
+    with ExitStack() as stack:
+        for _ in range(limit):
+            stack.enter_context(admission.limit_client("a"))
+        stack.enter_context(admission.limit_client("b"))
+        with pytest.raises(ProblemError) as refusal:
+            stack.enter_context(admission.limit_client("a"))
+    assert refusal.value.status == 429
+
+
+def test_the_memory_of_responses_is_bounded_in_all_and_per_client() -> None:
+    admission = Admission(10, memory_bytes=100)
+    first, second, third = admission.admit("a"), admission.admit("a"), admission.admit("b")
+    with pytest.raises(ProblemError) as refusal:
+        first.reserve(51)
+    assert (refusal.value.status, refusal.value.code) == (422, "response_too_large")
+    first.reserve(40)
+    with pytest.raises(ProblemError) as refusal:
+        second.reserve(11)
+    assert (refusal.value.status, refusal.value.code) == (503, "busy")
+    third.reserve(50)
+    second.reserve(10)
+    assert admission.reserved_bytes == 100
+    first.release()
+    assert admission.reserved_bytes == 60
+    second.reserve(40)
+    with pytest.raises(ProblemError) as refusal:
+        admission.admit("c").reserve(1)
+    assert refusal.value.status == 503
+    assert "Retry-After" in refusal.value.headers
+
+
+def test_without_a_limit_per_client_one_client_gets_all_memory() -> None:
+    admission = Admission(10, client_limit=0, memory_bytes=100)
+    permit = admission.admit("a")
+    permit.reserve(100)
+    permit.release()
+    assert admission.reserved_bytes == 0
+
+
+def test_draining_refuses_everything() -> None:
+    admission = Admission(1)
+    admission.drain()
+    with pytest.raises(ProblemError) as refusal:
+        admission.admit("a")
+    assert refusal.value.code == "draining"
+    assert int(refusal.value.headers["Retry-After"]) > 0
+
+
+def test_waiting_for_the_last_permit() -> None:
+    async def wait() -> tuple[bool, bool, bool]:
+        admission = Admission(2)
+        immediate = await admission.wait_empty(0.0)
+        permit = admission.admit("a")
+        timed_out = await admission.wait_empty(0.01)
+        asyncio.get_running_loop().call_later(0.01, permit.release)
+        return immediate, timed_out, await admission.wait_empty(5.0)
+
+    assert asyncio.run(wait()) == (True, False, True)
+
+
+def test_retry_after_is_the_time_of_the_steps_that_are_left() -> None:
+    """Ten steps a second: 60 and 20 steps are left, then 60 and 5."""
+    admission = Admission(2, client_limit=1, ticks_s=lambda num_steps: num_steps / 10)
+    for client, num_steps in (("a", 60), ("b", 20)):
+        admission.admit(client).remaining_steps = num_steps
+    assert refused_for_s(admission, "c") == 8
+    assert refused_for_s(admission, "b") == 2
+    (permit,) = (permit for permit in admission.permits if permit.client == "b")
+    permit.add_request()
+    permit.end_request(15)
+    assert refused_for_s(admission, "c") == 7
+    assert refused_for_s(admission, "b") == 1
+
+
+def refused_for_s(admission: Admission, client: str) -> int:
+    """The Retry-After of a refusal."""
+    with pytest.raises(ProblemError) as refusal:
+        admission.admit(client)
+    return int(refusal.value.headers["Retry-After"])
+
+
+@pytest.mark.parametrize(("share", "code"), [(0.5, "too_many_requests"), (0, "busy"), (0.01, "too_many_requests")])
+def test_one_address_gets_its_share_of_the_places(share: float, code: str) -> None:
+    places = Places("answers requests", 4, share)
+    with ExitStack() as stack:
+        for _ in range(max(1, int(4 * (share or 1)))):
+            stack.enter_context(places.take("a"))
+        with pytest.raises(ProblemError) as refusal:
+            stack.enter_context(places.take("a"))
+        assert (refusal.value.code, refusal.value.headers) == (code, {"Retry-After": "1"})
+        if share:
+            stack.enter_context(places.take("b"))
+    assert not places.taken
+
+
+def test_paced_work_is_done_one_at_a_time_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_s, pauses = 0.0, list[float]()
+
+    def work(number: int) -> int:
+        nonlocal cpu_s
+        assert running.acquire(blocking=False)
+        cpu_s += 1.0
+        time.sleep(0.001)
+        running.release()
+        return number
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def run() -> None:
+        paced = Paced()
+        assert await asyncio.gather(*(paced.run(work, number) for number in range(3))) == [0, 1, 2]
+
+    running = threading.Lock()
+    monkeypatch.setattr(time, "thread_time", lambda: cpu_s)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    asyncio.run(run())
+    assert pauses == [0.0, 1.0 / HELD_SHARE - 1.0, 1.0 / HELD_SHARE - 1.0]
+
+
+def test_paced_work_that_fails_raises_and_lets_others_go_on() -> None:
+    def fail() -> None:
+        raise LookupError
+
+    async def run() -> None:
+        paced = Paced()
+        with pytest.raises(LookupError):
+            await paced.run(fail)
+        with pytest.raises(LookupError):
+            await paced.share(fail)
+        assert await paced.share(lambda: 1) == 1
+
+    asyncio.run(run())
+
+
+def test_those_that_ask_before_work_begins_share_its_result() -> None:
+    numbers, begun, may_end = iter(range(10)), threading.Event(), threading.Event()
+
+    def work() -> int:
+        begun.set()
+        assert may_end.wait(60)
+        return next(numbers)
+
+    async def run() -> None:
+        paced = Paced()
+        first = asyncio.create_task(paced.share(work))
+        assert await asyncio.to_thread(begun.wait, 60)
+        others = [asyncio.create_task(paced.share(work)) for _ in range(3)]
+        await asyncio.sleep(0)
+        others[0].cancel()
+        may_end.set()
+        assert await first == 0
+        assert await asyncio.gather(*others[1:]) == [1, 1]
+        assert await paced.share(work) == 2
+
+    asyncio.run(run())

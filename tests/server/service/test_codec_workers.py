@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers.http_harness import TIMEOUT_S
+
+from server.asgi.problems import ProblemError
+from server.service.codec_workers import FirstAudioTracker, SourceWorker, run_to_end
+
+
+def test_cancelled_work_in_a_thread_is_waited_for() -> None:
+    ended = asyncio.run(_cancelled_work())
+    assert ended
+
+
+async def _cancelled_work() -> bool:
+    ended, go = threading.Event(), threading.Event()
+
+    def work(answer: int) -> int:
+        go.wait(TIMEOUT_S)
+        ended.set()
+        return answer
+
+    with ThreadPoolExecutor(1) as threads:
+        task = asyncio.create_task(run_to_end(threads.submit(work, 42)))
+        waiting = threads.submit(work, 44)
+        cancelled = asyncio.create_task(run_to_end(waiting))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        cancelled.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        assert (cancelled.done(), waiting.cancelled()) == (True, True)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await run_to_end(threads.submit(work, 43)) == 43
+    return ended.is_set()
+
+
+def test_peers_are_the_first_that_wait_at_most_size() -> None:
+    tracker = FirstAudioTracker(2)
+    for name in "abcd":
+        tracker.add(name)
+    assert tracker.peers("a") == {"b", "c"}
+    assert tracker.peers("d") == {"a", "b"}
+    tracker.discard("b")
+    tracker.discard("b")
+    assert tracker.peers("a") == {"c", "d"}
+
+
+def test_waiting_ends_with_the_last_peers_first_audio() -> None:
+    asyncio.run(_waits())
+
+
+async def _waits() -> None:
+    tracker = FirstAudioTracker(8)
+    for name in "abc":
+        tracker.add(name)
+    peers = tracker.peers("a")
+    tracker.add("late")
+    waiter = asyncio.create_task(tracker.wait_for(peers, 10 * TIMEOUT_S))
+    for name in "bc":
+        await asyncio.sleep(0.01)
+        assert not waiter.done()
+        tracker.discard(name)
+    await asyncio.wait_for(waiter, TIMEOUT_S)
+
+
+def test_waiting_is_bounded() -> None:
+    tracker = FirstAudioTracker(8)
+    tracker.add("b")
+    started_s = time.monotonic()
+    asyncio.run(tracker.wait_for(frozenset("b"), 0.05))
+    assert time.monotonic() - started_s > 0.04
+
+
+def test_sources_are_read_one_at_a_time_and_few_wait() -> None:
+    asyncio.run(_sources())
+
+
+async def _sources() -> None:
+    worker, go, running, most = SourceWorker(max_waiting=2), threading.Event(), 0, 0
+
+    def read(number: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        assert go.wait(TIMEOUT_S)
+        running -= 1
+        return number
+
+    tasks = [asyncio.create_task(worker.run(read, number)) for number in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(ProblemError) as refusal:
+        await worker.run(read, 3)
+    assert (refusal.value.status, "Retry-After" in refusal.value.headers) == (503, True)
+    tasks[2].cancel()
+    await asyncio.wait([tasks[2]])
+    tasks[2] = asyncio.create_task(worker.run(read, 4))
+    go.set()
+    assert await asyncio.gather(*tasks) == [0, 1, 4]
+    assert most == 1
+    worker.close()

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import Built
+from helpers.backends import SIMULATED_RTX
+from helpers.http_harness import TIMEOUT_S, Served
+
+from runtime.config.deployment import Deployment
+from runtime.errors import ConfigError
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.tick.common_ticks import TICKS_PER_SHAPE
+from server.asgi.problems import ProblemError
+from server.config import ServerSettings
+from server.replicas.lease import Lease
+from server.replicas.leases import Membership
+from server.service.service import Service, play, warm_up
+
+Serve = Callable[..., Served]
+
+
+def test_a_pipeline_that_cannot_be_opened_is_a_failure_with_its_cause() -> None:
+    async def run() -> ProblemError:
+        def refuse() -> Pipeline:
+            raise ConfigError("no deployment")
+
+        service = Service(refuse, ServerSettings())
+        with pytest.raises(ProblemError) as loading:
+            service.ready_pipeline()
+        assert loading.value.code == "loading"
+        service.start()
+        await service.opened()
+        with pytest.raises(ProblemError) as failed:
+            service.ready_pipeline()
+        await service.close()
+        return failed.value
+
+    error = asyncio.run(run())
+    assert (error.status, error.code, error.what) == (503, "failed", "no deployment")
+
+
+def test_the_store_is_closed_with_the_service(tmp_path: Path, serve: Serve) -> None:
+    async def close_after_failing() -> None:
+        def refuse() -> Pipeline:
+            raise ConfigError("no deployment")
+
+        service = Service(refuse, ServerSettings(state=tmp_path))
+        service.start()
+        await service.close()
+
+    asyncio.run(close_after_failing())
+    assert serve(state=tmp_path).service.store is not None
+
+
+def test_an_open_service_has_the_deployments_capacity(serve: Serve) -> None:
+    service = serve(depth=2, queue=3, codec_workers=2).service
+    assert service.admission.capacity == 5
+    assert service.first_audio_tracker.size == 2
+    codec = service.ready_pipeline().codec
+    assert codec is not None
+    assert codec.queue.size == 2
+
+
+def test_a_reload_that_fails_keeps_the_engines(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve()
+    before = served.post().content
+
+    def refuse(*_: object) -> None:
+        raise ConfigError("the engine is for another machine")
+
+    monkeypatch.setattr(Pipeline, "reload", refuse)
+    asyncio.run_coroutine_threadsafe(served.service.reload(), served.event_loop).result(TIMEOUT_S)
+    assert "for another machine" in caplog.text
+    is_the_same = served.post().content == before
+    assert is_the_same
+
+
+def test_warm_up_runs_one_step_and_raises_what_the_codec_raises(
+    tiny: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_pipeline(tiny()) as pipeline:
+        warm_up(pipeline)
+        assert pipeline.loop.stats().ticks == 1
+
+        def decode(*_: object) -> None:
+            raise ConfigError("the codec is broken")
+
+        monkeypatch.setattr(pipeline.codec, "decode", decode)
+        with pytest.raises(ConfigError, match="codec is broken"):
+            warm_up(pipeline)
+
+
+def test_common_ticks_are_made_before_ready_and_the_progress_is_told(
+    tiny: Callable[..., Deployment], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def capture() -> Service:
+        return Service(lambda: pipeline, ServerSettings())
+
+    with open_pipeline(tiny()) as pipeline, caplog.at_level("INFO", "tickrt.server"):
+        service = asyncio.run(capture())
+        service._capture_common_ticks(pipeline)
+        assert (pipeline.loop.stats().ticks, service.progress) == (0, "")
+        on_gpu = pipeline.deployment.model_copy(update={"target": "tensorrt"})
+        service._capture_common_ticks(replace(pipeline, deployment=on_gpu))
+        assert pipeline.loop.stats().ticks >= len(pipeline.lengths) * TICKS_PER_SHAPE
+    last = len(pipeline.lengths)
+    assert f"{last} of {last} shapes" in service.loading().what
+    assert f"frames, 32 tokens ({last} of {last})" in caplog.text
+
+
+def test_kernels_of_common_ticks_are_compiled_before_ready_and_kept(built: Built, tmp_path: Path) -> None:
+    shared = built(max_rows=16, backend=SIMULATED_RTX)
+    shutil.copytree(shared.engine_folder(), tmp_path / "engines" / "tensorrt-rtx")
+    deployment = shared.model_copy(update={"engines": tmp_path / "engines"})
+
+    async def make() -> Service:
+        return Service(lambda: pipeline, ServerSettings())
+
+    for start in ("first", "second"):
+        with SIMULATED_RTX.running() as machine, open_pipeline(deployment) as pipeline:
+            assert machine is not None
+            asyncio.run(make())._capture_common_ticks(pipeline)
+            (kept,) = (tmp_path / "engines").glob("*.kernels")
+            assert kept.stat().st_size > 1000, "a server that is killed from here on has kept them"
+            before = len(machine.compiled), machine.counters["fallback_executes"], machine.counters["instantiations"]
+            play(pipeline, pipeline.common_ticks()[0].generations())
+            after = len(machine.compiled), machine.counters["fallback_executes"], machine.counters["instantiations"]
+            assert after == before, "compiled, executed with fallback kernels, captured"
+            assert (before[0] == 0) == (start == "second")
+            assert {thread.partition("_")[0] for _, thread in machine.compiled} <= {"kernels"}
+
+
+def test_a_server_that_drains_refuses_what_an_edge_can_send_on() -> None:
+    async def drain(*others: Lease) -> None:
+        service = Service(lambda: pytest.fail("is not opened"), ServerSettings())
+        service.membership = Membership.__new__(Membership)
+        service.membership.others = list(others)
+        service.check_draining()
+        service.admission.drain()
+        service.check_draining()
+
+    behind_the_edge = Lease("two", "127.0.0.1:8002", "", "full", 3, 3, 0.0)
+    for other in (replace(behind_the_edge, url="http://127.0.0.1:8002"), replace(behind_the_edge, state="draining")):
+        asyncio.run(drain(other))
+    with pytest.raises(ProblemError) as refused:
+        asyncio.run(drain(behind_the_edge))
+    assert (refused.value.code, refused.value.status) == ("draining", 503)
