@@ -82,7 +82,12 @@ def test_eight_waiting_generations_take_the_ticks_of_one(serve: Serve, monkeypat
 def test_eight_short_streams_all_start_before_the_first_ends(serve: Serve) -> None:
     served = serve(depth=8)
     served.tick_s = 0.01
-    streams = together(served, [{"seed": seed, "seconds": 0.8, "steps": 4} for seed in range(8)])
+    served.pause()
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(together, served, [{"seed": seed, "seconds": 2, "steps": 4} for seed in range(8)])
+        eventually(lambda: served.service.admission.num_pending == 8)
+        served.resume()
+        streams = pending.result()
     assert max(first for first, _, _ in streams) < min(end for _, end, _ in streams)
 
 
