@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from profiling.bench.churn.arrivals import churn_load
-from profiling.bench.cluster.load import SESSIONS, ClusterLoad
+from profiling.bench.cluster_load import SESSIONS, ClusterLoad
 from profiling.bench.compare_runs import check_comparable, print_changes, read_result
 from profiling.bench.live.run import LiveLoad, parse_sessions
 from profiling.bench.live.script import Script

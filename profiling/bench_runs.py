@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,9 @@ from profiling.bench.budget_grid import grid_workloads, measure_grid, print_grid
 from profiling.bench.churn.arrivals import ChurnLoad
 from profiling.bench.churn.result import print_churn
 from profiling.bench.churn.run import measure_churn
-from profiling.bench.cluster.card import print_cluster
-from profiling.bench.cluster.load import ClusterLoad
+from profiling.bench.cluster_load import ClusterLoad
 from profiling.bench.live.card import plot_live, print_live
 from profiling.bench.live.run import LiveLoad, measure_live
-from profiling.bench.peers.run import measure_peers, peer_workloads, print_peers, torch_competitors
 from profiling.bench.planner.first_audio import measure_first_audio
 from profiling.bench.planner.measure import measure_planner, print_planner
 from profiling.bench.result import print_result, shape_of
@@ -104,7 +103,10 @@ class Bench:
         return measure()
 
     def _tick(self) -> Measured:
-        competitors_of = torch_competitors(self.torch, self.torch_layers, self.load) if self.torch else None
+        competitors_of = None
+        if self.torch:
+            peers = _of_a_checkout("--torch", "profiling.bench.peers.run")
+            competitors_of = peers.torch_competitors(self.torch, self.torch_layers, self.load)
         with open_session(self.deployment, [self.load.weight]) as session:
             result, measured = session.measure(self.load, self.ticks, competitors_of)
         return result, lambda console: print_result(console, result, measured.sites)
@@ -134,9 +136,10 @@ class Bench:
         return result, lambda console: print_planner(console, result)
 
     def _peers(self) -> Measured:
-        loads = peer_workloads(self.deployment, self.load.frames, self.load.steps)
-        result = measure_peers(self.deployment, loads, self.ticks, self.torch)
-        return result, lambda console: print_peers(console, result)
+        peers = _of_a_checkout("--peers", "profiling.bench.peers.run")
+        loads = peers.peer_workloads(self.deployment, self.load.frames, self.load.steps)
+        result = peers.measure_peers(self.deployment, loads, self.ticks, self.torch)
+        return result, lambda console: peers.print_peers(console, result)
 
     def _sweep(self) -> Measured:
         sweep = parse_sweep(self.sweep)
@@ -163,10 +166,10 @@ class Bench:
     def _cluster(self) -> Measured:
         assert self.cluster is not None
         need_packages("redis", "psutil", extra="scale")
-        from profiling.bench.cluster.run import measure_cluster
-
-        result = measure_cluster(self.deployment, self.cluster)
-        return result, lambda console: print_cluster(console, result)
+        run = _of_a_checkout("--cluster", "profiling.bench.cluster.run")
+        card = _of_a_checkout("--cluster", "profiling.bench.cluster.card")
+        result = run.measure_cluster(self.deployment, self.cluster)
+        return result, lambda console: card.print_cluster(console, result)
 
     def _with(self, name: str, value: int) -> Workload:
         """The workload with another depth, frames or steps. Raises ConfigError."""
@@ -176,3 +179,14 @@ class Bench:
             self.deployment, sizes["depth"], sizes["frames"], sizes["steps"],
             guidance=load.guidance, features=load.features, sessions=load.sessions,
         )  # fmt: skip
+
+
+def _of_a_checkout(option: str, module: str) -> Any:
+    """A module that is no part of the wheel. Raises ConfigError where it is not there."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if not module.startswith(str(error.name)):
+            raise
+        what = f"{option} is measured from a checkout of the repository: it is no part of the installed package"
+        raise ConfigError(what, fix="clone the repository, and there: pip install --editable '.[cpu]'") from None

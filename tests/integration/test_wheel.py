@@ -156,6 +156,13 @@ def test_the_commands_take_the_name(installed: Installed) -> None:
     assert "up to date" in installed.run("tickrt-build", "demo", "--dry-run")
 
 
+def test_what_only_a_checkout_measures_is_said(installed: Installed) -> None:
+    command = ["tickrt-bench", "demo", "--peers"]
+    done = subprocess.run(command, cwd=installed.work, env=installed.variables, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --peers is measured from a checkout of the repository")
+
+
 TYPED = """
 import numpy as np
 import tickrt

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import Built
 
-from profiling.bench.cluster.load import ClusterLoad
+from profiling.bench.cluster_load import ClusterLoad
 from profiling.bench.live.run import LiveLoad
 from profiling.bench.live.script import Script
 from profiling.bench.workload import workload_of

@@ -11,8 +11,8 @@ from typing import Any
 
 from profiling.bench.cluster.capacity import SessionCost
 from profiling.bench.cluster.failover import Replicas, measure_failover
-from profiling.bench.cluster.load import REPLICAS, ClusterLoad
 from profiling.bench.cluster.transport import measure_transport
+from profiling.bench.cluster_load import REPLICAS, ClusterLoad
 from profiling.bench.live.script import Script
 from profiling.provenance import provenance, this_commit
 from runtime.config.bundle import load_bundle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiling.bench.cluster.load import ClusterLoad
+from profiling.bench.cluster_load import ClusterLoad
 from profiling.bench.live.script import Script
 
 
