@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -23,16 +22,10 @@ from runtime.engines.launch_cache import LaunchCounts
 from runtime.errors import EngineDeadError, EngineError, ShapeError, TickError
 from runtime.requests.curves import Array
 from runtime.scheduling.batch import BucketSpan
+from runtime.scheduling.phases import PhaseRecorder
 from runtime.scheduling.slot import Slot
 
 MAX_IDLE_BUCKETS = 4
-
-
-class PhaseRecorder(Protocol):
-    """Notes at which time each phase of the tick begins."""
-
-    def begin(self, phase: str) -> None:
-        """Begin a phase; it lasts until the next one begins."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +23,8 @@ from runtime.language.live_sequence import Chunk, LiveSequence
 from runtime.language.prefill import Prefill
 from runtime.language.sequence import SequenceState
 from runtime.language.step_buffers import SequenceVectors, StepBuffers, vectors_bytes
+from runtime.scheduling.phases import PhaseRecorder
 from runtime.scheduling.slot import Slot
-
-
-class PhaseRecorder(Protocol):
-    """Notes at which time each phase of the tick begins."""
-
-    def begin(self, phase: str) -> None:
-        """Begin a phase; it lasts until the next one begins."""
-
 
 # Of an execute that verifies 5 tokens, in decodes, on a CPU; a GPU reads the weights once for either.
 VERIFY_COST = 1.7
