@@ -123,3 +123,19 @@ def test_external_weights_are_left_where_they_are(tmp_path: Path) -> None:
     assert (made.has_data_files, made.folder) == (True, tmp_path)
     assert [node.op_type for node in model_of(made).graph.node] == ["Neg", "MatMul"]
     assert prepared(made, [{"x": (2, 64)}]).folder == tmp_path
+
+
+@pytest.mark.parametrize("is_computed", [True, False])
+def test_truths_are_compared_without_equal(is_computed: bool) -> None:
+    """TensorRT's Equal takes no BOOL; that of numbers stays."""
+    graph = GraphWriter("floor")
+    x, y = (graph.input(name, ("n",)) for name in "xy")
+    signs = graph.op("Less", x, graph.constant(0.0))
+    others = graph.op("Less", y, graph.constant(0.0)) if is_computed else graph.constant(True, np.bool_)
+    graph.output("same", graph.op("Equal", signs, others), ("n",), np.bool_)
+    graph.output("equal", graph.op("Equal", x, y), ("n",), np.bool_)
+    made = prepare(graph.model(), [{"x": (4,), "y": (4,)}])
+    assert sorted(node.op_type for node in made.graph.node if node.op_type != "Less") == ["Equal", "Not", "Xor"]
+    feeds = {"x": np.array([-1, -1, 1, 1], np.float32), "y": np.array([-1, 1, -1, 1], np.float32)}
+    for found, expected in zip(run(made, feeds), run(graph.model(), feeds), strict=True):
+        np.testing.assert_array_equal(found, expected)

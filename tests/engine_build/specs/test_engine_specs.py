@@ -85,6 +85,13 @@ def test_features_are_in_the_job(tmp_path: Path) -> None:
     assert made["step.plain"].features == made["decoder"].features == ()
 
 
+def test_every_output_of_a_tick_graph_is_checked(tmp_path: Path) -> None:
+    made = {name: spec for name, spec in specs(tmp_path).items() if name.startswith(("rows.", "step."))}
+    assert len(made) == len(ROWS_VARIANTS) + len(STEP_VARIANTS)
+    for name, spec in made.items():
+        assert {port.name for port in spec.outputs} == {info.name for info in spec.graph.outputs}, name
+
+
 def test_every_sample_has_every_size_and_memory_too(tmp_path: Path) -> None:
     for spec in specs(tmp_path).values():
         letters = {letter for port in (*spec.inputs, *spec.outputs) for letter in port.letters}
@@ -190,3 +197,16 @@ def test_the_codec_takes_a_window_with_its_margins(tmp_path: Path) -> None:
     codec = load_request(tmp_path / "tiny.toml").bundle.codec
     assert codec is not None
     assert spec.ranges[0]["T"][2] == codec.decode.window_frames + 2 * codec.decode.margin_frames
+
+
+@pytest.mark.parametrize(("decode", "encode"), [(4, 100), (100, 4)])
+def test_samples_of_the_codec_fit_into_the_smaller_one_of_two_windows(tmp_path: Path, decode: int, encode: int) -> None:
+    path = tiny_deployment(tmp_path)
+    bundle = tmp_path / "tiny" / "bundle.toml"
+    text = bundle.read_text()
+    for part, frames in (("codec_decode", decode), ("codec_encode", encode)):
+        text = text.replace(f'graph = "{part}.onnx"', f'graph = "{part}.onnx"\nwindow_frames = {frames}')
+    bundle.write_text(text)
+    made = {spec.name: spec for spec in engine_specs(load_request(path))}
+    for name in ("codec_decode", "codec_encode"):
+        assert max(sizes["T"] for sizes in made[name].samples) == 4, name

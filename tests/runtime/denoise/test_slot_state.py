@@ -208,6 +208,18 @@ class WaitNotingStream(HostStream):
         self.waited.append(event)
 
 
+def test_a_tick_waits_for_the_copies_of_the_side_that_it_writes() -> None:
+    stream, out = WaitNotingStream(), np.empty((FRAMES, CHANNELS), np.float32)
+    state, _ = state_on(HostDevice(_stream=stream))
+    waited = []
+    for _ in range(3):
+        state.read_out(0, out, HostStream())
+        state.before_launch(("latents",))
+        state.after_launch(("latents",))
+        waited.append(len(stream.waited))
+    assert waited == [0, 1, 2]
+
+
 def test_a_side_that_is_copied_out_is_not_overwritten_before_the_copy_is_done() -> None:
     buffer, stream, event = DoubleBuffer(HostDevice(), (1, 2, 2)), WaitNotingStream(), HostStream().record()
     buffer.is_read_until(event)

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.config.bundle import LatentSpec
+from runtime.config.deployment import ShapeRange, ShapeRanges
 from runtime.errors import RequestError
 from runtime.requests.option_types import DcwOptions, Span
 from runtime.requests.options import StepOptions
-from runtime.requests.segments import Segment, next_segment, repaint_curve, step_parameters
+from runtime.requests.segments import Segment, generation_lengths, next_segment, repaint_curve, step_parameters
 
 
 def all_segments(total: int, canvas: int, overlap: int, multiple: int = 1) -> list[Segment]:
@@ -54,6 +56,23 @@ def test_a_generation_without_an_end_always_has_a_next_segment() -> None:
 @pytest.mark.parametrize(("total", "frames"), [(2, 16), (16, 16), (18, 32), (34, 64), (64, 64), (66, 64)])
 def test_a_short_generation_takes_the_first_length_that_holds_it(total: int, frames: int) -> None:
     assert next_segment(0, total, lengths=(16, 32, 64), overlap_frames=16) == Segment(0, frames, 0, total)
+
+
+@pytest.mark.parametrize(
+    ("canvas", "ranges", "lengths"),
+    [
+        (64, [(2, 64)], (16, 32, 48, 64)),
+        (64, [(2, 32), (34, 64)], (16, 32, 48, 64)),  # the canvas is the longest range's
+        (64, [(40, 64), (2, 21)], (16, 20, 48, 64)),  # a range's largest T, even; not what no range holds
+        (96, [(2, 20), (22, 64)], (16, 20, 32, 48, 64)),  # no longer than what the engines take
+        (24, [(2, 64)], (6, 12, 18, 24)),
+    ],
+)
+def test_generations_have_few_lengths(canvas: int, ranges: list[tuple[int, int]], lengths: tuple[int, ...]) -> None:
+    latents = LatentSpec(channels=8, frame_rate_hz=25.0, frame_multiple=2, canvas_frames=canvas)
+    one = ShapeRange(min=1, opt=1, max=1)
+    shapes = [ShapeRanges(rows=one, frames=ShapeRange(min=low, opt=low, max=high)) for low, high in ranges]
+    assert generation_lengths(latents, shapes) == lengths
 
 
 def test_a_curve_ends_where_the_generation_ends() -> None:

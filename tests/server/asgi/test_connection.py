@@ -25,7 +25,8 @@ from helpers.http_harness import (
 )
 from helpers.tls import make_certificate
 
-from server.asgi.connection import MAX_PIPELINED_BYTES, WRITE_BYTES, BoundedProtocol, abort_of
+from server.asgi import connection as connection_module
+from server.asgi.connection import FIRST_PROBE_S, MAX_PIPELINED_BYTES, WRITE_BYTES, BoundedProtocol, abort_of
 from server.asgi.fair_reads import READ_BYTES
 from server.asgi.websocket import WebSocketProtocol
 from server.live.page_routes import static_files
@@ -506,3 +507,16 @@ def test_a_page_that_is_not_read_makes_room(serve: Serve) -> None:
 def test_without_the_extension_an_abort_raises() -> None:
     with pytest.raises(ConnectionAbortedError):
         abort_of({})(True)
+
+
+def test_a_half_closed_client_is_probed_for_as_long_as_it_waits(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "MAX_PROBE_S", FIRST_PROBE_S)
+    served, probe = serve(), b"HTTP/1.1 100 Continue\r\n\r\n"
+    served.pause()
+    with connected(served) as connection:
+        connection.sendall(raw_request(b'{"prompt": "a"}'))
+        connection.shutdown(socket.SHUT_WR)
+        with connection.makefile("rb") as received:
+            assert received.read(12 * len(probe)) == 12 * probe  # doubling, the last would come after minutes
+    eventually(lambda: not served.service.admission.permits)
+    served.resume()

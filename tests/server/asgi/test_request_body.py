@@ -356,3 +356,8 @@ def test_valid_json_objects_are_parsed(value: dict[str, Any]) -> None:
 def test_arbitrary_bytes_raise_only_problems(data: bytes) -> None:
     with suppress(ProblemError):
         assert isinstance(parse_object(data), dict)
+
+
+def test_a_body_whose_encoding_is_identity_is_read(served: Served) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "Identity"}
+    assert post(served, b'{"prompt": "a"}', headers).status_code == 200

@@ -289,7 +289,8 @@ def test_a_client_has_its_share_of_the_places(serve: Serve) -> None:
         assert "at most 1" in refusal(http.post("/release_task", json={**SHORT, "batch_size": 2}), 422)
         running = json.loads(client.query(task_id)[0]["result"])[0]
         assert (running["stage"], running["file"], running["progress"]) == ("running", "", 0.0)
-        assert wrapped(http.get("/v1/stats"))["jobs"]["running"] == 1
+        stats = wrapped(http.get("/v1/stats"))
+        assert (stats["jobs"]["running"], stats["queue_size"], stats["queue_maxsize"]) == (1, 1, 2)
         served.resume()
         assert len(client.wait(task_id)) == 1
     eventually(lambda: not served.service.admission.permits)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from helpers.http_harness import Served, eventually
 
 from runtime.audio.codec import Codec
 from runtime.errors import EngineError
+from server.asgi.problems import ProblemError
 from server.compat import acestep_tasks
+from server.compat.acestep_tasks import Task, TaskStore
 
 Serve = Callable[..., Served]
 SHORT = {"prompt": "a", "batch_size": 1, "audio_duration": 0.5, "audio_format": "wav"}
@@ -102,3 +106,77 @@ def test_a_task_ends_when_the_server_stops(serve: Serve) -> None:
     eventually(lambda: not folder.exists())
     drained = metrics.registry.get_sample_value("tickrt_generations_total", {"outcome": "drained"})
     assert drained == metrics.registry.get_sample_value("tickrt_generations_started_total") == 1
+
+
+# Room for results, without a server.
+
+
+class Job:
+    """A job whose audio is `size_bytes` long and made when it is told to be."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.go, self.size_bytes = asyncio.Event(), size_bytes
+        self.pipeline = SimpleNamespace(codec=SimpleNamespace(channels=1))
+        self.generation = SimpleNamespace(total_samples=size_bytes // 2, seed=7, num_steps=1)
+        self.body = SimpleNamespace(response_format="wav")
+
+
+def in_store(limit_bytes: int, steps: Callable[[TaskStore], Awaitable[None]], patch: pytest.MonkeyPatch) -> None:
+    async def make(job: Any, path: Path) -> str:
+        await job.go.wait()
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(job.size_bytes))
+        return ""
+
+    async def run() -> None:
+        store = TaskStore(limit_bytes, 600.0)
+        try:
+            async with asyncio.timeout(60):
+                await steps(store)
+        finally:
+            await store.close()
+
+    patch.setattr(acestep_tasks, "_make", make)
+    asyncio.run(run())
+
+
+def start(store: TaskStore, size_bytes: int) -> tuple[Task, Job]:
+    job: Any = Job(size_bytes)
+    return store.start([job], {}), job
+
+
+async def end(task: Task, job: Job) -> None:
+    job.go.set()
+    while task.is_running:
+        await asyncio.sleep(0)
+
+
+def test_what_ended_first_makes_room_also_where_it_was_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(store: TaskStore) -> None:
+        slow, quick = start(store, 300), start(store, 450)
+        await end(*quick)
+        await end(*slow)
+        start(store, 576)
+        assert slow[0].files
+        assert not quick[0].files
+        assert "make room" in quick[0].error
+
+    in_store(1000, steps, monkeypatch)
+
+
+def test_audio_that_just_fits_removes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(store: TaskStore) -> None:
+        first, second = start(store, 400), start(store, 600)
+        await end(*first)
+        await end(*second)
+        assert first[0].files
+        assert second[0].files
+        whole = start(store, 1000)
+        await end(*whole)
+        assert [bool(task.files) for task, _ in (first, second, whole)] == [False, False, True]
+        with pytest.raises(ProblemError) as caught:
+            start(store, 1002)
+        assert caught.value.code == "results_too_large"
+        assert whole[0].files
+
+    in_store(1000, steps, monkeypatch)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ class Stage:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     session: str | None = None
     draining: asyncio.Event | None = None
+    membership: Any = None
     client: TestClient = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,7 +57,7 @@ class Stage:
         async def endpoint(websocket: WebSocket) -> None:
             self.event_loop, self.draining = asyncio.get_running_loop(), asyncio.Event()
             await websocket.accept()
-            live = LiveConnection(websocket, self.host, self.settings, self.metrics)  # type: ignore[arg-type]
+            live = LiveConnection(websocket, self.host, self.settings, self.metrics, self.membership)  # type: ignore[arg-type]
             await live.run(self.session, self.draining)
 
         @app.websocket("/refused")
@@ -172,6 +174,31 @@ def test_a_full_server_says_when_to_try_again(stage: Stage) -> None:
     assert stage.value("live_refused_total", code="sessions_full") == 1
 
 
+@pytest.mark.parametrize(("others_s", "wait_s"), [(1.5, 1.5), (9.0, 4.0)])
+def test_where_all_servers_are_full_the_shortest_wait_is_said(stage: Stage, others_s: float, wait_s: float) -> None:
+    stage.host.refusal = SessionsFullError("64 sessions are open", retry_after_s=4.0)
+    stage.membership = SimpleNamespace(with_room=lambda: None, session_wait_s=lambda: others_s)
+    with stage.client.websocket_connect("/") as websocket:
+        websocket.send_json({"type": "open"})
+        problem, closed, _ = received_end(websocket)
+    assert problem is not None
+    assert (problem.retry_after_s, closed.reason, closed.url) == (wait_s, "unavailable", None)
+
+
+@pytest.mark.parametrize("is_of_client", [False, True])
+def test_another_server_is_named_that_has_room_but_not_for_a_client_with_too_many(
+    stage: Stage, is_of_client: bool
+) -> None:
+    stage.host.refusal = SessionsFullError("full", retry_after_s=4.0, is_of_client=is_of_client)
+    stage.membership = SimpleNamespace(with_room=lambda: SimpleNamespace(url="ws://b"), session_wait_s=lambda: 9.0)
+    with stage.client.websocket_connect("/") as websocket:
+        websocket.send_json({"type": "open"})
+        _, closed, code = received_end(websocket)
+    assert (closed.reason, closed.url, code) == (
+        ("unavailable", None, 1013) if is_of_client else ("moved", "ws://b", 4307)
+    )
+
+
 def test_a_server_that_shuts_down_refuses_with_a_problem(stage: Stage) -> None:
     with stage.client.websocket_connect("/refused") as websocket:
         problem, closed, code = received_end(websocket)
@@ -278,6 +305,15 @@ def test_draining_hands_sessions_over_where_other_servers_share_the_store() -> N
         stage.event_loop.call_soon_threadsafe(stage.draining.set)
         _, closed, code = received_end(websocket)
     assert (closed.reason, closed.resumable, code) == ("moved", True, 4307)
+
+
+def test_draining_closes_a_connection_that_has_no_session_yet_where_others_share_the_store() -> None:
+    stage = Stage(settings=ServerSettings(redis="redis://nowhere"))
+    with stage.client.websocket_connect("/") as websocket:
+        assert stage.draining is not None
+        stage.event_loop.call_soon_threadsafe(stage.draining.set)
+        _, closed, code = received_end(websocket)
+    assert (closed.reason, closed.resumable, code) == ("shutdown", False, 1001)
 
 
 def test_many_messages_a_second_are_all_posted_in_order(stage: Stage) -> None:

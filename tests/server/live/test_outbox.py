@@ -157,6 +157,33 @@ def test_another_thread_wakes_the_taker() -> None:
     assert asyncio.run(run()) == Applied(seq=1)
 
 
+def test_a_chunk_is_taken_once_while_another_thread_adds_one() -> None:
+    """Adding looks through what waits: nothing is taken from there meanwhile."""
+    adding, is_taken = threading.Event(), threading.Event()
+    main = threading.get_ident()
+
+    def clock() -> float:
+        if threading.get_ident() != main:
+            adding.set()
+            is_taken.wait(0.1)  # with the lock held: nothing comes
+        return 0.0
+
+    async def run() -> list[Any]:
+        outbox = Outbox(lambda: None, clock)
+        outbox.on_audio(chunk(0))
+        await asyncio.sleep(0)
+        thread = threading.Thread(target=outbox.on_audio, args=(chunk(960),))
+        thread.start()
+        adding.wait()
+        items = [await outbox.take()]
+        is_taken.set()
+        thread.join()
+        outbox.on_audio(chunk(1920))
+        return [*items, await outbox.take(), await outbox.take()]
+
+    assert starts(asyncio.run(run())) == [0, 960, 1920]
+
+
 def test_a_closed_outbox_takes_calls_after_its_event_loop() -> None:
     async def run() -> Outbox:
         outbox = Outbox(lambda: None)

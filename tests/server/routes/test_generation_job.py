@@ -16,12 +16,14 @@ from helpers.backends import FEW_VARIANTS
 from helpers.http_harness import Served, connected, eventually, problem, raw_request, serving
 
 from runtime.config.deployment import Deployment
+from runtime.errors import RequestError
 from runtime.language.sequence import SequenceRequest
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.pipeline.planning import Planner
 from runtime.requests.options import parse_options
 from server.asgi.openapi import GenerationBody
+from server.asgi.problems import ProblemError, unavailable
 from server.asgi.request_body import Upload
 from server.routes import generation_job
 from server.routes.generation_job import GenerationJob, words_header
@@ -55,6 +57,36 @@ def test_a_stream_is_ahead_by_what_it_has_not_played(
     job.record_sent()
     assert job.lead_s() == 0.5
     assert seen == ["1", "id", "0.5", "1"]
+
+
+@pytest.mark.parametrize(
+    ("names", "is_cached", "is_limited"),
+    [((), True, False), (("source",), True, True), (("timbre",), True, True), ((), False, True)],
+)
+def test_audio_that_is_read_counts_against_what_is_read_at_once(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], is_cached: bool, is_limited: bool
+) -> None:
+    async def refuse(function: object) -> None:
+        raise unavailable("busy", "too much audio is being read")
+
+    async def prepare() -> None:
+        body = GenerationBody(prompt="a", source_id=None if is_cached else "a" * 64)
+        upload = Upload({}, **dict.fromkeys(names, b"audio"))
+        await GenerationJob(service, pipeline, body, upload, "", permit, "id").prepare()
+
+    def read(job: GenerationJob) -> None:
+        raise RequestError("read")
+
+    service: Any = SimpleNamespace(
+        sources=SimpleNamespace(are_cached=lambda *ids: ids == (None,) * 3),
+        source_worker=SimpleNamespace(run=refuse),
+        settings=SimpleNamespace(queue_timeout_s=1.0),
+    )
+    permit: Any = None
+    pipeline: Any = SimpleNamespace(codec=SimpleNamespace(channels=2))
+    monkeypatch.setattr(GenerationJob, "_open", read)
+    with pytest.raises(ProblemError if is_limited else RequestError):
+        asyncio.run(prepare())
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])

@@ -81,13 +81,22 @@ def test_step_controls_reach_generations_in_flight_at_most_every_20_ms() -> None
     assert (update.job_ids, update.patch, update.seq) == ((job.id,), {"guidance": 5.0}, 1)
     loop.controls.change({"guidance": None, "x0_strength": 0.5}, 2, 0.01)
     assert loop.generations.update(0.01) is None
-    assert loop.generations.due_s(0.01) is not None
+    assert loop.generations.due_s(0.01) == pytest.approx(0.03)
     later = loop.generations.update(0.02)
     assert later is not None
     assert later.patch == {"guidance": 3.0}
     loop.generations.step_applied(2, [job.id])
     assert loop.generations.running[0].basis.first_seq == 2
     assert loop.generations.running[0].basis.full_seq == 0
+
+
+def test_a_glide_is_followed_every_20_ms_to_its_end() -> None:
+    loop = Loop()
+    loop.generate(0.0)
+    assert loop.generations.due_s(5.0) is None
+    loop.controls.change({"guidance": 5.0}, 1, 5.0, ramp_s=1.0)
+    assert loop.generations.due_s(5.5) == pytest.approx(5.52)
+    assert loop.generations.due_s(6.0) is None
 
 
 def test_a_generation_whose_step_controls_changed_is_followed_by_another() -> None:

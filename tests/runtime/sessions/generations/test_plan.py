@@ -198,6 +198,7 @@ def test_a_reset_begins_a_new_plan() -> None:
     hints = simulation.jobs[beginning].hints
     assert hints is not None
     assert hints[:count, 0].tolist() == [simulation.planned(origin + row) for row in range(count)]
+    assert hints[:count, 0].tolist() != of_form(simulation, count)
 
 
 def test_a_source_plays_without_a_plan_and_after_it_another_begins() -> None:

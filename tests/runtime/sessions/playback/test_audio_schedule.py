@@ -160,6 +160,17 @@ def test_an_underrun_is_counted_once_and_the_canvas_goes_on() -> None:
     assert chunk.pcm[0, 1] == 250 // HOP
 
 
+def test_before_the_first_audio_there_is_no_underrun() -> None:
+    schedule = Schedule()
+    schedule.playhead.ack(Ack(playhead_sample=300), 0.3)
+    schedule.audio.skip_missing(300, 0.3)
+    assert schedule.playhead.underruns == 0
+    chunk = schedule.sent(0.3)[0]
+    assert isinstance(chunk, AudioChunk)
+    assert not chunk.is_after_underrun
+    assert chunk.start_sample >= 300
+
+
 def test_a_new_epoch_sends_again_from_the_playhead() -> None:
     schedule = Schedule()
     stale = schedule.audio.windows(0.0)

@@ -47,6 +47,11 @@ def test_placements_are_equal_where_their_latents_are() -> None:
     old = Placement(0, first, 0, 0, None)
     new = Placement(0, first.with_part(Part(piece("b", 4, 0), 0, 4, 8, 1, 1)), 0, 0, None)
     assert [new.is_same_at(old, frame) for frame in (3, 4, 9)] == [True, False, True]
+    short = Placement(0, first.cut(0, 4), 0, 0, None)
+    assert [[old.is_same_at(short, frame), short.is_same_at(old, frame)] for frame in (3, 4)] == [
+        [True] * 2,
+        [False] * 2,
+    ]
 
 
 def test_a_later_canvas_keeps_its_sample_when_the_position_moves() -> None:

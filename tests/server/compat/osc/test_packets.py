@@ -38,7 +38,15 @@ def test_a_message_is_read_and_written_as_python_osc_does(arguments: list[object
 
 
 def test_what_osc_cannot_say_is_a_text() -> None:
-    assert OscMessage(build_packet("/a", [2**64 - 1, "a\0b", "\ud800"])).params == [str(2**64 - 1), "a b", "?"]
+    sent = [2**63 - 1, 2**63, -(2**63), -(2**63) - 1, "a\0b", "\ud800"]
+    assert OscMessage(build_packet("/a", sent)).params == [
+        2**63 - 1,
+        str(2**63),
+        -(2**63),
+        str(-(2**63) - 1),
+        "a b",
+        "?",
+    ]
 
 
 def test_a_message_without_types_has_no_arguments() -> None:

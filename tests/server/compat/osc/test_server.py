@@ -165,6 +165,8 @@ def test_surfaces_see_each_other_and_other_sessions_by_their_id(served: Served, 
         assert other.until(path) == [7.0]
         assert first.receive_until(is_changed).values == {"guidance": 7.0}
         assert second.receive_until(is_changed).values == {"guidance": 6.0}
+        other.send("/tickrt/guidance", 2.0)
+        assert surface.until("/tickrt/guidance") == [2.0]  # as it was before
         second.send(type="close")
         second.receive_end()
         assert surface.until("/tickrt/session") == [older]
