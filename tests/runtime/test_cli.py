@@ -163,7 +163,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the machine's player was given: its only player, aplay, is a script that keeps its standard input."""
     folder = tmp_path / "programs"
     folder.mkdir()
-    (folder / "aplay").write_text(f"#!/bin/sh\n/bin/cat > {folder}/played\n")
+    (folder / "aplay").write_text(f"#!/bin/sh\n/bin/sleep 0.2\n/bin/cat > {folder}/played\n")
     (folder / "aplay").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
     return folder / "played"

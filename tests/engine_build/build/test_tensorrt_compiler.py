@@ -16,7 +16,10 @@ import pytest
 from onnx import helper
 from simulator.fixture import child_environment
 
-from engine_build.build.worker import BuildLog
+from engine_build.build.tasks import build_plan
+from engine_build.build.worker import BuildLog, PlanRequest, Worker
+from engine_build.config import TENSORRT_OPTIONS, BuildConfig
+from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest
 from runtime.errors import BuildError
@@ -102,6 +105,21 @@ def test_a_damaged_timing_cache_is_set_aside(path: Path, build_one: Build) -> No
     assert any("timing cache was damaged" in line for line in log.summary())
     assert cache.with_name(f"{cache.name}.damaged").read_bytes() == b"damaged"
     assert json.loads(cache.read_bytes())["entries"]
+
+
+@pytest.mark.parametrize(("rows", "profile"), [("rows", {"x": "1x4 2x4 8x4"}), (2, {})])
+def test_an_input_of_one_size_needs_no_shape_range(
+    gpu: None, tmp_path: Path, rows: int | str, profile: dict[str, str]
+) -> None:
+    graph = GraphWriter("mixed")
+    total = graph.op("Add", graph.input("x", (rows, 4)), graph.input("bias", (1, 4)))
+    graph.output("y", total, (rows, 4))
+    onnx.save(graph.model(), tmp_path / "mixed.onnx")
+    options = BuildConfig().model_dump(include=set(TENSORRT_OPTIONS))
+    request = PlanRequest("tensorrt", "mixed", tmp_path / "mixed.onnx", tmp_path / "mixed.plan", options, [profile])
+    with Worker() as worker:
+        worker.run(build_plan, request, BuildLog())
+    assert request.plan.stat().st_size > 0
 
 
 def test_a_full_disk_is_reported(path: Path) -> None:

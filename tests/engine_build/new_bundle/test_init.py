@@ -39,11 +39,13 @@ def test_it_says_what_it_guessed_and_writes_what_builds(model: Path) -> None:
     assert "measured: 2 channels, 320 samples per frame, a frame of latents changes 1 frames on each side" in said
     assert "velocity = noise - data" in said
     assert f"next: tickrt-build {model.parent / 'deployment.toml'}" in said
+    assert f"tickrt-generate {model.parent / 'deployment.toml'} --condition TOKENS.npy --out out.wav" in said
     specs = engine_specs(load_request(model.parent / "deployment.toml"))
     assert {spec.kind for spec in specs} == {"decoder", "rows", "step", "codec_decode"}
     codec = load_bundle(model.parent).codec
     assert codec is not None
-    assert (codec.sample_rate_hz, codec.hop_samples, codec.decode.margin_frames) == (8000, 320, 1)
+    assert (codec.sample_rate_hz, codec.channels, codec.hop_samples) == (8000, 2, 320)
+    assert codec.decode.margin_frames == 1
 
 
 def test_existing_files_are_kept_unless_forced(model: Path) -> None:

@@ -85,11 +85,12 @@ def test_features_are_in_the_job(tmp_path: Path) -> None:
     assert made["step.plain"].features == made["decoder"].features == ()
 
 
-def test_every_output_of_a_tick_graph_is_checked(tmp_path: Path) -> None:
+def test_every_tensor_of_a_tick_graph_is_checked(tmp_path: Path) -> None:
     made = {name: spec for name, spec in specs(tmp_path).items() if name.startswith(("rows.", "step."))}
     assert len(made) == len(ROWS_VARIANTS) + len(STEP_VARIANTS)
     for name, spec in made.items():
-        assert {port.name for port in spec.outputs} == {info.name for info in spec.graph.outputs}, name
+        for ports, tensors in ((spec.inputs, spec.graph.inputs), (spec.outputs, spec.graph.outputs)):
+            assert {(port.name, port.dtype) for port in ports} == {(info.name, info.dtype) for info in tensors}, name
 
 
 def test_every_sample_has_every_size_and_memory_too(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from runtime.errors import (
     RequestError,
     ShapeError,
 )
-from runtime.requests.request import Condition, Dcw, StepParameters
+from runtime.requests.request import DENOISE_MIN, Condition, Dcw, StepParameters
 from runtime.tick import checkpoint
 from runtime.tick.events import Cancelled, Failed, Finished, Progress, Started, Updated
 from runtime.tick.loop import TickLoop
@@ -170,10 +170,11 @@ def test_events_come_in_order_and_delivery_is_in_the_tick_of_the_last_step(loops
 
 def test_a_generation_of_no_steps_returns_its_source(loops: Loops) -> None:
     source = rand(32, C)
-    inbox = run_all(loops(), make("a", source=source, denoise=0.0))
-    np.testing.assert_array_equal(inbox.latents("a"), source)
-    assert not np.shares_memory(inbox.latents("a"), source)
-    assert inbox.terminal("a").steps == 0
+    inbox = run_all(loops(), *(make(f"{value}", source=source, denoise=value) for value in (0.0, DENOISE_MIN)))
+    for name in ("0.0", f"{DENOISE_MIN}"):
+        np.testing.assert_array_equal(inbox.latents(name), source)
+        assert not np.shares_memory(inbox.latents(name), source)
+        assert inbox.terminal(name).steps == 0
 
 
 def test_finished_latents_belong_to_the_receiver(loops: Loops) -> None:

@@ -44,9 +44,14 @@ def test_a_reload_is_a_change_of_the_user_config_alone() -> None:
     assert before == after
 
 
-def test_a_folder_says_what_it_was_started_with_until_it_is_stopped(cluster: RayCluster) -> None:
+def test_a_folder_says_what_it_was_started_with_until_it_is_stopped(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cluster.applied is None
-    cluster._record(APPLIED)
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(cluster, "run", lambda *words: asked.append(words))
+    cluster.deploy(APPLIED)
+    assert [words[0] for words in asked] == ["serve"]
     assert RayCluster(cluster.folder).applied == APPLIED
     cluster.stop()
     assert cluster.applied is None

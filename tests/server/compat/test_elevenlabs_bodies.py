@@ -122,13 +122,13 @@ def music(**values: Any) -> MusicBody:
 
 
 def test_a_prompt_with_what_ElevenLabs_calls_it() -> None:  # noqa: N802
-    body = music(music_length_ms=3500, seed=7, finetune_id="mine", force_instrumental=True, model_id="music_v1")
+    body = music(music_length_ms=3500, seed=7, finetune_id="m", force_instrumental=True, model_id="music_v1")
     options = body.options([], takes_lyrics=True)
     assert options == {
         "prompt": "techno",
         "seconds": 3.5,
         "lyrics": INSTRUMENTAL,
-        "adapters": [{"id": "mine"}],
+        "adapters": [{"id": "m"}],
         "seed": 7,
     }
     parse_options(options)

@@ -204,8 +204,11 @@ def test_a_reset_begins_a_new_plan() -> None:
 def test_a_source_plays_without_a_plan_and_after_it_another_begins() -> None:
     simulation = planned_session()
     simulation.run(3.0)
+    count = len(simulation.jobs)
     simulation.handle(messages.SetSource(seq=1, id="x"), np.zeros((7, CHANNELS), np.float32))
-    simulation.run(3.0)
+    simulation.run(0.2)
+    assert len(simulation.jobs) > count, "with a source, nothing waits for hints"
+    simulation.run(2.8)
     assert simulation.jobs[-1].hints is None
     with pytest.raises(RequestError, match="no plan yet"):
         simulation.handle(SetPlan(seq=2, start_s=9.0, sections=[]))

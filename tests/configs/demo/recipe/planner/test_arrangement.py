@@ -44,6 +44,15 @@ def test_a_form_is_the_same_for_a_seed_and_ends_with_what_ends_a_song() -> None:
     assert np.median([one.start_frames[-1] for one in drawn]) > 120 * FRAME_RATE_HZ
 
 
+@pytest.mark.parametrize("layers", [{"bass"}, {"bass", "drums"}, {"drums"}])
+def test_something_sounds_in_every_section(layers: set[str]) -> None:
+    rng = np.random.default_rng(3)
+    song = replace(draw_song(rng), layers=frozenset(layers))
+    sections = [section for _ in range(20) for section in draw_arrangement(song, rng).sections]
+    assert "build" in {section.kind for section in sections}
+    assert all(section.layers and section.layers <= layers for section in sections)
+
+
 def test_no_section_is_longer_than_a_page_holds() -> None:
     lengths = [np.diff(one.start_frames).max() for one in arrangements(60)]
     assert max(lengths) <= MAX_SECTION_S * FRAME_RATE_HZ + 1
