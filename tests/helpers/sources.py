@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from helpers.lock_check import lock_checked
 from numpy.typing import NDArray
 
 from runtime.errors import RequestError
@@ -21,4 +22,5 @@ def read(data: bytes) -> NDArray[np.float32]:
 
 def store_of(files: SourceFiles, limit_bytes: int = 1000, **options: object) -> SourceStore:
     """A store with `read`, at 25 frames per second."""
-    return SourceStore(files, limit_bytes, **{"read": read, "frame_rate_hz": 25.0, **options})
+    checked = lock_checked(SourceStore, "_cache")
+    return checked(files, limit_bytes, **{"read": read, "frame_rate_hz": 25.0, **options})

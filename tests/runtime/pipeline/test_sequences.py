@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from helpers.lock_check import lock_checked
+
 from runtime.pipeline.sequences import Caller, plan_seed
 
 
 def test_a_caller_that_leaves_ends_what_it_waits_for_once() -> None:
     calls = list[str]()
-    caller = Caller("someone")
+    caller = lock_checked(Caller, "_on_leave")("someone")
     caller.on_leave(lambda: calls.append("earlier"))
     caller.on_leave(lambda: calls.append("newest"))
     assert not caller.has_left

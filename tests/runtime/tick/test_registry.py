@@ -6,12 +6,15 @@ import threading
 
 import pytest
 from helpers.generations import CONDITIONS
+from helpers.lock_check import lock_checked
 
 from runtime.errors import DrainingError, GenerationCancelledError, QueueFullError, QueueTimeoutError, RequestError
 from runtime.language.sequence import SequenceRequest
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Cancelled, Event, Progress
 from runtime.tick.registry import Registry
+
+CheckedRegistry = lock_checked(Registry, "_sessions")
 
 
 def request(name: str, session: str = "") -> GenerationRequest:
@@ -38,13 +41,13 @@ def enter_at_once(registry: Registry, names: list[str]) -> list[Exception]:
 
 
 def test_exactly_slots_plus_queue_enter_when_many_ask_at_once() -> None:
-    registry = Registry(slots=3, queue=4)
+    registry = CheckedRegistry(slots=3, queue=4)
     refused = enter_at_once(registry, [str(index) for index in range(50)])
     assert (len(registry), len(refused)) == (7, 43)
 
 
 def test_one_id_that_is_entered_by_many_at_once_takes_one_place() -> None:
-    registry = Registry(slots=1, queue=1)
+    registry = CheckedRegistry(slots=1, queue=1)
     refused = enter_at_once(registry, ["a"] * 20)
     assert [type(error) for error in refused] == [RequestError] * 19
     registry.leave(Cancelled("a"), "cancelled")
@@ -54,7 +57,7 @@ def test_one_id_that_is_entered_by_many_at_once_takes_one_place() -> None:
 
 
 def test_a_generation_leaves_once_and_frees_its_place() -> None:
-    registry, events = Registry(slots=1, queue=0), list[Event]()
+    registry, events = CheckedRegistry(slots=1, queue=0), list[Event]()
     registry.enter(request("a"), events.append)
     registry.publish(Progress("a", 1, 4, 0, 1.0))
     for _ in range(3):
@@ -66,7 +69,7 @@ def test_a_generation_leaves_once_and_frees_its_place() -> None:
 
 
 def test_a_generation_is_not_another_one_of_the_same_id() -> None:
-    registry, first, second = Registry(slots=1, queue=0), request("a"), request("a")
+    registry, first, second = CheckedRegistry(slots=1, queue=0), request("a"), request("a")
     registry.enter(first, lambda event: None)
     assert registry.holds(first)
     assert not registry.holds(second)
@@ -75,7 +78,7 @@ def test_a_generation_is_not_another_one_of_the_same_id() -> None:
 
 
 def test_entering_waits_for_a_place_where_asked_to() -> None:
-    registry, entered = Registry(slots=1, queue=0), threading.Event()
+    registry, entered = CheckedRegistry(slots=1, queue=0), threading.Event()
     registry.enter(request("a"), lambda event: None)
 
     def enter() -> None:
@@ -91,7 +94,7 @@ def test_entering_waits_for_a_place_where_asked_to() -> None:
 
 
 def test_a_sessions_parameters_are_removed_with_its_last_generation() -> None:
-    registry = Registry(slots=4, queue=0)
+    registry = CheckedRegistry(slots=4, queue=0)
     for name in "ab":
         registry.enter(request(name, "s"), lambda event: None)
     registry.override("s", {"guidance": 3.0})
@@ -100,11 +103,12 @@ def test_a_sessions_parameters_are_removed_with_its_last_generation() -> None:
     assert registry.overrides("s") == {"guidance": 3.0}
     registry.leave(Cancelled("b"), "cancelled")
     assert registry.overrides("s") == {}
-    assert registry._sessions == {}
+    with registry._lock:
+        assert registry._sessions == {}
 
 
 def test_sequences_have_places_of_their_own() -> None:
-    registry = Registry(slots=1, queue=0, sequences=1)
+    registry = CheckedRegistry(slots=1, queue=0, sequences=1)
     registry.enter(SequenceRequest("plan", (1,)), lambda event: None)
     registry.enter(request("a"), lambda event: None)
     for other in (SequenceRequest("more", (1,)), request("b")):
@@ -115,7 +119,7 @@ def test_sequences_have_places_of_their_own() -> None:
 
 
 def test_who_waits_for_a_place_waits_no_longer_than_it_wants() -> None:
-    registry, has_left, ended = Registry(slots=1, queue=0), threading.Event(), list[str]()
+    registry, has_left, ended = CheckedRegistry(slots=1, queue=0), threading.Event(), list[str]()
     registry.enter(request("a"), lambda event: None)
     with pytest.raises(QueueTimeoutError, match=r"none of 1 slots became free within 0.01 s"):
         registry.enter(request("b"), lambda event: None, wait=True, timeout_s=0.01)
@@ -137,7 +141,7 @@ def test_who_waits_for_a_place_waits_no_longer_than_it_wants() -> None:
 
 
 def test_who_waits_for_a_place_is_told_that_the_loop_has_ended_also_before_the_others_leave() -> None:
-    registry, told = Registry(slots=1, queue=0), list[DrainingError]()
+    registry, told = CheckedRegistry(slots=1, queue=0), list[DrainingError]()
     registry.enter(request("a"), lambda event: None)
     ended = DrainingError("the loop has ended")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from server.asgi.problems import Finding, ProblemError
-from server.compat.acestep_fields import Fields, error_text
+from server.compat.acestep_fields import PARAMETERS, Fields, error_text
 
 
 def test_values_come_by_every_name_and_from_objects() -> None:
@@ -31,6 +31,15 @@ def test_a_value_of_another_kind_is_refused_by_name(kind: str, value: object) ->
     with pytest.raises(ProblemError) as error:
         getattr(Fields({"bpm": value}), kind)("bpm")
     assert error.value.document().model_dump()["errors"][0]["pointer"] == "/bpm"
+
+
+@pytest.mark.parametrize(("value", "words"), [("{", "JSON"), ("[]", "object"), ([1], "object")])
+def test_an_object_of_another_kind_is_refused_by_name(value: object, words: str) -> None:
+    with pytest.raises(ProblemError) as error:
+        Fields({PARAMETERS: value})
+    (finding,) = error.value.document().model_dump()["errors"]
+    assert finding["pointer"] == f"/{PARAMETERS}"
+    assert words in finding["detail"]
 
 
 def test_an_error_has_the_clients_names() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from helpers.fake_live_host import chunk
+from helpers.lock_check import lock_checked
 
 from runtime.errors import RequestError
 from runtime.sessions.protocol.frames import AudioChunk
@@ -43,7 +44,7 @@ def taken(fill: Callable[[Outbox, Clock], None]) -> tuple[list[Any], int]:
 
     async def run() -> list[Any]:
         clock = Clock()
-        outbox = Outbox(lambda: drops.append(None), clock)
+        outbox = lock_checked(Outbox, "_messages", "_audio", "_audio_bytes")(lambda: drops.append(None), clock)
         fill(outbox, clock)
         items = []
         while True:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.lock_check import lock_checked
 from helpers.redis_server import RedisServer, redis_server
 
 from server.sources.folder import SourceFolder
@@ -23,7 +24,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 def open_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], SourceFiles]]:
     """`open_files()`: the same files again, as another server has them or the same one after a restart."""
     if request.param == "folder":
-        yield lambda: SourceFolder(tmp_path)
+        yield lambda: lock_checked(SourceFolder, "_sources")(tmp_path)
         return
     redis: RedisServer = request.getfixturevalue("redis")
     from server.sources.shared import SharedSources

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Built
+from helpers.lock_check import lock_checked
 
 from runtime.errors import GenerationCancelledError, RequestError, TickError
+from runtime.pipeline import planning
 from runtime.pipeline.form.plan import KEPT_S, FormPlan
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.form.sections import SectionRequest
@@ -25,6 +27,11 @@ RATE_HZ, SIZE = 25, 3
 def pipeline(built: Built) -> Iterator[Pipeline]:
     with open_pipeline(built(planner={"capacity": 1024, "plan": True})) as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def locks_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "FormPlan", lock_checked(FormPlan, "_song", "_sections", "_task"))
 
 
 def plan_of(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.lock_check import lock_checked
 
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.sessions.hosting.inbox import BURST_S, MAX_UNHANDLED, MAX_WAITING, SHARE, Inbox, Received
@@ -36,7 +37,7 @@ class Scripted:
             call=lambda call: call(),
             clock=lambda: 0.0,
         )
-        self.inbox = Inbox(services, self)
+        self.inbox = lock_checked(Inbox, "_waiting", "_audio_s", "_rooms")(services, self)
 
     def put(self, *messages: ClientMessage, pcm: Any = None) -> list[bool]:
         return [self.inbox.put(Received(message, pcm)) for message in messages]

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
+from helpers.lock_check import lock_checked
 from helpers.store_contract import assert_same, snapshot
 
 from runtime.errors import ConfigError, StoreError
 from runtime.sessions.storage.store import SessionSnapshot, SessionStore, decode_snapshot, encode_document, encode_piece
 
 TIMEOUT_S = 60.0
+CheckedStore = lock_checked(SessionStore, "_pending")
 
 
 class MemoryBackend:
@@ -68,7 +70,7 @@ def backend() -> MemoryBackend:
 
 @pytest.fixture
 def store(backend: MemoryBackend) -> Iterator[SessionStore]:
-    with SessionStore(lambda: backend) as store:
+    with CheckedStore(lambda: backend) as store:
         yield store
         backend.gate.set()
 
@@ -100,7 +102,7 @@ def test_a_session_deleted_while_its_save_waits_is_not_written(backend: MemoryBa
 
 
 def test_close_writes_what_is_waiting_and_closes_the_storage(backend: MemoryBackend) -> None:
-    with SessionStore(lambda: backend) as store:
+    with CheckedStore(lambda: backend) as store:
         store.save("a", snapshot())
     assert backend.writes == ["a"]
     assert backend.is_closed
