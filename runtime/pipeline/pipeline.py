@@ -60,7 +60,7 @@ class Pipeline:
     other_engines: tuple[Engine, ...]
 
     def __enter__(self) -> Self:
-        self.loop.start()
+        self.start()
         return self
 
     def __exit__(

@@ -430,4 +430,7 @@ def test_decisions_count_files_and_memory(shared: Deployment) -> None:
     tensors = 4 * rows * (frames * 8 + 1 + tokens * 12 + tokens + frames * 16 + frames * 8)
     assert decoder.memory_bytes == decoder.size_bytes + tensors
     steps = [decision for name, decision in found.items() if name.startswith("step.")]
-    assert decisions.total_memory_bytes(steps) < sum(decision.memory_bytes for decision in steps) / 4
+    together = decisions.total_memory_bytes(steps)
+    assert together < sum(decision.memory_bytes for decision in steps) / 4
+    assert decisions.total_memory_bytes([decoder]) == decoder.memory_bytes
+    assert decisions.total_memory_bytes([*steps, decoder]) == together + decoder.memory_bytes

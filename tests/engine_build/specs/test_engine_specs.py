@@ -67,6 +67,8 @@ def test_names_come_from_roles(tmp_path: Path) -> None:
 def test_a_decoder_without_mask_or_context_has_fewer_inputs(tmp_path: Path) -> None:
     made = specs(tmp_path, mask=False, context=False)
     assert [port.name for port in made["decoder"].inputs] == ["hidden_states", "timestep", "encoder_hidden_states"]
+    masked = specs(tmp_path / "masked")
+    assert ["L" in spec["decoder"].padded for spec in (made, masked)] == [False, True]
 
 
 @pytest.mark.parametrize(("condition", "letters"), [("", ["RTC", "R"]), ("vector", ["RTC", "R", "RD"])])

@@ -18,6 +18,7 @@ def test_texts_of_forms_are_values() -> None:
     fields = Fields({"bpm": "120", "thinking": "True", "shift": " 2.5 ", "seed": "", "lyrics": " la "})
     assert (fields.integer("bpm"), fields.flag("thinking"), fields.number("shift")) == (120, True, 2.5)
     assert (fields.integer("seed"), fields.flag("use_adg", True), fields.text("lyrics")) == (None, True, "la")
+    assert Fields({"seed": "", PARAMETERS: '{"seed": 5}'}).integer("seed") == 5
     assert (Fields({"thinking": 0}).flag("thinking", True), Fields({"bpm": 120.0}).integer("bpm")) == (False, 120)
     assert Fields({"track_classes": "drums, bass|fx,"}).texts("track_classes") == ["drums", "bass", "fx"]
     assert Fields({"instruments": ["drums", 5]}).texts("track_classes") == ["drums", "5"]
