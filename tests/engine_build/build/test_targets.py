@@ -140,7 +140,8 @@ def test_an_engine_that_computes_something_else_is_refused(
 
 
 def test_the_timing_cache_may_be_moved_or_turned_off(path: Path, build_one: Build, tmp_path: Path) -> None:
-    build_one(with_option(path, "timing_cache = false"))
+    manifest = build_one(with_option(path, "timing_cache = false"))
+    assert "DISABLE_TIMING_CACHE" in manifest.facts["flags"]
     assert cache_of(path) == []
     path.write_text(path.read_text().replace("timing_cache = false", 'timing_cache = "times"'))
     build_one(path)

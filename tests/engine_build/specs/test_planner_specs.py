@@ -39,6 +39,12 @@ def test_one_engine_has_prefill_decode_and_verify_as_shape_ranges(specs: dict[st
     assert (verify["R"], verify["U"], verify["G"]) == ((1, 8, 8), (2, 5, 5), (1, 5, 5))
 
 
+def test_of_each_range_few_rows_are_compared_and_full_caches_first(specs: dict[str, EngineSpec]) -> None:
+    samples = specs["planner"].samples
+    assert [(sizes["U"], sizes["R"], sizes["E"]) for sizes in samples[:3]] == [(1, 2, 64), (5, 2, 64), (16, 2, 64)]
+    assert max(sizes["R"] for sizes in samples) == 2
+
+
 def test_an_engine_of_the_cpu_is_verified_in_every_range_and_reused(path: Path) -> None:
     request = load_request(path)
     environment, folder = build_environment("cpu", request.options), request.deployment.engine_folder("cpu")

@@ -10,7 +10,7 @@ from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.controls import ControlSpec, ControlsSpec
 from server.asgi.problems import ProblemError
 from server.compat.acestep_fields import Fields
-from server.compat.acestep_request import TaskRequest, task_request
+from server.compat.acestep_request import NEUTRAL, TaskRequest, task_request
 
 FILES = ("src_audio",)
 
@@ -55,6 +55,20 @@ def test_defaults_that_clients_always_send_are_the_models(bundle: Bundle) -> Non
     request = wanted(bundle, **sent, **auto)
     assert request.values == {"prompt": "a", "response_format": "mp3", "task": "text2music"}
     assert request.ignored == ()
+
+
+def test_what_asks_for_nothing_is_taken(bundle: Bundle) -> None:
+    plain = wanted(bundle).values
+    assert wanted(bundle, **NEUTRAL).values == wanted(bundle, latent_shift="0.0", sampler_mode="").values == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("latent_shift", 0.5), ("latent_rescale", "0"), ("guidance_variant", "cfg"), ("use_adg", "yes")]
+)
+def test_what_is_not_known_here_is_refused_by_name(bundle: Bundle, name: str, value: object) -> None:
+    with pytest.raises(ProblemError) as caught:
+        wanted(bundle, **{name: value})
+    assert [finding.pointer for finding in caught.value.errors] == [f"/{name}"]
 
 
 def test_guidance_counts_where_the_model_works_with_it(bundle: Bundle) -> None:
