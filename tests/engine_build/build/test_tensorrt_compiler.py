@@ -107,16 +107,30 @@ def test_a_damaged_timing_cache_is_set_aside(path: Path, build_one: Build) -> No
     assert json.loads(cache.read_bytes())["entries"]
 
 
-@pytest.mark.parametrize(("rows", "profile"), [("rows", {"x": "1x4 2x4 8x4"}), (2, {})])
-def test_an_input_of_one_size_needs_no_shape_range(
-    gpu: None, tmp_path: Path, rows: int | str, profile: dict[str, str]
-) -> None:
+def mixed(rows: int | str) -> GraphWriter:
+    """With one input of one size."""
     graph = GraphWriter("mixed")
-    total = graph.op("Add", graph.input("x", (rows, 4)), graph.input("bias", (1, 4)))
-    graph.output("y", total, (rows, 4))
-    onnx.save(graph.model(), tmp_path / "mixed.onnx")
+    graph.output("y", graph.op("Add", graph.input("x", (rows, 4)), graph.input("bias", (1, 4))), (rows, 4))
+    return graph
+
+
+def attention() -> GraphWriter:
+    """In float32, for which there is no fused kernel."""
+    graph = GraphWriter("attention", 24)
+    heads = [graph.input(name, (1, 2, 4, 8)) for name in ("q", "k", "v")]
+    graph.output("y", graph.op("Attention", *heads), (1, 2, 4, 8))
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("graph", "profile"),
+    [(mixed("rows"), {"x": "1x4 2x4 8x4"}), (mixed(2), {}), (attention(), {})],
+    ids=["a range for one of two inputs", "no range", "attention"],
+)
+def test_a_graph_is_built(gpu: None, tmp_path: Path, graph: GraphWriter, profile: dict[str, str]) -> None:
+    onnx.save(graph.model(), tmp_path / "graph.onnx")
     options = BuildConfig().model_dump(include=set(TENSORRT_OPTIONS))
-    request = PlanRequest("tensorrt", "mixed", tmp_path / "mixed.onnx", tmp_path / "mixed.plan", options, [profile])
+    request = PlanRequest("tensorrt", "graph", tmp_path / "graph.onnx", tmp_path / "graph.plan", options, [profile])
     with Worker() as worker:
         worker.run(build_plan, request, BuildLog())
     assert request.plan.stat().st_size > 0

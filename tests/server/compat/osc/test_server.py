@@ -165,8 +165,6 @@ def test_surfaces_see_each_other_and_other_sessions_by_their_id(served: Served, 
         assert other.until(path) == [7.0]
         assert first.receive_until(is_changed).values == {"guidance": 7.0}
         assert second.receive_until(is_changed).values == {"guidance": 6.0}
-        other.send("/tickrt/guidance", 2.0)
-        assert surface.until("/tickrt/guidance") == [2.0]  # as it was before
         second.send(type="close")
         second.receive_end()
         assert surface.until("/tickrt/session") == [older]
@@ -368,6 +366,17 @@ def test_surfaces_are_bounded_and_forgotten(served: Served) -> None:
         assert [surface.peer for surface in host.joined] == [("127.0.0.1", 7)]
 
     limited(served, steps)
+
+
+def test_an_adapter_that_is_taken_away_again_is_shown_at_0(served: Served) -> None:
+    def steps(server: OscServer, host: Host, now_s: list[float]) -> None:
+        server.datagram_received(build_msg("/tickrt/?").dgram, ("127.0.0.1", 1))
+        (surface,) = host.joined
+        for adapters in ([], [{"id": "warm", "strength": 0.5}], []):
+            surface.receive(Changed(values={"prompts": [], "adapters": adapters}))
+
+    sent = limited(served, steps)
+    assert [arguments for _, path, arguments in sent if path == "/tickrt/adapter/warm"] == [[0.5], [0.0]]
 
 
 def test_answers_go_where_the_setting_says() -> None:
