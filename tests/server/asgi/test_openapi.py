@@ -11,9 +11,11 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from helpers.factories import tiny_bundle
 from helpers.http_harness import GENERATIONS, Served
 
 from runtime.audio.formats import FORMATS
+from runtime.config.bundle import load_bundle
 from server.asgi.openapi import body_model, body_schema
 
 Serve = Callable[..., Served]
@@ -31,6 +33,15 @@ def test_the_body_has_the_servers_limit_on_seconds_and_describes_every_field() -
     assert schema["required"] == ["prompt"]
     assert schema["additionalProperties"] is False
     assert schema["properties"]["seconds"]["anyOf"][0]["maximum"] == 30.0
+
+
+def test_the_schema_of_one_model_changes_that_of_no_other(tmp_path: Path) -> None:
+    before = body_schema(body_model(30.0))
+    bundle = load_bundle(tiny_bundle(tmp_path, codec=False, text_encoder=False))
+    schema = body_schema(body_model(30.0, bundle))["properties"]
+    assert (schema["response_format"]["enum"], "prompt" in schema) == (["latents"], False)
+    assert schema["steps"]["default"] == bundle.sampler.steps
+    assert body_schema(body_model(30.0)) == before
 
 
 def test_the_published_formats_are_those_that_are_written() -> None:

@@ -166,8 +166,9 @@ def test_what_ended_first_makes_room_also_where_it_was_asked_for_last(monkeypatc
 
 def test_audio_that_just_fits_removes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps(store: TaskStore) -> None:
-        first, second = start(store, 400), start(store, 600)
+        first = start(store, 400)
         await end(*first)
+        second = start(store, 600)
         await end(*second)
         assert first[0].files
         assert second[0].files

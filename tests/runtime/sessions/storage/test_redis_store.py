@@ -101,6 +101,10 @@ def test_a_session_is_kept_while_a_server_holds_it_and_for_keep_s_afterwards(ser
         while server.client.pttl("tickrt:session:a") <= 30_000:
             assert time.monotonic() < until_s, "the session is not renewed"
             time.sleep(SOON_S / 10)
+        assert store.ids() == ["a"]
+        store.release("a", lambda is_stored: None)
+        store.flush()
+        assert store.ids() == []
     assert 30_000 < server.client.pttl("tickrt:session:a") <= 61_000
 
 
