@@ -130,6 +130,11 @@ def test_engines_are_replaceable_by_engines_with_equal_tensors_and_variants(buil
     other: Any = ReplacedEngine(engines.decoder, inputs=renamed)
     with pytest.raises(EngineMismatchError, match="'decoder' has other inputs than the current one"):
         check_replaceable(engines, replace(engines, decoder=other))
+    for kind in ("rows", "steps"):
+        variants = getattr(engines, kind)
+        another: Any = {name: ReplacedEngine(engine, inputs={}) for name, engine in variants.items()}
+        with pytest.raises(EngineMismatchError, match="has other inputs than the current one"):
+            check_replaceable(engines, replace(engines, **{kind: another}))
     with pytest.raises(EngineMismatchError, match=r"lack the step variants .*plain"):
         check_replaceable(engines, replace(engines, steps={}))
     engines.close()
