@@ -251,3 +251,12 @@ def test_padded_tokens_stay_within_the_ranges_of_their_length() -> None:
     live = [live_slot(conditions=[condition(18)])]
     assert rules.lay_out(FRAMES, live).executes == ((0, 1, 20),)
     assert rules.lay_out(64, live).executes == ((0, 1, 24),)
+
+
+def test_behind_its_interval_guidance_pauses_without_rows() -> None:
+    parameters = StepParameters(guidance=3.0, momentum=0.5, cfg_interval_end=0.5)
+    live, seen = live_slot(steps=4, negatives=[condition(1)], parameters=parameters), []
+    for live.slot.step in range(4):
+        live.refresh()
+        seen.append((len(live.negatives), *live.guidance_fields.values()))
+    assert seen == [(1, 3.0, 0.5, None)] * 3 + [(0, None, 1.0, True)]

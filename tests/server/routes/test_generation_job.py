@@ -89,6 +89,15 @@ def test_audio_that_is_read_counts_against_what_is_read_at_once(
         asyncio.run(prepare())
 
 
+def test_a_format_that_cannot_hold_the_models_channels_is_refused_before_anything_is_read() -> None:
+    nothing: Any = None
+    pipeline: Any = SimpleNamespace(codec=SimpleNamespace(channels=6))
+    body = GenerationBody(prompt="a", response_format="mp3")
+    with pytest.raises(RequestError, match="mp3 has 1 or 2 channels") as caught:
+        asyncio.run(GenerationJob(nothing, pipeline, body, Upload({}), "", nothing, "id").prepare())
+    assert caught.value.field == "response_format"
+
+
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(built: Built, is_cancelled: bool) -> None:
     pipeline = open_pipeline(built(planner={"capacity": 512}, conditions=True))  # its loop ticks by hand
