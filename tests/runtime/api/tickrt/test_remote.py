@@ -156,6 +156,23 @@ def test_a_session_that_ends_while_it_is_resumed_ends_on_the_server_too() -> Non
         assert said.get(timeout=TIMEOUT_S) == "close"
 
 
+def test_closing_ends_the_connection_also_where_the_server_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tickrt.remote.CLOSE_S", 0.01)
+    is_closed = threading.Event()
+
+    def mute(connection: ServerConnection) -> None:
+        connection.send(ready())
+        with suppress(ConnectionClosed):
+            while True:
+                connection.recv(TIMEOUT_S)
+        is_closed.set()
+
+    with Scripted(mute) as server:
+        live = tickrt.TickRT(server.url).live("a")
+        live.close()
+        assert is_closed.wait(TIMEOUT_S / 2)
+
+
 @pytest.mark.parametrize("text", ['{"type": "closed", "reason": "ended", "resumable": false}', '{"type": "new"}'])
 def test_another_answer_than_ready_is_an_error(text: str) -> None:
     with Scripted(lambda connection: connection.send(text)) as server, pytest.raises(TickError, match=r"closed|type"):
