@@ -48,8 +48,16 @@ def lock_checked(kind: type[T], *names: str, lock: str = "_lock") -> type[T]:
 
         def __getattribute__(self, name: str) -> Any:
             if name in names:
-                owned = object.__getattribute__(self, lock)
-                assert not isinstance(owned, OwnedLock) or owned.is_mine(), f"{kind.__name__}.{name} without {lock}"
+                self._check_lock(name)
             return super().__getattribute__(name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in names:
+                self._check_lock(name)
+            super().__setattr__(name, value)
+
+        def _check_lock(self, name: str) -> None:
+            owned = vars(self).get(lock)
+            assert not isinstance(owned, OwnedLock) or owned.is_mine(), f"{kind.__name__}.{name} without {lock}"
 
     return Checked

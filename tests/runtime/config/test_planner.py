@@ -73,6 +73,7 @@ def test_a_fields_choices() -> None:
         ({"outputs": {"present": ["one"]}}, "inputs.past has 4 names, outputs.present 1"),
         ({"codes": {"prompt": "", "groups": []}}, "codes.groups"),
         ({"plan": {**PLAN, "clock_markers": {"first": 265, "count": 16}}}, "plan.clock_markers ends at token 281"),
+        ({"plan": {**PLAN, "recall": 280}}, "plan.recall ends at token 281, vocabulary is 280"),
         (
             {"plan": {**KEYED_PLAN, "pitches": [[0] * 4]}},
             r"plan.pitches is for \[4\] tokens, codes.groups have \[5, 5\]",

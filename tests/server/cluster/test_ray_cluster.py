@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,9 @@ def test_a_folder_says_what_it_was_started_with_until_it_is_stopped(
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(cluster, "run", lambda *words: asked.append(words))
     cluster.deploy(APPLIED)
-    assert [words[0] for words in asked] == ["serve"]
+    ((program, *words),) = asked
+    (path,) = (Path(word) for word in words if word.endswith(".json"))
+    assert (program, json.loads(path.read_text())) == ("serve", serve_config(APPLIED, cluster.redis_url))
     assert RayCluster(cluster.folder).applied == APPLIED
     cluster.stop()
     assert cluster.applied is None
