@@ -141,7 +141,7 @@ def test_a_session_that_cannot_be_stored_is_reported_once_and_the_others_are_sto
 def test_what_was_not_stored_while_the_storage_failed_is_stored_once_it_works_again(
     backend: MemoryBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with SessionStore(lambda: backend, retry_s=0.0) as store:
+    with CheckedStore(lambda: backend, retry_s=0.0) as store:
         for name in "abc":
             store.save(name, snapshot(1))
         store.flush()
