@@ -288,16 +288,26 @@ def test_equal_keys_have_equal_masks() -> None:
             constraint.advance(token)
 
 
-def test_a_caption_that_is_too_long_ends() -> None:
+@pytest.fixture
+def captioned() -> ThinkingConstraint:
+    """A caption of at most 4 tokens, and a tempo."""
     fields = [{"name": "caption", "kind": "text", "max_tokens": 4}, {"name": "bpm", "kind": "choice", "values": ["9"]}]
-    planner = planner_spec(thinking={"prompt": "", "fields": fields})
-    constraint = ThinkingConstraint(ThinkingGrammar(planner, TOKENIZER))
+    return ThinkingConstraint(ThinkingGrammar(planner_spec(thinking={"prompt": "", "fields": fields}), TOKENIZER))
+
+
+def test_a_caption_that_is_too_long_ends(captioned: ThinkingConstraint) -> None:
     for token in ids("<think>\ncaption: abc"):
-        constraint.advance(token)
-    assert constraint.forced(20) == ids("\nbpm: 9\n")
+        captioned.advance(token)
+    assert captioned.forced(20) == ids("\nbpm: 9\n")
     for token in ids("\nbpm: 9\n"):
-        constraint.advance(token)
-    assert constraint.is_done
+        captioned.advance(token)
+    assert captioned.is_done
+
+
+def test_a_caption_may_begin_as_the_next_field_does(captioned: ThinkingConstraint) -> None:
+    for token in ids("<think>\ncaption:bad\nbpm: 9\n"):
+        captioned.advance(token)
+    assert captioned.is_done
 
 
 @pytest.mark.parametrize("given", [{"bpm": "301"}, {"keyscale": "H major"}, {"timesignature": "4/4"}])
