@@ -45,6 +45,7 @@ RTX_REFUSES = {
     "refit": "its engines take no other weights: those of [deployment] merged_adapters are in them",
     "version_compatible": "its engines run on the release that built them",
     "hardware_compatibility": "its engines are portable without it, and [build] capabilities narrows them",
+    "timing_cache": "it measures no kernels, so it has no timings to keep",
 }
 # Cards of compute capability 8.0 to 12.1. 7.5 is Turing; 9.0 and 10.0 (H100, B200) are no RTX cards.
 RTX_CAPABILITIES = ("SM80", "SM86", "SM89", "SM120", "SM121")
@@ -81,8 +82,8 @@ class BuildConfig(BaseModel):
     and hardware_compatibility: plans that run on other versions or GPUs, slower. tf32: factors of float32 products are
     rounded to 10 bits. timing_cache: true, false, or its folder, relative to the deployment file.
 
-    TensorRT-RTX has the first six of these, but for refit. capabilities: the RTX cards that its engines are for, as in
-    ["SM89"]; none: all.
+    TensorRT-RTX has optimization_level, workspace_mib, verbosity, max_aux_streams and tf32. It measures no kernels, so
+    it has no timing cache. capabilities: the RTX cards that its engines are for, as in ["SM89"]; none: all.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -127,7 +128,8 @@ class BuildConfig(BaseModel):
         if target == "tensorrt" and self.capabilities:
             fix = 'hardware_compatibility = "ampere_plus", or --target tensorrt-rtx'
             raise ConfigError("[build] capabilities is for the target tensorrt-rtx, not for tensorrt", fix=fix)
-        asked = [name for name in RTX_REFUSES if getattr(self, name) not in (False, "none")]
+        defaults = {name: type(self).model_fields[name].default for name in RTX_REFUSES}
+        asked = [name for name, default in defaults.items() if getattr(self, name) not in (False, default)]
         if target == "tensorrt-rtx" and asked:
             name = asked[0]
             raise ConfigError(f"[build] {name} is not for tensorrt-rtx: {RTX_REFUSES[name]}", fix=f"remove {name}")

@@ -172,7 +172,9 @@ def _graph_file(graph: Graph, beside: Path) -> Iterator[Path]:
         path = Path(folder) / "graph.onnx"
         path.write_bytes(graph.source)
         for file in data_files(graph):
-            (Path(folder) / file.name).symlink_to(file.resolve())
+            link = Path(folder) / file.relative_to(graph.folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
         yield path
 
 

@@ -73,6 +73,7 @@ def test_a_wrong_build_table_names_the_file_and_the_key(tmp_path: Path, table: s
         ("refit = true", "tensorrt-rtx", "refit is not for tensorrt-rtx: its engines take no other weights"),
         ("version_compatible = true", "tensorrt-rtx", "run on the release that built them"),
         ('hardware_compatibility = "ampere_plus"', "tensorrt-rtx", "are portable without it"),
+        ('timing_cache = "timings"', "tensorrt-rtx", "timing_cache is not for tensorrt-rtx: it measures no kernels"),
         ('precision = "fp8"', "tensorrt-rtx", "compute capability 8.9 or later, and a portable engine is for earlier"),
         ('precision = "fp8"\ncapabilities = ["SM86", "SM89"]', "tensorrt-rtx", "8.9 or later, and SM86 is for earlier"),
         ('precision = "fp8"\nhardware_compatibility = "ampere_plus"', "tensorrt", '8.9 or later, and "ampere_plus"'),
@@ -94,6 +95,7 @@ def test_an_option_that_a_target_does_not_have_is_refused(
     [
         ('precision = "fp8"\ncapabilities = ["SM89", "SM120"]', "tensorrt-rtx"),
         ('precision = "int8"', "tensorrt-rtx"),
+        ('precision = "int8"\ntiming_cache = false', "tensorrt-rtx"),
         ('precision = "fp8"', "tensorrt"),
         ('precision = "int8"\nhardware_compatibility = "ampere_plus"', "tensorrt"),
     ],

@@ -116,9 +116,11 @@ def test_low_precision_has_its_own_tolerance_and_error(path: Path, build_one: Bu
     assert build_one(path, "codec_decode").build["precision"] == "fp32"
 
 
-def test_weights_in_files_of_their_own_are_found(path: Path, build_one: Build) -> None:
+@pytest.mark.parametrize("location", ["decoder.weights", "weights/of/decoder.bin"])
+def test_weights_in_files_of_their_own_are_found(path: Path, build_one: Build, location: str) -> None:
     file = load_deployment(path).bundle / "decoder.onnx"
-    onnx.save(onnx.load(file), file, save_as_external_data=True, location="decoder.weights", size_threshold=64)
+    (file.parent / location).parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(onnx.load(file), file, save_as_external_data=True, location=location, size_threshold=64)
     assert build_one(path).error["max_rel"] <= 1e-5
     assert build_one(with_option(path, 'precision = "fp16"')).error["max_rel"] > 0
 
