@@ -41,6 +41,10 @@ class KvCache:
             multiple *= 2
         return min(-(-length // multiple) * multiple, self.capacity)
 
+    def spans(self, length: int) -> list[int]:
+        """The spans of a row that grows to `length` positions."""
+        return sorted({self.span(count) for count in range(1, min(length, self.capacity) + 1)})
+
     def tensors(self, begin: int, end: int, span: int) -> dict[str, Tensor]:
         """Tensor name -> memory of an execute over rows `begin` to `end`."""
         shape, start = (end - begin, *self._row), begin * prod(self._row)

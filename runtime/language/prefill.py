@@ -49,19 +49,12 @@ class Prefill:
             self._tokens.items[place] = chunk.tokens[place] if place < len(chunk.tokens) else 0
         span = self._cache.span(chunk.start + self._size)
         key = (chunk.row, span, generation)
-        launch = self._launches.get(key, lambda: Launch(key, None, (), self._bind(engine, chunk.row, span)))
+        launch = self._launches.get(key, lambda: Launch(key, None, (), self.bind(engine, chunk.row, span)))
         self._launches.before_run(launch)
         return launch
 
-    def forget_launches(self) -> None:
-        """Close everything that is bound."""
-        self._launches.drop(lambda key: True)
-
-    def close(self) -> None:
-        """Close everything that is bound; nothing may be pending."""
-        self._launches.close()
-
-    def _bind(self, engine: Engine, row: int, span: int) -> Execution:
+    def bind(self, engine: Engine, row: int, span: int) -> Execution:
+        """An execute of a chunk of a row whose attention reads `span` slots. Raises ShapeError, EngineError."""
         names = self._graph.inputs
         tensors = {
             names.tokens: self._tokens.tensor.view(1, self._size),
@@ -72,3 +65,11 @@ class Prefill:
             self._graph.outputs.logits: self._logits,
         }
         return engine.bind(tensors | self._cache.tensors(row, row + 1, span))
+
+    def forget_launches(self) -> None:
+        """Close everything that is bound."""
+        self._launches.drop(lambda key: True)
+
+    def close(self) -> None:
+        """Close everything that is bound; nothing may be pending."""
+        self._launches.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from runtime.config.deployment import RuntimeConfig
 from runtime.config.planner import PlannerSpec
 from runtime.devices.device import Device, Event, Stream
 from runtime.devices.packed_vectors import PackedVectors
-from runtime.engines.engine import EngineSet, PlannerEngines
+from runtime.engines.engine import EngineSet, Execution, PlannerEngines
 from runtime.engines.launch_cache import Launch, LaunchCache, LaunchCounts
 from runtime.errors import EngineDeadError, EngineError, ShapeError
 from runtime.language.draft_graph import DraftGraph
@@ -32,6 +32,8 @@ VERIFY_COST = 1.7
 # does. What each one more costs, in decodes, on a CPU and on a GPU.
 DECODE_WIDTHS = (1, 2, 4, 6)
 WIDTH_COST, GPU_WIDTH_COST = 0.1, 0.02
+# Up to this position the ticks of a sequence that is alone count as common.
+COMMON_TOKENS = 512
 
 
 class LanguageRunner:
@@ -202,6 +204,20 @@ class LanguageRunner:
             return None
         return live.state([tuple(cache.read(row) for row in live.rows) for cache in self._caches])
 
+    def rehearse(self) -> None:
+        """Execute the shapes of common ticks, twice: kernels that a target compiles while it runs are begun so.
+
+        Where nothing is live: rows of the caches are cleared when a sequence takes them. Waits. Raises EngineError.
+        """
+        if self._live:
+            return
+        self._vectors.has_changed = True
+        self._vectors.flush(self._stream)
+        for execution in self._common_executions():
+            execution.launch(self._stream)
+            execution.launch(self._stream)
+        self._stream.record().wait()
+
     def use(self, engines: EngineSet) -> None:
         """Run on other engines of the same tensors from the next tick on."""
         assert engines.planner is not None
@@ -317,6 +333,22 @@ class LanguageRunner:
         else:
             executions = buffers.bind(engines.planner, engines.sampler, self._cache, rows, sequences, span)
         return Launch(key, None, tuple(executions[:-1]), executions[-1])
+
+    def _common_executions(self) -> Iterator[Execution]:
+        """What ticks of one sequence execute, up to COMMON_TOKENS."""
+        rows = 1 + (self._spec.sampler.guidance != 1.0)
+        kinds = [(width, 1) for width in self._widths]
+        if self._runtime.speculation:
+            kinds.append((self._spec.verify_tokens, self._spec.verify_tokens))
+        if self._draft is not None:
+            kinds.append((DRAFT, 1))
+        for width, draws in kinds:
+            for span in self._caches[width == DRAFT].spans(COMMON_TOKENS):
+                yield from self._bind(LanguageKey(width, draws, rows, 1, span, self._generation)).executions
+        graphs = (self._engines.planner, self._engines.draft)
+        for prefill, cache, graph in zip(self._prefills, self._caches, graphs, strict=False):
+            if graph is not None:
+                yield from (prefill.bind(graph, 0, span) for span in cache.spans(COMMON_TOKENS))
 
     def _forget_launches(self) -> None:
         self._launches.drop(lambda key: True)

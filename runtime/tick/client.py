@@ -65,11 +65,18 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearse:
+    """Execute the shapes of the planner's common ticks."""
+
+    reply: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Leave run(); generations in flight end as drained."""
 
 
-Message = Submit | Update | Cancel | Snapshot | Swap | Stop
+Message = Submit | Update | Cancel | Snapshot | Swap | Rehearse | Stop
 
 
 class Inbox:
@@ -199,12 +206,14 @@ class LoopClient:
         Generations in flight continue. The future raises EngineError where the engines do not fit or the loop has
         ended; they are not taken then.
         """
-        reply: Future[None] = Future()
-        if self._ended.is_set():
-            reply.set_exception(EngineError("the tick loop has ended"))
-        else:
-            self._inbox.put(Swap(engines, reply))
-        return reply
+        return self._ask(Swap(engines, Future()))
+
+    def rehearse(self) -> Future[None]:
+        """Execute the shapes of the planner's common ticks, so that their kernels are there before the first sequence.
+
+        Does nothing without a planner, and where sequences are in flight. The future raises EngineError.
+        """
+        return self._ask(Rehearse(Future()))
 
     def drain(self, timeout_s: float) -> bool:
         """Take no new work and let what is in the loop finish; False when the time ran out first."""
@@ -213,6 +222,13 @@ class LoopClient:
         while len(self._registry) and time.monotonic() < deadline_s and not self._ended.is_set():
             self._ended.wait(0.01)
         return len(self._registry) == 0
+
+    def _ask(self, message: Swap | Rehearse) -> Future[None]:
+        if self._ended.is_set():
+            message.reply.set_exception(EngineError("the tick loop has ended"))
+        else:
+            self._inbox.put(message)
+        return message.reply
 
     def _enter(
         self, request: GenerationRequest, listener: Listener, snapshot: SlotSnapshot | None, *, wait: bool = False
@@ -279,7 +295,7 @@ class LoopClient:
         for message in (*unanswered, *self._inbox.drain()):
             if isinstance(message, Snapshot):
                 message.reply.set_exception(DrainingError("the loop has stopped"))
-            elif isinstance(message, Swap):
+            elif isinstance(message, Swap | Rehearse):
                 message.reply.set_exception(EngineError("the tick loop has ended"))
         for request_id in self._registry.ids():
             self._registry.leave(Failed(request_id, error), "engine_error" if self._fatal else "drained")

@@ -26,7 +26,7 @@ from runtime.requests.request import DENOISE_MIN, GenerationRequest
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.slot import Slot, Submission
 from runtime.tick.checkpoint import SlotSnapshot
-from runtime.tick.client import Cancel, LoopClient, Message, Snapshot, Stop, Submit, Swap, Update
+from runtime.tick.client import Cancel, LoopClient, Message, Rehearse, Snapshot, Stop, Submit, Swap, Update
 from runtime.tick.clock import clock_of, phase
 from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, Started, Updated
 from runtime.tick.in_flight import InFlight
@@ -56,7 +56,7 @@ class TickLoop(LoopClient):
         self._scheduler = Scheduler(deployment.runtime.depth, own)
         self._in_flight: deque[InFlight] = deque()
         self._snapshots: deque[Snapshot] = deque()
-        self._swaps: deque[Swap] = deque()
+        self._swaps: deque[Swap | Rehearse] = deque()
         self._updated: list[str] = []
         self._counted = (device.allocations, self._launch_counts())
         self._last_tick_s = time.monotonic()
@@ -271,7 +271,7 @@ class TickLoop(LoopClient):
                 self._remove(request_id, Cancelled(request_id), "cancelled")
             case Snapshot():
                 self._snapshots.append(message)
-            case Swap():
+            case Swap() | Rehearse():
                 self._swaps.append(message)
             case Stop():
                 self._stopped = True
@@ -329,7 +329,10 @@ class TickLoop(LoopClient):
         while self._swaps:
             message = self._swaps.popleft()
             try:
-                self._swap(message.engines)
+                if isinstance(message, Swap):
+                    self._swap(message.engines)
+                elif self._language is not None:
+                    self._language.rehearse()
                 message.reply.set_result(None)
             except EngineDeadError:
                 raise

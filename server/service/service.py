@@ -247,7 +247,7 @@ class Service:
         self.pipeline = pipeline
 
     def _capture_common_ticks(self, pipeline: Pipeline) -> None:
-        """Make the common ticks, so that no client waits for their graphs to be captured. Raises TickError."""
+        """Make the common ticks, so that no client waits for their graphs or their kernels. Raises TickError."""
         started_s, common = time.monotonic(), pipeline.common_ticks()
         for number, ticks in enumerate(common, 1):
             self.progress = f": graphs of ticks are captured, {number} of {len(common)} shapes"
@@ -255,6 +255,10 @@ class Service:
             if pipeline.settle_kernels():  # they were launched plainly so far
                 play(pipeline, ticks.generations())
             logger.info("captured ticks of %s (%d of %d)", ticks.text, number, len(common))
+        if pipeline.planner is not None and pipeline.settle_kernels():
+            self.progress = ": kernels of the planner are compiled"
+            pipeline.loop.rehearse().result(WARM_UP_TIMEOUT_S)
+            pipeline.settle_kernels()
         if common:
             logger.info("captured the common ticks in %.1f s", time.monotonic() - started_s)
 

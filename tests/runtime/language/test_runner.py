@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Built, Loops
-from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, Backend
+from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, SIMULATED_RTX, Backend
 from helpers.counted_constraint import CountedConstraint
 from helpers.faulty_engine import Faults, FaultyEngine
 from helpers.generations import GUIDED as GUIDED_LATENTS
@@ -25,7 +25,7 @@ from profiling.bench.allocation_probe import AllocationProbe
 from runtime.config.bundle import load_bundle
 from runtime.devices.machine import open_device
 from runtime.engines.engine import PlannerEngines
-from runtime.engines.loading import open_engines
+from runtime.engines.loading import open_engines, settle_kernels
 from runtime.errors import CheckpointError, DrainingError, EngineError, NonFiniteError, QueueFullError, RequestError
 from runtime.language.constraints import CodesConstraint
 from runtime.language.runner import LanguageRunner
@@ -500,6 +500,51 @@ def test_swapped_engines_continue_the_sequences(planned: Planned) -> None:
     finish(loop)
     reply.result(0)
     np.testing.assert_array_equal(inbox.latents("a"), expected)
+
+
+def rehearse(loop: TickLoop) -> None:
+    done = loop.rehearse()
+    loop.tick()
+    done.result(0)
+
+
+def test_on_rtx_the_first_sequence_has_kernels_of_its_own_after_a_rehearsal(planned: Planned) -> None:
+    loop = planned(LINEAR, on=SIMULATED_RTX, draft=True, planner_steps=2)
+    from simulated_machine import machine
+
+    here = machine()
+    rehearse(loop)
+    settle_kernels("tensorrt-rtx")
+    compiled, fallback = len(here.compiled), here.counters["fallback_executes"]
+    run(loop, sequence("a", 34, constraint=Song(48), max_tokens=48))
+    run(loop, sequence("b", 40, max_tokens=30))
+    assert (len(here.compiled), here.counters["fallback_executes"]) == (compiled, fallback)
+    assert {thread.partition("_")[0] for _, thread in here.compiled} == {"kernels"}
+
+
+def test_on_rtx_no_tick_of_the_planner_compiles(planned: Planned) -> None:
+    loop = planned(LINEAR, on=SIMULATED_RTX)
+    from simulated_machine import machine
+
+    here = machine()
+    before = here.counters["fallback_executes"]
+    for _ in range(2):
+        run(loop, *(sequence(name, 34, **GUIDED) for name in "abc"))
+        settle_kernels("tensorrt-rtx")
+    assert here.counters["fallback_executes"] > before, "what a rehearsal would have spared"
+    assert {thread.partition("_")[0] for _, thread in here.compiled} == {"kernels"}
+    assert here.counters["frozen_fallbacks"] == 0
+
+
+def test_a_rehearsal_changes_no_token_and_waits_for_no_sequence(planned: Planned) -> None:
+    expected = run(planned(RING), sequence("a", **GUIDED))
+    loop, inbox = planned(RING), Inbox()
+    rehearse(loop)
+    loop.submit_sequence(sequence("a", **GUIDED), inbox)
+    loop.tick()
+    rehearse(loop)
+    finish(loop)
+    np.testing.assert_array_equal(inbox.latents("a"), expected.latents("a"))
 
 
 def test_on_a_gpu_decodes_and_verifies_are_replayed_with_the_same_tokens(planned: Planned) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     pass
 
 # Shapes per engine that have a context for launches without a graph.
-MOST_SHAPES = 64
+MOST_SHAPES = 128
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +135,9 @@ class RtxExecution(TensorRtExecution):
     def launch(self, stream: Stream) -> None:
         """Put one execute on the stream. Raises EngineError."""
         context = self._own
-        if context is None and self._job is None:
-            context = self._rtx_pool.plain(self._settings, begins=self._has_launched)
+        if context is None:
+            begins = self._has_launched and self._job is None
+            context = self._rtx_pool.plain(self._settings, begins=begins)
         self._has_launched = True
         (context or self._pool.shared(self._settings.range_index)).launch(self._settings, stream)
 

@@ -126,6 +126,25 @@ def test_executions_of_the_same_shapes_share_a_context_without_a_graph(
     engine.close()
 
 
+def test_kernels_of_a_shape_are_used_while_a_context_for_one_execution_is_made(
+    gpu: Machine, bench: Bench, folder: Path
+) -> None:
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    first, second = (engine.bind(bench.tensors(seed=seed)) for seed in range(2))
+    for _ in range(2):
+        first.launch(bench.stream)
+    engine._specializer.settle()
+    before = gpu.counters["fallback_executes"]
+    with compiler_busy(engine):
+        assert not second.prepare(bench.stream)
+        second.launch(bench.stream)
+    assert gpu.counters["fallback_executes"] == before
+    bench.stream.record().wait()
+    second.release()
+    engine.close()
+
+
 def test_no_more_shapes_have_contexts_than_are_allowed(bench: Bench, folder: Path, monkeypatch: Any) -> None:
     from runtime.engines.tensorrt.rtx import engine as rtx_engine
 
