@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 class KernelCache:
     """The kernels that all contexts share, and their file, which belongs to one release and one compute capability.
 
-    In the file a SHA-256 comes first, of release, compute capability and kernels. Any thread.
+    In the file a SHA-256 comes first, of release, compute capability and kernels. What another process has added to it
+    stays. Any thread.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +38,10 @@ class KernelCache:
         # Beside the engines' folder, which holds nothing but engines.
         self.path = folder.with_name(f"{folder.name}.{self._made_for}.kernels")
         self._cache: trt.IRuntimeCache | None = None
-        self._stored = b""
+        # What kernels of this process and of others are put together in: contexts do not use it.
+        self._both: trt.IRuntimeCache | None = None
+        # Seals of this process's kernels when they were last written or read, and of the file then.
+        self._saved = self._seen = b""
         self._lock = threading.Lock()
 
     def attach(self, settings: Any) -> None:
@@ -45,7 +49,7 @@ class KernelCache:
         config: trt.IRuntimeConfig = settings
         with self._lock:
             if self._cache is None:
-                self._cache = config.create_runtime_cache()
+                self._cache, self._both = config.create_runtime_cache(), config.create_runtime_cache()
                 self._read(self._cache)
             attached = config.set_runtime_cache(self._cache)
         check_trt(attached, "the cache of compiled kernels cannot be used", library().logger.take)
@@ -55,34 +59,55 @@ class KernelCache:
         with self._lock:
             if self._cache is None:
                 return
-            kernels = bytes(memoryview(self._cache.serialize()))
-            seal = self._seal(kernels)
-            if seal == self._stored:
+            own = _serialized(self._cache)
+            if own is None:
+                log.warning("compiled kernels are not kept for the next start: %s", library().logger.take())
+                return
+            if self._seal(own) == self._saved:
                 return
             try:
                 with self._locked():
-                    write_atomically(self.path, seal + kernels)
+                    kernels = self._with_those_in_the_file(own)
+                    write_atomically(self.path, self._seal(kernels) + kernels)
             except OSError as error:
                 log.warning("compiled kernels are not kept for the next start: %s: %s", self.path, error)
                 return
-            self._stored = seal
+            self._saved, self._seen = self._seal(own), self._seal(kernels)
         log.info("compiled kernels are kept in %s (%d bytes)", self.path, len(kernels))
 
     def _read(self, cache: trt.IRuntimeCache) -> None:
         try:
             with self._locked():
-                content = self.path.read_bytes() if self.path.is_file() else b""
+                content = self._content()
         except OSError as error:
             log.warning("the compiled kernels in %s cannot be read: %s", self.path, error)
             return
         seal, kernels = content[:SEAL_BYTES], content[SEAL_BYTES:]
         if not content:
             return
+        self._seen = seal
         if seal == self._seal(kernels) and cache.deserialize(kernels):
-            self._stored = seal
+            self._saved = seal
             return
         reason = library().logger.take() or "the file is damaged, or belongs to another machine or release"
         log.warning("the compiled kernels in %s are dropped, and compiled again: %s", self.path, reason)
+
+    def _with_those_in_the_file(self, own: bytes) -> bytes:
+        """These kernels and those that another process has written since. The caller holds the file's lock.
+
+        Whether the library adds what it deserializes, or replaces what it has, is not documented: with the most bytes
+        are the most kernels.
+        """
+        content = self._content()
+        seal, others = content[:SEAL_BYTES], content[SEAL_BYTES:]
+        if seal == self._seen or seal != self._seal(others) or self._both is None:
+            return own
+        if not (self._both.reset() and self._both.deserialize(others) and self._both.deserialize(own)):
+            return own
+        return max(own, others, _serialized(self._both) or b"", key=len)
+
+    def _content(self) -> bytes:
+        return self.path.read_bytes() if self.path.is_file() else b""
 
     def _seal(self, kernels: bytes) -> bytes:
         return hashlib.sha256(self._made_for.encode() + b"\0" + kernels).digest()
@@ -93,3 +118,9 @@ class KernelCache:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self.path.with_name(f"{self.path.name}.lock"), timeout=LOCK_TIMEOUT_S):
             yield
+
+
+def _serialized(cache: trt.IRuntimeCache) -> bytes | None:
+    """A cache's kernels; None where the library gives none."""
+    found = cache.serialize()
+    return None if found is None else bytes(memoryview(found))

@@ -11,7 +11,8 @@ each compilation: "context", "execute" (the caller waited), "background". Counte
     refused_caches     runtime caches of another release, another device, or damaged
 
 Options: SIMULATED_TENSORRT_RTX, the version: 1.7.1.116. Faults as of the simulated TensorRT; uncapturable: engines of
-which is_stream_capturable says so.
+which is_stream_capturable says so; serialize_cache_none: the runtime cache is not serialized; replacing_caches: what a
+runtime cache deserializes takes the place of what it has.
 """
 
 # ruff: noqa: F401

@@ -65,12 +65,14 @@ class IRuntimeCache:
     def __init__(self) -> None:
         self._kernels: set[str] = set()
 
-    def serialize(self) -> IHostMemory:
+    def serialize(self) -> IHostMemory | None:
+        if machine().faults.get("serialize_cache_none"):
+            return None
         about = {"made_for": _environment(), "kernels": sorted(self._kernels)}
         return IHostMemory(json.dumps(about).encode())
 
     def deserialize(self, blob: Any) -> bool:
-        """Add the kernels; False, and nothing added, where the bytes are damaged or made elsewhere."""
+        """Take the kernels; False, and none taken, where the bytes are damaged or made elsewhere."""
         try:
             about = json.loads(bytes(memoryview(blob)))
             fits = about["made_for"] == _environment()
@@ -78,7 +80,8 @@ class IRuntimeCache:
             fits = False
         machine().counters["refused_caches"] += not fits
         if fits:
-            self._kernels |= set(about["kernels"])
+            kept = set() if machine().faults.get("replacing_caches") else self._kernels
+            self._kernels = kept | set(about["kernels"])
         return Answer(fits, "IRuntimeCache.deserialize")
 
     def reset(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,54 @@ def test_a_shape_that_is_new_is_added(folder: Path) -> None:
         engine.close()
         bench.close()
     assert start(folder).compiled == []
+
+
+def two_processes(folder: Path, first: Sequence[int], second: Sequence[int], *, replaces: bool = False) -> Machine:
+    """Two devices stand for two processes: each has a cache of its own, which is saved when its engine closes.
+
+    Each warms up shapes of so many rows.
+    """
+    with simulated(rtx=True) as machine:
+        machine.faults["replacing_caches"] = replaces
+        if not folder.is_dir():
+            written(folder)
+        benches = Bench(), Bench()
+        engines = [opened(folder, bench.device, in_tick=True) for bench in benches]
+        for bench, engine, shapes in zip(benches, engines, (first, second), strict=True):
+            for rows in shapes:
+                execution = engine.bind(bench.tensors(rows))
+                execution.warm_up(bench.stream)
+                bench.stream.record().wait()
+                execution.release()
+        for bench, engine in zip(benches, engines, strict=True):
+            engine.close()
+            bench.close()
+    return machine
+
+
+def test_what_another_process_has_added_stays(folder: Path) -> None:
+    two_processes(folder, [2], [3])
+    two_processes(folder, [4], [1])
+    assert two_processes(folder, [1, 2, 3, 4], [1, 2, 3, 4]).compiled == []
+
+
+def test_where_kernels_cannot_be_put_together_the_most_stay(folder: Path) -> None:
+    """The documentation does not say that a cache keeps what it has when it deserializes more."""
+    two_processes(folder, [2, 3, 4], [1], replaces=True)
+    again = two_processes(folder, [2, 3, 4], [1], replaces=True)
+    assert [when for when, _ in again.compiled] == ["execute"]
+
+
+def test_kernels_that_the_library_does_not_give_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with simulated(rtx=True) as machine:
+        written(folder)
+        bench = Bench()
+        engine = opened(folder, bench.device, in_tick=True)
+        machine.faults["serialize_cache_none"] = True
+        engine.close()
+        bench.close()
+    assert "compiled kernels are not kept for the next start" in caplog.text
+    assert not file_of(folder).exists()
 
 
 def test_kernels_are_kept_before_the_engines_close(folder: Path) -> None:
