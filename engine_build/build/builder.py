@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +19,7 @@ from engine_build.build.merged_adapters import with_merged_adapters
 from engine_build.build.rebuild_check import RebuildDecision, check_graphs, check_rebuilds
 from engine_build.build.targets import COMPILERS, BuildTask, Facts, engine_error, measured
 from engine_build.build.worker import BuildLog, Worker
-from engine_build.config import EIGHT_BITS, BuildRequest, request_of
+from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE, BuildRequest, request_of
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import model_of
 from runtime.config.deployment import Deployment, Target, build_command
@@ -149,11 +150,12 @@ def graph_in_precision(
     with partial_folder(folder, f"{spec.name}.{precision}") as partial:
         path = partial / f"{spec.name}.onnx"
         without, model = without_kernel(wanted.target, precision), model_of(spec.graph)
-        decided = _quantization(decision, request)
+        decided = _quantization(decision, request, folder)
         write_model_recipe(model, spec.graph.folder, path, precision, without=without, quantization=decided)
         graph = read_graph(path)
         if not changes_anything(model_of(graph), precision):
-            log.add("WARNING", f"{precision} changes nothing in {spec.graph.label}: it stays in fp32")
+            rest = "fp32" if decided is None else EIGHT_BITS_BASE
+            log.add("WARNING", f"{precision} changes nothing in {spec.graph.label}: it stays in {rest}")
         yield graph
 
 
@@ -191,15 +193,22 @@ def _is_measured(manifest: Manifest, folder: Path) -> bool:
     return manifest.is_measured or read_measurement(folder, manifest) is not None
 
 
-def _quantization(decision: RebuildDecision, request: BuildRequest) -> Quantization | None:
-    """Of the spec's graph; that for adapters is the decoder's with more inputs, and gets what is decided for that."""
+def _quantization(decision: RebuildDecision, request: BuildRequest, folder: Path) -> Quantization | None:
+    """Of the spec's graph; that for adapters is the decoder's with more inputs, and gets what is decided for that.
+
+    Both have the same adapters merged into their weights, if any.
+    """
     from engine_build.precision.sensitivity import quantization_for
 
     spec, bundle, precision = decision.spec, request.bundle, decision.wanted.build["precision"]
     if precision not in EIGHT_BITS:
         return None
-    graph = spec.graph if spec.name == "decoder" else read_graph(bundle.graph_path(bundle.decoder.graph))
-    return quantization_for(decision.wanted.target, precision, bundle, graph, request.options.threads)
+    target, threads = decision.wanted.target, request.options.threads
+    if spec.name == "decoder":
+        return quantization_for(target, precision, bundle, spec.graph, threads)
+    decoder = replace(spec, name="decoder", graph=read_graph(bundle.graph_path(bundle.decoder.graph)))
+    with with_merged_adapters(replace(decision, spec=decoder), request.deployment, folder) as found:
+        return quantization_for(target, precision, bundle, found.spec.graph, threads)
 
 
 def _manifest(task: BuildTask, facts: Facts) -> Manifest:

@@ -62,8 +62,7 @@ def quantization_for(
         recipe: EightBits = "fp8" if precision == "fp8" else "int8"
         steps = steps_of(graph)
         states = list(calibration_states(bundle, graph, steps=steps, threads=threads))
-        # One state of every generation, each from a later step.
-        probes = [middle(bundle, state, PROBED_FRAMES) for state in states[:: steps + 1 + steps // 4]]
+        probes = [middle(bundle, state, PROBED_FRAMES) for state in _probed(states, steps)]
         _DECIDED[key] = quantization_of(graph, recipe, states, probes, threads=threads)
     return _DECIDED[key]
 
@@ -86,11 +85,17 @@ def quantization_of(
     return Quantization(recipe, peaks, errors, shares, frozenset(_within_budget(errors, shares)))
 
 
+def _probed(states: Sequence[Arrays], steps: int) -> list[Arrays]:
+    """One state of every generation, each from a later step, as far as there is one."""
+    last = steps - 1
+    return [states[first + min(first // steps * (1 + steps // 4), last)] for first in range(0, len(states), steps)]
+
+
 def _within_budget(errors: Mapping[str, float], work: Mapping[str, float]) -> Iterator[str]:
     spent = 0.0
     for name in sorted(errors, key=lambda name: errors[name] ** 2 / max(work[name], 1e-12)):
         spent += errors[name] ** 2
-        if sqrt(spent) > BUDGET:
+        if not sqrt(spent) <= BUDGET:  # also an error that is no number
             return
         yield name
 

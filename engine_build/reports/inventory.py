@@ -27,7 +27,7 @@ from runtime.engines.manifest import (
     read_measurement,
     verify_file,
 )
-from runtime.engines.tensorrt.plan_file import read_plan_header
+from runtime.engines.tensorrt.plan_file import KERNELS_SUFFIX, read_plan_header
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 
 PLAN_SUFFIX = ".plan"
@@ -139,8 +139,14 @@ def engine_folders(deployment: Deployment, target: Target | None) -> list[tuple[
 
 
 def removal_plan(deployment: Deployment, target: Target | None, *, timing_cache: bool = False) -> RemovalPlan:
-    """What `clean` removes: engines with a manifest, and leftovers of killed builds. Other files stay."""
-    paths = [path for _, folder in engine_folders(deployment, target) for path in _built_files(folder)]
+    """What `clean` removes: engines with a manifest, kernels that were compiled for them, leftovers of killed builds.
+
+    Other files stay.
+    """
+    folders = [folder for _, folder in engine_folders(deployment, target)]
+    paths = [path for folder in folders for path in _built_files(folder)]
+    # With the lock files of these, which are beside them.
+    paths += [path for each in folders for path in sorted(each.parent.glob(f"{each.name}.*{KERNELS_SUFFIX}*"))]
     if timing_cache:
         paths += sorted((deployment.engines / TIMING_CACHE_FOLDER).glob(f"*{TIMING_CACHE_SUFFIX}*"))
     return RemovalPlan(tuple(paths), sum(_size(path) for path in paths))

@@ -14,7 +14,7 @@ from real_builder.judge import TARGET, need_builder
 
 from engine_build.build.tasks import build_plan
 from engine_build.build.worker import BuildLog, PlanRequest, Worker
-from engine_build.config import TENSORRT_OPTIONS, BuildConfig
+from engine_build.config import RTX_OPTIONS, BuildConfig
 from engine_build.graphs.tensorrt_rules import doubts, problems
 from engine_build.precision.node_rules import LAYOUT, POINTWISE
 from engine_build.precision.recipe import without_kernel
@@ -161,13 +161,14 @@ def refusal(case: Case, worker: Worker, folder: Path) -> str:
     """Why the real builder refuses a graph; "" where it builds."""
     path = folder / "graph.onnx"
     onnx.save(model_of_case(case), path)
-    options = BuildConfig().model_dump(include=set(TENSORRT_OPTIONS)) | {"strict_nans": False, "optimization_level": 0}
+    options = BuildConfig().model_dump(include=set(RTX_OPTIONS)) | {"strict_nans": False, "optimization_level": 0}
     shapes = {name: given[1] for name, given in case.inputs.items() if isinstance(given, tuple)}
     profile = {name: " ".join("x".join(map(str, at(shape, end))) for end in range(3)) for name, shape in shapes.items()}
     request = PlanRequest(TARGET, case.name, path, folder / "plan", options, [profile], threads=1)
     try:
         worker.run(build_plan, request, BuildLog())
     except BuildError as error:
+        assert "build process ended" not in error.what, error.what
         return error.what
     return ""
 

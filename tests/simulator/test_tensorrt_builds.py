@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +378,60 @@ def test_what_tensorrt_rtx_refuses_is_refused(machine: Machine, reduction: str) 
     build = Build(graph.model())
     assert (build.run() is None) == (reduction == "add")
     assert ("not supported in this form" in build.log_text) == (reduction == "add")
+
+
+def in_rtx(model: onnx.ModelProto, flags: Sequence[str] = (), cards: Sequence[str] = ()) -> str:
+    """What the simulated TensorRT-RTX says against a build without a driver; "" where it builds."""
+    with simulated(rtx=True, no_driver=True):
+        import tensorrt_rtx as rtx
+
+        log = Lines()
+        builder = rtx.Builder(log)
+        network = builder.create_network(1 << int(rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        assert rtx.OnnxParser(network, log).parse(model.SerializeToString())
+        config = builder.create_builder_config()
+        for flag in flags:
+            config.set_flag(rtx.BuilderFlag[flag])
+        config.num_compute_capabilities = len(cards)
+        for index, card in enumerate(cards):
+            assert config.set_compute_capability(rtx.ComputeCapability[card], index)
+        plan = builder.build_serialized_network(network, config)
+        return "" if plan is not None else log.lines[-1][1]
+
+
+def product(kind: int = onnx.TensorProto.FLOAT) -> onnx.ModelProto:
+    graph = GraphWriter("product")
+    weight = graph.constant(np.ones((8, 8)))
+    if kind == onnx.TensorProto.FLOAT8E4M3FN:
+        scale, zero = graph.constant(1.0), graph.constant(0, onnx.helper.tensor_dtype_to_np_dtype(kind))
+        weight = graph.op("DequantizeLinear", graph.op("QuantizeLinear", weight, scale, zero), scale, zero)
+    graph.output("y", graph.op("MatMul", graph.input("x", (2, 8)), weight), (2, 8))
+    return graph.model()
+
+
+def test_options_that_tensorrt_rtx_refuses_without_a_driver() -> None:
+    fp8 = product(onnx.TensorProto.FLOAT8E4M3FN)
+    assert in_rtx(product()) == in_rtx(product(), cards=["SM86", "SM89"]) == in_rtx(fp8, cards=["SM89"]) == ""
+    assert "CHECK(status == CUDA_SUCCESS)" in in_rtx(product(), ["REFIT"])
+    assert "libnvinfer_lean" in in_rtx(product(), ["VERSION_COMPATIBLE"])
+    assert "FP32 GEMM" in in_rtx(product(), cards=["SM75"])
+    assert "error: 35" in in_rtx(product(), cards=["CURRENT"])
+    assert "fp8_e4m3" in in_rtx(fp8)
+    assert "fp8_e4m3" in in_rtx(fp8, cards=["SM86", "SM89"])
+
+
+@pytest.mark.parametrize(("operator", "kind", "is_refused"), [
+    ("Mish", onnx.TensorProto.BFLOAT16, True), ("HardSwish", onnx.TensorProto.BFLOAT16, True),
+    ("Mish", onnx.TensorProto.FLOAT, False),
+])  # fmt: skip
+def test_pointwise_operators_that_tensorrt_rtx_does_not_have_in_bf16(
+    operator: str, kind: int, is_refused: bool
+) -> None:
+    values = [onnx.helper.make_tensor_value_info(name, kind, (2, 8)) for name in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node(operator, ["x"], ["y"])], "one", values[:1], values[1:])
+    opset = onnx.helper.make_opsetid("", 22)
+    said = in_rtx(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10))
+    assert (f"{operator} is not supported in this form" in said) == is_refused
 
 
 @pytest.mark.parametrize("count", [3840, 3841])

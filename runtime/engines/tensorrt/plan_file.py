@@ -13,6 +13,8 @@ from runtime.errors import EngineMismatchError, EngineNotBuiltError
 
 MAGICS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 VERSION_AT = 24
+# Of the files beside a folder of engines that keep what TensorRT-RTX compiled for them.
+KERNELS_SUFFIX = ".kernels"
 HEADER_BYTES = VERSION_AT + 4
 
 

@@ -17,6 +17,8 @@ from engine_build.build.environment import BuildEnvironment
 from engine_build.build.merged_adapters import with_merged_adapters
 from engine_build.build.rebuild_check import RebuildDecision, check_rebuilds
 from engine_build.config import load_request
+from engine_build.graphs.graph_file import Graph, read_graph
+from engine_build.precision import sensitivity
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Target, load_deployment
 from runtime.devices.device import HostDevice
@@ -74,6 +76,25 @@ def test_the_graph_has_the_adapters_in_its_weights(path: Path, tmp_path: Path, n
     for tensor, array in expected.items():
         np.testing.assert_allclose(values[tensor], array, rtol=1e-5, atol=1e-6)
     assert any(np.abs(expected[tensor] - base[tensor]).max() > 0.01 for tensor in base)
+
+
+def test_8_bits_are_decided_on_the_decoder_that_has_the_adapters(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for the decoder that takes more of them: both have the same weights."""
+    path.write_text(path.read_text() + 'precision = "int8"\n')
+    decided = list[str]()
+
+    def note(target: str, precision: str, bundle: object, graph: Graph, threads: int) -> None:
+        decided.append(graph.sha256)
+
+    monkeypatch.setattr(sensitivity, "quantization_for", note)
+    request = load_request(path)
+    for name in DECODERS:
+        with with_merged_adapters(decisions(path)[name], request.deployment, tmp_path) as found:
+            builder._quantization(found, request, tmp_path)
+    base = read_graph(request.deployment.bundle / "decoder.onnx")
+    assert decided[0] == decided[1] != base.sha256
 
 
 def test_only_the_decoders_depend_on_adapters_and_only_for_this_target(path: Path) -> None:

@@ -17,7 +17,9 @@ from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from simulator.fixture import child_environment
 
 from engine_build.build import targets
+from engine_build.build.worker import BuildLog
 from engine_build.graphs.graph_file import read_graph
+from engine_build.precision import sensitivity
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest, verify_file
 from runtime.engines.tensorrt.plan_file import read_plan_header
@@ -123,6 +125,18 @@ def test_weights_in_files_of_their_own_are_found(path: Path, build_one: Build, l
     onnx.save(onnx.load(file), file, save_as_external_data=True, location=location, size_threshold=64)
     assert build_one(path).error["max_rel"] <= 1e-5
     assert build_one(with_option(path, 'precision = "fp16"')).error["max_rel"] > 0
+
+
+@pytest.mark.parametrize(("precision", "rest"), [("int8", "bf16"), ("bf16", "")])
+def test_8_bits_without_a_product_in_them_are_named(
+    path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch, precision: str, rest: str
+) -> None:
+    monkeypatch.setattr(sensitivity, "BUDGET", 0.0)
+    monkeypatch.setattr(sensitivity, "_DECIDED", {})
+    log = BuildLog()
+    build_one(with_option(path, f'precision = "{precision}"'), log=log)
+    said = [line for line in log.summary() if "changes nothing" in line]
+    assert [line.split()[-1] for line in said] == ([rest] if rest else [])
 
 
 def test_an_engine_that_computes_something_else_is_refused(

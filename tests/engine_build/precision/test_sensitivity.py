@@ -16,7 +16,7 @@ from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision import sensitivity
 from engine_build.precision.quantization import EightBits
 from engine_build.precision.recipe import explain
-from engine_build.precision.sensitivity import BUDGET, _within_budget, quantization_for, quantization_of
+from engine_build.precision.sensitivity import BUDGET, _probed, _within_budget, quantization_for, quantization_of
 from runtime.config.bundle import load_bundle
 
 RANDOM = np.random.default_rng(6)
@@ -82,6 +82,16 @@ def test_the_budget_is_spent_in_the_order_of_error_per_work(
 def test_much_work_goes_before_a_smaller_error_of_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensitivity, "BUDGET", 0.021)
     assert list(_within_budget({"much": 0.02, "little": 0.01}, {"much": 0.9, "little": 0.1})) == ["much"]
+
+
+def test_a_product_whose_error_is_no_number_is_not_in_8_bits() -> None:
+    assert list(_within_budget({"broken": float("nan")}, {"broken": 1.0})) == []
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(8, ["a0", "b3", "c6"]), (2, ["a0", "b1", "c1"])])
+def test_every_generation_is_probed(steps: int, expected: list[str]) -> None:
+    states = [{"x": f"{name}{step}"} for name in "abc" for step in range(steps)]
+    assert [state["x"] for state in _probed(states, steps)] == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "int8"])

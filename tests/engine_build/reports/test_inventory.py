@@ -187,6 +187,17 @@ def test_clean_removes_empty_folders(path: Path, plan: Path) -> None:
     assert path.exists()
 
 
+def test_clean_removes_kernels_that_were_compiled_for_the_engines(path: Path, plan: Path) -> None:
+    engines = load_deployment(path).engines
+    kernels = [engines / f"{name}.1.7.1.116-sm89.kernels" for name in ("tensorrt", "tensorrt-rtx")]
+    for file in (*kernels, kernels[0].with_name(f"{kernels[0].name}.lock")):
+        file.write_bytes(b"kernels")
+    invoke("clean", path, "--yes", "--target", "cpu")
+    assert all(file.exists() for file in kernels)
+    invoke("clean", path, "--yes")
+    assert [file.name for file in engines.iterdir()] == ["tensorrt-rtx.1.7.1.116-sm89.kernels"], "has no engines"
+
+
 def test_clean_keeps_the_timing_cache_by_default(path: Path, plan: Path) -> None:
     times = load_deployment(path).engines / "timing-cache" / "tensorrt-11.4.0.106-gpu-cc9.0.timing"
     times.parent.mkdir()

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.manifest import Manifest
@@ -22,9 +22,6 @@ from runtime.engines.tensorrt.rtx.plan import FALLBACK, SPECIALIZED, RtxContext,
 from runtime.engines.tensorrt.rtx.specializer import Job, Specializer, close_specializer, open_specializer
 from runtime.engines.tensorrt.shape_ranges import Shape
 from runtime.errors import CaptureError, EngineDeadError, EngineError
-
-if TYPE_CHECKING:
-    pass
 
 # Shapes per engine that have a context for launches without a graph.
 MOST_SHAPES = 128

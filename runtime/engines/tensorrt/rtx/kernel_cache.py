@@ -16,6 +16,7 @@ from runtime.devices.cuda_calls import probe
 from runtime.engines.manifest import write_atomically
 from runtime.engines.tensorrt.errors import check_trt
 from runtime.engines.tensorrt.library import library, library_version
+from runtime.engines.tensorrt.plan_file import KERNELS_SUFFIX
 
 if TYPE_CHECKING:
     import tensorrt_rtx as trt
@@ -36,7 +37,7 @@ class KernelCache:
     def __init__(self, folder: Path) -> None:
         self._made_for = f"{library_version()}-sm{probe().compute_capability.replace('.', '')}"
         # Beside the engines' folder, which holds nothing but engines.
-        self.path = folder.with_name(f"{folder.name}.{self._made_for}.kernels")
+        self.path = folder.with_name(f"{folder.name}.{self._made_for}{KERNELS_SUFFIX}")
         self._cache: trt.IRuntimeCache | None = None
         # What kernels of this process and of others are put together in: contexts do not use it.
         self._both: trt.IRuntimeCache | None = None

@@ -126,6 +126,8 @@ class _Build:
             machine().break_rule("a network of TensorRT 10 is not strongly typed")
         if self._network._model is None:
             return "Network must have at least one output"
+        if IS_RTX and (problem := _refused_option(self._config, self._network._model)):
+            return problem
         free = [tensor for tensor in self._network._side(True) if -1 in tensor.shape]
         if free and not self._config._profiles:
             return "Network has dynamic or shape inputs, but no optimization profile has been defined."
@@ -259,6 +261,8 @@ def _refused_by_rtx(node: onnx.NodeProto, shapes: Any, constants: set[str]) -> s
     match node.op_type:
         case "Attention":
             is_refused = about.get("softcap", 0.0) != 0.0 or any(node.output[1:])
+        case "HardSwish" | "Mish":
+            is_refused = kind == onnx.TensorProto.BFLOAT16
         case "CumSum":
             is_refused = node.input[1] not in constants
         case "ConvTranspose":
@@ -273,6 +277,23 @@ def _refused_by_rtx(node: onnx.NodeProto, shapes: Any, constants: set[str]) -> s
         case _:
             is_refused = False
     return f"{node.op_type} is not supported in this form" if is_refused else None
+
+
+def _refused_option(config: Any, model: onnx.ModelProto) -> str | None:
+    """What TensorRT-RTX 1.7 was seen to refuse in the options of a build without a driver."""
+    cards, kinds = {card.name for card in config._capabilities}, {item.data_type for item in model.graph.initializer}
+    if model.graph.initializer and any(flag.name.startswith("REFIT") for flag in config._flags):
+        return "graph_jit.cpp:278: CHECK(status == CUDA_SUCCESS) failed"
+    if any(flag.name == "VERSION_COMPATIBLE" for flag in config._flags):
+        return "Unable to load library: libnvinfer_lean.so.1"
+    if "CURRENT" in cards:
+        return "CUDA initialization failure with error: 35"
+    has_products = any(node.op_type in ("Conv", "Gemm", "MatMul") for node in model.graph.node)
+    if "SM75" in cards and has_products and kinds & {onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16}:
+        return "FP32 GEMM is not supported"
+    if onnx.TensorProto.FLOAT8E4M3FN in kinds and not (cards and cards <= {"SM89", "SM120", "SM121"}):
+        return "HW-specific datatypes: fp8_e4m3"
+    return None
 
 
 def _profile_problem(profile: IOptimizationProfile, tensor: Any, index: int) -> str | None:
