@@ -97,10 +97,24 @@ def check_rebuilds(
 def check_graphs(decisions: Iterable[RebuildDecision]) -> list[str]:
     """Refuse graphs that TensorRT would refuse, before the first plan is built. Raises BuildError.
 
-    Returns what it may refuse.
+    Returns what it may refuse. TensorRT-RTX's builder decides for itself: only what it takes and computes wrongly is
+    refused here.
     """
-    checked = (item for item in decisions if item.action == "build" and item.wanted.target == "tensorrt")
-    return [doubt for decision in checked for doubt in _check_graph(decision.spec)]
+    found = list[str]()
+    for decision in decisions:
+        if decision.action == "build" and decision.wanted.target == "tensorrt":
+            found += _check_graph(decision.spec)
+        elif decision.action == "build" and decision.wanted.target == "tensorrt-rtx":
+            _check_problems(decision.spec, problems(model_of(decision.spec.graph), {}, "tensorrt-rtx"))
+    return found
+
+
+def _check_problems(spec: EngineSpec, problems: Iterable[str]) -> None:
+    if found := list(problems):
+        raise BuildError(
+            f"TensorRT does not take {spec.graph.label}: {'; '.join(found[:PROBLEMS_SHOWN])}",
+            fix="export the graph again, without these nodes",
+        )
 
 
 def _check_graph(spec: EngineSpec) -> list[str]:
@@ -108,11 +122,7 @@ def _check_graph(spec: EngineSpec) -> list[str]:
     model = prepare(model_of(spec.graph), preparation_shapes(spec))
     for sizes in _outermost([sizes_at(spec, ranges, 2) for ranges in spec.ranges]):
         values = value_shapes(model, input_shapes(spec, sizes))
-        if found := list(problems(model, values)):
-            raise BuildError(
-                f"TensorRT does not take {spec.graph.label}: {'; '.join(found[:PROBLEMS_SHOWN])}",
-                fix="export the graph again, without these nodes",
-            )
+        _check_problems(spec, problems(model, values))
         if found := list(too_large(model, values)):
             where = ", ".join(
                 f"{WORDS.get(name, name)} {size}" for name, size in sizes.items() if name in spec.ranges[0]

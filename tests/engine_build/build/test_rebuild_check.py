@@ -13,9 +13,11 @@ from helpers.factories import tiny_deployment
 from onnx import helper, numpy_helper
 
 from engine_build.build import rebuild_check as decisions
-from engine_build.build.environment import probe_environment
+from engine_build.build.environment import BuildEnvironment, probe_environment
 from engine_build.build.rebuild_check import _outermost, build_options, check_graphs, check_rebuilds
 from engine_build.config import BuildConfig, load_request
+from engine_build.graphs.graph_file import graph_of
+from engine_build.graphs.reference_session import model_of
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
 from runtime.config.deployment import Target
@@ -112,6 +114,19 @@ def test_a_shape_range_with_too_many_scores_is_refused_before_anything_is_built(
         check_graphs(found)
     assert "lower max of that range in [[shapes]]" in caught.value.fix
     check_graphs(replace(decision, action="reuse") for decision in found)
+
+
+def test_for_tensorrt_rtx_what_it_would_compute_wrongly_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    """It takes the lengths of attention's keys, and ignores them."""
+    request = load_request(tiny_deployment(tmp_path))
+    decoder = check_rebuilds(request, "tensorrt-rtx", environment=BuildEnvironment())[0]
+    check_graphs([decoder])
+    model = model_of(decoder.spec.graph)
+    model.graph.node.append(helper.make_node("Attention", ["q", "k", "v", "", "", "", "lengths"], ["y"]))
+    changed = replace(decoder, spec=replace(decoder.spec, graph=graph_of(model)))
+    with pytest.raises(BuildError, match="the lengths of its keys are an input, which is ignored"):
+        check_graphs([changed])
+    check_graphs([replace(changed, action="reuse")])
 
 
 def test_the_ranges_that_others_hold_are_not_looked_at() -> None:
