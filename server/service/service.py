@@ -255,7 +255,7 @@ class Service:
             if pipeline.settle_kernels():  # they were launched plainly so far
                 play(pipeline, ticks.generations())
             logger.info("captured ticks of %s (%d of %d)", ticks.text, number, len(common))
-        if pipeline.planner is not None and pipeline.settle_kernels():
+        if pipeline.settle_kernels():
             self.progress = ": kernels of the planner are compiled"
             pipeline.loop.rehearse().result(WARM_UP_TIMEOUT_S)
             pipeline.settle_kernels()

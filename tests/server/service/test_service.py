@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from conftest import Built
 from helpers.backends import SIMULATED_RTX
 from helpers.http_harness import TIMEOUT_S, Served
 
-from runtime.config.deployment import Deployment
+from runtime.config.deployment import Deployment, Target
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.tick.common_ticks import TICKS_PER_SHAPE
@@ -135,6 +136,31 @@ def test_kernels_of_common_ticks_are_compiled_before_ready_and_kept(built: Built
             assert after == before, "compiled, executed with fallback kernels, captured"
             assert (before[0] == 0) == (start == "second")
             assert {thread.partition("_")[0] for _, thread in machine.compiled} <= {"kernels"}
+
+
+@pytest.mark.parametrize(("target", "is_rehearsed"), [("tensorrt-rtx", True), ("cpu", False)])
+def test_the_planner_s_common_ticks_are_rehearsed_where_kernels_are_compiled(
+    target: Target, is_rehearsed: bool, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a rehearsal does: tests/runtime/language/test_runner.py."""
+    calls: list[str] = []
+
+    def rehearse() -> Future[None]:
+        calls.append("rehearse")
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    async def make() -> Service:
+        return Service(lambda: pipeline, ServerSettings())
+
+    monkeypatch.setattr(Pipeline, "common_ticks", lambda pipeline: [])
+    monkeypatch.setattr(Pipeline, "settle_kernels", lambda pipeline: pipeline.deployment.target == "tensorrt-rtx")
+    with open_pipeline(built()) as pipeline:
+        monkeypatch.setattr(pipeline.loop, "rehearse", rehearse)
+        on_target = pipeline.deployment.model_copy(update={"target": target})
+        asyncio.run(make())._capture_common_ticks(replace(pipeline, deployment=on_target))
+    assert calls == ["rehearse"] * is_rehearsed
 
 
 def test_a_server_that_drains_refuses_what_an_edge_can_send_on() -> None:
