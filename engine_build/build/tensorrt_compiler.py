@@ -180,12 +180,13 @@ def _configured(builder: trt.Builder, request: PlanRequest) -> trt.IBuilderConfi
 
 
 def _configure_rtx(config: Any, capabilities: Sequence[str]) -> None:
-    """Portable without `capabilities`. An execute on memory of its own could not be captured."""
+    """Portable without `capabilities`. An execute on memory of its own could not be captured. Raises BuildError."""
     mine: rtx.IBuilderConfig = config
     mine.set_flag(rtx.BuilderFlag.REQUIRE_USER_ALLOCATION)
     mine.num_compute_capabilities = len(capabilities)
     for index, name in enumerate(capabilities):
-        mine.set_compute_capability(rtx.ComputeCapability.__members__[name], index)
+        if not mine.set_compute_capability(rtx.ComputeCapability.__members__[name], index):
+            raise BuildError(f"TensorRT-RTX does not build for {name}", fix="leave it out of [build] capabilities")
 
 
 def _add_profile(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,7 @@ def simulated(*, fresh: bool = False, rtx: bool = False, **options: Any) -> Iter
         if rtx:
             importlib.import_module("runtime.engines.tensorrt.binding").bind("tensorrt-rtx")
         machine = simulated_machine.reset(**options)
-        with _watched_blocks(machine):
+        with _watched_blocks(machine), _watched_children():
             yield machine
         machine.finish()
     finally:
@@ -70,6 +71,22 @@ def simulated(*, fresh: bool = False, rtx: bool = False, **options: Any) -> Iter
         if not fresh:
             _loaded[key] = {name: module for name, module in taken.items() if name != "nvtx"}  # has its ranges
         _put_modules(before)
+
+
+@contextmanager
+def _watched_children() -> Iterator[None]:
+    """Rules that processes break which are started in the block, such as the one that builds, are broken by it."""
+    before = os.environ.get(simulated_machine.CHILDREN)
+    folder = os.environ[simulated_machine.CHILDREN] = tempfile.mkdtemp()
+    try:
+        yield
+    finally:
+        del os.environ[simulated_machine.CHILDREN]
+        if before is not None:
+            os.environ[simulated_machine.CHILDREN] = before
+        broken = simulated_machine.broken_by_children(folder)
+    if broken:
+        raise RuleBroken(broken[0])
 
 
 @contextmanager

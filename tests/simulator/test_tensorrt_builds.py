@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -12,10 +13,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from simulator.fixture import Machine, child_environment, provoked, simulated
+from helpers.paths import ROOT, TESTS
+from simulator.fixture import SITE, Machine, RuleBroken, child_environment, provoked, simulated
 from simulator.plans import CHANNELS, ROWS, Lines, build_plan, cache_graph, small_graph
 from simulator.rig import Rig
 
+from engine_build.build.worker import BuildLog, Worker
 from engine_build.graphs.graph_writer import GraphWriter
 
 # Without a driver.
@@ -87,6 +90,38 @@ def test_a_command_that_breaks_a_rule_fails(call: str, status: int) -> None:
     )
     assert done.returncode == status, done.stderr
     assert ("an ignored True" in done.stderr) == (status != 0)
+
+
+BUILDS = """
+import sys
+from engine_build.build.worker import BuildLog, Worker
+from simulator.test_tensorrt_builds import break_a_rule
+
+with Worker() as worker:
+    worker.run(break_a_rule, None, BuildLog())
+"""
+
+
+def break_a_rule(request: None, cancelled: threading.Event, on_log: Any) -> None:
+    """Task."""
+    import tensorrt as trt
+
+    trt.Builder(trt.Logger()).create_builder_config().set_tactic_sources(0)
+
+
+def test_a_rule_that_the_build_process_breaks_is_broken_by_its_parent() -> None:
+    with pytest.raises(RuleBroken, match="an ignored True"), simulated(), Worker() as worker:
+        worker.run(break_a_rule, None, BuildLog())
+
+
+def test_a_command_whose_build_process_breaks_a_rule_fails() -> None:
+    lines = f"from simulated_machine import machine\nmachine()\n{BUILDS}"
+    environment = child_environment(PYTHONPATH=os.pathsep.join([str(SITE), str(TESTS), str(ROOT)]))
+    done = subprocess.run(
+        [sys.executable, "-c", lines], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 70, done.stderr
+    assert "an ignored True" in done.stderr
 
 
 # Builds.

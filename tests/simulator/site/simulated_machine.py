@@ -20,10 +20,14 @@ Options (keyword of `reset`, or environment for child processes):
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from simulated_memory import RuleBroken
@@ -45,6 +49,8 @@ from simulated_streams import Streams
 
 # Exit status of a command that broke a rule.
 BROKEN_STATUS = 70
+# The environment variable with a folder in which a process that broke a rule tells the one that started it.
+CHILDREN = "SIMULATED_CHILDREN"
 __all__ = ["GREATEST_PRIORITY", "LEAST_PRIORITY", "Machine", "RefusedError", "RuleBroken", "machine", "reset"]
 
 
@@ -182,15 +188,29 @@ def machine() -> Machine:
     global _machine
     if _machine is None:
         _machine = Machine()
-        atexit.register(_fail_if_broken, _machine)
+        atexit.register(_fail_if_broken, _machine, os.environ.get(CHILDREN, ""))
+        os.environ[CHILDREN] = tempfile.mkdtemp()
     return _machine
 
 
-def _fail_if_broken(mine: Machine) -> None:
-    if mine.broken and mine is _machine:
-        print(f"simulated GPU: {mine.broken[0]}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(BROKEN_STATUS)
+def broken_by_children(folder: str) -> list[str]:
+    """What processes that were started with CHILDREN as this folder have broken; the folder is removed."""
+    found = [file.read_text(encoding="utf-8") for file in Path(folder).iterdir()]
+    shutil.rmtree(folder)
+    return found
+
+
+def _fail_if_broken(mine: Machine, parents: str) -> None:
+    """parents: the folder in which this process tells its parent."""
+    found = [*map(str, mine.broken), *broken_by_children(os.environ[CHILDREN])]
+    if not found or mine is not _machine:
+        return
+    if parents:
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            (Path(parents) / str(os.getpid())).write_text(found[0], encoding="utf-8")
+    print(f"simulated GPU: {found[0]}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(BROKEN_STATUS)
 
 
 def reset(**options: Any) -> Machine:
