@@ -246,7 +246,7 @@ def _write(
     try:
         with request.plan.open("wb") as file:
             writer = Writer(file)
-            is_built = builder.build_serialized_network_to_stream(network, config, writer)
+            is_built = bool(builder.build_serialized_network_to_stream(network, config, writer))
             if writer.error is not None:
                 raise writer.error
     except OSError as error:

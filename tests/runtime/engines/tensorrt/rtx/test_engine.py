@@ -305,11 +305,15 @@ def test_a_device_that_is_lost_while_kernels_are_compiled_ends_the_ticks(bench: 
     engine = opened(folder, bench.device, in_tick=True)
     execution = engine.bind(bench.tensors())
 
+    go_on = threading.Event()
+
     def lose(*args: Any) -> Any:
+        assert go_on.wait(MOST_S), "waited for the compiler"
         raise EngineDeadError("illegal address")
 
     engine._specializer.execute = lose
-    execution.prepare(bench.stream)
+    assert not execution.prepare(bench.stream)
+    go_on.set()
     engine._specializer.settle()
     with pytest.raises(EngineDeadError, match="illegal address"):
         execution.prepare(bench.stream)
