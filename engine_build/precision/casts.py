@@ -47,6 +47,12 @@ class FileWeights(InlineWeights):
         self._written: dict[str, TensorProto] = {}
         target.write_bytes(b"")
 
+    def read(self, tensor: TensorProto) -> NDArray[Any]:
+        """The values of a constant of the source graph, or of one that was written."""
+        if tensor.data_location == TensorProto.EXTERNAL and self._written.get(tensor.name) == tensor:
+            return np.asarray(numpy_helper.to_array(tensor, base_dir=str(self._target.parent)))
+        return super().read(tensor)
+
     def write(self, name: str, array: NDArray[Any]) -> TensorProto:
         """A constant; one of DATA_MIN_BYTES or more is written to the file."""
         if array.nbytes < DATA_MIN_BYTES:

@@ -118,6 +118,26 @@ def test_weights_are_stored_in_8_bits_alone_also_beside_the_graph(recipe: EightB
     np.testing.assert_array_equal(run(emulated(model))["z"], run(emulated(inline))["z"])
 
 
+def test_scales_of_many_features_are_read_from_the_new_file_of_weights(tmp_path: Path) -> None:
+    """Also where the source's file has the same name: there lies another number at their place."""
+    graph = GraphWriter("wide")
+    weight = np.random.default_rng(1).standard_normal((16, 1024)).astype(np.float32)
+    product = graph.op("MatMul", graph.input("x", ("rows", 16)), graph.constant(weight, name="w"))
+    last = graph.constant(np.ones((1024, 4), np.float32), name="last")
+    graph.output("y", graph.op("MatMul", graph.op("Relu", product), last), ("rows", 4))
+    source, made = tmp_path / "source" / "decoder.onnx", tmp_path / "made" / "decoder.onnx"
+    for path in (source, made):
+        path.parent.mkdir()
+    model = graph.model()
+    next(node for node in model.graph.node if "w" in node.input).name = "wide"
+    onnx.save(model, source, save_as_external_data=True, location="decoder.onnx.data", size_threshold=64)
+    chosen = Quantization("int8", {"x": 1.0}, {"wide": 0.1}, {"wide": 1.0}, frozenset({"wide"}))
+    write_recipe(source, made, "int8", quantization=chosen)
+    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(made).graph.initializer}
+    (scale,) = (values for name, values in found.items() if values.shape == (1024,) and "scale" in name)
+    np.testing.assert_allclose(scale.astype(np.float32), np.abs(weight).max(axis=0) / 127, rtol=0.01)
+
+
 def test_an_activation_is_rounded_once_for_all_its_products_and_weights_stay_in_8_bits() -> None:
     model = prepare(apply_recipe(products(), "fp8", quantization=decided("fp8")), [{"x": (2, 8, 80)}])
     kinds = [node.op_type for node in model.graph.node]
