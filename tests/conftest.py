@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import shutil
@@ -40,6 +41,12 @@ _torch.is_installed = cache(_torch.is_installed)
 FOR_A_GPU: dict[str, Any] = {"more": FEW_VARIANTS, "depth": 8, "codec": False, "text_encoder": False}
 Built = Callable[..., Deployment]
 Loops = Callable[..., TickLoop]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: collections that tests ask for, and all others, pass over it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,12 @@ def tool_versions(target: Target) -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     return versions
+
+
+@cache
+def _onnxruntime(target: Target) -> dict[str, str]:
+    """`tool_versions` of a target of ONNX Runtime, read once for all engines: it takes as long as opening one."""
+    return tool_versions(target)
 
 
 def _tensorrt_version() -> dict[str, str]:
@@ -277,7 +284,8 @@ def _check_device(manifest: Manifest, device: Device, fix: str) -> None:
 
 def _check_machine(manifest: Manifest, fix: str) -> None:
     device = machine_of(manifest.target) if manifest.device else {}
-    if reason := machine_mismatch(manifest, device, tool_versions(manifest.target)):
+    versions = tool_versions(manifest.target) if manifest.target in PLAN_TARGETS else _onnxruntime(manifest.target)
+    if reason := machine_mismatch(manifest, device, versions):
         release = _release(manifest)
         raise EngineMismatchError(
             f"engine {manifest.name!r} was {reason}", fix=f"pip install{release}, or {fix}" if release and fix else fix

@@ -31,6 +31,7 @@ REPLACED = (
     "runtime.engines.tensorrt",
     "nvtx",
 )
+_FOLDERS = tuple(f"{name}." for name in REPLACED)
 
 sys.path.insert(0, str(SITE))
 # Loaded once: RuleBroken must stay one class for the tests that raise it and those that expect it.
@@ -61,6 +62,8 @@ def simulated(*, fresh: bool = False, rtx: bool = False, **options: Any) -> Iter
     try:
         if rtx:
             importlib.import_module("runtime.engines.tensorrt.binding").bind("tensorrt-rtx")
+        if not fresh:
+            _use_small_chunks()
         machine = simulated_machine.reset(**options)
         with _watched_blocks(machine), _watched_children():
             yield machine
@@ -71,6 +74,12 @@ def simulated(*, fresh: bool = False, rtx: bool = False, **options: Any) -> Iter
         if not fresh:
             _loaded[key] = {name: module for name, module in taken.items() if name != "nvtx"}  # has its ranges
         _put_modules(before)
+
+
+def _use_small_chunks() -> None:
+    """Devices take little memory at once: to poison and clear 100 MiB takes longer than most tests."""
+    device = importlib.import_module("runtime.devices.cuda")
+    device.CudaDevice.__init__.__kwdefaults__.update(ring_bytes=1 << 20, chunk_bytes=2 << 20)
 
 
 @contextmanager
@@ -132,7 +141,7 @@ def child_environment(**options: str) -> dict[str, str]:
 
 
 def _take_modules() -> dict[str, Any]:
-    names = [name for name in sys.modules if name in REPLACED or name.startswith(tuple(f"{top}." for top in REPLACED))]
+    names = [name for name in sys.modules if name.startswith(REPLACED) and f"{name}.".startswith(_FOLDERS)]
     taken = {name: sys.modules.pop(name) for name in names}
     for name in taken:
         package, _, leaf = name.rpartition(".")
