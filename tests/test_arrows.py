@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -194,6 +195,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
+@cache
 def source_modules() -> dict[str, str]:
     """Dotted name -> file, for every module of the four packages."""
     files = [file.relative_to(ROOT) for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
@@ -205,6 +207,7 @@ def module_name(file: str) -> str:
     return file.removesuffix(".py").replace("/", ".").removesuffix(".__init__").removeprefix("runtime.api.")
 
 
+@cache
 def source_imports() -> list[Import]:
     """Every import of the four packages."""
     return [
