@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,6 +122,7 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return {**values, **both}
 
 
+@cache
 def _flag_schemas() -> dict[str, dict[str, Any]]:
     """The JSON schema of every flag's option, by the flag's parameter name."""
     options = GenerationOptions.model_json_schema()["properties"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import polygraphy.util.array
 import pytest
+import typer.testing
 from filelock import FileLock
 from helpers.backends import CPU, FEW_VARIANTS, Backend
 from helpers.factories import tiny_deployment
@@ -38,9 +39,35 @@ settings.load_profile("at any speed")
 _torch = type(polygraphy.util.array.torch)
 _torch.is_installed = cache(_torch.is_installed)
 
-FOR_A_GPU: dict[str, Any] = {"more": FEW_VARIANTS, "depth": 8, "codec": False, "text_encoder": False}
+NO_SHELL = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"
+FEW: dict[str, Any] = {"more": FEW_VARIANTS}
+FOR_A_GPU: dict[str, Any] = {**FEW, "depth": 8, "codec": False, "text_encoder": False}
 Built = Callable[..., Deployment]
 Loops = Callable[..., TickLoop]
+
+
+@cache
+def _parser(app: typer.Typer, shell: str | None) -> Any:
+    return typer.main.get_command(app)
+
+
+# A process runs a command once; tests run it often, and making its parser takes longer than most of them.
+vars(typer.testing)["_get_command"] = lambda app: _parser(app, os.environ.get(NO_SHELL))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Of several processes (pytest-xdist) one compiles the tests; the others wait, and read what it has written."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    done = session.config._tmp_path_factory.getbasetemp().parent / "collected"
+    with ExitStack() as first:
+        first.enter_context(FileLock(f"{done}.lock"))
+        if done.exists():
+            first.close()
+        result = yield
+        done.touch()
+    return result
 
 
 def pytest_collection_finish() -> None:
@@ -67,7 +94,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
     def shared(key: str, backend: Backend, changes: dict[str, Any]) -> Deployment:
         def make(folder: Path) -> None:
-            at(tiny_deployment(folder, **{**({} if backend.target == "cpu" else FOR_A_GPU), **changes}), backend)
+            at(tiny_deployment(folder, **{**(FEW if backend.target == "cpu" else FOR_A_GPU), **changes}), backend)
 
         folder = made_once(tmp_path_factory, f"built-{hashlib.sha256(key.encode()).hexdigest()[:16]}", make)
         return load_deployment(folder / "tiny.toml").model_copy(update={"target": backend.target})

@@ -20,9 +20,12 @@ import websockets.sync.client
 from fastapi import FastAPI
 from websockets.exceptions import InvalidStatus
 
+from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from server import service
 from server.app import create_app
+from server.asgi.openapi import GenerationBody, body_model
 from server.config import ServerSettings
 from server.process import TickServer, open_socket, url_of
 from server.service.service import Service
@@ -32,6 +35,20 @@ PROBLEM = "application/problem+json"
 TIMEOUT_S = 60.0
 # Reading the machine's certificates takes longer than most requests, and is not needed without TLS.
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+_bodies: list[tuple[float, Bundle | None, type[GenerationBody]]] = []
+
+
+def _known_body_model(max_seconds: float, bundle: Bundle | None = None) -> type[GenerationBody]:
+    """`body_model`, made once for equal arguments: a server makes two, which takes longer than most tests."""
+    for known in _bodies:
+        if known[:2] == (max_seconds, bundle):
+            return known[2]
+    _bodies.append((max_seconds, bundle, body_model(max_seconds, bundle)))
+    return _bodies[-1][2]
+
+
+vars(service)["body_model"] = _known_body_model
 
 
 @dataclass

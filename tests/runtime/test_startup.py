@@ -68,3 +68,18 @@ def test_another_error_keeps_its_traceback() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr
+
+
+def test_garbage_is_collected_again_when_the_imports_are_done(tmp_path: Path) -> None:
+    (tmp_path / "command.py").write_text(
+        "import gc\nat_import = gc.isenabled()\ndef main(): print(at_import, gc.isenabled())\n"
+    )
+    program = f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
+from runtime import startup
+startup.COMMANDS["tickrt"] = "command"
+startup.tickrt()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "False True\n"), ended.stderr
