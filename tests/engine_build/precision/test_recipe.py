@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +46,17 @@ def source(request: pytest.FixtureRequest) -> onnx.ModelProto:
     return decoder(request.param)
 
 
+@pytest.fixture(scope="module")
+def applied(source: onnx.ModelProto) -> Callable[[RecipeName], onnx.ModelProto]:
+    """`applied("bf16")`: the source with a recipe, rewritten once."""
+    return cache(lambda recipe: apply_recipe(source, recipe))
+
+
 @pytest.mark.parametrize("recipe", ["fp16", "bf16"])
-def test_every_operator_gets_one_floating_point_type(source: onnx.ModelProto, recipe: str) -> None:
-    result = apply_recipe(source, recipe)
+def test_every_operator_gets_one_floating_point_type(
+    applied: Callable[[RecipeName], onnx.ModelProto], recipe: RecipeName
+) -> None:
+    result = applied(recipe)
     onnx.checker.check_model(result, full_check=True)
     view = GraphView(result)
     mixed = [node.name for node in view.nodes if node.op_type != "Cast" and len(tensor_types(result, node, view)) > 1]
@@ -56,14 +66,16 @@ def test_every_operator_gets_one_floating_point_type(source: onnx.ModelProto, re
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "fp16", "bf16"])
-def test_inputs_and_outputs_stay_as_they_are(source: onnx.ModelProto, recipe: str) -> None:
-    result = apply_recipe(source, recipe)
+def test_inputs_and_outputs_stay_as_they_are(
+    source: onnx.ModelProto, applied: Callable[[RecipeName], onnx.ModelProto], recipe: RecipeName
+) -> None:
+    result = applied(recipe)
     assert list(result.graph.input) == list(source.graph.input)
     assert list(result.graph.output) == list(source.graph.output)
 
 
-def test_fp32_changes_nothing(source: onnx.ModelProto) -> None:
-    assert apply_recipe(source, "fp32") == source
+def test_fp32_changes_nothing(source: onnx.ModelProto, applied: Callable[[RecipeName], onnx.ModelProto]) -> None:
+    assert applied("fp32") == source
 
 
 def test_the_source_is_not_touched(source: onnx.ModelProto) -> None:
@@ -72,14 +84,17 @@ def test_the_source_is_not_touched(source: onnx.ModelProto) -> None:
     assert source.SerializeToString(deterministic=True) == before
 
 
-def test_a_recipe_gives_the_same_graph_every_time(source: onnx.ModelProto) -> None:
-    first, second = (apply_recipe(source, "bf16").SerializeToString(deterministic=True) for _ in range(2))
+def test_a_recipe_gives_the_same_graph_every_time(
+    source: onnx.ModelProto, applied: Callable[[RecipeName], onnx.ModelProto]
+) -> None:
+    models = applied("bf16"), apply_recipe(source, "bf16")
+    first, second = (model.SerializeToString(deterministic=True) for model in models)
     assert first == second
 
 
 @pytest.mark.parametrize("recipe", ["fp16", "bf16"])
-def test_no_cast_is_made_twice_or_undone(source: onnx.ModelProto, recipe: str) -> None:
-    result = apply_recipe(source, recipe)
+def test_no_cast_is_made_twice_or_undone(applied: Callable[[RecipeName], onnx.ModelProto], recipe: RecipeName) -> None:
+    result = applied(recipe)
     casts = [node for node in result.graph.node if node.op_type == "Cast" and node.name.startswith("cast/")]
     assert casts
     assert max(Counter((node.input[0], node.attribute[0].i) for node in casts).values()) == 1
