@@ -40,7 +40,7 @@ from runtime.errors import EngineNotBuiltError
     ],
 )
 def test_a_live_profile_assert_adds_up(name: str, built: Built) -> None:
-    deployment = built()
+    deployment = built(more="")
     sizes = sizes_of(load_bundle(deployment.bundle), rows=2, frames=16, tokens=4)
     engine = open_engine(deployment.engine_folder(), name, HostDevice())
     feeds = feeds_of(engine, load_bundle(deployment.bundle), sizes)
