@@ -23,12 +23,11 @@ from websockets.exceptions import InvalidStatus
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from server import service
 from server.app import create_app
 from server.asgi.openapi import GenerationBody, body_model
 from server.config import ServerSettings
 from server.process import TickServer, open_socket, url_of
-from server.service.service import Service
+from server.service.service import Service, service
 
 GENERATIONS = "/v1/audio/generations"
 PROBLEM = "application/problem+json"
