@@ -27,7 +27,8 @@ from server.app import create_app
 from server.asgi.openapi import GenerationBody, body_model
 from server.config import ServerSettings
 from server.process import TickServer, open_socket, url_of
-from server.service.service import Service, service
+from server.service import service
+from server.service.service import Service
 
 GENERATIONS = "/v1/audio/generations"
 PROBLEM = "application/problem+json"
