@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,17 @@ def _parser(app: typer.Typer, shell: str | None) -> Any:
     return typer.main.get_command(app)
 
 
+def _fresh(command: Any) -> Any:
+    """A parser as it was made: `--help` writes a bundle's facts into its options."""
+    made = copy(command)
+    made.params = [copy(option) for option in command.params]
+    if hasattr(command, "commands"):
+        made.commands = {name: _fresh(item) for name, item in command.commands.items()}
+    return made
+
+
 # A process runs a command once; tests run it often, and making its parser takes longer than most of them.
-vars(typer.testing)["_get_command"] = lambda app: _parser(app, os.environ.get(NO_SHELL))
+vars(typer.testing)["_get_command"] = lambda app: _fresh(_parser(app, os.environ.get(NO_SHELL)))
 
 
 @pytest.hookimpl(wrapper=True)

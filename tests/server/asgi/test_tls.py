@@ -172,8 +172,8 @@ def test_a_client_that_sends_no_more_has_left(secured: Secured, has_notice: bool
         client.sendall(raw_request(b'{"prompt": "a", "seconds": 10}'))
         eventually(lambda: secured.served.service.admission.permits)
         if has_notice:
-            raw = client.unwrap()  # reads what the server has sent until its notice
-            raw.close()
+            with suppress(ssl.SSLError):  # the server has sent something before its notice
+                client.unwrap()
         else:
             client.shutdown(socket.SHUT_WR)
         eventually(lambda: not secured.served.server.server_state.connections)

@@ -63,7 +63,7 @@ def fill_and_leave(served: Served) -> None:
 def test_engine_info_has_every_engine_with_its_hash(served: Served) -> None:
     counted = served.metrics()
     manifests = [engine.manifest for engine in served.pipeline.all_engines()]
-    assert len(manifests) > 20
+    assert len(manifests) > 8
     for manifest in manifests:
         key = f"tickrt_engine_info{{engine={manifest.name}}}{{sha256={manifest.engine_sha256}}}{{target=cpu}}"
         assert counted[key] == 1

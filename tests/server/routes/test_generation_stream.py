@@ -22,7 +22,7 @@ from runtime.audio.codec import Codec
 from runtime.audio.encoding import AudioWriter
 from runtime.pipeline.generation import LongGeneration
 from server.asgi import request_body
-from server.routes import generation_stream, generations
+from server.routes import generation_stream
 
 Serve = Callable[..., Served]
 
@@ -314,7 +314,7 @@ def test_parsing_decoding_and_encoding_run_outside_the_event_loop(
     threads: dict[str, set[int]] = {}
     slow = [
         (request_body, "parse_object"),
-        (generations, "validate"),
+        (request_body, "validate"),
         (LongGeneration, "next_request"),
         (Codec, "_decode"),
         (AudioWriter, "write"),
