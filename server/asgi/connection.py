@@ -148,6 +148,7 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         self._end_waiting()
         self._stop_write_timer()
         super().connection_lost(exc)
+        self.transport.end()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; every further request on the connection has the same header deadline."""

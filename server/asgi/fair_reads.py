@@ -227,6 +227,10 @@ class FairTransport:
         """Send bytes."""
         self.write(b"".join(parts))
 
+    def end(self) -> None:
+        """The connection has ended: nothing of it is kept, though its protocols and transports know each other."""
+        self._kept = b""
+
     def pause_reading(self) -> None:
         """Parse no more."""
         self._is_paused = True

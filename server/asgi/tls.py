@@ -52,6 +52,12 @@ class TlsTransport(FairTransport):
             rest = rest[self._tls.write(rest) :]
         self._flush()
 
+    def end(self) -> None:
+        """The connection has ended: nothing of it is kept, above all not the TLS session."""
+        super().end()
+        self._tls, self._can_write, self._ciphertext = None, False, b""
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+
     def write_eof(self) -> None:
         """Send no more; what arrives is parsed."""
         self._end_writing()

@@ -84,6 +84,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
         """The connection has ended."""
         self._on_opened()
         super().connection_lost(exc)
+        self.transport.end()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the handshake, or of frames."""

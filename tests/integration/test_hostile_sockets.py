@@ -252,15 +252,21 @@ def hello() -> bytes:
 
 def come_quickly(sent: bytes, address: Address) -> None:
     """500 clients a second that send `sent` and stay."""
-    started_s, clients = time.monotonic(), deque[socket.socket](maxlen=3 * MAX_REQUESTS)
+    started_s, clients = time.monotonic(), deque[socket.socket]()
     for index in range(round(500 * ATTACK_S)):
         with suppress(OSError):
-            connection = socket.create_connection(address, 10)
-            clients.append(connection)
-            connection.sendall(sent)
+            keep(clients, socket.create_connection(address, 10), 3 * MAX_REQUESTS).sendall(sent)
         time.sleep(max(0.0, started_s + index / 500 - time.monotonic()))
     for connection in clients:
         connection.close()
+
+
+def keep(clients: deque[socket.socket], client: socket.socket, most: int) -> socket.socket:
+    """One more client; above `most` the first one leaves."""
+    clients.append(client)
+    if len(clients) > most:
+        clients.popleft().close()
+    return client
 
 
 def come_and_go(address: Address) -> None:
@@ -283,15 +289,14 @@ def greedy_client(opening: list[bytes], address: Address) -> socket.socket:
 
 def resume(address: Address) -> None:
     """A session that is resumed on a new connection again and again; the last ones stay."""
-    ends_s, connections = time.monotonic() + ATTACK_S, deque[socket.socket](maxlen=20)
+    ends_s, connections = time.monotonic() + ATTACK_S, deque[socket.socket]()
     with connect(f"ws://{address[0]}:{address[1]}/v1/live") as websocket:
         websocket.send(json.dumps({"type": "open"}))
         ready = json.loads(websocket.recv(10))
         opening = frame(TEXT, json.dumps({"type": "open", "resume": ready["resume_token"]}).encode())
         while time.monotonic() < ends_s:
             with suppress(OSError):
-                connection = socket.create_connection(address, 10)
-                connections.append(connection)
+                connection = keep(connections, socket.create_connection(address, 10), 20)
                 connection.sendall(upgrade(path=f"/v1/live/{ready['session']}"))
                 connection.recv(4096)
                 connection.sendall(opening)

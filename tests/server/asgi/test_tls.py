@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -249,6 +250,19 @@ def test_a_websocket_is_told_why_it_ends_while_it_sends_more(secured: Secured) -
         client.sendall(b"\x01\x80\x00\x00\x00\x00" + 2 * MAX_FRAGMENTS * fragment)
         closing = received(client)
     assert closing[:1] + closing[2:4] == b"\x88" + POLICY_VIOLATION.to_bytes(2, "big")
+
+
+def test_a_tls_session_ends_with_its_connection(secured: Secured) -> None:
+    """Protocols and transports know each other: without help they stay until cycles are collected."""
+    gc.collect()
+    gc.disable()
+    try:
+        with secured.connect() as client:
+            client.sendall(LAST_GET)
+            assert received(client).startswith(b"HTTP/1.1 200 OK")
+        eventually(lambda: not any(isinstance(item, ssl.SSLObject) for item in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 class Context:
