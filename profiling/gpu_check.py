@@ -39,7 +39,7 @@ app = CommandLine()
 
 
 @dataclass(frozen=True)
-class Step:
+class CheckStep:
     """`python -m words`, in at most `limit_s`. `needs`: steps without which it is left out. `has_result`: it writes
     NAME.json."""
 
@@ -51,7 +51,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """How a step ended: done, failed, "out of time" or "left out", with the last line of its log."""
 
     name: str
@@ -82,13 +82,13 @@ def has_rtx_card() -> bool:
     return 8.0 <= capability < 9.0 or capability >= 12.0
 
 
-def check_steps(folder: Path, demo: Path, layers: int = LAYERS, *, is_rtx: bool = True) -> list[Step]:
+def check_steps(folder: Path, demo: Path, layers: int = LAYERS, *, is_rtx: bool = True) -> list[CheckStep]:
     """All steps, the cheapest and most telling first. is_rtx: also those that need an RTX card."""
     return [
-        Step("tests", ("pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests")), 300),
-        Step("demo-build", (BUILD, str(demo), "--target", "tensorrt"), 240),
+        CheckStep("tests", ("pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests")), 300),
+        CheckStep("demo-build", (BUILD, str(demo), "--target", "tensorrt"), 240),
         _bench("demo-bench", demo, folder, 120, "--budgets", "--repeats", "3"),
-        Step("rtx-build", (BUILD, str(demo), "--target", "tensorrt-rtx"), 240),
+        CheckStep("rtx-build", (BUILD, str(demo), "--target", "tensorrt-rtx"), 240),
         *([_bench("rtx-bench", demo, folder, 240, "--repeats", "1", target="tensorrt-rtx")] if is_rtx else []),
         *_published_steps("two-layers", 2, folder, 300),
         _profile("two-layers", folder),
@@ -99,24 +99,24 @@ def check_steps(folder: Path, demo: Path, layers: int = LAYERS, *, is_rtx: bool 
     ]
 
 
-def _published_steps(name: str, layers: int, folder: Path, build_s: float) -> Iterator[Step]:
+def _published_steps(name: str, layers: int, folder: Path, build_s: float) -> Iterator[CheckStep]:
     """Random weights at the published sizes, for the published deployment."""
     sizes = ("--random", "--layers", str(layers), "--canvas-seconds", "240")
     where = ("--out", str(folder / name), "--deployment", str(folder / f"{name}.toml"))
-    yield Step(f"{name}-export", ("engine_build.export", "acestep", *sizes, *where), 300)
+    yield CheckStep(f"{name}-export", ("engine_build.export", "acestep", *sizes, *where), 300)
     build = (BUILD, str(folder / f"{name}.toml"), "--target", "tensorrt")
-    yield Step(f"{name}-build", build, build_s, (f"{name}-export",))
+    yield CheckStep(f"{name}-build", build, build_s, (f"{name}-export",))
 
 
-def _profile(name: str, folder: Path) -> Step:
+def _profile(name: str, folder: Path) -> CheckStep:
     files = ("--json", str(folder / f"{name}-profile.json"), "--html", str(folder / f"{name}-profile.html"))
     words = ("profiling.profile_cli", str(folder / f"{name}.toml"), "--rows", "8", "--frames", "1500", *files)
-    return Step(f"{name}-profile", words, 120, (f"{name}-build",))
+    return CheckStep(f"{name}-profile", words, 120, (f"{name}-build",))
 
 
-def _bench(name: str, config: Path, folder: Path, limit_s: float, *options: str, target: str = "tensorrt") -> Step:
+def _bench(name: str, config: Path, folder: Path, limit_s: float, *options: str, target: str = "tensorrt") -> CheckStep:
     words = (BENCH, str(config), "--target", target, *options, "--json", str(folder / f"{name}.json"))
-    return Step(name, words, limit_s, (f"{name.rpartition('-')[0]}-build",), has_result=True)
+    return CheckStep(name, words, limit_s, (f"{name.rpartition('-')[0]}-build",), has_result=True)
 
 
 def published_deployment(folder: Path, name: str) -> None:
@@ -126,16 +126,16 @@ def published_deployment(folder: Path, name: str) -> None:
     (folder / f"{name}.toml").write_text(text, encoding="utf-8")
 
 
-def run_steps(steps: Sequence[Step], folder: Path, minutes: float) -> Iterator[Outcome]:
+def run_steps(steps: Sequence[CheckStep], folder: Path, minutes: float) -> Iterator[CheckOutcome]:
     """Run the steps, until `minutes` are over. A step that needs one that is not done is left out."""
     end_s, undone = time.monotonic() + 60 * minutes, {step.name for step in steps}
     for step in steps:
         missing = [need for need in step.needs if need in undone]
         left_s = end_s - time.monotonic()
         if missing:
-            outcome = Outcome(step.name, "left out", 0.0, f"{missing[0]} is not done")
+            outcome = CheckOutcome(step.name, "left out", 0.0, f"{missing[0]} is not done")
         elif left_s <= 0:
-            outcome = Outcome(step.name, "out of time", 0.0, f"{minutes:g} minutes were over before it began")
+            outcome = CheckOutcome(step.name, "out of time", 0.0, f"{minutes:g} minutes were over before it began")
         else:
             outcome = _run(step, folder, min(step.limit_s, left_s))
         if outcome.status == "done":
@@ -143,7 +143,7 @@ def run_steps(steps: Sequence[Step], folder: Path, minutes: float) -> Iterator[O
         yield outcome
 
 
-def _run(step: Step, folder: Path, limit_s: float) -> Outcome:
+def _run(step: CheckStep, folder: Path, limit_s: float) -> CheckOutcome:
     log, started = folder / f"{step.name}.log", time.monotonic()
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
@@ -158,10 +158,10 @@ def _run(step: Step, folder: Path, limit_s: float) -> Outcome:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return Outcome(step.name, status, round(time.monotonic() - started, 1), lines[-1] if lines else "")
+    return CheckOutcome(step.name, status, round(time.monotonic() - started, 1), lines[-1] if lines else "")
 
 
-def figures(step: Step, result: dict[str, Any]) -> Iterator[Figure]:
+def figures(step: CheckStep, result: dict[str, Any]) -> Iterator[Figure]:
     """The figures of a result that have a budget, and how long competitors take."""
     for point in (result, *result.get("points", ())):
         where = ", ".join(str(point[name]) for name in ("load", "depth", "variant") if name in point)
@@ -206,7 +206,7 @@ def gpu_check(
         raise typer.Exit(EXIT_OVER_LIMIT)
 
 
-def _print(console: Console, outcomes: Sequence[Outcome], found: Sequence[Figure]) -> None:
+def _print(console: Console, outcomes: Sequence[CheckOutcome], found: Sequence[Figure]) -> None:
     rows = [[outcome.name, outcome.status, f"{outcome.seconds:.0f}", outcome.note[:80]] for outcome in outcomes]
     print_table(console, "steps", ("step", "ended", "s", "last line"), rows, num_text=1)
     cells = [[figure.step, figure.what, f"{figure.value:.3f}", *_verdict(figure)] for figure in found]

@@ -20,7 +20,7 @@ from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import FORMATS, Latents, Pcm, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags, read_metadata
-from runtime.audio.playback import Player, open_player
+from runtime.audio.playback import AudioPlayer, open_player
 from runtime.cli_options import (
     SOURCE,
     TEXT,
@@ -256,7 +256,7 @@ def _run(job: Job) -> None:
                 player.finish()
 
 
-def _open_player(pipeline: Pipeline, generation: LongGeneration) -> Player:
+def _open_player(pipeline: Pipeline, generation: LongGeneration) -> AudioPlayer:
     assert pipeline.codec is not None
     return open_player(pipeline.codec.sample_rate_hz, pipeline.codec.channels, generation.total_samples)
 
@@ -284,7 +284,7 @@ def _write(
     generation: LongGeneration,
     progress: ProgressMeter,
     file: BinaryIO,
-    player: Player | None,
+    player: AudioPlayer | None,
 ) -> None:
     codec = pipeline.codec
     if generation.plan is not None and player is None:

@@ -25,7 +25,7 @@ from engine_build.graphs.reference_session import model_of
 from runtime.config.deployment import Deployment, Target, build_command
 from runtime.engines.manifest import (
     Manifest,
-    Measurement,
+    EngineMeasurement,
     file_sha256,
     manifest_path,
     read_measurement,
@@ -166,7 +166,7 @@ def measure_built(
     folder: Path,
     environment: BuildEnvironment,
     worker: Worker,
-) -> Measurement:
+) -> EngineMeasurement:
     """Measure an engine in `folder` that was built where it could not run, and keep the result beside it.
 
     Raises BuildError, also where its error is too large.
@@ -178,7 +178,7 @@ def measure_built(
         )
         error, facts = engine_error(task)
     gpu = environment.facts["gpu"]
-    measurement = Measurement(
+    measurement = EngineMeasurement(
         engine_sha256=manifest.engine_sha256, error=error, measured_on=gpu, facts={**environment.facts, **facts}
     )
     try:

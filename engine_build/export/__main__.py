@@ -12,8 +12,8 @@ from runtime.errors import ConfigError
 from runtime.terminal import Terminal, print_line, shown_path
 
 if TYPE_CHECKING:
-    from engine_build.export.acestep.export import Options
-    from engine_build.export.acestep.sources import Source
+    from engine_build.export.acestep.export import ExportOptions
+    from engine_build.export.acestep.sources import CheckpointSource
 
 NEEDED = ("torch", "diffusers", "onnxscript", "onnxruntime")
 
@@ -71,10 +71,10 @@ def acestep(
         "encoder_hidden_size": condition,
     }
     need_packages(*NEEDED)
-    from engine_build.export.acestep.export import Options, bundle_name
+    from engine_build.export.acestep.export import ExportOptions, bundle_name
 
     source = _source(checkpoint, random, seed, _given(sizes), planner)
-    options = Options(
+    options = ExportOptions(
         bundle_name(name or source.name),
         canvas_seconds,
         with_text=not no_text,
@@ -89,7 +89,7 @@ def main() -> None:
     app(prog_name="python -m engine_build.export")
 
 
-def _source(checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, int], planner: str | None) -> Source:
+def _source(checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, int], planner: str | None) -> CheckpointSource:
     from engine_build.export.acestep.sources import Checkpoint, RandomWeights
 
     if random == (checkpoint is not None):
@@ -101,7 +101,7 @@ def _source(checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, i
     return RandomWeights(seed, planner=planner, transformer_changes=sizes)
 
 
-def _export(source: Source, out: Path, deployment: Path | None, options: Options) -> None:
+def _export(source: CheckpointSource, out: Path, deployment: Path | None, options: ExportOptions) -> None:
     from engine_build.export.acestep.bundle_text import deployment_text
     from engine_build.export.acestep.export import export_bundle
 

@@ -11,7 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from engine_build.build.rebuild_check import RebuildDecision, total_memory_bytes
-from engine_build.reports.inventory import Entry
+from engine_build.reports.inventory import InventoryEntry
 from runtime.engines.manifest import Manifest
 from runtime.terminal import cells, print_line
 
@@ -122,7 +122,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def print_entries(console: Console, entries: Sequence[Entry], where: str) -> None:
+def print_entries(console: Console, entries: Sequence[InventoryEntry], where: str) -> None:
     """The table of `list`: one line per engine, and a total."""
     if not entries:
         print_line(f"nothing is built in {where}", console)
@@ -158,7 +158,7 @@ def print_inspection(console: Console, about: Mapping[str, Any]) -> None:
         print_line(f"measured  {UNMEASURED}", console)
 
 
-def _entry_row(entry: Entry, reasons: Sequence[str]) -> tuple[str, ...]:
+def _entry_row(entry: InventoryEntry, reasons: Sequence[str]) -> tuple[str, ...]:
     fits = f"no ({reasons.index(entry.unusable_reason) + 1})" if entry.unusable_reason else "yes"
     if entry.manifest is None:
         return (entry.name, entry.target, "", "", "", "", fits)

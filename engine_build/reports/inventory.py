@@ -19,7 +19,7 @@ from runtime.devices.machine import machine
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
-    Measurement,
+    EngineMeasurement,
     machine_mismatch,
     manifest_path,
     measurement_path,
@@ -36,14 +36,14 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 
 
 @dataclass(frozen=True)
-class Entry:
+class InventoryEntry:
     """One engine: its manifest (None where it cannot be read), and why it does not run here ("" where it does)."""
 
     name: str
     target: str
     manifest: Manifest | None
     unusable_reason: str
-    measurement: Measurement | None = None
+    measurement: EngineMeasurement | None = None
 
     @property
     def error(self) -> Mapping[str, float]:
@@ -73,17 +73,17 @@ class RemovalPlan:
     size_bytes: int
 
 
-def entries(folder: Path, environment: BuildEnvironment) -> Iterator[Entry]:
+def entries(folder: Path, environment: BuildEnvironment) -> Iterator[InventoryEntry]:
     """Every engine in a deployment's folder of one target, sorted by name."""
     for path in sorted(folder.glob(f"*{MANIFEST_SUFFIX}")):
         name = path.name.removesuffix(MANIFEST_SUFFIX)
         try:
             manifest = read_manifest(path)
         except EngineError as error:
-            yield Entry(name, folder.name, None, error.what)
+            yield InventoryEntry(name, folder.name, None, error.what)
             continue
         measurement = read_measurement(folder, manifest)
-        yield Entry(name, manifest.target, manifest, unusable_reason(manifest, folder, environment), measurement)
+        yield InventoryEntry(name, manifest.target, manifest, unusable_reason(manifest, folder, environment), measurement)
 
 
 def unusable_reason(manifest: Manifest, folder: Path, environment: BuildEnvironment) -> str:

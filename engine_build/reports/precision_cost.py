@@ -29,7 +29,7 @@ PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and le
 app = CommandLine(add_completion=False)
 
 
-class Choice(StrEnum):
+class RecipeChoice(StrEnum):
     """The choices of --recipe."""
 
     FP16 = "fp16"
@@ -50,7 +50,7 @@ class TargetChoice(StrEnum):
 @app.command()
 def precision(
     config: Config,
-    recipe: Annotated[list[Choice], typer.Option(help="The recipe; may be given twice to compare.")] = [Choice.BF16],  # noqa: B006
+    recipe: Annotated[list[RecipeChoice], typer.Option(help="The recipe; may be given twice to compare.")] = [RecipeChoice.BF16],  # noqa: B006
     target: Annotated[
         TargetChoice, typer.Option(help="Its missing kernels stay in fp32; int8 is another one on cpu.")
     ] = TargetChoice.TENSORRT,

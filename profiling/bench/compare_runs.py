@@ -51,7 +51,7 @@ POINT_FIGURES = {
 
 
 @dataclass(frozen=True)
-class Change:
+class FigureChange:
     """One figure of both runs. interval: None where the figure is not judged.
 
     is_control: it is the time of the same bare engine on the same machine, so that its change is no change of a tick.
@@ -161,7 +161,7 @@ def samples(result: Mapping[str, Any]) -> dict[str, Rounds]:
     return {f"{prefix}{name}": rounds for prefix, part in parts for name, rounds in part.get("samples", {}).items()}
 
 
-def changes(base: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+def changes(base: Mapping[str, Any], now: Mapping[str, Any]) -> list[FigureChange]:
     """The figures that both results have; those with samples in both are judged."""
     before, after = figures(base), figures(now)
     old, new = samples(base), samples(now)
@@ -170,12 +170,12 @@ def changes(base: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     intervals = {name: ratio_interval(old[name], new[name], len(judged)) for name in judged}
     is_same_engine = all(base.get(name) == now.get(name) for name in SAME_ENGINE)
     return [
-        Change(name, before[name], after[name], intervals.get(name), is_same_engine and name.endswith(ENGINE_FIGURE))
+        FigureChange(name, before[name], after[name], intervals.get(name), is_same_engine and name.endswith(ENGINE_FIGURE))
         for name in names
     ]
 
 
-def print_changes(console: Console, base: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+def print_changes(console: Console, base: Mapping[str, Any], now: Mapping[str, Any]) -> list[FigureChange]:
     """Print the changes as a table, and what stands out of the noise; returns the changes."""
     found = changes(base, now)
     rows = [
@@ -199,7 +199,7 @@ def print_changes(console: Console, base: Mapping[str, Any], now: Mapping[str, A
     return found
 
 
-def conclusion(found: Sequence[Change]) -> list[str]:
+def conclusion(found: Sequence[FigureChange]) -> list[str]:
     """Which changes stand out of the noise, in sentences."""
     verdicts = {change.verdict for change in found} - {None}
     if not verdicts:

@@ -44,7 +44,7 @@ class GraphNode:
 
 
 @dataclass(frozen=True)
-class Graph:
+class OriginGraph:
     """An ONNX model and its nodes, with look-ups by name and by value."""
 
     model: onnx.ModelProto
@@ -70,10 +70,10 @@ class Graph:
         return frozenset(found)
 
 
-def read_graph(path: Path) -> Graph:
+def read_graph(path: Path) -> OriginGraph:
     """The graph in a file, without its large weights. Raises OSError, DecodeError."""
     model = onnx.load(path, load_external_data=False)
-    return Graph(model, tuple(_node(node) for node in model.graph.node))
+    return OriginGraph(model, tuple(_node(node) for node in model.graph.node))
 
 
 def _node(node: onnx.NodeProto) -> GraphNode:
@@ -113,8 +113,8 @@ def origin_of(notes: Mapping[str, str]) -> str:
 class Origins:
     """Finds the model's nodes in layers. `source`: the model's graph; `engine`: the graph that ONNX Runtime runs."""
 
-    source: Graph | None = None
-    engine: Graph | None = None
+    source: OriginGraph | None = None
+    engine: OriginGraph | None = None
 
     def of(self, layer: NodeTimes) -> tuple[GraphNode, ...]:
         """The model's nodes in a layer, by its metadata, its values or its name; empty where they are not known."""
@@ -147,7 +147,7 @@ class Origins:
         return frozenset(self.engine.producers) if self.engine is not None else frozenset()
 
 
-def _between(source: Graph, node: GraphNode, known: frozenset[str]) -> tuple[GraphNode, ...]:
+def _between(source: OriginGraph, node: GraphNode, known: frozenset[str]) -> tuple[GraphNode, ...]:
     """The model's nodes in a fused node: from its outputs back to values that the engine has too."""
     found: dict[str, GraphNode] = {}
     waiting = [name for name in node.outputs if name in source.producers]

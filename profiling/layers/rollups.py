@@ -21,7 +21,7 @@ SLOW_RATIO = 1.1
 
 
 @dataclass(frozen=True)
-class Row:
+class RollupRow:
     """One line of a rollup: sum of its layers' medians, share of the sum of all (0..1), and how many layers."""
 
     name: str
@@ -31,7 +31,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Part:
+class BlockPart:
     """One part of equal blocks: milliseconds per execute in each block, median over all executes."""
 
     median_ms: tuple[float, ...]
@@ -43,8 +43,8 @@ class Blocks:
 
     prefix: str
     indices: tuple[int, ...]
-    parts: Mapping[str, Part]
-    whole: Part
+    parts: Mapping[str, BlockPart]
+    whole: BlockPart
 
     @property
     def slowest(self) -> tuple[int, float]:
@@ -62,12 +62,12 @@ class Blocks:
         return f"block {index} takes {ratio:.2f} of the median"
 
 
-def by_kind(profile: Profile) -> list[Row]:
+def by_kind(profile: Profile) -> list[RollupRow]:
     """A row per kind, longest time first."""
     return _rolled(profile, lambda layer: layer.kind)
 
 
-def by_module(profile: Profile, depth: int = 2) -> list[Row]:
+def by_module(profile: Profile, depth: int = 2) -> list[RollupRow]:
     """A row per module, `depth` parts below the common root; a block and its index are one part."""
     root = common_root(layer.module for layer in profile.layers)
     return _rolled(profile, lambda layer: shown_module(layer.module, root, depth, is_wide=layer.is_wide))
@@ -131,13 +131,13 @@ def shown_module(module: str | None, root: int, depth: int, *, is_wide: bool = F
     return ".".join(parts[:depth]) or WHOLE_MODEL
 
 
-def _rolled(profile: Profile, key: Callable[[LayerTiming], str]) -> list[Row]:
+def _rolled(profile: Profile, key: Callable[[LayerTiming], str]) -> list[RollupRow]:
     groups: dict[str, list[LayerTiming]] = {}
     for layer in profile.layers:
         groups.setdefault(key(layer), []).append(layer)
     whole = profile.layer_medians_ms or 1.0
     sums = {name: sum(layer.median_ms for layer in layers) for name, layers in groups.items()}
-    rows = [Row(name, sums[name], sums[name] / whole, len(layers)) for name, layers in groups.items()]
+    rows = [RollupRow(name, sums[name], sums[name] / whole, len(layers)) for name, layers in groups.items()]
     return sorted(rows, key=lambda row: -row.ms)
 
 
@@ -150,7 +150,7 @@ def _side_by_side(prefix: str, positions: Mapping[tuple[int, str], Sequence[Laye
     return Blocks(prefix, tuple(indices), {name: parts[name] for name in hottest}, whole)
 
 
-def _part(blocks: Sequence[Sequence[LayerTiming]]) -> Part:
+def _part(blocks: Sequence[Sequence[LayerTiming]]) -> BlockPart:
     """Layers per block, summed within each execute."""
     runs = [[sum(times) for times in zip(*(layer.runs_ms for layer in layers), strict=True)] for layers in blocks]
-    return Part(tuple(median(times) if times else 0.0 for times in runs))
+    return BlockPart(tuple(median(times) if times else 0.0 for times in runs))

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from profiling.layers.kinds import node_kind
-from profiling.layers.origins import Graph, GraphNode, Origins
+from profiling.layers.origins import OriginGraph, GraphNode, Origins
 from profiling.layers.roofline import Value, Work, operator_bytes, operator_flops
 from runtime.engines.engine import NodeTimes
 from runtime.engines.operator_flops import Shape
@@ -47,7 +47,7 @@ def item_bytes(element: int) -> float:
     return PACKED_BYTES.get(element) or float(helper.tensor_dtype_to_np_dtype(element).itemsize)
 
 
-def _runtime_values(nodes: Sequence[NodeTimes], graph: Graph, inputs: Mapping[str, Shape]) -> dict[str, Value]:
+def _runtime_values(nodes: Sequence[NodeTimes], graph: OriginGraph, inputs: Mapping[str, Shape]) -> dict[str, Value]:
     """Shapes that ONNX Runtime reports for outputs, and those of inputs and weights."""
     values = {tensor.name: _weight(tensor) for tensor in graph.model.graph.initializer}
     for item in graph.model.graph.input:
@@ -99,7 +99,7 @@ def _node_work(node: GraphNode | None, values: Mapping[str, Value]) -> Work | No
     return Work(flops, operator_bytes(node.op_type, inputs, outputs))
 
 
-def _fused_work(layer: NodeTimes, parts: Sequence[GraphNode], graph: Graph, values: Mapping[str, Value]) -> Work | None:
+def _fused_work(layer: NodeTimes, parts: Sequence[GraphNode], graph: OriginGraph, values: Mapping[str, Value]) -> Work | None:
     """Operations of all parts, and bytes of the values that enter and leave the layer."""
     if not parts:
         return _copied(layer)
@@ -138,7 +138,7 @@ def _width(tensor: Mapping[str, Any]) -> str | None:
     return found.group().upper() if found is not None else None
 
 
-def _used_outside(graph: Graph, makers: set[str]) -> set[str]:
+def _used_outside(graph: OriginGraph, makers: set[str]) -> set[str]:
     """Values that other nodes read, and the graph's outputs."""
     outputs = {item.name for item in graph.model.graph.output}
     return outputs.union(*(node.inputs for node in graph.nodes if node.outputs and node.outputs[0] not in makers))

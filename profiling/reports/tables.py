@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from profiling.layers.kinds import KINDS
-from profiling.layers.rollups import Blocks, Row, by_block, by_kind, by_module
+from profiling.layers.rollups import Blocks, RollupRow, by_block, by_kind, by_module
 from profiling.layers.roofline import EXCEEDED
 from profiling.layers.timings import LayerTiming, Profile
 from profiling.reports.text_table import print_table
@@ -54,7 +54,7 @@ def wall_grid(profile: Profile) -> Grid:
     return Grid(f"{profile.engine}: {profile.runs} executes", ("", "ms"), rows, note="\n".join(notes))
 
 
-def rollup_grid(title: str, rows: Sequence[Row], profile: Profile) -> Grid:
+def rollup_grid(title: str, rows: Sequence[RollupRow], profile: Profile) -> Grid:
     """A rollup with its sum."""
     lines = [(row.name, _ms(row.ms), f"{row.share:.1%}", str(row.layers)) for row in rows]
     shares = sum(row.share for row in rows)
@@ -140,12 +140,12 @@ def _layer_row(layer: LayerTiming, profile: Profile) -> tuple[str, ...]:
     return name, layer.kind, *times, *speeds, (roof.bound or "") if roof else "", reached
 
 
-def _shortened(rows: Sequence[Row], limit: int) -> list[Row]:
+def _shortened(rows: Sequence[RollupRow], limit: int) -> list[RollupRow]:
     """The first rows, and one row for the sum of all others."""
     head, rest = list(rows[:limit]), rows[limit:]
     if rest:
         name = f"({len(rest)} more)"
-        head.append(Row(name, sum(r.ms for r in rest), sum(r.share for r in rest), sum(r.layers for r in rest)))
+        head.append(RollupRow(name, sum(r.ms for r in rest), sum(r.share for r in rest), sum(r.layers for r in rest)))
     return head
 
 

@@ -41,7 +41,7 @@ class Output(Protocol):
         """End at once; may be called from another thread, and after finish()."""
 
 
-class Player:
+class AudioPlayer:
     """Plays PCM in a thread of its own, so that generating does not wait for the loudspeaker.
 
     Samples that are not played yet are kept as bytes in the writer's format.
@@ -91,7 +91,7 @@ class Player:
             self._failure = error
 
 
-def open_player(sample_rate_hz: int, channels: int, total_samples: int | None) -> Player:
+def open_player(sample_rate_hz: int, channels: int, total_samples: int | None) -> AudioPlayer:
     """A player of the first program of PROGRAMS that is found, else of the package sounddevice.
 
     Raises ConfigError where there is neither.
@@ -102,9 +102,9 @@ def open_player(sample_rate_hz: int, channels: int, total_samples: int | None) -
             command = [path, *arguments.format(rate_hz=sample_rate_hz, channels=channels, file="{file}").split()]
             format = "pcm" if "--raw" in command else "wav"
             output: Output = FileProgram(command) if "{file}" in command else Program(command)
-            return Player(output, AudioWriter(format, sample_rate_hz, channels, total_samples=total_samples))
+            return AudioPlayer(output, AudioWriter(format, sample_rate_hz, channels, total_samples=total_samples))
     if importlib.util.find_spec(PACKAGE) is not None:
-        return Player(SoundDevice(sample_rate_hz, channels), AudioWriter("pcm", sample_rate_hz, channels))
+        return AudioPlayer(SoundDevice(sample_rate_hz, channels), AudioWriter("pcm", sample_rate_hz, channels))
     raise ConfigError(
         f"there is nothing to play with: looked for the programs {', '.join(PROGRAMS)} and the package {PACKAGE}",
         fix=f"install one of them, such as pip install {PACKAGE}, or leave --play out",

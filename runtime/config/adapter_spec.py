@@ -7,10 +7,10 @@ from functools import cached_property
 
 from pydantic import Field
 
-from runtime.config.explain import Section
+from runtime.config.explain import TomlTable
 
 
-class AdapterMatrix(Section):
+class AdapterMatrix(TomlTable):
     """One matrix of the decoder, `inputs` x `outputs` features. weight: the initializer of its MatMul or Gemm."""
 
     weight: str
@@ -18,7 +18,7 @@ class AdapterMatrix(Section):
     outputs: int = Field(ge=1)
 
 
-class AdapterSpec(Section):
+class AdapterSpec(TomlTable):
     """Module path -> matrix, in the order in which adapters' factors lie next to each other.
 
     aliases: names of modules in adapters of other trainers -> names in the paths here ("q_proj" -> "to_q").

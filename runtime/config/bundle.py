@@ -19,7 +19,7 @@ from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.codec import CodecSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.controls import TEXT_OPTIONS, ControlsSpec
-from runtime.config.explain import Section, read_toml, validated
+from runtime.config.explain import TomlTable, read_toml, validated
 from runtime.config.option_ranges import OptionRanges
 from runtime.config.planner import PlannerSpec
 from runtime.config.structure import StructureSpec
@@ -32,7 +32,7 @@ BUNDLE_FILE = "bundle.toml"
 RENAMED_TABLES = {"conditioner": "text_encoder"}
 
 
-class LatentSpec(Section):
+class LatentSpec(TomlTable):
     """Layout of the latents `[T, C]`: C channels at `frame_rate_hz`, T a multiple of `frame_multiple`."""
 
     channels: int = Field(ge=1)
@@ -45,7 +45,7 @@ class LatentSpec(Section):
         return -(-frames // self.frame_multiple) * self.frame_multiple
 
 
-class DecoderInputs(Section):
+class DecoderInputs(TomlTable):
     """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]`, its mask `[R,L]`, context `[R,T,X]`.
 
     The condition may also be one vector per row, `[R,D]`.
@@ -75,13 +75,13 @@ class DecoderInputs(Section):
         return {name: letters for name, letters in roles.items() if name is not None}
 
 
-class DecoderOutputs(Section):
+class DecoderOutputs(TomlTable):
     """Role -> tensor name. velocity `[R,T,C]`."""
 
     velocity: str
 
 
-class DecoderSpec(Section):
+class DecoderSpec(TomlTable):
     """The denoiser's graph and its tensor roles.
 
     null_condition: a .npy file with the null condition's tokens, float32 `[L, D]`, for models that learn them; without
@@ -94,7 +94,7 @@ class DecoderSpec(Section):
     outputs: DecoderOutputs
 
 
-class ContextSpec(Section):
+class ContextSpec(TomlTable):
     """Layout of the context `[T, X]`: C channels of known latents (silence where unknown), C of mask (1 = generate).
 
     silence: one frame `[C]`, or the name of a .npy file with a sequence of frames, float32 `[N, C]`, that starts at the
@@ -106,7 +106,7 @@ class ContextSpec(Section):
     overlap_frames: int = Field(default=64, ge=1)
 
 
-class DcwSpec(Section):
+class DcwSpec(TomlTable):
     """Wavelet-domain correction of each step. A mode reads only its own strengths; the others stay 0."""
 
     mode: Literal["low", "high", "double", "pix"] = "double"
@@ -121,7 +121,7 @@ class DcwSpec(Section):
         return self
 
 
-class SamplerSpec(Section):
+class SamplerSpec(TomlTable):
     """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon."""
 
     steps: int = Field(default=8, ge=1)
@@ -132,7 +132,7 @@ class SamplerSpec(Section):
     dcw: DcwSpec = DcwSpec()
 
 
-class Bundle(Section):
+class Bundle(TomlTable):
     """One model: bundle.toml, and the folder that contains it."""
 
     folder: Path

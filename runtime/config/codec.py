@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from runtime.config.explain import Section
+from runtime.config.explain import TomlTable
 
 WINDOW_FRAMES = 256
 
 
-class CodecDecodeTensors(Section):
+class CodecDecodeTensors(TomlTable):
     """Role -> tensor name. latents `[B,T,C]`, start_frame `[B]` int64 absolute frame of the first frame."""
 
     latents: str
     start_frame: str | None = None
 
 
-class CodecEncodeTensors(Section):
+class CodecEncodeTensors(TomlTable):
     """Role -> tensor name. audio `[B,channels,N*hop]` float32."""
 
     audio: str
 
 
-class CodecDecodeOutputs(Section):
+class CodecDecodeOutputs(TomlTable):
     """Role -> tensor name. audio `[B,channels,T*hop]` float32."""
 
     audio: str
 
 
-class CodecEncodeOutputs(Section):
+class CodecEncodeOutputs(TomlTable):
     """Role -> tensor name. latents `[B,N,C]` float32."""
 
     latents: str
 
 
-class CodecGraphSpec(Section):
+class CodecGraphSpec(TomlTable):
     """One direction, in windows: one with `margin_frames` on both sides, trimmed, equals the whole.
 
     window_frames: the most frames that one execute takes, without margins; it bounds the memory.
@@ -59,7 +59,7 @@ class CodecEncodeSpec(CodecGraphSpec):
     outputs: CodecEncodeOutputs
 
 
-class CodecSpec(Section):
+class CodecSpec(TomlTable):
     """Audio <-> latents: `hop_samples` samples per frame and channel. gain_db: what live audio is amplified by."""
 
     sample_rate_hz: int = Field(ge=1)

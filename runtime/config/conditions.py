@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from runtime.config.explain import Section
+from runtime.config.explain import TomlTable
 
 Task = Literal["text2music", "cover", "repaint", "extract", "lego", "complete"]
 Part = Literal["lyrics", "timbre", "text"]
@@ -39,21 +39,21 @@ def filled(template: str, values: Mapping[str, Any], missing: str = "") -> str:
     return PATTERN.sub(value, template)
 
 
-class TextEncoderInputs(Section):
+class TextEncoderInputs(TomlTable):
     """Role -> tensor name. tokens `[B,L]` int64, mask `[B,L]` int64 (1 = token)."""
 
     tokens: str
     mask: str
 
 
-class TextEncoderOutputs(Section):
+class TextEncoderOutputs(TomlTable):
     """Role -> tensor name. condition `[B,L',D]` float32, mask `[B,L']` float32 (1 = keep)."""
 
     condition: str
     mask: str
 
 
-class TextGraphSpec(Section):
+class TextGraphSpec(TomlTable):
     """A graph that makes condition tokens of a filled template of at most `max_tokens` tokens."""
 
     graph: str
@@ -129,19 +129,19 @@ class TextEncoderSpec(TextGraphSpec):
         return text if text.endswith(self.instruction_end) else f"{text}{self.instruction_end}"
 
 
-class TimbreInputs(Section):
+class TimbreInputs(TomlTable):
     """Role -> tensor name. latents `[B,T,C]` float32."""
 
     latents: str
 
 
-class TimbreOutputs(Section):
+class TimbreOutputs(TomlTable):
     """Role -> tensor name. condition `[B,P,D]` float32."""
 
     condition: str
 
 
-class TimbreSpec(Section):
+class TimbreSpec(TomlTable):
     """Latents of a reference -> condition tokens. frames: T, three parts of equal length; silence where none is given.
 
     The parts are the reference's first, those from its third on, and its last.

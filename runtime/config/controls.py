@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from runtime.config.explain import Section
+from runtime.config.explain import TomlTable
 
 # The least and the greatest value of those that do not go from 0 to 1. false and true are 0 and 1, a scale is a key.
 RANGES: Final[Mapping[str, tuple[float, float]]] = {"bpm": (60, 200), "temperature": (0, 3), "top_k": (1, 1000)}
@@ -16,7 +16,7 @@ Option = Literal[TextOption, "guidance", "velocity_scale", "momentum", "rescale"
 TEXT_OPTIONS: Final = get_args(TextOption)
 
 
-class ControlSpec(Section):
+class ControlSpec(TomlTable):
     """What one control does: it adds words to every prompt, or sets an option, or both.
 
     words: for equal parts of the control's range, from its least value to its greatest, what is added to prompts; "" is
@@ -50,7 +50,7 @@ class ControlSpec(Section):
         return round(value) if self.option == "bpm" else value
 
 
-class ControlsSpec(Section):
+class ControlsSpec(TomlTable):
     """Every control, and what it does; None: nothing."""
 
     bpm: ControlSpec | None = None

@@ -67,7 +67,7 @@ def _parsed(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-class Section(BaseModel):
+class TomlTable(BaseModel):
     """A table of a file: unknown keys are errors, and values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

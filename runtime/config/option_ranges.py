@@ -8,14 +8,14 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from runtime.config.explain import Section
+from runtime.config.explain import TomlTable
 from runtime.errors import RequestError
 
 # Greater ones may be too great to be a float.
 MAX_JUDGED: Final = 1e9
 
 
-class NumberRange(Section):
+class NumberRange(TomlTable):
     """Numbers from `min` to `max`, both included; whole ones where `type` is integer. usual: the range of knobs."""
 
     min: float
@@ -75,7 +75,7 @@ def _numbers(low: float, high: float) -> Any:
     return Field(default=NumberRange(min=low, max=high))
 
 
-class OptionRanges(Section):
+class OptionRanges(TomlTable):
     """Every option that a bundle may narrow. The defaults are those of all models: the option table is bounded by them.
 
     What a bundle's table leaves out is as in these.

@@ -15,7 +15,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from runtime.config.explain import Section
+from runtime.config.explain import TomlTable
 
 # Fields of the header from which tempo, meter and scale follow.
 BPM, METER, KEY, MODE = "bpm", "meter", "key", "mode"
@@ -24,7 +24,7 @@ Step = Annotated[int, Field(ge=0, lt=len(KEYS))]
 PitchClasses = Annotated[int, Field(ge=0, lt=1 << len(KEYS))]
 
 
-class TokenRange(Section):
+class TokenRange(TomlTable):
     """`count` tokens from `first` on."""
 
     first: int = Field(ge=0)
@@ -41,7 +41,7 @@ class TokenRange(Section):
         return range(self.first, self.end)
 
 
-class PlanField(Section):
+class PlanField(TomlTable):
     """One place of a plan: `first` stands for the first of `values`, the token behind it for the second, and so on."""
 
     name: str
@@ -67,7 +67,7 @@ class PlanField(Section):
         return self.first + self.values.index(value)
 
 
-class PlanSpec(Section):
+class PlanSpec(TomlTable):
     """Songs in sections, planned in tokens of their own.
 
     prompt: the text that the tokenizer makes the prompt's tokens of; its placeholders are those of [text_encoder].

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from runtime.config.explain import Section
+from runtime.config.explain import TomlTable
 from runtime.config.plan_spec import PlanSpec, TokenRange
 
 # A window that ends nowhere.
@@ -21,7 +21,7 @@ NO_WINDOW = 1 << 40
 _PLACEHOLDER = re.compile(r"\{(caption|lyrics|thinking)\}")
 
 
-class PlannerInputs(Section):
+class PlannerInputs(TomlTable):
     """Role -> tensor name. All but the caches are int64.
 
     tokens `[R,U]`, position `[R]` of the first of them, write `[R]` the cache slot that it is written to, window `[R]`:
@@ -38,14 +38,14 @@ class PlannerInputs(Section):
     past: tuple[str, ...] = Field(min_length=1)
 
 
-class PlannerOutputs(Section):
+class PlannerOutputs(TomlTable):
     """Role -> tensor name. logits float32 `[R,G,V]`, present: the caches, at the addresses of `past`, in its order."""
 
     logits: str = "logits"
     present: tuple[str, ...] = Field(min_length=1)
 
 
-class PlannerGraphSpec(Section):
+class PlannerGraphSpec(TomlTable):
     """A decoder with caches that grow in place. capacity: M. window: positions that attention sees; 0: all of them.
 
     With a window a cache is a ring; a sequence then has no end.
@@ -70,7 +70,7 @@ class PlannerGraphSpec(Section):
         return self.window or NO_WINDOW
 
 
-class PlannerSamplerSpec(Section):
+class PlannerSamplerSpec(TomlTable):
     """Defaults of sampling, in this order: guidance, top_k, top_p, temperature.
 
     candidates: the most tokens that any of them leaves to choose from. top_k: 0 for no limit, 1 for the likeliest.
@@ -83,7 +83,7 @@ class PlannerSamplerSpec(Section):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
 
 
-class PromptSpec(Section):
+class PromptSpec(TomlTable):
     """Templates of a phase's prompts with {caption}, {lyrics} and {thinking}, the text of the phase before.
 
     negative: of guidance's negative rows. user_negative: the same where the user gave a negative caption, which takes
@@ -102,7 +102,7 @@ class PromptSpec(Section):
         return _filled(self.prompt, values), other
 
 
-class FieldSpec(Section):
+class FieldSpec(TomlTable):
     """One line of the thinking, "NAME: VALUE".
 
     integer: minimum to maximum. choice: one of `values`. text: at most max_tokens tokens, with no token that contains a

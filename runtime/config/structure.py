@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from runtime.config.explain import Section
+from runtime.config.explain import TomlTable
 
 
-class StructureEncodeInputs(Section):
+class StructureEncodeInputs(TomlTable):
     """Role -> tensor name. latents `[B,T,C]`, T a multiple of `frames_per_code`."""
 
     latents: str
 
 
-class StructureEncodeOutputs(Section):
+class StructureEncodeOutputs(TomlTable):
     """Role -> tensor name. codes `[B,T/frames_per_code]` int64."""
 
     codes: str
 
 
-class StructureEncodeSpec(Section):
+class StructureEncodeSpec(TomlTable):
     """Latents -> codes."""
 
     graph: str
@@ -27,19 +27,19 @@ class StructureEncodeSpec(Section):
     outputs: StructureEncodeOutputs
 
 
-class StructureDecodeInputs(Section):
+class StructureDecodeInputs(TomlTable):
     """Role -> tensor name. codes `[B,Q]` int64."""
 
     codes: str
 
 
-class StructureDecodeOutputs(Section):
+class StructureDecodeOutputs(TomlTable):
     """Role -> tensor name. hints `[B,Q*frames_per_code,C]`."""
 
     hints: str
 
 
-class StructureDecodeSpec(Section):
+class StructureDecodeSpec(TomlTable):
     """Codes -> hints, which stand in the context where known latents would."""
 
     graph: str
@@ -47,7 +47,7 @@ class StructureDecodeSpec(Section):
     outputs: StructureDecodeOutputs
 
 
-class StructureSpec(Section):
+class StructureSpec(TomlTable):
     """What a cover keeps of its source. Codes are 0 to `num_codes` - 1, one per `frames_per_code` frames.
 
     Pieces of at most a canvas are encoded and decoded by themselves.

@@ -15,7 +15,7 @@ from runtime.requests.request import Condition, GenerationRequest
 from runtime.scheduling.slot import Slot
 
 
-class Row(NamedTuple):
+class DecoderRow(NamedTuple):
     """One row of the decoder's batch: which slot's latents, under which condition."""
 
     slot_index: int
@@ -56,8 +56,8 @@ class LiveSlot:
     work: PreparedGeneration
     has_cached_negative: bool
     first_step: int
-    positives: tuple[Row, ...] = ()
-    negatives: tuple[Row, ...] = ()
+    positives: tuple[DecoderRow, ...] = ()
+    negatives: tuple[DecoderRow, ...] = ()
     is_guided: bool = False
     uses_cached_negative: bool = False
     rows_until: int = 0
@@ -107,11 +107,11 @@ class LiveSlot:
         has_negatives = self.is_guided and not self.uses_cached_negative
         self.negatives = tuple([self._row(condition) for condition in phase.negatives]) if has_negatives else ()
 
-    def _row(self, condition: Condition) -> Row:
+    def _row(self, condition: Condition) -> DecoderRow:
         """The same row as before, where there was one: it need not be uploaded again."""
         index, request = self.slot.index, self.work.request
         known = (row for row in (*self.positives, *self.negatives) if row.condition is condition)
-        return next(known, None) or Row(index, condition, request)
+        return next(known, None) or DecoderRow(index, condition, request)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +126,7 @@ class RowLayout:
     frames: int
     slots: tuple[Slot, ...]
     slot_count: int
-    rows: tuple[Row, ...]
+    rows: tuple[DecoderRow, ...]
     is_identity: bool
     executes: tuple[Execute, ...]
     positives: tuple[tuple[int, ...], ...]
@@ -190,7 +190,7 @@ class LayoutRules:
         )
 
     def _place(
-        self, frames: int, rows: Sequence[Row], num_positives: int, previous: RowLayout | None
+        self, frames: int, rows: Sequence[DecoderRow], num_positives: int, previous: RowLayout | None
     ) -> tuple[list[int], tuple[Execute, ...]]:
         """Where each row goes in the decoder's batch, and the executes over it."""
         indices = list(range(len(rows)))
@@ -212,7 +212,7 @@ class LayoutRules:
                     places[index] = place
         return places, tuple(executes)
 
-    def _groups(self, indices: list[int], rows: Sequence[Row]) -> list[list[int]]:
+    def _groups(self, indices: list[int], rows: Sequence[DecoderRow]) -> list[list[int]]:
         """Rows that may share an execute: all of them, or, without a condition mask, those of equal L."""
         if self.folds_tokens:
             return [indices] if indices else []
@@ -226,7 +226,7 @@ class LayoutRules:
     def _slot_count(self, live: Sequence[LiveSlot]) -> int:
         return self.deployment.runtime.depth if self._has_few_shapes else live[-1].slot.index + 1
 
-    def _is_identity(self, rows: Sequence[Row], slot_count: int) -> bool:
+    def _is_identity(self, rows: Sequence[DecoderRow], slot_count: int) -> bool:
         """On a GPU with several slots never: as many rows as slots would be two shapes, in order and not."""
         return len(rows) == slot_count and _are_in_order(rows) and (slot_count == 1 or not self._has_few_shapes)
 
@@ -243,12 +243,12 @@ class LayoutRules:
         return min([allowed.nearest(rounded) for allowed in ranges if allowed.max >= tokens])
 
 
-def _are_in_order(rows: Sequence[Row]) -> bool:
+def _are_in_order(rows: Sequence[DecoderRow]) -> bool:
     """Whether row i is slot i: that needs no rows graph."""
     return [row.slot_index for row in rows] == list(range(len(rows)))
 
 
-def _in_earlier_places(rows: Sequence[Row], previous: RowLayout | None) -> list[int]:
+def _in_earlier_places(rows: Sequence[DecoderRow], previous: RowLayout | None) -> list[int]:
     """Indices of rows in the order of their places: a row that `previous` has stays in its place, so that it is not
     uploaded again."""
     indices = list(range(len(rows)))
@@ -267,10 +267,10 @@ def _in_earlier_places(rows: Sequence[Row], previous: RowLayout | None) -> list[
     return [kept[place] if place in kept else next(rest) for place in indices]
 
 
-def _in_places(rows: Sequence[Row], places: Sequence[int]) -> tuple[Row, ...]:
+def _in_places(rows: Sequence[DecoderRow], places: Sequence[int]) -> tuple[DecoderRow, ...]:
     """The rows by their place; a place between two executes repeats the row before it."""
     by_place = dict(zip(places, rows, strict=True))
-    laid: list[Row] = []
+    laid: list[DecoderRow] = []
     for place in range(max(places) + 1):
         laid.append(by_place.get(place) or laid[-1])
     return tuple(laid)

@@ -74,7 +74,7 @@ class Manifest(Identity):
         return "max_rel" in self.error
 
 
-class Measurement(BaseModel):
+class EngineMeasurement(BaseModel):
     """What the first machine that ran an engine measured. engine_sha256: of the engine's file, to which it belongs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -114,16 +114,16 @@ def measurement_path(folder: Path, name: str) -> Path:
     return folder / f"{name}{MEASURED_SUFFIX}"
 
 
-def read_measurement(folder: Path, manifest: Manifest) -> Measurement | None:
+def read_measurement(folder: Path, manifest: Manifest) -> EngineMeasurement | None:
     """The measurement beside an engine; None where there is none of this engine."""
     try:
-        found = Measurement.model_validate_json(measurement_path(folder, manifest.name).read_bytes())
+        found = EngineMeasurement.model_validate_json(measurement_path(folder, manifest.name).read_bytes())
     except (OSError, ValidationError):
         return None
     return found if found.engine_sha256 == manifest.engine_sha256 else None
 
 
-def write_measurement(folder: Path, name: str, measurement: Measurement) -> None:
+def write_measurement(folder: Path, name: str, measurement: EngineMeasurement) -> None:
     """Keep a measurement beside engine `name`. Raises OSError."""
     write_atomically(measurement_path(folder, name), measurement.model_dump_json(indent=1).encode() + b"\n")
 

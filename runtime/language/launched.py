@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from runtime.devices.device import Event, Stream
 from runtime.errors import TickError
-from runtime.language.live_sequence import Chunk
+from runtime.language.live_sequence import PromptChunk
 from runtime.scheduling.batch import BucketSpan
 from runtime.scheduling.slot import Slot
 
@@ -35,7 +35,7 @@ class LanguagePart:
     """What one tick executes: a chunk of a prompt, and `step` over the rows of all sequences; either may be None."""
 
     slots: tuple[Slot, ...]
-    chunk: Chunk | None
+    chunk: PromptChunk | None
     step: LanguageKey | None
     num_rows: int
     num_executes: int

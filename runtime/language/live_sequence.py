@@ -15,7 +15,7 @@ from runtime.language.thinking import Mask
 from runtime.scheduling.slot import Slot
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     """Tokens of a prompt for the cache of one row, from position `start` on."""
 
     row: int
@@ -87,13 +87,13 @@ class LiveSequence:
             for at in range(start, start + count)
         ]
 
-    def take_chunk(self, size: int) -> Chunk:
+    def take_chunk(self, size: int) -> PromptChunk:
         """The next tokens of a prompt; they count as prefilled from now on."""
         for place, prompt in enumerate(self.prompts):
             start, end = self.prefilled[place], len(prompt) - 1
             if start < end:
                 self.prefilled[place] = min(start + size, end)
-                return Chunk(self.rows[place], start, prompt[start : self.prefilled[place]])
+                return PromptChunk(self.rows[place], start, prompt[start : self.prefilled[place]])
         raise AssertionError("the sequence is ready")
 
     def draft(self, count: int) -> None:

@@ -10,7 +10,7 @@ from runtime.devices.packed_vectors import PackedVectors
 from runtime.engines.engine import Engine, Execution
 from runtime.engines.launch_cache import Launch, LaunchCache
 from runtime.language.kv_cache import KvCache
-from runtime.language.live_sequence import Chunk
+from runtime.language.live_sequence import PromptChunk
 from runtime.language.step_buffers import Vector
 
 # Bound launches that are kept: a prefill's addresses are those of its row.
@@ -39,7 +39,7 @@ class Prefill:
         )
         self._logits = device.zeros((1, 1, vocabulary), np.float32)
 
-    def prepare(self, engine: Engine, chunk: Chunk, generation: int) -> Launch:
+    def prepare(self, engine: Engine, chunk: PromptChunk, generation: int) -> Launch:
         """Set the next chunk; what pads it is overwritten in the cache before anything reads it.
 
         Raises ShapeError, EngineError.

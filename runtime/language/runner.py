@@ -19,7 +19,7 @@ from runtime.errors import EngineDeadError, EngineError, ShapeError
 from runtime.language.draft_graph import DraftGraph
 from runtime.language.kv_cache import KvCache
 from runtime.language.launched import DRAFT, LanguageKey, LanguageLaunch, LanguagePart
-from runtime.language.live_sequence import Chunk, LiveSequence
+from runtime.language.live_sequence import PromptChunk, LiveSequence
 from runtime.language.prefill import Prefill
 from runtime.language.sequence import SequenceState
 from runtime.language.step_buffers import SequenceVectors, StepBuffers, vectors_bytes
@@ -308,7 +308,7 @@ class LanguageRunner:
         if taken and live.request.on_tokens is not None:
             live.request.on_tokens(taken)
 
-    def _prepare_chunk(self, chunk: Chunk) -> list[Launch]:
+    def _prepare_chunk(self, chunk: PromptChunk) -> list[Launch]:
         """A chunk goes into the caches of both graphs."""
         graphs = (self._engines.planner, self._engines.draft)
         prepared = zip(self._prefills, graphs, strict=False)

@@ -109,7 +109,7 @@ class Planner:
             plan = FormPlan(self.sequences, options, seed, total_frames, caller)
             plan.plan_sections()
             return plan
-        return Plan(self, options, thinking, seed, self.structure.spec.num_codes_of(total_frames), caller)
+        return CodesPlan(self, options, thinking, seed, self.structure.spec.num_codes_of(total_frames), caller)
 
     def form_plan(
         self,
@@ -165,7 +165,7 @@ class Planner:
         return filled
 
 
-class Plan:
+class CodesPlan:
     """The codes of one generation, made ahead of its segments. One thread asks for them, any thread may close it.
 
     A sequence goes on while segments are generated. Where the cache has no room for all codes, another sequence follows

@@ -79,7 +79,7 @@ class Stop:
 Message = Submit | Update | Cancel | Snapshot | Swap | Rehearse | Stop
 
 
-class Inbox:
+class LoopInbox:
     """Messages to the tick thread, in the order in which they were put. Any thread puts, the tick thread takes."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class LoopClient:
     def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
         self.bundle, self.deployment = bundle, deployment
         self.engines = engines
-        self._inbox, runtime = Inbox(), deployment.runtime
+        self._inbox, runtime = LoopInbox(), deployment.runtime
         self._registry = Registry(runtime.depth, runtime.queue, runtime.adapter_rank, runtime.planner_sequences)
         self._draining = threading.Event()
         self._ended = threading.Event()

@@ -15,7 +15,7 @@ from runtime.scheduling.batch import BucketSpan
 from runtime.scheduling.slot import Slot
 
 
-class Part(Protocol):
+class RunnerPart(Protocol):
     """What a runner executes in one tick: a plain value."""
 
     @property
@@ -57,7 +57,7 @@ class Launched(Protocol):
         """Slots whose state became NaN or infinite, with the step they took. Valid when the tick is done."""
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=RunnerPart)
 
 
 class Runner(Protocol[P]):

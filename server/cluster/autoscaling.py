@@ -25,7 +25,7 @@ class Load:
         return asdict(self)
 
 
-class Context(Protocol):
+class PolicyContext(Protocol):
     """What Ray Serve tells a policy: the replicas that it wants now, and each metric's values of each replica."""
 
     target_num_replicas: int
@@ -59,7 +59,7 @@ def latest_loads(metrics: Mapping[str, Mapping[Any, Sequence[Any]]]) -> list[Loa
     ]
 
 
-def policy(context: Context) -> tuple[int, dict[str, Any]]:
+def policy(context: PolicyContext) -> tuple[int, dict[str, Any]]:
     """Ray Serve's AutoscalingPolicy: the wanted replicas, within the bounds that its configuration sets."""
     loads = latest_loads(context.raw_metrics or {})
     return (wanted_replicas(loads) if loads else context.target_num_replicas), {}

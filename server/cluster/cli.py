@@ -21,7 +21,7 @@ from server.config import load_settings
 from server.process import open_socket
 
 if TYPE_CHECKING:
-    from server.cluster.ray_cluster import Applied, RayCluster
+    from server.cluster.ray_cluster import AppliedConfig, RayCluster
 
 HOST = "127.0.0.1"
 app = CommandLine()
@@ -112,7 +112,7 @@ def open_cluster(folder: Path | None) -> RayCluster:
     return RayCluster(folder or Path(tempfile.gettempdir()) / f"tickrt-cluster-{os.getuid()}")
 
 
-def running_cluster(cluster: RayCluster) -> Applied:
+def running_cluster(cluster: RayCluster) -> AppliedConfig:
     """What a cluster was started with. Raises TickError where none runs in its folder."""
     applied = cluster.applied
     if applied is None or not cluster.members():
@@ -144,7 +144,7 @@ def free_address(port: int) -> str:
         return f"{HOST}:{listener.getsockname()[1]}"
 
 
-def at(applied: Applied) -> str:
+def at(applied: AppliedConfig) -> str:
     """Where clients reach a cluster."""
     return f" on {applied.url} (open it in a browser to play)" if applied.url else ", each replica on its own address"
 

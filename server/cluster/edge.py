@@ -29,7 +29,7 @@ logger = logging.getLogger("tickrt.scale")
 
 
 @dataclass(frozen=True)
-class Slot:
+class EdgeSlot:
     """A server of a backend as HAProxy has it. address: "IP:PORT". state: "ready", "drain" or "maint"."""
 
     backend: str
@@ -38,7 +38,7 @@ class Slot:
     state: str
 
 
-def parse_slots(text: str) -> list[Slot]:
+def parse_slots(text: str) -> list[EdgeSlot]:
     """The slots of the answer to `show servers state`. Raises OSError where it is another answer."""
     lines = [line for line in text.splitlines() if line.startswith("# ")]
     if not lines:
@@ -49,7 +49,7 @@ def parse_slots(text: str) -> list[Slot]:
     for row in (dict(zip(header, row, strict=True)) for row in rows):
         admin = int(row["srv_admin_state"])
         state = "maint" if admin & IN_MAINTENANCE else "drain" if admin & IN_DRAIN else "ready"
-        slots.append(Slot(row["be_name"], row["srv_name"], f"{row['srv_addr']}:{row['srv_port']}", state))
+        slots.append(EdgeSlot(row["be_name"], row["srv_name"], f"{row['srv_addr']}:{row['srv_port']}", state))
     return [slot for slot in slots if slot.backend in BACKENDS]
 
 
@@ -58,7 +58,7 @@ def wanted_state(backend: str, lease: Lease) -> str:
     return "ready" if lease.takes_work and (backend != "opens" or lease.has_room) else "drain"
 
 
-def commands(slots: Iterable[Slot], leases: Iterable[Lease]) -> Iterator[str]:
+def commands(slots: Iterable[EdgeSlot], leases: Iterable[Lease]) -> Iterator[str]:
     """What brings the slots in line with the leases: each keeps its slot, a new one gets the first that is free."""
     replicas = {address: lease for lease in leases if (address := _resolved(lease)) is not None}
     for backend in BACKENDS:

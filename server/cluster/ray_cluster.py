@@ -24,7 +24,7 @@ SERVE = ("-c", "from ray.serve.scripts import cli; cli()")
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedConfig:
     """What a cluster was started with. replicas: the fewest and the most. builds: how often engines were reloaded.
 
     url: where clients reach it; "" where they reach the replicas themselves. ray: address of its Ray instance.
@@ -39,7 +39,7 @@ class Applied:
     builds: int = field(default=1)
 
 
-def serve_config(applied: Applied, redis: str) -> dict[str, Any]:
+def serve_config(applied: AppliedConfig, redis: str) -> dict[str, Any]:
     """The configuration of Ray Serve for one application with replicas on this machine only."""
     least, most = applied.replicas
     autoscaling = {
@@ -80,15 +80,15 @@ class RayCluster(LocalCluster):
         return self.folder / "ray/session_latest/logs"
 
     @property
-    def applied(self) -> Applied | None:
+    def applied(self) -> AppliedConfig | None:
         """What the cluster was started with; None where `folder` has none."""
         try:
             found = json.loads((self.folder / RECORD).read_text("utf-8"))
         except FileNotFoundError:
             return None
-        return Applied(**{**found, "replicas": tuple(found["replicas"])})
+        return AppliedConfig(**{**found, "replicas": tuple(found["replicas"])})
 
-    def start(self, deployment: Deployment, app: str, replicas: tuple[int, int], bind: str | None) -> Applied:
+    def start(self, deployment: Deployment, app: str, replicas: tuple[int, int], bind: str | None) -> AppliedConfig:
         """Start a cluster with an edge at `bind` ("HOST:PORT"), or without; ends what it has started where that fails.
 
         replicas: the fewest and the most. Returns once the fewest are ready. Raises ConfigError where
@@ -96,7 +96,7 @@ class RayCluster(LocalCluster):
         """
         address = f"127.0.0.1:{free_port()}"
         url = "" if bind is None else f"http://{bind}"
-        applied = Applied(str(deployment.path), app, url, address, replicas, int(deployment.target != "cpu"))
+        applied = AppliedConfig(str(deployment.path), app, url, address, replicas, int(deployment.target != "cpu"))
         try:
             self._record(applied)
             self.start_redis()
@@ -111,7 +111,7 @@ class RayCluster(LocalCluster):
             raise
         return applied
 
-    def _start_ray(self, applied: Applied) -> None:
+    def _start_ray(self, applied: AppliedConfig) -> None:
         ports = {name: str(free_port()) for name in ("ray-client-server-port", "dashboard-agent-listen-port")}
         flags = {
             "port": applied.ray.rpartition(":")[2],
@@ -126,7 +126,7 @@ class RayCluster(LocalCluster):
         words = [word for name, value in flags.items() for word in (f"--{name}", value)]
         self.run("ray", *RAY, "start", "--head", "--disable-usage-stats", *words)
 
-    def deploy(self, applied: Applied) -> None:
+    def deploy(self, applied: AppliedConfig) -> None:
         """Have Ray Serve apply a configuration: it starts, ends, or reloads replicas until they are as it says."""
         path = self.folder / "serve.json"
         path.write_text(json.dumps(serve_config(applied, self.redis_url), indent=1), "utf-8")
@@ -175,6 +175,6 @@ class RayCluster(LocalCluster):
         super().stop()
         (self.folder / RECORD).unlink(missing_ok=True)
 
-    def _record(self, applied: Applied) -> None:
+    def _record(self, applied: AppliedConfig) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.folder / RECORD).write_text(json.dumps(asdict(applied)), "utf-8")

@@ -29,7 +29,7 @@ POLL_S = 0.2
 logger = logging.getLogger("tickrt.scale")
 
 
-class Arguments(BaseModel):
+class ReplicaArguments(BaseModel):
     """`args` of an application.
 
     config: path of the deployment on every node, whose engines are built there. redis: the replicas' Redis; default:
@@ -56,7 +56,7 @@ class Arguments(BaseModel):
 class Replica:
     """A replica: a server with a lease of its own. user_config: anything; a change reloads the engines."""
 
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(self, arguments: ReplicaArguments) -> None:
         """Returns once the engines are open and warm. Raises TickError where that fails."""
         log_to_stderr("info")
         self._user_config: Any = None
@@ -102,7 +102,7 @@ class Replica:
             await self._server.drain()
 
 
-def app(arguments: Arguments) -> Application:
+def app(arguments: ReplicaArguments) -> Application:
     """The application: `import_path: server.cluster.ray_serve:app`."""
     return Replica.bind(arguments)  # type: ignore[attr-defined]
 

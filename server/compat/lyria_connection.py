@@ -40,7 +40,7 @@ from server.compat.lyria_messages import (
     MusicGenerationConfig,
     Playback,
     Setup,
-    WeightedPrompt,
+    LyriaPrompt,
     audio_message,
     message_bytes,
     parse_message,
@@ -241,9 +241,9 @@ class LyriaConnection:
         given = {"guidance": self._config.guidance, "seed": self._config.seed, **options}
         return words, {name: value for name, value in given.items() if name not in self._host.model.untaken}
 
-    def _chosen(self, words: list[str]) -> tuple[list[WeightedPrompt], dict[str, str]]:
+    def _chosen(self, words: list[str]) -> tuple[list[LyriaPrompt], dict[str, str]]:
         """The heaviest prompts that can be played with these words, and why others cannot. In a worker thread."""
-        played: list[WeightedPrompt] = []
+        played: list[LyriaPrompt] = []
         refused: dict[str, str] = {}
         for prompt in sorted(self._prompts.weighted_prompts, key=lambda prompt: -prompt.weight):
             if prompt.weight and len(played) < MAX_PROMPTS:

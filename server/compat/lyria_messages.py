@@ -39,7 +39,7 @@ class _Message(BaseModel):
     )
 
 
-class WeightedPrompt(_Message):
+class LyriaPrompt(_Message):
     """A prompt; only the relation of the weights matters."""
 
     text: Text
@@ -49,7 +49,7 @@ class WeightedPrompt(_Message):
 class ClientContent(_Message):
     """Replaces the prompts."""
 
-    weighted_prompts: list[WeightedPrompt] = Field(max_length=MAX_WEIGHTED_PROMPTS)
+    weighted_prompts: list[LyriaPrompt] = Field(max_length=MAX_WEIGHTED_PROMPTS)
 
 
 Scale = Literal[

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Canvas, Changed, ServerMessage, State
+from runtime.sessions.protocol.messages import CanvasPicture, Changed, ServerMessage, State
 from runtime.sessions.protocol.plan import Plan
 
 # A session runs at most 2 s ahead of its client, which is 768 KB of float32 stereo at 48 kHz.
@@ -43,7 +43,7 @@ class Outbox:
         with self._lock:
             if self._is_closed:
                 return
-            if isinstance(message, State | Canvas | Plan | Changed):
+            if isinstance(message, State | CanvasPicture | Plan | Changed):
                 message = self._replacing_waiting(message)
             self.has_overflowed |= len(self._messages) >= MAX_MESSAGES
             if not self.has_overflowed:
@@ -80,7 +80,7 @@ class Outbox:
         with self._lock:
             self._is_closed = True
 
-    def _replacing_waiting(self, message: State | Canvas | Plan | Changed) -> ServerMessage:
+    def _replacing_waiting(self, message: State | CanvasPicture | Plan | Changed) -> ServerMessage:
         """Remove the message of this type that waits; a `changed` has the values of both."""
         if isinstance(message, Changed):
             older = [waiting.values for waiting in self._messages if isinstance(waiting, Changed)]

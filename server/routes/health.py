@@ -16,14 +16,14 @@ router = APIRouter(tags=["operation"])
 admin_router = APIRouter(prefix="/admin", tags=["operation"])
 
 
-class Live(BaseModel):
+class Liveness(BaseModel):
     """The server answers and its tick loop runs. `tick_age_s`: since the last tick; None while the loop is idle."""
 
     status: Literal["live"] = "live"
     tick_age_s: float | None = None
 
 
-class Ready(BaseModel):
+class Readiness(BaseModel):
     """New work is accepted."""
 
     status: Literal["ready"] = "ready"
@@ -34,18 +34,18 @@ class Ready(BaseModel):
     live_sessions: int
 
 
-@router.get("/health/live", response_model=Live, responses=problem_responses(503))
-async def get_live(request: Request) -> Live:
+@router.get("/health/live", response_model=Liveness, responses=problem_responses(503))
+async def get_live(request: Request) -> Liveness:
     """200 while the tick loop runs or is idle; 503 with the cause when it has died or hangs."""
     service = service_of(request)
     problem = not_live(service)
     if problem is not None:
         raise problem
-    return Live(tick_age_s=None if service.pipeline is None else tick_age_s(service.pipeline.loop.stats()))
+    return Liveness(tick_age_s=None if service.pipeline is None else tick_age_s(service.pipeline.loop.stats()))
 
 
-@router.get("/health/ready", response_model=Ready, responses=problem_responses(401, 403, 503))
-async def get_ready(request: Request) -> Ready:
+@router.get("/health/ready", response_model=Readiness, responses=problem_responses(401, 403, 503))
+async def get_ready(request: Request) -> Readiness:
     """200 once the engines are open and warm, until shutdown begins; 503 with the cause otherwise."""
     service = service_of(request)
     problem = not_ready(service)
@@ -53,7 +53,7 @@ async def get_ready(request: Request) -> Ready:
         raise problem
     pipeline = service.ready_pipeline()
     stats = pipeline.loop.stats()
-    return Ready(
+    return Readiness(
         model=pipeline.bundle.name,
         slots_active=stats.slots_active,
         slots_capacity=stats.slots_capacity,

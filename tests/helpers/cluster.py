@@ -16,10 +16,10 @@ import pytest
 from helpers.paths import ROOT
 
 from server.cluster.local_cluster import LocalCluster, find_program
-from server.cluster.ray_cluster import Applied, RayCluster
+from server.cluster.ray_cluster import AppliedConfig, RayCluster
 from server.replicas.lease import Lease
 
-APPLIED = Applied("/configs/demo.toml", "demo", "http://127.0.0.1:8000", "127.0.0.1:6379", (2, 2), 0)
+APPLIED = AppliedConfig("/configs/demo.toml", "demo", "http://127.0.0.1:8000", "127.0.0.1:6379", (2, 2), 0)
 COMMAND_TIMEOUT_S = 300.0
 
 

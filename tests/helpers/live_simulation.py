@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from runtime.errors import EngineError, TickError
 from runtime.sessions.hosting.plan_work import make_part
 from runtime.sessions.protocol import actions, messages
-from runtime.sessions.protocol.actions import DecodeWindow, GenerationJob, LiveModel
+from runtime.sessions.protocol.actions import DecodeWindow, SessionJob, LiveModel
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.session.live_session import LiveSession, reports
 
@@ -55,7 +55,7 @@ def new_session(session_id: str = "s", **opened: Any) -> LiveSession:
 class Flight:
     """A generation in the simulated engine."""
 
-    job: GenerationJob
+    job: SessionJob
     number: int
     end_s: float
     guidance: Any
@@ -120,7 +120,7 @@ class Simulation:
     is_acking: bool = True
     fails_next: bool = False
     flights: list[Flight] = field(default_factory=list)
-    jobs: list[GenerationJob] = field(default_factory=list)
+    jobs: list[SessionJob] = field(default_factory=list)
     updates: list[actions.UpdateSteps] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     chunks: list[tuple[AudioChunk, int]] = field(default_factory=list)
@@ -224,7 +224,7 @@ class Simulation:
                     if flight.job.id in job_ids:
                         flight.guidance = patch.get("guidance", flight.guidance)
                 self.session.step_applied(seq, job_ids, 0)
-            case actions.Cancel(job_id):
+            case actions.CancelJob(job_id):
                 self.cancelled.append(job_id)
                 self.flights = [flight for flight in self.flights if flight.job.id != job_id]
             case actions.Decode(window) if self.codec is not None:

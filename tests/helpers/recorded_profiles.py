@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from profiling.layers.origins import CLASSES, SCOPES, Graph, Origins, read_graph
+from profiling.layers.origins import CLASSES, SCOPES, OriginGraph, Origins, read_graph
 from profiling.layers.rollups import by_block, by_kind, by_module
 from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile, Wall, layer_timings
@@ -71,7 +71,7 @@ def assert_adds_up(profile: Profile) -> None:
     assert sum(row["averageMs"] for row in rows) == pytest.approx(profile.layer_sum_ms, rel=1e-4, abs=rounding_ms)
 
 
-def transformer(folder: Path) -> Graph:
+def transformer(folder: Path) -> OriginGraph:
     """The graph, read from a file in `folder`."""
     path = folder / "transformer.onnx"
     onnx.save(transformer_model(), path)

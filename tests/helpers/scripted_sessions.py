@@ -18,7 +18,7 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.hosting import host as host_module
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.protocol.actions import Action, DecodeWindow, Generate, GenerationJob, LiveModel
+from runtime.sessions.protocol.actions import Action, DecodeWindow, Generate, SessionJob, LiveModel
 from runtime.sessions.protocol.client_seqs import ClientSeqs
 from runtime.sessions.protocol.messages import Ack, CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
 from runtime.sessions.storage.store import SessionSnapshot
@@ -120,8 +120,8 @@ class ScriptedSession:
             actions.append(Generate(self.job()))
         return actions
 
-    def job(self) -> GenerationJob:
-        job = GenerationJob(
+    def job(self) -> SessionJob:
+        job = SessionJob(
             id=f"job {next(self.numbers)}",
             options=parse_options(self.options),
             segment=Segment(0, 16),

@@ -9,7 +9,7 @@ from helpers.tiny_planner import PLAN, planner_spec
 from runtime.config.plan_spec import PlanSpec
 from runtime.pipeline.form.edits import following
 from runtime.requests.form.rhythm import Rhythm
-from runtime.requests.form.sections import Item, SectionRequest, Song, SongSection, item_of
+from runtime.requests.form.sections import Item, SectionRequest, Song, PlanSection, item_of
 
 PLANNER = planner_spec(plan=PLAN, thinking=None, capacity=1024)
 assert PLANNER.plan is not None
@@ -27,7 +27,7 @@ def items(*wanted: str) -> list[Item]:
     return found
 
 
-def sections(*wanted: str, made: int = 1 << 30, song: Song = SONG) -> list[SongSection]:
+def sections(*wanted: str, made: int = 1 << 30, song: Song = SONG) -> list[PlanSection]:
     """Sections of one song, the first codes of which, up to number `made`, are made: code number n is n % 25."""
     found = following(SPEC, song, items(*wanted), [])
     for section in found:

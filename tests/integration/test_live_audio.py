@@ -15,7 +15,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.segments import Latents
 from runtime.sessions.hosting.live_model import live_model
 from runtime.sessions.protocol import actions, messages
-from runtime.sessions.protocol.actions import GenerationJob
+from runtime.sessions.protocol.actions import SessionJob
 from runtime.sessions.protocol.messages import LivePrompt
 from runtime.sessions.session.live_session import LiveSession
 from runtime.tick.events import Event, Failed, Finished
@@ -40,7 +40,7 @@ class Player:
         opened = {**always, **opened}
         self.session = LiveSession("live", self.model, messages.Open(**opened), 0.0)  # type: ignore[arg-type]
         self.session.attach("token", 0.0, keep_s=60.0)
-        self.jobs: list[GenerationJob] = []
+        self.jobs: list[SessionJob] = []
         self.latents: list[Latents] = []
         self.pcm = np.empty((0, self.model.channels), np.float32)
         self.replaced: list[tuple[int, int]] = []
@@ -74,7 +74,7 @@ class Player:
                     assert chunk.start_sample == len(self.pcm)
                     self.pcm = np.concatenate((self.pcm, chunk.pcm))
 
-    def _generate(self, job: GenerationJob) -> Latents:
+    def _generate(self, job: SessionJob) -> Latents:
         events: SimpleQueue[Event] = SimpleQueue()
         inputs = GenerationInputs(source=job.source, noise=job.noise, session=job.id, client="live")
         self.pipeline.loop.submit(self.pipeline.compose(job.options, job.segment, inputs, job.tail), events.put)

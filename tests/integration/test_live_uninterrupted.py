@@ -26,7 +26,7 @@ from runtime.sessions.protocol.actions import (
     Commit,
     Decode,
     Generate,
-    GenerationJob,
+    SessionJob,
     SendAudio,
     SendMessage,
 )
@@ -92,7 +92,7 @@ class Simulated:
                 self.has_committed = True
 
 
-def latents_of(pipeline: Pipeline, job: GenerationJob) -> Latents:
+def latents_of(pipeline: Pipeline, job: SessionJob) -> Latents:
     done: Future[Latents] = Future()
 
     def on_event(event: Event) -> None:

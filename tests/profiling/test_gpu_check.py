@@ -18,7 +18,7 @@ from profiling.bench_cli import app as bench_app
 from profiling.gpu_check import (
     BENCH,
     Figure,
-    Step,
+    CheckStep,
     app,
     check_steps,
     figures,
@@ -34,10 +34,10 @@ SLEEP = ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(600)")
 
 def test_a_step_that_fails_ends_only_those_that_need_it(tmp_path: Path) -> None:
     steps = [
-        Step("first", ("json.tool", str(tmp_path / "missing.json")), 60),
-        Step("after", WELL, 60, needs=("first",)),
-        Step("slow", SLEEP, 0.05),
-        Step("last", WELL, 60, needs=("elsewhere",)),
+        CheckStep("first", ("json.tool", str(tmp_path / "missing.json")), 60),
+        CheckStep("after", WELL, 60, needs=("first",)),
+        CheckStep("slow", SLEEP, 0.05),
+        CheckStep("last", WELL, 60, needs=("elsewhere",)),
     ]
     outcomes = list(run_steps(steps, tmp_path, 10.0))
     assert [outcome.status for outcome in outcomes] == ["failed", "left out", "out of time", "done"]
@@ -47,7 +47,7 @@ def test_a_step_that_fails_ends_only_those_that_need_it(tmp_path: Path) -> None:
 
 
 def test_nothing_begins_after_the_time(tmp_path: Path) -> None:
-    (outcome,) = run_steps([Step("last", WELL, 60)], tmp_path, 0.0)
+    (outcome,) = run_steps([CheckStep("last", WELL, 60)], tmp_path, 0.0)
     assert (outcome.status, list(tmp_path.iterdir())) == ("out of time", [])
 
 
@@ -87,7 +87,7 @@ def test_figures_are_those_with_a_budget_and_the_competitors() -> None:
             {"depth": 8, "budget": {}, "competitors": {"torch": {"p50": 3.0, "over_tick": 1.9}}},
         ]
     }
-    assert list(figures(Step("s", (), 1.0), result)) == [
+    assert list(figures(CheckStep("s", (), 1.0), result)) == [
         Figure("s", "4, plain overhead_ratio", 1.03, 1.02, is_kept=False),
         Figure("s", "0.6 not_replayed", 0.01, 0.05),
         Figure("s", "8 torch over the tick", 1.9),
@@ -100,7 +100,7 @@ def test_on_the_simulated_gpu(built: Built, tmp_path: Path, monkeypatch: pytest.
     for name, value in child_environment().items():
         monkeypatch.setenv(name, value)
 
-    def few(folder: Path, demo: Path, layers: int, *, is_rtx: bool) -> list[Step]:
+    def few(folder: Path, demo: Path, layers: int, *, is_rtx: bool) -> list[CheckStep]:
         steps = {step.name: step for step in check_steps(folder, demo, layers)}
         bench = gpu_check._bench("demo-bench", demo, folder, 120, "--depth", "1", "--ticks", "2")
         broken = replace(steps["two-layers-export"], words=("engine_build.export", "acestep", "--layers", "none"))

@@ -43,12 +43,12 @@ def _builder() -> None:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The deployment of a tiny bundle with every part."""
-    from engine_build.export.acestep.export import Options, export_bundle
+    from engine_build.export.acestep.export import ExportOptions, export_bundle
     from engine_build.export.acestep.sources import Checkpoint
 
     folder = tmp_path_factory.mktemp("tiny")
     source = Checkpoint(save_checkpoint(folder / "checkpoint"), save_planner(folder / "planner"))
-    export_bundle(source, folder / "bundle", Options("tiny", canvas_s=2.4), lambda text: None)
+    export_bundle(source, folder / "bundle", ExportOptions("tiny", canvas_s=2.4), lambda text: None)
     (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
     return folder / "tiny.toml"
 
@@ -65,12 +65,12 @@ def test_every_part_builds(tiny: Path, precision: str) -> None:
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The published deployment, with two of 24 layers: what fails at these sizes fails in any of them."""
-    from engine_build.export.acestep.export import Options, export_bundle
+    from engine_build.export.acestep.export import ExportOptions, export_bundle
     from engine_build.export.acestep.sources import RandomWeights
 
     folder = tmp_path_factory.mktemp("published")
     source = RandomWeights(transformer_changes={"num_hidden_layers": 2})
-    export_bundle(source, folder / PUBLISHED.stem, Options("acestep", canvas_s=240.0), lambda text: None)
+    export_bundle(source, folder / PUBLISHED.stem, ExportOptions("acestep", canvas_s=240.0), lambda text: None)
     path = folder / PUBLISHED.name
     path.write_text(PUBLISHED.read_text(encoding="utf-8"), encoding="utf-8")
     return path

@@ -54,7 +54,7 @@ from engine_build.export.acestep.layouts import (
     TRANSFORMER,
     VAE,
 )
-from engine_build.export.acestep.sources import NULL, Source, is_turbo
+from engine_build.export.acestep.sources import NULL, CheckpointSource, is_turbo
 from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, decoder_examples, export_decoder
 from engine_build.export.resume import Steps, working_folder
 from engine_build.export.torch_export import graph_error, module_outputs, release
@@ -71,7 +71,7 @@ OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Options:
+class ExportOptions:
     """Options beside the source.
 
     `canvas_s`: length of a full generation; `with_text`: export the text encoder; `force`: start anew.
@@ -84,7 +84,7 @@ class Options:
     force: bool = False
 
 
-class Step(NamedTuple):
+class ExportStep(NamedTuple):
     """One part of a bundle; skipped where the source lacks a part that it `needs`.
 
     `export(source, folder, facts)` writes files into the folder. It gets the fields of BundleFacts that the steps
@@ -93,10 +93,10 @@ class Step(NamedTuple):
 
     name: str
     needs: tuple[str, ...]
-    export: Callable[[Source, Path, Facts], Facts]
+    export: Callable[[CheckpointSource, Path, Facts], Facts]
 
 
-def export_bundle(source: Source, folder: Path, options: Options, on_progress: OnProgress = print) -> BundleFacts:
+def export_bundle(source: CheckpointSource, folder: Path, options: ExportOptions, on_progress: OnProgress = print) -> BundleFacts:
     """Write the bundle into a temporary folder and rename it when it is complete; an older bundle is replaced.
 
     Raises BuildError where a graph differs from its module, ConfigError where the source lacks a part or the folder is
@@ -133,7 +133,7 @@ def exporter_version() -> str:
     return hashlib.sha256("".join([*versions, *(path.read_text("utf-8") for path in sources)]).encode()).hexdigest()
 
 
-def steps_of(source: Source, options: Options) -> list[Step]:
+def steps_of(source: CheckpointSource, options: ExportOptions) -> list[ExportStep]:
     """The steps whose parts the source has and the options want."""
     skipped = set() if options.with_text else {TEXT_ENCODER}
     return [step for step in STEPS if all(source.has(part) and part not in skipped for part in step.needs)]
@@ -144,7 +144,7 @@ def bundle_name(name: str) -> str:
     return re.sub(r"[^a-z0-9.-]+", "-", name.lower()).strip("-.") or "acestep"
 
 
-def _export_decoder(source: Source, folder: Path, _: Facts) -> Facts:
+def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
     transformer: Any = source.load(TRANSFORMER)
     config = transformer.config
     channels = int(config.audio_acoustic_hidden_dim)
@@ -174,7 +174,7 @@ def _adapters(decoder: Path) -> Facts:
     return {path: matrix.model_dump() for path, matrix in matrices.items()}
 
 
-def _export_codec(source: Source, folder: Path, facts: Facts) -> Facts:
+def _export_codec(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:
     vae: Any = source.load(VAE)
     layout = layout_of(vae)
     if layout.latent_channels != facts["channels"]:
@@ -202,7 +202,7 @@ def _export_codec(source: Source, folder: Path, facts: Facts) -> Facts:
     }
 
 
-def _export_constants(source: Source, folder: Path, facts: Facts) -> Facts:
+def _export_constants(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:
     """Silence and the null condition: the condition encoder's; without one the codec's silence."""
     null = None
     if source.has(CONDITION_ENCODER):
@@ -219,7 +219,7 @@ def _export_constants(source: Source, folder: Path, facts: Facts) -> Facts:
     return {"silence": _save_silence(silence, folder / SILENCE), "has_null_condition": null is not None}
 
 
-def _export_text(source: Source, folder: Path, _: Facts) -> Facts:
+def _export_text(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
     from engine_build.export.acestep.text_encoder import export_text_encoder
 
     encoder, text, tokenizer = (source.load(part) for part in (CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER))
@@ -227,21 +227,21 @@ def _export_text(source: Source, folder: Path, _: Facts) -> Facts:
     return {"text_encoder": export_text_encoder(encoder, text, tokenizer, *files)}
 
 
-def _export_lyrics(source: Source, folder: Path, _: Facts) -> Facts:
+def _export_lyrics(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
     from engine_build.export.acestep.text_encoder import export_lyric_encoder
 
     encoder = source.load(CONDITION_ENCODER)
     return {"lyrics": export_lyric_encoder(encoder, folder / TEXT_GRAPH, folder / LYRIC_ENCODER)}
 
 
-def _export_timbre(source: Source, folder: Path, facts: Facts) -> Facts:
+def _export_timbre(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:
     from engine_build.export.acestep.text_encoder import export_timbre_encoder
 
     encoder = source.load(CONDITION_ENCODER)
     return {"timbre": export_timbre_encoder(encoder, facts["frame_rate_hz"], folder / TIMBRE_ENCODER)}
 
 
-def _export_structure(source: Source, folder: Path, _: Facts) -> Facts:
+def _export_structure(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
     from engine_build.export.acestep.structure import export_codes, export_hints
 
     tokenizer: Any = source.load(AUDIO_TOKENIZER)
@@ -251,7 +251,7 @@ def _export_structure(source: Source, folder: Path, _: Facts) -> Facts:
     return {"structure": layout}
 
 
-def _export_planner(source: Source, folder: Path, facts: Facts) -> Facts:
+def _export_planner(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:
     from engine_build.export.acestep.planner import export_planner
 
     structure = facts.get("structure")
@@ -259,14 +259,14 @@ def _export_planner(source: Source, folder: Path, facts: Facts) -> Facts:
 
 
 STEPS: Final = (
-    Step("decoder", (TRANSFORMER,), _export_decoder),
-    Step("codec", (VAE,), _export_codec),
-    Step("silence", (), _export_constants),
-    Step("text encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_text),
-    Step("lyric encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_lyrics),
-    Step("timbre encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_timbre),
-    Step("structure", (AUDIO_TOKENIZER, AUDIO_DETOKENIZER), _export_structure),
-    Step("planner", (PLANNER,), _export_planner),
+    ExportStep("decoder", (TRANSFORMER,), _export_decoder),
+    ExportStep("codec", (VAE,), _export_codec),
+    ExportStep("silence", (), _export_constants),
+    ExportStep("text encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_text),
+    ExportStep("lyric encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_lyrics),
+    ExportStep("timbre encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_timbre),
+    ExportStep("structure", (AUDIO_TOKENIZER, AUDIO_DETOKENIZER), _export_structure),
+    ExportStep("planner", (PLANNER,), _export_planner),
 )
 
 

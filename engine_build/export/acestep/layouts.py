@@ -54,7 +54,7 @@ _ENCODER_SIZES: Final = ("hidden_size", "intermediate_size", "num_attention_head
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointPart:
     """One model of a checkpoint. `tensors`: by diffusers' names. `silence_file`: where silence is a file of its own."""
 
     folder: Path
@@ -71,7 +71,7 @@ class Part:
         return sorted(weights | others | small)
 
 
-def parts_of(folder: Path) -> dict[str, Part]:
+def parts_of(folder: Path) -> dict[str, CheckpointPart]:
     """The parts of a checkpoint folder in either layout, by diffusers' names. Only headers are read.
 
     Raises ConfigError where the folder is no checkpoint, or a file is missing or damaged.
@@ -82,13 +82,13 @@ def parts_of(folder: Path) -> dict[str, Part]:
     return _diffusers_parts(folder) if own is None else _own_parts(own)
 
 
-def _diffusers_parts(folder: Path) -> dict[str, Part]:
+def _diffusers_parts(folder: Path) -> dict[str, CheckpointPart]:
     parts = {}
     for name in (*CLASSES, TEXT_ENCODER):
         if name in REQUIRED or (folder / name).is_dir():
-            parts[name] = Part(folder / name, _config(folder, name), _tensors(folder / name, name))
+            parts[name] = CheckpointPart(folder / name, _config(folder, name), _tensors(folder / name, name))
     if (folder / TOKENIZER).is_dir():
-        parts[TOKENIZER] = Part(folder / TOKENIZER)
+        parts[TOKENIZER] = CheckpointPart(folder / TOKENIZER)
     return parts
 
 
@@ -126,12 +126,12 @@ def _own_folder(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _own_parts(folder: Path) -> dict[str, Part]:
+def _own_parts(folder: Path) -> dict[str, CheckpointPart]:
     """ACE-Step's own layout: one file with four models; codec and text encoder are the folders beside it."""
     config = _read_config(folder / CONFIG) or {}
     tensors = stored_tensors(folder)
     parts = {
-        name: Part(folder, _own_config(config, name), _own_tensors(tensors, name))
+        name: CheckpointPart(folder, _own_config(config, name), _own_tensors(tensors, name))
         for name, prefix in _PREFIXES.items()
         if any(key.startswith(prefix) for key in tensors)
     }
@@ -141,11 +141,11 @@ def _own_parts(folder: Path) -> dict[str, Part]:
         silence = folder / SILENCE_FILE
         if not silence.is_file():
             raise ConfigError(f"{silence} is missing: the condition encoder needs it", fix=AGAIN)
-        parts[CONDITION_ENCODER] = Part(folder, encoder.config, encoder.tensors, silence)
-    parts[VAE] = Part(folder.parent / VAE, _config(folder.parent, VAE), stored_tensors(folder.parent / VAE))
+        parts[CONDITION_ENCODER] = CheckpointPart(folder, encoder.config, encoder.tensors, silence)
+    parts[VAE] = CheckpointPart(folder.parent / VAE, _config(folder.parent, VAE), stored_tensors(folder.parent / VAE))
     for text in sorted(folder.parent.glob("*mbedding*")):
-        parts[TEXT_ENCODER] = Part(text, _config(folder.parent, text.name), _tensors(text, TEXT_ENCODER))
-        parts[TOKENIZER] = Part(text)
+        parts[TEXT_ENCODER] = CheckpointPart(text, _config(folder.parent, text.name), _tensors(text, TEXT_ENCODER))
+        parts[TOKENIZER] = CheckpointPart(text)
     return parts
 
 

@@ -30,7 +30,7 @@ from engine_build.export.acestep.layouts import (
     TOKENIZER,
     TRANSFORMER,
     VAE,
-    Part,
+    CheckpointPart,
     parts_of,
 )
 from engine_build.export.acestep.stored_tensors import AGAIN, fill, without_weights
@@ -62,7 +62,7 @@ VAE_CONFIG: Final[Mapping[str, Any]] = {"downsampling_ratios": [2, 4, 4, 6, 10],
 WEIGHT_STD: Final = 0.02
 
 
-class Source(Protocol):
+class CheckpointSource(Protocol):
     """The parts of an export, by diffusers' names."""
 
     @property
@@ -182,7 +182,7 @@ def _silence(file: Path) -> torch.Tensor:
 
 
 @contextmanager
-def _describing(part: Part) -> Iterator[None]:
+def _describing(part: CheckpointPart) -> Iterator[None]:
     """Turn what diffusers and transformers raise for a configuration into an error that names the folder."""
     try:
         yield

@@ -31,7 +31,7 @@ _ANY_LENGTH_S: Final = 987_654
 _ANY_BPM: Final = 987_653
 
 
-class TextEncoder(nn.Module):
+class TextEncoderModule(nn.Module):
     """Text encoder and projection."""
 
     def __init__(self, text_encoder: nn.Module, projector: nn.Module) -> None:
@@ -61,7 +61,7 @@ class LyricEncoder(nn.Module):
         return self.lyric_encoder(inputs_embeds=embedded, attention_mask=attention_mask.bool()), attention_mask.float()
 
 
-class TimbreEncoder(nn.Module):
+class TimbreEncoderModule(nn.Module):
     """The timbre encoder for references that are not packed: one token for each."""
 
     def __init__(self, timbre_encoder: Any) -> None:
@@ -80,7 +80,7 @@ def export_text_encoder(
     condition_encoder: Any, text_encoder: Any, tokenizer: Any, file: Path, tokenizer_file: Path
 ) -> dict[str, Any]:
     """Write the text's graph and the tokenizer; returns the entries of [text_encoder]."""
-    _export_ids(TextEncoder(text_encoder, condition_encoder.text_projector), file)
+    _export_ids(TextEncoderModule(text_encoder, condition_encoder.text_projector), file)
     tokenizer.backend_tokenizer.save(str(tokenizer_file))
     no_lyrics = tokenizer(lyrics_template().replace("{language}", "en").replace("{lyrics}", "")).input_ids
     return {
@@ -121,7 +121,7 @@ def export_timbre_encoder(condition_encoder: Any, frame_rate_hz: float, file: Pa
     """Write the graph of references of 30 s; returns the entries of [timbre]."""
     frames = math.ceil(REFERENCE_S * frame_rate_hz)
     export_graph(
-        TimbreEncoder(condition_encoder.timbre_encoder),
+        TimbreEncoderModule(condition_encoder.timbre_encoder),
         file,
         (torch.zeros(2, frames, condition_encoder.silence_latent.shape[-1]),),
         inputs=[REFERENCE_NAME],

@@ -97,7 +97,7 @@ class Replicas:
         self.cluster.start_replica(f"r{self._num_started}", self.config, **self.settings)
 
 
-class Player:
+class FailoverClient:
     """Plays chunks of CHUNK_S in real time: what comes late is played late. A thread of its own plays.
 
     gap_s: the longest wait so far for audio that was due.
@@ -170,7 +170,7 @@ async def _listen(
 ) -> Loss:
     """Listen to a session and watch others while something happens. on_open: called while it is the only session."""
     with await asyncio.to_thread(_open, url) as live:
-        player = Player(live)
+        player = FailoverClient(live)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(player.playing())
             await asyncio.to_thread(on_open)

@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeRange:
+class ProfileRange:
     """One shape range of a plan: the smallest and the largest shape of every input."""
 
     least: Mapping[str, Shape]
@@ -28,7 +28,7 @@ class ShapeRange:
 
 
 def choose_range(
-    engine: str, ranges: Sequence[ShapeRange], infos: Mapping[str, TensorInfo], shapes: Mapping[str, Shape], fix: str
+    engine: str, ranges: Sequence[ProfileRange], infos: Mapping[str, TensorInfo], shapes: Mapping[str, Shape], fix: str
 ) -> int:
     """The index of the first range that contains all shapes.
 
@@ -50,7 +50,7 @@ def choose_range(
     )
 
 
-def _refusal(index: int, shape_range: ShapeRange, infos: Mapping[str, TensorInfo], name: str, axis: int) -> str:
+def _refusal(index: int, shape_range: ProfileRange, infos: Mapping[str, TensorInfo], name: str, axis: int) -> str:
     word = infos[name].shape[axis]
     label = f"dimension {axis} ({word})" if isinstance(word, str) else f"dimension {axis}"
     allowed = f"{shape_range.least[name][axis]}..{shape_range.largest[name][axis]}"

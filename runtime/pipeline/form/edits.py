@@ -8,21 +8,21 @@ from dataclasses import replace
 from runtime.config.plan_spec import PlanSpec
 from runtime.errors import RequestError
 from runtime.pipeline.form.fitting import bars_of
-from runtime.requests.form.sections import Item, Song, SongSection
+from runtime.requests.form.sections import Item, Song, PlanSection
 
 
-def following(spec: PlanSpec, song: Song, items: Sequence[Item], before: Sequence[SongSection]) -> list[SongSection]:
+def following(spec: PlanSpec, song: Song, items: Sequence[Item], before: Sequence[PlanSection]) -> list[PlanSection]:
     """Sections, and those before them."""
     found = list(before)
     for item in items:
         last = found[-1] if found else None
         first_bar = last.next_bar if last is not None and last.song is song else 0
         index = 0 if last is None else last.index + 1
-        found.append(SongSection(index, song, item, first_bar, bars_of(spec, item)))
+        found.append(PlanSection(index, song, item, first_bar, bars_of(spec, item)))
     return found
 
 
-def continued(section: SongSection, before: Sequence[SongSection]) -> Song:
+def continued(section: PlanSection, before: Sequence[PlanSection]) -> Song:
     """A section's song; where the section before it is forgotten, one that begins where it does."""
     last, rhythm = before[-1] if before else None, section.song.rhythm
     if section.first_bar == (last.next_bar if last is not None and last.song is section.song else 0):
@@ -30,7 +30,7 @@ def continued(section: SongSection, before: Sequence[SongSection]) -> Song:
     return replace(section.song, rhythm=replace(rhythm, first_frame=rhythm.exact_frame(section.first_bar)))
 
 
-def section_at(sections: Sequence[SongSection], from_frame: int) -> SongSection:
+def section_at(sections: Sequence[PlanSection], from_frame: int) -> PlanSection:
     """The section that begins at a frame. Raises RequestError."""
     found = next((section for section in sections if section.start_frame == from_frame), None)
     if found is None:
@@ -39,7 +39,7 @@ def section_at(sections: Sequence[SongSection], from_frame: int) -> SongSection:
     return found
 
 
-def num_made(sections: Sequence[SongSection]) -> int:
+def num_made(sections: Sequence[PlanSection]) -> int:
     """How many codes there are, all told, from the plan's first on, up to where the first is missing."""
     if not sections:
         return 0
@@ -47,7 +47,7 @@ def num_made(sections: Sequence[SongSection]) -> int:
     return frontier.span.start + len(frontier.codes)
 
 
-def code_at(sections: Sequence[SongSection], from_frame: int, frames_per_code: int) -> int:
+def code_at(sections: Sequence[PlanSection], from_frame: int, frames_per_code: int) -> int:
     """The number of the code that begins at a frame, in the first section or behind. Raises RequestError."""
     number, rest = divmod(from_frame, frames_per_code)
     first = sections[0].span.start if sections else 0
@@ -61,8 +61,8 @@ def code_at(sections: Sequence[SongSection], from_frame: int, frames_per_code: i
 
 
 def with_codes(
-    sections: Sequence[SongSection], first: int, codes: Sequence[int], *, made: int, num_codes: int
-) -> list[SongSection]:
+    sections: Sequence[PlanSection], first: int, codes: Sequence[int], *, made: int, num_codes: int
+) -> list[PlanSection]:
     """Sections with other codes from number `first` on, and none behind them.
 
     made: how many codes there are. num_codes: how many different ones. Raises RequestError.
@@ -83,7 +83,7 @@ def with_codes(
     ]
 
 
-def cut(section: SongSection, from_frame: int) -> SongSection:
+def cut(section: PlanSection, from_frame: int) -> PlanSection:
     """A section up to the first bar that begins at a frame or behind it."""
     bars = range(section.first_bar, section.next_bar)
     bar = next((bar for bar in bars if section.song.rhythm.frame(bar) >= from_frame), section.next_bar)
@@ -91,6 +91,6 @@ def cut(section: SongSection, from_frame: int) -> SongSection:
     return replace(shorter, codes=section.codes[: len(shorter.span)])
 
 
-def _codes(section: SongSection, first: int, codes: Sequence[int]) -> list[int]:
+def _codes(section: PlanSection, first: int, codes: Sequence[int]) -> list[int]:
     start, stop = section.span.start, section.span.stop
     return [*section.codes[: max(0, first - start)], *codes[max(0, start - first) : max(0, stop - first)]]

@@ -20,7 +20,7 @@ from runtime.pipeline.structure import StructureCodec
 from runtime.requests.form.sections import (
     Item,
     Song,
-    SongSection,
+    PlanSection,
     given_header,
     last_bar,
     plan_prompt,
@@ -102,8 +102,8 @@ def plan_page(
 def codes_page(
     planner: PlannerSpec,
     structure: StructureCodec,
-    section: SongSection,
-    others: Sequence[SongSection],
+    section: PlanSection,
+    others: Sequence[PlanSection],
     *,
     seed: int,
     most_codes: int | None,
@@ -148,7 +148,7 @@ def _plan(planner: PlannerSpec) -> PlanSpec:
     return planner.plan
 
 
-def _silent(planner: PlannerSpec, section: SongSection) -> list[int | None]:
+def _silent(planner: PlannerSpec, section: PlanSection) -> list[int | None]:
     """By group the token of its silence, where the section lacks its layer."""
     spec = _plan(planner)
     layers = spec.layers.value(section.item[1]).split("+")
@@ -156,14 +156,14 @@ def _silent(planner: PlannerSpec, section: SongSection) -> list[int | None]:
     return [next((token for token in silent if token in group.tokens), None) for group in planner.codes.groups]
 
 
-def _rests(spec: PlanSpec, section: SongSection) -> dict[int, int]:
+def _rests(spec: PlanSpec, section: PlanSection) -> dict[int, int]:
     """By token of silence of the section's layers how many codes in a row may have it: a bar of them."""
     layers = spec.layers.value(section.item[1]).split("+")
     bar = len(section.song.rhythm.code_range(section.first_bar, 1))
     return {token: bar for layer, token in spec.silent.items() if layer in layers}
 
 
-def _out_of_scale(planner: PlannerSpec, section: SongSection) -> list[int]:
+def _out_of_scale(planner: PlannerSpec, section: PlanSection) -> list[int]:
     """The code tokens that sound a pitch outside the scale of the section's song.
 
     A group keeps all of them where fewer than two others are left: silence may come for a bar at most.
@@ -178,7 +178,7 @@ def _out_of_scale(planner: PlannerSpec, section: SongSection) -> list[int]:
 
 
 def _recalled_codes(
-    spec: PlanSpec, structure: StructureCodec, section: SongSection, others: Sequence[SongSection]
+    spec: PlanSpec, structure: StructureCodec, section: PlanSection, others: Sequence[PlanSection]
 ) -> list[int]:
     """The codes that a section plays again, moved to where it begins; [] where there are none."""
     recalled = recalled_section(spec, others, section)

@@ -24,7 +24,7 @@ from runtime.requests.form.sections import (
     PlannedSection,
     SectionRequest,
     Song,
-    SongSection,
+    PlanSection,
     header_values,
     item_of,
     song_of,
@@ -75,7 +75,7 @@ class FormPlan:
         self._making, self._lock = threading.Lock(), threading.Lock()
         self._prompt = read_prompt(sequences, options)
         self._song: Song | None = None
-        self._sections: list[SongSection] = []
+        self._sections: list[PlanSection] = []
         self._task: _Task | None = None
         self._version, self._asked_frame = 0, 0
         if state is not None:
@@ -224,7 +224,7 @@ class FormPlan:
             return num_made(self._sections)
 
     @property
-    def _frontier(self) -> SongSection:
+    def _frontier(self) -> PlanSection:
         """The first section whose codes are not complete, else the last one."""
         return next((each for each in self._sections if len(each.codes) < len(each.span)), self._sections[-1])
 
@@ -301,7 +301,7 @@ class FormPlan:
         run = self._sequences.start(page.order, self._options, self._caller)
         return page.read(run.wait(page.order.max_tokens))
 
-    def _start(self, section: SongSection, others: Sequence[SongSection], version: int) -> _Task:
+    def _start(self, section: PlanSection, others: Sequence[PlanSection], version: int) -> _Task:
         """The sequence of a section's next codes."""
         page = codes_page(
             self._sequences.spec, self._structure, section, others, seed=self._seed, most_codes=self._num_codes
@@ -314,7 +314,7 @@ class FormPlan:
                 task.run.cancel()
         return task
 
-    def _take(self, section: SongSection, task: _Task, tokens: Sequence[int]) -> None:
+    def _take(self, section: PlanSection, task: _Task, tokens: Sequence[int]) -> None:
         """Note the codes that are complete, and forget what is long past."""
         codes = task.page.read(tokens)
         section.codes[task.page.first :] = codes
@@ -323,20 +323,20 @@ class FormPlan:
         if self._total_frames is None:
             self._sections = [each for each in self._sections if self._is_kept(each, section)]
 
-    def _is_kept(self, section: SongSection, newest: SongSection) -> bool:
+    def _is_kept(self, section: PlanSection, newest: PlanSection) -> bool:
         if section.end_frame > self._oldest_frame or section.index > newest.index - KEPT_SECTIONS:
             return True
         alike = [each for each in self._sections if each.song is section.song and each.item[0] == section.item[0]]
         return section.song is newest.song and alike[0] is section
 
-    def _set(self, sections: list[SongSection]) -> None:
+    def _set(self, sections: list[PlanSection]) -> None:
         """Go on from these sections."""
         self._sections, self._version = sections, self._version + 1
         if self._task is not None:
             self._task.run.cancel()
             self._task = None
 
-    def _before(self, section: SongSection) -> list[SongSection]:
+    def _before(self, section: PlanSection) -> list[PlanSection]:
         return [each for each in self._sections if each.index < section.index]
 
     def _restore(self, state: PlanState) -> None:

@@ -53,7 +53,7 @@ class Song:
 
 
 @dataclass(frozen=True, eq=False)
-class SongSection:
+class PlanSection:
     """A section of a song, number `index` of its plan, from the song's bar number `first_bar` on.
 
     bars: how many are played of those that it has. codes: made so far.
@@ -156,10 +156,10 @@ def item_of(spec: PlanSpec, section: SectionRequest) -> Item:
     return (tokens[0], tokens[1], tokens[2])
 
 
-def recalled_section(spec: PlanSpec, before: Iterable[SongSection], section: SongSection) -> SongSection | None:
+def recalled_section(spec: PlanSpec, before: Iterable[PlanSection], section: PlanSection) -> PlanSection | None:
     """The section that another one is played after: the first of its kind before it, or else of its material."""
 
-    def material(other: SongSection) -> int:
+    def material(other: PlanSection) -> int:
         return spec.materials[other.item[0] - spec.kind.first]
 
     earlier = [other for other in before if other.song is section.song and other.index < section.index]
@@ -168,7 +168,7 @@ def recalled_section(spec: PlanSpec, before: Iterable[SongSection], section: Son
     return next(iter(same or related), None)
 
 
-def recalled_frames(recalled: SongSection, section: SongSection) -> NDArray[np.int64]:
+def recalled_frames(recalled: PlanSection, section: PlanSection) -> NDArray[np.int64]:
     """For every frame of a section's codes the frame, of those of the recalled one's codes, that is played again.
 
     A section that is longer goes on with the recalled one's beginning.
@@ -182,7 +182,7 @@ def recalled_frames(recalled: SongSection, section: SongSection) -> NDArray[np.i
 
 
 def section_prompt(
-    spec: PlanSpec, section: SongSection, before: SongSection | None, code_tokens: Mapping[int, Sequence[int]]
+    spec: PlanSpec, section: PlanSection, before: PlanSection | None, code_tokens: Mapping[int, Sequence[int]]
 ) -> tuple[int, ...]:
     """A section's page up to its codes. before: the section before it; code_tokens: of the codes of its last bar."""
     song = section.song
@@ -194,6 +194,6 @@ def section_prompt(
     return (*tokens, spec.section, *section.item)
 
 
-def last_bar(before: SongSection) -> range:
+def last_bar(before: PlanSection) -> range:
     """The codes of the last bar of a section."""
     return before.song.rhythm.code_range(before.next_bar - 1, 1)

@@ -14,7 +14,7 @@ from runtime.config.explain import sentence
 from runtime.config.plan_spec import PlanSpec
 from runtime.errors import RequestError
 from runtime.requests.form.rhythm import Rhythm
-from runtime.requests.form.sections import Song, SongSection
+from runtime.requests.form.sections import Song, PlanSection
 
 # Far from the limits of the arithmetic, and of any song.
 MOST, MOST_BARS = 2**53, 1024
@@ -68,7 +68,7 @@ def _fit(tokens: Sequence[int], places: Sequence[range]) -> bool:
     return len(tokens) == len(places) and all(token in place for token, place in zip(tokens, places, strict=True))
 
 
-def packed(sections: Sequence[SongSection], song: Song | None, **others: Any) -> PlanState:
+def packed(sections: Sequence[PlanSection], song: Song | None, **others: Any) -> PlanState:
     """Sections, the newest song and other values."""
     songs = list({id(each): each for each in (*[section.song for section in sections], song) if each}.values())
     numbers = {id(each): number for number, each in enumerate(songs)}
@@ -87,16 +87,16 @@ def packed(sections: Sequence[SongSection], song: Song | None, **others: Any) ->
     return PlanState(values, np.array([code for section in sections for code in section.codes], np.int64))
 
 
-def unpacked(state: PlanState, grid: Rhythm) -> tuple[list[SongSection], Song | None]:
+def unpacked(state: PlanState, grid: Rhythm) -> tuple[list[PlanSection], Song | None]:
     """Sections and the newest song."""
     songs = [
         Song(tuple(header), tuple(style), replace(grid, bpm=bpm, beats=beats, first_frame=first_frame))
         for header, style, bpm, beats, first_frame in state.values["songs"]
     ]
-    sections, place = list[SongSection](), 0
+    sections, place = list[PlanSection](), 0
     for index, song, (kind, layers, bars_token), first_bar, bars, num_codes in state.values["sections"]:
         codes = state.codes[place : place + num_codes].tolist()
-        sections.append(SongSection(index, songs[song], (kind, layers, bars_token), first_bar, bars, codes))
+        sections.append(PlanSection(index, songs[song], (kind, layers, bars_token), first_bar, bars, codes))
         place += num_codes
     newest = state.values["song"]
     return sections, None if newest is None else songs[newest]

@@ -17,7 +17,7 @@ from runtime.sessions.control.controls import NEEDS_SOURCE_NAMES
 from runtime.sessions.generations.references import References
 from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
-from runtime.sessions.protocol.actions import Cancel, EndPlan, GenerationJob, LiveModel, MakePlan, PlanPart, UpdateSteps
+from runtime.sessions.protocol.actions import CancelJob, EndPlan, SessionJob, LiveModel, MakePlan, PlanPart, UpdateSteps
 from runtime.sessions.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
 from runtime.sessions.protocol.plan import SetPlan
 
@@ -45,7 +45,7 @@ class Running:
     only the last steps, from the canvas; the complete one follows. is_beginning: it continues nothing, after a reset.
     """
 
-    job: GenerationJob
+    job: SessionJob
     number: int
     basis: Basis
     started_s: float
@@ -106,7 +106,7 @@ class Generations(ABC):
         """Whether what is known ends soon, and something plays."""
         return False
 
-    def start(self, session: str, now_s: float, *, may_draft: bool = True) -> GenerationJob:
+    def start(self, session: str, now_s: float, *, may_draft: bool = True) -> SessionJob:
         """The next generation, with the newest values; a draft of it only where that `may_draft`."""
         running = self._new(f"{session}/{self.num_started}", now_s, may_draft)
         self.num_started += 1
@@ -119,12 +119,12 @@ class Generations(ABC):
         """Generations that are not worth finishing any more; they are forgotten."""
         return []
 
-    def stop(self) -> list[Cancel | EndPlan]:
+    def stop(self) -> list[CancelJob | EndPlan]:
         """Forget what is in flight, as a stored session has; what was wanted is wanted again. Returns how to end it."""
         stopped, self.running = self.running, []
         if any(running.basis is self._latest and not running.is_append for running in stopped):
             self._latest = None
-        return [Cancel(running.job.id) for running in stopped]
+        return [CancelJob(running.job.id) for running in stopped]
 
     def finish(self, job_id: str, latents: Latents, now_s: float, took_s: float | None = None) -> bool:
         """Take a generation's latents `[T, C]`; False where the canvas stays as it is. took_s: since it was started."""
@@ -305,7 +305,7 @@ class Generations(ABC):
         options = self.references.prompted(key[0], segment).model_copy(update={"seed": job.pop("seed")})
         full_seq = self._controls.full_seq(now_s)
         return Running(
-            job=GenerationJob(job_id, options, segment, full_seq=full_seq, **self.references.inputs(segment), **job),
+            job=SessionJob(job_id, options, segment, full_seq=full_seq, **self.references.inputs(segment), **job),
             number=self.num_started,
             basis=Basis(key, self._controls.seq, full_seq),
             started_s=now_s,

@@ -13,8 +13,8 @@ from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Segment
 from runtime.sessions.generations.base import Generations, Running
 from runtime.sessions.generations.plan import SessionPlan
-from runtime.sessions.playback.canvas import Canvas, Part, Piece, Source
-from runtime.sessions.protocol.actions import Cancel, EndPlan, MakePlan, PlanPart
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource
+from runtime.sessions.protocol.actions import CancelJob, EndPlan, MakePlan, PlanPart
 from runtime.sessions.protocol.plan import SetPlan
 
 HISTORY_S = 600.0
@@ -55,7 +55,7 @@ class ExtendGenerations(Generations):
             self.running.remove(item)
         return [item.job.id for item in stopped]
 
-    def stop(self) -> list[Cancel | EndPlan]:
+    def stop(self) -> list[CancelJob | EndPlan]:
         """Forget what is in flight, also of the plan."""
         plan = self.references.plan
         return [*super().stop(), *([EndPlan()] if plan is not None and plan.stop() else [])]
@@ -279,4 +279,4 @@ class ExtendGenerations(Generations):
         part = Part(piece, 0, start, start + len(piece.latents), seq, seq).cut(first, start + len(piece.latents))
         if part is not None:
             self._timeline.place_canvas(reach, self._timeline.canvas.with_part(part))
-        self.references.put("source", Source(None, None, piece, start))
+        self.references.put("source", PlacedSource(None, None, piece, start))

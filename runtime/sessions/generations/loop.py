@@ -14,8 +14,8 @@ from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
 from runtime.sessions.control.controls import STEP_CONTROLS
 from runtime.sessions.generations.base import Generations, Key, Running
-from runtime.sessions.playback.canvas import Canvas, Part, Piece, Source
-from runtime.sessions.protocol.actions import Cancel, EndPlan
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource
+from runtime.sessions.protocol.actions import CancelJob, EndPlan
 
 DRAFT_DENOISE = 0.5
 
@@ -49,7 +49,7 @@ class LoopGenerations(Generations):
         """Go on from the noise of a stored canvas."""
         self.placed_noise = self._newest_noise = placed
 
-    def stop(self) -> list[Cancel | EndPlan]:
+    def stop(self) -> list[CancelJob | EndPlan]:
         """Forget what is in flight, also its noise."""
         self._newest_noise = self.placed_noise
         return super().stop()
@@ -149,4 +149,4 @@ class LoopGenerations(Generations):
         if n > head:
             canvas = canvas.with_part(Part(piece, head, 0, n - head, seq, seq))
         self._timeline.place_canvas(self._playhead.reach(now_s), canvas)
-        self.references.put("source", Source(None, None, Piece(f"source/{seq}", canvas.rows(range(self.frames)))))
+        self.references.put("source", PlacedSource(None, None, Piece(f"source/{seq}", canvas.rows(range(self.frames)))))

@@ -8,7 +8,7 @@ from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.generations.plan import SessionPlan
-from runtime.sessions.playback.canvas import Piece, Source
+from runtime.sessions.playback.canvas import Piece, PlacedSource
 from runtime.sessions.protocol.actions import LiveModel
 from runtime.sessions.protocol.client import ReferenceKind, control_of
 
@@ -21,9 +21,9 @@ class References:
     """
 
     def __init__(self, model: LiveModel) -> None:
-        self.source: Source | None = None
-        self.timbre: Source | None = None
-        self.structure: Source | None = None
+        self.source: PlacedSource | None = None
+        self.timbre: PlacedSource | None = None
+        self.structure: PlacedSource | None = None
         self.plan: SessionPlan | None = None
         self.version = 0
         self._untaken = model.untaken
@@ -33,7 +33,7 @@ class References:
         """Whether generations follow the plan."""
         return self.plan is not None and self.source is None and self.structure is None
 
-    def put(self, kind: ReferenceKind, reference: Source | None) -> None:
+    def put(self, kind: ReferenceKind, reference: PlacedSource | None) -> None:
         """Set or remove one of them."""
         setattr(self, kind, reference)
         self.version += 1
@@ -52,7 +52,7 @@ class References:
             self.put(kind, None)
         else:
             piece = Piece(f"{kind}/{seq}/{source_id}", latents)
-            self.put(kind, Source(source_id, strength if is_source else None, piece))
+            self.put(kind, PlacedSource(source_id, strength if is_source else None, piece))
         if strength is None:
             return {}
         return {control: 1.0 - strength if is_source else strength}

@@ -25,14 +25,14 @@ from runtime.sessions.hosting.plan_work import Form, PlanWork
 from runtime.sessions.hosting.services import Clock, HostServices, SessionListener
 from runtime.sessions.hosting.slots import Demand
 from runtime.sessions.protocol import actions
-from runtime.sessions.protocol.actions import Action, DecodeWindow, GenerationJob
+from runtime.sessions.protocol.actions import Action, DecodeWindow, SessionJob
 from runtime.sessions.protocol.base import MAX_SEQ
 from runtime.sessions.protocol.messages import (
     Ack,
     Applied,
     ClientMessage,
     Closed,
-    PromptWords,
+    TextWords,
     ServerMessage,
     State,
     problem_of,
@@ -265,7 +265,7 @@ class HostedSession:
                 self._find_words(action)
             case actions.UpdateSteps():
                 self._update(action)
-            case actions.Cancel(job_id):
+            case actions.CancelJob(job_id):
                 self._cancel(job_id)
             case actions.Decode(window):
                 self._decode(window)
@@ -327,7 +327,7 @@ class HostedSession:
         finding = self._services.words_thread.submit(timed, partial(prompt_words, self.session.model, action.texts))
         finding.add_done_callback(partial(report, self._services.call, partial(self.attempted, self._words_found)))
 
-    def _words_found(self, found: tuple[list[PromptWords], float] | BaseException) -> None:
+    def _words_found(self, found: tuple[list[TextWords], float] | BaseException) -> None:
         action, self._words, following, self._next_words = self._words, None, self._next_words, None
         if self.is_ended or action is None:
             return
@@ -355,7 +355,7 @@ class HostedSession:
 
     # Generations.
 
-    def _submit(self, job: GenerationJob) -> None:
+    def _submit(self, job: SessionJob) -> None:
         services = self._services
         inputs = GenerationInputs(
             source=job.source, noise=job.noise, timbre=job.timbre, hints=job.hints, session=job.id, client=self.id

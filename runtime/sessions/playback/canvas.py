@@ -99,7 +99,7 @@ class Canvas:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class PlacedSource:
     """Latents that generations start from; row 0 is canvas frame `start`, and they repeat.
 
     id: what the client named, None for what was written into the canvas.

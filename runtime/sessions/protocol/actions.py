@@ -113,7 +113,7 @@ class LiveModel:
 
 
 @dataclass(frozen=True, eq=False)
-class GenerationJob:
+class SessionJob:
     """One generation of a session. `id` is unique in the process; it is the request's id and its session in the loop.
 
     tail `[n, C]`: the frames before the segment's new ones, as RequestComposer.compose takes it; None where the segment
@@ -174,7 +174,7 @@ class DecodeWindow:
 class Generate:
     """Compose and submit a generation; `generation_*` methods report what becomes of it."""
 
-    job: GenerationJob
+    job: SessionJob
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class EndPlan:
 
 
 @dataclass(frozen=True)
-class Cancel:
+class CancelJob:
     """End a generation; nothing about it needs to be reported."""
 
     job_id: str
@@ -308,5 +308,5 @@ class End:
     """The client has closed the session."""
 
 
-Work = Generate | MakePlan | EndPlan | FindWords | UpdateSteps | Cancel | Decode
+Work = Generate | MakePlan | EndPlan | FindWords | UpdateSteps | CancelJob | Decode
 Action = Work | SendAudio | SendMessage | Commit | End

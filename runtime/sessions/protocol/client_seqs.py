@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import replace
 
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Applied, Canvas, Problem, ServerMessage
+from runtime.sessions.protocol.messages import Applied, CanvasPicture, Problem, ServerMessage
 
 MAX_SEQS = 1024
 
@@ -39,7 +39,7 @@ class ClientSeqs:
         """A message with the client's seqs; None where it is of changes before the client's first."""
         if not self.others:
             return message
-        if isinstance(message, Canvas):
+        if isinstance(message, CanvasPicture):
             return message.model_copy(update={"seqs": [self.client_seq(seq) for seq in message.seqs]})
         if isinstance(message, Applied):
             seq = self.client_seq(message.seq)

@@ -49,13 +49,13 @@ from runtime.sessions.protocol.client import (
 from runtime.sessions.protocol.plan import GetPlan, Plan, SetPlan
 from runtime.sessions.protocol.server import (
     Applied,
-    Canvas,
+    CanvasPicture,
     CanvasLayout,
     Changed,
     Closed,
     Limits,
     Problem,
-    PromptWords,
+    TextWords,
     Ready,
     ReadyControls,
     Stages,
@@ -75,7 +75,7 @@ __all__ = [
     "Applied",
     "AudioFormat",
     "Blend",
-    "Canvas",
+    "CanvasPicture",
     "CanvasLayout",
     "Changed",
     "ClientMessage",
@@ -89,7 +89,7 @@ __all__ = [
     "Pause",
     "Play",
     "Problem",
-    "PromptWords",
+    "TextWords",
     "Ready",
     "ReadyControls",
     "Reply",
@@ -138,7 +138,7 @@ ClientMessage = (
     | GetPlan
     | Close
 )
-ServerMessage = Ready | Applied | State | Canvas | Plan | Changed | Problem | Closed
+ServerMessage = Ready | Applied | State | CanvasPicture | Plan | Changed | Problem | Closed
 # Gets the error of a message that was posted, or None.
 Reply = Callable[[TickError | None], None]
 _Parsed = TypeVar("_Parsed", bound=Message)

@@ -35,7 +35,7 @@ class NewSection(Message):
     bars: int = Field(ge=1, le=1024)
 
 
-class PlannedSection(NewSection):
+class SectionMessage(NewSection):
     """A section of the plan. `codes`: its structure codes, once all of them are there."""
 
     index: Count
@@ -49,7 +49,7 @@ class Plan(Message):
 
     type: Literal["plan"] = "plan"
     header: dict[str, Any] = Field(description="Of the whole plan: genre, bpm, meter, key and more.")
-    sections: list[PlannedSection]
+    sections: list[SectionMessage]
 
 
 class SetPlan(Message):

@@ -33,7 +33,7 @@ class CanvasLayout(Message):
     channels: Count
 
 
-class PromptWords(Message):
+class TextWords(Message):
     """Which phrases of one of the session's texts the model understands."""
 
     text: str
@@ -47,7 +47,7 @@ class ReadyControls(Message):
     json_schema: dict[str, Any] = Field(alias="schema")
     values: dict[str, Any]
     prompts: Prompts
-    prompt_words: list[PromptWords] = Field(default=[], description="Of the prompts and the negative prompt.")
+    prompt_words: list[TextWords] = Field(default=[], description="Of the prompts and the negative prompt.")
     blend: Blend
     source_id: str | None = None
     source_strength: float | None = None
@@ -104,7 +104,7 @@ class Applied(Message):
     first_sample: Sample | None = None
     full_sample: Sample | None = None
     stages_ms: Stages | None = None
-    prompt_words: list[PromptWords] | None = Field(
+    prompt_words: list[TextWords] | None = Field(
         default=None, description="Of the prompts and the negative prompt: where they have changed, at once."
     )
 
@@ -127,7 +127,7 @@ class State(Message):
     client_time_s: float | None = Field(default=None, description="Of the newest `ack`.")
 
 
-class Canvas(Message):
+class CanvasPicture(Message):
     """A picture of the canvas from `start_s` on, `seconds` long: the loop; in extend mode, what is near the playhead.
 
     `data`: base64 of `width * height` bytes, rows from low to high channels of latents.

@@ -28,7 +28,7 @@ from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import (
     Action,
-    Cancel,
+    CancelJob,
     Commit,
     Decode,
     DecodeWindow,
@@ -168,7 +168,7 @@ class LiveSession:
     def detach(self, now_s: float) -> None:
         """The connection is gone: the next `advance` ends what runs, and nothing runs until the next `attach`."""
         self._playhead.detach(now_s)
-        self._outbox = [action for action in self._outbox if isinstance(action, Cancel | End)]
+        self._outbox = [action for action in self._outbox if isinstance(action, CancelJob | End)]
         self._commits.is_changed = True
 
     def has_token(self, token: str) -> bool:
@@ -277,7 +277,7 @@ class LiveSession:
             self._audio.tick = tick
             self._commits.is_changed = True
 
-    def words_found(self, seq: int, words: list[messages.PromptWords]) -> None:
+    def words_found(self, seq: int, words: list[messages.TextWords]) -> None:
         """Which words are understood, as FindWords has asked."""
         self._words = words
         self._send(Applied(seq=seq, prompt_words=words))
@@ -346,7 +346,7 @@ class LiveSession:
         if (work := self._generations.plan_work(now_s)) is not None:
             yield work
         for job_id in self._generations.cancelled(now_s):
-            yield Cancel(job_id)
+            yield CancelJob(job_id)
         if (update := self._generations.update(now_s)) is not None:
             yield update
         if may_generate and self._generations.wanted_s(now_s) is not None:
@@ -425,7 +425,7 @@ class LiveSession:
         self._stop(self._generations.write(start, piece, message.seq, now_s))
 
     def _stop(self, job_ids: Iterable[str]) -> None:
-        self._outbox += [Cancel(job_id) for job_id in job_ids]
+        self._outbox += [CancelJob(job_id) for job_id in job_ids]
 
     def _set_band(self, message: messages.SetBand, now_s: float) -> None:
         self._navigation.set_band(message.start_s, message.end_s, now_s)

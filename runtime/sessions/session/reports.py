@@ -13,11 +13,11 @@ from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.control.controls import controls_schema
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
-from runtime.sessions.playback.canvas import Canvas, Source, Timeline
+from runtime.sessions.playback.canvas import Canvas, PlacedSource, Timeline
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import LiveModel
-from runtime.sessions.protocol.plan import Plan, PlannedSection
+from runtime.sessions.protocol.plan import Plan, SectionMessage
 from runtime.sessions.session.stored import SessionParts
 
 PICTURE_WIDTH = 512
@@ -35,7 +35,7 @@ def ready(
     model: LiveModel,
     parts: SessionParts,
     references: References,
-    words: list[messages.PromptWords],
+    words: list[messages.TextWords],
     *,
     resumed: bool,
     keep_s: float,
@@ -59,7 +59,7 @@ def ready(
 
 
 def controls(
-    model: LiveModel, state: ControlState, source: Source | None, words: list[messages.PromptWords]
+    model: LiveModel, state: ControlState, source: PlacedSource | None, words: list[messages.TextWords]
 ) -> messages.ReadyControls:
     """The controls with their schema and final values."""
     return messages.ReadyControls(
@@ -92,7 +92,7 @@ def values(
     }
 
 
-def _reference(source: Source | None) -> dict[str, Any] | None:
+def _reference(source: PlacedSource | None) -> dict[str, Any] | None:
     return None if source is None else {"id": source.id, "strength": source.strength}
 
 
@@ -102,11 +102,11 @@ def texts(model: LiveModel, state: ControlState) -> tuple[str, ...]:
     return tuple(text for text in found if text and model.words)
 
 
-def prompt_words(model: LiveModel, texts: Iterable[str]) -> list[messages.PromptWords]:
+def prompt_words(model: LiveModel, texts: Iterable[str]) -> list[messages.TextWords]:
     """Which words of each text are understood. Takes as long as the tokenizer needs."""
     found = [(text, model.words([text])) for text in texts if text and model.words]
     return [
-        messages.PromptWords(text=text, understood=list(words.understood), unknown=list(words.unknown))
+        messages.TextWords(text=text, understood=list(words.understood), unknown=list(words.unknown))
         for text, words in found
     ]
 
@@ -152,7 +152,7 @@ def plan(known: SessionPlan, first: int, frame_rate_hz: float) -> Plan:
     """The plan's sections that end after canvas frame `first`."""
     origin = known.origin or 0
     sections = [
-        PlannedSection(
+        SectionMessage(
             index=section.index,
             kind=section.kind,
             layers=list(section.layers),
@@ -167,18 +167,18 @@ def plan(known: SessionPlan, first: int, frame_rate_hz: float) -> Plan:
     return Plan(header=dict(known.header), sections=sections)
 
 
-def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.Canvas:
+def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.CanvasPicture:
     """The canvas from frame `start` on, at most PICTURE_WIDTH columns: latents from their 2nd to 98th percentile."""
     width = min(canvas.end - start, PICTURE_WIDTH)
     start_s, seconds = start / model.frame_rate_hz, (canvas.end - start) / model.frame_rate_hz
     if not width:
-        return messages.Canvas(start_s=start_s, seconds=seconds, width=0, height=0, data="", seqs=[])
+        return messages.CanvasPicture(start_s=start_s, seconds=seconds, width=0, height=0, data="", seqs=[])
     frames = np.linspace(start, canvas.end - 1, width).round().astype(int).tolist()
     values = canvas.rows(frames).T
     low, high = np.quantile(values, [0.02, 0.98])
     pixels = np.clip((values - low) / max(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)
     parts = (canvas.part_at(frame) for frame in frames)
-    return messages.Canvas(
+    return messages.CanvasPicture(
         start_s=start_s,
         seconds=seconds,
         width=width,

@@ -16,7 +16,7 @@ from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations, PassNoise
 from runtime.sessions.generations.plan import SessionPlan
-from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, PlacedSource, Timeline
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol.actions import LiveModel
 from runtime.sessions.protocol.messages import AudioFormat, Mode
@@ -258,15 +258,15 @@ def _store_plan(plan: SessionPlan, pieces: Pieces) -> dict[str, Any]:
     return {"values": values, "hints": _store_parts(parts, pieces)}
 
 
-def _store_source(source: Source | None, pieces: Pieces) -> list[Any] | None:
+def _store_source(source: PlacedSource | None, pieces: Pieces) -> list[Any] | None:
     return None if source is None else [source.id, source.strength, pieces.store(source.piece), source.start]
 
 
-def _load_source(stored: Iterable[Any] | None, pieces: Pieces) -> Source | None:
+def _load_source(stored: Iterable[Any] | None, pieces: Pieces) -> PlacedSource | None:
     if stored is None:
         return None
     source_id, strength, name, start = stored
-    return Source(source_id, strength, pieces.load(name), start)
+    return PlacedSource(source_id, strength, pieces.load(name), start)
 
 
 def _store_mode(generations: Generations, pieces: Pieces) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from helpers.recorded_profiles import FOREIGN_NODE, SHAPES, VERSIONS, recorded, recorded_nodes, transformer
 from onnx import TensorProto
 
-from profiling.layers.origins import Graph, Origins, read_graph
+from profiling.layers.origins import OriginGraph, Origins, read_graph
 from profiling.layers.roofline import Ceilings, Work
 from profiling.layers.work import float_bytes, item_bytes, layer_works
 from runtime.engines.engine import NodeTimes
@@ -78,7 +78,7 @@ def test_a_plain_operator_has_its_own_operations_alone(tmp_path: Path) -> None:
     value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT, shape=None)
     node = onnx.helper.make_node
 
-    def saved(name: str, *nodes: onnx.NodeProto) -> Graph:
+    def saved(name: str, *nodes: onnx.NodeProto) -> OriginGraph:
         graph = onnx.helper.make_graph(nodes, name, [value("x"), value("w"), value("b")], [value("y")])
         onnx.save(onnx.helper.make_model(graph), tmp_path / name)
         return read_graph(tmp_path / name)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from runtime.devices.device import HostEvent, HostStream
 from runtime.errors import EngineError
 from runtime.language.launched import DRAFT, LanguageKey, LanguageLaunch, LanguagePart
-from runtime.language.live_sequence import Chunk
+from runtime.language.live_sequence import PromptChunk
 from runtime.scheduling.slot import Slot
 
 SLOT = Slot(id="a", runner=None, work=None, bucket=0, steps=4)
 
 
-def part(width: int | None, chunk: Chunk | None = None) -> LanguagePart:
+def part(width: int | None, chunk: PromptChunk | None = None) -> LanguagePart:
     return LanguagePart((SLOT,), chunk, None if width is None else LanguageKey(width, width, 2, 1, 64, 0), 2, 3)
 
 
 def test_a_part_says_what_it_does() -> None:
-    chunk = Chunk(0, 0, (1, 2))
+    chunk = PromptChunk(0, 0, (1, 2))
     found = [part(width, chunk).variants for width in (None, 1, 5, DRAFT)]
     assert found == [("prefill",), ("prefill", "decode"), ("prefill", "verify"), ("prefill", "draft")]
     assert part(None).variants == ()

@@ -13,7 +13,7 @@ from runtime.devices.device import HostDevice, Stream, Tensor
 from runtime.devices.packed_vectors import PackedVectors
 from runtime.engines.manifest import TensorInfo
 from runtime.language.kv_cache import KvCache
-from runtime.language.live_sequence import Chunk
+from runtime.language.live_sequence import PromptChunk
 from runtime.language.prefill import Prefill
 
 GRAPH = PlannerGraphSpec.model_validate(
@@ -54,7 +54,7 @@ def test_a_chunk_is_padded_and_lies_in_its_row_of_the_ring() -> None:
     cache = KvCache(device, device.main, engine, GRAPH, 3)
     vectors = PackedVectors(device, 4096)
     prefill = Prefill(device, device.main, vectors, GRAPH, cache, size=16, vocabulary=VOCABULARY)
-    chunks = [Chunk(2, 112, tuple(range(10))), Chunk(2, 128, (1,)), Chunk(1, 0, (2, 3))]
+    chunks = [PromptChunk(2, 112, tuple(range(10))), PromptChunk(2, 128, (1,)), PromptChunk(1, 0, (2, 3))]
     launches = [prefill.prepare(engine, chunk, 0) for chunk in chunks[:2]]
     assert launches[0] is launches[1]
     (bound,) = engine.bound

@@ -23,7 +23,7 @@ from runtime.scheduling.batch import BucketSpan
 from runtime.scheduling.slot import Slot, Submission
 from runtime.tick.events import Cancelled, Failed, Finished, Started
 from runtime.tick.loop import TickLoop
-from runtime.tick.runner import Launched, Part, Runner
+from runtime.tick.runner import Launched, RunnerPart, Runner
 
 BUCKET = 7
 
@@ -108,7 +108,7 @@ class CountingRunner:
 
 def test_the_counting_runner_satisfies_the_protocol() -> None:
     runner: Runner[CountingPart] = CountingRunner()
-    part: Part = CountingPart(())
+    part: RunnerPart = CountingPart(())
     launched: Launched = CountingLaunch()
     assert runner.plan() is None
     assert (part.num_rows, launched.error) == (0, None)

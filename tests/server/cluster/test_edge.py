@@ -22,7 +22,7 @@ from helpers.paths import ROOT
 from helpers.redis_server import redis_server
 
 from runtime.config.deployment import Deployment
-from server.cluster.edge import BACKENDS, AdminSocket, Slot, commands, parse_slots, run
+from server.cluster.edge import BACKENDS, AdminSocket, EdgeSlot, commands, parse_slots, run
 from server.cluster.local_cluster import free_port
 from server.replicas.lease import Lease
 from server.replicas.leases import Leases
@@ -32,10 +32,10 @@ ONE = Lease("one", "127.0.0.1:8001", "", "ready", 3, 10, 0.5)
 TWO = replace(ONE, name="two", address="127.0.0.1:8002")
 
 
-def slots(*used: tuple[str, str]) -> list[Slot]:
+def slots(*used: tuple[str, str]) -> list[EdgeSlot]:
     """Three slots of every backend, of which the first ones have an address and a state."""
     parts = [*used, *[("127.0.0.1:1", "maint")] * 3][:3]
-    return [Slot(backend, f"slot{number}", *part) for backend in BACKENDS for number, part in enumerate(parts, 1)]
+    return [EdgeSlot(backend, f"slot{number}", *part) for backend in BACKENDS for number, part in enumerate(parts, 1)]
 
 
 def test_a_new_replica_gets_the_first_free_slot() -> None:

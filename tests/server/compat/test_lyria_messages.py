@@ -20,7 +20,7 @@ from server.compat.lyria_messages import (
     MusicGenerationConfig,
     Scale,
     Setup,
-    WeightedPrompt,
+    LyriaPrompt,
     audio_message,
     parse_message,
     source_metadata,
@@ -44,7 +44,7 @@ def test_both_spellings_and_numbers_as_texts_are_the_same() -> None:
         top_k=40, bpm=120, guidance=4.5, mute_bass=True, music_generation_mode="QUALITY", seed=7
     )
     prompts = [{"text": "a", "weight": "0.5"}, {"text": "b"}]
-    content = ClientContent(weighted_prompts=[WeightedPrompt(text="a", weight=0.5), WeightedPrompt(text="b", weight=1)])
+    content = ClientContent(weighted_prompts=[LyriaPrompt(text="a", weight=0.5), LyriaPrompt(text="b", weight=1)])
     assert parsed(clientContent={"weightedPrompts": prompts}) == content
     assert parsed(client_content={"weighted_prompts": prompts}) == content
     assert parse_message(b'{"setup": {"model": "models/lyria-realtime-exp"}}') == Setup(
@@ -118,7 +118,7 @@ def test_any_json_is_a_message_or_a_request_error(members: dict[str, Any]) -> No
 
 
 def test_audio_says_what_it_was_made_with() -> None:
-    prompts = ClientContent(weighted_prompts=[WeightedPrompt(text="a", weight=2.0)])
+    prompts = ClientContent(weighted_prompts=[LyriaPrompt(text="a", weight=2.0)])
     made = source_metadata(prompts, MusicGenerationConfig(mute_drums=True))
     (chunk,) = json.loads(audio_message(b"\x01\x02", made))["serverContent"]["audioChunks"]
     assert base64.b64decode(chunk["data"]) == b"\x01\x02"

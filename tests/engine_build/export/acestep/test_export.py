@@ -50,9 +50,9 @@ def session(bundle: Path) -> onnxruntime.InferenceSession:
 
 
 def export(source: Any, folder: Path, **options: Any) -> Any:
-    from engine_build.export.acestep.export import Options, export_bundle
+    from engine_build.export.acestep.export import ExportOptions, export_bundle
 
-    return export_bundle(source, folder, Options("tiny", **{"canvas_s": 2.0, **options}), lambda text: None)
+    return export_bundle(source, folder, ExportOptions("tiny", **{"canvas_s": 2.0, **options}), lambda text: None)
 
 
 def checkpoint(folder: Path) -> Any:

@@ -157,12 +157,12 @@ def test_a_turbo_checkpoint_runs_without_guidance(
 @pytest.fixture(scope="module")
 def random_deployment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from engine_build.export.acestep.bundle_text import deployment_text
-    from engine_build.export.acestep.export import Options, export_bundle
+    from engine_build.export.acestep.export import ExportOptions, export_bundle
     from engine_build.export.acestep.sources import RandomWeights
 
     folder = tmp_path_factory.mktemp("random")
     source = RandomWeights(transformer_changes=SMALLEST_TRANSFORMER, vae_changes=VAE)
-    facts = export_bundle(source, folder / "x", Options(source.name, canvas_s=2.0), lambda text: None)
+    facts = export_bundle(source, folder / "x", ExportOptions(source.name, canvas_s=2.0), lambda text: None)
     (folder / "x.toml").write_text(deployment_text(facts, folder / "x", folder / "x.toml"))
     return folder / "x.toml"
 

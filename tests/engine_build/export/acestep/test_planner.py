@@ -164,12 +164,12 @@ def test_what_is_no_language_model_is_refused(tmp_path: Path, checkpoint: Path) 
 
 @pytest.mark.export
 def test_a_bundle_with_a_planner_is_complete(base: Path, checkpoint: Path, tmp_path: Path) -> None:
-    from engine_build.export.acestep.export import Options, export_bundle
+    from engine_build.export.acestep.export import ExportOptions, export_bundle
     from engine_build.export.acestep.sources import Checkpoint
 
     source, lines = Checkpoint(base, checkpoint), list[str]()
     assert source.fingerprint() != Checkpoint(base).fingerprint()
-    export_bundle(source, tmp_path / "bundle", Options("tiny", canvas_s=2.4, with_text=False), lines.append)
+    export_bundle(source, tmp_path / "bundle", ExportOptions("tiny", canvas_s=2.4, with_text=False), lines.append)
     assert "  planner: 0.0 M parameters in bf16" in lines
     planner = load_bundle(tmp_path / "bundle").planner
     assert planner is not None

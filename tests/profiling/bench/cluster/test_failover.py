@@ -13,7 +13,7 @@ from helpers.cluster import short_folder
 from helpers.live_clients import ready, scripted_server, silence
 
 from profiling.bench.cluster import failover as module
-from profiling.bench.cluster.failover import CHUNK_S, Loss, Player, Replicas, loss_figures, resume
+from profiling.bench.cluster.failover import CHUNK_S, Loss, FailoverClient, Replicas, loss_figures, resume
 from profiling.bench.live.client import live_client
 from runtime.sessions.protocol.messages import ClientMessage, Close, Open, ServerMessage
 from server.cluster.local_cluster import LocalCluster
@@ -36,7 +36,7 @@ def test_the_gap_is_the_longest_wait_for_a_chunk_that_was_due(monkeypatch: pytes
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     waits_s = [5.0, 0.0, 0.02, 0.3, 0.0, 0.1, 0.0]  # The first is the wait for the session, not a gap.
-    player = Player(clock.sleep(wait_s) for wait_s in waits_s)
+    player = FailoverClient(clock.sleep(wait_s) for wait_s in waits_s)
     for _ in waits_s:
         player.play_chunk()
     assert player.gap_s == pytest.approx(0.3)

@@ -172,13 +172,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     from helpers.tiny_acestep import save_checkpoint
 
     from engine_build.build.builder import build_deployment
-    from engine_build.export.acestep.export import Options, export_bundle
+    from engine_build.export.acestep.export import ExportOptions, export_bundle
     from engine_build.export.acestep.sources import Checkpoint
     from profiling.bench.peers.example import DEPLOYMENT
 
     folder = tmp_path_factory.mktemp("peers")
     checkpoint = save_checkpoint(folder / "checkpoint")
-    export_bundle(Checkpoint(checkpoint), folder / "bundle", Options("tiny", canvas_s=2.4), lambda text: None)
+    export_bundle(Checkpoint(checkpoint), folder / "bundle", ExportOptions("tiny", canvas_s=2.4), lambda text: None)
     (folder / "tiny.toml").write_text(DEPLOYMENT)
     build_deployment(load_deployment(folder / "tiny.toml"))
     return checkpoint, folder / "tiny.toml"

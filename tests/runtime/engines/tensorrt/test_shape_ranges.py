@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.engines.manifest import TensorInfo
-from runtime.engines.tensorrt.shape_ranges import ShapeRange, choose_range
+from runtime.engines.tensorrt.shape_ranges import ProfileRange, choose_range
 from runtime.errors import ShapeError
 
 INFOS = {
     "x": TensorInfo(name="x", dtype="float32", shape=("rows", "frames", 8)),
     "t": TensorInfo(name="t", dtype="float32", shape=("rows",)),
 }
-SMALL = ShapeRange({"x": (1, 2, 8), "t": (1,)}, {"x": (4, 64, 8), "t": (4,)})
-LONG = ShapeRange({"x": (1, 2, 8), "t": (1,)}, {"x": (2, 128, 8), "t": (2,)})
-MANY = ShapeRange({"x": (8, 2, 8), "t": (8,)}, {"x": (16, 64, 8), "t": (16,)})
+SMALL = ProfileRange({"x": (1, 2, 8), "t": (1,)}, {"x": (4, 64, 8), "t": (4,)})
+LONG = ProfileRange({"x": (1, 2, 8), "t": (1,)}, {"x": (2, 128, 8), "t": (2,)})
+MANY = ProfileRange({"x": (8, 2, 8), "t": (8,)}, {"x": (16, 64, 8), "t": (16,)})
 RANGES = (SMALL, LONG, MANY)
 
 
@@ -41,7 +41,7 @@ def test_a_refusal_names_tensor_dimension_ranges_and_command() -> None:
 
 def test_two_tensors_are_both_named() -> None:
     with pytest.raises(ShapeError, match=r"contains x \(4, 65, 8\), t \(3,\)") as caught:
-        choose_range("decoder", (SMALL, ShapeRange({"x": (1, 1, 8), "t": (1,)}, {"x": (9, 99, 8), "t": (2,)})), INFOS,
+        choose_range("decoder", (SMALL, ProfileRange({"x": (1, 1, 8), "t": (1,)}, {"x": (9, 99, 8), "t": (2,)})), INFOS,
                      {"x": (4, 65, 8), "t": (3,)}, "")  # fmt: skip
     assert "range 0 allows 2..64 in dimension 1 (frames) of x; range 1 allows 1..2 in dimension 0 (rows) of t" in str(
         caught.value

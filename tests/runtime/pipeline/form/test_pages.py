@@ -24,7 +24,7 @@ from runtime.pipeline.form.pages import codes_page, plan_page
 from runtime.pipeline.form.prompt import SongPrompt
 from runtime.pipeline.sequences import plan_seed
 from runtime.pipeline.structure import StructureCodec
-from runtime.requests.form.sections import Song, SongSection
+from runtime.requests.form.sections import Song, PlanSection
 
 PROMPT = SongPrompt((28, 200), (29,), 120, ())
 
@@ -128,7 +128,7 @@ def song_in(key: int, mode: int) -> Song:
     return replace(SONG, header=(*SONG.header, 100 + key, 120 + mode))
 
 
-def choices(planner: PlannerSpec, section: SongSection, others: Sequence[SongSection]) -> list[set[int]]:
+def choices(planner: PlannerSpec, section: PlanSection, others: Sequence[PlanSection]) -> list[set[int]]:
     """By group the tokens that may come in the next code of a section, counted from the group's first."""
     constraint = codes_page(planner, TINY, section, others, seed=1, most_codes=None).order.constraint
     for token in constraint.forced(999):

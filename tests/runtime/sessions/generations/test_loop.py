@@ -9,7 +9,7 @@ from helpers.live_simulation import CHANNELS
 from runtime.errors import RequestError
 from runtime.requests.timesteps import noise
 from runtime.sessions.generations.loop import PassNoise
-from runtime.sessions.playback.canvas import Piece, Source
+from runtime.sessions.playback.canvas import Piece, PlacedSource
 
 from .test_base import Loop
 
@@ -108,7 +108,7 @@ def test_a_step_control_is_heard_in_a_draft_first_and_complete_after_it() -> Non
 def test_a_draft_of_what_follows_a_structure_is_a_cover_as_the_complete_one() -> None:
     loop = Loop(structure_strength=0.5)
     piece = Piece("structure", np.arange(6.0)[:, None] + np.zeros((6, CHANNELS), np.float32))
-    loop.generations.references.put("structure", Source("a", None, piece))
+    loop.generations.references.put("structure", PlacedSource("a", None, piece))
     loop.generate(0.0)
     loop.controls.change({"guidance": 5.0}, 1, 1.0)
     assert loop.generations.wanted_s(1.0) == 1.0

@@ -18,7 +18,7 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment
 from runtime.sessions.hosting import host, hosted_session
 from runtime.sessions.hosting import host as host_module
-from runtime.sessions.protocol.actions import Cancel, FindWords, SendAudio, SendMessage, UpdateSteps
+from runtime.sessions.protocol.actions import CancelJob, FindWords, SendAudio, SendMessage, UpdateSteps
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (
     MAX_SEQ,
@@ -349,7 +349,7 @@ def test_a_generation_is_changed_and_cancelled_while_it_is_composed(
         driven.host.post(session.id, Ack(playhead_sample=0))
     driven.run()
     one.next_actions = [UpdateSteps((one.job_ids[0],), {"guidance": 2.0}, 5)]
-    other.next_actions = [Cancel(other.job_ids[0])]
+    other.next_actions = [CancelJob(other.job_ids[0])]
     for session in (one, other):
         driven.host.post(session.id, Ack(playhead_sample=0))
     driven.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, PlacedSource, Timeline
 
 
 def piece(name: str, frames: int, value: float) -> Piece:
@@ -81,5 +81,5 @@ def test_what_was_played_is_forgotten() -> None:
 
 
 def test_a_source_repeats_from_its_frame() -> None:
-    source = Source("x", None, piece("s", 3, 0), start=2)
+    source = PlacedSource("x", None, piece("s", 3, 0), start=2)
     assert source.frames(1, 5)[:, 0].tolist() == [2, 0, 1, 2, 0]

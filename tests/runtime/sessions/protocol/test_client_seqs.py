@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from runtime.errors import RequestError
 from runtime.sessions.protocol.client_seqs import MAX_SEQS, ClientSeqs
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Applied, Canvas, Closed, problem_of
+from runtime.sessions.protocol.messages import Applied, CanvasPicture, Closed, problem_of
 
 
 @settings(max_examples=50)
@@ -41,7 +41,7 @@ def test_old_changes_of_others_are_counted_only() -> None:
 
 def test_messages_and_audio_have_the_clients_numbers() -> None:
     seqs = ClientSeqs()
-    picture = Canvas(start_s=0.0, seconds=1.0, width=3, height=1, data="", seqs=[0, 1, 4])
+    picture = CanvasPicture(start_s=0.0, seconds=1.0, width=3, height=1, data="", seqs=[0, 1, 4])
     chunk = AudioChunk(1, 0, np.zeros((1, 2), np.float32), first_seq=4, full_seq=2)
     assert seqs.of_message(picture) is picture
     assert seqs.of_chunk(chunk) is chunk

@@ -57,7 +57,7 @@ def test_the_words_of_the_prompts_are_reported_where_they_change() -> None:
 
     model = dataclasses.replace(MODEL, words=words)
     session = LiveSession("s", model, messages.Open(prompts=[LivePrompt(text="a")]), 0.0)
-    first = messages.PromptWords(text="a", understood=["a"], unknown=["jazz"])
+    first = messages.TextWords(text="a", understood=["a"], unknown=["jazz"])
     assert session.attach("token", 0.0, keep_s=60.0).controls.prompt_words == [first]
 
     def reported(message: messages.ClientMessage) -> list[messages.Applied]:
@@ -72,7 +72,7 @@ def test_the_words_of_the_prompts_are_reported_where_they_change() -> None:
     assert reported(messages.SetPrompts(seq=1, items=items)) == []
     (applied,) = reported(messages.SetControls(seq=2, values={"negative_prompt": "b"}))
     assert (applied.seq, applied.first_sample) == (2, None)
-    second = messages.PromptWords(text="b", understood=["b"], unknown=["jazz"])
+    second = messages.TextWords(text="b", understood=["b"], unknown=["jazz"])
     assert applied.prompt_words == [first, second]
     assert reported(messages.SetPrompts(seq=3, items=[]))[0].prompt_words == [second]
 
@@ -84,7 +84,7 @@ def test_a_picture_is_made_once_for_all_that_ask_for_it() -> None:
     sent = [
         action.message for action in simulation.session.advance(simulation.now_s) if isinstance(action, SendMessage)
     ]
-    (picture,) = [message for message in sent if isinstance(message, messages.Canvas)]
+    (picture,) = [message for message in sent if isinstance(message, messages.CanvasPicture)]
     assert picture.width > 0
 
 
@@ -490,7 +490,7 @@ def test_the_canvas_is_the_first_length_that_holds_the_seconds() -> None:
 def test_a_picture_of_the_canvas() -> None:
     simulation = playing()
     simulation.handle(messages.GetCanvas())
-    (picture,) = [m for m in simulation.messages if isinstance(m, messages.Canvas)]
+    (picture,) = [m for m in simulation.messages if isinstance(m, messages.CanvasPicture)]
     assert (picture.width, picture.height, len(picture.seqs)) == (LENGTHS[-1], CHANNELS, LENGTHS[-1])
 
 

@@ -16,7 +16,7 @@ from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
 from runtime.sessions.hosting.plan_work import make_part
-from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Source, Timeline
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, PlacedSource, Timeline
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol.messages import LivePrompt, Open
 from runtime.sessions.session import reports
@@ -37,7 +37,7 @@ def test_the_layout_is_in_frames_and_seconds() -> None:
 
 def test_controls_name_the_source() -> None:
     state = ControlState(MODEL, {"guidance": 4.0}, [], "tokens", 9)
-    source = Source("abc", 0.5, Piece("s", np.zeros((4, 2), np.float32)))
+    source = PlacedSource("abc", 0.5, Piece("s", np.zeros((4, 2), np.float32)))
     found = reports.controls(MODEL, state, source, [])
     assert (found.source_id, found.source_strength, found.seed, found.blend) == ("abc", 0.5, 9, "tokens")
     assert found.values["guidance"] == 4.0
@@ -46,7 +46,7 @@ def test_controls_name_the_source() -> None:
 def test_values_are_all_that_a_client_may_have_changed() -> None:
     state = ControlState(MODEL, {"guidance": 4.0}, [LivePrompt(text="a", weight=0.5)], "tokens", 9)
     timeline, references = Timeline([Placement(0, canvas(10), 0, 0, (2, 8))]), References(MODEL)
-    references.put("source", Source("abc", 0.5, Piece("s", np.zeros((4, 2), np.float32))))
+    references.put("source", PlacedSource("abc", 0.5, Piece("s", np.zeros((4, 2), np.float32))))
     found = reports.values(state, references, timeline, Playhead(RATE), 2.0)
     assert (found["guidance"], found["seed"], found["blend"]) == (4.0, 9, "tokens")
     assert found["prompts"] == [{"text": "a", "weight": 0.5}]
