@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from engine_build.build.builder import build
-from engine_build.build.environment import build_environment, probe_environment
-from engine_build.build.rebuild_check import check_graphs, check_rebuilds
+from engine_build.compile.builder import build
+from engine_build.compile.environment import build_environment, probe_environment
+from engine_build.compile.rebuild_check import check_graphs, check_rebuilds
 from engine_build.config import BuildRequest, load_request, read_options
 from engine_build.new_bundle.init import InitOptions, init, parse_roles
 from engine_build.new_bundle.roles import NAMES

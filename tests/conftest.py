@@ -24,7 +24,7 @@ from helpers.paths import DEMO
 from hypothesis import HealthCheck, settings
 from simulator.fixture import Machine
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device

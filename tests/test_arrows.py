@@ -90,7 +90,7 @@ HEAVY = {
         "configs/demo/recipe/",
     },
     "tensorrt": {"runtime/engines/tensorrt/binding.py"},
-    "tensorrt_rtx": {"runtime/engines/tensorrt/rtx/", "engine_build/build/tensorrt_compiler.py"},  # types
+    "tensorrt_rtx": {"runtime/engines/tensorrt/rtx/", "engine_build/compile/tensorrt_compiler.py"},  # types
     "cuda": {"runtime/devices/cuda_calls.py"},
     "nvtx": {"runtime/tick/clock.py"},
     "torch": {
@@ -112,7 +112,7 @@ HEAVY = {
     "av": {"runtime/audio/decoding.py", "runtime/audio/encoding.py"},
     "sounddevice": {"runtime/audio/playback.py"},
     "soundfile": set(),
-    "polygraphy": {"engine_build/build/verify.py"},
+    "polygraphy": {"engine_build/compile/verify.py"},
     "redis": {"runtime/sessions/storage/redis_store.py"},
     "ray": {"server/cluster/ray_serve.py"},
     "psutil": {"server/cluster/local_cluster.py"},
@@ -274,7 +274,7 @@ def test_no_import_cycle() -> None:
         ("runtime/sessions/hosting/host.py", "from server.service.service import Service"),
         ("runtime/sessions/control/controls.py", "from runtime.sessions.session.live_session import LiveSession"),
         ("runtime/sessions/protocol/actions.py", "from runtime.pipeline.pipeline import Pipeline"),
-        ("runtime/api/tickrt/model.py", "from engine_build.build.builder import build"),
+        ("runtime/api/tickrt/model.py", "from engine_build.compile.builder import build"),
     ],
 )
 def test_a_wrong_arrow_is_found(file: str, source: str) -> None:

@@ -89,7 +89,9 @@ def main() -> None:
     app(prog_name="python -m engine_build.export")
 
 
-def _source(checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, int], planner: str | None) -> CheckpointSource:
+def _source(
+    checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, int], planner: str | None
+) -> CheckpointSource:
     from engine_build.export.acestep.sources import Checkpoint, RandomWeights
 
     if random == (checkpoint is not None):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from engine_build.build.rebuild_check import RebuildDecision, total_memory_bytes
+from engine_build.compile.rebuild_check import RebuildDecision, total_memory_bytes
 from engine_build.reports.inventory import InventoryEntry
 from runtime.engines.manifest import Manifest
 from runtime.terminal import cells, print_line

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from engine_build.build.environment import BuildEnvironment
-from engine_build.build.rebuild_check import RebuildDecision
+from engine_build.compile.environment import BuildEnvironment
+from engine_build.compile.rebuild_check import RebuildDecision
 from engine_build.config import ROWS_VARIANTS, RTX_OPTIONS, TENSORRT_OPTIONS, BuildConfig, parse_variant
 from engine_build.specs.engine_spec import Range
 from engine_build.specs.shape_ranges import adapted_ranges, decoder_ranges, tick_ranges

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from engine_build.graphs.graph_file import read_graph
 from engine_build.precision.error import write_emulated
 from engine_build.precision.recipe import RecipeName, without_kernel

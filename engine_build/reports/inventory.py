@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from engine_build.build.engine_folder import PARTIAL_SUFFIX, lock_of, locked
-from engine_build.build.environment import BuildEnvironment
-from engine_build.build.timing_cache import TIMING_CACHE_FOLDER, TIMING_CACHE_SUFFIX
+from engine_build.compile.engine_folder import PARTIAL_SUFFIX, lock_of, locked
+from engine_build.compile.environment import BuildEnvironment
+from engine_build.compile.timing_cache import TIMING_CACHE_FOLDER, TIMING_CACHE_SUFFIX
 from runtime.config.deployment import Deployment, Target
 from runtime.devices.machine import machine
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
-    Manifest,
     EngineMeasurement,
+    Manifest,
     machine_mismatch,
     manifest_path,
     measurement_path,
@@ -83,7 +83,9 @@ def entries(folder: Path, environment: BuildEnvironment) -> Iterator[InventoryEn
             yield InventoryEntry(name, folder.name, None, error.what)
             continue
         measurement = read_measurement(folder, manifest)
-        yield InventoryEntry(name, manifest.target, manifest, unusable_reason(manifest, folder, environment), measurement)
+        yield InventoryEntry(
+            name, manifest.target, manifest, unusable_reason(manifest, folder, environment), measurement
+        )
 
 
 def unusable_reason(manifest: Manifest, folder: Path, environment: BuildEnvironment) -> str:

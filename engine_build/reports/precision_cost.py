@@ -50,7 +50,9 @@ class TargetChoice(StrEnum):
 @app.command()
 def precision(
     config: Config,
-    recipe: Annotated[list[RecipeChoice], typer.Option(help="The recipe; may be given twice to compare.")] = [RecipeChoice.BF16],  # noqa: B006
+    recipe: Annotated[list[RecipeChoice], typer.Option(help="The recipe; may be given twice to compare.")] = [  # noqa: B006
+        RecipeChoice.BF16
+    ],
     target: Annotated[
         TargetChoice, typer.Option(help="Its missing kernels stay in fp32; int8 is another one on cpu.")
     ] = TargetChoice.TENSORRT,

@@ -170,7 +170,9 @@ def changes(base: Mapping[str, Any], now: Mapping[str, Any]) -> list[FigureChang
     intervals = {name: ratio_interval(old[name], new[name], len(judged)) for name in judged}
     is_same_engine = all(base.get(name) == now.get(name) for name in SAME_ENGINE)
     return [
-        FigureChange(name, before[name], after[name], intervals.get(name), is_same_engine and name.endswith(ENGINE_FIGURE))
+        FigureChange(
+            name, before[name], after[name], intervals.get(name), is_same_engine and name.endswith(ENGINE_FIGURE)
+        )
         for name in names
     ]
 

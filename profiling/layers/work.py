@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from profiling.layers.kinds import node_kind
-from profiling.layers.origins import OriginGraph, GraphNode, Origins
+from profiling.layers.origins import GraphNode, OriginGraph, Origins
 from profiling.layers.roofline import Value, Work, operator_bytes, operator_flops
 from runtime.engines.engine import NodeTimes
 from runtime.engines.operator_flops import Shape
@@ -99,7 +99,9 @@ def _node_work(node: GraphNode | None, values: Mapping[str, Value]) -> Work | No
     return Work(flops, operator_bytes(node.op_type, inputs, outputs))
 
 
-def _fused_work(layer: NodeTimes, parts: Sequence[GraphNode], graph: OriginGraph, values: Mapping[str, Value]) -> Work | None:
+def _fused_work(
+    layer: NodeTimes, parts: Sequence[GraphNode], graph: OriginGraph, values: Mapping[str, Value]
+) -> Work | None:
     """Operations of all parts, and bytes of the values that enter and leave the layer."""
     if not parts:
         return _copied(layer)

@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from profiling.layers.kinds import ORDER
-from profiling.layers.rollups import Blocks, BlockPart, by_block, by_kind, by_module, common_root, shown_module
+from profiling.layers.rollups import BlockPart, Blocks, by_block, by_kind, by_module, common_root, shown_module
 from profiling.layers.roofline import EXCEEDED
 from profiling.layers.timings import LayerTiming, Profile
 from profiling.reports.tables import ceilings_text, contents_text, is_exceeded

@@ -19,7 +19,7 @@ from runtime.errors import EngineDeadError, EngineError, ShapeError
 from runtime.language.draft_graph import DraftGraph
 from runtime.language.kv_cache import KvCache
 from runtime.language.launched import DRAFT, LanguageKey, LanguageLaunch, LanguagePart
-from runtime.language.live_sequence import PromptChunk, LiveSequence
+from runtime.language.live_sequence import LiveSequence, PromptChunk
 from runtime.language.prefill import Prefill
 from runtime.language.sequence import SequenceState
 from runtime.language.step_buffers import SequenceVectors, StepBuffers, vectors_bytes

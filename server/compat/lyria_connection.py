@@ -37,10 +37,10 @@ from server.compat.lyria_audio import AHEAD_S, LEAST_AHEAD_S, AudioStream, Pace
 from server.compat.lyria_messages import (
     MAX_WEIGHTED_PROMPTS,
     ClientContent,
+    LyriaPrompt,
     MusicGenerationConfig,
     Playback,
     Setup,
-    LyriaPrompt,
     audio_message,
     message_bytes,
     parse_message,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from helpers.factories import tiny_deployment
 
-from engine_build.build.environment import BuildEnvironment
-from engine_build.build.rebuild_check import check_rebuilds
+from engine_build.compile.environment import BuildEnvironment
+from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import ALL_STEP_FEATURES, STEP_VARIANTS, BuildConfig, load_request, parse_variant
 from runtime.config.deployment import Target
 from runtime.errors import ConfigError

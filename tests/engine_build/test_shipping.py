@@ -10,10 +10,10 @@ from helpers.adapters import random_factors, write_peft
 from helpers.factories import tiny_deployment
 from typer.testing import CliRunner
 
-from engine_build.build import builder, targets
-from engine_build.build.environment import BuildEnvironment
-from engine_build.build.rebuild_check import check_rebuilds
 from engine_build.cli import app
+from engine_build.compile import builder, targets
+from engine_build.compile.environment import BuildEnvironment
+from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import load_request
 from engine_build.shipping import check_shippable, ship
 from runtime.config.bundle import load_bundle

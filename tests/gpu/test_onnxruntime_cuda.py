@@ -11,7 +11,7 @@ import pytest
 from helpers.factories import tiny_deployment
 from helpers.paths import ROOT
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.reference_session import onnxruntime
 from engine_build.precision.sample_states import decoder_sample_states

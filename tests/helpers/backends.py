@@ -12,7 +12,7 @@ from typing import Self
 import pytest
 from simulator.fixture import Machine, child_environment, simulated
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from engine_build.graphs.reference_session import onnxruntime
 from runtime.config.deployment import Deployment, Target
 from runtime.devices.machine import open_device

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from runtime.errors import EngineError, TickError
 from runtime.sessions.hosting.plan_work import make_part
 from runtime.sessions.protocol import actions, messages
-from runtime.sessions.protocol.actions import DecodeWindow, SessionJob, LiveModel
+from runtime.sessions.protocol.actions import DecodeWindow, LiveModel, SessionJob
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.session.live_session import LiveSession, reports
 

@@ -18,7 +18,7 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.hosting import host as host_module
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.protocol.actions import Action, DecodeWindow, Generate, SessionJob, LiveModel
+from runtime.sessions.protocol.actions import Action, DecodeWindow, Generate, LiveModel, SessionJob
 from runtime.sessions.protocol.client_seqs import ClientSeqs
 from runtime.sessions.protocol.messages import Ack, CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
 from runtime.sessions.storage.store import SessionSnapshot

@@ -9,7 +9,7 @@ from helpers.tiny_planner import PLAN, planner_spec
 from runtime.config.plan_spec import PlanSpec
 from runtime.pipeline.form.edits import following
 from runtime.requests.form.rhythm import Rhythm
-from runtime.requests.form.sections import Item, SectionRequest, Song, PlanSection, item_of
+from runtime.requests.form.sections import Item, PlanSection, SectionRequest, Song, item_of
 
 PLANNER = planner_spec(plan=PLAN, thinking=None, capacity=1024)
 assert PLANNER.plan is not None

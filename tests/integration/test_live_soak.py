@@ -22,7 +22,7 @@ import pytest
 from helpers.http_harness import GENERATIONS
 from helpers.paths import ROOT
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from profiling.bench.live.client import LiveClient, live_client
 from profiling.bench.live.run import UNLIMITED
 from profiling.server_process import ServerProcess, server_process

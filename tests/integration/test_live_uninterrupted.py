@@ -26,9 +26,9 @@ from runtime.sessions.protocol.actions import (
     Commit,
     Decode,
     Generate,
-    SessionJob,
     SendAudio,
     SendMessage,
+    SessionJob,
 )
 from runtime.sessions.protocol.messages import (
     Ack,

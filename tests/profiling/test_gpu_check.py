@@ -17,8 +17,8 @@ from profiling import gpu_check
 from profiling.bench_cli import app as bench_app
 from profiling.gpu_check import (
     BENCH,
-    Figure,
     CheckStep,
+    Figure,
     app,
     check_steps,
     figures,

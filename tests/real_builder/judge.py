@@ -22,11 +22,11 @@ import filelock
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.build.builder import graph_in_precision
-from engine_build.build.environment import BuildEnvironment
-from engine_build.build.rebuild_check import RebuildDecision, check_rebuilds, preparation_shapes
-from engine_build.build.targets import COMPILERS, BuildTask
-from engine_build.build.worker import BuildLog, Worker
+from engine_build.compile.builder import graph_in_precision
+from engine_build.compile.environment import BuildEnvironment
+from engine_build.compile.rebuild_check import RebuildDecision, check_rebuilds, preparation_shapes
+from engine_build.compile.targets import COMPILERS, BuildTask
+from engine_build.compile.worker import BuildLog, Worker
 from engine_build.config import EIGHT_BITS, FP8_CAPABILITIES, BuildRequest, load_request
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.tensorrt_preparation import prepared

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from real_builder.judge import TARGET, need_builder
 
-from engine_build.build.tasks import build_plan
-from engine_build.build.worker import BuildLog, PlanRequest, Worker
+from engine_build.compile.tasks import build_plan
+from engine_build.compile.worker import BuildLog, PlanRequest, Worker
 from engine_build.config import RTX_OPTIONS, BuildConfig
 from engine_build.graphs.tensorrt_rules import doubts, problems
 from engine_build.precision.node_rules import LAYOUT, POINTWISE

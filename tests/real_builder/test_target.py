@@ -16,7 +16,7 @@ from helpers.factories import tiny_deployment
 from real_builder.judge import TARGET, need_builder, release
 from simulator.fixture import SITE
 
-from engine_build.build.worker import BuildLog, OnLog, PlanRequest, Worker
+from engine_build.compile.worker import BuildLog, OnLog, PlanRequest, Worker
 from engine_build.config import RTX_CAPABILITIES, RTX_OPTIONS, BuildConfig
 from runtime.engines.tensorrt.binding import bind
 
@@ -27,7 +27,7 @@ def configuration(options: dict[str, Any], cancelled: threading.Event, on_log: O
     """Task: what the compiler sets in the builder's configuration."""
     bind(TARGET)
 
-    from engine_build.build import tensorrt_compiler as compiler
+    from engine_build.compile import tensorrt_compiler as compiler
 
     request = PlanRequest(TARGET, "graph", Path("graph"), Path("plan"), options, [])
     config = compiler._configured(compiler.trt.Builder(compiler.Log(on_log)), request)

@@ -19,8 +19,8 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from simulator.fixture import Machine
 
-import engine_build.build.environment as environment
-import engine_build.build.onnxruntime_compiler as compiler
+import engine_build.compile.environment as environment
+import engine_build.compile.onnxruntime_compiler as compiler
 import engine_build.graphs.reference_session as reference
 import runtime.engines.onnxruntime as engines
 from runtime.engines.onnxruntime_cuda import CPU_PROVIDER, CUDA_PROVIDER, NOTHING_TO_RECORD

@@ -18,7 +18,7 @@ from simulator.fixture import SITE, Machine, RuleBroken, child_environment, prov
 from simulator.plans import CHANNELS, ROWS, Lines, build_plan, cache_graph, small_graph
 from simulator.rig import Rig
 
-from engine_build.build.worker import BuildLog, Worker
+from engine_build.compile.worker import BuildLog, Worker
 from engine_build.graphs.graph_writer import GraphWriter
 
 # Without a driver.
@@ -94,7 +94,7 @@ def test_a_command_that_breaks_a_rule_fails(call: str, status: int) -> None:
 
 BUILDS = """
 import sys
-from engine_build.build.worker import BuildLog, Worker
+from engine_build.compile.worker import BuildLog, Worker
 from simulator.test_tensorrt_builds import break_a_rule
 
 with Worker() as worker:

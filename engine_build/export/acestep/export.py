@@ -96,7 +96,9 @@ class ExportStep(NamedTuple):
     export: Callable[[CheckpointSource, Path, Facts], Facts]
 
 
-def export_bundle(source: CheckpointSource, folder: Path, options: ExportOptions, on_progress: OnProgress = print) -> BundleFacts:
+def export_bundle(
+    source: CheckpointSource, folder: Path, options: ExportOptions, on_progress: OnProgress = print
+) -> BundleFacts:
     """Write the bundle into a temporary folder and rename it when it is complete; an older bundle is replaced.
 
     Raises BuildError where a graph differs from its module, ConfigError where the source lacks a part or the folder is

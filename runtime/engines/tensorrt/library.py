@@ -24,7 +24,7 @@ from runtime.engines.tensorrt.binding import NAMES, trt
 from runtime.engines.tensorrt.errors import check_trt, dtype_name
 from runtime.engines.tensorrt.layers import LayerTimes
 from runtime.engines.tensorrt.plan_file import check_plan_version, read_plan_header
-from runtime.engines.tensorrt.shape_ranges import Shape, ProfileRange, choose_range
+from runtime.engines.tensorrt.shape_ranges import ProfileRange, Shape, choose_range
 from runtime.errors import EngineError, EngineMismatchError
 
 if TYPE_CHECKING:
@@ -204,7 +204,9 @@ class LoadedPlan:
 
     def _shape_range(self, index: int) -> ProfileRange:
         limits = {name: self._shape_limits(name, index) for name in self.inputs}
-        return ProfileRange({n: least for n, (least, _) in limits.items()}, {n: most for n, (_, most) in limits.items()})
+        return ProfileRange(
+            {n: least for n, (least, _) in limits.items()}, {n: most for n, (_, most) in limits.items()}
+        )
 
     def _shape_limits(self, name: str, index: int) -> tuple[Shape, Shape]:
         shape = tuple(self._engine.get_tensor_shape(name))

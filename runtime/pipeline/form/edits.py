@@ -8,7 +8,7 @@ from dataclasses import replace
 from runtime.config.plan_spec import PlanSpec
 from runtime.errors import RequestError
 from runtime.pipeline.form.fitting import bars_of
-from runtime.requests.form.sections import Item, Song, PlanSection
+from runtime.requests.form.sections import Item, PlanSection, Song
 
 
 def following(spec: PlanSpec, song: Song, items: Sequence[Item], before: Sequence[PlanSection]) -> list[PlanSection]:

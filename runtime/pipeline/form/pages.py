@@ -19,8 +19,8 @@ from runtime.pipeline.sequences import SequenceOrder, plan_seed
 from runtime.pipeline.structure import StructureCodec
 from runtime.requests.form.sections import (
     Item,
-    Song,
     PlanSection,
+    Song,
     given_header,
     last_bar,
     plan_prompt,

@@ -22,9 +22,9 @@ from runtime.requests.form.section_prompts import PromptText, section_prompts
 from runtime.requests.form.sections import (
     Item,
     PlannedSection,
+    PlanSection,
     SectionRequest,
     Song,
-    PlanSection,
     header_values,
     item_of,
     song_of,

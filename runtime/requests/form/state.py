@@ -14,7 +14,7 @@ from runtime.config.explain import sentence
 from runtime.config.plan_spec import PlanSpec
 from runtime.errors import RequestError
 from runtime.requests.form.rhythm import Rhythm
-from runtime.requests.form.sections import Song, PlanSection
+from runtime.requests.form.sections import PlanSection, Song
 
 # Far from the limits of the arithmetic, and of any song.
 MOST, MOST_BARS = 2**53, 1024

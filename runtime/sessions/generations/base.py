@@ -17,7 +17,7 @@ from runtime.sessions.control.controls import NEEDS_SOURCE_NAMES
 from runtime.sessions.generations.references import References
 from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
-from runtime.sessions.protocol.actions import CancelJob, EndPlan, SessionJob, LiveModel, MakePlan, PlanPart, UpdateSteps
+from runtime.sessions.protocol.actions import CancelJob, EndPlan, LiveModel, MakePlan, PlanPart, SessionJob, UpdateSteps
 from runtime.sessions.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
 from runtime.sessions.protocol.plan import SetPlan
 

@@ -32,9 +32,9 @@ from runtime.sessions.protocol.messages import (
     Applied,
     ClientMessage,
     Closed,
-    TextWords,
     ServerMessage,
     State,
+    TextWords,
     problem_of,
 )
 from runtime.sessions.protocol.plan import Plan

@@ -49,17 +49,17 @@ from runtime.sessions.protocol.client import (
 from runtime.sessions.protocol.plan import GetPlan, Plan, SetPlan
 from runtime.sessions.protocol.server import (
     Applied,
-    CanvasPicture,
     CanvasLayout,
+    CanvasPicture,
     Changed,
     Closed,
     Limits,
     Problem,
-    TextWords,
     Ready,
     ReadyControls,
     Stages,
     State,
+    TextWords,
 )
 from runtime.untrusted import one_line, parse_json_object
 
@@ -75,8 +75,8 @@ __all__ = [
     "Applied",
     "AudioFormat",
     "Blend",
-    "CanvasPicture",
     "CanvasLayout",
+    "CanvasPicture",
     "Changed",
     "ClientMessage",
     "Close",
@@ -89,7 +89,6 @@ __all__ = [
     "Pause",
     "Play",
     "Problem",
-    "TextWords",
     "Ready",
     "ReadyControls",
     "Reply",
@@ -106,6 +105,7 @@ __all__ = [
     "SetTimbre",
     "Stages",
     "State",
+    "TextWords",
     "WriteAudio",
     "client_message",
     "message_text",

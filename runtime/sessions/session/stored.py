@@ -16,7 +16,7 @@ from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations, PassNoise
 from runtime.sessions.generations.plan import SessionPlan
-from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, PlacedSource, Timeline
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol.actions import LiveModel
 from runtime.sessions.protocol.messages import AudioFormat, Mode

@@ -12,8 +12,8 @@ import pytest
 from helpers.paths import ROOT
 from onnx import TensorProto, helper, numpy_helper
 
-from engine_build.build.rebuild_check import preparation_shapes
-from engine_build.build.verify import sample_inputs
+from engine_build.compile.rebuild_check import preparation_shapes
+from engine_build.compile.verify import sample_inputs
 from engine_build.config import load_request
 from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.graph_view import attribute

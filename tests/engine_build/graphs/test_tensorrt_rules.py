@@ -15,8 +15,8 @@ from helpers.paths import ROOT
 from onnx import TensorProto, helper, numpy_helper
 from simulator.plans import cache_graph
 
-from engine_build.build.rebuild_check import preparation_shapes
-from engine_build.build.verify import sample_inputs
+from engine_build.compile.rebuild_check import preparation_shapes
+from engine_build.compile.verify import sample_inputs
 from engine_build.config import load_request
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.reference_session import model_of

@@ -11,9 +11,9 @@ import onnxruntime as ort
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.build.builder import build_engine
-from engine_build.build.environment import build_environment, probe_environment
-from engine_build.build.rebuild_check import check_rebuilds
+from engine_build.compile.builder import build_engine
+from engine_build.compile.environment import build_environment, probe_environment
+from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import BuildConfig, load_request
 from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
 from engine_build.graphs.cpu_graph import cpu_graph

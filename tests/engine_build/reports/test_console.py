@@ -9,8 +9,8 @@ import pytest
 from helpers.factories import tiny_deployment
 from rich.console import Console
 
-from engine_build.build.builder import build
-from engine_build.build.rebuild_check import check_rebuilds
+from engine_build.compile.builder import build
+from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import load_request
 from engine_build.reports.console import ConsoleReport, print_decisions, size
 

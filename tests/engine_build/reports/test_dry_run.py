@@ -8,9 +8,9 @@ import pytest
 from helpers.factories import tiny_deployment
 from typer.testing import CliRunner
 
-from engine_build.build import environment as environment
-from engine_build.build.environment import probe_environment
 from engine_build.cli import app
+from engine_build.compile import environment as environment
+from engine_build.compile.environment import probe_environment
 from engine_build.config import load_request, read_options
 from engine_build.reports.dry_run import ranges_without_bundle
 from engine_build.specs.engine_specs import engine_specs

@@ -11,9 +11,9 @@ import pytest
 from helpers.factories import tiny_deployment
 from typer.testing import CliRunner, Result
 
-from engine_build.build.builder import build_deployment
-from engine_build.build.environment import BuildEnvironment
 from engine_build.cli import app
+from engine_build.compile.builder import build_deployment
+from engine_build.compile.environment import BuildEnvironment
 from engine_build.reports import inventory
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest, file_sha256, manifest_path, read_manifest, write_manifest

@@ -13,7 +13,7 @@ from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, Backend
 from helpers.factories import tiny_deployment
 from rich.console import Console
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from profiling.bench.ablations import (
     ABLATIONS,
     ALL_OFF,

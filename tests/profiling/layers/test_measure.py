@@ -14,7 +14,7 @@ from helpers.tiny_structure import FRAMES_PER_CODE
 from simulator.fixture import simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from profiling.layers.kinds import OPAQUE
 from profiling.layers.measure import feeds_of, joined, measure, notes_of, round_sizes, sizes_of, source_path
 from profiling.layers.timings import layer_timings

@@ -15,7 +15,7 @@ from helpers.factories import tiny_deployment
 from helpers.generations import GUIDED, Inbox, expected_latents, make, run_all
 from helpers.graph_engine import GraphEngine
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.device import HostDevice

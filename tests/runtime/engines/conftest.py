@@ -10,7 +10,7 @@ from helpers.factories import tiny_deployment
 from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import Provider, simulated_provider
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
 

@@ -18,9 +18,9 @@ from onnx import TensorProto, helper, load, load_model_from_string, numpy_helper
 from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
-from engine_build.build.builder import build_engine
-from engine_build.build.environment import build_environment
-from engine_build.build.rebuild_check import check_rebuilds
+from engine_build.compile.builder import build_engine
+from engine_build.compile.environment import build_environment
+from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import request_of
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle

@@ -11,7 +11,7 @@ import pytest
 from helpers.counted_constraint import CountedConstraint
 from numpy.typing import NDArray
 
-from runtime.language.live_sequence import PromptChunk, Draw, LiveSequence
+from runtime.language.live_sequence import Draw, LiveSequence, PromptChunk
 from runtime.language.sequence import SequenceRequest, SequenceWork
 from runtime.scheduling.slot import Slot
 
@@ -52,7 +52,11 @@ def accept(found: LiveSequence, drawn: list[int], keys: list[Any] | None = None)
 
 def test_prompts_are_prefilled_row_by_row_but_for_their_last_tokens() -> None:
     found = live(negative=(9, 10), guidance=2.0)
-    assert [found.take_chunk(2) for _ in range(3)] == [PromptChunk(3, 0, (5, 6)), PromptChunk(3, 2, (7,)), PromptChunk(4, 0, (9,))]
+    assert [found.take_chunk(2) for _ in range(3)] == [
+        PromptChunk(3, 0, (5, 6)),
+        PromptChunk(3, 2, (7,)),
+        PromptChunk(4, 0, (9,)),
+    ]
     assert found.is_ready
     assert [(found.next_token(place), found.position(place)) for place in (0, 1)] == [(8, 3), (10, 1)]
     accept(found, [20])

@@ -23,7 +23,7 @@ from runtime.scheduling.batch import BucketSpan
 from runtime.scheduling.slot import Slot, Submission
 from runtime.tick.events import Cancelled, Failed, Finished, Started
 from runtime.tick.loop import TickLoop
-from runtime.tick.runner import Launched, RunnerPart, Runner
+from runtime.tick.runner import Launched, Runner, RunnerPart
 
 BUCKET = 7
 

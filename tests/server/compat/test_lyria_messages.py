@@ -17,10 +17,10 @@ from server.asgi.rate_limit import ViolationError
 from server.compat.lyria_messages import (
     MAX_MESSAGE_BYTES,
     ClientContent,
+    LyriaPrompt,
     MusicGenerationConfig,
     Scale,
     Setup,
-    LyriaPrompt,
     audio_message,
     parse_message,
     source_metadata,

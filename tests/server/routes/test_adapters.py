@@ -18,7 +18,7 @@ from helpers.factories import tiny_deployment
 from helpers.http_harness import GENERATIONS, Served, eventually, problem, serving
 from helpers.live_player import is_audio, player
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.pipeline.pipeline import open_pipeline

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from configs.demo.recipe.latents import SAMPLE_RATE_HZ, FloatArray
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from runtime.config.deployment import load_deployment
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio

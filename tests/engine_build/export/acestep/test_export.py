@@ -13,8 +13,8 @@ import pytest
 from helpers.paths import ROOT
 from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, HOP_SAMPLES, SMALLEST_TRANSFORMER, VAE, save_checkpoint
 
-from engine_build.build.environment import probe_environment
-from engine_build.build.rebuild_check import EXACT_KINDS, RebuildDecision, check_graphs, check_rebuilds
+from engine_build.compile.environment import probe_environment
+from engine_build.compile.rebuild_check import EXACT_KINDS, RebuildDecision, check_graphs, check_rebuilds
 from engine_build.config import load_request
 from engine_build.export.cleanup import paths_in
 from engine_build.graphs.cpu_graph import cpu_graph

@@ -16,7 +16,7 @@ from helpers.tiny_acestep import CHANNELS, SMALLEST_TRANSFORMER, VAE, diffusers_
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from runtime.config.bundle import DcwSpec
 from runtime.config.deployment import load_deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline

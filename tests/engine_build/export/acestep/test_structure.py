@@ -13,7 +13,7 @@ from helpers.generations import generate
 from helpers.tiny_acestep import CHANNELS, HOP_SAMPLES, SAMPLE_RATE_HZ, diffusers_pipeline
 from numpy.typing import NDArray
 
-from engine_build.build.builder import build_deployment
+from engine_build.compile.builder import build_deployment
 from runtime.config.bundle import DcwSpec, load_bundle
 from runtime.config.deployment import load_deployment
 from runtime.pipeline.compose import GenerationInputs

@@ -13,7 +13,7 @@ from helpers.cluster import short_folder
 from helpers.live_clients import ready, scripted_server, silence
 
 from profiling.bench.cluster import failover as module
-from profiling.bench.cluster.failover import CHUNK_S, Loss, FailoverClient, Replicas, loss_figures, resume
+from profiling.bench.cluster.failover import CHUNK_S, FailoverClient, Loss, Replicas, loss_figures, resume
 from profiling.bench.live.client import live_client
 from runtime.sessions.protocol.messages import ClientMessage, Close, Open, ServerMessage
 from server.cluster.local_cluster import LocalCluster

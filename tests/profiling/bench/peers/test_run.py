@@ -171,7 +171,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         pytest.importorskip(package)
     from helpers.tiny_acestep import save_checkpoint
 
-    from engine_build.build.builder import build_deployment
+    from engine_build.compile.builder import build_deployment
     from engine_build.export.acestep.export import ExportOptions, export_bundle
     from engine_build.export.acestep.sources import Checkpoint
     from profiling.bench.peers.example import DEPLOYMENT

@@ -11,9 +11,9 @@ from helpers.backends import FEW_VARIANTS
 from helpers.factories import tiny_deployment
 from simulator.fixture import simulated
 
-from engine_build.build.builder import build_engine
-from engine_build.build.environment import build_environment
-from engine_build.build.rebuild_check import check_rebuilds
+from engine_build.compile.builder import build_engine
+from engine_build.compile.environment import build_environment
+from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import load_request
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment

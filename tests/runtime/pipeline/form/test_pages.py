@@ -24,7 +24,7 @@ from runtime.pipeline.form.pages import codes_page, plan_page
 from runtime.pipeline.form.prompt import SongPrompt
 from runtime.pipeline.sequences import plan_seed
 from runtime.pipeline.structure import StructureCodec
-from runtime.requests.form.sections import Song, PlanSection
+from runtime.requests.form.sections import PlanSection, Song
 
 PROMPT = SongPrompt((28, 200), (29,), 120, ())
 

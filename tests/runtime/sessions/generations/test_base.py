@@ -122,7 +122,9 @@ def test_changes_of_nothing_raise_the_seq_of_what_is_there() -> None:
 def test_a_source_is_part_of_what_a_generation_is_made_with() -> None:
     loop = Loop()
     loop.generate(0.0)
-    loop.generations.references.put("source", PlacedSource("x", None, Piece("source", np.ones((5, CHANNELS), np.float32))))
+    loop.generations.references.put(
+        "source", PlacedSource("x", None, Piece("source", np.ones((5, CHANNELS), np.float32)))
+    )
     assert loop.generations.wanted_s(0.1) == 0.1
     source = loop.generations.start("s", 0.1).source
     assert source is not None

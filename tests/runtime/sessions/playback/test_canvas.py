@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, PlacedSource, Timeline
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
 
 
 def piece(name: str, frames: int, value: float) -> Piece:

@@ -16,7 +16,7 @@ from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
 from runtime.sessions.hosting.plan_work import make_part
-from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, PlacedSource, Timeline
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol.messages import LivePrompt, Open
 from runtime.sessions.session import reports

@@ -12,10 +12,10 @@ from helpers.backends import FEW_VARIANTS
 from helpers.factories import tiny_deployment
 from onnx import numpy_helper
 
-from engine_build.build import builder, targets
-from engine_build.build.environment import BuildEnvironment
-from engine_build.build.merged_adapters import with_merged_adapters
-from engine_build.build.rebuild_check import RebuildDecision, check_rebuilds
+from engine_build.compile import builder, targets
+from engine_build.compile.environment import BuildEnvironment
+from engine_build.compile.merged_adapters import with_merged_adapters
+from engine_build.compile.rebuild_check import RebuildDecision, check_rebuilds
 from engine_build.config import load_request
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.precision import sensitivity

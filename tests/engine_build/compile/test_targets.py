@@ -16,8 +16,8 @@ import pytest
 from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from simulator.fixture import child_environment
 
-from engine_build.build import targets
-from engine_build.build.worker import BuildLog
+from engine_build.compile import targets
+from engine_build.compile.worker import BuildLog
 from engine_build.graphs.graph_file import read_graph
 from engine_build.precision import sensitivity
 from runtime.config.deployment import load_deployment

@@ -12,9 +12,9 @@ import pytest
 from helpers.factories import tiny_deployment
 from onnx import helper, numpy_helper
 
-from engine_build.build import rebuild_check as decisions
-from engine_build.build.environment import BuildEnvironment, probe_environment
-from engine_build.build.rebuild_check import _outermost, build_options, check_graphs, check_rebuilds
+from engine_build.compile import rebuild_check as decisions
+from engine_build.compile.environment import BuildEnvironment, probe_environment
+from engine_build.compile.rebuild_check import _outermost, build_options, check_graphs, check_rebuilds
 from engine_build.config import BuildConfig, load_request
 from engine_build.graphs.graph_file import graph_of
 from engine_build.graphs.reference_session import model_of

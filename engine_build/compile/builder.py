@@ -13,19 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from engine_build.build.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
-from engine_build.build.environment import BuildEnvironment, build_environment
-from engine_build.build.merged_adapters import with_merged_adapters
-from engine_build.build.rebuild_check import RebuildDecision, check_graphs, check_rebuilds
-from engine_build.build.targets import COMPILERS, BuildTask, Facts, engine_error, measured
-from engine_build.build.worker import BuildLog, Worker
+from engine_build.compile.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
+from engine_build.compile.environment import BuildEnvironment, build_environment
+from engine_build.compile.merged_adapters import with_merged_adapters
+from engine_build.compile.rebuild_check import RebuildDecision, check_graphs, check_rebuilds
+from engine_build.compile.targets import COMPILERS, BuildTask, Facts, engine_error, measured
+from engine_build.compile.worker import BuildLog, Worker
 from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE, BuildRequest, request_of
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import model_of
 from runtime.config.deployment import Deployment, Target, build_command
 from runtime.engines.manifest import (
-    Manifest,
     EngineMeasurement,
+    Manifest,
     file_sha256,
     manifest_path,
     read_measurement,

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_build.build.engine_folder import PARTIAL_SUFFIX, room_for
-from engine_build.build.environment import BuildEnvironment
-from engine_build.build.onnxruntime_compiler import compile_cuda, compile_onnxruntime, open_cuda
-from engine_build.build.rebuild_check import RebuildDecision, preparation_shapes
-from engine_build.build.tasks import RunRequest, build_plan, run_engine
-from engine_build.build.timing_cache import TIMING_CACHE_FOLDER, cache_path
-from engine_build.build.worker import BuildLog, PlanRequest, Worker
+from engine_build.compile.engine_folder import PARTIAL_SUFFIX, room_for
+from engine_build.compile.environment import BuildEnvironment
+from engine_build.compile.onnxruntime_compiler import compile_cuda, compile_onnxruntime, open_cuda
+from engine_build.compile.rebuild_check import RebuildDecision, preparation_shapes
+from engine_build.compile.tasks import RunRequest, build_plan, run_engine
+from engine_build.compile.timing_cache import TIMING_CACHE_FOLDER, cache_path
+from engine_build.compile.worker import BuildLog, PlanRequest, Worker
 from engine_build.config import RTX_OPTIONS, TENSORRT_OPTIONS, BuildConfig
 from engine_build.graphs.graph_file import Graph, data_files
 from engine_build.graphs.reference_session import graph_session, onnxruntime_errors, open_onnxruntime
@@ -127,7 +127,7 @@ def _measure_cuda(task: BuildTask) -> tuple[dict[str, float], Facts]:
 
 
 def _measure_session(task: BuildTask, engine: Any) -> tuple[dict[str, float], Facts]:
-    from engine_build.build.verify import verify
+    from engine_build.compile.verify import verify
 
     graph = graph_session(task.decision.spec.graph, task.options)
     return verify(task.decision.spec, graph, engine, task.tolerance), {}
@@ -183,7 +183,7 @@ def _measure_tensorrt(task: BuildTask) -> tuple[dict[str, float], Facts]:
 
     The first samples are compared with the graph on the CPU, the large sizes with the samples.
     """
-    from engine_build.build.verify import verify_outputs
+    from engine_build.compile.verify import verify_outputs
 
     spec = task.decision.spec
     sizes = [sizes_at(spec, ranges, end) for ranges in spec.ranges for end in (1, 2)]

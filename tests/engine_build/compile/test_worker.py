@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from simulator.fixture import child_environment
 
-from engine_build.build.builder import build_deployment
-from engine_build.build.worker import CRASH_FIX, KEPT_LINES, BuildLog, Worker
+from engine_build.compile.builder import build_deployment
+from engine_build.compile.worker import CRASH_FIX, KEPT_LINES, BuildLog, Worker
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest
 from runtime.errors import BuildError

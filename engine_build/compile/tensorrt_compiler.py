@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from engine_build.build.timing_cache import read_cache, set_aside, updating
-from engine_build.build.worker import OnLog, PlanRequest
+from engine_build.compile.timing_cache import read_cache, set_aside, updating
+from engine_build.compile.worker import OnLog, PlanRequest
 from runtime.engines.tensorrt.binding import trt
 from runtime.errors import BuildError
 

@@ -15,8 +15,8 @@ from onnx import TensorProto
 from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
-from engine_build.build.builder import build_deployment
-from engine_build.build.onnxruntime_compiler import CUDA_OPSET, _data_values, lowered
+from engine_build.compile.builder import build_deployment
+from engine_build.compile.onnxruntime_compiler import CUDA_OPSET, _data_values, lowered
 from engine_build.config import STEP_VARIANTS, parse_variant
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.step_graph import step_graph

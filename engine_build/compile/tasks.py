@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_build.build.worker import OnLog, PlanRequest
+from engine_build.compile.worker import OnLog, PlanRequest
 from engine_build.graphs.tensor_roles import Port
 from runtime.engines.tensorrt.binding import bind
 from runtime.errors import BuildError
@@ -46,7 +46,7 @@ class RunRequest:
 def build_plan(request: PlanRequest, cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:
     """Task: build a plan; gives its SHA-256, flags and versions."""
     bind(request.target)
-    from engine_build.build import tensorrt_compiler
+    from engine_build.compile import tensorrt_compiler
 
     facts = tensorrt_compiler.build_plan(request, cancelled, on_log)
     return {**facts, "versions": tensorrt_compiler.versions()}
@@ -57,7 +57,7 @@ def run_engine(request: RunRequest, cancelled: threading.Event, on_log: OnLog) -
 
     Memory includes the weights.
     """
-    from engine_build.build.verify import inputs_at
+    from engine_build.compile.verify import inputs_at
     from runtime.devices.cuda import CudaDevice
     from runtime.engines.loading import open_engine
 

@@ -16,8 +16,8 @@ import pytest
 from onnx import helper
 from simulator.fixture import child_environment
 
-from engine_build.build.tasks import build_plan
-from engine_build.build.worker import BuildLog, PlanRequest, Worker
+from engine_build.compile.tasks import build_plan
+from engine_build.compile.worker import BuildLog, PlanRequest, Worker
 from engine_build.config import TENSORRT_OPTIONS, BuildConfig
 from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.deployment import load_deployment

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine_build.build import engine_folder
-from engine_build.build.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
+from engine_build.compile import engine_folder
+from engine_build.compile.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
 from runtime.errors import BuildError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import filelock
 
-from engine_build.build.rebuild_check import RebuildDecision, unwanted_manifests
+from engine_build.compile.rebuild_check import RebuildDecision, unwanted_manifests
 from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, measurement_path, publish, read_manifest
 from runtime.errors import BuildError, EngineError
 

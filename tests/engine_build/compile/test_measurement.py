@@ -11,8 +11,8 @@ import pytest
 from helpers.factories import tiny_deployment
 from rich.console import Console
 
-from engine_build.build import builder, targets
-from engine_build.build.environment import BuildEnvironment
+from engine_build.compile import builder, targets
+from engine_build.compile.environment import BuildEnvironment
 from engine_build.config import load_request
 from engine_build.reports import inventory
 from engine_build.reports.console import ConsoleReport, print_entries, print_inspection

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_build.build.timing_cache import cache_path, read_cache, set_aside, updating
+from engine_build.compile.timing_cache import cache_path, read_cache, set_aside, updating
 from runtime.errors import BuildError
 
 

@@ -13,7 +13,7 @@ import pytest
 from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import numpy_helper
 
-from engine_build.build.verify import sample_inputs, verify
+from engine_build.compile.verify import sample_inputs, verify
 from engine_build.config import load_request
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs

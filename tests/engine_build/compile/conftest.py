@@ -9,11 +9,11 @@ import pytest
 from helpers.factories import tiny_deployment
 from simulator.fixture import simulated
 
-from engine_build.build.builder import build_engine
-from engine_build.build.engine_folder import locked
-from engine_build.build.environment import build_environment
-from engine_build.build.rebuild_check import check_rebuilds
-from engine_build.build.worker import BuildLog
+from engine_build.compile.builder import build_engine
+from engine_build.compile.engine_folder import locked
+from engine_build.compile.environment import build_environment
+from engine_build.compile.rebuild_check import check_rebuilds
+from engine_build.compile.worker import BuildLog
 from engine_build.config import load_request
 from runtime.engines.manifest import Manifest
 

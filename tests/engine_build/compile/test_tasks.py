@@ -13,7 +13,7 @@ import pytest
 from helpers.factories import TinySpec
 from onnx import helper, numpy_helper
 
-from engine_build.build.tasks import RunRequest, run_engine
+from engine_build.compile.tasks import RunRequest, run_engine
 from engine_build.config import load_request
 from engine_build.specs.engine_specs import engine_specs
 from runtime.config.deployment import load_deployment

@@ -11,8 +11,8 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from engine_build.build.engine_folder import partial_folder
-from engine_build.build.rebuild_check import RebuildDecision
+from engine_build.compile.engine_folder import partial_folder
+from engine_build.compile.rebuild_check import RebuildDecision
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import model_of
 from engine_build.precision.casts import FileWeights, InlineWeights

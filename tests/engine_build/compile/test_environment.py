@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from simulator.fixture import simulated
 
-from engine_build.build.environment import (
+from engine_build.compile.environment import (
     build_environment,
     driver_release,
     need_int8_products,

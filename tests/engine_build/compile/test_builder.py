@@ -16,12 +16,12 @@ from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from engine_build.build import engine_folder, environment
-from engine_build.build import rebuild_check as decisions
-from engine_build.build import targets as compilers
-from engine_build.build.builder import build, build_deployment
-from engine_build.build.rebuild_check import RebuildDecision, check_rebuilds
-from engine_build.build.targets import BuildTask
+from engine_build.compile import engine_folder, environment
+from engine_build.compile import rebuild_check as decisions
+from engine_build.compile import targets as compilers
+from engine_build.compile.builder import build, build_deployment
+from engine_build.compile.rebuild_check import RebuildDecision, check_rebuilds
+from engine_build.compile.targets import BuildTask
 from engine_build.config import ALL_STEP_FEATURES, load_request
 from engine_build.graphs import reference_session
 from runtime.config.deployment import Deployment, load_deployment

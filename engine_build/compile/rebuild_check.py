@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine_build.build.environment import BuildEnvironment, build_environment
+from engine_build.compile.environment import BuildEnvironment, build_environment
 from engine_build.config import (
     CPU_GRAPH_VERSION,
     EIGHT_BITS,
