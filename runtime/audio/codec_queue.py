@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 MAX_SIZE = 16
-# Ticks wait while audio that is played so soon waits, but no longer: generations go on, however many play.
-RISK_S, MAX_HOLD_S = 0.2, 0.25
+# Ticks wait while audio that is played so soon, plus the time that all such audio takes to decode, waits. But a tick
+# waits no longer than MAX_HOLD_S: generations go on, however many play.
+RISK_S, MAX_HOLD_S = 0.2, 1.0
+WORK_WEIGHT = 0.1  # of the newest duration in the mean one
 MIN_PRUNED = 64
 
 
@@ -64,6 +66,7 @@ class CodecQueue:
         self._is_alone, self._clock = is_alone, clock
         self._is_held = False
         self._num_busy, self._prune_at = 0, MIN_PRUNED
+        self._playing_work_s = 0.0  # what decoding audio that continues takes, a moving mean
         self._waiting: list[_Item] = []
         self._numbers = count()
         self._changed = threading.Condition()
@@ -140,8 +143,9 @@ class CodecQueue:
         self._prune_at = max(MIN_PRUNED, 2 * len(self._waiting))
 
     def _is_at_risk(self) -> bool:
-        first = self._waiting[0] if self._waiting else None
-        return first is not None and not first.urgency and first.deadline_s < self._clock() + RISK_S
+        num_playing = sum(item.urgency is Urgency.PLAYING for item in self._waiting)
+        work_s = num_playing * self._playing_work_s / self.size
+        return num_playing > 0 and self._waiting[0].deadline_s < self._clock() + RISK_S + work_s
 
     def _has_free(self) -> bool:
         return self._num_busy < (self.size if self._num_busy and (self._is_held or self._is_alone()) else 1)
@@ -177,7 +181,11 @@ class CodecQueue:
                 item.future.cancel()
             if not item.future.set_running_or_notify_cancel():
                 return lambda: None
-            return partial(item.future.set_result, item.work())
+            begin_s = self._clock()
+            result = item.work()
+            if item.urgency is Urgency.PLAYING:
+                self._playing_work_s += WORK_WEIGHT * (self._clock() - begin_s - self._playing_work_s)
+            return partial(item.future.set_result, result)
         except Exception as error:
             return partial(item.future.set_exception, error)
         finally:

@@ -43,9 +43,9 @@ STEP_S, LIMIT_S = 0.005, 90
 NUMBER, FRAME, GUIDANCE, SEQ, HINT = range(CHANNELS)
 
 
-def new_session(session_id: str = "s", **opened: Any) -> LiveSession:
-    """A session of MODEL, attached at time 0."""
-    model = PLANNING if opened.get("plan") else MODEL
+def new_session(session_id: str = "s", model: LiveModel | None = None, **opened: Any) -> LiveSession:
+    """A session, by default of MODEL, attached at time 0."""
+    model = model or (PLANNING if opened.get("plan") else MODEL)
     session = LiveSession(session_id, model, messages.Open(**{"seed": 1, **opened}), 0.0)
     session.attach("token", 0.0, keep_s=60.0)
     return session
@@ -63,7 +63,8 @@ class Flight:
 
 @dataclass
 class SlowCodec:
-    """One worker that sessions share, with the order of CodecQueue. A window takes `window_s`, and `frame_s` per frame.
+    """One worker that sessions share, with the order of CodecQueue. A window takes `window_s`, and `frame_s` per frame
+    without its margins.
 
     decoded: what was, with how long before its first sample was due.
     """

@@ -13,7 +13,9 @@ from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import Applied
 
 # The shortest window, except where the placement ends, and how long those become that a client with a long lead gets.
-WINDOW_S, LONG_WINDOW_S = 0.2, 0.32
+# Both margins of a window of LONG_MARGINS margins are two fifths of its work.
+WINDOW_S, LONG_WINDOW_S, LONG_MARGINS = 0.2, 0.32, 3
+CHUNK_S = 0.32  # What continues the audio is sent in chunks no longer than this, each when the client wants it.
 FADE_S = 0.025  # Clients crossfade over this long where audio is replaced.
 
 
@@ -29,12 +31,18 @@ class _Sent:
 
 @dataclass
 class _Pending:
-    """A window that is being decoded, and the messages that follow its audio."""
+    """A window that is being decoded or sent, and the messages that follow the beginning of its audio."""
 
     window: DecodeWindow
     applied: list[Applied]
     is_done: bool = False
     pcm: Pcm | None = None
+    num_sent: int = 0  # samples
+
+    @property
+    def next_sample(self) -> int:
+        """The first sample that was not sent."""
+        return self.window.start_sample + self.num_sent
 
 
 @dataclass
@@ -124,18 +132,26 @@ class AudioSchedule:
         What continues the audio does not wait for replacements before it, which may come late without a gap.
         """
         waiting: list[DecodeWindow] = []
-        for pending in list(self._pending.values()):
+        all_pending = list(self._pending.values())
+        for place, pending in enumerate(all_pending, start=1):
             window = pending.window
             if pending.is_done and all(earlier.may_be_overtaken_by(window) for earlier in waiting):
-                del self._pending[window.index]
-                yield from self._chunk(pending, now_s)
-                yield from pending.applied
-            else:
-                waiting.append(window)
+                # Nothing waits for the rest of a window.
+                is_last = not any(later.is_done for later in all_pending[place:])
+                num_due = self._num_due(pending, now_s) if is_last else window.num_samples
+                if num_due > pending.num_sent:
+                    yield from self._chunk(pending, num_due, now_s)
+                    yield from pending.applied
+                    pending.applied = []
+                if num_due == window.num_samples:
+                    del self._pending[window.index]
+                    continue
+            waiting.append(window)
 
     def due_s(self, now_s: float) -> float | None:
-        """When the next window is due; None where that does not depend on time."""
-        ahead = self.requested_until - self._playhead.wanted_until(now_s)
+        """When the next window or chunk is due; None where that does not depend on time."""
+        unsent = (each.next_sample for each in self._pending.values() if each.pcm is not None)
+        ahead = min([self.requested_until, *unsent]) - self._playhead.wanted_until(now_s)
         return now_s + ahead / self._model.sample_rate_hz if ahead >= 0 else None
 
     def _continue_at(self, sample: int) -> None:
@@ -193,14 +209,17 @@ class AudioSchedule:
     def _until(self, wanted: int, now_s: float) -> int:
         """Where the next windows end.
 
-        Most of the work of a short window is its margin: where the client needs a long lead, longer ones do. But none
-        takes the time that others have who have as little left as this client.
+        Most of the work of a short window is its margins: where the client needs a long lead, longer ones do. But none
+        longer than its margins takes the time that others have who have as little left as this client.
         """
         if not self._has_begun:
             return wanted
-        rate_hz, seconds = self._model.sample_rate_hz, min(self._playhead.lead_s / 2, LONG_WINDOW_S)
+        rate_hz = self._model.sample_rate_hz
+        margin_s = self._model.margin_frames * self._model.hop_samples / rate_hz
+        seconds = min(self._playhead.lead_s / 2, max(LONG_WINDOW_S, LONG_MARGINS * margin_s))
         if not self._has_underrun:
-            seconds = min(seconds, (self.requested_until - self._playhead.position(now_s)) / rate_hz)
+            left_s = (self.requested_until - self._playhead.position(now_s)) / rate_hz
+            seconds = min(seconds, max(left_s, 2 * margin_s))
         return self.requested_until + round(max(WINDOW_S, seconds) * rate_hz)
 
     def _changed_windows(self, reach: int) -> Iterator[DecodeWindow]:
@@ -310,22 +329,34 @@ class AudioSchedule:
             reported.first_samples = {of: at for of, at in reported.first_samples.items() if of > seq}
             yield Applied(seq=seq, tick=self.tick, first_sample=first_sample, full_sample=full_sample)
 
-    def _chunk(self, pending: _Pending, now_s: float) -> Iterator[AudioChunk]:
-        """The chunk of a decoded window, only the part after the playhead."""
-        window, pcm = pending.window, pending.pcm
-        late = max(0, self._playhead.position(now_s) + window.is_replacing - window.start_sample)
-        self._playhead.send(window.end_sample, now_s)
-        self._playhead.underruns += pcm is None and not window.is_replacing and late < window.num_samples
-        if pcm is None or late >= window.num_samples:
+    def _num_due(self, pending: _Pending, now_s: float) -> int:
+        """How many samples of a decoded window the client wants now, in whole chunks; the rest can wait, and may be
+        replaced before it is sent.
+        """
+        window = pending.window
+        if pending.pcm is None or window.is_replacing:
+            return window.num_samples
+        chunk = round(CHUNK_S * self._model.sample_rate_hz)
+        wanted = self._playhead.wanted_until(now_s) - pending.next_sample
+        return min(pending.num_sent + -(-max(wanted, 0) // chunk) * chunk, window.num_samples)
+
+    def _chunk(self, pending: _Pending, end: int, now_s: float) -> Iterator[AudioChunk]:
+        """The chunk of a decoded window up to its sample `end`, only the part after the playhead."""
+        window, pcm, start = pending.window, pending.pcm, pending.num_sent
+        pending.num_sent = end
+        late = max(start, self._playhead.position(now_s) + window.is_replacing - window.start_sample)
+        self._playhead.send(window.start_sample + end, now_s)
+        self._playhead.underruns += pcm is None and not window.is_replacing and late < end
+        if pcm is None or late >= end:
             return
         yield AudioChunk(
             epoch=window.epoch,
             start_sample=window.start_sample + late,
-            pcm=pcm[late:],
+            pcm=pcm[late:end],
             first_seq=window.first_seq,
             full_seq=window.full_seq,
             is_replacing=window.is_replacing,
-            is_after_underrun=window.is_after_underrun,
+            is_after_underrun=window.is_after_underrun and not start,
         )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, RISK_S, CodecQueue, Urgency
+from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, RISK_S, WORK_WEIGHT, CodecQueue, Urgency
 
 TIMEOUT_S = 60
 
@@ -167,3 +167,25 @@ def test_a_tick_waits_no_longer_than_its_limit(busy: Callable[..., Busy], monkey
     assert waits == [(False, MAX_HOLD_S)]
     one.go.set()
     one.begun[0].result(TIMEOUT_S)
+
+
+def test_a_tick_waits_earlier_where_much_audio_that_plays_on_waits(
+    busy: Callable[..., Busy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding took 1 s on average: of two that wait, the second would be late otherwise."""
+    one, waits = busy(), []
+    monkeypatch.setattr(one.queue._changed, "wait_for", lambda ready, _: waits.append(ready()))
+
+    def decode() -> None:
+        one.now_s += 1.0 / WORK_WEIGHT
+
+    one.queue.submit(decode, Urgency.PLAYING)
+    one.finish()
+    one.go.clear()
+    one.queue.submit(one.wait)
+    one.submit("played", Urgency.PLAYING, 2.0)
+    one.queue.hold()
+    assert waits == []
+    one.submit("also played", Urgency.PLAYING, 2.0)
+    one.queue.hold()
+    assert waits == [False]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-from helpers.live_simulation import RATE, STEP_S, Simulation, SlowCodec, new_session
+from helpers.live_simulation import MODEL, RATE, STEP_S, Simulation, SlowCodec, new_session
+
+from runtime.sessions.protocol.actions import LiveModel
 
 SESSIONS, CHANGE_S = 8, 2.0
 
@@ -11,9 +15,9 @@ SESSIONS, CHANGE_S = 8, 2.0
 class Crowd:
     """Sessions of which each changes a step parameter every CHANGE_S, one after the other."""
 
-    def __init__(self, codec: SlowCodec) -> None:
+    def __init__(self, codec: SlowCodec, model: LiveModel = MODEL) -> None:
         self.codec = codec
-        self.all = [Simulation(new_session(f"s{n}"), codec=codec, network_s=0.0) for n in range(SESSIONS)]
+        self.all = [Simulation(new_session(f"s{n}", model), codec=codec, network_s=0.0) for n in range(SESSIONS)]
         self.changed_s: list[dict[int, float]] = [{} for _ in self.all]
         for each in self.all:
             each.advance()
@@ -55,6 +59,15 @@ def test_where_short_windows_take_too_long_longer_ones_play_without_a_gap() -> N
     assert crowd.underruns == [0] * SESSIONS
     assert crowd.silence_s(6.0) == 0.0
     assert crowd.late_changes(0.0, 2.5) == 0
+
+
+def test_where_margins_are_most_of_the_work_windows_become_longer_than_them() -> None:
+    """A frame takes 2.5 ms, and a window has 16 frames of margins. In windows of 0.32 s the audio of eight sessions
+    takes 1.5 s per second, of 0.96 s 0.83 s.
+    """
+    crowd = Crowd(SlowCodec(16 * 0.0025, 0.0025), replace(MODEL, margin_frames=8, window_frames=256))
+    crowd.run(20.0)
+    assert crowd.silence_s(10.0) == 0.0  # Before, the leads of the clients grow.
 
 
 def test_playing_comes_before_changing() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers.live_simulation import CHANNELS, HOP, MARGIN, MODEL, RATE
@@ -9,7 +11,7 @@ from helpers.live_simulation import CHANNELS, HOP, MARGIN, MODEL, RATE
 from runtime.sessions.playback.audio_schedule import AudioSchedule
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
-from runtime.sessions.protocol.actions import DecodeWindow
+from runtime.sessions.protocol.actions import DecodeWindow, LiveModel
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import Ack, Applied
 
@@ -27,11 +29,11 @@ def canvas(value: float, seq: int, frames: int = FRAMES) -> Canvas:
 class Schedule:
     """A schedule over a canvas that repeats, whose windows are decoded at once."""
 
-    def __init__(self, band: tuple[int, int] | None = (0, FRAMES)) -> None:
+    def __init__(self, band: tuple[int, int] | None = (0, FRAMES), model: LiveModel = MODEL) -> None:
         self.playhead = Playhead(RATE, lead_s=0.25)
         self.playhead.attach(0.0)
         self.timeline = Timeline([Placement(0, canvas(1, 0), 0, 0, band)])
-        self.audio = AudioSchedule(MODEL, self.timeline, self.playhead)
+        self.audio = AudioSchedule(model, self.timeline, self.playhead)
 
     def sent(self, now_s: float = 0.0) -> list[AudioChunk | Applied]:
         for window in self.audio.windows(now_s):
@@ -223,6 +225,45 @@ def test_a_client_with_a_long_lead_gets_longer_windows_but_none_longer_than_what
     assert ranges(schedule.sent(0.01)) == [(1000, 1320, False)]
     schedule.playhead.ack(Ack(playhead_sample=1100), 1.0)
     assert ranges(schedule.sent(1.0)) == [(1320, 1540, False)]
+
+
+@pytest.fixture
+def held() -> Schedule:
+    """A schedule with a decoded window [1000, 1960) of which the first chunk was sent at 0.01 s."""
+    schedule = Schedule(model=replace(MODEL, margin_frames=8, window_frames=256))
+    schedule.playhead.lead_s = 2.0
+    schedule.sent()
+    schedule.playhead.ack(Ack(playhead_sample=0), 0.0)
+    assert ranges(schedule.sent(0.01)) == [(2000, 2320, False)]
+    return schedule
+
+
+def test_a_long_window_is_sent_in_chunks_when_the_client_wants_them(held: Schedule) -> None:
+    assert held.playhead.sent_until == 2320
+    assert held.audio.due_s(0.01) == pytest.approx(0.32)
+    assert ranges(held.sent(0.3)) == []
+    assert ranges(held.sent(0.33)) == [(2320, 2640, False)]
+    assert ranges(held.sent(0.97)) == [(2640, 2960, False), (2960, 3280, False)]
+
+
+def test_the_rest_of_a_window_leaves_before_what_replaces_it(held: Schedule) -> None:
+    held.timeline.place_canvas(2500, canvas(2, 5))
+    assert ranges(held.sent(0.02)) == [(2320, 2960, False), (2500, 2960, True)]
+    assert held.playhead.sent_until == 2960
+
+
+def test_applied_follows_the_first_chunk_of_a_long_window(held: Schedule) -> None:
+    held.timeline.place_canvas(2960, canvas(2, 5))
+    sent = held.sent(0.97)
+    (place,) = (place for place, item in enumerate(sent) if isinstance(item, Applied))
+    (before,) = ranges([sent[place - 1]])
+    assert before[0] <= sent[place].first_sample < before[1]
+    assert not any(isinstance(item, Applied) for item in held.sent(1.3))
+
+
+def test_the_rest_of_a_window_is_not_sent_after_a_new_epoch(held: Schedule) -> None:
+    held.audio.start_epoch()
+    assert ranges(list(held.audio.sendable(0.5))) == []
 
 
 def test_a_waiting_replacement_is_followed_by_one_with_the_newest_changes_only() -> None:
