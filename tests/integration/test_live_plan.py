@@ -179,7 +179,8 @@ def resumed(pipeline: Pipeline, state: Path, ready: Ready, last: int) -> tuple[L
     with open_sqlite_store(state) as store, SessionHost(pipeline, store=store) as host:
         snapshot = store.load(ready.session)
         assert snapshot is not None
-        *_, end_frame, _, _ = snapshot.meta["timeline"][-1]["parts"][-1]
+        parts = [part for placement in snapshot.meta["timeline"] for part in placement["parts"]]
+        end_frame = max((part[-3] for part in parts), default=0)
         host.resume(ready.session, ready.resume_token, listener)
         while last not in listener.codes:
             assert time.monotonic() < until_s, listener.messages[-5:]
