@@ -147,7 +147,7 @@ class SessionHost:
         SessionsFullError, DrainingError, EngineDeadError.
         """
         self._check_room(client)
-        self._find_words(message)
+        self._find_words(message, client)
         clock, session_id = clock or self._clock, secrets.token_hex(8)
         session = LiveSession(session_id, self.model, message, clock(), self._source(message.source_id))
         hosted = HostedSession(self._services, session, session_id, client, clock)
@@ -291,13 +291,18 @@ class SessionHost:
         expiry_s = max(MIN_WAIT_S, min(kept_until_s) - self._clock()) if kept_until_s else RETRY_AFTER_S
         self._limits.check(client, [hosted.client for hosted in sessions], refresh_s, expiry_s)
 
-    def _find_words(self, message: Open) -> None:
+    def _find_words(self, message: Open, client: str) -> None:
         """Find the words of the texts that a session begins with, which it then knows at once.
 
         One thread does so, in no more than half of the time: a long text takes milliseconds.
         """
         texts = [prompt.text for prompt in message.prompts or ()]
-        self._services.words_thread.submit(_resting, partial(prompt_words, self.model, texts)).result()
+        try:
+            finding = self._services.words_thread.submit(_resting, partial(prompt_words, self.model, texts))
+        except RuntimeError:  # The host was closed meanwhile.
+            self._check_room(client)
+            raise
+        finding.result()
 
     def _source(self, source_id: str | None) -> Latents | None:
         try:

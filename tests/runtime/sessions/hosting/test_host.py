@@ -509,6 +509,21 @@ class TestEnd:
         with pytest.raises(DrainingError):
             driven.host.open(Open(), Client())
 
+    def test_a_session_that_is_opened_while_the_host_is_closed_is_refused(
+        self, drive: Drive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        host = drive().host
+        check = host._check_room
+
+        def closed_after_the_first(client: str) -> None:
+            check(client)
+            monkeypatch.setattr(host, "_check_room", check)
+            host.close()
+
+        monkeypatch.setattr(host, "_check_room", closed_after_the_first)
+        with pytest.raises(DrainingError):
+            host.open(Open(prompts=[{"text": "drums"}]), Client())
+
     def test_no_thread_is_left(self, drive: Drive) -> None:
         before = set(threading.enumerate())
         driven = drive()
