@@ -21,6 +21,8 @@ from runtime.config.explain import TomlTable
 BPM, METER, KEY, MODE = "bpm", "meter", "key", "mode"
 KEYS = ("c", "c#", "d", "d#", "e", "f", "f#", "g", "g#", "a", "a#", "b")
 Step = Annotated[int, Field(ge=0, lt=len(KEYS))]
+# Of more layers that a prompt asks for, the main kinds but the first may lack some.
+MAIN_LAYERS = 3
 PitchClasses = Annotated[int, Field(ge=0, lt=1 << len(KEYS))]
 
 
@@ -79,9 +81,12 @@ class PlanSpec(TomlTable):
     clocks_per_beat: of `clock_markers`, which tell where in its bar a code's last frame lies. layer_words: by layer
     what the prompt of a section says where it sounds, and where it is silent. silent: by layer the code token that
     means its silence, which is given in sections without it. absent: by layer the token of a prompt that leaves it out
-    of all sections. scales: by value of the header's "mode" the semitones above its "key", whose values are `KEYS`.
-    pitches: by group of codes and its token the pitch classes that it sounds, one bit each, the lowest is C; a token
-    that sounds one outside the song's scale is not sampled. Scales and pitches are given both or not at all.
+    of all sections. named: by layer the token of a prompt that asks for it. main: the kinds that have the layers that a
+    prompt asks for, the first one all of them, the others up to MAIN_LAYERS. most_in_a_row: how many sections of a kind
+    follow each other at most; 0: any number. scales: by value of the header's "mode" the semitones above its "key",
+    whose values are `KEYS`. pitches: by group of codes and its token the pitch classes that it sounds, one bit each,
+    the lowest is C; a token that sounds one outside the song's scale is not sampled. Scales and pitches are given both
+    or not at all.
     """
 
     prompt: str = "{prompt}"
@@ -106,6 +111,9 @@ class PlanSpec(TomlTable):
     layer_words: Mapping[str, tuple[str, str]] = {}
     silent: Mapping[str, int] = {}
     absent: Mapping[str, int] = {}
+    named: Mapping[str, int] = {}
+    main: tuple[str, ...] = ()
+    most_in_a_row: int = Field(default=0, ge=0)
     scales: tuple[tuple[Step, ...], ...] = ()
     pitches: tuple[tuple[PitchClasses, ...], ...] = ()
     most_sections: int = Field(default=16, ge=1)
@@ -130,6 +138,19 @@ class PlanSpec(TomlTable):
         found = [self.layers.token(value) for value in self.layers.values if absent & set(value.split("+"))]
         return found if len(found) < len(self.layers.values) else []
 
+    def layers_named(self, prompt: Collection[int]) -> frozenset[str]:
+        """The layers that a prompt's tokens ask for."""
+        return frozenset(layer for layer, token in self.named.items() if token in prompt)
+
+    def layers_of(self, item: Sequence[int]) -> frozenset[str]:
+        """The layers of a section's tokens."""
+        return frozenset(self.layers.value(item[1]).split("+"))
+
+    def main_layers(self, kind: str, named: frozenset[str]) -> frozenset[str]:
+        """Those of the layers that a prompt asks for that a section of a kind has at least."""
+        is_full = kind in self.main[:1] or (kind in self.main and len(named) <= MAIN_LAYERS)
+        return named if is_full else frozenset()
+
     def scale(self, header: Sequence[int]) -> int:
         """The pitch classes of the scale that a header's tokens name, as in `pitches`; all of them without `scales`."""
         if not self.scales:
@@ -141,7 +162,7 @@ class PlanSpec(TomlTable):
         """The last token of everything, plus 1, with its name."""
         for name in ("start", "plan", "before", "section", "recall"):
             yield name, getattr(self, name) + 1
-        for name, tokens in (("silent", self.silent), ("absent", self.absent)):
+        for name, tokens in (("silent", self.silent), ("absent", self.absent), ("named", self.named)):
             yield from ((f"{name}.{layer}", token + 1) for layer, token in tokens.items())
         for index, field in enumerate(self.header):
             yield f"header.{index}", field.end
@@ -159,7 +180,7 @@ class PlanSpec(TomlTable):
         for name, (numbers, field) in lengths.items():
             if len(numbers) != len(field.values):
                 raise ValueError(f"{name} has {len(numbers)} numbers, expected one for each of {len(field.values)}")
-        for kind in (*self.tags.values(), self.beginning, self.ending):
+        for kind in (*self.tags.values(), *self.main, self.beginning, self.ending):
             if kind and kind not in self.kind.values:
                 raise ValueError(f"there is no kind {kind!r}, there are {', '.join(self.kind.values)}")
         most = max(int(value) for value in self.bars.values)

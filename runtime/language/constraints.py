@@ -167,7 +167,9 @@ class PlanConstraint:
     """A plan in tokens: one of every field of the header, then kind, layers and bars of section after section.
 
     given: place in the plan -> its token. without: tokens that may not come elsewhere. num_sections: that many, and no
-    end token; None: until the end token comes, behind one section or more, at most `most_sections` of them.
+    end token; None: until the end token comes, behind one section or more, at most `most_sections` of them. named: the
+    layers that the prompt asks for: sections of the main kinds have them, and all sections together. The kind that
+    begins a song comes first only, and none more often in a row than `most_in_a_row`; what is given may differ.
     """
 
     is_greedy = False
@@ -178,62 +180,93 @@ class PlanConstraint:
         given: Mapping[int, int] | None = None,
         num_sections: int | None = None,
         without: Collection[int] = (),
+        named: frozenset[str] = frozenset(),
     ) -> None:
         assert planner.plan is not None
         self._spec, self._given, self._end_token = planner.plan, given or {}, planner.end_token
-        self._num_sections, self._without = num_sections, list(without)
-        last = len(self._spec.header) + len(self._spec.item) * (num_sections or self._spec.most_sections)
-        self._place, self._last, self._has_ended = 0, last, False
+        self._num_sections, self._without, self._named = num_sections, set(without), named
+        self._most_sections = num_sections or self._spec.most_sections
+        self._last = len(self._spec.header) + len(self._spec.item) * self._most_sections
+        self._tokens, self._has_ended = tuple[int, ...](), False
         for place, token in self._given.items():
-            if not 0 <= place < last or token not in self._spec.field_at(place).tokens:
+            if not 0 <= place < self._last or token not in self._spec.field_at(place).tokens:
                 raise RequestError(f"the plan has token {token} at place {place}, which cannot stand there")
 
     @property
     def key(self) -> Hashable:
-        """The token that must come, or the field that it is of."""
-        given = self._given.get(self._place)
-        return (self._spec.field_at(self._place).tokens, self._may_end) if given is None else given
+        """The token that must come, or all that may."""
+        given = self._given.get(len(self._tokens))
+        return tuple(self._choices()) if given is None else given
 
     @property
     def is_done(self) -> bool:
         """Whether all sections or the end token came."""
-        return self._has_ended or self._place == self._last
+        return self._has_ended or len(self._tokens) == self._last
 
     def write_allowed(self, allowed: Mask) -> None:
-        """The given token, or the field's tokens and the end token where it may come."""
-        tokens, given = self._spec.field_at(self._place).tokens, self._given.get(self._place)
+        """The given token, or those of the field that may come, and the end token where it may."""
+        given = self._given.get(len(self._tokens))
         allowed[:] = False
-        if given is None:
-            allowed[tokens.start : tokens.stop] = True
-            allowed[self._without] = False
-            allowed[self._end_token] = self._may_end
-        else:
-            allowed[given] = True
+        allowed[self._choices() if given is None else given] = True
 
     def forced(self, limit: int) -> list[int]:
         """The given tokens that come next."""
-        found = list[int]()
-        while len(found) < limit and self._place + len(found) in self._given and not self._has_ended:
-            found.append(self._given[self._place + len(found)])
+        place, found = len(self._tokens), list[int]()
+        while len(found) < limit and place + len(found) in self._given and not self._has_ended:
+            found.append(self._given[place + len(found)])
         return found
 
     def advance(self, token: int) -> None:
         """The next place."""
         self._has_ended = token == self._end_token
-        self._place += not self._has_ended
+        self._tokens += () if self._has_ended else (token,)
 
     def state(self) -> list[int]:
-        """The place, whether the end came."""
-        return [self._place, int(self._has_ended)]
+        """Whether the end came, and all tokens."""
+        return [int(self._has_ended), *self._tokens]
 
     def restore(self, state: Sequence[int]) -> None:
         """As `state` gave."""
-        self._place, self._has_ended = state[0], bool(state[1])
+        self._has_ended, self._tokens = bool(state[0]), tuple(state[1:])
+
+    def _choices(self) -> list[int]:
+        """The tokens that may come where none is given. Rules that leave none are dropped, the last one first."""
+        field = self._spec.field_at(len(self._tokens))
+        found = [token for token in field.tokens if token not in self._without]
+        rules = {self._spec.kind: self._follows, self._spec.layers: self._has_named}
+        if len(self._tokens) >= len(self._spec.header) and (rule := rules.get(field)) is not None:
+            found = [token for token in found if rule(token)] or found
+        return [*found, self._end_token] if self._may_end else found
+
+    def _follows(self, kind: int) -> bool:
+        """Whether a section's kind may follow those before."""
+        most, kinds = self._spec.most_in_a_row, [item[0] for item in self._items]
+        is_first = not kinds or self._spec.kind.value(kind) != self._spec.beginning
+        return is_first and not (most and kinds[-most:] == most * [kind])
+
+    def _has_named(self, layers: int) -> bool:
+        """Whether a section has the layers that its kind has at least, and the last one those that are missing."""
+        kind = self._spec.kind.value(self._tokens[-1])
+        needed = self._spec.main_layers(kind, self._named)
+        if len(self._items) == self._most_sections - 1:
+            needed |= self._missing
+        return needed <= self._spec.layers_of((self._tokens[-1], layers))
+
+    @property
+    def _items(self) -> list[tuple[int, ...]]:
+        """The complete sections."""
+        size, tokens = len(self._spec.item), self._tokens[len(self._spec.header) :]
+        return [tokens[end - size : end] for end in range(size, len(tokens) + 1, size)]
+
+    @property
+    def _missing(self) -> frozenset[str]:
+        """The layers that the prompt asks for and no section has."""
+        return self._named.difference(*(self._spec.layers_of(item) for item in self._items))
 
     @property
     def _may_end(self) -> bool:
-        sections, rest = divmod(self._place - len(self._spec.header), len(self._spec.item))
-        return self._num_sections is None and sections > 0 and rest == 0
+        sections, rest = divmod(len(self._tokens) - len(self._spec.header), len(self._spec.item))
+        return self._num_sections is None and sections > 0 and rest == 0 and not self._missing
 
 
 class ThinkingConstraint:

@@ -60,16 +60,26 @@ def _choices(spec: PlanSpec, item: Item) -> list[int]:
 
 
 def _least_needed(spec: PlanSpec, items: Sequence[Item]) -> int:
-    """The last of the kind that comes most often, else what has the fewest layers; of few sections what ends a song."""
-    places = [place for place, (kind, _, _) in enumerate(items) if spec.kind.value(kind) != spec.ending]
-    if len(items) <= FEW_SECTIONS and len(places) < len(items):
-        return next(place for place in range(len(items)) if place not in places)
-    places = places or list(range(len(items)))
+    """The last of the kind that comes most often, else what has the fewest layers; of few sections what ends a song.
+
+    No section goes that alone has a layer, if there is another.
+    """
+    layers = [spec.layers_of(item) for item in items]
+    spare = [place for place in range(len(items)) if layers[place] <= frozenset[str]().union(*_others(layers, place))]
+    spare = spare or list(range(len(items)))
+    places = [place for place in spare if spec.kind.value(items[place][0]) != spec.ending]
+    if len(items) <= FEW_SECTIONS and len(places) < len(spare):
+        return next(place for place in spare if place not in places)
+    places = places or spare
     counts = Counter(items[place][0] for place in places)
     most = max(counts.values())
     if most > 1:
         return max(place for place in places if counts[items[place][0]] == most)
     return min(places, key=lambda place: (_num_layers(spec, items[place]), bars_of(spec, items[place]), -place))
+
+
+def _others(layers: Sequence[frozenset[str]], place: int) -> list[frozenset[str]]:
+    return [each for at, each in enumerate(layers) if at != place]
 
 
 def _num_layers(spec: PlanSpec, item: Item) -> int:

@@ -29,8 +29,9 @@ from runtime.requests.form.sections import (
     section_prompt,
 )
 
-# Sections that a further plan page begins with, and those that it adds.
-PAGE_SECTIONS, NEW_SECTIONS = 8, 4
+# Sections that a further plan page begins with, those that it adds, and those of the first page of a plan without end:
+# what goes on behind a song's end, as the planner has learned it, repeats itself.
+PAGE_SECTIONS, NEW_SECTIONS, FIRST_SECTIONS = 2, 5, 6
 # The number of a plan page's seed, where sections have their index.
 _PLAN_PAGE = -1
 
@@ -87,12 +88,13 @@ def plan_page(
     num_sections = len(begun) + NEW_SECTIONS if begun else None
     if not begun:
         given |= {width + len(spec.item) * place: kind for place, kind in enumerate(prompt.kinds)}
-        num_sections = len(prompt.kinds) if prompt.kinds and may_end else None
+        fewest = 0 if has_end else FIRST_SECTIONS
+        num_sections = max(len(prompt.kinds), min(fewest, spec.most_sections)) or None
     kinds = (spec.beginning if earlier else "", "" if may_end else spec.ending)
     without = [spec.kind.token(kind) for kind in kinds if kind] + spec.layers_without(prompt.tokens)
     order = SequenceOrder(
         (plan_prompt(spec, prompt.tokens), plan_prompt(spec, prompt.negative)),
-        PlanConstraint(planner, given, num_sections, without),
+        PlanConstraint(planner, given, num_sections, without, spec.layers_named(prompt.tokens)),
         width + len(spec.item) * (num_sections or spec.most_sections) + 1,
         plan_seed(seed, _PLAN_PAGE, number),
     )

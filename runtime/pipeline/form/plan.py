@@ -14,7 +14,7 @@ from runtime.errors import TickError
 from runtime.language.sequence import ENDLESS
 from runtime.pipeline.form.edits import code_at, continued, cut, following, num_made, section_at, with_codes
 from runtime.pipeline.form.fitting import bars_of, fitted
-from runtime.pipeline.form.pages import PAGE_SECTIONS, CodesPage, codes_page, plan_page
+from runtime.pipeline.form.pages import CodesPage, codes_page, plan_page
 from runtime.pipeline.form.prompt import SongPrompt, read_prompt
 from runtime.pipeline.sequences import Caller, SequenceRun, Sequences
 from runtime.requests.form.rhythm import Rhythm
@@ -34,7 +34,7 @@ from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents
 
 # Codes are kept of what ends so long before the newest hints, of the last sections, and of what may be recalled.
-KEPT_S, KEPT_SECTIONS = 60.0, PAGE_SECTIONS
+KEPT_S, KEPT_SECTIONS = 60.0, 8
 # Hints are decoded in this many pieces per canvas.
 PIECES = 4
 # A generation of known length gets at most a section for each of these.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from copy import copy
 from typing import Any
 
@@ -162,6 +163,74 @@ def test_a_plans_given_tokens_are_forced_and_its_sections_counted() -> None:
     assert constraint.is_done
     with pytest.raises(RequestError, match="token 16 at place 0"):
         PlanConstraint(PLANNED, {0: 16})
+
+
+def planned(named: Collection[str] = (), given: Mapping[int, int] | None = None, **plan: Any) -> PlanConstraint:
+    """A constraint of PLAN with other values. Kinds are 16 to 19; layers: drums 20, bass 21, both 22; bars 24 to 26."""
+    spec = planner_spec(plan=PLAN | {"most_sections": 3} | plan)
+    return PlanConstraint(spec, given, named=frozenset(named))
+
+
+def layers_after(constraint: PlanConstraint, kind: int) -> set[int]:
+    after = copy(constraint)
+    after.advance(kind)
+    return allowed_by(after)
+
+
+def test_main_sections_have_the_layers_that_are_asked_for() -> None:
+    first, second, *_ = PLAN["kind"]["values"]
+    constraint = planned(["bass"], main=[second, first])
+    constraint.advance(9)
+    constraint.advance(12)
+    assert [layers_after(constraint, kind) for kind in (16, 17, 18)] == [{21, 22}, {21, 22}, {20, 21, 22}]
+    both = planned(["bass", "drums"], main=[second])
+    both.advance(9)
+    both.advance(12)
+    assert [layers_after(both, kind) for kind in (16, 17)] == [{20, 21, 22}, {22}]
+
+
+def test_a_plan_does_not_end_before_all_layers_that_are_asked_for_came() -> None:
+    constraint = planned(["bass", "drums"])
+    for token in (9, 12, 18, 20, 24):
+        constraint.advance(token)
+    assert END_TOKEN not in allowed_by(constraint)
+    ends = copy(constraint)
+    for token in (18, 21, 24):
+        ends.advance(token)
+    assert END_TOKEN in allowed_by(ends)
+    for token in (18, 20, 24):
+        constraint.advance(token)
+    assert layers_after(constraint, 18) == {21, 22}, "the last section there may be"
+
+
+def test_layers_that_are_asked_for_and_left_out_are_left_out() -> None:
+    spec = planner_spec(plan=PLAN | {"main": PLAN["kind"]["values"]})
+    constraint = PlanConstraint(spec, without=(21, 22), named=frozenset(["bass"]))
+    constraint.advance(9)
+    constraint.advance(12)
+    assert layers_after(constraint, 18) == {20}
+
+
+def test_the_first_kind_comes_first_only_and_no_kind_too_often_in_a_row() -> None:
+    first = PLAN["kind"]["values"][0]
+    given = dict(enumerate((17, 20, 24) * 2, start=2))
+    constraint = planned(beginning=first, most_in_a_row=2, given=given, most_sections=4)
+    free = planned(beginning=first, most_in_a_row=2)
+    for token in (9, 12):
+        constraint.advance(token)
+        free.advance(token)
+    assert 16 in allowed_by(free)
+    for token in (17, 20, 24) * 2:
+        assert token in allowed_by(constraint)
+        constraint.advance(token)
+    assert allowed_by(constraint) == {18, 19, END_TOKEN}
+    for token in (18, 20, 24):
+        constraint.advance(token)
+    assert allowed_by(constraint) == {17, 18, 19, END_TOKEN}
+    assert constraint.key != copy(free).key
+    restored = planned(beginning=first, most_in_a_row=2, given=given, most_sections=4)
+    restored.restore(constraint.state())
+    assert allowed_by(restored) == allowed_by(constraint)
 
 
 def test_codes_that_are_known_are_given_with_their_markers() -> None:

@@ -32,3 +32,8 @@ def test_repeats_are_left_out_then_what_is_short(bars: int, most: int | None, ex
 
 def test_no_more_is_left_out_than_the_length_allows() -> None:
     assert kinds(fitted(SPEC, items("verse 4", "chorus 4", "outro 2"), 11, 1)) == ["verse 4", "chorus 4", "outro 4"]
+
+
+def test_no_section_is_left_out_that_alone_has_a_layer() -> None:
+    song = items("break 2 drums", "verse 4 bass", "verse 4 bass", "chorus 4 bass")
+    assert kinds(fitted(SPEC, song, 4, 2)) == ["break 2", "verse 4"]

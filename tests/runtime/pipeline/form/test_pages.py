@@ -20,7 +20,7 @@ from configs.demo.recipe.planner.tokens import header, planner_tables, rhythm_of
 from runtime.config.planner import PlannerSpec
 from runtime.errors import RequestError
 from runtime.pipeline.form.edits import following
-from runtime.pipeline.form.pages import codes_page, plan_page
+from runtime.pipeline.form.pages import FIRST_SECTIONS, NEW_SECTIONS, PAGE_SECTIONS, codes_page, plan_page
 from runtime.pipeline.form.prompt import SongPrompt
 from runtime.pipeline.sequences import plan_seed
 from runtime.pipeline.structure import StructureCodec
@@ -219,18 +219,40 @@ def test_a_further_page_begins_with_the_last_sections_and_neither_begins_nor_end
     planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"beginning": "break"})})
     page = plan_page(planner, PROMPT, SONG, earlier, number=11, seed=3, has_end=False)
     constraint = page.order.constraint
-    given = [*SONG.header, *[token for item in earlier[-8:] for token in item]]
+    given = [*SONG.header, *[token for item in earlier[-PAGE_SECTIONS:] for token in item]]
     assert constraint.forced(99) == given
     for token in given:
         constraint.advance(token)
-    for token in (16, 20, 24) * 4:
+    for token in (16, 20, 24) * NEW_SECTIONS:
         allowed = np.zeros(PLANNER.vocabulary, bool)
         constraint.write_allowed(allowed)
         assert allowed[token]
         assert not allowed[[SPEC.kind.token("break"), SPEC.kind.token("outro"), END_TOKEN]].any()
         constraint.advance(token)
     assert constraint.is_done
-    assert len(page.read([*given, *(16, 20, 24) * 4])[1]) == 4
+    assert len(page.read([*given, *(16, 20, 24) * NEW_SECTIONS])[1]) == NEW_SECTIONS
+
+
+def test_the_first_page_of_a_plan_without_end_is_shorter_than_a_song() -> None:
+    planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"most_sections": 16})})
+    constraint = plan_page(planner, PROMPT, None, [], number=0, seed=3, has_end=False).order.constraint
+    tokens = [9, 12, *[16, 20, 24] * FIRST_SECTIONS]
+    for place, token in enumerate(tokens):
+        assert not constraint.is_done, place
+        constraint.advance(token)
+    assert constraint.is_done
+
+
+def test_the_layers_that_the_prompt_asks_for_are_in_the_main_sections() -> None:
+    spec = SPEC.model_copy(update={"named": {"bass": 28, "drums": 29}, "main": ("verse",)})
+    planner = PLANNER.model_copy(update={"plan": spec})
+    constraint = plan_page(planner, PROMPT, None, [], number=0, seed=3, has_end=True).order.constraint
+    for token in (9, 12, SPEC.kind.token("verse")):
+        constraint.advance(token)
+    allowed = np.zeros(PLANNER.vocabulary, bool)
+    constraint.write_allowed(allowed)
+    found = [SPEC.layers.value(token) for token in np.flatnonzero(allowed).tolist()]
+    assert found == [value for value in SPEC.layers.values if "bass" in value]
 
 
 def test_codes_that_there_are_already_are_given() -> None:
