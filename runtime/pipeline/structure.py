@@ -21,7 +21,7 @@ from runtime.requests.tasks import task_of
 Codes = NDArray[np.int64]
 
 CACHE_ENTRIES = 32
-CODE = re.compile(r"<\|audio_code_(\d{1,9})\|>")
+CODE = re.compile(r"<\|audio_code_(\d{1,18})\|>")
 
 
 class StructureCodec:

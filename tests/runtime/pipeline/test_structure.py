@@ -198,6 +198,10 @@ def test_the_structure_changes_what_is_generated(pipeline: Pipeline) -> None:
     assert np.abs(results[0] - results[1]).max() > 0.01
 
 
+def test_codes_may_be_as_large_as_the_demos() -> None:
+    assert parse_codes(f"<|audio_code_{5**20 - 1}|>", 5**20) == [5**20 - 1]
+
+
 @pytest.mark.parametrize(
     ("codes", "match"),
     [
