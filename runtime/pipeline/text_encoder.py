@@ -99,7 +99,7 @@ class TextEncoder:
     def words(self, texts: Iterable[str]) -> PromptWords:
         """Which phrases of texts are understood: the characters that the tokenizer makes its unknown token of are not.
 
-        A tokenizer without an unknown token understands everything. Characters that it drops belong to what follows.
+        A tokenizer without an unknown token understands everything. Words that it drops are left out around phrases.
         """
         phrases = [phrase for text in texts for phrase in self._phrases(text)]
         known, unknown = ([text for is_known, text in phrases if is_known is wanted] for wanted in (True, False))
@@ -123,9 +123,21 @@ class TextEncoder:
         tokens = zip(encoding.ids, encoding.offsets, strict=True)
         for is_known, run in groupby(tokens, lambda token: token[0] != self._unknown_id):
             start, end = end, max(offsets[1] for _, offsets in run)
-            parts = (part.strip(PUNCTUATION) for part in PHRASE_ENDS.split(text[start:end]))
+            parts = (self._without_dropped(part.strip(PUNCTUATION)) for part in PHRASE_ENDS.split(text[start:end]))
             phrases += [(is_known, part) for part in parts if part]
         return tuple(phrases)
+
+    def _without_dropped(self, phrase: str) -> str:
+        """A phrase without the words at its ends that the tokenizer makes no token of."""
+        words = phrase.split(" ")
+        while words and not self._is_token(words[0]):
+            del words[0]
+        while words and not self._is_token(words[-1]):
+            del words[-1]
+        return " ".join(words)
+
+    def _is_token(self, word: str) -> bool:
+        return bool(encoded(self._tokenizer, word, add_special_tokens=False).ids)
 
     def _full_text(self, text: str, seconds: float | None, values: Mapping[str, Any]) -> str:
         return self.spec.text(text, self._canvas_s if seconds is None else seconds, values)

@@ -145,7 +145,8 @@ def demo() -> TextEncoder:
     ("text", "understood", "unknown"),
     [
         ("fast drums, lo-fi, kazoo trio", ["fast drums", "lo-fi"], ["kazoo trio"]),
-        ("calm kazoo in D minor", ["calm", "in D minor"], ["kazoo"]),
+        ("calm kazoo in D minor", ["calm", "D minor"], ["kazoo"]),
+        ("rock with kazoo and drums for you", ["rock", "drums"], ["kazoo", "you"]),
         ("yodel trio", [], ["yodel trio"]),
         ("Schnelles Schlagzeug in h-Moll", ["Schnelles Schlagzeug in h-Moll"], []),
         ("no kazoo please", [], ["no kazoo please"]),
