@@ -20,6 +20,7 @@ TOKENIZER: Final = "tokenizer"
 AUDIO_TOKENIZER: Final = "audio_tokenizer"
 AUDIO_DETOKENIZER: Final = "audio_token_detokenizer"
 PLANNER: Final = "planner"
+DRAFT: Final = "planner_draft"
 CLASSES: Final = {
     TRANSFORMER: "AceStepTransformer1DModel",
     VAE: "AutoencoderOobleck",

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from helpers.plans import plans_with_and_without_drafts
 from helpers.tiny_acestep import CHANNELS, SMALLEST_TRANSFORMER, VAE, diffusers_pipeline
+from helpers.tiny_planner import DRAFT_CONFIG
+from helpers.tiny_planner import save_checkpoint as save_planner
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from engine_build.compile.builder import build_deployment
 from runtime.config.bundle import DcwSpec
-from runtime.config.deployment import load_deployment
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.requests.timesteps import noise
@@ -45,7 +48,7 @@ def pipeline(base: Path) -> Any:
     return diffusers_pipeline(base)
 
 
-def open_built(bundle: Path, folder: Path) -> Pipeline:
+def built_deployment(bundle: Path, folder: Path) -> Deployment:
     path = folder / "tiny.toml"
     path.write_text(
         f"""[deployment]
@@ -63,7 +66,11 @@ step_variants = ["plain", "guidance"]
     )
     deployment = load_deployment(path)
     build_deployment(deployment)
-    opened = open_pipeline(deployment)
+    return deployment
+
+
+def open_built(bundle: Path, folder: Path) -> Pipeline:
+    opened = open_pipeline(built_deployment(bundle, folder))
     # AceStepPipeline has no DCW.
     sampler = opened.bundle.sampler.model_copy(update={"dcw": DcwSpec()})
     return replace(opened, bundle=opened.bundle.model_copy(update={"sampler": sampler}))
@@ -152,6 +159,23 @@ def test_a_turbo_checkpoint_runs_without_guidance(
     wanted = expected(pipeline, seed=7, steps=8, guidance=7.0)[0].numpy()
     (found,) = generate(opened, opened.request(PROMPT, seed=7, guidance=1.0))
     assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())
+
+
+def test_a_smaller_language_model_drafts_and_changes_no_plan(base: Path, tmp_path: Path) -> None:
+    from engine_build.export.acestep.export import ExportOptions, export_bundle
+    from engine_build.export.acestep.sources import Checkpoint
+
+    planner = save_planner(tmp_path / "planner", positions=2048)
+    draft = save_planner(tmp_path / "draft", DRAFT_CONFIG, positions=2048)
+    source = Checkpoint(base, planner, draft)
+    export_bundle(source, tmp_path / "bundle", ExportOptions("tiny", canvas_s=2.4), lambda text: None)
+    for temperature in (0.0, 0.85):
+        drafted, plain, num_drafted = plans_with_and_without_drafts(
+            built_deployment(tmp_path / "bundle", tmp_path), seconds=2.4, plan_temperature=temperature
+        )
+        assert drafted == plain
+        assert len(drafted["codes"]) == 12
+        assert num_drafted > 0
 
 
 @pytest.fixture(scope="module")
