@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
@@ -24,6 +23,7 @@ from server.compat.acestep_fields import Fields, error_text, read_fields, refuse
 from server.compat.acestep_request import MODEL_PREFIX, TaskRequest, task_request
 from server.compat.acestep_tasks import Task, TaskStore
 from server.compat.errors import ErrorBody
+from server.routes.checked_request import CheckedRequest
 from server.routes.generation_job import MAX_HEADER_WORD, MAX_HEADER_WORDS, GenerationJob
 from server.routes.models import model_not_found
 from server.service.admission import Permit
@@ -131,12 +131,8 @@ async def release_task(request: Request) -> dict[str, Any]:
         values = await _with_uploads(service, wanted, files)
         body = await run_in_threadpool(validate, service.body_model, values)
         bodies = [body.model_copy(update={"seed": seed}) for seed in seeds]
-        jobs = [
-            GenerationJob(service, pipeline, body, Upload({}), client, permit, uuid.uuid4().hex)
-            for body, permit in zip(bodies, permits, strict=True)
-        ]
-        for job in jobs:
-            await job.prepare()
+        requests = [CheckedRequest(service, pipeline, body, Upload({}), client) for body in bodies]
+        jobs = [await found.prepare(permit) for found, permit in zip(requests, permits, strict=True)]
         await run_in_threadpool(jobs[0].generation.next_request)  # errors of texts are answered, too
         task = tasks.start(jobs, _facts(wanted, jobs[0]))
         stack.pop_all()
@@ -262,7 +258,7 @@ async def _stored(service: Service, data: bytes, part: str) -> Source:
 
 def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
     """What every result of a task repeats."""
-    values, codec = wanted.values, job.pipeline.codec
+    values, codec = wanted.values, job.request.pipeline.codec
     assert codec is not None
     metas = {
         "bpm": values.get("bpm"),
@@ -280,7 +276,7 @@ def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
         "metas": metas,
         "generation_info": "; ".join(info),
         "lm_model": "",
-        "dit_model": job.pipeline.bundle.name,
+        "dit_model": job.request.pipeline.bundle.name,
     }
 
 
