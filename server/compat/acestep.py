@@ -17,7 +17,7 @@ from runtime.errors import source_as
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.tasks import known_tasks
 from server.asgi.access_control import check_body_key, client_of
-from server.asgi.problems import ProblemError
+from server.asgi.problems import ProblemError, model_not_found
 from server.asgi.request_body import Upload, check_source, validate
 from server.compat.acestep_fields import Fields, error_text, read_fields, refuse
 from server.compat.acestep_request import MODEL_PREFIX, TaskRequest, task_request
@@ -25,7 +25,6 @@ from server.compat.acestep_tasks import Task, TaskStore
 from server.compat.errors import ErrorBody
 from server.routes.checked_request import CheckedRequest
 from server.routes.generation_job import MAX_HEADER_WORD, MAX_HEADER_WORDS, GenerationJob
-from server.routes.models import model_not_found
 from server.service.admission import Permit
 from server.service.liveness import not_ready
 from server.service.service import Service, service_of
@@ -132,7 +131,7 @@ async def release_task(request: Request) -> dict[str, Any]:
         body = await run_in_threadpool(validate, service.body_model, values)
         bodies = [body.model_copy(update={"seed": seed}) for seed in seeds]
         requests = [CheckedRequest(service, pipeline, body, Upload({}), client) for body in bodies]
-        jobs = [await found.prepare(permit) for found, permit in zip(requests, permits, strict=True)]
+        jobs = [await GenerationJob.prepare(found, permit) for found, permit in zip(requests, permits, strict=True)]
         await run_in_threadpool(jobs[0].generation.next_request)  # errors of texts are answered, too
         task = tasks.start(jobs, _facts(wanted, jobs[0]))
         stack.pop_all()
@@ -212,7 +211,7 @@ def _check_model(pipeline: Pipeline, fields: Fields) -> None:
     """ACE-Step's names, which clients have built in, mean the model that runs. Raises ProblemError 404."""
     name = fields.text("model")
     if name and name != pipeline.bundle.name and not name.startswith(MODEL_PREFIX):
-        raise model_not_found(pipeline, name, pointer="/model")
+        raise model_not_found(pipeline.bundle.name, name, pointer="/model")
 
 
 def _seeds(service: Service, wanted: TaskRequest, fields: Fields) -> tuple[int, ...]:
@@ -267,7 +266,7 @@ def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
         "keyscale": values.get("key", ""),
         "timesignature": str(values.get("time_signature", "")),
     }
-    unknown = [word[:MAX_HEADER_WORD] for word in job.unknown_words[:MAX_HEADER_WORDS]]
+    unknown = [word[:MAX_HEADER_WORD] for word in job.read.unknown_words[:MAX_HEADER_WORDS]]
     said = {"without effect": wanted.ignored, "words that the model does not know": unknown}
     info = [f"{wanted.task}, {job.generation.num_steps} steps", *(f"{k}: {', '.join(v)}" for k, v in said.items() if v)]
     return {

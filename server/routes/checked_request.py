@@ -1,18 +1,17 @@
-"""One request for a generation: its format fits the model, and `prepare` reads its inputs and makes it a job."""
+"""One request for a generation: its format fits the model, and its inputs are read."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-
-from starlette.concurrency import run_in_threadpool
+from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.audio.encoding import check_format, check_rates
 from runtime.audio.formats import Latents, Pcm
+from runtime.audio.metadata import GenerationMetadata
 from runtime.errors import source_as
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
@@ -22,9 +21,18 @@ from runtime.pipeline.text_encoder import parse_condition
 from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import Upload
-from server.routes.generation_job import GenerationJob
-from server.service.admission import Permit
-from server.service.service import Service
+
+if TYPE_CHECKING:
+    from server.service.service import Service
+
+
+class ReadRequest(NamedTuple):
+    """A request whose inputs are read. unknown_words: of its prompts. uploaded_bytes: memory of the sources in it."""
+
+    generation: LongGeneration
+    metadata: GenerationMetadata
+    unknown_words: tuple[str, ...] = ()
+    uploaded_bytes: int = 0
 
 
 @dataclass
@@ -62,21 +70,16 @@ class CheckedRequest:
         """Whether audio is sent while later audio is generated."""
         return self.body.stream and not self.is_latents
 
-    async def prepare(self, permit: Permit) -> GenerationJob:
-        """Read the source, draw the seed, reserve the response's memory. Raises RequestError and ProblemError."""
-        sources, body, upload = self.service.sources, self.body, self.upload
-        caller = Caller(self.client, self.service.settings.queue_timeout_s)
+    @property
+    def has_files(self) -> bool:
+        """Whether audio has to be read, or a source that is not in memory."""
+        upload, body = self.upload, self.body
         files = (upload.source, upload.timbre, upload.structure, body.timbre_id)
-        is_read = files == (None,) * 4 and sources.are_cached(body.source_id, body.target_id, body.structure_id)
-        run = run_in_threadpool if is_read else self.service.source_worker.run
-        job = await _opened(asyncio.create_task(run(partial(self._open, permit, caller))), caller)
-        if not self.is_streamed:
-            await job.finish_plan()
-        permit.remaining_steps = job.generation.num_steps
-        permit.reserve(job.response_bytes())
-        return job
+        ids = (body.source_id, body.target_id, body.structure_id)
+        return files != (None,) * 4 or not self.service.sources.are_cached(*ids)
 
-    def _open(self, permit: Permit, caller: Caller) -> GenerationJob:
+    def read(self, caller: Caller) -> ReadRequest:
+        """Read the sources and draw the seed, in a worker thread. Raises RequestError and ProblemError."""
         body, sources = self.body, self.service.sources
         words = self.pipeline.prompt_words(body)
         names = ("source_id", "target_id", "structure_id")
@@ -101,8 +104,7 @@ class CheckedRequest:
             structure=structure,
         )
         generation = LongGeneration(self.pipeline, body, inputs, caller=caller)
-        unknown_words = words.unknown if words else ()
-        return GenerationJob(self, permit, generation, generation.metadata(), unknown_words, uploaded_bytes)
+        return ReadRequest(generation, generation.metadata(), words.unknown if words else (), uploaded_bytes)
 
     def _timbre(self, data: bytes | None) -> Latents | None:
         """The latents of the form's part `timbre`, or of an uploaded source."""
@@ -123,15 +125,3 @@ class CheckedRequest:
     def _stored_audio(self, source_id: str) -> Iterator[Pcm]:
         opened = self.pipeline.source_audio(self.service.sources.data(source_id, "source_id"))
         return opened() if opened is not None else iter(())
-
-
-async def _opened(opening: asyncio.Task[GenerationJob], caller: Caller) -> GenerationJob:
-    """Wait for what is read and thought of; cancellation ends the thinking, and waits for the rest."""
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        caller.leave()
-        await asyncio.wait([opening])
-        if not opening.cancelled():
-            opening.exception()
-        raise

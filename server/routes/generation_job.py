@@ -6,21 +6,25 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.encoding import encoded_rate_hz
 from runtime.audio.formats import FORMATS
 from runtime.audio.metadata import GenerationMetadata, ascii_json, without_longest
 from runtime.errors import DrainingError, EngineError, GenerationCancelledError, NonFiniteError, TickError
-from runtime.pipeline.generation import LongGeneration
+from runtime.pipeline.sequences import Caller
 from server.asgi.problems import ProblemError
 from server.config import MIB
 from server.metrics.metrics import Metrics, Outcome
+from server.routes.checked_request import CheckedRequest, ReadRequest
 from server.service.admission import Permit
 
 if TYPE_CHECKING:
-    from server.routes.checked_request import CheckedRequest
+    from runtime.pipeline.generation import LongGeneration
 
 # Latents of a generation that are kept for a client that reads slower than they are made.
 AHEAD_BYTES = 8 * MIB
@@ -61,26 +65,37 @@ def outcome_of(error: TickError | ProblemError) -> Outcome:
 
 @dataclass
 class GenerationJob:
-    """A generation whose inputs are read: what it makes, how its response describes it, and how much was sent of it.
-
-    unknown_words: of its prompts. uploaded_bytes: memory of the sources that came with the request.
-    """
+    """A generation of one request: what it makes, how its response describes it, and how much was sent of it."""
 
     request: CheckedRequest
     permit: Permit
-    generation: LongGeneration
-    metadata: GenerationMetadata
-    unknown_words: tuple[str, ...] = ()
-    uploaded_bytes: int = 0
+    read: ReadRequest
     sent_audio_s: float = 0.0
     first_sent_s: float | None = None
     last_sent_s: float | None = None
+
+    @classmethod
+    async def prepare(cls, request: CheckedRequest, permit: Permit) -> Self:
+        """Read the inputs, and reserve the response's memory. Raises RequestError and ProblemError."""
+        caller = Caller(request.client, request.service.settings.queue_timeout_s)
+        run = request.service.source_worker.run if request.has_files else run_in_threadpool
+        job = cls(request, permit, await _read(asyncio.create_task(run(partial(request.read, caller))), caller))
+        if not request.is_streamed:
+            await job.finish_plan()
+        permit.remaining_steps = job.generation.num_steps
+        permit.reserve(job.response_bytes())
+        return job
+
+    @property
+    def generation(self) -> LongGeneration:
+        """What it makes."""
+        return self.read.generation
 
     @property
     def tag(self) -> str:
         """The metadata as the file has it; "" where the client wants none."""
         body = self.request.body
-        return self.metadata.to_tag(body.response_format) if body.metadata else ""
+        return self.read.metadata.to_tag(body.response_format) if body.metadata else ""
 
     async def finish_plan(self) -> None:
         """Wait for all codes: what is sent whole says them. Cancellation ends them. Raises TickError."""
@@ -90,7 +105,7 @@ class GenerationJob:
             await asyncio.to_thread(plan.finish)
         finally:
             plan.close()
-        self.metadata = self.generation.metadata()
+        self.read = self.read._replace(metadata=self.generation.metadata())
 
     def headers(self) -> dict[str, str]:
         """Response headers that describe the body."""
@@ -99,13 +114,13 @@ class GenerationJob:
         headers = {
             "X-Generation-Id": self.request.id,
             "X-Seed": str(self.generation.seed),
-            **parameter_headers(self.metadata),
+            **parameter_headers(self.read.metadata),
             "Cache-Control": "no-store",
             "X-Accel-Buffering": "no",
             "Content-Disposition": f'inline; filename="{self.request.id}{FORMATS[name].suffix}"',
         }
-        if self.unknown_words:
-            headers["X-Prompt-Unknown"] = words_header(self.unknown_words)
+        if self.read.unknown_words:
+            headers["X-Prompt-Unknown"] = words_header(self.read.unknown_words)
         if self.request.is_latents or codec is None:
             return headers
         headers["X-Sample-Rate"] = str(body.sample_rate_hz or encoded_rate_hz(name, codec.sample_rate_hz))
@@ -142,13 +157,25 @@ class GenerationJob:
         codec = request.pipeline.codec
         latents_bytes = 4 * layout.channels * (self.generation.total_frames or 0)
         if request.is_latents or codec is None:
-            return self.uploaded_bytes + 2 * latents_bytes
+            return self.read.uploaded_bytes + 2 * latents_bytes
         # At a higher rate it takes more.
         rate = max(1.0, (request.body.sample_rate_hz or 0) / codec.sample_rate_hz)
         num_samples = round(rate * (self.generation.total_samples or 0))
         if request.is_streamed:
             num_samples = min(num_samples, round(2 * request.service.settings.window_s * rate * codec.sample_rate_hz))
-        return self.uploaded_bytes + min(latents_bytes, AHEAD_BYTES) + 2 * codec.channels * num_samples
+        return self.read.uploaded_bytes + min(latents_bytes, AHEAD_BYTES) + 2 * codec.channels * num_samples
+
+
+async def _read(reading: asyncio.Task[ReadRequest], caller: Caller) -> ReadRequest:
+    """Wait for what is read and thought of; cancellation ends the thinking, and waits for the rest."""
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        caller.leave()
+        await asyncio.wait([reading])
+        if not reading.cancelled():
+            reading.exception()
+        raise
 
 
 def parameter_headers(metadata: GenerationMetadata) -> dict[str, str]:

@@ -16,13 +16,12 @@ from runtime.pipeline.pipeline import Pipeline
 from server.asgi.access_control import client_of
 from server.asgi.connection import abort_of, first_completed, wait_disconnected
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
-from server.asgi.problems import Finding, ProblemError, draining, request_id_of
+from server.asgi.problems import Finding, ProblemError, draining, model_not_found, request_id_of
 from server.asgi.request_body import Upload, check_source, read_upload, validate_upload
 from server.metrics.metrics import Outcome
 from server.routes.checked_request import CheckedRequest
 from server.routes.generation_job import GenerationJob, Tally, outcome_of
 from server.routes.generation_stream import chunks
-from server.routes.models import model_not_found
 from server.service.admission import Permit
 from server.service.service import Service, service_of
 
@@ -63,7 +62,7 @@ async def create_generation(request: Request) -> Response:
 def check_model(pipeline: Pipeline, body: GenerationBody) -> None:
     """Refuse a model that is not the server's. Raises ProblemError 404."""
     if body.model not in (None, pipeline.bundle.name):
-        raise model_not_found(pipeline, str(body.model), pointer="/model")
+        raise model_not_found(pipeline.bundle.name, str(body.model), pointer="/model")
 
 
 def check_inputs(upload: Upload, body: GenerationBody) -> None:
@@ -163,7 +162,7 @@ class _BodySender:
 
     async def run(self) -> None:
         """Send the whole response. Raises TickError, ProblemError, ReaderStalledError."""
-        job = self.job = await self._request.prepare(self.permit)
+        job = self.job = await GenerationJob.prepare(self._request, self.permit)
         async with aclosing(chunks(job)) as stream:
             if not self._request.is_streamed:
                 await self._send_whole(job, [chunk async for chunk in stream])

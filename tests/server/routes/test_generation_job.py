@@ -26,7 +26,7 @@ from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.request_body import Upload
 from server.routes import generation_job
-from server.routes.checked_request import CheckedRequest
+from server.routes.checked_request import CheckedRequest, ReadRequest
 from server.routes.generation_job import GenerationJob, words_header
 
 
@@ -50,7 +50,7 @@ def test_a_stream_is_ahead_by_what_it_has_not_played(
     pipeline: Any = SimpleNamespace(codec=SimpleNamespace(channels=2))
     body = GenerationBody(prompt="a", stream=stream, response_format=format_)
     request = CheckedRequest(service, pipeline, body, Upload({}), "", "id", started_s=99.0)
-    job = GenerationJob(request, nothing, nothing, nothing)
+    job = GenerationJob(request, nothing, nothing)
     assert request.is_streamed == is_streamed
     assert job.lead_s() == 0.0
     job.record_sent()
@@ -75,7 +75,7 @@ def test_audio_that_is_read_counts_against_what_is_read_at_once(
     async def prepare() -> None:
         body = GenerationBody(prompt="a", source_id=None if is_cached else "a" * 64)
         upload = Upload({}, **dict.fromkeys(names, b"audio"))
-        await CheckedRequest(service, pipeline, body, upload, "").prepare(permit)
+        await GenerationJob.prepare(CheckedRequest(service, pipeline, body, upload, ""), permit)
 
     def read(*found: object) -> None:
         raise RequestError("read")
@@ -87,7 +87,7 @@ def test_audio_that_is_read_counts_against_what_is_read_at_once(
     )
     permit: Any = None
     pipeline: Any = SimpleNamespace(codec=SimpleNamespace(channels=2))
-    monkeypatch.setattr(CheckedRequest, "_open", read)
+    monkeypatch.setattr(CheckedRequest, "read", read)
     with pytest.raises(ProblemError if is_limited else RequestError):
         asyncio.run(prepare())
 
@@ -110,7 +110,7 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     planner = Planner(pipeline.bundle, spec, pipeline.loop, pipeline.structure)
     nothing: Any = None
     generation = LongGeneration(replace(pipeline, planner=planner), parse_options({"prompt": "a", "seed": 1}))
-    job = GenerationJob(nothing, nothing, generation, generation.metadata())
+    job = GenerationJob(nothing, nothing, ReadRequest(generation, generation.metadata()))
     tokens: list[int] = []
     planner.sequences.observers.append(tokens.append)
 
@@ -130,7 +130,7 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     asyncio.run(wait())
     assert pipeline.loop.stats().outcomes["cancelled"] == is_cancelled
     if not is_cancelled:
-        assert len(job.metadata.plan["codes"]) == 11
+        assert len(job.read.metadata.plan["codes"]) == 11
         assert sum(tokens) >= 11
     pipeline.close()
 
@@ -146,7 +146,7 @@ def test_a_request_that_is_cancelled_while_it_thinks_ends_its_sequence(built: Bu
     request = CheckedRequest(service, pipeline, body, Upload({}), "")
 
     async def think() -> None:
-        preparing = asyncio.create_task(request.prepare(nothing))
+        preparing = asyncio.create_task(GenerationJob.prepare(request, nothing))
         while pipeline.loop.tick() is None:
             await asyncio.sleep(0.001)
         preparing.cancel()

@@ -46,6 +46,14 @@ def logits_of(module: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     return logits
 
 
+def loaded(folder: Path) -> Any:
+    """transformers' model of a checkpoint, in float32."""
+    import torch
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 def test_the_reference_of_the_tests_is_qwen3() -> None:
     """Recorded from transformers 5.23: logits of `PLACES`, of every fourth token of the vocabulary."""
     recorded = np.load(VECTORS)
@@ -82,10 +90,7 @@ def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 @pytest.fixture(scope="module")
 def module(checkpoint: Path) -> Any:
-    import torch
-    import transformers
-
-    return transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    return loaded(checkpoint)
 
 
 @pytest.mark.export
@@ -203,7 +208,7 @@ def test_a_smaller_checkpoint_is_the_draft(base: Path, checkpoint: Path, tmp_pat
     assert planner.draft is not None
     assert (planner.draft.graph, planner.draft.capacity) == ("planner_draft.onnx", planner.capacity)
     found = PlannerSession(tmp_path / "bundle" / planner.draft.graph, rows=1).run(TOKENS[:1, :20], 0)
-    assert off(found, logits_of(qwen3(config=DRAFT_CONFIG).bfloat16().float(), TOKENS[:1, :20])) < LIMIT
+    assert off(found, logits_of(loaded(draft), TOKENS[:1, :20])) < LIMIT
 
 
 @pytest.mark.export
