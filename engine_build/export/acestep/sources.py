@@ -31,7 +31,7 @@ from engine_build.export.acestep.layouts import (
     TOKENIZER,
     TRANSFORMER,
     VAE,
-    CheckpointPart,
+    CheckpointModel,
     parts_of,
 )
 from engine_build.export.acestep.stored_tensors import AGAIN, fill, without_weights
@@ -188,7 +188,7 @@ def _silence(file: Path) -> torch.Tensor:
 
 
 @contextmanager
-def _describing(part: CheckpointPart) -> Iterator[None]:
+def _describing(part: CheckpointModel) -> Iterator[None]:
     """Turn what diffusers and transformers raise for a configuration into an error that names the folder."""
     try:
         yield

@@ -56,7 +56,10 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
         *([("admission", _refusals(result))] if "refused" in result else []),
         ("underruns", f"{result['underruns']} ({result['missing_s']:.2f} s), {result['late_s']:.2f} s arrived late"),
         ("lead", f"p50 {lead['p50']:.3f} s   min {lead['min']:.3f}"),
-        ("controls", f"{sum(controls.values())} changed, {result['unheard']} not heard, {result['problems']} problems"),
+        (
+            "controls",
+            f"{sum(controls.values())} changed, {result['not_played']} not played, {result['problems']} problems",
+        ),
         ("generations", f"{result['refreshes_per_s']:.2f} per second"),
         ("ticks", f"{result['ticks_per_s']:.0f} per second of {result['tick_ms']:.2f} ms: {result['ticks_share']:.0%}"),
         ("CPU", f"server {result['server_cpu']:.2f} cores, clients {result['clients_cpu']:.2f}"),
@@ -115,5 +118,5 @@ def plot_live(result: Mapping[str, Any]) -> str:
         for label in ("", ", plan")
     }
     title = f"{result['bundle']} on {result['target']}: from a control to its sound, mode {result['mode']}"
-    heard = {name: line for name, line in lines.items() if line}
-    return svg(title, "live sessions", "ms (p95)", heard or {"no control was heard": [(1.0, 1.0)]})
+    played = {name: line for name, line in lines.items() if line}
+    return svg(title, "live sessions", "ms (p95)", played or {"no control was played": [(1.0, 1.0)]})
