@@ -25,9 +25,11 @@ from runtime.requests.options import parse_options
 from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.request_body import Upload
+from server.metrics.metrics import Metrics
 from server.routes import generation_job
 from server.routes.checked_request import CheckedRequest, ReadRequest
 from server.routes.generation_job import GenerationJob, words_header
+from server.routes.generations import GenerationResponse
 
 
 def test_unknown_words_fit_into_a_header() -> None:
@@ -99,6 +101,19 @@ def test_a_format_that_cannot_hold_the_models_channels_is_refused_before_anythin
     with pytest.raises(RequestError, match="mp3 has 1 or 2 channels") as caught:
         CheckedRequest(nothing, pipeline, body, Upload({}), "")
     assert caught.value.field == "response_format"
+
+
+def test_a_format_that_is_refused_takes_no_place_and_counts_as_rejected() -> None:
+    nothing: Any = None
+    metrics = Metrics()
+    service: Any = SimpleNamespace(metrics=metrics, admission=None)
+    pipeline: Any = SimpleNamespace(codec=None)
+    response = GenerationResponse(service, pipeline, GenerationBody(prompt="a"), Upload({}), "", "id")
+    with pytest.raises(ProblemError, match="makes latents, not audio"):
+        asyncio.run(response({}, nothing, nothing))
+    outcomes = {"outcome": "rejected"}
+    assert metrics.registry.get_sample_value("tickrt_generations_total", outcomes) == 1
+    assert metrics.registry.get_sample_value("tickrt_generations_in_flight") == 0
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
