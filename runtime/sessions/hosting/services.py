@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from runtime.audio.formats import Latents
 from runtime.errors import RequestError, TickError
+from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.control_times import ControlKind, Observer
 from runtime.sessions.hosting.slots import TickTimes
@@ -18,9 +19,6 @@ from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import ServerMessage, State
 from runtime.sessions.protocol.plan import Plan
 from runtime.sessions.storage.store import SessionStore
-
-if TYPE_CHECKING:
-    from runtime.pipeline.pipeline import Pipeline
 
 Clock = Callable[[], float]
 Sources = Callable[[str], Latents]
