@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -161,18 +162,21 @@ def test_a_turbo_checkpoint_runs_without_guidance(
     assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())
 
 
-def test_a_smaller_language_model_drafts_and_changes_no_plan(base: Path, tmp_path: Path) -> None:
-    from engine_build.export.acestep.export import ExportOptions, export_bundle
-    from engine_build.export.acestep.sources import Checkpoint
+def test_a_smaller_language_model_drafts_and_changes_no_plan(bundle: Path, tmp_path: Path) -> None:
+    """Language models of random weights beside the exported parts, as `--planner` and `--draft` export them."""
+    from engine_build.export.acestep.planner import PlannerFolder, export_draft, export_planner
+    from engine_build.export.toml_text import table_text
 
-    planner = save_planner(tmp_path / "planner", positions=2048)
-    draft = save_planner(tmp_path / "draft", DRAFT_CONFIG, positions=2048)
-    source = Checkpoint(base, planner, draft)
-    export_bundle(source, tmp_path / "bundle", ExportOptions("tiny", canvas_s=2.4), lambda text: None)
+    folder = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    tables = export_planner(PlannerFolder(save_planner(tmp_path / "planner", positions=2048)), folder)
+    draft = PlannerFolder(save_planner(tmp_path / "draft", DRAFT_CONFIG, positions=2048))
+    tables |= export_draft(draft, folder, tables["planner"]["capacity"])
+    with (folder / "bundle.toml").open("a", encoding="utf-8") as file:
+        file.writelines(f"\n{table_text(name, values)}" for name, values in tables.items())
+    deployment = built_deployment(folder, tmp_path)
     for temperature in (0.0, 0.85):
-        drafted, plain, num_drafted = plans_with_and_without_drafts(
-            built_deployment(tmp_path / "bundle", tmp_path), seconds=2.4, plan_temperature=temperature
-        )
+        asked = {"seconds": 2.4, "plan_temperature": temperature}
+        drafted, plain, num_drafted = plans_with_and_without_drafts(deployment, **asked)
         assert drafted == plain
         assert len(drafted["codes"]) == 12
         assert num_drafted > 0
