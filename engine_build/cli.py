@@ -12,7 +12,7 @@ import typer
 from engine_build.compile.builder import build
 from engine_build.compile.environment import build_environment, probe_environment
 from engine_build.compile.rebuild_check import check_graphs, check_rebuilds
-from engine_build.config import BuildRequest, load_request, read_options
+from engine_build.config import BuildConfig, BuildRequest, load_request, read_options
 from engine_build.new_bundle.init import InitOptions, init, parse_roles
 from engine_build.new_bundle.roles import NAMES
 from engine_build.reports import dry_run, inventory
@@ -24,6 +24,7 @@ from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.errors import ConfigError
 from runtime.terminal import Terminal, exit_on_error, print_line, shown_path
 
+THREADS_HELP = BuildConfig.model_fields["threads"].description
 INTERRUPTED = "interrupted; finished engines are kept, the unfinished one is removed"
 
 app = CommandLine(cls=DefaultCommandGroup)
@@ -48,7 +49,7 @@ def build_command(
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be built; write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also rebuild engines that are up to date.")] = False,
     threads: Annotated[
-        int | None, typer.Option(min=0, max=256, help="CPU threads (0 = all cores); else the file's [build] threads.")
+        int | None, typer.Option(min=0, max=256, help=f"{THREADS_HELP} Default: the file's [build] threads.")
     ] = None,
     out: Annotated[
         Path | None,

@@ -63,50 +63,66 @@ GPU_TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 8e-2, "fp8":
 
 
 class BuildConfig(BaseModel):
-    """The `[build]` table.
+    """The `[build]` table. Rows and step graphs are always float32.
 
-    tolerance: the largest error against the graph, relative to the largest output (default: by precision). threads: 0 =
-    all cores. precision: of decoder and text encoder on the GPU targets. "fp8" and "int8" are for decoders: what is not
-    in 8 bits is then in bf16, on the target cpu in float32, which knows "int8" alone. codec_precision: of the codec on
-    a GPU, whose rounding is audible as noise. Rows and step graphs are always float32.
-
-    ONNX Runtime. optimization: its graph optimization level; on the CPU, "basic" also leaves out cpu_graph's rewriting
-    (attention and rotary embedding as single operators). "extended" is valid on every machine of one architecture;
-    "all" adds layouts of the processor it runs on, and its manifest names that processor. inline_limit_bytes: weights
-    whose sum is larger go into a separate data file (an ONNX file holds at most 2 GiB, and optimization may add
-    constants).
-
-    TensorRT. optimization_level: 0 builds fastest, 5 searches longest. workspace_mib: memory limit of a tactic (none =
-    the whole device). refit: weights can be replaced in the plan. verbosity: "detailed" shows single kernels in
-    profiles. max_aux_streams: streams beside the tick's (none = TensorRT's choice, 0 = one stream). version_compatible
-    and hardware_compatibility: plans that run on other versions or GPUs, slower. tf32: factors of float32 products are
-    rounded to 10 bits. timing_cache: true, false, or its folder, relative to the deployment file.
-
-    TensorRT-RTX has optimization_level, workspace_mib, verbosity, max_aux_streams and tf32. It measures no kernels, so
-    it has no timing cache. capabilities: the RTX cards that its engines are for, as in ["SM89"]; none: all.
+    `optimization` and `inline_limit_bytes` are ONNX Runtime's; from `optimization_level` on, options are TensorRT's, of
+    which TensorRT-RTX has optimization_level, workspace_mib, verbosity, max_aux_streams, tf32 and capabilities.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    tolerance: float | None = Field(default=None, gt=0)
-    threads: int = Field(default=0, ge=0, le=256)
-    precision: Precision = "fp32"
-    codec_precision: CodecPrecision = "fp32"
-    step_variants: tuple[str, ...] = STEP_VARIANTS
+    tolerance: float | None = Field(
+        default=None,
+        gt=0,
+        description="The largest error against the graph, relative to the largest output. Default: by precision.",
+    )
+    threads: int = Field(default=0, ge=0, le=256, description="CPU threads of an engine; 0 = all cores.")
+    precision: Precision = Field(
+        default="fp32",
+        description="Of decoder and text encoder on the GPU targets. fp8 and int8 are for decoders: what is not in 8 "
+        "bits is then in bf16, on the target cpu in float32, which knows int8 alone.",
+    )
+    codec_precision: CodecPrecision = Field(
+        default="fp32", description="Of the codec on a GPU, whose rounding is audible as noise."
+    )
+    step_variants: tuple[str, ...] = Field(
+        default=STEP_VARIANTS, description="The sets of step features that have a graph of their own."
+    )
 
-    optimization: Optimization = "extended"
-    inline_limit_bytes: int = Field(default=1 << 29, ge=0, le=(2 << 30) - (64 << 20))
+    optimization: Optimization = Field(
+        default="extended",
+        description="Graph optimization level. On the CPU basic also leaves attention and rotary embedding as they "
+        "are; extended is valid on every machine of one architecture; all adds layouts of the processor it runs on, "
+        "which the manifest names.",
+    )
+    inline_limit_bytes: int = Field(
+        default=1 << 29,
+        ge=0,
+        le=(2 << 30) - (64 << 20),
+        description="Weights whose sum is larger go into a separate data file: an ONNX file holds at most 2 GiB, and "
+        "optimization may add constants.",
+    )
 
-    optimization_level: int = Field(default=3, ge=0, le=5)
-    workspace_mib: int | None = Field(default=None, ge=1, le=1 << 20)
-    refit: bool = False
-    verbosity: Verbosity = "layer_names"
-    max_aux_streams: int | None = Field(default=None, ge=0, le=7)
-    version_compatible: bool = False
-    hardware_compatibility: HardwareCompatibility = "none"
-    tf32: bool = False
-    timing_cache: bool | str = True
-    capabilities: tuple[str, ...] = ()
+    optimization_level: int = Field(default=3, ge=0, le=5, description="0 builds fastest, 5 searches longest.")
+    workspace_mib: int | None = Field(
+        default=None, ge=1, le=1 << 20, description="Memory limit of a tactic. Default: the whole device."
+    )
+    refit: bool = Field(default=False, description="Weights can be replaced in the plan.")
+    verbosity: Verbosity = Field(default="layer_names", description="detailed shows single kernels in profiles.")
+    max_aux_streams: int | None = Field(
+        default=None, ge=0, le=7, description="Streams beside the tick's; 0 = one stream. Default: TensorRT's choice."
+    )
+    version_compatible: bool = Field(default=False, description="Plans that run on later versions, slower.")
+    hardware_compatibility: HardwareCompatibility = Field(
+        default="none", description="Plans that run on other GPUs, slower."
+    )
+    tf32: bool = Field(default=False, description="Factors of float32 products are rounded to 10 bits.")
+    timing_cache: bool | str = Field(
+        default=True, description="true, false, or its folder, relative to the deployment file. Not for tensorrt-rtx."
+    )
+    capabilities: tuple[str, ...] = Field(
+        default=(), description='The RTX cards that engines of tensorrt-rtx are for, as in ["SM89"]. Default: all.'
+    )
 
     @field_validator("step_variants")
     @classmethod

@@ -3,6 +3,7 @@ soon live sessions play what is asked of them; and all of these compared with an
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +23,11 @@ from runtime.errors import ConfigError
 from runtime.sessions.protocol.messages import Mode
 from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
 
-# Sections of the help.
-WORKLOAD, RUNS, LIVE, RESULT = "Workload", "What is measured", "Live sessions", "Result"
+# Options by sections of the help.
+workload_option, runs_option, live_option, result_option = (
+    partial(typer.Option, rich_help_panel=title)
+    for title in ("Workload", "What is measured", "Live sessions", "Result")
+)
 TICKS, CHURN_TICKS = 64, 1000
 
 app = CommandLine()
@@ -33,168 +37,94 @@ app = CommandLine()
 def bench(
     config: Config,
     target: Annotated[Target | None, typer.Option(help="Target. Default: the deployment's own.")] = None,
-    depth: Annotated[int, typer.Option(min=1, max=64, help="Generations in flight.", rich_help_panel=WORKLOAD)] = 8,
+    depth: Annotated[int, workload_option(min=1, max=64, help="Generations in flight.")] = 8,
     guidance: Annotated[
         float | None,
-        typer.Option(
-            help="Guidance scale; 1 is off.  [default: 1, with --ablations 3]",
-            show_default=False,
-            rich_help_panel=WORKLOAD,
-        ),
+        workload_option(help="Guidance scale; 1 is off.  [default: 1, with --ablations 3]", show_default=False),
     ] = None,
-    dcw: Annotated[
-        bool, typer.Option("--dcw", help="With the wavelet-domain correction.", rich_help_panel=WORKLOAD)
-    ] = False,
+    dcw: Annotated[bool, workload_option("--dcw", help="With the wavelet-domain correction.")] = False,
     features: Annotated[
-        str,
-        typer.Option(
-            help="More features of the step: rcfg,mask,target,sde,ode_noise,blend,gain,guidance,dcw.",
-            rich_help_panel=WORKLOAD,
-        ),
+        str, workload_option(help="More features of the step: rcfg,mask,target,sde,ode_noise,blend,gain,guidance,dcw.")
     ] = "",
-    frames: Annotated[
-        int, typer.Option(min=0, help="Frames per generation; 0 is the bundle's canvas.", rich_help_panel=WORKLOAD)
-    ] = 0,
-    steps: Annotated[
-        int, typer.Option(min=0, help="Steps per generation; 0 is the bundle's default.", rich_help_panel=WORKLOAD)
-    ] = 0,
+    frames: Annotated[int, workload_option(min=0, help="Frames per generation; 0 is the bundle's canvas.")] = 0,
+    steps: Annotated[int, workload_option(min=0, help="Steps per generation; 0 is the bundle's default.")] = 0,
     ticks: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help=f"Ticks to measure.  [default: {TICKS}, with --churn {CHURN_TICKS}]",
-            show_default=False,
-            rich_help_panel=WORKLOAD,
+        workload_option(
+            min=1, help=f"Ticks to measure.  [default: {TICKS}, with --churn {CHURN_TICKS}]", show_default=False
         ),
     ] = None,
     sessions: Annotated[
         int,
-        typer.Option(
+        workload_option(
             min=0,
             max=64,
             help=f"Sessions; one of them changes a step parameter before every tick. With --cluster: [{SESSIONS}]",
-            rich_help_panel=WORKLOAD,
         ),
     ] = 0,
     budgets: Annotated[
-        bool,
-        typer.Option("--budgets", help="Measure every depth and feature set that has a budget.", rich_help_panel=RUNS),
+        bool, runs_option("--budgets", help="Measure every depth and feature set that has a budget.")
     ] = False,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="With --budgets: runs of each; their medians count.", rich_help_panel=RUNS)
-    ] = 5,
-    ablations: Annotated[
-        bool, typer.Option("--ablations", help="Time ticks without each optimization.", rich_help_panel=RUNS)
-    ] = False,
-    adapters: Annotated[
-        int, typer.Option(min=0, help="Time ticks without and with LoRA adapters of this rank.", rich_help_panel=RUNS)
-    ] = 0,
+    repeats: Annotated[int, runs_option(min=1, help="With --budgets: runs of each; their medians count.")] = 5,
+    ablations: Annotated[bool, runs_option("--ablations", help="Time ticks without each optimization.")] = False,
+    adapters: Annotated[int, runs_option(min=0, help="Time ticks without and with LoRA adapters of this rank.")] = 0,
     planner: Annotated[
         bool,
-        typer.Option(
-            "--planner",
-            help="Tokens per second of the bundle's planner, alone and beside the flow model.",
-            rich_help_panel=RUNS,
-        ),
+        runs_option("--planner", help="Tokens per second of the bundle's planner, alone and beside the flow model."),
     ] = False,
     peers: Annotated[
         bool,
-        typer.Option(
-            "--peers",
-            help="Compare with OpenVINO and, with --torch CHECKPOINT, with PyTorch and diffusers' pipeline.",
-            rich_help_panel=RUNS,
+        runs_option(
+            "--peers", help="Compare with OpenVINO and, with --torch CHECKPOINT, with PyTorch and diffusers' pipeline."
         ),
     ] = False,
-    sweep: Annotated[
-        str, typer.Option(help="One run for each value: depth=1,2,4,8; also frames=, steps=.", rich_help_panel=RUNS)
-    ] = "",
+    sweep: Annotated[str, runs_option(help="One run for each value: depth=1,2,4,8; also frames=, steps=.")] = "",
     churn: Annotated[
-        str,
-        typer.Option(
-            help="Generations come and go at random, at these shares of all slots: 0.3,0.6,0.9.", rich_help_panel=RUNS
-        ),
+        str, runs_option(help="Generations come and go at random, at these shares of all slots: 0.3,0.6,0.9.")
     ] = "",
     cluster: Annotated[
         bool,
-        typer.Option(
-            "--cluster",
-            help="Live sessions at two replicas behind HAProxy with Redis: transport, failover, capacity.",
-            rich_help_panel=LIVE,
+        live_option(
+            "--cluster", help="Live sessions at two replicas behind HAProxy with Redis: transport, failover, capacity."
         ),
     ] = False,
     live: Annotated[
-        str,
-        typer.Option(
-            help="Live sessions that play over WebSockets; 1,2,4,8: one run for each number.", rich_help_panel=LIVE
-        ),
+        str, live_option(help="Live sessions that play over WebSockets; 1,2,4,8: one run for each number.")
     ] = "",
     minutes: Annotated[
-        float,
-        typer.Option(min=0.01, help="With --live, --cluster: how long controls are changed.", rich_help_panel=LIVE),
+        float, live_option(min=0.01, help="With --live, --cluster: how long controls are changed.")
     ] = 1.0,
     mode: Annotated[
-        Mode,
-        typer.Option(
-            metavar="loop|extend", help="With --live, --cluster: the mode of the sessions.", rich_help_panel=LIVE
-        ),
+        Mode, live_option(metavar="loop|extend", help="With --live, --cluster: the mode of the sessions.")
     ] = "loop",
     interval: Annotated[
         float,
-        typer.Option(
-            min=0.1,
-            help="With --live, --cluster: seconds between two controls of a session, on average.",
-            rich_help_panel=LIVE,
-        ),
+        live_option(min=0.1, help="With --live, --cluster: seconds between two controls of a session, on average."),
     ] = 2.0,
     plan: Annotated[
-        bool,
-        typer.Option(
-            "--plan",
-            help="With --live --mode extend: sessions without a plan and with one, in turn.",
-            rich_help_panel=LIVE,
-        ),
+        bool, live_option("--plan", help="With --live --mode extend: sessions without a plan and with one, in turn.")
     ] = False,
     admission: Annotated[
         bool,
-        typer.Option(
-            "--admission",
-            help="With --live: the server's own limits on sessions hold, and refusals are counted.",
-            rich_help_panel=LIVE,
+        live_option(
+            "--admission", help="With --live: the server's own limits on sessions hold, and refusals are counted."
         ),
     ] = False,
     plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --sweep, or several numbers of --live: draw it into this SVG file.", rich_help_panel=RESULT
-        ),
+        Path | None, result_option(help="With --sweep, or several numbers of --live: draw it into this SVG file.")
     ] = None,
-    compare: Annotated[
-        Path | None, typer.Option(help="Show the changes since a run saved with --json.", rich_help_panel=RESULT)
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Compare also with another machine, engine, shape.", rich_help_panel=RESULT)
-    ] = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help=JSON_HELP, rich_help_panel=RESULT)] = None,
+    compare: Annotated[Path | None, result_option(help="Show the changes since a run saved with --json.")] = None,
+    force: Annotated[bool, result_option("--force", help="Compare also with another machine, engine, shape.")] = False,
+    json_path: Annotated[Path | None, result_option("--json", help=JSON_HELP)] = None,
     torch: Annotated[
-        str,
-        typer.Option(
-            help="A checkpoint in diffusers' layout, or \"published\": time PyTorch's decoder as well.",
-            rich_help_panel=RUNS,
-        ),
+        str, runs_option(help="A checkpoint in diffusers' layout, or \"published\": time PyTorch's decoder as well.")
     ] = "",
-    torch_layers: Annotated[
-        int | None, typer.Option(min=1, help="With --torch published: layers, of 24.", rich_help_panel=RUNS)
-    ] = None,
-    two_pass: Annotated[
-        bool, typer.Option("--two-pass", help="Guidance in a second execute, not fused.", rich_help_panel=WORKLOAD)
-    ] = False,
+    torch_layers: Annotated[int | None, runs_option(min=1, help="With --torch published: layers, of 24.")] = None,
+    two_pass: Annotated[bool, workload_option("--two-pass", help="Guidance in a second execute, not fused.")] = False,
     fail_over_budget: Annotated[
         bool,
-        typer.Option(
-            "--fail-over-budget",
-            "--fail-over-goal",
-            help="Exit 1 over budget, or where a live goal is missed.",
-            rich_help_panel=RESULT,
+        result_option(
+            "--fail-over-budget", "--fail-over-goal", help="Exit 1 over budget, or where a live goal is missed."
         ),
     ] = False,
     version: Version = False,
@@ -231,7 +161,7 @@ def bench(
             check_comparable(base, result)
         show(console)
         if base is not None:
-            result["changes"] = {change.name: change.as_json() for change in print_changes(console, base, result)}
+            result["changes"] = print_changes(console, base, result)
         if json_path is not None:
             write_json(json_path, result)
         if fail_over_budget and is_over_budget(result):

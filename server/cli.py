@@ -17,7 +17,7 @@ from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.terminal import log_to_stderr, print_line
 from server.app import create_app
-from server.config import ServerSettings, load_settings
+from server.config import ServerSettings, load_settings, setting_help
 from server.process import ignore_reload_signal, open_socket, serve, url_of
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -27,16 +27,12 @@ app = CommandLine()
 @app.command()
 def tickrt_serve(
     config: Config,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; 0 selects a free one. [default: 8000]")
-    ] = None,
+    host: Annotated[str | None, typer.Option(help=setting_help("host"))] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help=setting_help("port"))] = None,
     target: Annotated[
         Target | None, typer.Option(metavar="|".join(get_args(Target)), help="Overrides the deployment's target.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow an address that other machines can reach without an API key.")
-    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help=setting_help("insecure"))] = False,
     log_level: Annotated[LogLevel, typer.Option(help="The least severe messages to log.")] = "info",
     version: Version = False,
 ) -> None:

@@ -42,87 +42,150 @@ CLIENTS: tuple[Client, ...] = get_args(Client)
 
 
 class ServerSettings(BaseSettings):
-    """Settings of the HTTP server. Sizes in bytes, times in seconds; 0 means "no limit" only where it says so.
-
-    api_key: required by every route but /health/live when set. admin_key: enables /admin, which requires it as
-    X-Admin-Key (besides the API key, where one is set). allowed_origins: origins of other sites that may call.
-    edges: further addresses at which clients reach their sessions, for when this one does not answer ("https://HOST").
-    clients: other servers whose clients are answered, too, by their own protocols.
-    osc_port: UDP port where OSC surfaces turn the controls of live sessions (0: any free one; default: none), on
-    osc_host. osc_reply_port: where a surface listens (default: the port that it sends from).
-    max_connections: requests and WebSockets at a time, half of them of one client address unless client_in_flight is 0.
-    client_in_flight: generations and uploads per client address at a time (0: no limit, which a proxy needs; default:
-    half of the places). response_budget_bytes: memory for responses that are made or read, half of it for one client.
-    queue_timeout_s: longest wait for a slot. send_timeout_s: longest wait for a client that does not read.
-    tick_timeout_s: age of the last tick, with work in flight, from which /health/live answers 503.
-    codec_workers: windows decoded in parallel while the tick loop is idle (0: one per core, at most 4, on the CPU;
-    1 elsewhere).
-    first_window_s and window_s: audio per decoded window. lead_s: audio that a stream keeps ahead of real time while
-    streams that share its ticks wait for their first audio.
-    certificate, private_key: PEM files for https and wss; private_key may be part of the certificate's file.
-    state: folder for what survives a restart, sources and live sessions; without it they end with the server.
-    redis: URL of a Redis that stores live sessions instead of `state` ("redis://:PASSWORD@HOST:6379/0").
-    replica: name of this server among those that share `redis`; every second they tell each other which of them have
-    room. replica_address: "HOST:PORT" at which an edge reaches it (default: host and port). replica_url: at which
-    clients reach it; one that is full sends them to another one that has such an address (default: they use an edge).
-    max_sessions: live sessions at a time; client_sessions: per client (0: no limit). session_keep_s: how long a session
-    waits for its client to come back. max_refresh_s: longest projected time of a session's next generation with which a
-    further session is accepted. sources_bytes: disk space of uploaded sources.
-    results_bytes: disk space of finished audio that clients fetch later (ACE-Step's), result_keep_s: for how long.
-    """
+    """Settings of the HTTP server. Sizes in bytes, times in seconds; 0 means "no limit" only where it says so."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
     )
 
-    host: str = Field(default="127.0.0.1", min_length=1)
-    port: int = Field(default=8000, ge=0, le=65535)
-    api_key: SecretStr | None = None
-    admin_key: SecretStr | None = None
-    insecure: bool = False
-    certificate: Path | None = None
-    private_key: Path | None = None
-    allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
-    edges: Annotated[tuple[str, ...], NoDecode] = ()
-    clients: Annotated[tuple[Client, ...], NoDecode] = CLIENTS
-    osc_host: str = Field(default="127.0.0.1", min_length=1)
-    osc_port: int | None = Field(default=None, ge=0, le=65535)
-    osc_reply_port: int | None = Field(default=None, ge=1, le=65535)
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 selects a free one.")
+    api_key: SecretStr | None = Field(default=None, description="Required by every route but /health/live when set.")
+    admin_key: SecretStr | None = Field(
+        default=None,
+        description="Enables /admin, which requires it as X-Admin-Key, besides the API key where one is set.",
+    )
+    insecure: bool = Field(
+        default=False, description="Allow an address that other machines can reach without an API key."
+    )
+    certificate: Path | None = Field(default=None, description="PEM file for https and wss.")
+    private_key: Path | None = Field(
+        default=None, description="PEM file of the certificate's key. Default: it is part of the certificate's file."
+    )
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Origins of other sites that may call; * is every origin."
+    )
+    edges: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Further addresses at which clients reach their sessions, for when this one does not answer "
+        "(https://HOST).",
+    )
+    clients: Annotated[tuple[Client, ...], NoDecode] = Field(
+        default=CLIENTS, description="Other servers whose clients are answered, too, by their own protocols."
+    )
+    osc_host: str = Field(default="127.0.0.1", min_length=1, description="Address of osc_port.")
+    osc_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="UDP port where OSC surfaces turn the controls of live sessions; 0 selects a free one.",
+    )
+    osc_reply_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Where an OSC surface listens. Default: the port that it sends from.",
+    )
 
-    json_bytes: int = Field(default=2 * MIB, ge=KIB, le=256 * MIB)
-    upload_bytes: int = Field(default=64 * MIB, ge=KIB, le=1024 * MIB)
-    body_budget_bytes: int = Field(default=512 * MIB, ge=KIB)
-    max_seconds: float = Field(default=600.0, gt=0, le=24 * 3600.0)
-    max_connections: int = Field(default=1024, ge=1, le=65536)
-    response_budget_bytes: int = Field(default=512 * MIB, ge=MIB)
-    client_in_flight: int | None = Field(default=None, ge=0)
+    json_bytes: int = Field(default=2 * MIB, ge=KIB, le=256 * MIB, description="The largest body of JSON (413).")
+    upload_bytes: int = Field(
+        default=64 * MIB, ge=KIB, le=1024 * MIB, description="The largest file of an upload (413)."
+    )
+    body_budget_bytes: int = Field(
+        default=512 * MIB,
+        ge=KIB,
+        description="Memory for bodies that are read; the first 64 KiB of each are free.",
+    )
+    max_seconds: float = Field(default=600.0, gt=0, le=24 * 3600.0, description="The longest generation.")
+    max_connections: int = Field(
+        default=1024,
+        ge=1,
+        le=65536,
+        description="Requests and WebSockets at a time, half of them of one client address unless client_in_flight is "
+        "0 (503, 429); twice as many connections, if so many files may be open (ulimit -n).",
+    )
+    response_budget_bytes: int = Field(
+        default=512 * MIB,
+        ge=MIB,
+        description="Memory for responses that are made or read; half of it for one client (503; 422 where one "
+        "response is larger).",
+    )
+    client_in_flight: int | None = Field(
+        default=None,
+        ge=0,
+        description="Generations and uploads of one client address at a time; 0 is no limit, for a server behind a "
+        "proxy. Default: half of the places.",
+    )
 
-    header_timeout_s: float = Field(default=10.0, gt=0)
-    body_timeout_s: float = Field(default=30.0, gt=0)
-    queue_timeout_s: float = Field(default=120.0, gt=0)
-    send_timeout_s: float = Field(default=10.0, gt=0)
-    send_buffer_bytes: int = Field(default=256 * KIB, ge=4 * KIB)
-    keep_alive_s: int = Field(default=5, ge=1)
-    drain_s: float = Field(default=30.0, ge=0)
-    tick_timeout_s: float = Field(default=5.0, gt=0)
+    header_timeout_s: float = Field(default=10.0, gt=0, description="Longest time for a request's headers.")
+    body_timeout_s: float = Field(default=30.0, gt=0, description="Longest time for a request's body (408).")
+    queue_timeout_s: float = Field(default=120.0, gt=0, description="Longest wait for a slot (504).")
+    send_timeout_s: float = Field(default=10.0, gt=0, description="How long a client may take none of what it is sent.")
+    send_buffer_bytes: int = Field(
+        default=256 * KIB, ge=4 * KIB, description="What the operating system holds of a response per connection."
+    )
+    keep_alive_s: int = Field(default=5, ge=1, description="How long a connection stays open without a request.")
+    drain_s: float = Field(default=30.0, ge=0, description="How long what is in flight may take at the end.")
+    tick_timeout_s: float = Field(
+        default=5.0, gt=0, description="Age of the last tick, with work in flight, from which /health/live answers 503."
+    )
 
-    codec_workers: int = Field(default=0, ge=0, le=16)
-    first_window_s: float = Field(default=1.0, gt=0)
-    window_s: float = Field(default=2.0, gt=0)
-    lead_s: float = Field(default=0.25, ge=0)
+    codec_workers: int = Field(
+        default=0,
+        ge=0,
+        le=16,
+        description="Windows decoded in parallel while the tick loop is idle; 0: one per core, at most 4, on the CPU, "
+        "1 elsewhere.",
+    )
+    first_window_s: float = Field(default=1.0, gt=0, description="Audio of a stream's first decoded window.")
+    window_s: float = Field(default=2.0, gt=0, description="Audio of its further windows.")
+    lead_s: float = Field(
+        default=0.25,
+        ge=0,
+        description="Audio that a stream keeps ahead of real time while streams that share its ticks wait for their "
+        "first audio.",
+    )
 
-    state: Path | None = None
-    redis: SecretStr | None = None
-    replica: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    replica_address: str | None = Field(default=None, pattern=r"^[^\s:]+:[0-9]{1,5}$")
-    replica_url: str = ""
-    sources_bytes: int = Field(default=GIB, ge=MIB)
-    results_bytes: int = Field(default=GIB, ge=MIB)
-    result_keep_s: float = Field(default=3600.0, gt=0)
-    max_sessions: int = Field(default=64, ge=1, le=4096)
-    client_sessions: int = Field(default=4, ge=0)
-    session_keep_s: float = Field(default=60.0, gt=0)
-    max_refresh_s: float = Field(default=4.0, gt=0)
+    state: Path | None = Field(
+        default=None,
+        description="Folder for what survives a restart, sources and live sessions; without it they end with the "
+        "server.",
+    )
+    redis: SecretStr | None = Field(
+        default=None,
+        description="URL of a Redis that stores live sessions instead of state (redis://:PASSWORD@HOST:6379/0).",
+    )
+    replica: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Name of this server among those that share redis; every second they tell each other which of "
+        "them have room.",
+    )
+    replica_address: str | None = Field(
+        default=None,
+        pattern=r"^[^\s:]+:[0-9]{1,5}$",
+        description="HOST:PORT at which an edge reaches the replica. Default: host and port.",
+    )
+    replica_url: str = Field(
+        default="",
+        description="Address at which clients reach the replica; one that is full sends them to another one that has "
+        "such an address. Default: they use an edge.",
+    )
+    sources_bytes: int = Field(default=GIB, ge=MIB, description="Disk space of uploaded sources.")
+    results_bytes: int = Field(
+        default=GIB, ge=MIB, description="Disk space of finished audio that clients fetch later (ACE-Step's)."
+    )
+    result_keep_s: float = Field(default=3600.0, gt=0, description="How long that audio is kept.")
+    max_sessions: int = Field(default=64, ge=1, le=4096, description="Live sessions at a time.")
+    client_sessions: int = Field(
+        default=4, ge=0, description="Live sessions of one client address at a time; 0 is no limit."
+    )
+    session_keep_s: float = Field(default=60.0, gt=0, description="How long a session waits for its client's return.")
+    max_refresh_s: float = Field(
+        default=4.0,
+        gt=0,
+        description="Longest projected time of a session's next generation with which a further session is accepted.",
+    )
 
     @field_validator("allowed_origins", "edges", "clients", mode="before")
     @classmethod
@@ -202,6 +265,12 @@ class ServerSettings(BaseSettings):
     def scheme(self) -> str:
         """http or https."""
         return "http" if self.certificate is None else "https"
+
+
+def setting_help(name: str) -> str:
+    """A setting's description and its default, as the help of an option."""
+    setting = ServerSettings.model_fields[name]
+    return f"{setting.description} [default: {setting.default}]" if setting.default else str(setting.description)
 
 
 def is_loopback_host(host: str) -> bool:

@@ -37,7 +37,13 @@ def acestep(
     ] = False,
     planner: Annotated[
         str | None,
-        typer.Option(help="A folder with the 5 Hz language model (acestep-5Hz-lm-0.6B); with --random: 0.6b or 1.7b."),
+        typer.Option(
+            help="A folder with the 5 Hz language model (acestep-5Hz-lm-0.6B); with --random: 0.6b, 1.7b or 4b."
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="A smaller one with the same tokens, that drafts what the planner verifies; the plans stay."),
     ] = None,
     deployment: Annotated[
         Path | None, typer.Option(help="Path of the deployment file to write, unless it exists. Default: OUT.toml.")
@@ -73,7 +79,7 @@ def acestep(
     need_packages(*NEEDED)
     from engine_build.export.acestep.export import ExportOptions, bundle_name
 
-    source = _source(checkpoint, random, seed, _given(sizes), planner)
+    source = _source(checkpoint, random, seed, _given(sizes), planner, draft)
     options = ExportOptions(
         bundle_name(name or source.name),
         canvas_seconds,
@@ -90,17 +96,24 @@ def main() -> None:
 
 
 def _source(
-    checkpoint: Path | None, random: bool, seed: int, sizes: dict[str, int], planner: str | None
+    checkpoint: Path | None,
+    random: bool,
+    seed: int,
+    sizes: dict[str, int],
+    planner: str | None,
+    draft: str | None,
 ) -> CheckpointSource:
     from engine_build.export.acestep.sources import Checkpoint, RandomWeights
 
     if random == (checkpoint is not None):
         raise ConfigError("expected either --checkpoint FOLDER or --random", fix="--random --layers 2 for a quick look")
+    if draft is not None and planner is None:
+        raise ConfigError("--draft drafts for a planner", fix="--planner acestep-5Hz-lm-4B --draft acestep-5Hz-lm-0.6B")
     if checkpoint is not None:
         if sizes:
             raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
-        return Checkpoint(checkpoint, None if planner is None else Path(planner))
-    return RandomWeights(seed, planner=planner, transformer_changes=sizes)
+        return Checkpoint(checkpoint, *(None if name is None else Path(name) for name in (planner, draft)))
+    return RandomWeights(seed, planner=planner, draft=draft, transformer_changes=sizes)
 
 
 def _export(source: CheckpointSource, out: Path, deployment: Path | None, options: ExportOptions) -> None:

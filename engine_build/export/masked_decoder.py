@@ -1,6 +1,5 @@
 """diffusers' ACE-Step transformer as a decoder whose condition tokens have a mask; its export and its check."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -8,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from engine_build.export.torch_export import MAX_BATCH, export_graph, free, graph_error, module_outputs
+from engine_build.export.torch_export import MAX_BATCH, export_graph, free
 
 INPUT_NAMES: Final = (
     "hidden_states",
@@ -118,9 +117,3 @@ def example_inputs(shape: DecoderShape, rows: int, frames: int, tokens: int, see
 def decoder_examples(shape: DecoderShape, rows: int, frames: int, tokens: int, seed: int) -> dict[str, Tensor]:
     """`example_inputs` by name."""
     return dict(zip(INPUT_NAMES, example_inputs(shape, rows, frames, tokens, seed), strict=True))
-
-
-def max_error(decoder: nn.Module, file: Path, shape: DecoderShape, sizes: Sequence[tuple[int, int, int]]) -> float:
-    """Largest absolute difference of velocities, ONNX Runtime against torch, over (rows, frames, tokens) sizes."""
-    examples = [decoder_examples(shape, *size, seed=seed) for seed, size in enumerate(sizes)]
-    return graph_error(file, examples, module_outputs(decoder, examples))

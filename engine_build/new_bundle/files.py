@@ -11,7 +11,7 @@ from typing import Any
 
 from engine_build.export.toml_text import table_text
 from engine_build.new_bundle.probe import CodecFacts
-from engine_build.new_bundle.roles import RoleChoice
+from engine_build.new_bundle.roles import AssignedRole
 
 CANVAS_S = 10.0
 DEPTH = 4
@@ -23,11 +23,11 @@ class ModelFacts:
     """What the two files say. `codec_roles` and `codec` go together; graphs are where the user has them."""
 
     graph: Path
-    roles: Mapping[str, RoleChoice]
+    roles: Mapping[str, AssignedRole]
     frame_multiple: int
     frame_rate_hz: float
     codec_graph: Path | None = None
-    codec_roles: Mapping[str, RoleChoice] | None = None
+    codec_roles: Mapping[str, AssignedRole] | None = None
     codec: CodecFacts | None = None
 
     @property
@@ -96,7 +96,7 @@ def deployment_text(facts: ModelFacts) -> str:
 
 
 def _codec_tables(
-    codec: CodecFacts, roles: Mapping[str, RoleChoice], frame_rate_hz: float, graph: str
+    codec: CodecFacts, roles: Mapping[str, AssignedRole], frame_rate_hz: float, graph: str
 ) -> dict[str, Mapping[str, Any]]:
     inputs = {role: choice.tensor.name for role, choice in roles.items() if role != "audio"}
     return {

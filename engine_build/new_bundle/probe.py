@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.reference_session import exact_options, onnxruntime_errors, session
-from engine_build.new_bundle.roles import RoleChoice
+from engine_build.new_bundle.roles import AssignedRole
 from runtime.config.bundle import DecoderInputs
 from runtime.errors import ConfigError
 
@@ -30,7 +30,7 @@ class CodecFacts:
     margin_frames: int
 
 
-def frame_multiple(graph: Graph, roles: Mapping[str, RoleChoice]) -> int:
+def frame_multiple(graph: Graph, roles: Mapping[str, AssignedRole]) -> int:
     """The smallest m with which the decoder runs at m and 3m frames; 1 where T is fixed.
 
     Raises ConfigError where it does not run, or its output is not of the latents' shape.
@@ -52,7 +52,7 @@ def frame_multiple(graph: Graph, roles: Mapping[str, RoleChoice]) -> int:
     raise problem
 
 
-def codec_facts(graph: Graph, roles: Mapping[str, RoleChoice], channels: int) -> CodecFacts:
+def codec_facts(graph: Graph, roles: Mapping[str, AssignedRole], channels: int) -> CodecFacts:
     """Decode noise, once as it is and once with the middle frame changed. Raises ConfigError."""
     runner = session(graph.source, exact_options(0), graph.label)
     fixed = roles["latents"].tensor.shape[1]
@@ -76,7 +76,7 @@ def codec_facts(graph: Graph, roles: Mapping[str, RoleChoice], channels: int) ->
     return CodecFacts(audio.shape[1], hop, margin)
 
 
-def _run_decoder(graph: Graph, runner: Any, roles: Mapping[str, RoleChoice], frames: int) -> None:
+def _run_decoder(graph: Graph, runner: Any, roles: Mapping[str, AssignedRole], frames: int) -> None:
     """One execute on noise. Raises ConfigError where the velocity has not the latents' shape or is not finite."""
     random = np.random.default_rng(SEED)
     names = DecoderInputs(**{role: choice.tensor.name for role, choice in roles.items() if role != "velocity"})
@@ -98,7 +98,7 @@ def _run_decoder(graph: Graph, runner: Any, roles: Mapping[str, RoleChoice], fra
         )
 
 
-def _run(graph: Graph, runner: Any, feeds: Mapping[str, NDArray[Any]], output: RoleChoice) -> NDArray[Any]:
+def _run(graph: Graph, runner: Any, feeds: Mapping[str, NDArray[Any]], output: AssignedRole) -> NDArray[Any]:
     try:
         result: NDArray[Any] = runner.run([output.tensor.name], dict(feeds))[0]
     except onnxruntime_errors() as error:

@@ -28,7 +28,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class RoleChoice:
+class AssignedRole:
     """The tensor that was chosen for a role, and why."""
 
     role: str
@@ -39,18 +39,18 @@ class RoleChoice:
 Ask = Callable[[str, Sequence[TensorInfo]], TensorInfo | None]
 
 
-def decoder_roles(graph: Graph, given: Mapping[str, str], ask: Ask) -> dict[str, RoleChoice]:
+def decoder_roles(graph: Graph, given: Mapping[str, str], ask: Ask) -> dict[str, AssignedRole]:
     """Role -> choice for every tensor of a velocity decoder. `given`: role -> tensor name.
 
     ask: called where several tensors fit a role. Raises ConfigError where the graph cannot be a velocity decoder.
     """
     _check_given(graph, given)
     rest = [info for info in graph.inputs if info.name not in given.values()]
-    found: dict[str, RoleChoice] = {}
+    found: dict[str, AssignedRole] = {}
     tensors = {info.name: info for info in (*graph.inputs, *graph.outputs)}
     for role in NAMES:
         if role in given:
-            found[role] = RoleChoice(role, tensors[given[role]], "given")
+            found[role] = AssignedRole(role, tensors[given[role]], "given")
             continue
         fitting = [info for info in (graph.outputs if role == "velocity" else rest) if _fits(role, info, found)]
         choice = _choose(graph, role, fitting, ask)
@@ -62,20 +62,20 @@ def decoder_roles(graph: Graph, given: Mapping[str, str], ask: Ask) -> dict[str,
     return found
 
 
-def codec_roles(graph: Graph, channels: int) -> dict[str, RoleChoice]:
+def codec_roles(graph: Graph, channels: int) -> dict[str, AssignedRole]:
     """Roles latents, audio and start_frame of a codec's decoding graph. Raises ConfigError where it is none."""
-    found: dict[str, RoleChoice] = {}
+    found: dict[str, AssignedRole] = {}
     for info in graph.inputs:
         if len(info.shape) == 3 and info.shape[2] == channels:
-            found["latents"] = RoleChoice("latents", info, f"the input [B, T, {channels}]")
+            found["latents"] = AssignedRole("latents", info, f"the input [B, T, {channels}]")
         elif len(info.shape) == 1 and info.dtype == "int64":
-            found["start_frame"] = RoleChoice("start_frame", info, "the int64 input [B]")
+            found["start_frame"] = AssignedRole("start_frame", info, "the int64 input [B]")
     audio = [info for info in graph.outputs if len(info.shape) == 3]
     if "latents" not in found or len(audio) != 1:
         raise _refused(
             graph, f"a codec that decodes these latents: an input [B, T, {channels}], an output [B, channels, N]"
         )
-    found["audio"] = RoleChoice("audio", audio[0], "the output with three dimensions")
+    found["audio"] = AssignedRole("audio", audio[0], "the output with three dimensions")
     _check_all_used(graph, found)
     _check_types(graph, [choice for choice in found.values() if choice.role != "start_frame"])
     return found
@@ -91,7 +91,7 @@ def _shown(info: TensorInfo) -> list[str]:
     return ["?" if _is_unnamed(info, axis) else str(size) for axis, size in enumerate(info.shape)]
 
 
-def _fits(role: str, info: TensorInfo, found: Mapping[str, RoleChoice]) -> bool:
+def _fits(role: str, info: TensorInfo, found: Mapping[str, AssignedRole]) -> bool:
     rank, last = len(info.shape), info.shape[-1] if info.shape else 0
     if role == "velocity":
         return rank == 3 and isinstance(last, int)
@@ -109,7 +109,7 @@ def _fits(role: str, info: TensorInfo, found: Mapping[str, RoleChoice]) -> bool:
     return condition is not None and rank == 2 and len(condition.tensor.shape) == 3
 
 
-def _choose(graph: Graph, role: str, fitting: Sequence[TensorInfo], ask: Ask) -> RoleChoice | None:
+def _choose(graph: Graph, role: str, fitting: Sequence[TensorInfo], ask: Ask) -> AssignedRole | None:
     """The only tensor that fits, or the only one of these whose name is usual; else what the user says.
 
     Of `[R, L, D]` and `[R, L]` the former is the condition, although a vector `[R, D]` fits too.
@@ -121,11 +121,11 @@ def _choose(graph: Graph, role: str, fitting: Sequence[TensorInfo], ask: Ask) ->
     if not fitting:
         return None
     if len(fitting) == 1 and (role != "context" or named):
-        return RoleChoice(role, fitting[0], "the only one of this shape")
+        return AssignedRole(role, fitting[0], "the only one of this shape")
     if len(named) == 1:
-        return RoleChoice(role, named[0], "by its shape and its name")
+        return AssignedRole(role, named[0], "by its shape and its name")
     chosen = ask(role, fitting)
-    return None if chosen is None else RoleChoice(role, chosen, "asked")
+    return None if chosen is None else AssignedRole(role, chosen, "asked")
 
 
 def _may_equal(one: TensorInfo, other: TensorInfo, axis: int) -> bool:
@@ -153,7 +153,7 @@ def _check_given(graph: Graph, given: Mapping[str, str]) -> None:
             raise ConfigError(f"--role {role}={name}: {graph.label} has no such tensor", fix=fix)
 
 
-def _check_all_used(graph: Graph, found: Mapping[str, RoleChoice]) -> None:
+def _check_all_used(graph: Graph, found: Mapping[str, AssignedRole]) -> None:
     used = {choice.tensor.name for choice in found.values()}
     rest = [info for info in (*graph.inputs, *graph.outputs) if info.name not in used]
     if rest:
@@ -163,7 +163,7 @@ def _check_all_used(graph: Graph, found: Mapping[str, RoleChoice]) -> None:
         )
 
 
-def _check_types(graph: Graph, choices: Sequence[RoleChoice]) -> None:
+def _check_types(graph: Graph, choices: Sequence[AssignedRole]) -> None:
     for choice in choices:
         if choice.tensor.dtype != "float32":
             hint = " (the flow time, from 1 to 0)" if choice.role == "time" else ""

@@ -8,12 +8,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from engine_build.compile.rebuild_check import RebuildDecision, total_memory_bytes
 from engine_build.reports.inventory import InventoryEntry
 from runtime.engines.manifest import Manifest
-from runtime.terminal import cells, print_line
+from runtime.terminal import print_line
 
 UNMEASURED = "error -: not measured yet; tickrt-build measures it"
 
@@ -81,11 +80,8 @@ def print_decisions(console: Console, decisions: Sequence[RebuildDecision], wher
     files = sum(decision.size_bytes for decision in decisions)
     rows.append(("total", "", size(files), size(total_memory_bytes(decisions)), where))
     heads = ("engine", "action", "file", "memory", "why")
-    if console.is_terminal:
-        console.print(_table(heads, rows))
-    else:
-        for line in _aligned([heads, *rows]):
-            print_line(line, console)
+    for line in _aligned([heads, *rows]):
+        print_line(line, console)
     print_line(
         "file: as built, else the graph's size. memory: weights, inputs and outputs at the largest shape "
         "(variants of one graph share theirs in the total).",
@@ -104,15 +100,6 @@ def size(count: int) -> str:
 def _decision_row(decision: RebuildDecision) -> tuple[str, ...]:
     sizes = (size(decision.size_bytes), size(decision.memory_bytes))
     return (decision.spec.name, decision.action, *sizes, decision.reason)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(*heads, header_style="bold")
-    for row in rows[:-1]:
-        table.add_row(*cells(*row))
-    table.add_section()
-    table.add_row(*cells(*rows[-1]))
-    return table
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from engine_build.precision.sensitivity import BUDGET, quantization_for
 from engine_build.reports.end_to_end import compare_end_to_end
 from runtime.command_line import CommandLine, Config
 from runtime.config.bundle import load_bundle
-from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.task_progress import TaskProgress
 from runtime.terminal import Terminal
 
@@ -29,8 +29,8 @@ PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and le
 app = CommandLine(add_completion=False)
 
 
-class RecipeChoice(StrEnum):
-    """The choices of --recipe."""
+class RecipeOption(StrEnum):
+    """The values of --recipe."""
 
     FP16 = "fp16"
     BF16 = "bf16"
@@ -38,24 +38,15 @@ class RecipeChoice(StrEnum):
     INT8 = "int8"
 
 
-class TargetChoice(StrEnum):
-    """The choices of --target."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-    TENSORRT = "tensorrt"
-    TENSORRT_RTX = "tensorrt-rtx"
-
-
 @app.command()
 def precision(
     config: Config,
-    recipe: Annotated[list[RecipeChoice], typer.Option(help="The recipe; may be given twice to compare.")] = [  # noqa: B006
-        RecipeChoice.BF16
+    recipe: Annotated[list[RecipeOption], typer.Option(help="The recipe; may be given twice to compare.")] = [  # noqa: B006
+        RecipeOption.BF16
     ],
     target: Annotated[
-        TargetChoice, typer.Option(help="Its missing kernels stay in fp32; int8 is another one on cpu.")
-    ] = TargetChoice.TENSORRT,
+        Target, typer.Option(help="Its missing kernels stay in fp32; int8 is another one on cpu.")
+    ] = "tensorrt",
     nodes: Annotated[bool, typer.Option("--nodes", help="Also list every node with its rule.")] = False,
     end_to_end: Annotated[
         int, typer.Option("--end-to-end", "--play", min=0, help="Also compare this many whole generations.")
@@ -69,12 +60,12 @@ def precision(
     deployment = load_deployment(config)
     reports: list[list[Table | str]] = []
     with TaskProgress([1.0] * len(recipe) * (2 if end_to_end else 1)) as progress:
-        for choice in recipe:
-            with progress.task(choice.value):
-                reports.append(_measure(deployment, choice.value, target.value, nodes))
+        for name in (option.value for option in recipe):
+            with progress.task(name):
+                reports.append(_measure(deployment, name, target, nodes))
             if end_to_end:
-                with progress.task(f"{choice.value}, whole generations"):
-                    reports.append(_measure_end_to_end(deployment, choice.value, target.value, end_to_end))
+                with progress.task(f"{name}, whole generations"):
+                    reports.append(_measure_end_to_end(deployment, name, target, end_to_end))
     for line in (line for report in reports for line in report):
         console.print(line)
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from profiling.bench.result import BUSY, NOISY_SPREAD, rounded, shape_of
@@ -25,6 +23,7 @@ from profiling.bench.statistics import (
 from profiling.bench.steady_stream import Latents, SteadyStream, check_equal
 from profiling.bench.workload import Workload, with_runtime
 from profiling.provenance import SWITCHES, provenance
+from profiling.reports.text_table import print_table
 from profiling.significance import thinned
 from runtime.config.deployment import RuntimeConfig
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, Adapter, AdapterCatalog
@@ -154,14 +153,9 @@ def print_ablations(console: Console, result: Mapping[str, Any]) -> None:
     """The ablations as a table."""
     shape = f"{result['depth']} slots x {result['frames']} frames, {result['variant']}"
     title = f"{result['bundle']} on {result['target']}: {shape}; ms per tick (p50)"
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in ("optimization", "instead"):
-        table.add_column(column, no_wrap=True)
-    for column in ("with", "without", "saves", "without / with"):
-        table.add_column(column, justify="right", no_wrap=True)
     entries = result["ablations"]
-    for name, entry in entries.items():
-        table.add_row(
+    rows = [
+        (
             Text(name, "dim" if entry["no_effect_because"] else ""),
             entry["instead"],
             f"{entry['with_ms']['p50']:.2f}",
@@ -169,7 +163,9 @@ def print_ablations(console: Console, result: Mapping[str, Any]) -> None:
             f"{entry['saved_ms']:.2f}",
             f"{entry['ratio']:.3f} ({entry['ratio_low']:.2f}-{entry['ratio_high']:.2f})",
         )
-    console.print(table)
+        for name, entry in entries.items()
+    ]
+    print_table(console, title, ("optimization", "instead", "with", "without", "saves", "without / with"), rows, 2)
     worst = max(entry["largest_difference"] for entry in entries.values())
     console.print(
         f"latents are the same without them: largest difference {worst:.1e}; commit {result['commit'] or 'unknown'}"

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from profiling.bench.result import BUSY, OVERHEAD_MS, against_budget, budget_of, budget_text, rounded
 from profiling.bench.session import BenchSession
 from profiling.bench.sweep import common_of
 from profiling.bench.workload import GUIDANCE, Workload, workload_of
+from profiling.reports.text_table import print_table
 from profiling.significance import MAX_SAMPLES, thinned
 from runtime.config.deployment import Deployment
 
@@ -61,22 +60,20 @@ def _point(session: BenchSession, load: Workload, runs: Sequence[Mapping[str, An
 def print_grid(console: Console, result: Mapping[str, Any]) -> None:
     """The grid as a table."""
     title = f"{result['bundle']} on {result['target']}: ms of a tick over the bare engine, {result['repeats']} runs"
-    table = Table("depth", title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("features", min_width=len("guidance+dcw"))
-    for column in ("tick", "over", "of runs", "ratio", "budget", "alloc."):
-        table.add_column(column, justify="right", no_wrap=True)
-    for point in result["points"]:
-        runs_ms = point["overhead_ms_runs"]
-        table.add_row(
+    rows = [
+        (
             str(point["depth"]),
             point["variant"],
             f"{point['tick_ms']['p50']:.2f}",
             f"{point['overhead_ms']:.3f}",
-            f"{min(runs_ms):.2f}..{max(runs_ms):.2f}",
+            f"{min(point['overhead_ms_runs']):.2f}..{max(point['overhead_ms_runs']):.2f}",
             f"{point['overhead_ratio']:.3f}",
             budget_text(point),
             f"{point['allocations_per_tick']:g}",
         )
-    console.print(table)
+        for point in result["points"]
+    ]
+    columns = ("depth", "features", "tick", "over", "of runs", "ratio", "budget", "alloc.")
+    print_table(console, title, columns, rows, 2)
     if any(point["is_noisy"] for point in result["points"]):
         console.print(BUSY, style="yellow")

@@ -3,19 +3,18 @@ stand out of the noise of the samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic_core import from_json
 from rich.console import Console
-from rich.text import Text
 
-from profiling.reports.text_table import print_table
-from profiling.significance import NO_DIFFERENCE, RatioInterval, Rounds, ratio_interval
+from profiling.comparison import TIMES, Difference, print_conclusion, print_differences, unequal
+from profiling.significance import Rounds
 from runtime.errors import ConfigError
 
 SAVE = "tickrt-bench ... --json FILE saves a run"
@@ -32,11 +31,7 @@ SHOWN = ("versions", "switches", "threads")
 MORE_IS_BETTER = ("finished_per_s", "audio_s_per_s")
 ENGINE_FIGURE = "engine_ms p50"
 SAVING_FIGURE = ", ratio"
-# Verdicts on a figure that became lower, and higher.
-TIMES = ("faster", "slower")
 SAVINGS = ("saves less", "saves more")
-MACHINE = "machine"
-COLOURS = {"slower": "red", "faster": "green", MACHINE: "yellow"}
 FIGURES = (
     "tick_ms", "engine_ms", "overhead_ms", "overhead_ratio", *MORE_IS_BETTER, "allocations_per_tick", "phases_ms",
     "control_to_sound_ms", "underruns", "server_cpu",
@@ -48,42 +43,6 @@ POINT_FIGURES = {
     "churn": ("not_replayed", "tick_ms", "queue_wait_ms"),
     "live sweep": ("control_to_sound_ms", "underruns", "server_cpu"),
 }
-
-
-@dataclass(frozen=True)
-class FigureChange:
-    """One figure of both runs. interval: None where the figure is not judged.
-
-    is_control: it is the time of the same bare engine on the same machine, so that its change is no change of a tick.
-    """
-
-    name: str
-    base: float
-    now: float
-    interval: RatioInterval | None = None
-    is_control: bool = False
-
-    @property
-    def percent(self) -> float | None:
-        """The change in percent of the base; None where that is 0."""
-        return round(100 * (self.now / self.base - 1), 2) if self.base else None
-
-    @property
-    def verdict(self) -> str | None:
-        """What the change is: NO_DIFFERENCE, MACHINE, one of TIMES or SAVINGS; None where it is not judged."""
-        if self.interval is None or not self.interval.is_change:
-            return None if self.interval is None else NO_DIFFERENCE
-        if self.is_control:
-            return MACHINE
-        lower, higher = SAVINGS if self.name.endswith(SAVING_FIGURE) else TIMES
-        return higher if self.interval.ratio > 1.0 else lower
-
-    def as_json(self) -> dict[str, Any]:
-        """The change for the result of a run."""
-        interval = asdict(self.interval) if self.interval is not None else None
-        return {
-            "base": self.base, "now": self.now, "percent": self.percent, "interval": interval, "verdict": self.verdict,
-        }  # fmt: skip
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -102,16 +61,9 @@ def read_result(path: Path) -> dict[str, Any]:
     raise ConfigError(f"{path} is not a result of tickrt-bench", fix=SAVE)
 
 
-def differences(base: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The properties in which two results differ; those that `now` does not have yet are left out."""
-    names = [name for name in SAME if name in now and base.get(name) != now[name]]
-    return [f"{name}: {base.get(name)} in the saved run, {now[name]} in this one" for name in names]
-
-
 def check_comparable(base: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises ConfigError where machine, engine or shape differ."""
-    found = differences(base, now)
-    if found:
+    """Raises ConfigError where machine, engine or shape differ; what `now` does not have yet is left out."""
+    if found := unequal(base, now, [name for name in SAME if name in now]):
         what = "the saved run cannot be compared: " + "; ".join(found)
         raise ConfigError(what, fix="compare them anyway with --force")
 
@@ -161,64 +113,37 @@ def samples(result: Mapping[str, Any]) -> dict[str, Rounds]:
     return {f"{prefix}{name}": rounds for prefix, part in parts for name, rounds in part.get("samples", {}).items()}
 
 
-def changes(base: Mapping[str, Any], now: Mapping[str, Any]) -> list[FigureChange]:
+def changes(base: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """The figures that both results have; those with samples in both are judged."""
-    before, after = figures(base), figures(now)
-    old, new = samples(base), samples(now)
-    names = [name for name in before if name in after]
-    judged = [name for name in names if name in old and name in new]
-    intervals = {name: ratio_interval(old[name], new[name], len(judged)) for name in judged}
-    is_same_engine = all(base.get(name) == now.get(name) for name in SAME_ENGINE)
-    return [
-        FigureChange(
-            name, before[name], after[name], intervals.get(name), is_same_engine and name.endswith(ENGINE_FIGURE)
-        )
-        for name in names
-    ]
+    after, old, new = figures(now), samples(base), samples(now)
+    found = [Difference("figure", name, value, after[name]) for name, value in figures(base).items() if name in after]
+    num_judged = sum(item.name in old and item.name in new for item in found)
+    is_same_engine = not unequal(base, now, SAME_ENGINE)
+
+    def judged(item: Difference) -> Difference:
+        if item.name not in old or item.name not in new:
+            return item
+        words = SAVINGS if item.name.endswith(SAVING_FIGURE) else TIMES
+        is_control = is_same_engine and item.name.endswith(ENGINE_FIGURE)
+        return item.judged(old[item.name], new[item.name], num_judged, words, control=is_control)
+
+    return [judged(item) for item in found]
 
 
-def print_changes(console: Console, base: Mapping[str, Any], now: Mapping[str, Any]) -> list[FigureChange]:
-    """Print the changes as a table, and what stands out of the noise; returns the changes."""
+def print_changes(console: Console, base: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Print the changes as a table, and what stands out of the noise; returns them for the result of a run."""
     found = changes(base, now)
-    rows = [
-        (
-            change.name,
-            f"{change.base:.3f}",
-            f"{change.now:.3f}",
-            "" if change.percent is None else f"{change.percent:+.1f} %",
-            change.interval.text if change.interval is not None else "",
-            _coloured(change.verdict or ""),
-        )
-        for change in found
-    ]
-    title = f"compared with commit {base.get('commit') or 'unknown'}"
-    print_table(console, title, ("figure", "base", "now", "change", "interval", ""), rows)
-    for name in SHOWN:
-        if base.get(name) != now.get(name):
-            console.print(f"{name} differ: {base.get(name)} before, {now.get(name)} now", style="yellow")
-    for line in conclusion(found):
-        console.print(line, markup=False, highlight=False)
-    return found
+    print_differences(console, f"compared with commit {base.get('commit') or 'unknown'}", "figure", found)
+    for text in unequal(base, now, SHOWN):
+        console.print(f"the two differ in {text}", style="yellow", markup=False)
+    print_conclusion(console, found, f"one of the runs has no samples; {SAVE} with them")
+    return {item.name: _as_json(item) for item in found}
 
 
-def conclusion(found: Sequence[FigureChange]) -> list[str]:
-    """Which changes stand out of the noise, in sentences."""
-    verdicts = {change.verdict for change in found} - {None}
-    if not verdicts:
-        return [f"not judged: one of the runs has no samples; {SAVE} with them"]
-    lines = [
-        f"{change.verdict}: {change.name}, {change.interval.text}"
-        for change in found
-        if change.interval is not None and change.verdict not in (NO_DIFFERENCE, MACHINE)
-    ]
-    lines = lines or [f"{NO_DIFFERENCE}: no change stands out of the spread of the samples"]
-    if MACHINE in verdicts:
-        lines.append(
-            "machine: the bare engine takes another time, though engine and machine are the same. The machine's load or"
-            " speed, the threads or a library changed: compare overhead_ratio, not milliseconds."
-        )
-    return lines
-
-
-def _coloured(verdict: str) -> Text:
-    return Text(verdict, COLOURS.get(verdict, ""))
+def _as_json(item: Difference) -> dict[str, Any]:
+    percent = None if item.percent is None else round(item.percent, 2)
+    interval = None if item.interval is None else asdict(item.interval)
+    return {
+        "base": item.before, "now": item.after, "percent": percent, "interval": interval,
+        "verdict": item.verdict or None,
+    }  # fmt: skip

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from profiling.reports.svg_plot import svg
+from profiling.reports.text_table import print_table
 from runtime.errors import ConfigError
 
 NAMES = ("depth", "frames", "steps")
@@ -62,29 +61,28 @@ def sweep_result(sweep: Sweep, results: Sequence[Mapping[str, Any]]) -> dict[str
 def print_sweep(console: Console, result: Mapping[str, Any]) -> None:
     """The sweep as a table."""
     title = f"{result['bundle']} on {result['target']}: {result['variant']}, by {result['over']}"
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in (result["over"], "rows", "tick p50", "engine", "overhead", "ratio", "ms per row", "MiB"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
     most_ms = max(point["tick_ms"]["p50"] for point in result["points"])
-    for point in result["points"]:
-        tick_ms = point["tick_ms"]["p50"]
-        table.add_row(
-            str(point[result["over"]]),
-            str(point["rows"]),
-            f"{tick_ms:.2f}",
-            f"{point['engine_ms']['p50']:.2f}",
-            f"{point['overhead_ms']:.2f}",
-            f"{point['overhead_ratio']:.3f}",
-            f"{tick_ms / point['rows']:.3f}",
-            f"{point['resident_mib']:.0f}",
-            "█" * max(1, round(BAR * tick_ms / most_ms)),
-        )
-    console.print(table)
+    columns = (result["over"], "rows", "tick p50", "engine", "overhead", "ratio", "ms per row", "MiB", "")
+    print_table(console, title, columns, [_row(point, result["over"], most_ms) for point in result["points"]], 0)
     if result["over"] == "depth" and len(points := result["points"]) > 1:
         first, *_, last = sorted(points, key=lambda point: int(point["depth"]))
         each = (last["resident_mib"] - first["resident_mib"]) / (last["depth"] - first["depth"])
         console.print(f"memory: {each:.1f} MiB per slot", highlight=False)
+
+
+def _row(point: Mapping[str, Any], over: str, most_ms: float) -> tuple[str, ...]:
+    tick_ms = point["tick_ms"]["p50"]
+    return (
+        str(point[over]),
+        str(point["rows"]),
+        f"{tick_ms:.2f}",
+        f"{point['engine_ms']['p50']:.2f}",
+        f"{point['overhead_ms']:.2f}",
+        f"{point['overhead_ratio']:.3f}",
+        f"{tick_ms / point['rows']:.3f}",
+        f"{point['resident_mib']:.0f}",
+        ("█" * max(1, round(BAR * tick_ms / most_ms))).ljust(BAR),
+    )
 
 
 def plot_sweep(result: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ class RollupRow:
 
 
 @dataclass(frozen=True)
-class BlockPart:
+class BlockTimes:
     """One part of equal blocks: milliseconds per execute in each block, median over all executes."""
 
     median_ms: tuple[float, ...]
@@ -43,8 +43,8 @@ class Blocks:
 
     prefix: str
     indices: tuple[int, ...]
-    parts: Mapping[str, BlockPart]
-    whole: BlockPart
+    parts: Mapping[str, BlockTimes]
+    whole: BlockTimes
 
     @property
     def slowest(self) -> tuple[int, float]:
@@ -150,7 +150,7 @@ def _side_by_side(prefix: str, positions: Mapping[tuple[int, str], Sequence[Laye
     return Blocks(prefix, tuple(indices), {name: parts[name] for name in hottest}, whole)
 
 
-def _part(blocks: Sequence[Sequence[LayerTiming]]) -> BlockPart:
+def _part(blocks: Sequence[Sequence[LayerTiming]]) -> BlockTimes:
     """Layers per block, summed within each execute."""
     runs = [[sum(times) for times in zip(*(layer.runs_ms for layer in layers), strict=True)] for layers in blocks]
-    return BlockPart(tuple(median(times) if times else 0.0 for times in runs))
+    return BlockTimes(tuple(median(times) if times else 0.0 for times in runs))

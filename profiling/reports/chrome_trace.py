@@ -1,4 +1,4 @@
-"""A profile as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+"""A profile as a Chrome trace.
 
 Durations of layers are measured, their start times are not: layers follow each other in execution order without gaps.
 One row shows layers, one the blocks or modules that they belong to, one the executes.
@@ -12,43 +12,43 @@ from typing import Any
 
 from profiling.layers.rollups import UNKNOWN_MODULE, WHOLE_MODEL, block_of, module_parts
 from profiling.layers.timings import LayerTiming, Profile
+from runtime.trace_events import Event, slice_event, trace_document
 
-PROCESS = 1
+BLOCK = "block"
 LAYERS, BLOCKS, EXECUTES = 1, 2, 3
 THREADS = {EXECUTES: "executes", BLOCKS: "blocks", LAYERS: "layers"}
 
 
-def trace(profile: Profile) -> dict[str, Any]:
-    """The trace as a JSON object; its times are microseconds."""
-    events = [_name("process_name", 0, f"tickrt-profile {profile.engine}")]
-    events += [_name("thread_name", thread, name) for thread, name in THREADS.items()]
-    begin_us = 0.0
+def trace(profile: Profile) -> Event:
+    """The trace as a JSON object."""
+    events: list[Event] = []
+    begin_ms = 0.0
     for run in range(profile.runs):
-        length_us = sum(layer.runs_ms[run] for layer in profile.layers) * 1e3
-        events.append(_slice(f"execute {run}", EXECUTES, begin_us, length_us, {}))
-        events += _layers(profile, run, begin_us)
-        events += _blocks(profile, run, begin_us)
-        begin_us += length_us
+        length_ms = sum(layer.runs_ms[run] for layer in profile.layers)
+        events.append(slice_event(f"execute {run}", EXECUTES, begin_ms, length_ms, {}, cat=BLOCK))
+        events += _layers(profile, run, begin_ms)
+        events += _blocks(profile, run, begin_ms)
+        begin_ms += length_ms
     about = {"wall_p50_ms": profile.wall.p50_ms, "layer_sum_ms": profile.layer_sum_ms, "gap": profile.gap_name}
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    return trace_document(f"tickrt-profile {profile.engine}", THREADS, events, about)
 
 
-def _layers(profile: Profile, run: int, begin_us: float) -> Iterator[dict[str, Any]]:
+def _layers(profile: Profile, run: int, begin_ms: float) -> Iterator[Event]:
     for layer in profile.layers:
-        length_us = layer.runs_ms[run] * 1e3
+        length_ms = layer.runs_ms[run]
         facts: dict[str, Any] = {"kind": layer.kind, "op": layer.op_type, "module": layer.module}
         facts["contents"] = " ".join(layer.contents)
         if layer.work is not None:
             facts |= {"flops": layer.work.flops, "bytes": layer.work.bytes}
-        yield _slice(layer.name, LAYERS, begin_us, length_us, facts, layer.kind)
-        begin_us += length_us
+        yield slice_event(layer.name, LAYERS, begin_ms, length_ms, facts, cat=layer.kind)
+        begin_ms += length_ms
 
 
-def _blocks(profile: Profile, run: int, begin_us: float) -> Iterator[dict[str, Any]]:
+def _blocks(profile: Profile, run: int, begin_ms: float) -> Iterator[Event]:
     for name, group in groupby(profile.layers, key=_block_name):
-        length_us = sum(layer.runs_ms[run] for layer in group) * 1e3
-        yield _slice(name, BLOCKS, begin_us, length_us, {})
-        begin_us += length_us
+        length_ms = sum(layer.runs_ms[run] for layer in group)
+        yield slice_event(name, BLOCKS, begin_ms, length_ms, {}, cat=BLOCK)
+        begin_ms += length_ms
 
 
 def _block_name(layer: LayerTiming) -> str:
@@ -59,14 +59,3 @@ def _block_name(layer: LayerTiming) -> str:
     if layer.module is None:
         return UNKNOWN_MODULE
     return module_parts(layer.module)[-1] if layer.module else WHOLE_MODEL
-
-
-def _slice(
-    name: str, thread: int, begin_us: float, length_us: float, facts: dict[str, Any], kind: str = "block"
-) -> dict[str, Any]:
-    span = {"pid": PROCESS, "tid": thread, "ts": round(begin_us, 3), "dur": round(length_us, 3)}
-    return {"name": name, "cat": kind, "ph": "X", **span, "args": facts}
-
-
-def _name(event: str, thread: int, name: str) -> dict[str, Any]:
-    return {"name": event, "ph": "M", "pid": PROCESS, "tid": thread, "args": {"name": name}}

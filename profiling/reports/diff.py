@@ -4,8 +4,7 @@ and layers."""
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.text import Text
 
+from profiling.comparison import GONE, MACHINE, NEW, Difference, print_conclusion, print_differences, unequal
 from profiling.layers.kinds import kind_of
 from profiling.layers.origins import KERNEL_SUFFIX
 from profiling.layers.rollups import common_root, shown_module
-from profiling.reports.text_table import print_table
 from profiling.reports.trtexec_json import not_a_profile, read_records
-from profiling.significance import NO_DIFFERENCE, RatioInterval, ratio_interval
+from profiling.significance import NO_DIFFERENCE
 
 # Changes below this share of the sum are not called a change.
 LEAST_SHARE = 0.01
@@ -30,10 +28,9 @@ MODULE_DEPTH = 2
 SAME = ("target", "machine", "shapes", "threads")
 # Where these are equal, only the machine's speed or load can change all layers alike.
 SAME_ENGINE = ("engine_sha256", "machine", "shapes", "threads", "versions")
-MACHINE = "machine"
 SUM, WALL = "sum of layers", "wall time, p50"
 TITLES = {"whole": "sum and wall time", "kind": "by kind"}
-COLOURS = {"slower": "red", "faster": "green", MACHINE: "yellow"}
+HOW_TO_JUDGE = "a file has no times of single executes; tickrt-profile CONFIG --json FILE writes them"
 
 
 @dataclass(frozen=True)
@@ -83,33 +80,6 @@ class Saved:
         return self.whole[SUM].samples is not None
 
 
-@dataclass(frozen=True)
-class Change:
-    """One line of a comparison: medians per execute, 0 where a profile does not have it.
-
-    verdict: NO_DIFFERENCE, "slower", "faster", "new", "gone", MACHINE; empty where a file has no samples.
-    """
-
-    scope: str
-    name: str
-    before_ms: float
-    after_ms: float
-    interval: RatioInterval | None = None
-    verdict: str = ""
-
-    @property
-    def delta_ms(self) -> float:
-        """Above 0: slower."""
-        return self.after_ms - self.before_ms
-
-    @property
-    def percent(self) -> float:
-        """Change in percent of before_ms; infinite for a new entry."""
-        if self.before_ms == 0:
-            return float("inf") if self.after_ms > 0 else 0.0
-        return 100 * self.delta_ms / self.before_ms
-
-
 def read_saved(path: Path) -> Saved:
     """A profile written by --json, or by trtexec --exportProfile. Raises ConfigError."""
     _, extras, rows = read_records(path)
@@ -143,10 +113,10 @@ def _sums(names: Sequence[str], times: Sequence[Times]) -> dict[str, Times]:
     return sums
 
 
-def compare(before: Saved, after: Saved) -> list[Change]:
+def compare(before: Saved, after: Saved) -> list[Difference]:
     """Changes of the whole, then of kinds, modules and layers; within each the largest change first.
 
-    Of the same engine on the same machine the parts are judged as shares of the whole, and a change of the whole is
+    Of the same engine on the same machine its parts are judged as shares of the whole, and a change of the whole is
     called MACHINE.
     """
     scopes = {
@@ -156,108 +126,83 @@ def compare(before: Saved, after: Saved) -> list[Change]:
         "layer": (before.layers, after.layers),
     }
     compared = {scope: sides for scope, sides in scopes.items() if all(sides)}
-    changes = [change for scope, (old, new) in compared.items() for change in _changes(scope, old, new)]
+    found = [item for scope, (old, new) in compared.items() for item in _differences(scope, old, new)]
     if not (before.is_sampled and after.is_sampled):
-        return changes
+        return found
     least_ms = LEAST_SHARE * before.whole[SUM].ms
-    num_judged = sum(abs(change.delta_ms) >= least_ms for change in changes)
-    judged = [
-        _judged(change, before, after, compared[change.scope], num_judged)
-        if abs(change.delta_ms) >= least_ms
-        else replace(change, verdict=NO_DIFFERENCE)
-        for change in changes
-    ]
-    if not is_same_engine(before, after):
-        return judged
-    is_machine = [change.scope == "whole" and change.verdict != NO_DIFFERENCE for change in judged]
+    num_judged = sum(abs(item.delta) >= least_ms for item in found)
     return [
-        replace(change, verdict=MACHINE) if machine else change
-        for change, machine in zip(judged, is_machine, strict=True)
+        _judged(item, before, after, compared[item.scope], num_judged)
+        if abs(item.delta) >= least_ms
+        else replace(item, verdict=NO_DIFFERENCE)
+        for item in found
     ]
 
 
 def is_same_engine(before: Saved, after: Saved) -> bool:
     """Whether both profiles are of one engine file, at one shape, on one machine, with the same libraries."""
-    known = "engine_sha256" in before.about
-    return known and all(before.about.get(name) == after.about.get(name) for name in SAME_ENGINE)
+    return "engine_sha256" in before.about and not unequal(before.about, after.about, SAME_ENGINE)
 
 
-def _changes(scope: str, before: Mapping[str, Times], after: Mapping[str, Times]) -> list[Change]:
+def _differences(scope: str, before: Mapping[str, Times], after: Mapping[str, Times]) -> list[Difference]:
     none = Times(0.0)
-    changes = [
-        Change(scope, name, before.get(name, none).ms, after.get(name, none).ms)
+    found = [
+        Difference(scope, name, before.get(name, none).ms, after.get(name, none).ms)
         for name in dict.fromkeys((*before, *after))
         if scope != "whole" or (name in before and name in after)
     ]
-    return changes if scope == "whole" else sorted(changes, key=lambda change: -abs(change.delta_ms))
+    return found if scope == "whole" else sorted(found, key=lambda item: -abs(item.delta))
 
 
 def _judged(
-    change: Change, before: Saved, after: Saved, sides: tuple[Mapping[str, Times], Mapping[str, Times]], num_judged: int
-) -> Change:
+    item: Difference,
+    before: Saved,
+    after: Saved,
+    sides: tuple[Mapping[str, Times], Mapping[str, Times]],
+    num_judged: int,
+) -> Difference:
     """The change with its interval and verdict."""
-    old, new = (side.get(change.name) for side in sides)
+    old, new = (side.get(item.name) for side in sides)
     if old is None or new is None:
-        return replace(change, verdict="new" if old is None else "gone")
-    if change.scope != "whole" and is_same_engine(before, after):
+        return replace(item, verdict=NEW if old is None else GONE)
+    is_whole, is_same = item.scope == "whole", is_same_engine(before, after)
+    if is_same and not is_whole:
         old, new = old.over(before.whole[SUM]), new.over(after.whole[SUM])
     if old.samples is None or new.samples is None:
-        return change
-    interval = ratio_interval(old.samples.tolist(), new.samples.tolist(), num_judged)
-    if interval is None or not interval.is_change:
-        return replace(change, interval=interval, verdict=NO_DIFFERENCE)
-    return replace(change, interval=interval, verdict="slower" if interval.ratio > 1.0 else "faster")
+        return item
+    return item.judged(old.samples.tolist(), new.samples.tolist(), num_judged, control=is_same and is_whole)
 
 
-def slower_than(changes: list[Change], percent: float) -> list[Change]:
+def slower_than(found: Sequence[Difference], percent: float) -> list[Difference]:
     """Entries slower by more than `percent` of themselves and by 1 % or more of the sum, beyond the noise."""
-    least_ms = LEAST_SHARE * changes[0].before_ms
+    least_ms = LEAST_SHARE * found[0].before
     return [
-        change
-        for change in changes
-        if change.percent > percent and change.delta_ms >= least_ms and change.verdict not in (NO_DIFFERENCE, MACHINE)
+        item
+        for item in found
+        if item.after > item.before * (1 + percent / 100)
+        and item.delta >= least_ms
+        and item.verdict not in (NO_DIFFERENCE, MACHINE)
     ]
-
-
-def unlike(before: Saved, after: Saved) -> Iterator[str]:
-    """Texts that name the properties of SAME in which the two differ."""
-    for key in SAME:
-        first, second = before.about.get(key), after.about.get(key)
-        if first is not None and second is not None and first != second:
-            yield f"{key}: {first} and {second}"
 
 
 def print_diff(before: Saved, after: Saved, top: int, fail_over: float | None, console: Console) -> bool:
     """Print the comparison; True where an entry is slower by more than `fail_over` percent."""
     for saved, name in ((before, "before"), (after, "after")):
         console.print(f"{name}: {_title_of(saved)}", markup=False, highlight=False)
-    for text in unlike(before, after):
+    known = [name for name in SAME if None not in (before.about.get(name), after.about.get(name))]
+    for text in unequal(before.about, after.about, known):
         console.print(f"the two differ in {text}", style="yellow", markup=False)
-    changes = compare(before, after)
-    for scope in dict.fromkeys(change.scope for change in changes):
-        found = [change for change in changes if change.scope == scope]
-        shown = found if scope == "kind" else found[:top]
-        columns = (scope, "before ms", "after ms", "change", "interval", "")
-        print_table(console, _table_title(scope, found, top), columns, [_cells(change) for change in shown])
-    console.print(conclusion(changes), markup=False, highlight=False)
-    slower = slower_than(changes, fail_over) if fail_over is not None else []
-    for change in slower:
-        console.print(f"slower by {change.percent:.1f} %: {change.scope} {change.name}", style="red", markup=False)
+    found = compare(before, after)
+    for scope in dict.fromkeys(item.scope for item in found):
+        items = [item for item in found if item.scope == scope]
+        shown = items if scope == "kind" else items[:top]
+        print_differences(console, _table_title(scope, items, top), f"{scope}, ms", shown)
+    print_conclusion(console, found, HOW_TO_JUDGE)
+    slower = slower_than(found, fail_over) if fail_over is not None else []
+    for item in slower:
+        by = "new" if item.percent is None else f"slower by {item.percent:.1f} %"
+        console.print(f"{by}: {item.scope} {item.name}", style="red", markup=False)
     return bool(slower)
-
-
-def conclusion(changes: Sequence[Change]) -> str:
-    """What stands out of the noise, in a sentence."""
-    if not any(change.verdict for change in changes):
-        return "not judged: a file has no times of single executes; tickrt-profile CONFIG --json FILE writes them"
-    standing = [change for change in changes if change.verdict not in ("", NO_DIFFERENCE, MACHINE)]
-    if not standing:
-        text = f"{NO_DIFFERENCE}: no change stands out of the spread of the executes"
-        is_machine = any(change.verdict == MACHINE for change in changes)
-        return text + ("; the same engine ran at another speed: the machine's, or its load" if is_machine else "")
-    counts = Counter((change.verdict, change.scope) for change in standing if change.scope != "whole")
-    texts = [f"{change.verdict}: {change.name}" for change in standing if change.scope == "whole"]
-    return "; ".join([*texts, *(f"{count} x {scope} {verdict}" for (verdict, scope), count in counts.items())])
 
 
 def _title_of(saved: Saved) -> str:
@@ -268,16 +213,9 @@ def _title_of(saved: Saved) -> str:
     return f"{saved.about.get('engine')} {engine}" + (f", commit {commit}" if commit else "")
 
 
-def _table_title(scope: str, changes: Sequence[Change], top: int) -> str:
+def _table_title(scope: str, found: Sequence[Difference], top: int) -> str:
     if scope in TITLES:
         return TITLES[scope]
-    new = sum(change.before_ms == 0 < change.after_ms for change in changes)
-    gone = sum(change.after_ms == 0 < change.before_ms for change in changes)
-    return f"by {scope}: {min(top, len(changes))} of {len(changes)}, {new} new, {gone} gone"
-
-
-def _cells(change: Change) -> tuple[str | Text, ...]:
-    percent = "new" if change.before_ms == 0 else f"{change.percent:+.1f} %"
-    interval = change.interval.text if change.interval is not None else ""
-    verdict = Text(change.verdict, COLOURS.get(change.verdict, ""))
-    return change.name, f"{change.before_ms:.3f}", f"{change.after_ms:.3f}", percent, interval, verdict
+    new = sum(item.before == 0 < item.after for item in found)
+    gone = sum(item.after == 0 < item.before for item in found)
+    return f"by {scope}: {min(top, len(found))} of {len(found)}, {new} new, {gone} gone"

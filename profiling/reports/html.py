@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from profiling.layers.kinds import ORDER
-from profiling.layers.rollups import BlockPart, Blocks, by_block, by_kind, by_module, common_root, shown_module
+from profiling.layers.rollups import Blocks, BlockTimes, by_block, by_kind, by_module, common_root, shown_module
 from profiling.layers.roofline import EXCEEDED
 from profiling.layers.timings import LayerTiming, Profile
 from profiling.reports.tables import ceilings_text, contents_text, is_exceeded
@@ -81,7 +81,7 @@ def _blocks(blocks: Blocks) -> dict[str, Any]:
     }
 
 
-def _part(name: str, part: BlockPart) -> dict[str, Any]:
+def _part(name: str, part: BlockTimes) -> dict[str, Any]:
     return {"name": name, "ms": part.median_ms}
 
 

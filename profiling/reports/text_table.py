@@ -24,9 +24,8 @@ def print_table(
     cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in (columns, *rows)]
     others = sum(max(row[index].cell_len for row in cells) + GAP for index in range(1, len(columns)))
     width = max(console.width - others, LEAST_WIDTH)
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False
-    )
+    console.print(title, style="table.title", markup=False, highlight=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < num_text else "right", no_wrap=True)
     for first, *rest in cells[1:]:

@@ -68,37 +68,48 @@ class ShapeRanges(BaseModel):
 
 
 class RuntimeConfig(BaseModel):
-    """The tick loop: `depth` slots, `queue` places, `threads` of the CPU (0 = all cores).
-
-    Each optimization can be disabled for comparison; latents stay the same. fused_guidance: negative rows share an
-    execute with the positive ones. event_wait: the host waits for a tick's event instead of synchronizing after each
-    execute. capture: a GPU replays recurring ticks as captured graphs, at most `captured_graphs` of them.
-    token_multiple: condition tokens are padded to a multiple of it, so that few shapes recur; 0: 8 on the CPU, 96 on a
-    GPU.
-    batched_step: one execute steps all slots. frozen_conditions: conditions are uploaded at admission, not at every
-    tick. ticks_in_flight: 2 launches a tick while the previous one runs. adapter_rank: the ranks of all LoRA adapters
-    that generations use at a time, in sum; 0: no generation uses one, and no engine for them is built.
-    planner_sequences: sequences that the bundle's planner writes at a time. planner_steps: tokens of each that a tick
-    draws, one after the other. speculation: a tick verifies several drafted tokens at once; the tokens stay the same.
-    """
+    """The tick loop. Each optimization can be disabled for comparison; latents stay the same."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    depth: int = Field(default=8, ge=1, le=64)
-    queue: int = Field(default=32, ge=0, le=4096)
-    ticks_in_flight: int = Field(default=2, ge=1, le=2)
-    threads: int = Field(default=0, ge=0, le=256)
-    fused_guidance: bool = True
-    event_wait: bool = True
-    capture: bool = True
-    batched_step: bool = True
-    frozen_conditions: bool = True
-    captured_graphs: int = Field(default=256, ge=2, le=1024)
-    token_multiple: int = Field(default=0, ge=0, le=4096)
-    adapter_rank: int = Field(default=0, ge=0, le=512, multiple_of=ADAPTER_RANK_MULTIPLE)
-    planner_sequences: int = Field(default=4, ge=1, le=64)
-    planner_steps: int = Field(default=1, ge=1, le=8)
-    speculation: bool = True
+    depth: int = Field(default=8, ge=1, le=64, description="Slots: generations in flight at a time.")
+    queue: int = Field(default=32, ge=0, le=4096, description="Places where generations wait for a slot.")
+    ticks_in_flight: int = Field(default=2, ge=1, le=2, description="2 launches a tick while the previous one runs.")
+    threads: int = Field(default=0, ge=0, le=256, description="Threads of the CPU; 0 = all cores.")
+    fused_guidance: bool = Field(default=True, description="Negative rows share an execute with the positive ones.")
+    event_wait: bool = Field(
+        default=True, description="The host waits for a tick's event instead of synchronizing after each execute."
+    )
+    capture: bool = Field(default=True, description="A GPU replays recurring ticks as captured graphs.")
+    batched_step: bool = Field(default=True, description="One execute steps all slots.")
+    frozen_conditions: bool = Field(
+        default=True, description="Conditions are uploaded at admission, not at every tick."
+    )
+    captured_graphs: int = Field(default=256, ge=2, le=1024, description="Captured graphs that are kept.")
+    token_multiple: int = Field(
+        default=0,
+        ge=0,
+        le=4096,
+        description="Condition tokens are padded to a multiple of it, so that few shapes recur; 0: 8 on the CPU, 96 on "
+        "a GPU.",
+    )
+    adapter_rank: int = Field(
+        default=0,
+        ge=0,
+        le=512,
+        multiple_of=ADAPTER_RANK_MULTIPLE,
+        description="The ranks of all LoRA adapters that generations use at a time, in sum; 0: no generation uses one, "
+        "and no engine for them is built.",
+    )
+    planner_sequences: int = Field(
+        default=4, ge=1, le=64, description="Sequences that the bundle's planner writes at a time."
+    )
+    planner_steps: int = Field(
+        default=1, ge=1, le=8, description="Tokens of each sequence that a tick draws, one after the other."
+    )
+    speculation: bool = Field(
+        default=True, description="A tick verifies several drafted tokens at once; the tokens stay the same."
+    )
 
 
 class Deployment(BaseModel):

@@ -21,7 +21,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from runtime.config.explain import sentence
-from runtime.errors import RequestError, TickError
+from runtime.errors import RequestError, TickError, did_you_mean
 from runtime.untrusted import one_line
 
 MEDIA_TYPE = "application/problem+json"
@@ -112,6 +112,14 @@ def problem_of(error: TickError) -> ProblemError:
 def unavailable(code: str, what: str, *, retry_after_s: float = 1.0, fix: str = "") -> ProblemError:
     """503 with Retry-After."""
     return ProblemError(503, code, what, fix=fix, headers={"Retry-After": retry_after(retry_after_s)})
+
+
+def model_not_found(known: str, name: str, pointer: str = "") -> ProblemError:
+    """404 for a model that the server does not run. known: its own; pointer: the place in a body."""
+    what = f"there is no model {name[:100]!r}, this server runs {known!r}"
+    errors = [Finding(pointer=pointer, detail=what)] if pointer else []
+    fix = did_you_mean(name, [known]) or "GET /v1/models lists the models"
+    return ProblemError(404, "model_not_found", what, fix=fix, errors=errors)
 
 
 def draining() -> ProblemError:

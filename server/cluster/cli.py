@@ -90,9 +90,7 @@ def reload(folder: FolderOption = None) -> None:
     applied = running_cluster(cluster)
     build_engines(Path(applied.config), load_deployment(Path(applied.config)).target)
     cluster.reload()
-    print_line(
-        f"the replicas were told to open these engines, one after another (logs: {cluster.ray_logs}/worker-*.err)"
-    )
+    print_line(f"the replicas open these engines, one after another (logs: {cluster.ray_logs}/worker-*.err)")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The edge follows the leases: sets the slots of a HAProxy that runs haproxy.cfg, over its admin socket.
+"""The edge follows the leases: sets the servers of a HAProxy that runs haproxy.cfg, over its admin socket.
 
 It keeps nothing: each round reads what HAProxy has and what the leases say, and sends the difference. So it may be
 restarted at any time, and while Redis is away everything stays as it is.
@@ -29,7 +29,7 @@ logger = logging.getLogger("tickrt.scale")
 
 
 @dataclass(frozen=True)
-class EdgeSlot:
+class EdgeServer:
     """A server of a backend as HAProxy has it. address: "IP:PORT". state: "ready", "drain" or "maint"."""
 
     backend: str
@@ -38,19 +38,19 @@ class EdgeSlot:
     state: str
 
 
-def parse_slots(text: str) -> list[EdgeSlot]:
-    """The slots of the answer to `show servers state`. Raises OSError where it is another answer."""
+def parse_servers(text: str) -> list[EdgeServer]:
+    """The servers in the answer to `show servers state`. Raises OSError where it is another answer."""
     lines = [line for line in text.splitlines() if line.startswith("# ")]
     if not lines:
         raise OSError(f"HAProxy answers {text.strip()!r:.200}, expected its servers: has its socket `level admin`?")
     header = lines[0].removeprefix("# ").split()
     rows = [line.split() for line in text.splitlines() if len(line.split()) == len(header)]
-    slots = []
+    servers = []
     for row in (dict(zip(header, row, strict=True)) for row in rows):
         admin = int(row["srv_admin_state"])
         state = "maint" if admin & IN_MAINTENANCE else "drain" if admin & IN_DRAIN else "ready"
-        slots.append(EdgeSlot(row["be_name"], row["srv_name"], f"{row['srv_addr']}:{row['srv_port']}", state))
-    return [slot for slot in slots if slot.backend in BACKENDS]
+        servers.append(EdgeServer(row["be_name"], row["srv_name"], f"{row['srv_addr']}:{row['srv_port']}", state))
+    return [server for server in servers if server.backend in BACKENDS]
 
 
 def wanted_state(backend: str, lease: Lease) -> str:
@@ -58,27 +58,27 @@ def wanted_state(backend: str, lease: Lease) -> str:
     return "ready" if lease.takes_work and (backend != "opens" or lease.has_room) else "drain"
 
 
-def commands(slots: Iterable[EdgeSlot], leases: Iterable[Lease]) -> Iterator[str]:
-    """What brings the slots in line with the leases: each keeps its slot, a new one gets the first that is free."""
+def commands(servers: Iterable[EdgeServer], leases: Iterable[Lease]) -> Iterator[str]:
+    """What brings the servers in line with the leases: each keeps its own, a new one gets the first that is free."""
     replicas = {address: lease for lease in leases if (address := _resolved(lease)) is not None}
     for backend in BACKENDS:
-        ours = [slot for slot in slots if slot.backend == backend]
-        used = {slot.address: slot for slot in ours if slot.state != "maint"}
-        free = [slot for slot in ours if slot.state == "maint"]
+        ours = [server for server in servers if server.backend == backend]
+        used = {server.address: server for server in ours if server.state != "maint"}
+        free = [server for server in ours if server.state == "maint"]
         for address, lease in replicas.items():
-            slot = used.pop(address, None)
+            server = used.pop(address, None)
             state = wanted_state(backend, lease)
-            if slot is None:
+            if server is None:
                 if not free:
-                    logger.error("replica %s finds no free slot in backend %s of haproxy.cfg", lease.name, backend)
+                    logger.error("replica %s finds no free server in backend %s of haproxy.cfg", lease.name, backend)
                     continue
-                slot = free.pop(0)
+                server = free.pop(0)
                 host, _, port = address.rpartition(":")
-                yield f"set server {backend}/{slot.name} addr {host} port {port}"
-            if slot.state != state:
-                yield f"set server {backend}/{slot.name} state {state}"
-        for slot in used.values():
-            yield f"set server {backend}/{slot.name} state maint"
+                yield f"set server {backend}/{server.name} addr {host} port {port}"
+            if server.state != state:
+                yield f"set server {backend}/{server.name} state {state}"
+        for server in used.values():
+            yield f"set server {backend}/{server.name} state maint"
 
 
 def _resolved(lease: Lease) -> str | None:
@@ -106,8 +106,8 @@ class AdminSocket:
             return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
     def follow(self, leases: list[Lease]) -> None:
-        """Bring the slots in line with the leases."""
-        for command in commands(parse_slots(self.ask("show servers state")), leases):
+        """Bring the servers in line with the leases."""
+        for command in commands(parse_servers(self.ask("show servers state")), leases):
             answer = self.ask(command).strip()
             logger.info("%s%s", command, f": {answer}" if answer else "")
 
@@ -122,7 +122,7 @@ def run(redis: str, path: Path, rounds: int | None = None, model: str | None = N
         try:
             admin.follow([lease for lease in leases.all() if model in (None, lease.model)])
         except (StoreError, OSError) as error:
-            logger.warning("the slots stay as they are: %s", error)
+            logger.warning("the servers stay as they are: %s", error)
         time.sleep(RENEW_S)
     leases.close()
 
@@ -132,7 +132,7 @@ def main(
     path: Annotated[Path, typer.Argument(help="HAProxy's admin socket.")],
     model: Annotated[str | None, typer.Option(help="Only replicas of this model, by its bundle's name.")] = None,
 ) -> None:
-    """Set the slots of the edge's HAProxy from the replicas' leases."""
+    """Set the servers of the edge's HAProxy from the replicas' leases."""
     log_to_stderr("info")
     run(redis, path, model=model)
 

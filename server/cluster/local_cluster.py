@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from runtime.errors import ConfigError, StoreError, TickError
-from server.cluster.edge import AdminSocket, parse_slots
+from server.cluster.edge import AdminSocket, parse_servers
 from server.replicas.lease import Lease
 from server.replicas.leases import Leases
 
@@ -128,7 +128,7 @@ class LocalCluster:
             ready = [lease for lease in self.leases() if lease.state in ("ready", "full")]
             if len(ready) < replicas or not has_edge:
                 return len(ready) >= replicas
-            slots = parse_slots(self._admin.ask("show servers state"))
+            slots = parse_servers(self._admin.ask("show servers state"))
             return sum(slot.backend == "sessions" and slot.state == "ready" for slot in slots) >= replicas
         except (OSError, StoreError):
             return False

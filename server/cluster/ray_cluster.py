@@ -134,7 +134,7 @@ class RayCluster(LocalCluster):
         self._record(applied)
 
     def _wait_deployed(self) -> None:
-        """Wait until Ray Serve has done what it was told. Raises TickError with the error of a replica that fails."""
+        """Wait until Ray Serve has done what was asked. Raises TickError with the error of a replica that fails."""
         for name, (status, message) in self.serve_status(wait_s=START_S).items():
             if status != "RUNNING":
                 raise TickError(f"{name} is {status}: {message}", fix=f"see {self.ray_logs}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
@@ -18,14 +17,14 @@ from runtime.errors import source_as
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.tasks import known_tasks
 from server.asgi.access_control import check_body_key, client_of
-from server.asgi.problems import ProblemError
+from server.asgi.problems import ProblemError, model_not_found
 from server.asgi.request_body import Upload, check_source, validate
 from server.compat.acestep_fields import Fields, error_text, read_fields, refuse
 from server.compat.acestep_request import MODEL_PREFIX, TaskRequest, task_request
 from server.compat.acestep_tasks import Task, TaskStore
 from server.compat.errors import ErrorBody
+from server.routes.checked_request import CheckedRequest
 from server.routes.generation_job import MAX_HEADER_WORD, MAX_HEADER_WORDS, GenerationJob
-from server.routes.models import model_not_found
 from server.service.admission import Permit
 from server.service.liveness import not_ready
 from server.service.service import Service, service_of
@@ -131,12 +130,8 @@ async def release_task(request: Request) -> dict[str, Any]:
         values = await _with_uploads(service, wanted, files)
         body = await run_in_threadpool(validate, service.body_model, values)
         bodies = [body.model_copy(update={"seed": seed}) for seed in seeds]
-        jobs = [
-            GenerationJob(service, pipeline, body, Upload({}), client, permit, uuid.uuid4().hex)
-            for body, permit in zip(bodies, permits, strict=True)
-        ]
-        for job in jobs:
-            await job.prepare()
+        requests = [CheckedRequest(service, pipeline, body, Upload({}), client) for body in bodies]
+        jobs = [await GenerationJob.prepare(found, permit) for found, permit in zip(requests, permits, strict=True)]
         await run_in_threadpool(jobs[0].generation.next_request)  # errors of texts are answered, too
         task = tasks.start(jobs, _facts(wanted, jobs[0]))
         stack.pop_all()
@@ -216,7 +211,7 @@ def _check_model(pipeline: Pipeline, fields: Fields) -> None:
     """ACE-Step's names, which clients have built in, mean the model that runs. Raises ProblemError 404."""
     name = fields.text("model")
     if name and name != pipeline.bundle.name and not name.startswith(MODEL_PREFIX):
-        raise model_not_found(pipeline, name, pointer="/model")
+        raise model_not_found(pipeline.bundle.name, name, pointer="/model")
 
 
 def _seeds(service: Service, wanted: TaskRequest, fields: Fields) -> tuple[int, ...]:
@@ -262,7 +257,7 @@ async def _stored(service: Service, data: bytes, part: str) -> Source:
 
 def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
     """What every result of a task repeats."""
-    values, codec = wanted.values, job.pipeline.codec
+    values, codec = wanted.values, job.request.pipeline.codec
     assert codec is not None
     metas = {
         "bpm": values.get("bpm"),
@@ -271,7 +266,7 @@ def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
         "keyscale": values.get("key", ""),
         "timesignature": str(values.get("time_signature", "")),
     }
-    unknown = [word[:MAX_HEADER_WORD] for word in job.unknown_words[:MAX_HEADER_WORDS]]
+    unknown = [word[:MAX_HEADER_WORD] for word in job.read.unknown_words[:MAX_HEADER_WORDS]]
     said = {"without effect": wanted.ignored, "words that the model does not know": unknown}
     info = [f"{wanted.task}, {job.generation.num_steps} steps", *(f"{k}: {', '.join(v)}" for k, v in said.items() if v)]
     return {
@@ -280,7 +275,7 @@ def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
         "metas": metas,
         "generation_info": "; ".join(info),
         "lm_model": "",
-        "dit_model": job.pipeline.bundle.name,
+        "dit_model": job.request.pipeline.bundle.name,
     }
 
 

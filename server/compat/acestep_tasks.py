@@ -126,7 +126,10 @@ class TaskStore:
         return sum(self._durations_s) / max(1, len(self._durations_s))
 
     async def _run(self, task: Task) -> None:
-        paths = [f"/{task.id}/{index}{FORMATS[job.body.response_format].suffix}" for index, job in enumerate(task.jobs)]
+        paths = [
+            f"/{task.id}/{index}{FORMATS[job.request.body.response_format].suffix}"
+            for index, job in enumerate(task.jobs)
+        ]
         error = "internal error, which the server's log has"
         try:
             async with asyncio.TaskGroup() as group:
@@ -179,13 +182,13 @@ class TaskStore:
 
 def _audio_bytes(job: GenerationJob) -> int:
     """How long its audio is as 16-bit samples: no format takes more, apart from its header."""
-    assert job.pipeline.codec is not None
-    return 2 * job.pipeline.codec.channels * (job.generation.total_samples or 0)
+    assert job.request.pipeline.codec is not None
+    return 2 * job.request.pipeline.codec.channels * (job.generation.total_samples or 0)
 
 
 async def _make(job: GenerationJob, path: Path) -> str:
     """Write a job's audio to a file and release its permit; returns why that failed, "" where it did not."""
-    with Tally(job.service.metrics) as tally:
+    with Tally(job.request.service.metrics) as tally:
         writing, aborted = asyncio.create_task(_write(job, path)), asyncio.create_task(job.permit.abort.wait())
         tally.outcome = Outcome.DRAINED
         try:
@@ -199,7 +202,7 @@ async def _make(job: GenerationJob, path: Path) -> str:
         except (TickError, ProblemError) as error:
             if tally.outcome is not Outcome.DRAINED:
                 tally.outcome = outcome_of(error)
-            logger.warning("generation %s ended as %s: %s", job.id, tally.outcome, error.what)
+            logger.warning("generation %s ended as %s: %s", job.request.id, tally.outcome, error.what)
             problem = problem_of(error) if isinstance(error, TickError) else error
             return error_text(problem.document().model_dump())
         finally:

@@ -15,11 +15,10 @@ from starlette.types import Message, Receive, Scope, Send
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.validation import plan_text_options, plans_texts, untaken_options
 from server.asgi.access_control import client_of
-from server.asgi.problems import Finding, ProblemError, request_id_of
+from server.asgi.problems import Finding, ProblemError, model_not_found, request_id_of
 from server.asgi.request_body import Upload, read_json, validate
 from server.compat.elevenlabs_bodies import ChunkPlan, MusicBody, Section, SectionPlan, SoundBody
 from server.routes.generations import GenerationResponse
-from server.routes.models import model_not_found
 from server.service.service import service_of
 
 router = APIRouter(prefix="/v1", include_in_schema=False)
@@ -128,7 +127,7 @@ def encoding_of(output_format: str) -> dict[str, Any]:
 def check_model(pipeline: Pipeline, model_id: str | None) -> None:
     """Refuse a model that is neither the server's nor ElevenLabs'. Raises ProblemError 404."""
     if model_id not in (None, pipeline.bundle.name, *MODELS):
-        raise model_not_found(pipeline, str(model_id), pointer="/model_id")
+        raise model_not_found(pipeline.bundle.name, str(model_id), pointer="/model_id")
 
 
 async def _generation(request: Request, values: dict[str, Any]) -> Response:

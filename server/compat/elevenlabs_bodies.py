@@ -208,8 +208,8 @@ def _prompts(parts: list[Section], total_ms: int) -> str | list[dict[str, Any]]:
     num_values = min(MAX_CURVE_VALUES, CURVE_VALUES_PER_S * total_ms // 1000)
     ends_ms = np.cumsum([part.duration_ms for part in parts])[:-1]
     sections = np.searchsorted(ends_ms, np.linspace(0, total_ms, num_values), side="right")
-    heard = np.array([prompts.index(text) for text in texts])[sections]
-    return [{"text": text, "weight": (heard == i).astype(float).tolist()} for i, text in enumerate(prompts)]
+    chosen = np.array([prompts.index(text) for text in texts])[sections]
+    return [{"text": text, "weight": (chosen == i).astype(float).tolist()} for i, text in enumerate(prompts)]
 
 
 def _avoided(parts: list[Section]) -> tuple[str, ...]:

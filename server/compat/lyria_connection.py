@@ -54,7 +54,7 @@ from server.service.service import Service
 # As Google's servers: 1007 for a message that is none.
 CLOSE_CODES = {**LIVE_CLOSE_CODES, "violation": 1007}
 MAX_REASON_BYTES = 123
-# Messages for a client that does not read, and configurations that were not heard yet: older ones are forgotten.
+# Messages for a client that does not read, and configurations that are not played yet: older ones are forgotten.
 MAX_WAITING, MAX_CONFIGURATIONS = 256, 32
 
 

@@ -7,12 +7,14 @@ live_generations_started_total = the sum of live_generations_ended_total over ou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.services import HostStats
+if TYPE_CHECKING:
+    from runtime.sessions.hosting.host import SessionHost
+    from runtime.sessions.hosting.services import HostStats
 
 NAMESPACE = "tickrt"
 LATENCY_S = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.5, 5.0, 10.0)

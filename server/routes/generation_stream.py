@@ -35,10 +35,10 @@ async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
 
     Closing it cancels its requests in the tick loop. Raises TickError and ProblemError.
     """
-    if job.is_latents:
+    if job.request.is_latents:
         yield await _all_latents(job)
         return
-    codec = job.pipeline.codec
+    codec = job.request.pipeline.codec
     assert codec is not None
     cutter = _window_cutter(job, codec)
     encoder = await run_in_threadpool(_Encoder, job, codec)
@@ -46,7 +46,7 @@ async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
     async with aclosing(_segments(job)) as segments:
         async for latents in segments:
             if peers is None:
-                peers = job.service.first_audio_tracker.peers(job.id)
+                peers = job.request.service.first_audio_tracker.peers(job.request.id)
             for window in cutter.cut(latents):
                 await _wait_for_peers(job, peers)
                 yield await _encode(job, encoder, window)
@@ -54,16 +54,16 @@ async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
 
 async def _wait_for_peers(job: GenerationJob, peers: frozenset[str]) -> None:
     """While ahead of real time, wait for the first audio of the streams that share its ticks."""
-    if job.first_sent_s is None or not job.is_streamed:
+    if job.first_sent_s is None or not job.request.is_streamed:
         return
-    lead_s = job.lead_s() - job.service.settings.lead_s
+    lead_s = job.lead_s() - job.request.service.settings.lead_s
     if lead_s > 0:
-        await job.service.first_audio_tracker.wait_for(peers, lead_s)
+        await job.request.service.first_audio_tracker.wait_for(peers, lead_s)
 
 
 async def _encode(job: GenerationJob, encoder: _Encoder, window: Window) -> bytes:
     """Decode and encode one window in a worker of the codec; first windows are more urgent."""
-    codec = job.pipeline.codec
+    codec = job.request.pipeline.codec
     assert codec is not None
     urgency = Urgency.BACKGROUND if window.index else Urgency.CHANGING
     chunk = await run_to_end(codec.queue.submit(partial(encoder.encode, window), urgency))
@@ -72,7 +72,7 @@ async def _encode(job: GenerationJob, encoder: _Encoder, window: Window) -> byte
 
 
 def _window_cutter(job: GenerationJob, codec: Codec) -> WindowCutter:
-    settings, rate_hz = job.service.settings, job.pipeline.bundle.latents.frame_rate_hz
+    settings, rate_hz = job.request.service.settings, job.request.pipeline.bundle.latents.frame_rate_hz
     return codec.window_cutter(
         max(1, round(settings.window_s * rate_hz)),
         first_frames=max(1, round(settings.first_window_s * rate_hz)),
@@ -85,7 +85,7 @@ class _Encoder:
 
     def __init__(self, job: GenerationJob, codec: Codec) -> None:
         self._decoder, self._codec = job.generation.audio_decoder(), codec
-        body = job.body
+        body = job.request.body
         self._writer = AudioWriter(
             body.response_format,
             codec.sample_rate_hz,
@@ -110,7 +110,7 @@ class _Encoder:
 async def _all_latents(job: GenerationJob) -> bytes:
     async with aclosing(_segments(job)) as segments:
         latents = np.concatenate([part async for part in segments])
-    tags = latents_tags(job.pipeline.bundle.latents.frame_rate_hz, job.tag)
+    tags = latents_tags(job.request.pipeline.bundle.latents.frame_rate_hz, job.tag)
     return await run_in_threadpool(latents_bytes, latents, tags)
 
 
@@ -119,7 +119,7 @@ async def _segments(job: GenerationJob) -> AsyncGenerator[Latents, None]:
 
     So the place in the tick loop does not wait for a client that reads slowly.
     """
-    segment_bytes = 4 * job.pipeline.bundle.latents.channels * job.pipeline.canvas_frames
+    segment_bytes = 4 * job.request.pipeline.bundle.latents.channels * job.request.pipeline.canvas_frames
     room = asyncio.Semaphore(max(1, AHEAD_BYTES // segment_bytes))
     made: asyncio.Queue[Latents | None] = asyncio.Queue()
     producer = asyncio.create_task(_generate(job, made, room))
@@ -148,7 +148,7 @@ async def _generate(job: GenerationJob, made: asyncio.Queue[Latents | None], roo
 
 async def run_request(job: GenerationJob, request: GenerationRequest) -> Latents:
     """Run one request in the tick loop; cancellation cancels the request. Raises TickError, ProblemError 504."""
-    loop, events = job.pipeline.loop, _EventQueue(job.permit, request.steps)
+    loop, events = job.request.pipeline.loop, _EventQueue(job.permit, request.steps)
     loop.submit(request, events.publish)
     job.permit.add_request()
     is_over = False
@@ -184,7 +184,7 @@ class _EventQueue(asyncio.Queue[Event]):
 
 
 async def _first_event(job: GenerationJob, events: _EventQueue) -> Event:
-    timeout_s, submitted_s = job.service.settings.queue_timeout_s, time.monotonic()
+    timeout_s, submitted_s = job.request.service.settings.queue_timeout_s, time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
             event = await events.get()
@@ -193,9 +193,9 @@ async def _first_event(job: GenerationJob, events: _EventQueue) -> Event:
             504,
             "queue_timeout",
             f"no slot became free within {timeout_s:g} s",
-            headers={"Retry-After": retry_after(job.service.admission.projected_wait_s())},
+            headers={"Retry-After": retry_after(job.request.service.admission.projected_wait_s())},
         ) from None
-    job.service.metrics.queue_wait.observe(time.monotonic() - submitted_s)
+    job.request.service.metrics.queue_wait.observe(time.monotonic() - submitted_s)
     return event
 
 

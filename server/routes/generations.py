@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
@@ -17,12 +16,13 @@ from runtime.pipeline.pipeline import Pipeline
 from server.asgi.access_control import client_of
 from server.asgi.connection import abort_of, first_completed, wait_disconnected
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
-from server.asgi.problems import Finding, ProblemError, draining, request_id_of
+from server.asgi.problems import Finding, ProblemError, draining, model_not_found, request_id_of
 from server.asgi.request_body import Upload, check_source, read_upload, validate_upload
 from server.metrics.metrics import Outcome
+from server.routes.checked_request import CheckedRequest
 from server.routes.generation_job import GenerationJob, Tally, outcome_of
 from server.routes.generation_stream import chunks
-from server.routes.models import model_not_found
+from server.service.admission import Permit
 from server.service.service import Service, service_of
 
 SLICE_BYTES = 64 * 1024
@@ -62,7 +62,7 @@ async def create_generation(request: Request) -> Response:
 def check_model(pipeline: Pipeline, body: GenerationBody) -> None:
     """Refuse a model that is not the server's. Raises ProblemError 404."""
     if body.model not in (None, pipeline.bundle.name):
-        raise model_not_found(pipeline, str(body.model), pointer="/model")
+        raise model_not_found(pipeline.bundle.name, str(body.model), pointer="/model")
 
 
 def check_inputs(upload: Upload, body: GenerationBody) -> None:
@@ -102,24 +102,26 @@ class GenerationResponse(Response):
         service = self._service
         with self._tally:
             self._tally.outcome = Outcome.REJECTED
+            upload, self._upload = self._upload, Upload({})
+            request = CheckedRequest(service, self._pipeline, self._body, upload, self._client)
             permit = service.admission.admit(self._client)
             self._tally.outcome = Outcome.INTERNAL_ERROR
-            upload, self._upload = self._upload, Upload({})
-            job = GenerationJob(service, self._pipeline, self._body, upload, self._client, permit, uuid.uuid4().hex)
-            if job.is_streamed:
-                service.first_audio_tracker.add(job.id)
+            if request.is_streamed:
+                service.first_audio_tracker.add(request.id)
+            sender = _BodySender(request, permit, scope, send)
             try:
-                await self._run(_BodySender(job, scope, send), receive)
+                await self._run(sender, receive)
             finally:
-                service.first_audio_tracker.discard(job.id)
+                service.first_audio_tracker.discard(request.id)
                 permit.release()
-                job.record_end(self._tally.outcome)
+                if sender.job is not None:
+                    sender.job.record_end(self._tally.outcome)
 
     async def _run(self, sender: _BodySender, receive: Receive) -> None:
         """Send until the end, the client's disconnect or the server's abort."""
         sending = asyncio.create_task(sender.run())
         disconnected = asyncio.create_task(wait_disconnected(receive))
-        aborted = asyncio.create_task(sender.job.permit.abort.wait())
+        aborted = asyncio.create_task(sender.permit.abort.wait())
         self._tally.outcome = Outcome.DRAINED
         await first_completed({sending, disconnected, aborted})
         self._tally.outcome = Outcome.INTERNAL_ERROR
@@ -149,26 +151,27 @@ class GenerationResponse(Response):
 
 
 class _BodySender:
-    """Sends the response of one job on its connection."""
+    """Sends the response of one request on its connection. job: from when its inputs are read."""
 
-    def __init__(self, job: GenerationJob, scope: Scope, send: Send) -> None:
-        self.job = job
+    def __init__(self, request: CheckedRequest, permit: Permit, scope: Scope, send: Send) -> None:
+        self.permit = permit
+        self.job: GenerationJob | None = None
         self.has_started = False
-        self._scope, self._send = scope, send
-        self._timeout_s = job.service.settings.send_timeout_s
+        self._request, self._scope, self._send = request, scope, send
+        self._timeout_s = request.service.settings.send_timeout_s
 
     async def run(self) -> None:
         """Send the whole response. Raises TickError, ProblemError, ReaderStalledError."""
-        await self.job.prepare()
-        async with aclosing(chunks(self.job)) as stream:
-            if not self.job.is_streamed:
-                await self._send_whole([chunk async for chunk in stream])
+        job = self.job = await GenerationJob.prepare(self._request, self.permit)
+        async with aclosing(chunks(job)) as stream:
+            if not self._request.is_streamed:
+                await self._send_whole(job, [chunk async for chunk in stream])
                 return
             async for chunk in stream:
                 if not self.has_started:
-                    await self._start({})
+                    await self._start(job, {})
                 await self._put_body(chunk, is_last=False)
-                self.job.record_sent()
+                job.record_sent()
         await self._put_body(b"", is_last=True)
 
     async def end_early(self, error: TickError | ProblemError) -> None:
@@ -182,15 +185,15 @@ class _BodySender:
         abort_of(self._scope)(flush)
         await asyncio.sleep(0)
 
-    async def _send_whole(self, parts: list[bytes]) -> None:
-        await self._start({"Content-Length": str(sum(len(part) for part in parts))})
+    async def _send_whole(self, job: GenerationJob, parts: list[bytes]) -> None:
+        await self._start(job, {"Content-Length": str(sum(len(part) for part in parts))})
         while parts:
             await self._put_body(parts.pop(0), is_last=not parts)
-            self.job.record_sent()
+            job.record_sent()
 
-    async def _start(self, more: dict[str, str]) -> None:
-        media_type = FORMATS[self.job.body.response_format].media_type
-        headers = {"Content-Type": media_type, **self.job.headers(), **more}
+    async def _start(self, job: GenerationJob, more: dict[str, str]) -> None:
+        media_type = FORMATS[self._request.body.response_format].media_type
+        headers = {"Content-Type": media_type, **job.headers(), **more}
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._put({"type": "http.response.start", "status": 200, "headers": raw})
         self.has_started = True

@@ -13,10 +13,9 @@ from pydantic import BaseModel, Field
 from runtime.audio.encoding import is_available
 from runtime.audio.formats import FORMATS
 from runtime.config.bundle import BUNDLE_FILE, SamplerSpec
-from runtime.errors import did_you_mean
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.openapi import SCHEMA_TYPE, body_schema, problem_responses
-from server.asgi.problems import Finding, ProblemError
+from server.asgi.problems import model_not_found
 from server.service.service import service_of
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -101,15 +100,6 @@ def _modified_s(path: Path) -> int:
     return int(path.stat().st_mtime)
 
 
-def model_not_found(pipeline: Pipeline, name: str, pointer: str = "") -> ProblemError:
-    """404 for the name of a model that the server does not run; `pointer` is its place in the body."""
-    known = pipeline.bundle.name
-    what = f"there is no model {name[:100]!r}, this server runs {known!r}"
-    errors = [Finding(pointer=pointer, detail=what)] if pointer else []
-    fix = did_you_mean(name, [known]) or "GET /v1/models lists the models"
-    return ProblemError(404, "model_not_found", what, fix=fix, errors=errors)
-
-
 @router.get("/models", responses=problem_responses(401, 403, 503))
 async def list_models(request: Request) -> ModelList:
     """The models that this server runs."""
@@ -123,7 +113,7 @@ async def get_model(request: Request, model_id: str) -> ModelCard:
     service = service_of(request)
     pipeline = service.ready_pipeline()
     if model_id != pipeline.bundle.name:
-        raise model_not_found(pipeline, model_id)
+        raise model_not_found(pipeline.bundle.name, model_id)
     return model_card(pipeline, service.settings.max_seconds)
 
 

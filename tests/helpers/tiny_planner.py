@@ -35,6 +35,14 @@ CONFIG: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
+# A smaller model with the same tokens.
+DRAFT_CONFIG: Mapping[str, Any] = {
+    **CONFIG,
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 # A plan with sections in the places of bytes.
 PLAN: Mapping[str, Any] = {
     "prompt": "{prompt} bpm:{bpm} meter:{time_signature}",
@@ -107,19 +115,27 @@ def save_planner(
 ) -> str:
     """Write the graph and the tokenizer into `folder`; returns `[planner]` of bundle.toml.
 
-    With `draft` the planner is its own draft. plan: with sections, and without thinking.
+    With `draft` a smaller graph drafts. plan: with sections, and without thinking.
     """
+    if draft:
+        save_draft(folder / "planner_draft.onnx", capacity)
     onnx.save(planner_graph(PlannerSizes.of(CONFIG), capacity, tiny_weights(seed).__getitem__), folder / "planner.onnx")
     (word_tokenizer() if plan else byte_tokenizer()).save(str(folder / "planner_tokenizer.json"))
     toml = planner_toml(capacity, window, thinking=thinking and not plan, draft=draft)
     return f"{toml}[planner.plan]\n{_toml_lines(PLAN)}" if plan else toml
 
 
+def save_draft(path: Path, capacity: int) -> None:
+    """Write the graph of `[planner.draft]`."""
+    weights = tiny_weights(1, DRAFT_CONFIG)
+    onnx.save(planner_graph(PlannerSizes.of(DRAFT_CONFIG), capacity, weights.__getitem__), path)
+
+
 def planner_toml(capacity: int, window: int, *, thinking: bool, draft: bool) -> str:
     """`[planner]` of bundle.toml."""
     tables = [
         f"""[planner]
-{_graph_toml(capacity, window)}tokenizer = "planner_tokenizer.json"
+{_graph_toml("planner.onnx", CONFIG, capacity, window)}tokenizer = "planner_tokenizer.json"
 vocabulary = {VOCABULARY}
 end_token = {END_TOKEN}
 prefill_tokens = 16
@@ -136,7 +152,7 @@ markers = {_range(MARKERS)}
     if thinking:
         tables.append(THINKING)
     if draft:
-        tables.append(f"[planner.draft]\n{_graph_toml(capacity, window)}")
+        tables.append(f"[planner.draft]\n{_graph_toml('planner_draft.onnx', DRAFT_CONFIG, capacity, window)}")
     return "".join(tables)
 
 
@@ -239,9 +255,9 @@ def reference_logits(
     return norm(hidden, "model.norm") @ w.get("lm_head", w["model.embed_tokens"]).T
 
 
-def _graph_toml(capacity: int, window: int) -> str:
-    past, present = cache_names(CONFIG["num_hidden_layers"])
-    return f"""graph = "planner.onnx"
+def _graph_toml(graph: str, config: Mapping[str, Any], capacity: int, window: int) -> str:
+    past, present = cache_names(config["num_hidden_layers"])
+    return f"""graph = "{graph}"
 capacity = {capacity}
 window = {window}
 inputs = {{ past = {list(past)} }}
@@ -263,28 +279,34 @@ def _toml_value(value: Any) -> str:
     return f"[{', '.join(map(_toml_value, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
-def qwen3(window: int = 0) -> Any:
-    """transformers' model with the tiny weights."""
+def qwen3(window: int = 0, config: Mapping[str, Any] = CONFIG, positions: int = 128) -> Any:
+    """transformers' model with the tiny weights of a configuration."""
     import torch
     import transformers
 
     sliding = {"use_sliding_window": True, "sliding_window": window, "layer_types": ["sliding_attention"] * 2}
-    config = transformers.Qwen3Config(**CONFIG, max_position_embeddings=128, **(sliding if window else {}))
-    config._attn_implementation = "eager"
-    module = transformers.Qwen3ForCausalLM(config).eval()
-    weights = {name: torch.from_numpy(values) for name, values in tiny_weights().items()}
+    found = transformers.Qwen3Config(**config, max_position_embeddings=positions, **(sliding if window else {}))
+    found._attn_implementation = "eager"
+    module = transformers.Qwen3ForCausalLM(found).eval()
+    weights = {name: torch.from_numpy(values) for name, values in tiny_weights(config=config).items()}
     module.load_state_dict(weights, strict=False)
     module.tie_weights()
     return module
 
 
-def save_checkpoint(folder: Path) -> Path:
+def save_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any] = CONFIG,
+    *,
+    tokenizer: Tokenizer | None = None,
+    positions: int = 128,
+) -> Path:
     """As published: weights in bfloat16, a fast tokenizer with the code tokens and a chat template. Needs torch."""
     import torch
     import transformers
 
-    qwen3().to(torch.bfloat16).save_pretrained(folder)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<|im_end|>")
+    qwen3(config=config, positions=positions).to(torch.bfloat16).save_pretrained(folder)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer or byte_tokenizer(), eos_token="<|im_end|>")
     fast.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
         "{% if not (loop.last and m.role == 'assistant') %}<|im_end|>\n{% endif %}{% endfor %}"

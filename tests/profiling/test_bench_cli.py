@@ -84,12 +84,12 @@ def test_another_shape_or_engine_is_not_compared(built: Built, tmp_path: Path) -
     other = [path, "--depth", "1", "--ticks", "3", "--compare", str(base)]
     refused = CliRunner().invoke(app, other)
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "depth: 2 in the saved run, 1 in this one" in refused.stderr
+    assert "depth: 2 before, 1 now" in refused.stderr
     other_base = base.with_name("other.json")
     other_base.write_text(json.dumps({**first, "engine_sha256": "00"}))
     other_engine = CliRunner().invoke(app, [path, "--depth", "2", "--ticks", "3", "--compare", str(other_base)])
     assert (other_engine.exit_code, other_engine.stdout) == (2, "")
-    assert "engine_sha256: 00 in the saved run" in other_engine.stderr
+    assert "engine_sha256: 00 before" in other_engine.stderr
     assert result_of(*other, "--force")["changes"].keys() >= {"overhead_ratio"}
 
 

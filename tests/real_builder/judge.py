@@ -39,7 +39,7 @@ BUILT = ROOT / "build" / "real_builder.json"
 # Verdicts that are remembered, the newest last; a run of everything has about 130.
 KEPT = 500
 # What decides how a graph is built, beside the graph, its ranges and options.
-CODE = [ROOT / "engine_build" / "build" / name for name in ("tensorrt_compiler.py", "tasks.py")]
+CODE = [ROOT / "engine_build" / "compile" / name for name in ("tensorrt_compiler.py", "tasks.py")]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.paths import ROOT
 from helpers.tiny_acestep import save_checkpoint
+from helpers.tiny_planner import DRAFT_CONFIG
 from helpers.tiny_planner import save_checkpoint as save_planner
 from real_builder.judge import decisions_of, judge, need_builder
 
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.builder, pytest.mark.export, pytest.mark.filterwarning
 
 PARTS = (
     "decoder", "decoder.adapters", "codec_decode", "codec_encode", "text_encoder", "lyric_encoder", "timbre_encoder",
-    "structure_encode", "structure_decode", "planner", "sampler",
+    "structure_encode", "structure_decode", "planner", "planner_draft", "sampler",
 )  # fmt: skip
 TINY = """[deployment]
 bundle = "bundle"
@@ -47,7 +48,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from engine_build.export.acestep.sources import Checkpoint
 
     folder = tmp_path_factory.mktemp("tiny")
-    source = Checkpoint(save_checkpoint(folder / "checkpoint"), save_planner(folder / "planner"))
+    planner, draft = save_planner(folder / "planner"), save_planner(folder / "draft", DRAFT_CONFIG)
+    source = Checkpoint(save_checkpoint(folder / "checkpoint"), planner, draft)
     export_bundle(source, folder / "bundle", ExportOptions("tiny", canvas_s=2.4), lambda text: None)
     (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
     return folder / "tiny.toml"

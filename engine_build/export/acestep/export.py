@@ -48,6 +48,7 @@ from engine_build.export.acestep.layouts import (
     AUDIO_DETOKENIZER,
     AUDIO_TOKENIZER,
     CONDITION_ENCODER,
+    DRAFT,
     PLANNER,
     TEXT_ENCODER,
     TOKENIZER,
@@ -260,6 +261,13 @@ def _export_planner(source: CheckpointSource, folder: Path, facts: Facts) -> Fac
     return {"planner": export_planner(source.load(PLANNER), folder, structure and structure["num_codes"])}
 
 
+def _export_draft(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:
+    from engine_build.export.acestep.planner import export_draft
+
+    capacity = facts["planner"]["planner"]["capacity"]
+    return {"planner": {**facts["planner"], **export_draft(source.load(DRAFT), folder, capacity)}}
+
+
 STEPS: Final = (
     ExportStep("decoder", (TRANSFORMER,), _export_decoder),
     ExportStep("codec", (VAE,), _export_codec),
@@ -269,6 +277,7 @@ STEPS: Final = (
     ExportStep("timbre encoder", (CONDITION_ENCODER, TEXT_ENCODER), _export_timbre),
     ExportStep("structure", (AUDIO_TOKENIZER, AUDIO_DETOKENIZER), _export_structure),
     ExportStep("planner", (PLANNER,), _export_planner),
+    ExportStep("planner draft", (DRAFT,), _export_draft),
 )
 
 

@@ -20,6 +20,7 @@ TOKENIZER: Final = "tokenizer"
 AUDIO_TOKENIZER: Final = "audio_tokenizer"
 AUDIO_DETOKENIZER: Final = "audio_token_detokenizer"
 PLANNER: Final = "planner"
+DRAFT: Final = "planner_draft"
 CLASSES: Final = {
     TRANSFORMER: "AceStepTransformer1DModel",
     VAE: "AutoencoderOobleck",
@@ -54,7 +55,7 @@ _ENCODER_SIZES: Final = ("hidden_size", "intermediate_size", "num_attention_head
 
 
 @dataclass(frozen=True)
-class CheckpointPart:
+class CheckpointModel:
     """One model of a checkpoint. `tensors`: by diffusers' names. `silence_file`: where silence is a file of its own."""
 
     folder: Path
@@ -71,7 +72,7 @@ class CheckpointPart:
         return sorted(weights | others | small)
 
 
-def parts_of(folder: Path) -> dict[str, CheckpointPart]:
+def parts_of(folder: Path) -> dict[str, CheckpointModel]:
     """The parts of a checkpoint folder in either layout, by diffusers' names. Only headers are read.
 
     Raises ConfigError where the folder is no checkpoint, or a file is missing or damaged.
@@ -82,13 +83,13 @@ def parts_of(folder: Path) -> dict[str, CheckpointPart]:
     return _diffusers_parts(folder) if own is None else _own_parts(own)
 
 
-def _diffusers_parts(folder: Path) -> dict[str, CheckpointPart]:
+def _diffusers_parts(folder: Path) -> dict[str, CheckpointModel]:
     parts = {}
     for name in (*CLASSES, TEXT_ENCODER):
         if name in REQUIRED or (folder / name).is_dir():
-            parts[name] = CheckpointPart(folder / name, _config(folder, name), _tensors(folder / name, name))
+            parts[name] = CheckpointModel(folder / name, _config(folder, name), _tensors(folder / name, name))
     if (folder / TOKENIZER).is_dir():
-        parts[TOKENIZER] = CheckpointPart(folder / TOKENIZER)
+        parts[TOKENIZER] = CheckpointModel(folder / TOKENIZER)
     return parts
 
 
@@ -126,12 +127,12 @@ def _own_folder(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _own_parts(folder: Path) -> dict[str, CheckpointPart]:
+def _own_parts(folder: Path) -> dict[str, CheckpointModel]:
     """ACE-Step's own layout: one file with four models; codec and text encoder are the folders beside it."""
     config = _read_config(folder / CONFIG) or {}
     tensors = stored_tensors(folder)
     parts = {
-        name: CheckpointPart(folder, _own_config(config, name), _own_tensors(tensors, name))
+        name: CheckpointModel(folder, _own_config(config, name), _own_tensors(tensors, name))
         for name, prefix in _PREFIXES.items()
         if any(key.startswith(prefix) for key in tensors)
     }
@@ -141,11 +142,11 @@ def _own_parts(folder: Path) -> dict[str, CheckpointPart]:
         silence = folder / SILENCE_FILE
         if not silence.is_file():
             raise ConfigError(f"{silence} is missing: the condition encoder needs it", fix=AGAIN)
-        parts[CONDITION_ENCODER] = CheckpointPart(folder, encoder.config, encoder.tensors, silence)
-    parts[VAE] = CheckpointPart(folder.parent / VAE, _config(folder.parent, VAE), stored_tensors(folder.parent / VAE))
+        parts[CONDITION_ENCODER] = CheckpointModel(folder, encoder.config, encoder.tensors, silence)
+    parts[VAE] = CheckpointModel(folder.parent / VAE, _config(folder.parent, VAE), stored_tensors(folder.parent / VAE))
     for text in sorted(folder.parent.glob("*mbedding*")):
-        parts[TEXT_ENCODER] = CheckpointPart(text, _config(folder.parent, text.name), _tensors(text, TEXT_ENCODER))
-        parts[TOKENIZER] = CheckpointPart(text)
+        parts[TEXT_ENCODER] = CheckpointModel(text, _config(folder.parent, text.name), _tensors(text, TEXT_ENCODER))
+        parts[TOKENIZER] = CheckpointModel(text)
     return parts
 
 

@@ -1,4 +1,4 @@
-"""ACE-Step's 5 Hz language model as the bundle's planner: a published checkpoint, or its sizes with random weights."""
+"""ACE-Step's 5 Hz language models as a bundle's planner and its draft: published checkpoints, or random weights."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from engine_build.export.acestep.planner_text import (
     CAPACITY,
+    DRAFT,
     INSTRUCTION,
     PLANNER,
     TOKENIZER,
     chat_prompts,
+    draft_tables,
     plain_chat,
     planner_tables,
 )
@@ -57,6 +59,12 @@ _END_TOKEN: Final = 151_645
 RANDOM_SIZES: Final[Mapping[str, Mapping[str, Any]]] = {
     "0.6b": {"hidden_size": 1024, "intermediate_size": 3072},
     "1.7b": {"hidden_size": 2048, "intermediate_size": 6144},
+    "4b": {
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    },
 }
 
 
@@ -67,7 +75,7 @@ class PlannerSource(Protocol):
     tensors: Mapping[str, StoredTensor]
 
     def report(self) -> str:
-        """A line about what there is."""
+        """Its parameters, and how they are stored."""
 
     def fingerprint(self) -> str:
         """A hash of everything that is read."""
@@ -96,7 +104,7 @@ class PlannerFolder:
         """Parameters, how they are stored."""
         count = sum(tensor.count for tensor in self.tensors.values())
         dtypes = ", ".join(sorted({tensor.dtype.lower() for tensor in self.tensors.values()}))
-        return f"  planner: {count / 1e6:,.1f} M parameters in {dtypes}"
+        return f"{count / 1e6:,.1f} M parameters in {dtypes}"
 
     def fingerprint(self) -> str:
         """SHA-256 over all files."""
@@ -110,6 +118,21 @@ class PlannerFolder:
         codes = _codes(self._tokenizer.get_added_vocab())
         end, capacity = self._tokenizer.eos_token_id, _capacity(self.config)
         return planner_tables(sizes, capacity, codes, end, chat_prompts(self._chat), tokenizer=TOKENIZER)
+
+    def check_draft(self, draft: PlannerFolder) -> None:
+        """Raises ConfigError where a number is another token, or no token, of the draft."""
+        ours, theirs = (item._tokenizer.get_vocab() for item in (self, draft))
+        names = sorted({name for name, _ in ours.items() ^ theirs.items()}, key=lambda name: (ours.get(name, -1), name))
+        if names:
+            what = f"token {names[0]!r} is {ours.get(names[0])} and {theirs.get(names[0])}"
+        elif self.config["vocab_size"] != draft.config["vocab_size"]:
+            what = f"vocab_size is {self.config['vocab_size']} and {draft.config['vocab_size']}"
+        else:
+            return
+        raise ConfigError(
+            f"the tokens of the planner {self.folder} are not those of the draft {draft.folder}: {what}",
+            fix="--planner and --draft of one release, such as acestep-5Hz-lm-4B and acestep-5Hz-lm-0.6B",
+        )
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -147,7 +170,7 @@ class RandomPlanner:
 
     def __init__(self, size: str, seed: int = 0, **changes: Any) -> None:
         if size not in RANDOM_SIZES:
-            raise ConfigError(f"--planner {size} with --random: expected {' or '.join(RANDOM_SIZES)}")
+            raise ConfigError(f"a language model of {size} with --random: expected {', '.join(RANDOM_SIZES)}")
         self.config: dict[str, Any] = {**_CONFIG, **RANDOM_SIZES[size], **changes}
         self._codes, self._end_token = _CODES, _END_TOKEN
         self.tensors = dict(self._made(seed))
@@ -155,7 +178,7 @@ class RandomPlanner:
     def report(self) -> str:
         """Its parameters."""
         count = sum(int(np.prod(tensor.shape)) for tensor in self.tensors.values())
-        return f"  planner: {count / 1e6:,.1f} M parameters, random"
+        return f"{count / 1e6:,.1f} M parameters, random"
 
     def fingerprint(self) -> str:
         """The values that the weights depend on."""
@@ -179,23 +202,37 @@ def export_planner(source: PlannerSource, folder: Path, num_codes: int | None = 
 
     num_codes: the codes that the bundle's structure has. Raises BuildError where the graph differs from its module.
     """
-    sizes, capacity = PlannerSizes.of(source.config), _capacity(source.config)
-    tables, path = source.tables(sizes, folder), folder / PLANNER
+    sizes = PlannerSizes.of(source.config)
+    tables = source.tables(sizes, folder)
     if num_codes is not None and tables["planner.codes"]["groups"][0]["count"] > num_codes:
         tables["planner.codes"]["groups"][0]["count"] = num_codes
+    _export_graph(source, sizes, tables["planner"]["capacity"], folder / PLANNER)
+    return tables
+
+
+def export_draft(source: PlannerSource, folder: Path, capacity: int) -> dict[str, Any]:
+    """Write the graph and its weights beside it; returns the tables of `[planner.draft]`. capacity: the planner's.
+
+    Raises BuildError where the graph differs from its module.
+    """
+    sizes = PlannerSizes.of(source.config)
+    _export_graph(source, sizes, capacity, folder / DRAFT)
+    return draft_tables(sizes, capacity)
+
+
+def _export_graph(source: PlannerSource, sizes: PlannerSizes, capacity: int, path: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, sizes.vocabulary, (1, _CHECKED_TOKENS))
     expected = module_logits(source, tokens)
 
     def read(name: str) -> NDArray[np.float32]:
         return np.asarray(source.tensors[name].read().numpy())
 
-    weights = FileWeights(folder, path.with_name(f"{path.name}.data"))
+    weights = FileWeights(path.parent, path.with_name(f"{path.name}.data"))
     onnx.save(planner_graph(sizes, capacity, read, weights.write), path)
     onnx.checker.check_model(str(path), full_check=True)
     error = float(np.abs(graph_logits(path, sizes, capacity, tokens) - expected).max())
     if not error <= ERROR_LIMIT:
-        raise BuildError(f"{PLANNER} differs from its module by {error:.1e}, expected at most {ERROR_LIMIT:.0e}")
-    return tables
+        raise BuildError(f"{path.name} differs from its module by {error:.1e}, expected at most {ERROR_LIMIT:.0e}")
 
 
 def module_logits(source: PlannerSource, tokens: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from engine_build.graphs.planner_graph import PlannerSizes, cache_names
 
 PLANNER: Final = "planner.onnx"
+DRAFT: Final = "planner_draft.onnx"
 TOKENIZER: Final = "planner_tokenizer.json"
 # Of the published pipeline, whose context is 4096 tokens.
 CAPACITY: Final = 4096
@@ -49,16 +50,9 @@ def planner_tables(
     tokenizer: str | None = None,
 ) -> dict[str, Any]:
     """The tables of `[planner]`. codes: first and count of the code tokens. prompts: of thinking and of codes."""
-    past, present = cache_names(sizes.layers)
-    tables: dict[str, Any] = {
-        "planner": {
-            "graph": PLANNER,
-            "capacity": capacity,
-            "vocabulary": sizes.vocabulary,
-            "end_token": end_token,
-        },
-        "planner.inputs": {"past": past},
-        "planner.outputs": {"present": present},
+    tables = _graph_tables("planner", PLANNER, sizes, capacity)
+    tables["planner"] |= {"vocabulary": sizes.vocabulary, "end_token": end_token}
+    tables |= {
         "planner.sampler": SAMPLER,
         "planner.codes": {**prompts["codes"], "groups": [codes]},
     }
@@ -66,6 +60,20 @@ def planner_tables(
         tables["planner"]["tokenizer"] = tokenizer
         tables["planner.thinking"] = {**prompts["thinking"], "fields": FIELDS}
     return tables
+
+
+def draft_tables(sizes: PlannerSizes, capacity: int) -> dict[str, Any]:
+    """The tables of `[planner.draft]`."""
+    return _graph_tables("planner.draft", DRAFT, sizes, capacity)
+
+
+def _graph_tables(name: str, graph: str, sizes: PlannerSizes, capacity: int) -> dict[str, Any]:
+    past, present = cache_names(sizes.layers)
+    return {
+        name: {"graph": graph, "capacity": capacity},
+        f"{name}.inputs": {"past": past},
+        f"{name}.outputs": {"present": present},
+    }
 
 
 def chat_prompts(chat: Any) -> dict[str, dict[str, str]]:

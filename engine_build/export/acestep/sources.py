@@ -25,12 +25,13 @@ from engine_build.export.acestep.layouts import (
     AUDIO_TOKENIZER,
     CLASSES,
     CONDITION_ENCODER,
+    DRAFT,
     PLANNER,
     TEXT_ENCODER,
     TOKENIZER,
     TRANSFORMER,
     VAE,
-    CheckpointPart,
+    CheckpointModel,
     parts_of,
 )
 from engine_build.export.acestep.stored_tensors import AGAIN, fill, without_weights
@@ -89,24 +90,30 @@ class CheckpointSource(Protocol):
 class Checkpoint:
     """A folder as published, in diffusers' layout or ACE-Step's own. Raises ConfigError where it is no checkpoint.
 
-    planner: the folder of the language model that writes its structure codes.
+    planner: the folder of the language model that writes its structure codes; draft: of a smaller one with the same
+    tokens.
     """
 
-    def __init__(self, folder: Path, planner: Path | None = None) -> None:
+    def __init__(self, folder: Path, planner: Path | None = None, draft: Path | None = None) -> None:
         self.folder = folder
-        self.planner = None if planner is None else _planner().PlannerFolder(planner)
+        folders = {PLANNER: planner, DRAFT: draft}
+        self._language_models = {
+            part: _planner().PlannerFolder(path) for part, path in folders.items() if path is not None
+        }
+        if draft is not None:
+            self._language_models[PLANNER].check_draft(self._language_models[DRAFT])
         self.parts = parts_of(folder)
         self.name = folder.resolve().name
         self.description = f"ACE-Step, exported from {self.name}."
 
     def has(self, part: str) -> bool:
         """Whether the folder has it."""
-        return self.planner is not None if part == PLANNER else part in self.parts
+        return part in self.parts or part in self._language_models
 
     def load(self, part: str) -> Any:
         """A part in float32, or the tokenizer. Raises ConfigError where files and configuration do not fit."""
-        if part == PLANNER:
-            return self.planner
+        if part in self._language_models:
+            return self._language_models[part]
         if part in (TEXT_ENCODER, TOKENIZER):
             return self._load_text(part)
         found = self.parts[part]
@@ -128,14 +135,13 @@ class Checkpoint:
                 dtypes = ", ".join(sorted({tensor.dtype.lower() for tensor in part.tensors.values()}))
                 yield f"  {name}: {count / 1e6:,.1f} M parameters in {dtypes}, {count * 4 / 1e9:.2f} GB in memory"
         yield from (f"  no {name}: {means}" for name, means in ABSENT.items() if not self.has(name))
-        if self.planner is not None:
-            yield self.planner.report()
+        yield from (f"  {part}: {model.report()}" for part, model in self._language_models.items())
 
     def fingerprint(self) -> str:
         """SHA-256 over all files of all parts."""
         files = sorted({file for part in self.parts.values() for file in part.files})
-        planner = "" if self.planner is None else self.planner.fingerprint()
-        return hashlib.sha256("".join([*map(file_sha256, files), planner]).encode()).hexdigest()
+        models = [model.fingerprint() for model in self._language_models.values()]
+        return hashlib.sha256("".join([*map(file_sha256, files), *models]).encode()).hexdigest()
 
     def _load_text(self, part: str) -> Any:
         if importlib.util.find_spec("transformers") is None:
@@ -182,7 +188,7 @@ def _silence(file: Path) -> torch.Tensor:
 
 
 @contextmanager
-def _describing(part: CheckpointPart) -> Iterator[None]:
+def _describing(part: CheckpointModel) -> Iterator[None]:
     """Turn what diffusers and transformers raise for a configuration into an error that names the folder."""
     try:
         yield
@@ -194,11 +200,13 @@ def _describing(part: CheckpointPart) -> Iterator[None]:
 class RandomWeights:
     """The published configuration with seeded random weights: the same graphs and the same work, no music.
 
-    `transformer_changes` and `vae_changes` replace values of the configuration. planner: the size of a language model.
+    `transformer_changes` and `vae_changes` replace values of the configuration. planner, draft: sizes of language
+    models.
     """
 
     seed: int = 0
     planner: str | None = None
+    draft: str | None = None
     transformer_changes: Mapping[str, Any] = field(default_factory=dict)
     vae_changes: Mapping[str, Any] = field(default_factory=dict)
     name: str = "acestep-random"
@@ -209,27 +217,31 @@ class RandomWeights:
         return f"ACE-Step's graphs with random weights (seed {self.seed}): for measuring, makes noise."
 
     def has(self, part: str) -> bool:
-        """The decoder, the codec, one token as the null condition, and the planner that was asked for."""
-        return self.planner is not None if part == PLANNER else part in (TRANSFORMER, VAE, NULL)
+        """The decoder, the codec, one token as the null condition, and the language models that were asked for."""
+        return part in (TRANSFORMER, VAE, NULL) or part in self._language_models
 
     def load(self, part: str) -> Any:
         """A module, or the null condition f32 `[1, D]`."""
-        if part == PLANNER:
-            return _planner().RandomPlanner(self.planner, self.seed)
+        if part in self._language_models:
+            return _planner().RandomPlanner(self._language_models[part], self.seed)
         if part == NULL:
             width = {**TURBO_CONFIG, **self.transformer_changes}["encoder_hidden_size"]
             return torch.randn(1, width, generator=self._generator(NULL))
         return (self._transformer() if part == TRANSFORMER else self._vae()).eval()
 
     def report(self) -> Iterator[str]:
-        """The description, and the planner's line. Raises ConfigError where there is no planner of that size."""
+        """The description, and a line per language model. Raises ConfigError where there is none of that size."""
         yield self.description
-        if self.planner is not None:
-            yield self.load(PLANNER).report()
+        yield from (f"  {part}: {self.load(part).report()}" for part in self._language_models)
 
     def fingerprint(self) -> str:
         """The values that the weights depend on."""
         return repr(self)
+
+    @property
+    def _language_models(self) -> dict[str, str]:
+        sizes = {PLANNER: self.planner, DRAFT: self.draft}
+        return {part: size for part, size in sizes.items() if size is not None}
 
     def _transformer(self) -> nn.Module:
         """Linear and convolution weights are normal, norms 1, biases 0."""

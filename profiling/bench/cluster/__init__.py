@@ -1,1 +1,1 @@
-"""Benchmark of several replicas: what the edge takes, what is heard when a replica ends, how many listeners need."""
+"""Benchmark of several replicas: what the edge takes, what is played when a replica ends, what sessions need."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
+
+from profiling.reports.text_table import print_table
 
 LATENCIES = {"get_ms": "GET, ms", "ping_ms": "ping of a session, ms", "audio_ms": "a control and its audio, ms"}
 # Figure -> label, factor, digits.
@@ -33,44 +33,31 @@ def print_cluster(console: Console, result: Mapping[str, Any]) -> None:
     """Transport, failover, and what listeners need."""
     title = f"{result['bundle']} on {result['target']}: {result['replicas']} replicas"
     sessions = f"{result['sessions']} live sessions, mode {result['mode']}"
-    console.print(_transport(f"{title}, {sessions}\np50 / p95", result["transport"]))
-    console.print(_failover("ms since a replica or the store ended, median / largest", result["failover"]))
+    runs, losses = result["transport"], result["failover"]
+    print_table(console, f"{title}, {sessions}\np50 / p95", ("", *runs), [*_transport(runs)])
+    title = "ms since a replica or the store ended, median / largest"
+    print_table(console, title, ("", *LOSSES.values(), "rounds"), [*_failover(losses)])
     for format, capacity in result["capacity"].items():
-        console.print(_needs(format, capacity))
+        title = (
+            f"{format}: {capacity['listeners_per_replica']} listeners per replica, each "
+            f"{capacity['replica_share']:.1%} of it; one replica is spare"
+        )
+        rows = [[f"{needs[name]:,}" for name in NEEDS] for needs in capacity["points"]]
+        print_table(console, title, tuple(NEEDS.values()), rows, 0)
     if any(run["underruns"] for run in result["transport"].values()):
         console.print(BUSY, style="yellow")
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    return table
-
-
-def _transport(title: str, runs: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = _table(title, "", *runs)
+def _transport(runs: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     for name, label in LATENCIES.items():
-        table.add_row(label, *(_pair(run[name], "p50", "p95", 2) for run in runs.values()))
+        yield label, *(_pair(run[name], "p50", "p95", 2) for run in runs.values())
     for name, (label, factor, digits) in FIGURES.items():
-        table.add_row(label, *(f"{factor * run[name]:.{digits}f}" for run in runs.values()))
-    return table
+        yield label, *(f"{factor * run[name]:.{digits}f}" for run in runs.values())
 
 
-def _failover(title: str, losses: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = _table(title, "", *LOSSES.values(), "rounds")
+def _failover(losses: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     for name, loss in losses.items():
-        table.add_row(name, *(_pair(loss[figure], "p50", "max", 0) for figure in LOSSES), str(loss["rounds"]))
-    return table
-
-
-def _needs(format: str, capacity: Mapping[str, Any]) -> Table:
-    per_replica, share = capacity["listeners_per_replica"], capacity["replica_share"]
-    title = f"{format}: {per_replica} listeners per replica, each {share:.1%} of it; one replica is spare"
-    table = _table(title, *NEEDS.values())
-    for needs in capacity["points"]:
-        table.add_row(*(f"{needs[name]:,}" for name in NEEDS))
-    return table
+        yield name, *(_pair(loss[figure], "p50", "max", 0) for figure in LOSSES), str(loss["rounds"])
 
 
 def _pair(values: Mapping[str, float], first: str, second: str, digits: int) -> str:

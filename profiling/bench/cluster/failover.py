@@ -1,4 +1,4 @@
-"""What a listener hears when the replica of its session is killed, drained or frozen, or when the store is gone."""
+"""What the client of a session plays when its replica is killed, drained or frozen, or when the store is gone."""
 
 from __future__ import annotations
 

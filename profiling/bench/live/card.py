@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from profiling.bench.live.result import PARTS, STAGES
 from profiling.bench.live.script import KINDS
 from profiling.bench.result import verdict
 from profiling.reports.svg_plot import svg
+from profiling.reports.text_table import print_table
 
 Cells = Callable[[Mapping[str, Any], str, str], list[float | None]]
 LABELS = {"step_parameter": "step parameter", "generation_parameter": "generation parameter"}
@@ -25,23 +24,20 @@ def print_live(console: Console, result: Mapping[str, Any]) -> None:
         _print_sweep(console, result)
         return
     title = f"{result['bundle']} on {result['target']}: {result['sessions']} live sessions, mode {result['mode']}"
-    console.print(_table(f"{title}\nms from a control to its sound", ("p50", "p95", "max", "goal"), result, _latencies))
-    console.print(_table("where the time goes: ms since the control, p50", STAGES, result, _stages))
+    title = f"{title}\nms from a control to its sound"
+    print_table(console, title, ("", "p50", "p95", "max", "goal"), _rows(result, _latencies))
+    print_table(console, "where the time goes: ms since the control, p50", ("", *STAGES), _rows(result, _stages))
     for name, text in _lines(result):
         console.print(Text.assemble(f"{name:12} ", text), highlight=False)
 
 
-def _table(title: str, columns: Sequence[str], result: Mapping[str, Any], cells: Cells) -> Table:
+def _rows(result: Mapping[str, Any], cells: Cells) -> list[tuple[str, ...]]:
     """A line for each kind of control and each part of its sound."""
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for kind in KINDS:
-        for part in PARTS:
-            values = cells(result, kind, part)
-            table.add_row(f"{LABELS[kind]}, {part}", *("" if value is None else f"{value:.0f}" for value in values))
-    return table
+    return [
+        (f"{LABELS[kind]}, {part}", *("" if value is None else f"{value:.0f}" for value in cells(result, kind, part)))
+        for kind in KINDS
+        for part in PARTS
+    ]
 
 
 def _latencies(result: Mapping[str, Any], kind: str, part: str) -> list[float | None]:
@@ -60,7 +56,10 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
         *([("admission", _refusals(result))] if "refused" in result else []),
         ("underruns", f"{result['underruns']} ({result['missing_s']:.2f} s), {result['late_s']:.2f} s arrived late"),
         ("lead", f"p50 {lead['p50']:.3f} s   min {lead['min']:.3f}"),
-        ("controls", f"{sum(controls.values())} changed, {result['unheard']} not heard, {result['problems']} problems"),
+        (
+            "controls",
+            f"{sum(controls.values())} changed, {result['not_played']} not played, {result['problems']} problems",
+        ),
         ("generations", f"{result['refreshes_per_s']:.2f} per second"),
         ("ticks", f"{result['ticks_per_s']:.0f} per second of {result['tick_ms']:.2f} ms: {result['ticks_share']:.0%}"),
         ("CPU", f"server {result['server_cpu']:.2f} cores, clients {result['clients_cpu']:.2f}"),
@@ -79,24 +78,9 @@ def _refusals(result: Mapping[str, Any]) -> str:
 
 def _print_sweep(console: Console, result: Mapping[str, Any]) -> None:
     title = f"{result['bundle']} on {result['target']}: live sessions, mode {result['mode']}; p95 in ms"
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    columns = [f"{kind.split('_')[0][:4]}\n{part}" for kind in KINDS for part in PARTS]
-    for column in ("N", *columns, "under-\nruns", "min\nlead", "gen/s", "ticks", "CPU", "MiB", "goals"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for point in result["points"]:
-        latencies = [point["control_to_sound_ms"][kind][part].get("p95") for kind in KINDS for part in PARTS]
-        table.add_row(
-            f"{point['sessions']}{'*' if point.get('plan') else ''}",
-            *("" if latency is None else f"{latency:.0f}" for latency in latencies),
-            str(point["underruns"]),
-            f"{point['lead_s']['min']:.3f}",
-            f"{point['refreshes_per_s']:.1f}",
-            f"{point['ticks_share']:.0%}",
-            f"{point['server_cpu']:.2f}",
-            f"{point['server_mib']:.0f}",
-            verdict(point),
-        )
-    console.print(table)
+    kinds = [f"{kind.split('_')[0][:4]}\n{part}" for kind in KINDS for part in PARTS]
+    columns = ("N", *kinds, "under-\nruns", "min\nlead", "gen/s", "ticks", "CPU", "MiB", "goals")
+    print_table(console, title, columns, [_sweep_row(point) for point in result["points"]], 0)
     for point in result["points"]:
         if "refused" in point:
             console.print(_refusals(point), highlight=False)
@@ -104,6 +88,21 @@ def _print_sweep(console: Console, result: Mapping[str, Any]) -> None:
             cores, share = point["planning_cpu"], point["planning_cpu"] / max(point["server_cpu"], 1e-9)
             text = f"{point['sessions']}* with a plan: planning takes {cores:.2f} cores, {share:.0%} of the CPU"
             console.print(text, highlight=False)
+
+
+def _sweep_row(point: Mapping[str, Any]) -> tuple[str | Text, ...]:
+    latencies = [point["control_to_sound_ms"][kind][part].get("p95") for kind in KINDS for part in PARTS]
+    return (
+        f"{point['sessions']}{'*' if point.get('plan') else ''}",
+        *("" if latency is None else f"{latency:.0f}" for latency in latencies),
+        str(point["underruns"]),
+        f"{point['lead_s']['min']:.3f}",
+        f"{point['refreshes_per_s']:.1f}",
+        f"{point['ticks_share']:.0%}",
+        f"{point['server_cpu']:.2f}",
+        f"{point['server_mib']:.0f}",
+        verdict(point),
+    )
 
 
 def plot_live(result: Mapping[str, Any]) -> str:
@@ -119,5 +118,5 @@ def plot_live(result: Mapping[str, Any]) -> str:
         for label in ("", ", plan")
     }
     title = f"{result['bundle']} on {result['target']}: from a control to its sound, mode {result['mode']}"
-    heard = {name: line for name, line in lines.items() if line}
-    return svg(title, "live sessions", "ms (p95)", heard or {"no control was heard": [(1.0, 1.0)]})
+    played = {name: line for name, line in lines.items() if line}
+    return svg(title, "live sessions", "ms (p95)", played or {"no control was played": [(1.0, 1.0)]})

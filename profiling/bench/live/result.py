@@ -1,4 +1,4 @@
-"""A run of the live bench as a result: how soon controls are heard, where the time goes, and the goals."""
+"""A run of the live bench as a result: how soon controls are played, where the time goes, and the goals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def goals_of(target: Target, sessions: int) -> dict[str, float]:
 
 
 def stages_of(run: ClientRun, control: Control, part: str) -> dict[str, float] | None:
-    """Stage -> milliseconds since the control was sent; None where it was not heard."""
+    """Stage -> milliseconds since the control was sent; None where it was not played."""
     log = run.client.log
     audio = log.first(control.seq) if part == "first" else log.full(control.seq)
     if audio is None:
@@ -45,14 +45,14 @@ def stages_of(run: ClientRun, control: Control, part: str) -> dict[str, float] |
 
 def live_result(target: Target, runs: Sequence[ClientRun], server: Mapping[str, float]) -> dict[str, Any]:
     """A run as one JSON object. `server`: what was measured on its side."""
-    heard = {
+    played = {
         kind: {
             part: [stages_of(run, control, part) for run in runs for control in run.controls if control.kind == kind]
             for part in PARTS
         }
         for kind in KINDS
     }
-    latency_ms = {kind: {part: _latency_ms(found) for part, found in parts.items()} for kind, parts in heard.items()}
+    latency_ms = {kind: {part: _latency_ms(found) for part, found in parts.items()} for kind, parts in played.items()}
     logs = [run.client.log for run in runs]
     underruns = sum(log.underruns for log in logs)
     figures = {
@@ -63,10 +63,10 @@ def live_result(target: Target, runs: Sequence[ClientRun], server: Mapping[str, 
         "sessions": len(runs),
         "control_to_sound_ms": latency_ms,
         "stages_ms": {
-            kind: {part: _stages_ms(found) for part, found in parts.items()} for kind, parts in heard.items()
+            kind: {part: _stages_ms(found) for part, found in parts.items()} for kind, parts in played.items()
         },
-        "controls": {kind: len(parts["full"]) for kind, parts in heard.items()},
-        "unheard": sum(found is None for parts in heard.values() for part in PARTS for found in parts[part]),
+        "controls": {kind: len(parts["full"]) for kind, parts in played.items()},
+        "not_played": sum(found is None for parts in played.values() for part in PARTS for found in parts[part]),
         "underruns": underruns,
         "missing_s": round(sum(log.missing_samples / log.sample_rate_hz for log in logs), 4),
         "late_s": round(sum(log.late_samples / log.sample_rate_hz for log in logs), 4),
@@ -74,7 +74,7 @@ def live_result(target: Target, runs: Sequence[ClientRun], server: Mapping[str, 
         "problems": sum(len(run.client.problems) for run in runs),
         "samples": {
             f"control_to_sound_ms {kind} {part} p50": [_samples_ms(found)]
-            for kind, parts in heard.items()
+            for kind, parts in played.items()
             for part, found in parts.items()
         },
         **rounded(server),
@@ -83,7 +83,7 @@ def live_result(target: Target, runs: Sequence[ClientRun], server: Mapping[str, 
 
 
 def _latency_ms(found: Sequence[Mapping[str, float] | None]) -> dict[str, float]:
-    """p50, p95 and max of the time to sound; empty where nothing was heard."""
+    """p50, p95 and max of the time to sound; empty where nothing was played."""
     played_ms = [stages["played"] for stages in found if stages is not None]
     if not played_ms:
         return {}

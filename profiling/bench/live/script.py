@@ -16,7 +16,7 @@ from runtime.sessions.protocol.messages import AudioFormat, Close, LivePrompt, M
 
 Kind = Literal["step_parameter", "generation_parameter"]
 KINDS: tuple[Kind, Kind] = ("step_parameter", "generation_parameter")
-# Time to play before the first control, and after the last one, so that it can be heard in full.
+# Time to play before the first control, and after the last one, so that it can be played in full.
 WARM_UP_S = 2.0
 SETTLE_S = 3.0
 GUIDANCE = (2.0, 5.0)

@@ -114,11 +114,11 @@ class SoundLog:
         self._played_to, self._is_silent = end, True
 
     def first(self, seq: int) -> AudioRange | None:
-        """The first audio played that control `seq` has a part in; its begin is where it is heard."""
+        """The first audio played that control `seq` has a part in; its begin is where it is played."""
         return next((audio for audio in self.played if audio.first_seq >= seq), None)
 
     def full(self, seq: int) -> AudioRange | None:
-        """The audio played from which on all is made with control `seq`; its begin is where it is heard in full."""
+        """The audio played from which on all is made with control `seq`; its begin is where it is played in full."""
         found = None
         for audio in reversed(self.played):
             if audio.full_seq < seq:

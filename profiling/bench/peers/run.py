@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from profiling.bench.baseline import decoder_inputs
 from profiling.bench.result import BUSY, NOISY_SPREAD, rounded, shape_of
@@ -28,6 +26,7 @@ from profiling.bench.statistics import neighbour_ratio, percentiles, time_in_tur
 from profiling.bench.steady_stream import Competitor, Competitors
 from profiling.bench.workload import GUIDANCE, Workload, at_depth, workload_of
 from profiling.provenance import provenance
+from profiling.reports.text_table import print_table
 from runtime.command_line import need_packages
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
@@ -286,16 +285,12 @@ def print_peers(console: Console, result: Mapping[str, Any]) -> None:
     for work, title in TITLES.items():
         lines = [line for line in result["comparisons"] if line["work"] == work]
         if lines:
-            console.print(_table(title, lines))
+            columns = ("requests", "features", "TickRT", *lines[0]["peers"])
+            print_table(console, title, columns, [_cells(line) for line in lines], 0)
     if any(peer["is_noisy"] for line in result["comparisons"] for peer in line["peers"].values()):
         console.print(BUSY, style="yellow")
 
 
-def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in ("requests", "features", "TickRT", *lines[0]["peers"]):
-        table.add_column(column, justify="right", no_wrap=True)
-    for line in lines:
-        peers = (f"{peer['p50']:.1f}  {peer['ratio']:.2f} x" for peer in line["peers"].values())
-        table.add_row(str(line["requests"]), line["variant"], f"{line['tickrt_ms']['p50']:.1f}", *peers)
-    return table
+def _cells(line: Mapping[str, Any]) -> tuple[str, ...]:
+    peers = (f"{peer['p50']:.1f}  {peer['ratio']:.2f} x" for peer in line["peers"].values())
+    return str(line["requests"]), line["variant"], f"{line['tickrt_ms']['p50']:.1f}", *peers

@@ -12,9 +12,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from profiling.bench.planner.in_place import measure_in_place
 from profiling.bench.result import resident_bytes, shape_of
@@ -22,6 +20,7 @@ from profiling.bench.session import BenchSession
 from profiling.bench.statistics import percentiles
 from profiling.bench.workload import Workload, at_depth, make_request, with_runtime
 from profiling.provenance import provenance
+from profiling.reports.text_table import print_table
 from runtime.config.planner import PlannerSpec
 from runtime.errors import ConfigError
 from runtime.language.constraints import CodesConstraint
@@ -281,14 +280,12 @@ def print_planner(console: Console, result: Mapping[str, Any]) -> None:
     title = (
         f"{result['bundle']} on {result['target']}: the planner, cache {result['capacity']}, window {result['window']}"
     )
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in ("", "tick p50", "p95", "tokens/s"):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    rows = {**result["alone"], "one sequence, with drafts": result["speculation"], **result["beside"]}
-    for name, figures in rows.items():
-        times = figures["tick_ms"]
-        table.add_row(name, f"{times['p50']:.2f}", f"{times['p95']:.2f}", f"{figures['tokens_per_s']:.0f}")
-    console.print(table)
+    found = {**result["alone"], "one sequence, with drafts": result["speculation"], **result["beside"]}
+    rows = [
+        (name, *(f"{each['tick_ms'][part]:.2f}" for part in ("p50", "p95")), f"{each['tokens_per_s']:.0f}")
+        for name, each in found.items()
+    ]
+    print_table(console, title, ("", "tick p50", "p95", "tokens/s"), rows)
     drafts, ring = result["speculation"], result["ring"]
     share = "none" if drafts["accepted_share"] is None else f"{drafts['accepted_share']:.0%}"
     console.print(f"drafts: {share} accepted, {drafts['gain']:.2f}x tokens per second", highlight=False)

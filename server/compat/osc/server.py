@@ -44,7 +44,7 @@ logger = logging.getLogger("tickrt.server")
 class Surface:
     """A sender and the session that it turns. `follows`: the newest one. A listener of the session's host.
 
-    values: that the session has told.
+    values: that the session has sent.
     """
 
     server: OscServer
@@ -165,7 +165,7 @@ class OscServer(asyncio.DatagramProtocol):
                 self.refuse(peer, error.what, error.fix)
 
     def _sender(self, peer: Peer) -> Sender:
-        """The sender, the newest one; beyond MAX_SURFACES the one that was not heard for the longest time goes."""
+        """The sender, the newest one; beyond MAX_SURFACES the one that has sent nothing for the longest time goes."""
         sender = self._senders.pop(peer, None)
         if sender is None:
             limits = (
@@ -192,7 +192,7 @@ class OscServer(asyncio.DatagramProtocol):
         surface = self._surface(sender, peer, session)
         change = partial(surface.query, name) if is_query or address is None else partial(address.message, arguments)
         self._host.change(surface.session, change, surface)
-        self._join(sender, session, surface)  # after its first change: it is not told the value before that
+        self._join(sender, session, surface)  # after its first change: it does not get the value before that
 
     # Surfaces.
 
@@ -212,7 +212,7 @@ class OscServer(asyncio.DatagramProtocol):
         return found[-1]
 
     def _join(self, sender: Sender, session: str, surface: Surface) -> None:
-        """Tell a surface of what changes, unless it is told already. Raises RequestError."""
+        """Send a surface what changes, unless it has it already. Raises RequestError."""
         older = sender.surfaces.get(session)
         if older is surface:
             return

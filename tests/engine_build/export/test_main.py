@@ -28,7 +28,16 @@ def export(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_help_says_what_there_is(tmp_path: Path) -> None:
     assert "acestep" in export("--help", cwd=tmp_path).stdout
     text = export("acestep", "--help", cwd=tmp_path).stdout
-    for option in ("--checkpoint", "--random", "--out", "--layers", "--canvas-seconds", "--deployment", "--planner"):
+    for option in (
+        "--checkpoint",
+        "--random",
+        "--out",
+        "--layers",
+        "--canvas-seconds",
+        "--deployment",
+        "--planner",
+        "--draft",
+    ):
         assert option in text
 
 
@@ -51,7 +60,8 @@ def test_without_torch_the_error_has_the_install_command(tmp_path: Path) -> None
         (["--checkpoint", "none"], "there is no folder none"),
         (["--checkpoint", ".", "--layers", "2"], "sizes belong to --random"),
         (["--checkpoint", "."], "is not a checkpoint of ACE-Step"),
-        (["--random", "--planner", "4b"], "--planner 4b with --random: expected 0.6b or 1.7b"),
+        (["--random", "--planner", "8b"], "a language model of 8b with --random: expected 0.6b, 1.7b, 4b"),
+        (["--random", "--draft", "0.6b"], "--draft drafts for a planner"),
     ],
 )
 def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str], says: str) -> None:

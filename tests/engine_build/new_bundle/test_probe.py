@@ -11,7 +11,7 @@ from helpers.factories import TinySpec, tiny_codec_decode, tiny_decoder
 from engine_build.graphs.graph_file import Graph, graph_of
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.new_bundle.probe import CodecFacts, codec_facts, frame_multiple
-from engine_build.new_bundle.roles import RoleChoice, codec_roles, decoder_roles
+from engine_build.new_bundle.roles import AssignedRole, codec_roles, decoder_roles
 from runtime.engines.manifest import TensorInfo
 from runtime.errors import ConfigError
 
@@ -20,7 +20,7 @@ def never(role: str, fitting: Sequence[TensorInfo]) -> TensorInfo | None:
     raise AssertionError(role)
 
 
-def roles_of(made: Graph) -> dict[str, RoleChoice]:
+def roles_of(made: Graph) -> dict[str, AssignedRole]:
     return decoder_roles(made, {}, never)
 
 
@@ -54,7 +54,7 @@ def test_an_output_of_another_length_is_refused() -> None:
     latents, _ = writer.input("x", ("n", "l", 4)), writer.input("t", ("n",))
     writer.output("v", writer.op("Concat", latents, latents, axis=1), ("n", "m", 4))
     made = graph_of(writer.model())
-    roles = {**roles_of(in_blocks(1)), "velocity": RoleChoice("velocity", made.outputs[0], "given")}
+    roles = {**roles_of(in_blocks(1)), "velocity": AssignedRole("velocity", made.outputs[0], "given")}
     with pytest.raises(ConfigError, match=r"not a velocity decoder: of latents \[1, 1, 4\] it makes shape \[1, 2, 4\]"):
         frame_multiple(made, roles)
 

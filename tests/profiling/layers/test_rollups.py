@@ -12,7 +12,7 @@ from profiling.layers.rollups import (
     UNKNOWN_MODULE,
     WHOLE_BLOCK,
     WHOLE_MODEL,
-    BlockPart,
+    BlockTimes,
     block_of,
     by_block,
     by_module,
@@ -62,8 +62,8 @@ def test_a_number_belongs_to_the_name_before_it() -> None:
 def test_blocks_side_by_side() -> None:
     (blocks,) = by_block(SMALL)
     assert (blocks.prefix, blocks.indices) == ("net.layers", (0, 1))
-    assert blocks.parts == {"mlp": BlockPart((1.0, 3.0)), WHOLE_BLOCK: BlockPart((0.5, 0.0))}
-    assert blocks.whole == BlockPart((1.5, 3.0))
+    assert blocks.parts == {"mlp": BlockTimes((1.0, 3.0)), WHOLE_BLOCK: BlockTimes((0.5, 0.0))}
+    assert blocks.whole == BlockTimes((1.5, 3.0))
 
 
 def test_the_outermost_number_makes_the_block() -> None:
@@ -88,7 +88,7 @@ def test_a_single_slow_execute_makes_no_slow_block() -> None:
     times = {"0": (1.0, 1.0, 1.0), "1": (1.0, 40.0, 1.0)}
     layers = [LayerTiming(index, "Add", "pointwise", ms, 0.5, f"net.layers.{index}.mlp") for index, ms in times.items()]
     (blocks,) = by_block(Profile("e", 3, tuple(layers), Wall((1.0,))))
-    assert blocks.whole == BlockPart((1.0, 1.0))
+    assert blocks.whole == BlockTimes((1.0, 1.0))
     assert "no block is slower" in blocks.verdict
 
 

@@ -14,6 +14,7 @@ from helpers.recorded_profiles import FOLDER, recorded
 from rich.console import Console
 from typer.testing import CliRunner
 
+from profiling.comparison import Difference, conclusion
 from profiling.layers.origins import KERNEL_SUFFIX
 from profiling.layers.timings import Profile, Wall
 from profiling.output import write_json
@@ -21,15 +22,12 @@ from profiling.profile_cli import app
 from profiling.reports.diff import (
     SUM,
     WALL,
-    Change,
     Saved,
     Times,
     compare,
-    conclusion,
     print_diff,
     read_saved,
     slower_than,
-    unlike,
 )
 from profiling.reports.trtexec_json import profile_records
 from runtime.errors import ConfigError
@@ -55,7 +53,7 @@ NEW = Saved(
 )
 
 
-def changes() -> dict[str, Change]:
+def changes() -> dict[str, Difference]:
     return {change.name: change for change in compare(OLD, NEW)}
 
 
@@ -63,11 +61,11 @@ def test_changes_by_scope() -> None:
     scopes = [change.scope for change in compare(OLD, NEW)]
     assert scopes == sorted(scopes, key=["whole", "kind", "module", "layer"].index)
     found = changes()
-    assert found[SUM].delta_ms == pytest.approx(3.02)
+    assert found[SUM].delta == pytest.approx(3.02)
     assert found[WALL].percent == pytest.approx(12.5)
     assert found["gemm"].percent == pytest.approx(100 * 2 / 15)
-    assert (found["gone"].after_ms, found["new"].before_ms) == (0.0, 0.0)
-    assert found["new"].percent == float("inf")
+    assert (found["gone"].after, found["new"].before) == (0.0, 0.0)
+    assert found["new"].percent is None
     assert [change.name for change in compare(OLD, NEW) if change.scope == "layer"][:2] == ["a", "new"]
 
 
@@ -80,14 +78,16 @@ def test_slower_is_more_than_a_percentage_and_more_than_a_share_of_the_sum() -> 
 
 
 def test_differences_of_machine_target_or_threads_are_named() -> None:
-    assert list(unlike(OLD, NEW)) == ["target: cpu and cuda"]
-    assert list(unlike(OLD, OLD)) == []
-    assert list(unlike(OLD, replace(OLD, about={"threads": 1}))) == ["threads: 2 and 1"]
+    for other, expected in ((NEW, "target: cpu before, cuda now"), (replace(OLD, about={"threads": 1}), "threads: 2 ")):
+        console = Console(record=True, width=100)
+        print_diff(OLD, other, 15, None, console)
+        assert f"the two differ in {expected}" in (text := console.export_text())
+        assert text.count("the two differ") == 1
 
 
 def test_without_samples_nothing_is_judged() -> None:
     assert {change.verdict for change in compare(OLD, NEW)} == {""}
-    assert conclusion(compare(OLD, NEW)).startswith("not judged")
+    assert conclusion(compare(OLD, NEW), "why") == ["not judged: why"]
 
 
 def test_layers_of_one_name_are_summed(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_equal_profiles_have_no_difference(tmp_path: Path) -> None:
     for seed in range(0, 6, 2):
         found = compare(measured(tmp_path, seed), measured(tmp_path, seed + 1))
         assert {change.verdict for change in found} == {"no difference"}
-        assert conclusion(found).startswith("no difference")
+        assert conclusion(found, "") == ["no difference: no change stands out of the spread of the samples"]
         assert slower_than(found, 0.0) == []
 
 
@@ -150,7 +150,7 @@ def test_a_slower_layer_is_found(tmp_path: Path) -> None:
     assert layer.interval is not None
     assert layer.interval.low < 1.3 < layer.interval.high
     assert layer in slower_than(found, 10)
-    assert "1 x layer slower" in conclusion(found)
+    assert "slower: 1 by layer" in conclusion(found, "")
     assert {change.verdict for change in found if change.scope == "layer"} == {"slower", "no difference"}
 
 
@@ -160,17 +160,19 @@ def test_the_same_engine_at_another_speed_is_the_machines(tmp_path: Path) -> Non
     found = compare(before, after)
     assert {change.verdict for change in found} == {"no difference", "machine"}
     assert {change.scope for change in found if change.verdict == "machine"} == {"whole"}
-    assert conclusion(found).startswith("no difference")
+    assert [line.partition(":")[0] for line in conclusion(found, "")] == ["no difference", "machine"]
     assert slower_than(found, 10) == []
     hottest = max(before.layers, key=lambda name: before.layers[name].ms)
     changed = replace(measured(tmp_path, 3, {hottest: 2.0}), about={"engine_sha256": "ab"})
-    assert "layer slower" in conclusion(compare(before, changed))
+    assert "slower: 1 by layer" in conclusion(compare(before, changed), "")
 
 
 def test_a_profile_that_is_slower_everywhere_is_found(tmp_path: Path) -> None:
     before = measured(tmp_path, 1)
     found = compare(before, measured(tmp_path, 2, dict.fromkeys(before.layers, 1.1)))
-    assert conclusion(found).startswith(f"slower: {SUM}; slower: {WALL}")
+    first, second = conclusion(found, "")[:2]
+    assert first.startswith(f"slower: {SUM}, +")
+    assert second.startswith(f"slower: {WALL}, +")
 
 
 def run(*arguments: object) -> tuple[int, str]:

@@ -15,6 +15,7 @@ import pytest
 from conftest import Built
 from helpers.factories import TinySpec
 from helpers.paths import ROOT
+from helpers.plans import plans_with_and_without_drafts
 from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES, hints_of
 from numpy.typing import NDArray
 
@@ -95,6 +96,17 @@ def test_the_same_seed_and_options_have_the_same_plan(pipeline: Pipeline) -> Non
     first, again, other = (LongGeneration(pipeline, options(seed=seed)) for seed in (5, 5, 6))
     assert codes(first) == codes(again) != codes(other)
     assert codes(LongGeneration(pipeline, options(seed=5, plan_temperature=0.0))) != codes(first)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_of_another_size_changes_no_plan(built: Built, temperature: float) -> None:
+    deployment = built(planner={"capacity": 512, "draft": True}, conditions=True)
+    drafted, plain, num_drafted = plans_with_and_without_drafts(
+        deployment, seconds=2.4, plan_guidance=2.0, plan_temperature=temperature
+    )
+    assert drafted == plain
+    assert drafted["caption"]
+    assert num_drafted > 0
 
 
 def test_the_context_has_the_hints_of_the_codes(pipeline: Pipeline) -> None:

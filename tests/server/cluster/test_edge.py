@@ -22,7 +22,7 @@ from helpers.paths import ROOT
 from helpers.redis_server import redis_server
 
 from runtime.config.deployment import Deployment
-from server.cluster.edge import BACKENDS, AdminSocket, EdgeSlot, commands, parse_slots, run
+from server.cluster.edge import BACKENDS, AdminSocket, EdgeServer, commands, parse_servers, run
 from server.cluster.local_cluster import free_port
 from server.replicas.lease import Lease
 from server.replicas.leases import Leases
@@ -32,10 +32,10 @@ ONE = Lease("one", "127.0.0.1:8001", "", "ready", 3, 10, 0.5)
 TWO = replace(ONE, name="two", address="127.0.0.1:8002")
 
 
-def slots(*used: tuple[str, str]) -> list[EdgeSlot]:
+def slots(*used: tuple[str, str]) -> list[EdgeServer]:
     """Three slots of every backend, of which the first ones have an address and a state."""
     parts = [*used, *[("127.0.0.1:1", "maint")] * 3][:3]
-    return [EdgeSlot(backend, f"slot{number}", *part) for backend in BACKENDS for number, part in enumerate(parts, 1)]
+    return [EdgeServer(backend, f"slot{number}", *part) for backend in BACKENDS for number, part in enumerate(parts, 1)]
 
 
 def test_a_new_replica_gets_the_first_free_slot() -> None:
@@ -54,7 +54,7 @@ def test_a_replica_whose_host_is_unknown_does_not_stop_the_others(caplog: pytest
 @pytest.mark.parametrize("answer", ["", "Permission denied\n"])
 def test_an_answer_without_servers_is_an_error_that_the_loop_survives(answer: str) -> None:
     with pytest.raises(OSError, match=r"expected its servers: has its socket `level admin`\?"):
-        parse_slots(answer)
+        parse_servers(answer)
 
 
 def test_nothing_is_sent_where_nothing_has_changed() -> None:
@@ -82,7 +82,7 @@ def test_a_replica_without_a_lease_is_taken_out() -> None:
 def test_more_replicas_than_slots_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     many = [replace(ONE, name=str(port), address=f"127.0.0.1:{port}") for port in range(8001, 8005)]
     assert len(list(commands(slots(), many))) == 2 * 3 * len(BACKENDS)
-    assert "replica 8004 finds no free slot in backend sessions" in caplog.text
+    assert "replica 8004 finds no free server in backend sessions" in caplog.text
 
 
 @pytest.fixture(scope="module")

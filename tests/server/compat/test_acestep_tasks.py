@@ -116,9 +116,9 @@ class Job:
 
     def __init__(self, size_bytes: int) -> None:
         self.go, self.size_bytes = asyncio.Event(), size_bytes
-        self.pipeline = SimpleNamespace(codec=SimpleNamespace(channels=1))
+        pipeline = SimpleNamespace(codec=SimpleNamespace(channels=1))
+        self.request = SimpleNamespace(pipeline=pipeline, body=SimpleNamespace(response_format="wav"))
         self.generation = SimpleNamespace(total_samples=size_bytes // 2, seed=7, num_steps=1)
-        self.body = SimpleNamespace(response_format="wav")
 
 
 def in_store(limit_bytes: int, steps: Callable[[TaskStore], Awaitable[None]], patch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,11 @@ from runtime.requests.options import parse_options
 from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.request_body import Upload
+from server.metrics.metrics import Metrics
 from server.routes import generation_job
+from server.routes.checked_request import CheckedRequest, ReadRequest
 from server.routes.generation_job import GenerationJob, words_header
+from server.routes.generations import GenerationResponse
 
 
 def test_unknown_words_fit_into_a_header() -> None:
@@ -46,9 +49,11 @@ def test_a_stream_is_ahead_by_what_it_has_not_played(
     tracker = SimpleNamespace(discard=lambda id_: seen.append(id_))
     service: Any = SimpleNamespace(metrics=metrics, first_audio_tracker=tracker)
     nothing: Any = None
+    pipeline: Any = SimpleNamespace(codec=SimpleNamespace(channels=2))
     body = GenerationBody(prompt="a", stream=stream, response_format=format_)
-    job = GenerationJob(service, nothing, body, Upload({}), "", nothing, "id", started_s=99.0)
-    assert job.is_streamed == is_streamed
+    request = CheckedRequest(service, pipeline, body, Upload({}), "", "id", started_s=99.0)
+    job = GenerationJob(request, nothing, nothing)
+    assert request.is_streamed == is_streamed
     assert job.lead_s() == 0.0
     job.record_sent()
     job.sent_audio_s, now_s[0] = 2.0, 100.5
@@ -72,9 +77,9 @@ def test_audio_that_is_read_counts_against_what_is_read_at_once(
     async def prepare() -> None:
         body = GenerationBody(prompt="a", source_id=None if is_cached else "a" * 64)
         upload = Upload({}, **dict.fromkeys(names, b"audio"))
-        await GenerationJob(service, pipeline, body, upload, "", permit, "id").prepare()
+        await GenerationJob.prepare(CheckedRequest(service, pipeline, body, upload, ""), permit)
 
-    def read(job: GenerationJob) -> None:
+    def read(*found: object) -> None:
         raise RequestError("read")
 
     service: Any = SimpleNamespace(
@@ -84,7 +89,7 @@ def test_audio_that_is_read_counts_against_what_is_read_at_once(
     )
     permit: Any = None
     pipeline: Any = SimpleNamespace(codec=SimpleNamespace(channels=2))
-    monkeypatch.setattr(GenerationJob, "_open", read)
+    monkeypatch.setattr(CheckedRequest, "read", read)
     with pytest.raises(ProblemError if is_limited else RequestError):
         asyncio.run(prepare())
 
@@ -94,8 +99,21 @@ def test_a_format_that_cannot_hold_the_models_channels_is_refused_before_anythin
     pipeline: Any = SimpleNamespace(codec=SimpleNamespace(channels=6))
     body = GenerationBody(prompt="a", response_format="mp3")
     with pytest.raises(RequestError, match="mp3 has 1 or 2 channels") as caught:
-        asyncio.run(GenerationJob(nothing, pipeline, body, Upload({}), "", nothing, "id").prepare())
+        CheckedRequest(nothing, pipeline, body, Upload({}), "")
     assert caught.value.field == "response_format"
+
+
+def test_a_format_that_is_refused_takes_no_place_and_counts_as_rejected() -> None:
+    nothing: Any = None
+    metrics = Metrics()
+    service: Any = SimpleNamespace(metrics=metrics, admission=None)
+    pipeline: Any = SimpleNamespace(codec=None)
+    response = GenerationResponse(service, pipeline, GenerationBody(prompt="a"), Upload({}), "", "id")
+    with pytest.raises(ProblemError, match="makes latents, not audio"):
+        asyncio.run(response({}, nothing, nothing))
+    outcomes = {"outcome": "rejected"}
+    assert metrics.registry.get_sample_value("tickrt_generations_total", outcomes) == 1
+    assert metrics.registry.get_sample_value("tickrt_generations_in_flight") == 0
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
@@ -106,14 +124,13 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     spec = pipeline.planner.spec.model_copy(update={"thinking": None})
     planner = Planner(pipeline.bundle, spec, pipeline.loop, pipeline.structure)
     nothing: Any = None
-    job = GenerationJob(nothing, pipeline, nothing, Upload({}), "", nothing, "id")
+    generation = LongGeneration(replace(pipeline, planner=planner), parse_options({"prompt": "a", "seed": 1}))
+    job = GenerationJob(nothing, nothing, ReadRequest(generation, generation.metadata()))
     tokens: list[int] = []
     planner.sequences.observers.append(tokens.append)
-    job.generation = LongGeneration(replace(pipeline, planner=planner), parse_options({"prompt": "a", "seed": 1}))
 
     async def wait() -> None:
-        assert job.generation.plan is not None
-        waiting = asyncio.create_task(job._finish_plan(job.generation.plan))
+        waiting = asyncio.create_task(job.finish_plan())
         while not len(pipeline.loop._registry):
             await asyncio.sleep(0.001)
         if is_cancelled:
@@ -128,7 +145,7 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     asyncio.run(wait())
     assert pipeline.loop.stats().outcomes["cancelled"] == is_cancelled
     if not is_cancelled:
-        assert len(job.metadata.plan["codes"]) == 11
+        assert len(job.read.metadata.plan["codes"]) == 11
         assert sum(tokens) >= 11
     pipeline.close()
 
@@ -141,10 +158,10 @@ def test_a_request_that_is_cancelled_while_it_thinks_ends_its_sequence(built: Bu
     service: Any = SimpleNamespace(settings=settings, sources=sources)
     nothing: Any = None
     body = GenerationBody(prompt="a", seed=1)
-    job = GenerationJob(service, pipeline, body, Upload({}), "", nothing, "id")
+    request = CheckedRequest(service, pipeline, body, Upload({}), "")
 
     async def think() -> None:
-        preparing = asyncio.create_task(job.prepare())
+        preparing = asyncio.create_task(GenerationJob.prepare(request, nothing))
         while pipeline.loop.tick() is None:
             await asyncio.sleep(0.001)
         preparing.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from helpers.plans import plans_with_and_without_drafts
 from helpers.tiny_acestep import CHANNELS, SMALLEST_TRANSFORMER, VAE, diffusers_pipeline
+from helpers.tiny_planner import DRAFT_CONFIG
+from helpers.tiny_planner import save_checkpoint as save_planner
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from engine_build.compile.builder import build_deployment
 from runtime.config.bundle import DcwSpec
-from runtime.config.deployment import load_deployment
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.requests.timesteps import noise
@@ -45,7 +49,7 @@ def pipeline(base: Path) -> Any:
     return diffusers_pipeline(base)
 
 
-def open_built(bundle: Path, folder: Path) -> Pipeline:
+def built_deployment(bundle: Path, folder: Path) -> Deployment:
     path = folder / "tiny.toml"
     path.write_text(
         f"""[deployment]
@@ -63,7 +67,11 @@ step_variants = ["plain", "guidance"]
     )
     deployment = load_deployment(path)
     build_deployment(deployment)
-    opened = open_pipeline(deployment)
+    return deployment
+
+
+def open_built(bundle: Path, folder: Path) -> Pipeline:
+    opened = open_pipeline(built_deployment(bundle, folder))
     # AceStepPipeline has no DCW.
     sampler = opened.bundle.sampler.model_copy(update={"dcw": DcwSpec()})
     return replace(opened, bundle=opened.bundle.model_copy(update={"sampler": sampler}))
@@ -152,6 +160,26 @@ def test_a_turbo_checkpoint_runs_without_guidance(
     wanted = expected(pipeline, seed=7, steps=8, guidance=7.0)[0].numpy()
     (found,) = generate(opened, opened.request(PROMPT, seed=7, guidance=1.0))
     assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())
+
+
+def test_a_smaller_language_model_drafts_and_changes_no_plan(bundle: Path, tmp_path: Path) -> None:
+    """Language models of random weights beside the exported parts, as `--planner` and `--draft` export them."""
+    from engine_build.export.acestep.planner import PlannerFolder, export_draft, export_planner
+    from engine_build.export.toml_text import table_text
+
+    folder = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    tables = export_planner(PlannerFolder(save_planner(tmp_path / "planner", positions=2048)), folder)
+    draft = PlannerFolder(save_planner(tmp_path / "draft", DRAFT_CONFIG, positions=2048))
+    tables |= export_draft(draft, folder, tables["planner"]["capacity"])
+    with (folder / "bundle.toml").open("a", encoding="utf-8") as file:
+        file.writelines(f"\n{table_text(name, values)}" for name, values in tables.items())
+    deployment = built_deployment(folder, tmp_path)
+    for temperature in (0.0, 0.85):
+        asked = {"seconds": 2.4, "plan_temperature": temperature}
+        drafted, plain, num_drafted = plans_with_and_without_drafts(deployment, **asked)
+        assert drafted == plain
+        assert len(drafted["codes"]) == 12
+        assert num_drafted > 0
 
 
 @pytest.fixture(scope="module")

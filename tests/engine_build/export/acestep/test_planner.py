@@ -12,8 +12,18 @@ import onnx
 import pytest
 from helpers.paths import ROOT
 from helpers.planner_session import PlannerSession, off
-from helpers.tiny_planner import CONFIG, VOCABULARY, qwen3, reference_logits, save_checkpoint, tiny_weights
+from helpers.tiny_planner import (
+    CONFIG,
+    DRAFT_CONFIG,
+    VOCABULARY,
+    byte_tokenizer,
+    qwen3,
+    reference_logits,
+    save_checkpoint,
+    tiny_weights,
+)
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from engine_build.graphs.planner_graph import PlannerSizes
 from runtime.config.bundle import load_bundle
@@ -34,6 +44,14 @@ def logits_of(module: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     with torch.no_grad():
         logits: NDArray[np.float32] = module(torch.from_numpy(tokens)).logits.numpy()
     return logits
+
+
+def loaded(folder: Path) -> Any:
+    """transformers' model of a checkpoint, in float32."""
+    import torch
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def test_the_reference_of_the_tests_is_qwen3() -> None:
@@ -72,10 +90,7 @@ def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 @pytest.fixture(scope="module")
 def module(checkpoint: Path) -> Any:
-    import torch
-    import transformers
-
-    return transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    return loaded(checkpoint)
 
 
 @pytest.mark.export
@@ -129,9 +144,10 @@ def test_random_weights_have_the_published_sizes(tmp_path: Path) -> None:
     from engine_build.export.acestep.planner import RandomPlanner, export_planner
 
     planner = RandomPlanner("0.6b")
-    assert planner.report() == "  planner: 662.9 M parameters, random"
+    assert planner.report() == "662.9 M parameters, random"
     sizes = PlannerSizes.of(planner.config)
     assert (sizes.layers, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.vocabulary) == (28, 1024, 16, 8, 217_204)
+    assert RandomPlanner("4b").report() == "4,189.6 M parameters, random"
     small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300, "head_dim": 16}
     tables = export_planner(RandomPlanner("1.7b", **small, max_position_embeddings=64), tmp_path, num_codes=30)
     assert tables["planner.codes"]["groups"] == [{"first": 151_669, "count": 30}]
@@ -158,8 +174,8 @@ def test_what_is_no_language_model_is_refused(tmp_path: Path, checkpoint: Path) 
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
     with pytest.raises(ConfigError, match="is not a language model in Qwen3's layout"):
         PlannerFolder(tmp_path)
-    with pytest.raises(ConfigError, match=r"expected 0\.6b or 1\.7b"):
-        RandomPlanner("4b")
+    with pytest.raises(ConfigError, match=r"expected 0\.6b, 1\.7b, 4b"):
+        RandomPlanner("8b")
 
 
 @pytest.mark.export
@@ -175,3 +191,35 @@ def test_a_bundle_with_a_planner_is_complete(base: Path, checkpoint: Path, tmp_p
     assert planner is not None
     assert (planner.codes.count, planner.sampler.guidance) == (10, 2.0)
     assert (tmp_path / "bundle" / "planner_tokenizer.json").is_file()
+
+
+@pytest.mark.export
+def test_a_smaller_checkpoint_is_the_draft(base: Path, checkpoint: Path, tmp_path: Path) -> None:
+    from engine_build.export.acestep.export import ExportOptions, export_bundle
+    from engine_build.export.acestep.sources import Checkpoint
+
+    draft = save_checkpoint(tmp_path / "draft", DRAFT_CONFIG)
+    source, lines = Checkpoint(base, checkpoint, draft), list[str]()
+    assert source.fingerprint() != Checkpoint(base, checkpoint).fingerprint()
+    export_bundle(source, tmp_path / "bundle", ExportOptions("tiny", canvas_s=2.4, with_text=False), lines.append)
+    assert [line for line in lines if "planner_draft" in line] == ["  planner_draft: 0.0 M parameters in bf16"]
+    planner = load_bundle(tmp_path / "bundle").planner
+    assert planner is not None
+    assert planner.draft is not None
+    assert (planner.draft.graph, planner.draft.capacity) == ("planner_draft.onnx", planner.capacity)
+    found = PlannerSession(tmp_path / "bundle" / planner.draft.graph, rows=1).run(TOKENS[:1, :20], 0)
+    assert off(found, logits_of(loaded(draft), TOKENS[:1, :20])) < LIMIT
+
+
+@pytest.mark.export
+def test_a_draft_with_other_tokens_is_refused(base: Path, checkpoint: Path, tmp_path: Path) -> None:
+    from engine_build.export.acestep.sources import Checkpoint
+
+    changed = byte_tokenizer().to_str().replace("audio_code_3|", "audio_code_x|")
+    renamed = save_checkpoint(tmp_path / "renamed", DRAFT_CONFIG, tokenizer=Tokenizer.from_str(changed))
+    with pytest.raises(ConfigError, match=r"token '<\|audio_code_x\|>' is None and 263") as raised:
+        Checkpoint(base, checkpoint, renamed)
+    assert "acestep-5Hz-lm-4B and acestep-5Hz-lm-0.6B" in str(raised.value.fix)
+    wider = save_checkpoint(tmp_path / "wider", {**DRAFT_CONFIG, "vocab_size": VOCABULARY + 8})
+    with pytest.raises(ConfigError, match="vocab_size is 280 and 288"):
+        Checkpoint(base, checkpoint, wider)

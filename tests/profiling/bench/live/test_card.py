@@ -19,7 +19,7 @@ def point(sessions: int, p95_ms: float, *, is_kept: bool = True) -> dict[str, An
     return {
         "sessions": sessions, "control_to_sound_ms": dict.fromkeys(KINDS, parts),
         "stages_ms": {kind: {"first": {"received": 55.0}, "full": {}} for kind in KINDS},
-        "controls": dict.fromkeys(KINDS, 7), "unheard": 1, "underruns": 2, "missing_s": 0.3, "late_s": 0.0,
+        "controls": dict.fromkeys(KINDS, 7), "not_played": 1, "underruns": 2, "missing_s": 0.3, "late_s": 0.0,
         "lead_s": {"min": 0.05, "p50": 0.2}, "problems": 0, "refreshes_per_s": 1.5, "ticks_per_s": 80.0,
         "tick_ms": 10.0, "ticks_share": 0.8, "server_cpu": 1.25, "clients_cpu": 0.05,
         "server_mib": 400.4, "mib_per_session": 12.5, "idle_mib": 300.2, "idle_cpu_percent": 0.6,
@@ -39,7 +39,7 @@ def test_a_run_has_latencies_goals_and_stages() -> None:
     assert ["step", "parameter,", "first", "55"] in lines
     assert ["generation", "parameter,", "full", "100", "222", "321"] in lines
     assert ["goals", "missed"] in lines
-    assert ["controls", "14", "changed,", "1", "not", "heard,", "0", "problems"] in lines
+    assert ["controls", "14", "changed,", "1", "not", "played,", "0", "problems"] in lines
     assert ["memory", "server", "400", "MiB,", "12.5", "per", "session"] in lines
     assert ["idle", "server", "300", "MiB,", "0.6", "%", "of", "a", "core"] in lines
     assert ["ticks", "80", "per", "second", "of", "10.00", "ms:", "80%"] in lines
@@ -64,15 +64,15 @@ def test_a_sweep_has_a_line_per_number_of_sessions_and_a_plot() -> None:
 
 
 def test_controls_that_were_never_heard_leave_their_cells_empty() -> None:
-    unheard = {
+    not_played = {
         **point(2, 100.0),
         "control_to_sound_ms": {kind: {"first": {}, "full": {}} for kind in KINDS},
     }
-    assert ["step", "parameter,", "full"] in text_of({**ABOUT, **unheard})
-    result = {**ABOUT, "over": "sessions", "points": [point(1, 100.0), unheard]}
+    assert ["step", "parameter,", "full"] in text_of({**ABOUT, **not_played})
+    result = {**ABOUT, "over": "sessions", "points": [point(1, 100.0), not_played]}
     assert ["2", "2", "0.050", "1.5", "80%", "1.25", "400", "kept"] in text_of(result)
     assert plot_live(result).count("<circle") == 4
-    assert "no control was heard" in plot_live({**result, "points": [unheard]})
+    assert "no control was played" in plot_live({**result, "points": [not_played]})
 
 
 def test_runs_without_a_plan_and_with_one_say_what_planning_takes() -> None:

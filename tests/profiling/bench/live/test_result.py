@@ -57,7 +57,7 @@ def test_a_result_has_latencies_by_kind_and_part() -> None:
     assert result["stages_ms"]["step_parameter"]["full"]["finished"] == 100.0
     assert result["control_to_sound_ms"]["generation_parameter"]["full"] == {}
     assert result["controls"] == {"step_parameter": 3, "generation_parameter": 0}
-    assert (result["sessions"], result["unheard"], result["underruns"]) == (2, 0, 0)
+    assert (result["sessions"], result["not_played"], result["underruns"]) == (2, 0, 0)
     assert result["lead_s"] == {"min": 0.1, "p50": 0.2}
     assert result["server_cpu"] == 0.7
 
@@ -65,7 +65,7 @@ def test_a_result_has_latencies_by_kind_and_part() -> None:
 def test_controls_that_were_not_heard_are_counted() -> None:
     run = run_of(100)
     run.controls.append(Control("generation_parameter", 2, 5.0))
-    assert live_result("cpu", [run], SERVER)["unheard"] == 2
+    assert live_result("cpu", [run], SERVER)["not_played"] == 2
 
 
 def test_an_underrun_misses_the_goal() -> None:

@@ -1,0 +1,127 @@
+"""One request for a generation: its format fits the model, and its inputs are read."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from runtime.audio.encoding import check_format, check_rates
+from runtime.audio.formats import Latents, Pcm
+from runtime.audio.metadata import GenerationMetadata
+from runtime.errors import source_as
+from runtime.pipeline.compose import GenerationInputs, SourceAudio
+from runtime.pipeline.generation import LongGeneration
+from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.sequences import Caller
+from runtime.pipeline.text_encoder import parse_condition
+from server.asgi.openapi import GenerationBody
+from server.asgi.problems import ProblemError
+from server.asgi.request_body import Upload
+
+if TYPE_CHECKING:
+    from server.service.service import Service
+
+
+class ReadRequest(NamedTuple):
+    """A request whose inputs are read. unknown_words: of its prompts. uploaded_bytes: memory of the sources in it."""
+
+    generation: LongGeneration
+    metadata: GenerationMetadata
+    unknown_words: tuple[str, ...] = ()
+    uploaded_bytes: int = 0
+
+
+@dataclass
+class CheckedRequest:
+    """A request whose format and rates the model can make. Raises RequestError and ProblemError where it cannot.
+
+    client: the address whose generation it is. upload: the form's other parts, until they are read.
+    """
+
+    service: Service
+    pipeline: Pipeline
+    body: GenerationBody
+    upload: Upload
+    client: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    started_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        name, codec = self.body.response_format, self.pipeline.codec
+        check_rates(name, self.body.sample_rate_hz, self.body.bit_rate_kbps)
+        if self.is_latents:
+            return
+        if codec is None:
+            what = "this model makes latents, not audio"
+            raise ProblemError(422, "no_codec", what, fix='set "response_format": "latents"')
+        check_format(name, codec.channels, "response_format")
+
+    @property
+    def is_latents(self) -> bool:
+        """Whether the client asked for latents instead of audio."""
+        return self.body.response_format == "latents"
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether audio is sent while later audio is generated."""
+        return self.body.stream and not self.is_latents
+
+    @property
+    def has_files(self) -> bool:
+        """Whether audio has to be read, or a source that is not in memory."""
+        upload, body = self.upload, self.body
+        files = (upload.source, upload.timbre, upload.structure, body.timbre_id)
+        ids = (body.source_id, body.target_id, body.structure_id)
+        return files != (None,) * 4 or not self.service.sources.are_cached(*ids)
+
+    def read(self, caller: Caller) -> ReadRequest:
+        """Read the sources and draw the seed, in a worker thread. Raises RequestError and ProblemError."""
+        body, sources = self.body, self.service.sources
+        words = self.pipeline.prompt_words(body)
+        names = ("source_id", "target_id", "structure_id")
+        ids = ((name, getattr(body, name)) for name in names)
+        source, target, structure = (None if id_ is None else sources.latents(id_, name) for name, id_ in ids)
+        upload, self.upload = self.upload, Upload({})
+        uploaded_bytes = 0
+        if upload.source is not None:
+            source = sources.read(upload.source)
+            uploaded_bytes = source.nbytes + len(upload.source)
+        if upload.structure is not None:
+            with source_as("structure"):
+                structure = sources.read(upload.structure)
+            uploaded_bytes += structure.nbytes
+        inputs = GenerationInputs(
+            None if upload.condition is None else parse_condition(upload.condition),
+            source,
+            target,
+            client=self.client,
+            source_audio=self._source_audio(upload.source),
+            timbre=self._timbre(upload.timbre),
+            structure=structure,
+        )
+        generation = LongGeneration(self.pipeline, body, inputs, caller=caller)
+        return ReadRequest(generation, generation.metadata(), words.unknown if words else (), uploaded_bytes)
+
+    def _timbre(self, data: bytes | None) -> Latents | None:
+        """The latents of the form's part `timbre`, or of an uploaded source."""
+        if data is None and self.body.timbre_id is not None:
+            data = self.service.sources.data(self.body.timbre_id, "timbre_id")
+        with source_as("timbre"):
+            return None if data is None else self.pipeline.read_timbre(data)
+
+    def _source_audio(self, data: bytes | None) -> SourceAudio | None:
+        """Opens the source's samples; an uploaded source is read again. None for latents."""
+        source_id, sources = self.body.source_id, self.service.sources
+        if data is not None:
+            return self.pipeline.source_audio(data)
+        if source_id is None or sources.get(source_id).kind == "latents":
+            return None
+        return partial(self._stored_audio, source_id)
+
+    def _stored_audio(self, source_id: str) -> Iterator[Pcm]:
+        opened = self.pipeline.source_audio(self.service.sources.data(source_id, "source_id"))
+        return opened() if opened is not None else iter(())
