@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -107,29 +108,30 @@ class AudioStream:
 class Pace:
     """When to send: up to AHEAD_S ahead of a client that plays what it gets at once, then in real time.
 
-    Times are seconds of one clock. While paused, the client keeps what it has.
+    clock: seconds, monotonic. While paused, the client keeps what it has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._end_s = 0.0  # when the client has played everything
         self._paused_ahead_s = 0.0
 
-    def wait_s(self, now_s: float, ahead_s: float = AHEAD_S) -> float:
+    def wait_s(self, ahead_s: float = AHEAD_S) -> float:
         """How long to wait before another chunk, where the client is to have at most `ahead_s`."""
-        return max(0.0, self._end_s + CHUNK_S - ahead_s - now_s)
+        return max(0.0, self._end_s + CHUNK_S - ahead_s - self._clock())
 
-    def send(self, now_s: float) -> None:
+    def send(self) -> None:
         """A chunk is sent. A client that had nothing left has waited for it."""
-        self._end_s = max(self._end_s, now_s) + CHUNK_S
+        self._end_s = max(self._end_s, self._clock()) + CHUNK_S
 
-    def pause(self, now_s: float) -> None:
+    def pause(self) -> None:
         """The client stands still."""
-        self._paused_ahead_s = max(0.0, self._end_s - now_s)
+        self._paused_ahead_s = max(0.0, self._end_s - self._clock())
 
     def stop(self) -> None:
         """The client has dropped what it had."""
         self._paused_ahead_s = 0.0
 
-    def play(self, now_s: float) -> None:
+    def play(self) -> None:
         """The client goes on."""
-        self._end_s = now_s + self._paused_ahead_s
+        self._end_s = self._clock() + self._paused_ahead_s

@@ -185,7 +185,7 @@ class LyriaConnection:
             self._stream.begin_at(self._reset_seq)
         self._host.post(self._session, Play())
         self._is_playing, self._is_fresh = True, False
-        self._pace.play(time.monotonic())
+        self._pace.play()
         self._acknowledge()
 
     def _reset(self) -> None:
@@ -196,7 +196,7 @@ class LyriaConnection:
         """PAUSE and STOP; also RESET_CONTEXT while nothing plays."""
         if self._is_playing and not is_reset:
             self._host.post(self._session, Pause())
-            self._pace.pause(time.monotonic())
+            self._pace.pause()
             self._is_playing = False
         if is_stop:
             self._is_fresh = True
@@ -329,7 +329,7 @@ class LyriaConnection:
         if not self._is_playing or not self._stream.has_chunk:
             return None
         ahead_s = AHEAD_S if self._stream.newest_seq >= self._reset_seq else LEAST_AHEAD_S
-        return self._pace.wait_s(time.monotonic(), ahead_s)
+        return self._pace.wait_s(ahead_s)
 
     def _next(self) -> bytes | None:
         """The next message, None while there is none to send."""
@@ -344,7 +344,7 @@ class LyriaConnection:
             return self._outgoing.popleft()
         finally:
             self._acknowledge()
-        self._pace.send(time.monotonic())
+        self._pace.send()
         return audio_message(pcm, self._made_with(seq))
 
     def _made_with(self, seq: int) -> dict[str, Any]:

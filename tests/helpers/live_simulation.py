@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from helpers.simulated_form import CHANNELS, FACTS, SimulatedForm
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from runtime.errors import EngineError, TickError
 from runtime.sessions.hosting.plan_work import make_part
+from runtime.sessions.playback.playhead import SessionClock
 from runtime.sessions.protocol import actions, messages
 from runtime.sessions.protocol.actions import DecodeWindow, LiveModel, SessionJob
 from runtime.sessions.protocol.frames import AudioChunk
@@ -41,6 +42,21 @@ MODEL = LiveModel(
 PLANNING = replace(MODEL, plan=FACTS)
 STEP_S, LIMIT_S = 0.005, 90
 NUMBER, FRAME, GUIDANCE, SEQ, HINT = range(CHANNELS)
+
+
+class Timed(Protocol):
+    """A part of a session that reads its clock."""
+
+    clock: SessionClock
+
+
+TimedPart = TypeVar("TimedPart", bound=Timed)
+
+
+def at(part: TimedPart, now_s: float) -> TimedPart:
+    """A part of a session, at this time of its clock from now on."""
+    part.clock.now_s = now_s
+    return part
 
 
 def new_session(session_id: str = "s", model: LiveModel | None = None, **opened: Any) -> LiveSession:
@@ -305,7 +321,7 @@ class Simulation:
             done.append((self.now_s, window))
         for _, window in done:
             pcm = np.repeat(window.values, HOP, axis=0)[window.trim_begin : window.trim_end]
-            self.session.decoded(window, pcm, self.now_s)
+            self.session.decoded(window, pcm)
         return len(done)
 
     def _receive(self) -> int:

@@ -96,10 +96,11 @@ class ScriptedSession:
     def write_region(self, message: Any) -> tuple[int, Any]:
         return 0, np.zeros((4, self.model.latent_channels), np.float32)
 
-    def is_ending(self, now_s: float) -> bool:
+    @property
+    def is_ending(self) -> bool:
         return False
 
-    def wanted_s(self, now_s: float) -> float | None:
+    def wanted_s(self) -> float | None:
         return 0.0 if len(self.job_ids) < self.wants else None
 
     def playhead_sample(self, now_s: float) -> int:
@@ -116,7 +117,7 @@ class ScriptedSession:
         if self.due is not None and self.due <= now_s:
             self.due = None
         actions, self.next_actions = self.next_actions, []
-        if may_generate and self.wanted_s(now_s) is not None:
+        if may_generate and self.wanted_s() is not None:
             actions.append(Generate(self.job()))
         return actions
 
@@ -150,7 +151,7 @@ class ScriptedSession:
     def words_found(self, seq: int, words: Any) -> None:
         self.calls.append(("words_found", seq, words))
 
-    def decoded(self, window: DecodeWindow, pcm: Any, now_s: float) -> None:
+    def decoded(self, window: DecodeWindow, pcm: Any) -> None:
         self.calls.append(("decoded", window.index, pcm))
 
     def snapshot(self, now_s: float) -> SessionSnapshot:

@@ -65,7 +65,7 @@ class Player:
             case actions.Decode(window):
                 assert self.pipeline.codec is not None
                 pcm = self.pipeline.codec.decode(window.values, window.start_frame)
-                self.session.decoded(window, pcm[window.trim_begin : window.trim_end], self.now_s)
+                self.session.decoded(window, pcm[window.trim_begin : window.trim_end])
             case actions.SendAudio(chunk):
                 if chunk.is_replacing:
                     self.replaced.append((chunk.start_sample, chunk.end_sample))

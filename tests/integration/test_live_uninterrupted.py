@@ -83,7 +83,7 @@ class Simulated:
             case Decode(window):
                 assert self.pipeline.codec is not None
                 pcm = self.pipeline.codec.decode(window.values, window.start_frame)
-                self.session.decoded(window, pcm[window.trim_begin : window.trim_end], now_s)
+                self.session.decoded(window, pcm[window.trim_begin : window.trim_end])
             case SendAudio(chunk):
                 self.sound.write(chunk)
             case SendMessage(Problem() as problem):

@@ -89,9 +89,8 @@ class LiveClient:
         """Log all that arrives until the connection is closed."""
         with suppress(ConnectionClosed):
             async for data in self._socket:
-                now_s = time.monotonic()
                 if isinstance(data, bytes):
-                    self._take_audio(data, now_s)
+                    self._take_audio(data)
                 else:
                     self._take_message(parse_server_message(data))
 
@@ -101,9 +100,10 @@ class LiveClient:
             while True:
                 await asyncio.sleep(ACK_S)
                 if self.log.is_playing:
-                    await self._socket.send(message_text(self._ack(time.monotonic())))
+                    await self._socket.send(message_text(self._ack()))
 
-    def _ack(self, now_s: float) -> Ack:
+    def _ack(self) -> Ack:
+        now_s = time.monotonic()
         self.log.advance(now_s)
         worst_lead_s = self.log.take_worst_lead_s()
         self.worst_leads_s.append(worst_lead_s)
@@ -114,7 +114,8 @@ class LiveClient:
             client_time_s=now_s,
         )
 
-    def _take_audio(self, data: bytes, now_s: float) -> None:
+    def _take_audio(self, data: bytes) -> None:
+        now_s = time.monotonic()
         self.received_bytes += len(data)
         _, start, samples, first_seq, full_seq, _, _ = HEADER.unpack_from(data)
         self.log.write(AudioRange(start, start + samples, first_seq, full_seq, now_s), now_s)

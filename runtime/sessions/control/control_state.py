@@ -21,7 +21,7 @@ from runtime.sessions.control.controls import (
     plain_values,
     prompt_weights,
 )
-from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.actions import LiveModel
 from runtime.sessions.protocol.client_seqs import ClientSeqs
 from runtime.sessions.protocol.messages import Blend, LivePrompt, SetAdapter, SetControls
@@ -45,13 +45,13 @@ class Ramp:
     end_s: float
     seq_before: int
 
-    def value(self, now_s: float) -> Any:
+    def value(self, at_s: float) -> Any:
         """Its value at a time."""
-        if now_s >= self.end_s:
+        if at_s >= self.end_s:
             return self.end
-        if now_s <= self.start_s:
+        if at_s <= self.start_s:
             return self.start
-        share = (now_s - self.start_s) / (self.end_s - self.start_s)
+        share = (at_s - self.start_s) / (self.end_s - self.start_s)
         if isinstance(self.start, list):
             return _mixed(self.start, self.end, share)
         return self.start + share * (self.end - self.start)
@@ -73,7 +73,7 @@ class ScheduledChange:
 
 
 class ControlState:
-    """The values of a session's controls and prompts at any time, and the seqs that they include.
+    """The values of a session's controls and prompts by its clock, and the seqs that they include.
 
     While `is_moving`, values change with time. `accepted_seq`: the newest change; `seq`: the newest that has begun;
     `from_sample`: what has begun is not to be heard before. `client_seqs`: which seqs are the client's. Raises
@@ -81,9 +81,15 @@ class ControlState:
     """
 
     def __init__(
-        self, model: LiveModel, controls: Mapping[str, Any], prompts: Sequence[LivePrompt], blend: Blend, seed: int
+        self,
+        model: LiveModel,
+        clock: SessionClock,
+        controls: Mapping[str, Any],
+        prompts: Sequence[LivePrompt],
+        blend: Blend,
+        seed: int,
     ) -> None:
-        self._model, self.blend = model, blend
+        self._model, self.clock, self.blend = model, clock, blend
         self.seq = self.accepted_seq = 0
         self.from_sample = 0
         self.client_seqs = ClientSeqs()
@@ -112,28 +118,28 @@ class ControlState:
         self.seq = self.accepted_seq = seq
         self._options.clear()
 
-    def change(self, patch: Mapping[str, Any], seq: int, now_s: float, ramp_s: float = 0.0) -> None:
+    def change(self, patch: Mapping[str, Any], seq: int, ramp_s: float = 0.0) -> None:
         """Merge checked values; None goes back to the default. Single numbers move linearly in `ramp_s`."""
-        self._merge(patch, now_s, now_s + ramp_s, self.accepted_seq)
+        self._merge(patch, self.clock.now_s, ramp_s, self.accepted_seq)
         self.accept(seq)
 
-    def set(self, message: SetControls, playhead: Playhead, now_s: float) -> None:
+    def set(self, message: SetControls, playhead: Playhead) -> None:
         """Take a client's values, now or for when they are to be heard. Raises RequestError."""
         values = check_controls(message.values, self._model)
         at_sample = 0 if message.at is None else round(message.at * playhead.rate_hz)
-        if at_sample >= playhead.wanted_until(now_s):
+        if at_sample >= playhead.wanted_until:
             self.schedule(at_sample, values, message.seq, message.ramp_ms / 1e3)
         else:
-            self.change(values, message.seq, now_s, message.ramp_ms / 1e3)
+            self.change(values, message.seq, message.ramp_ms / 1e3)
 
-    def set_adapter(self, message: SetAdapter, now_s: float) -> None:
+    def set_adapter(self, message: SetAdapter) -> None:
         """Of the control `adapters`, which has all of them, only this one changes. Raises RequestError."""
-        adapters = self.adapters_with(message.id, message.strength, now_s)
+        adapters = self.adapters_with(message.id, message.strength)
         try:
             values = check_controls({"adapters": adapters}, self._model)
         except RequestError as error:
             raise error.renamed("id") from None
-        self.change(values, message.seq, now_s, message.ramp_ms / 1e3)
+        self.change(values, message.seq, message.ramp_ms / 1e3)
 
     def schedule(self, at_sample: int, patch: Mapping[str, Any], seq: int, ramp_s: float = 0.0) -> None:
         """As `change`, but to be heard from a sample on: it begins with `begin_scheduled`."""
@@ -141,21 +147,22 @@ class ControlState:
         self._scheduled.sort(key=lambda change: change.at_sample)
         self.accepted_seq = seq
 
-    def begin_scheduled(self, before_sample: int, playhead: Playhead, now_s: float) -> None:
+    def begin_scheduled(self, before_sample: int, playhead: Playhead) -> None:
         """Begin the changes that are to be heard before a sample; ramps begin when the playhead gets there."""
         while self._scheduled and self._scheduled[0].at_sample < before_sample:
             change = self._scheduled.pop(0)
-            start_s = playhead.reaches_s(change.at_sample, now_s)
-            self._merge(change.patch, start_s, start_s + change.ramp_s, change.seq_before)
+            start_s = playhead.reaches_s(change.at_sample)
+            self._merge(change.patch, start_s, change.ramp_s, change.seq_before)
             self.from_sample = max(self.from_sample, change.at_sample)
             self.seq = max(self.seq, change.seq)
             self._options.clear()
 
     def change_prompts(
-        self, weights: Mapping[str, float], blend: Blend | None, seq: int, now_s: float, ramp_s: float = 0.0
+        self, weights: Mapping[str, float], blend: Blend | None, seq: int, ramp_s: float = 0.0
     ) -> None:
         """Replace the prompts, text -> weight; with a ramp, texts that go away fade out."""
-        before = self._current_weights(now_s)
+        now_s = self.clock.now_s
+        before = self._weights_at(now_s)
         for text in {**before, **weights}:
             ends = before.get(text, 0.0), weights.get(text, 0.0)
             _set_ramp(self._weight_ramps, text, *ends, now_s, now_s + ramp_s, self.accepted_seq)
@@ -163,59 +170,69 @@ class ControlState:
         self.blend = blend or self.blend
         self.accept(seq)
 
-    def value(self, name: str, now_s: float) -> Any:
-        """A control's value at a time."""
+    def value(self, name: str) -> Any:
+        """A control's value now."""
+        return self._value_at(name, self.clock.now_s)
+
+    def _value_at(self, name: str, at_s: float) -> Any:
         if name in self._ramps:
-            return self._ramps[name].value(now_s)
+            return self._ramps[name].value(at_s)
         return self._values.get(name, self.defaults[name])
 
-    def adapters_with(self, id_: str, strength: float | None, now_s: float) -> list[dict[str, Any]]:
+    def adapters_with(self, id_: str, strength: float | None) -> list[dict[str, Any]]:
         """The control `adapters`, where one of them has another strength, or is removed."""
-        strengths = {item["id"]: item["strength"] for item in self.value("adapters", now_s)} | {id_: strength}
+        strengths = {item["id"]: item["strength"] for item in self.value("adapters")} | {id_: strength}
         return [{"id": id_, "strength": value} for id_, value in strengths.items() if value is not None]
 
-    def is_moving(self, now_s: float) -> bool:
+    @property
+    def is_moving(self) -> bool:
         """Whether a ramp is under way."""
-        return any(now_s < ramp.end_s for ramp in self._all_ramps())
+        return bool(self._moving())
 
-    def full_seq(self, now_s: float) -> int:
+    def _moving(self) -> list[Ramp]:
+        """The ramps that have not ended."""
+        ramps = (*self._ramps.values(), *self._weight_ramps.values())
+        return [ramp for ramp in ramps if self.clock.now_s < ramp.end_s]
+
+    @property
+    def full_seq(self) -> int:
         """The newest seq such that every change up to it has reached its final value."""
-        moving = [ramp.seq_before for ramp in self._all_ramps() if now_s < ramp.end_s]
-        return min((*moving, *(change.seq_before for change in self._scheduled)), default=self.seq)
+        return min((*(ramp.seq_before for ramp in self._moving()), *(change.seq_before for change in self._scheduled)), default=self.seq)
 
-    def step_values(self, now_s: float) -> dict[str, Any]:
-        """Every step control's value at a time, as StepOptions takes it."""
-        return {name: self.value(name, now_s) for name in STEP_CONTROLS}
+    def step_values(self) -> dict[str, Any]:
+        """Every step control's value now, as StepOptions takes it."""
+        return {name: self.value(name) for name in STEP_CONTROLS}
 
-    def options(self, now_s: float, *, has_source: bool, has_structure: bool = False) -> GenerationOptions:
+    def options(self, *, has_source: bool, has_structure: bool = False) -> GenerationOptions:
         """Options of a generation that starts now. What needs a source has no effect where there is none.
 
         has_structure: there are hints, which some of these options need no source beside.
         """
         given = (has_source, has_structure)
-        if self.is_moving(now_s):
-            return self._new_options(now_s, *given)
+        if self.is_moving:
+            return self._options_at(self.clock.now_s, *given)
         if self._ramps or self._weight_ramps:
             self._ramps, self._weight_ramps = {}, {}
             self._options.clear()
         if given not in self._options:
-            self._options[given] = self._new_options(now_s, *given)
+            self._options[given] = self._options_at(self.clock.now_s, *given)
         return self._options[given]
 
-    def _new_options(self, now_s: float, has_source: bool, has_structure: bool) -> GenerationOptions:
+    def _options_at(self, at_s: float, has_source: bool, has_structure: bool) -> GenerationOptions:
         lacking = frozenset() if has_source else NEEDS_SOURCE_NAMES - (STRUCTURE_NAMES if has_structure else set())
         names = (self._values.keys() | self._ramps.keys()) - LIVE_ONLY - lacking
-        values = {name: self.value(name, now_s) for name in names}
+        values = {name: self._value_at(name, at_s) for name in names}
         changed = {name: value for name, value in values.items() if name == "denoise" or value != self.defaults[name]}
         always = {name: self.defaults[name] for name in WHOLE_NUMBERS}
-        return GenerationOptions(prompt=self._prompt(now_s), blend=self.blend, **always | changed)
+        return GenerationOptions(prompt=self._prompt_at(at_s), blend=self.blend, **always | changed)
 
     def final_options(self) -> GenerationOptions:
         """Options of a generation with hints, once nothing moves."""
-        return self._new_options(math.inf, has_source=False, has_structure=True)
+        return self._options_at(math.inf, has_source=False, has_structure=True)
 
-    def snapshot(self, now_s: float) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """JSON values that `restore` takes; times are relative to now."""
+        now_s = self.clock.now_s
         return {
             "seed": self.defaults["seed"],
             "values": plain_values(self._values),
@@ -230,10 +247,10 @@ class ControlState:
         }
 
     @classmethod
-    def restore(cls, stored: Mapping[str, Any], model: LiveModel, now_s: float) -> ControlState:
+    def restore(cls, stored: Mapping[str, Any], model: LiveModel, clock: SessionClock) -> ControlState:
         """The state of a snapshot. Raises RequestError where it does not fit the model."""
         prompts = [LivePrompt(text=text, weight=weight) for text, weight in stored["weights"].items()]
-        state = cls(model, stored["values"], prompts, stored["blend"], stored["seed"])
+        state, now_s = cls(model, clock, stored["values"], prompts, stored["blend"], stored["seed"]), clock.now_s
         state.seq, state.accepted_seq = stored["seqs"]
         state.client_seqs = ClientSeqs(*stored.get("client_seqs", ()))
         state.from_sample = stored["from_sample"]
@@ -245,29 +262,26 @@ class ControlState:
         ]
         return state
 
-    def _prompt(self, now_s: float) -> str | list[WeightedPrompt]:
-        weights = sorted(self._current_weights(now_s).items(), key=lambda item: -item[1])[:MAX_PROMPTS]
+    def _prompt_at(self, at_s: float) -> str | list[WeightedPrompt]:
+        weights = sorted(self._weights_at(at_s).items(), key=lambda item: -item[1])[:MAX_PROMPTS]
         if not weights:
             return ""
         return [WeightedPrompt(text=text, weight=weight) for text, weight in weights]
 
-    def _current_weights(self, now_s: float) -> dict[str, float]:
+    def _weights_at(self, at_s: float) -> dict[str, float]:
         """Text -> weight at a time, without those that have none."""
-        weights = dict(self._weights) | {text: ramp.value(now_s) for text, ramp in self._weight_ramps.items()}
+        weights = dict(self._weights) | {text: ramp.value(at_s) for text, ramp in self._weight_ramps.items()}
         return {text: weight for text, weight in weights.items() if weight > 0.0}
 
-    def _merge(self, patch: Mapping[str, Any], start_s: float, end_s: float, seq_before: int) -> None:
+    def _merge(self, patch: Mapping[str, Any], start_s: float, ramp_s: float, seq_before: int) -> None:
         for name, value in patch.items():
-            before, after = self.value(name, start_s), self.defaults[name] if value is None else value
-            ramp_end_s = start_s if name in WITHOUT_RAMP else end_s
-            _set_ramp(self._ramps, name, before, after, start_s, ramp_end_s, seq_before)
+            before, after = self._value_at(name, start_s), self.defaults[name] if value is None else value
+            end_s = start_s if name in WITHOUT_RAMP else start_s + ramp_s
+            _set_ramp(self._ramps, name, before, after, start_s, end_s, seq_before)
             if value is None:
                 self._values.pop(name, None)
             else:
                 self._values[name] = value
-
-    def _all_ramps(self) -> list[Ramp]:
-        return [*self._ramps.values(), *self._weight_ramps.values()]
 
 
 def _set_ramp(

@@ -86,7 +86,7 @@ class Generations(ABC):
         self.is_patient = False
         self.num_started = 0
         self.num_placed = 0
-        self._model, self._slots = model, slots
+        self._model, self._clock, self._slots = model, playhead.clock, slots
         self._controls, self._timeline, self._playhead = controls, timeline, playhead
         self._latest: Basis | None = None
         self._wanted_since_s: float | None = None
@@ -94,28 +94,29 @@ class Generations(ABC):
         self._retry_s = -math.inf
         self._num_failed = 0
 
-    def wanted_s(self, now_s: float) -> float | None:
+    def wanted_s(self) -> float | None:
         """Since when one more generation is wanted; None where none is."""
-        if not self._playhead.is_active(now_s) or now_s < self._ready_s() or not self._is_wanted(now_s):
+        if not self._playhead.is_active or self._clock.now_s < self._ready_s() or not self._is_wanted():
             self._wanted_since_s = None
         elif self._wanted_since_s is None:
-            self._wanted_since_s = now_s
+            self._wanted_since_s = self._clock.now_s
         return self._wanted_since_s
 
-    def is_ending(self, now_s: float) -> bool:
+    @property
+    def is_ending(self) -> bool:
         """Whether what is known ends soon, and something plays."""
         return False
 
-    def start(self, session: str, now_s: float, *, may_draft: bool = True) -> SessionJob:
+    def start(self, session: str, *, may_draft: bool = True) -> SessionJob:
         """The next generation, with the newest values; a draft of it only where that `may_draft`."""
-        running = self._new(f"{session}/{self.num_started}", now_s, may_draft)
+        running = self._new(f"{session}/{self.num_started}", may_draft)
         self.num_started += 1
         self.running.append(running)
         self._latest = running.basis
         self._wanted_since_s = None
         return running.job
 
-    def cancelled(self, now_s: float) -> list[str]:
+    def cancelled(self) -> list[str]:
         """Generations that are not worth finishing any more; they are forgotten."""
         return []
 
@@ -126,25 +127,25 @@ class Generations(ABC):
             self._latest = None
         return [CancelJob(running.job.id) for running in stopped]
 
-    def finish(self, job_id: str, latents: Latents, now_s: float, took_s: float | None = None) -> bool:
+    def finish(self, job_id: str, latents: Latents, took_s: float | None = None) -> bool:
         """Take a generation's latents `[T, C]`; False where the canvas stays as it is. took_s: since it was started."""
         done = self._take(job_id)
         if done is None:
             return False
         if not done.is_draft:
-            self.times.newest_s.append(now_s - done.started_s if took_s is None else took_s)
+            self.times.newest_s.append(self._clock.now_s - done.started_s if took_s is None else took_s)
         self._num_failed, self._retry_s = 0, -math.inf
-        if not self._place(done, Piece(f"latents/{done.number}", latents), now_s):
+        if not self._place(done, Piece(f"latents/{done.number}", latents)):
             return False
         self.num_placed += 1
         return True
 
-    def fail(self, job_id: str, now_s: float) -> bool:
+    def fail(self, job_id: str) -> bool:
         """A generation ended without latents: try again after 1, 2, 4 ... seconds. False where the id is unknown."""
         failed = self._take(job_id)
         if failed is None:
             return False
-        self._retry_s = now_s + backoff_s(self._num_failed, FIRST_RETRY_S, LONGEST_RETRY_S)
+        self._retry_s = self._clock.now_s + backoff_s(self._num_failed, FIRST_RETRY_S, LONGEST_RETRY_S)
         self._num_failed += 1
         if failed.basis is self._latest and not failed.is_append:
             self._latest = None
@@ -157,21 +158,21 @@ class Generations(ABC):
             if running.job.id in reached:
                 running.basis.first_seq = max(running.basis.first_seq, seq)
 
-    def update(self, now_s: float) -> UpdateSteps | None:
+    def update(self) -> UpdateSteps | None:
         """The step controls that generations in flight do not have yet; at most every UPDATE_INTERVAL_S."""
-        reached, patch = self._missing_steps(now_s)
-        if not patch or now_s < self._updated_s + UPDATE_INTERVAL_S:
+        reached, patch = self._missing_steps()
+        if not patch or self._clock.now_s < self._updated_s + UPDATE_INTERVAL_S:
             return None
-        self._updated_s = now_s
+        self._updated_s = self._clock.now_s
         for running in reached:
             running.basis.is_mixed |= any(running.steps[name] != value for name, value in patch.items())
             running.steps.update(patch)
         return UpdateSteps(tuple(running.job.id for running in reached), patch, self._controls.seq)
 
-    def settle(self, now_s: float) -> None:
+    def settle(self) -> None:
         """Where the newest generation has all that was changed since, what it made counts as complete up to now."""
-        latest, seq = self._latest, self._controls.full_seq(now_s)
-        if latest is None or self._is_dirty(now_s) or seq <= latest.full_seq:
+        latest, seq = self._latest, self._controls.full_seq
+        if latest is None or self._is_dirty() or seq <= latest.full_seq:
             return
         bases = [running.basis for running in self.running]
         if latest not in bases:
@@ -180,49 +181,50 @@ class Generations(ABC):
             if basis.key == latest.key and not basis.is_mixed:
                 basis.full_seq, basis.first_seq = seq, max(seq, basis.first_seq)
 
-    def due_s(self, now_s: float) -> float | None:
+    def due_s(self) -> float | None:
         """When something is to be done that only waits for the time."""
+        now_s = self._clock.now_s
         times = [self._ready_s()] if self._ready_s() > now_s else []
-        if self._controls.is_moving(now_s) or self._missing_steps(now_s)[1]:
+        if self._controls.is_moving or self._missing_steps()[1]:
             times.append(max(now_s, self._updated_s) + UPDATE_INTERVAL_S)
         return min(times, default=None)
 
-    def is_current(self, now_s: float) -> bool:
+    def is_current(self) -> bool:
         """Whether the canvas has all changes, but for appends in flight."""
         made = [running.basis for running in self.running if not running.is_append]
-        return not self._is_dirty(now_s) and self._latest not in made
+        return not self._is_dirty() and self._latest not in made
 
-    def restore(self, num_started: int, num_placed: int, is_current: bool, now_s: float) -> None:
+    def restore(self, num_started: int, num_placed: int, is_current: bool) -> None:
         """Go on after the generations of a stored session."""
         self.num_started, self.num_placed = num_started, num_placed
-        seq = self._controls.full_seq(now_s)
-        self._latest = Basis(self.key(now_s), seq, seq) if is_current else None
+        seq = self._controls.full_seq
+        self._latest = Basis(self.key(), seq, seq) if is_current else None
 
     @abstractmethod
-    def note(self, now_s: float) -> None:
+    def note(self) -> None:
         """Note where the playhead is."""
 
-    def write(self, start: int, piece: Piece, seq: int, now_s: float) -> list[str]:
+    def write(self, start: int, piece: Piece, seq: int) -> list[str]:
         """Put latents into the canvas from frame `start` on and make them a part of the source.
 
         Generations in flight do not know of it: they are forgotten. Returns their ids.
         """
-        was_dirty = self._is_dirty(now_s)
+        was_dirty = self._is_dirty()
         stopped = [running.job.id for running in self.running]
         is_stopped = bool(stopped)
         self.running.clear()
-        self._write(start, piece, seq, now_s)
+        self._write(start, piece, seq)
         if is_stopped or was_dirty or self._latest is None:
             self._latest = None
         else:
-            self._latest.key = self.key(now_s)
+            self._latest.key = self.key()
         return stopped
 
-    def key(self, now_s: float) -> Key:
+    def key(self) -> Key:
         """What a generation that starts now is made with."""
         given = self.references
         has_source, has_structure = given.source is not None, given.structure is not None or given.is_planned
-        return self._controls.options(now_s, has_source=has_source, has_structure=has_structure), given.version
+        return self._controls.options(has_source=has_source, has_structure=has_structure), given.version
 
     def reset(self) -> list[str]:
         """Let the next generation continue nothing. Returns the ids of those in flight, which are forgotten."""
@@ -232,31 +234,31 @@ class Generations(ABC):
         """Play by a plan from canvas frame `origin` on."""
         raise RequestError("a loop has no plan", field="plan")
 
-    def plan_work(self, now_s: float) -> MakePlan | None:
+    def plan_work(self) -> MakePlan | None:
         """What to make of the plan now; None where nothing is."""
         return None
 
-    def plan_made(self, number: int, part: PlanPart, now_s: float) -> None:  # noqa: B027
+    def plan_made(self, number: int, part: PlanPart) -> None:  # noqa: B027
         """Take a part of the plan; those that it did not ask for are ignored."""
 
-    def edit_plan(self, message: SetPlan, now_s: float) -> None:
+    def edit_plan(self, message: SetPlan) -> None:
         """Take an edit of the plan. Raises RequestError; then nothing has changed."""
         raise RequestError("the session has no plan", field="type", fix="open it with mode extend and plan true")
 
     @abstractmethod
-    def _is_wanted(self, now_s: float) -> bool:
+    def _is_wanted(self) -> bool:
         """Whether one more generation is wanted."""
 
     @abstractmethod
-    def _new(self, job_id: str, now_s: float, may_draft: bool) -> Running:
+    def _new(self, job_id: str, may_draft: bool) -> Running:
         """The next generation."""
 
     @abstractmethod
-    def _place(self, done: Running, piece: Piece, now_s: float) -> bool:
+    def _place(self, done: Running, piece: Piece) -> bool:
         """Put latents into the canvas; False where they are of no use."""
 
     @abstractmethod
-    def _write(self, start: int, piece: Piece, seq: int, now_s: float) -> None:
+    def _write(self, start: int, piece: Piece, seq: int) -> None:
         """Put latents from frame `start` on into the canvas and the source."""
 
     def located(self, start_sample: int, samples: int) -> tuple[int, int, int]:
@@ -275,9 +277,9 @@ class Generations(ABC):
         """When the next generation may start."""
         return self._retry_s
 
-    def _is_dirty(self, now_s: float) -> bool:
+    def _is_dirty(self) -> bool:
         """Whether no generation was started with what holds now, and kept it."""
-        return self._latest is None or self._latest.is_mixed or self._latest.key != self.key(now_s)
+        return self._latest is None or self._latest.is_mixed or self._latest.key != self.key()
 
     def _take(self, job_id: str) -> Running | None:
         found = next((running for running in self.running if running.job.id == job_id), None)
@@ -285,31 +287,31 @@ class Generations(ABC):
             self.running.remove(found)
         return found
 
-    def _missing_steps(self, now_s: float) -> tuple[list[Running], dict[str, Any]]:
+    def _missing_steps(self) -> tuple[list[Running], dict[str, Any]]:
         """Generations that may take step controls, and the values that they lack."""
         from_sample = self._controls.from_sample
-        is_heard = from_sample <= self._playhead.reach(now_s)
+        is_heard = from_sample <= self._playhead.reach
         reached = [running for running in self.running if is_heard or running.from_sample >= from_sample]
         if not reached:
             return [], {}
         has_source = all(running.job.source is not None and not running.is_draft for running in reached)
-        values = self._controls.step_values(now_s)
+        values = self._controls.step_values()
         return reached, {
             name: value
             for name, value in values.items()
             if (has_source or name not in NEEDS_SOURCE_NAMES) and any(item.steps[name] != value for item in reached)
         }
 
-    def _running(self, job_id: str, segment: Segment, now_s: float, **job: Any) -> Running:
-        key = self.key(now_s)
+    def _running(self, job_id: str, segment: Segment, **job: Any) -> Running:
+        key = self.key()
         options = self.references.prompted(key[0], segment).model_copy(update={"seed": job.pop("seed")})
-        full_seq = self._controls.full_seq(now_s)
+        full_seq = self._controls.full_seq
         return Running(
             job=SessionJob(job_id, options, segment, full_seq=full_seq, **self.references.inputs(segment), **job),
             number=self.num_started,
             basis=Basis(key, self._controls.seq, full_seq),
-            started_s=now_s,
-            steps=self._controls.step_values(now_s),
+            started_s=self._clock.now_s,
+            steps=self._controls.step_values(),
             from_sample=self._controls.from_sample,
         )
 

@@ -36,21 +36,22 @@ class ExtendGenerations(Generations):
         self._bare_frame: int | None = None  # From here on what is known was made without hints.
         self._final_options: tuple[int, GenerationOptions] | None = None  # with the seq that they have
 
-    def note(self, now_s: float) -> None:
+    def note(self) -> None:
         """Note which canvas frames the playhead has reached, and forget those of long ago."""
-        frame = self._playhead.position(now_s) // self._model.hop_samples
+        frame = self._playhead.position // self._model.hop_samples
         first = max(self._noted_frame, frame - self.frames)
         self.heard_frame = max(self.heard_frame, self._end_of(first, frame + 1))
         self._noted_frame = frame
-        self._timeline.forget(0, self._position(now_s) - round(HISTORY_S * self._model.frame_rate_hz))
+        self._timeline.forget(0, self._position() - round(HISTORY_S * self._model.frame_rate_hz))
 
-    def is_ending(self, now_s: float) -> bool:
+    @property
+    def is_ending(self) -> bool:
         """Whether what is known ends soon, and something plays."""
-        return self._timeline.newest is not None and not self.running and self._is_short(now_s)
+        return self._timeline.newest is not None and not self.running and self._is_short()
 
-    def cancelled(self, now_s: float) -> list[str]:
+    def cancelled(self) -> list[str]:
         """An append is not worth finishing where a refresh is needed."""
-        stopped = [item for item in self.running if item.is_append and self._is_dirty(now_s)]
+        stopped = [item for item in self.running if item.is_append and self._is_dirty()]
         for item in stopped:
             self.running.remove(item)
         return [item.job.id for item in stopped]
@@ -71,35 +72,35 @@ class ExtendGenerations(Generations):
 
     def begin_plan(self, origin: int | None) -> None:
         """Begin a plan, in place of one that there is. origin: the canvas frame of its beginning."""
-        self.references.plan = self.references.plan or SessionPlan(self._model, self.frames)
+        self.references.plan = self.references.plan or SessionPlan(self._model, self._clock, self.frames)
         seed = segment_seed(int(self._controls.defaults["seed"]), self.num_started)
         self.references.plan.restart(self._plan_options(), seed, origin)
 
-    def settle(self, now_s: float) -> None:
+    def settle(self) -> None:
         """An edit of the plan is complete once it is made, or of no effect any more."""
         plan = self.references.plan
         if plan is None or plan.is_idle or not plan.has_edits:
-            super().settle(now_s)
+            super().settle()
 
-    def plan_work(self, now_s: float) -> MakePlan | None:
+    def plan_work(self) -> MakePlan | None:
         """The plan is made anew where prompt, tempo or key have changed, and goes on ahead of what is generated."""
         plan = self.references.plan
         if plan is None or not self.references.is_planned:
             if plan is not None:
                 plan.is_idle = True
             return None
-        cut = self._cut(now_s)
+        cut = self._cut()
         if plan.is_idle:
             self.begin_plan(cut)
         plan.move(cut)
         plan.follow(self._plan_options(), cut)
-        first = self._position(now_s) - self.frames
-        return plan.work(first, self._timeline.canvas.end if plan.origin is not None else 0, now_s)
+        first = self._position() - self.frames
+        return plan.work(first, self._timeline.canvas.end if plan.origin is not None else 0)
 
-    def plan_made(self, number: int, part: PlanPart, now_s: float) -> None:
+    def plan_made(self, number: int, part: PlanPart) -> None:
         """Where what is known was made with other hints, or without, it is made again."""
         plan = self.references.plan
-        changed = [None if plan is None else plan.made(number, part, now_s)]
+        changed = [None if plan is None else plan.made(number, part)]
         if plan is None or plan.origin is None:
             return
         if self._bare_frame is not None and plan.has_hints(self._bare_frame + 1):
@@ -110,14 +111,14 @@ class ExtendGenerations(Generations):
         stale = [frame for frame in (*changed, self._stale_frame) if frame is not None and frame < known]
         self._stale_frame = min(stale, default=None)
 
-    def edit_plan(self, message: SetPlan, now_s: float) -> None:
+    def edit_plan(self, message: SetPlan) -> None:
         """An edit is heard from its beginning: the time to make it has to be left."""
         plan = self.references.plan
         if plan is None:
-            super().edit_plan(message, now_s)
+            super().edit_plan(message)
             return
         until_s = 2 * self.times.estimate_s + plan.duration_s(self.frames)
-        earliest = self._first_unheard(self._playhead.reach(now_s) + self._samples(until_s), now_s)
+        earliest = self._first_unheard(self._playhead.reach + self._samples(until_s))
         plan.edit(message, earliest, self._model.frame_rate_hz)
 
     def _plan_options(self) -> GenerationOptions:
@@ -129,64 +130,63 @@ class ExtendGenerations(Generations):
     def _samples(self, seconds: float) -> int:
         return round(seconds * self._model.sample_rate_hz)
 
-    def _is_dirty(self, now_s: float) -> bool:
-        return self._stale_frame is not None or super()._is_dirty(now_s)
+    def _is_dirty(self) -> bool:
+        return self._stale_frame is not None or super()._is_dirty()
 
-    def _is_wanted(self, now_s: float) -> bool:
-        if self.running or not (self._is_dirty(now_s) or self._is_short(now_s)):
+    def _is_wanted(self) -> bool:
+        if self.running or not (self._is_dirty() or self._is_short()):
             return False
-        return self._has_hints(now_s) or self._cannot_wait(now_s)
+        return self._has_hints() or self._cannot_wait()
 
-    def _has_hints(self, now_s: float) -> bool:
+    def _has_hints(self) -> bool:
         """Whether the plan's hints of the next generation are there, or it has none."""
         plan = self.references.plan
         if plan is None or not self.references.is_planned:
             return True
-        segment = self._segment(now_s)
+        segment = self._segment()
         start = 0 if plan.origin is None else segment.start_frame
         return not plan.is_idle and plan.has_hints(start + segment.frames)
 
-    def _cannot_wait(self, now_s: float) -> bool:
+    def _cannot_wait(self) -> bool:
         """Whether what is known ends so soon that it is continued without a plan; before the first audio it waits."""
         plan = self.references.plan
         if plan is not None and (self._timeline.newest is None or self.context_frame is None):
-            return plan.is_late(now_s)
+            return plan.is_late
         if plan is not None and self.is_patient:
             return plan.has_failed
-        left = self._timeline.canvas.end - self._position(now_s)
+        left = self._timeline.canvas.end - self._position()
         return left < self._frames_s(self._playhead.lead_s + 3 * self.times.estimate_s)
 
     def _frames_s(self, seconds: float) -> int:
         return round(seconds * self._model.frame_rate_hz)
 
-    def _is_short(self, now_s: float) -> bool:
+    def _is_short(self) -> bool:
         """Whether what is known ends within half a canvas, or within the time that some generations take."""
         newest = self._timeline.newest
         if newest is None or newest.band is not None:
             return newest is None
         horizon = max(self.frames // 2, self._frames_s(self._playhead.lead_s + 3 * self.times.estimate_s))
-        return self._timeline.canvas.end - self._position(now_s) < horizon
+        return self._timeline.canvas.end - self._position() < horizon
 
-    def _position(self, now_s: float) -> int:
-        return self._frame_at(self._playhead.position(now_s))
+    def _position(self) -> int:
+        return self._frame_at(self._playhead.position)
 
     def _frame_at(self, sample: int) -> int:
         here = self._timeline.at(sample)
         return 0 if here is None else here.canvas_frame_at(sample // self._model.hop_samples)
 
-    def _new(self, job_id: str, now_s: float, may_draft: bool) -> Running:
-        canvas, is_dirty, has_hints = self._timeline.canvas, self._is_dirty(now_s), self._has_hints(now_s)
-        segment = self._segment(now_s)
+    def _new(self, job_id: str, may_draft: bool) -> Running:
+        canvas, is_dirty, has_hints = self._timeline.canvas, self._is_dirty(), self._has_hints()
+        segment = self._segment()
         cut = segment.start_frame + segment.keep_frames
         if not has_hints:
             self._bare_frame = cut if self._bare_frame is None else min(cut, self._bare_frame)
         running = self._running(
             job_id,
             segment,
-            now_s,
             tail=canvas.rows(range(segment.start_frame, cut)) if segment.keep_frames else None,
             noise=None,
-            seed=segment_seed(int(self._controls.value("seed", now_s)), self.num_placed),
+            seed=segment_seed(int(self._controls.value("seed")), self.num_placed),
             is_refresh=cut < canvas.end,
         )
         running.is_append = not is_dirty
@@ -194,35 +194,35 @@ class ExtendGenerations(Generations):
         self._stale_frame = None
         return running
 
-    def _segment(self, now_s: float) -> Segment:
+    def _segment(self) -> Segment:
         """The frames of a generation that starts now."""
         canvas = self._timeline.canvas
-        cut = self._cut(now_s) if self._is_dirty(now_s) else canvas.end
+        cut = self._cut() if self._is_dirty() else canvas.end
         context = 0 if self.context_frame is None else cut - max(self.context_frame, canvas.start)
         keep = max(0, min(self._model.overlap_frames, self.frames // 2, context))
         return Segment(cut - keep, self.frames, keep)
 
-    def _cut(self, now_s: float) -> int:
+    def _cut(self) -> int:
         """The first frame that is generated again: it will not have been heard when the generation is finished."""
         canvas = self._timeline.canvas
-        finished = self._playhead.reach(now_s) + round(self.times.estimate_s * self._model.sample_rate_hz)
-        wanted = self._first_unheard(max(finished, self._controls.from_sample), now_s)
-        if self._stale_frame is not None and not super()._is_dirty(now_s):
+        finished = self._playhead.reach + round(self.times.estimate_s * self._model.sample_rate_hz)
+        wanted = self._first_unheard(max(finished, self._controls.from_sample))
+        if self._stale_frame is not None and not super()._is_dirty():
             wanted = max(wanted, self._stale_frame)
         return min(max(wanted, canvas.start), canvas.end)
 
-    def _place(self, done: Running, piece: Piece, now_s: float) -> bool:
+    def _place(self, done: Running, piece: Piece) -> bool:
         """New frames in place of everything after the cut; where that has been heard by now, only what comes after."""
         segment, canvas = done.job.segment, self._timeline.canvas
         if self._timeline.newest is None:
             start, from_sample = 0, 0
         else:
-            from_sample = self._from_sample(done, now_s)
-            start = self._first_unheard(from_sample, now_s)
+            from_sample = self._from_sample(done)
+            start = self._first_unheard(from_sample)
             if not done.is_beginning:
                 start = max(segment.start_frame + segment.keep_frames, start)
             if start >= canvas.end:  # Nothing that is known changes.
-                start, from_sample = canvas.end, min(self._playhead.reach(now_s), self._playhead.sent_until)
+                start, from_sample = canvas.end, min(self._playhead.reach, self._playhead.sent_until)
         row = 0 if done.is_beginning else start - segment.start_frame
         if row >= segment.frames:
             self._latest = None
@@ -240,11 +240,11 @@ class ExtendGenerations(Generations):
             self._timeline.place_canvas(from_sample, extended)
         return True
 
-    def _first_unheard(self, from_sample: int, now_s: float) -> int:
+    def _first_unheard(self, from_sample: int) -> int:
         """The first canvas frame of which nothing is heard before `from_sample` and the reach."""
         hop = self._model.hop_samples
-        frame = max(from_sample // hop, -(-self._playhead.reach(now_s) // hop))
-        before = self._end_of(self._playhead.position(now_s) // hop, frame)
+        frame = max(from_sample // hop, -(-self._playhead.reach // hop))
+        before = self._end_of(self._playhead.position // hop, frame)
         return max(self.heard_frame, before, self._frame_at(frame * hop))
 
     def _end_of(self, first: int, last: int) -> int:
@@ -258,9 +258,9 @@ class ExtendGenerations(Generations):
                     end = max(end, here.canvas_frame_at(play_frame) + 1)
         return end
 
-    def _from_sample(self, done: Running, now_s: float) -> int:
+    def _from_sample(self, done: Running) -> int:
         """Where new frames begin to hold: not after the last sample that the old ones can be decoded to."""
-        from_sample = max(self._playhead.reach(now_s), done.from_sample)
+        from_sample = max(self._playhead.reach, done.from_sample)
         is_known = self._frame_at(from_sample) < self._timeline.canvas.end - self._model.margin_frames
         return from_sample if is_known else min(from_sample, self._playhead.sent_until)
 
@@ -272,10 +272,10 @@ class ExtendGenerations(Generations):
             raise RequestError(f"the canvas is known from {known[0]} to {known[1]} s", field="at_s")
         return start
 
-    def _write(self, start: int, piece: Piece, seq: int, now_s: float) -> None:
+    def _write(self, start: int, piece: Piece, seq: int) -> None:
         """What has been heard, or is heard before the change can arrive, stays."""
-        reach = self._playhead.reach(now_s)
-        first = max(start, self._first_unheard(reach, now_s))
+        reach = self._playhead.reach
+        first = max(start, self._first_unheard(reach))
         part = Part(piece, 0, start, start + len(piece.latents), seq, seq).cut(first, start + len(piece.latents))
         if part is not None:
             self._timeline.place_canvas(reach, self._timeline.canvas.with_part(part))

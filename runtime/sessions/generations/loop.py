@@ -54,7 +54,7 @@ class LoopGenerations(Generations):
         self._newest_noise = self.placed_noise
         return super().stop()
 
-    def note(self, now_s: float) -> None:
+    def note(self) -> None:
         """What was heard may change in the next pass."""
 
     def _ready_s(self) -> float:
@@ -63,32 +63,31 @@ class LoopGenerations(Generations):
             return self._retry_s
         return max(self._retry_s, self.running[-1].started_s + self.times.estimate_s / self._slots)
 
-    def _is_wanted(self, now_s: float) -> bool:
-        return len(self.running) < self._slots and (self._is_dirty(now_s) or self._variation(now_s) > 0.0)
+    def _is_wanted(self) -> bool:
+        return len(self.running) < self._slots and (self._is_dirty() or self._variation() > 0.0)
 
-    def _variation(self, now_s: float) -> float:
-        return float(self._controls.value("variation", now_s))
+    def _variation(self) -> float:
+        return float(self._controls.value("variation"))
 
-    def _new(self, job_id: str, now_s: float, may_draft: bool) -> Running:
-        state = self._newest_noise = self._next_noise(now_s)
+    def _new(self, job_id: str, may_draft: bool) -> Running:
+        state = self._newest_noise = self._next_noise()
         running = self._running(
             job_id,
             Segment(0, self.frames),
-            now_s,
             tail=None,
             noise=None if state.piece is None else state.piece.latents,
             seed=state.seed,
             is_refresh=self._timeline.newest is not None,
         )
         self._noises[running.number] = state
-        return self._draft(running) if may_draft and self._can_draft(running.basis.key, now_s) else running
+        return self._draft(running) if may_draft and self._can_draft(running.basis.key) else running
 
-    def _can_draft(self, key: Key, now_s: float) -> bool:
+    def _can_draft(self, key: Key) -> bool:
         """Whether only step controls have changed since the canvas was made, and nothing is in flight."""
         latest, steps = self._latest, key[0].steps
         if latest is None or latest.is_mixed or self.running or self.references.source is not None:
             return False
-        if (steps or 1) < 2 or self._variation(now_s) > 0.0:
+        if (steps or 1) < 2 or self._variation() > 0.0:
             return False
         before = key[0].model_copy(update={name: getattr(latest.key[0], name) for name in STEP_CONTROLS})
         return (before, key[1]) == latest.key != key
@@ -105,9 +104,9 @@ class LoopGenerations(Generations):
         running.is_draft = True
         return running
 
-    def _next_noise(self, now_s: float) -> PassNoise:
+    def _next_noise(self) -> PassNoise:
         """n_k = sqrt(1 - v^2) n_(k-1) + v e_k, with e_k from (seed, k): the noise stays standard normal."""
-        seed, variation = int(self._controls.value("seed", now_s)), self._variation(now_s)
+        seed, variation = int(self._controls.value("seed")), self._variation()
         state = self._newest_noise
         if state is None or state.seed != seed:
             state = PassNoise(seed)
@@ -121,7 +120,7 @@ class LoopGenerations(Generations):
         mixed = (math.sqrt(1.0 - variation**2) * last + variation * fresh).astype(np.float32)
         return PassNoise(seed, state.index + 1, Piece(f"noise/{self.num_started}", mixed))
 
-    def _place(self, done: Running, piece: Piece, now_s: float) -> bool:
+    def _place(self, done: Running, piece: Piece) -> bool:
         """The whole canvas, unless a newer one is there already."""
         if done.number < self._placed_number:
             return False
@@ -131,7 +130,7 @@ class LoopGenerations(Generations):
         if self._timeline.newest is None:
             self._timeline.place(self._first_placement(canvas, (0, self.frames)))
         else:
-            self._timeline.place_canvas(max(self._playhead.reach(now_s), done.from_sample), canvas)
+            self._timeline.place_canvas(max(self._playhead.reach, done.from_sample), canvas)
         return True
 
     def region(self, start: int, frames: int) -> int:
@@ -142,11 +141,11 @@ class LoopGenerations(Generations):
             raise RequestError(f"has {frames} frames, the canvas has {self.frames}", field="samples")
         return start % self.frames
 
-    def _write(self, start: int, piece: Piece, seq: int, now_s: float) -> None:
+    def _write(self, start: int, piece: Piece, seq: int) -> None:
         canvas, n = self._timeline.canvas, len(piece.latents)
         head = min(n, self.frames - start)
         canvas = canvas.with_part(Part(piece, 0, start, start + head, seq, seq))
         if n > head:
             canvas = canvas.with_part(Part(piece, head, 0, n - head, seq, seq))
-        self._timeline.place_canvas(self._playhead.reach(now_s), canvas)
+        self._timeline.place_canvas(self._playhead.reach, canvas)
         self.references.put("source", PlacedSource(None, None, Piece(f"source/{seq}", canvas.rows(range(self.frames)))))

@@ -20,6 +20,7 @@ from runtime.requests.form.state import PlanState
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Latents
 from runtime.sessions.playback.canvas import Canvas, Part, Piece
+from runtime.sessions.playback.playhead import SessionClock
 from runtime.sessions.protocol.actions import LiveModel, MakePlan, PlanBeginning, PlanChange, PlanPart
 from runtime.sessions.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
 from runtime.sessions.protocol.messages import Problem, problem_of
@@ -51,9 +52,9 @@ class SessionPlan:
     as they are made. is_idle: the session plays something else than a plan.
     """
 
-    def __init__(self, model: LiveModel, frames: int) -> None:
+    def __init__(self, model: LiveModel, clock: SessionClock, frames: int) -> None:
         assert model.plan is not None
-        self.facts = model.plan
+        self.facts, self.clock = model.plan, clock
         self.origin: int | None = 0
         self.header: Mapping[str, Any] = {}
         self.sections: tuple[PlannedSection, ...] = ()
@@ -90,8 +91,10 @@ class SessionPlan:
         """How long hints of so many frames take, at most, as far as is known; also what is being made comes first."""
         return (math.ceil(frames / self._step) + 1) * max(self._steps_s, default=0.0)
 
-    def is_late(self, now_s: float) -> bool:
+    @property
+    def is_late(self) -> bool:
         """Whether generations have waited long enough for its first part, or it has failed."""
+        now_s = self.clock.now_s
         return self.has_failed or now_s > (self._waiting_since_s or now_s) + PATIENCE_S
 
     @property
@@ -157,7 +160,7 @@ class SessionPlan:
             frame = self._code_frame(max(0, canvas_frame - self.origin), up=True)
             self._changes.append(PlanChange(frame, options=options))
 
-    def work(self, first: int, known: int, now_s: float) -> MakePlan | None:
+    def work(self, first: int, known: int) -> MakePlan | None:
         """What to make now; None where enough is there, or something is being made.
 
         first, known: canvas frames; before `first` nothing is shown, up to `known` all is generated.
@@ -166,7 +169,7 @@ class SessionPlan:
         if self.origin is not None:
             self._first = first - origin
             self._forget()
-        if self._asked is not None or now_s < self._retry_s:
+        if self._asked is not None or self.clock.now_s < self._retry_s:
             return None
         change = self._changes[0] if self._changes else None
         if self._is_begun and change is None and self.end >= self._wanted(known - origin):
@@ -174,17 +177,17 @@ class SessionPlan:
         start = self.end if change is None else min(self.end, self._code_frame(change.from_frame))
         begin = None if self._is_begun else PlanBeginning(self._options, self._seed, self._state)
         self._number += 1
-        self._asked = _Asked(MakePlan(self._number, begin, change, start, self._step), now_s)
-        self._waiting_since_s = now_s if self._waiting_since_s is None else self._waiting_since_s
+        self._asked = _Asked(MakePlan(self._number, begin, change, start, self._step), self.clock.now_s)
+        self._waiting_since_s = self._asked.asked_s if self._waiting_since_s is None else self._waiting_since_s
         return self._asked.work
 
-    def made(self, number: int, part: PlanPart, now_s: float) -> int | None:
+    def made(self, number: int, part: PlanPart) -> int | None:
         """Take what was made; the canvas frame that it differs from, where that was known. Others are ignored."""
         asked = self._take(number)
         if asked is None:
             return None
         self._num_failed, self._retry_s, self._is_begun = 0, -math.inf, True
-        self._steps_s.append(now_s - asked.asked_s)
+        self._steps_s.append(self.clock.now_s - asked.asked_s)
         change, start = asked.work.change, asked.work.start_frame
         changed = None
         if change is not None:
@@ -196,7 +199,7 @@ class SessionPlan:
         self._note_sections(part)
         return None if changed is None else changed + (self.origin or 0)
 
-    def failed(self, number: int, error: TickError, now_s: float, *, is_attached: bool) -> Problem | None:
+    def failed(self, number: int, error: TickError, *, is_attached: bool) -> Problem | None:
         """Nothing came of it; what to report, None where that is of no interest. A change that is refused is given up.
 
         is_attached: there is a client to report it to; without one a change that is refused is tried again.
@@ -207,7 +210,7 @@ class SessionPlan:
         self._is_begun = False
         if isinstance(error, RequestError) and asked.work.change is not None and is_attached:
             return problem_of(error, self._changes.popleft().seq)
-        self._retry_s = now_s + backoff_s(self._num_failed, FIRST_RETRY_S, LONGEST_RETRY_S)
+        self._retry_s = self.clock.now_s + backoff_s(self._num_failed, FIRST_RETRY_S, LONGEST_RETRY_S)
         self._num_failed += 1
         return problem_of(error)
 
@@ -354,9 +357,11 @@ class SessionPlan:
         return values, self._hints.parts
 
     @classmethod
-    def restored(cls, model: LiveModel, frames: int, stored: Mapping[str, Any], parts: Iterable[Part]) -> SessionPlan:
+    def restored(
+        cls, model: LiveModel, clock: SessionClock, frames: int, stored: Mapping[str, Any], parts: Iterable[Part]
+    ) -> SessionPlan:
         """The plan of a snapshot; it is opened again with the next work."""
-        plan = cls(model, frames)
+        plan = cls(model, clock, frames)
         for options in [stored["options"], *(change["options"] for change in stored["changes"])]:
             model.ranges.check(options or {}, "plan.")
         plan.restart(parse_options(stored["options"]), stored["seed"], stored["origin"])

@@ -43,33 +43,34 @@ class _Change:
 
 
 class ControlTimes:
-    """Times of the changes that are not heard in full yet, at most MAX_CHANGES; of the host's clock.
+    """Times of the changes that are not heard in full yet, at most MAX_CHANGES. clock: the host's.
 
     observe: gets the seconds from a change's arrival until the playhead reaches the first sample with it, and the first
     from which on it is complete. Both are estimates of the time when that audio is sent.
     """
 
-    def __init__(self, observe: Observer) -> None:
-        self._observe = observe
+    def __init__(self, observe: Observer, clock: Callable[[], float]) -> None:
+        self._observe, self._clock = observe, clock
         self._changes: dict[int, _Change] = {}
 
-    def receive(self, message: ClientMessage, now_s: float) -> None:
+    def receive(self, message: ClientMessage) -> None:
         """A client's message was accepted."""
         kind, seq = kind_of(message), getattr(message, "seq", None)
         if kind is None or seq is None:
             return
-        self._changes[seq] = _Change(kind, now_s)
+        self._changes[seq] = _Change(kind, self._clock())
         if len(self._changes) > MAX_CHANGES:
             del self._changes[min(self._changes)]
 
-    def mark(self, stage: str, seq: int, now_s: float) -> None:
+    def mark(self, stage: str, seq: int) -> None:
         """The changes up to `seq` have reached a stage, one of the fields of Stages."""
+        now_s = self._clock()
         for number, change in self._changes.items():
             if number <= seq:
                 change.last_ms[stage] = (now_s - change.received_s) * 1e3
                 change.first_ms.setdefault(stage, change.last_ms[stage])
 
-    def apply(self, message: Applied, playhead_sample: int, sample_rate_hz: int, now_s: float) -> Applied:
+    def apply(self, message: Applied, playhead_sample: int, sample_rate_hz: int) -> Applied:
         """The message with its stages: the first ones, or, where it is complete, the last ones before this.
 
         Observes when its samples will be heard.
@@ -81,7 +82,7 @@ class ControlTimes:
             if sample is not None and stage not in change.observed:
                 change.observed.add(stage)
                 ahead_s = max(0, sample - playhead_sample) / sample_rate_hz
-                self._observe(change.kind, stage, now_s - change.received_s + ahead_s)
+                self._observe(change.kind, stage, self._clock() - change.received_s + ahead_s)
         if message.full_sample is None:
             return message.model_copy(update={"stages_ms": Stages(**change.first_ms)})
         del self._changes[message.seq]

@@ -416,7 +416,7 @@ class SessionHost:
         try:
             return inbox.attempt(work)
         finally:
-            inbox.charge(self._thread_clock() - started_s, self._clock())
+            inbox.charge(self._thread_clock() - started_s)
 
     def timeout_s(self) -> float | None:
         """How long there is nothing to do; None: until the next call. A session's own clock moves by calls only."""

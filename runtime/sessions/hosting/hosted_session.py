@@ -81,7 +81,7 @@ class HostedSession:
         self.is_ended = self.is_steered = False
         self._services = services
         self._token = secrets.token_urlsafe(24)
-        self._times = ControlTimes(services.observe_control)
+        self._times = ControlTimes(services.observe_control, services.clock)
         self._jobs: dict[str, _Job] = {}
         self.inbox = Inbox(services, self)
         self.write_region = session.write_region
@@ -194,7 +194,7 @@ class HostedSession:
             if received.sender is not None and hasattr(message, "seq"):
                 self.session.client_seqs.add(message.seq)
             self.controllers.note(received.sender)
-            self._times.receive(message, self._services.clock())
+            self._times.receive(message)
         except RequestError as error:
             self.refuse(received, error)
             return
@@ -248,10 +248,10 @@ class HostedSession:
     def _note_demand(self, *, is_new: bool) -> None:
         """is_new: what it wants now, it has not wanted before."""
         wanted_s = None
-        if self.session.wanted_s(self.clock()) is not None:
+        if self.session.wanted_s() is not None:
             has_waited = self.demand.wanted_s is not None and not is_new
             wanted_s = self.demand.wanted_s if has_waited else self._services.clock()
-        self.demand = Demand(self.id, len(self._jobs), wanted_s, self.session.is_ending(self.clock()))
+        self.demand = Demand(self.id, len(self._jobs), wanted_s, self.session.is_ending)
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -270,7 +270,7 @@ class HostedSession:
             case actions.Decode(window):
                 self._decode(window)
             case actions.SendAudio(chunk):
-                self._mark("decoded", chunk.first_seq)
+                self._times.mark("decoded", chunk.first_seq)
                 if self.listener is not None:
                     self.listener.on_audio(self.session.client_seqs.of_chunk(chunk))
             case actions.SendMessage(message):
@@ -289,11 +289,8 @@ class HostedSession:
             )
         elif isinstance(message, Applied):
             playhead = self.session.playhead_sample(self.clock())
-            message = self._times.apply(message, playhead, services.sample_rate_hz, services.clock())
+            message = self._times.apply(message, playhead, services.sample_rate_hz)
         return message
-
-    def _mark(self, stage: str, seq: int) -> None:
-        self._times.mark(stage, seq, self._services.clock())
 
     def _decode(self, window: DecodeWindow) -> None:
         lead = window.start_sample - self.session.playhead_sample(self.clock())
@@ -313,7 +310,7 @@ class HostedSession:
             self._services.fail(pcm)
         elif isinstance(pcm, TickError):
             logger.error("session %s: audio was not decoded: %s", self.id, pcm)
-        self.session.decoded(window, None if isinstance(pcm, TickError) else pcm, self.clock())
+        self.session.decoded(window, None if isinstance(pcm, TickError) else pcm)
         self._change()
 
     # The words of its prompts.
@@ -334,7 +331,7 @@ class HostedSession:
         if isinstance(found, BaseException):
             raise found
         words, cost_s = found
-        self.inbox.charge(cost_s, self._services.clock())
+        self.inbox.charge(cost_s)
         self.session.words_found(action.seq, words)
         self.controllers.note(None)
         self._change()
@@ -360,7 +357,7 @@ class HostedSession:
         inputs = GenerationInputs(
             source=job.source, noise=job.noise, timbre=job.timbre, hints=job.hints, session=job.id, client=self.id
         )
-        self._mark("submitted", job.full_seq)
+        self._times.mark("submitted", job.full_seq)
         services.generations_started += 1
         composing = services.compose_threads.submit(
             services.pipeline.compose, job.options, job.segment, inputs, job.tail
@@ -401,7 +398,7 @@ class HostedSession:
             job.is_cancelled = True
 
     def _update(self, action: actions.UpdateSteps) -> None:
-        self._mark("submitted", action.seq)
+        self._times.mark("submitted", action.seq)
         for job_id in action.job_ids:
             job = self._jobs.get(job_id)
             if job is not None and not job.is_submitted:
@@ -430,7 +427,7 @@ class HostedSession:
             self.session.step_applied(job.newest_seq, (job_id,), event.tick)
         elif isinstance(event, Finished):
             self._remove(job_id, "finished")
-            self._mark("finished", job.newest_seq)
+            self._times.mark("finished", job.newest_seq)
             took_s = self._services.clock() - job.submitted_s
             self.session.generation_finished(job_id, event.latents, event.tick, self.clock(), took_s)
         elif isinstance(event, Failed):

@@ -132,10 +132,10 @@ class Inbox:
             self._begin(received)
         return True
 
-    def charge(self, cost_s: float, now_s: float) -> None:
+    def charge(self, cost_s: float) -> None:
         """Let what comes next wait until the session has kept to its share again."""
         share = max(SHARE, self._services.message_share())
-        self.free_s = max(self.free_s, now_s - BURST_S / share) + cost_s / share
+        self.free_s = max(self.free_s, self._services.clock() - BURST_S / share) + cost_s / share
 
     def close(self) -> None:
         """The session has ended: refuse what waits, and what comes."""
@@ -210,7 +210,7 @@ class Inbox:
         if received is None:
             return  # The session has ended.
         given, cost_s = done
-        self.charge(cost_s, self._services.clock())
+        self.charge(cost_s)
         self._loading = None
         with self._lock:
             self._has_turn = bool(self._waiting)

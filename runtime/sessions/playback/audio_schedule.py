@@ -83,7 +83,7 @@ class AudioSchedule:
         self._ledger.clear()
         self._pending.clear()
 
-    def skip_missing(self, playhead_sample: int, now_s: float) -> None:
+    def skip_missing(self, playhead_sample: int) -> None:
         """The client has played what there was: count an underrun, and go on with what comes next after its playhead.
 
         Before the first audio of an epoch it is no underrun.
@@ -96,29 +96,30 @@ class AudioSchedule:
         if playhead_sample > self.requested_until:
             self._has_underrun = self._has_begun
             self._drop_late(playhead_sample)
-            self._continue_at(self._playhead.reach(now_s))
+            self._continue_at(self._playhead.reach)
         self._counted_until = self._playhead.sent_until
 
-    def windows(self, now_s: float) -> list[DecodeWindow]:
+    def windows(self) -> list[DecodeWindow]:
         """The windows to decode now.
 
         While some wait for the codec, no further ones of their kind are cut: where it is slow they do not pile up, and
         those that replace audio have the newest changes.
         """
-        self._forget(now_s)
+        self._forget()
         # A client that has no audio yet can take all of it.
-        reach = self._playhead.reach(now_s) if self._has_begun else self._playhead.position(now_s)
+        reach = self._playhead.reach if self._has_begun else self._playhead.position
         # Again after the next ones: a window across the start of a placement is replaced from there on.
-        return [*self._changed_windows(reach), *self._next_windows(now_s), *self._changed_windows(reach)]
+        return [*self._changed_windows(reach), *self._next_windows(), *self._changed_windows(reach)]
 
     def is_pending(self, window: DecodeWindow) -> bool:
         """Whether a window is still to be decoded: not after a new epoch, nor where it would be late. Any thread."""
         pending = self._pending.get(window.index)
         return pending is not None and not pending.is_done
 
-    def is_short(self, now_s: float) -> bool:
+    @property
+    def is_short(self) -> bool:
         """Whether more audio is wanted than is being decoded."""
-        return not self._is_waiting(False) and self._playhead.wanted_until(now_s) > self.requested_until
+        return not self._is_waiting(False) and self._playhead.wanted_until > self.requested_until
 
     def decoded(self, window: DecodeWindow, pcm: Pcm | None) -> None:
         """Take the PCM of a window; None: it is lost."""
@@ -126,7 +127,7 @@ class AudioSchedule:
         if pending is not None and window.epoch == self.epoch:
             pending.pcm, pending.is_done = pcm, True
 
-    def sendable(self, now_s: float) -> Iterator[AudioChunk | Applied]:
+    def sendable(self) -> Iterator[AudioChunk | Applied]:
         """The chunks and messages to send now, in the order of the windows.
 
         What continues the audio does not wait for replacements before it, which may come late without a gap.
@@ -138,9 +139,9 @@ class AudioSchedule:
             if pending.is_done and all(earlier.may_be_overtaken_by(window) for earlier in waiting):
                 # Nothing waits for the rest of a window.
                 is_last = not any(later.is_done for later in all_pending[place:])
-                num_due = self._num_due(pending, now_s) if is_last else window.num_samples
+                num_due = self._num_due(pending) if is_last else window.num_samples
                 if num_due > pending.num_sent:
-                    yield from self._chunk(pending, num_due, now_s)
+                    yield from self._chunk(pending, num_due)
                     yield from pending.applied
                     pending.applied = []
                 if num_due == window.num_samples:
@@ -148,11 +149,12 @@ class AudioSchedule:
                     continue
             waiting.append(window)
 
-    def due_s(self, now_s: float) -> float | None:
+    @property
+    def due_s(self) -> float | None:
         """When the next window or chunk is due; None where that does not depend on time."""
         unsent = (each.next_sample for each in self._pending.values() if each.pcm is not None)
-        ahead = min([self.requested_until, *unsent]) - self._playhead.wanted_until(now_s)
-        return now_s + ahead / self._model.sample_rate_hz if ahead >= 0 else None
+        ahead = min([self.requested_until, *unsent]) - self._playhead.wanted_until
+        return self._playhead.reaches_s(self._playhead.position + ahead) if ahead >= 0 else None
 
     def _continue_at(self, sample: int) -> None:
         """Play on at the next whole frame from a sample on, as if nothing had been between."""
@@ -164,8 +166,8 @@ class AudioSchedule:
             self._timeline.move(frame * hop, frame, position, here.band)
         self.requested_until = self._playhead.sent_until = frame * hop
 
-    def _forget(self, now_s: float) -> None:
-        position = self._playhead.position(now_s)
+    def _forget(self) -> None:
+        position = self._playhead.position
         self._ledger = [sent for sent in self._ledger if sent.end > position]
         self._timeline.forget(position - self._fade)
         self._drop_late(position)
@@ -179,11 +181,11 @@ class AudioSchedule:
         """Whether windows of a kind wait for the codec."""
         return any(each.window.is_replacing == is_replacing and not each.is_done for each in self._pending.values())
 
-    def _next_windows(self, now_s: float) -> Iterator[DecodeWindow]:
-        wanted = self._playhead.wanted_until(now_s)
+    def _next_windows(self) -> Iterator[DecodeWindow]:
+        wanted = self._playhead.wanted_until
         if self._is_waiting(False) or self.requested_until >= wanted:
             return
-        until = self._until(wanted, now_s)
+        until = self._until(wanted)
         while self.requested_until < until:
             start = self.requested_until
             # The old audio goes on for the length of the crossfade, so that the client has something to fade from.
@@ -206,7 +208,7 @@ class AudioSchedule:
                 self._checked_version = -1
             yield window
 
-    def _until(self, wanted: int, now_s: float) -> int:
+    def _until(self, wanted: int) -> int:
         """Where the next windows end.
 
         Most of the work of a short window is its margins: where the client needs a long lead, longer ones do. But none
@@ -218,7 +220,7 @@ class AudioSchedule:
         margin_s = self._model.margin_frames * self._model.hop_samples / rate_hz
         seconds = min(self._playhead.lead_s / 2, max(LONG_WINDOW_S, LONG_MARGINS * margin_s))
         if not self._has_underrun:
-            left_s = (self.requested_until - self._playhead.position(now_s)) / rate_hz
+            left_s = (self.requested_until - self._playhead.position) / rate_hz
             seconds = min(seconds, max(left_s, 2 * margin_s))
         return self.requested_until + round(max(WINDOW_S, seconds) * rate_hz)
 
@@ -329,7 +331,7 @@ class AudioSchedule:
             reported.first_samples = {of: at for of, at in reported.first_samples.items() if of > seq}
             yield Applied(seq=seq, tick=self.tick, first_sample=first_sample, full_sample=full_sample)
 
-    def _num_due(self, pending: _Pending, now_s: float) -> int:
+    def _num_due(self, pending: _Pending) -> int:
         """How many samples of a decoded window the client wants now, in whole chunks; the rest can wait, and may be
         replaced before it is sent.
         """
@@ -337,15 +339,15 @@ class AudioSchedule:
         if pending.pcm is None or window.is_replacing:
             return window.num_samples
         chunk = round(CHUNK_S * self._model.sample_rate_hz)
-        wanted = self._playhead.wanted_until(now_s) - pending.next_sample
+        wanted = self._playhead.wanted_until - pending.next_sample
         return min(pending.num_sent + -(-max(wanted, 0) // chunk) * chunk, window.num_samples)
 
-    def _chunk(self, pending: _Pending, end: int, now_s: float) -> Iterator[AudioChunk]:
+    def _chunk(self, pending: _Pending, end: int) -> Iterator[AudioChunk]:
         """The chunk of a decoded window up to its sample `end`, only the part after the playhead."""
         window, pcm, start = pending.window, pending.pcm, pending.num_sent
         pending.num_sent = end
-        late = max(start, self._playhead.position(now_s) + window.is_replacing - window.start_sample)
-        self._playhead.send(window.start_sample + end, now_s)
+        late = max(start, self._playhead.position + window.is_replacing - window.start_sample)
+        self._playhead.send(window.start_sample + end)
         self._playhead.underruns += pcm is None and not window.is_replacing and late < end
         if pcm is None or late >= end:
             return

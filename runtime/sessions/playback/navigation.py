@@ -17,32 +17,33 @@ class Navigation:
         self._model, self._frames, self._is_loop = model, frames, is_loop
         self._timeline, self._playhead = timeline, playhead
 
-    def set_band(self, start_s: float | None, end_s: float | None, now_s: float) -> None:
+    def set_band(self, start_s: float | None, end_s: float | None) -> None:
         """Repeat a part of the canvas; None: the whole loop, or nothing. Raises RequestError.
 
         A position inside the band goes on; any other jumps to the band's beginning.
         """
         band, here = self._band(start_s, end_s), self._newest()
-        reach = self._playhead.reach(now_s)
+        reach = self._playhead.reach
         frame = reach // self._model.hop_samples
         position = here.canvas_frame_at(frame)
         if band is not None and not band[0] <= position < band[1]:
             position = band[0]
         self._timeline.move(reach, frame, position, band)
 
-    def seek(self, to_s: float, now_s: float) -> None:
+    def seek(self, to_s: float) -> None:
         """Go on at another position of the band, or of what is known. Raises RequestError."""
         here = self._newest()
         first, end = here.band or (here.canvas.start, here.canvas.end)
         frame = int(to_s * self._model.frame_rate_hz + 1e-6)
         if not first <= frame < end:
             raise RequestError(f"plays {self._span(first, end)}", field="to_s")
-        reach = self._playhead.reach(now_s)
+        reach = self._playhead.reach
         self._timeline.move(reach, reach // self._model.hop_samples, frame, here.band)
 
-    def picture_start(self, now_s: float) -> int:
+    @property
+    def picture_start(self) -> int:
         """The first frame of a picture: of the loop, or half a canvas before the playhead."""
-        sample = self._playhead.position(now_s)
+        sample = self._playhead.position
         here = self._timeline.at(sample)
         if self._is_loop or here is None:
             return self._timeline.canvas.start

@@ -1,8 +1,8 @@
 """A live session as a state machine: no sockets, no clocks, no threads.
 
-It takes the client's messages, playhead reports and finished latents, and gives actions. Every call has the time
-`now_s` of one monotonic clock, real or simulated. The host calls `advance` after each call that may change something
-and whenever `due_s` has come, and carries out the actions in their order.
+It takes the client's messages, playhead reports and finished latents, and gives actions. A call that depends on the
+time has `now_s` of one monotonic clock, real or simulated, which holds until the next one. The host calls `advance` after
+each call that may change something and whenever `due_s` has come, and carries out the actions in their order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.audio_schedule import AudioSchedule
 from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.navigation import Navigation
-from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import (
     Action,
@@ -63,9 +63,9 @@ class LiveSession:
     def __init__(
         self, session_id: str, model: LiveModel, opened: Open, now_s: float, source: Latents | None = None
     ) -> None:
-        seed = draw_seed() if opened.seed is None else opened.seed
-        controls = ControlState(model, opened.controls, opened.prompts, opened.blend, seed)
-        frames, playhead = model.canvas_frames(opened.seconds), Playhead(model.sample_rate_hz)
+        clock, seed = SessionClock(now_s), draw_seed() if opened.seed is None else opened.seed
+        controls = ControlState(model, clock, opened.controls, opened.prompts, opened.blend, seed)
+        frames, playhead = model.canvas_frames(opened.seconds), Playhead(clock, model.sample_rate_hz)
         playhead.is_playing = not opened.paused
         parts = SessionParts(
             session_id, opened.mode, opened.format, opened.slots, frames, controls, Timeline(), playhead
@@ -74,17 +74,18 @@ class LiveSession:
         if reports.has_plan(model, opened):
             self._generations.begin_plan(0)
         if opened.source_id is not None:
-            self._set_reference("source", opened.source_id, opened.source_strength, source, 0, now_s)
+            self._set_reference("source", opened.source_id, opened.source_strength, source, 0)
 
     def _set_up(self, model: LiveModel, parts: SessionParts) -> None:
         self.id, self.model, self._parts = parts.id, model, parts
         self._controls, self._timeline, self._playhead = parts.controls, parts.timeline, parts.playhead
+        self._clock = parts.playhead.clock
         self._audio = AudioSchedule(model, self._timeline, self._playhead, parts.epoch)
         self._generations = MODES[parts.mode](
             model, parts.frames, parts.slots, self._controls, self._timeline, self._playhead
         )
         self._navigation = Navigation(model, parts.frames, parts.mode == "loop", self._timeline, self._playhead)
-        self._commits = CommitTimer()
+        self._commits = CommitTimer(self._playhead)
         self._outbox: list[Action] = []
         self._stated_s = -math.inf  # last `state`
         self._due_s: float | None = None
@@ -112,19 +113,22 @@ class LiveSession:
 
     def playhead_sample(self, now_s: float) -> int:
         """Estimate of the next sample that the client plays."""
-        return self._playhead.position(now_s)
+        self._clock.now_s = now_s
+        return self._playhead.position
 
-    def is_active(self, now_s: float) -> bool:
+    @property
+    def is_active(self) -> bool:
         """Whether it plays: connected, not paused, and the client reports its playhead."""
-        return self._playhead.is_active(now_s)
+        return self._playhead.is_active
 
-    def wanted_s(self, now_s: float) -> float | None:
-        """Since when it wants one more generation than it has in flight; None where it wants none."""
-        return self._generations.wanted_s(now_s)
-
-    def is_ending(self, now_s: float) -> bool:
+    @property
+    def is_ending(self) -> bool:
         """Whether what it plays ends soon, unless a generation continues it."""
-        return self._generations.is_ending(now_s)
+        return self._generations.is_ending
+
+    def wanted_s(self) -> float | None:
+        """Since when it wants one more generation than it has in flight; None where it wants none."""
+        return self._generations.wanted_s()
 
     @property
     def client_seqs(self) -> ClientSeqs:
@@ -149,8 +153,9 @@ class LiveSession:
 
     def attach(self, token: str, now_s: float, *, keep_s: float) -> Ready:
         """A client has connected: a new epoch begins at the playhead. `token`: what resumes the session later."""
+        self._clock.now_s = now_s
         is_resumed = self._parts.set_token(token)
-        self._playhead.attach(now_s)
+        self._playhead.attach()
         self._audio.start_epoch()
         self._commits.is_changed = True
         self._told_plan = None
@@ -167,7 +172,8 @@ class LiveSession:
 
     def detach(self, now_s: float) -> None:
         """The connection is gone: the next `advance` ends what runs, and nothing runs until the next `attach`."""
-        self._playhead.detach(now_s)
+        self._clock.now_s = now_s
+        self._playhead.detach()
         self._outbox = [action for action in self._outbox if isinstance(action, CancelJob | End)]
         self._commits.is_changed = True
 
@@ -181,40 +187,41 @@ class LiveSession:
         latents `[N, C]`: of SetSource, the source; of SetStructure, its hints; of SetTimbre, the reference `[F, C]`; of
         WriteAudio, the frames of `write_region` with the audio in them.
         """
+        self._clock.now_s = now_s
         seq = getattr(message, "seq", None)
         if seq is not None and seq <= self._controls.accepted_seq:
             raise StaleSeqError(f"got {seq} after {self._controls.accepted_seq}", field="seq", fix="count up")
         match message:
             case messages.Ack():
-                self._ack(message, now_s)
+                self._ack(message)
             case messages.SetControls():
-                self._controls.set(message, self._playhead, now_s)
+                self._controls.set(message, self._playhead)
                 self._words_seq = message.seq
             case messages.SetPrompts():
                 weights = prompt_weights(message.items, self.model, "items")
-                self._controls.change_prompts(weights, message.blend, message.seq, now_s, message.ramp_ms / 1e3)
+                self._controls.change_prompts(weights, message.blend, message.seq, message.ramp_ms / 1e3)
                 self._words_seq = message.seq
             case messages.SetSource() | messages.SetTimbre() | messages.SetStructure():
-                self._set_reference(message.type, message.id, message.strength, latents, message.seq, now_s)
+                self._set_reference(message.type, message.id, message.strength, latents, message.seq)
             case messages.SetAdapter():
-                self._controls.set_adapter(message, now_s)
+                self._controls.set_adapter(message)
             case WriteAudio():
-                self._write(message, latents, now_s)
+                self._write(message, latents)
             case messages.SetBand():
-                self._set_band(message, now_s)
+                self._set_band(message)
             case messages.Seek():
-                self._navigation.seek(message.to_s, now_s)
+                self._navigation.seek(message.to_s)
             case messages.Reset():
                 self._stop(self._generations.reset())
                 self._controls.accept(message.seq)
             case messages.Play():
-                self._playhead.play(now_s)
+                self._playhead.play()
             case messages.Pause():
-                self._playhead.pause(now_s)
+                self._playhead.pause()
             case messages.GetCanvas():
                 self._is_picture_wanted = True
             case SetPlan():
-                self._generations.edit_plan(message, now_s)
+                self._generations.edit_plan(message)
                 self._controls.accept(message.seq)
             case GetPlan():
                 if self.plan is None:
@@ -245,19 +252,20 @@ class LiveSession:
 
         may_draft: the tick loop has time for a draft before a complete generation.
         """
-        actions = [*self._generate(now_s, may_generate, may_draft)]
-        if self.is_active(now_s):
-            actions += [Decode(window) for window in self._audio.windows(now_s)]
-        for item in self._audio.sendable(now_s):
+        self._clock.now_s = now_s
+        actions = [*self._generate(may_generate, may_draft)]
+        if self.is_active:
+            actions += [Decode(window) for window in self._audio.windows()]
+        for item in self._audio.sendable():
             actions.append(SendAudio(item) if isinstance(item, AudioChunk) else SendMessage(item))
-        actions += self._state(now_s)
+        actions += self._state()
         actions += self._new_words()
-        actions += self._plan(now_s)
-        actions += self._picture(now_s)
+        actions += self._plan()
+        actions += self._picture()
         actions += self._outbox
         self._outbox = []
-        actions += self._commit(now_s)
-        self._due_s = self._next_due_s(now_s)
+        actions += self._commit()
+        self._due_s = self._next_due_s()
         return actions
 
     def due_s(self) -> float | None:
@@ -271,9 +279,10 @@ class LiveSession:
 
         took_s: how long it took, where the session's time is not that of a clock.
         """
+        self._clock.now_s = now_s
         self._problem = ""
-        self._generations.note(now_s)
-        if self._generations.finish(job_id, latents, now_s, took_s):
+        self._generations.note()
+        if self._generations.finish(job_id, latents, took_s):
             self._audio.tick = tick
             self._commits.is_changed = True
 
@@ -284,17 +293,19 @@ class LiveSession:
 
     def plan_made(self, number: int, made: PlanPart | TickError, now_s: float) -> None:
         """What came of a MakePlan; unknown numbers are ignored. Where it failed it is tried again later."""
+        self._clock.now_s = now_s
         if not isinstance(made, TickError):
-            self._generations.plan_made(number, made, now_s)
+            self._generations.plan_made(number, made)
             self._commits.is_changed = True
         elif self.plan is not None:
-            problem = self.plan.failed(number, made, now_s, is_attached=self._playhead.is_attached)
+            problem = self.plan.failed(number, made, is_attached=self._playhead.is_attached)
             if problem is not None:
                 self._report(problem)
 
     def generation_failed(self, job_id: str, error: TickError, now_s: float) -> None:
         """A generation ended without latents; it is tried again later. Unknown ids are ignored."""
-        if self._generations.fail(job_id, now_s):
+        self._clock.now_s = now_s
+        if self._generations.fail(job_id):
             self.step_refused(error)
 
     def step_refused(self, error: TickError) -> None:
@@ -309,13 +320,14 @@ class LiveSession:
         """Whether the audio of a window is still to be sent. Any thread."""
         return self._playhead.is_attached and self._audio.is_pending(window)
 
-    def decoded(self, window: DecodeWindow, pcm: Pcm | None, now_s: float) -> None:
+    def decoded(self, window: DecodeWindow, pcm: Pcm | None) -> None:
         """The PCM `[n, channels]` of a window, trimmed; None where it could not be decoded."""
         self._audio.decoded(window, pcm)
 
     def snapshot(self, now_s: float) -> SessionSnapshot:
         """Everything that `restore` needs. Its arrays do not change later."""
-        return self._parts.snapshot(self.model, self._generations, self._audio.epoch, now_s)
+        self._clock.now_s = now_s
+        return self._parts.snapshot(self.model, self._generations, self._audio.epoch)
 
     @classmethod
     def restore(cls, snapshot: SessionSnapshot, model: LiveModel, now_s: float) -> LiveSession:
@@ -324,59 +336,58 @@ class LiveSession:
         Raises RequestError where the snapshot is of another format version or does not fit the model, StoreError where
         it is damaged.
         """
-        pieces, meta = Pieces(snapshot.pieces), checked(snapshot.meta, model)
+        pieces, meta, clock = Pieces(snapshot.pieces), checked(snapshot.meta, model), SessionClock(now_s)
         session = cls.__new__(cls)
-        session._set_up(model, SessionParts.restore(meta, pieces, model, now_s))
-        load_generations(session._generations, meta["generations"], pieces, model, now_s)
+        session._set_up(model, SessionParts.restore(meta, pieces, model, clock))
+        load_generations(session._generations, meta["generations"], pieces, model, clock)
         return session
 
-    def _generate(self, now_s: float, may_generate: bool, may_draft: bool) -> Iterator[Action]:
+    def _generate(self, may_generate: bool, may_draft: bool) -> Iterator[Action]:
         """Bring the generations up to what holds now."""
-        is_active = self.is_active(now_s)
-        if is_active:
+        if self.is_active:
             estimate_s = self._generations.times.estimate_s
-            soon = self._playhead.wanted_until(now_s) + self._samples(2 * estimate_s + SCHEDULE_MARGIN_S)
-            self._controls.begin_scheduled(soon, self._playhead, now_s)
-            self._generations.note(now_s)
+            soon = self._playhead.wanted_until + self._samples(2 * estimate_s + SCHEDULE_MARGIN_S)
+            self._controls.begin_scheduled(soon, self._playhead)
+            self._generations.note()
         if not self._playhead.is_attached:
             yield from self._generations.stop()
-        self._generations.settle(now_s)
-        if not is_active:
+        self._generations.settle()
+        if not self.is_active:
             return
-        if (work := self._generations.plan_work(now_s)) is not None:
+        if (work := self._generations.plan_work()) is not None:
             yield work
-        for job_id in self._generations.cancelled(now_s):
+        for job_id in self._generations.cancelled():
             yield CancelJob(job_id)
-        if (update := self._generations.update(now_s)) is not None:
+        if (update := self._generations.update()) is not None:
             yield update
-        if may_generate and self._generations.wanted_s(now_s) is not None:
-            yield Generate(self._generations.start(self._job_prefix, now_s, may_draft=may_draft))
+        if may_generate and self._generations.wanted_s() is not None:
+            yield Generate(self._generations.start(self._job_prefix, may_draft=may_draft))
 
     @property
     def _job_prefix(self) -> str:
         """Jobs of a session that was restored in the same process have other ids than those before."""
         return f"{self.id}/{self._audio.epoch}"
 
-    def _state(self, now_s: float) -> Iterator[Action]:
-        is_due = now_s >= self._stated_s + STATE_INTERVAL_S
-        if not self._playhead.is_attached or not is_due or not (self.is_active(now_s) or self._stated_s == -math.inf):
+    def _state(self) -> Iterator[Action]:
+        is_due = self._clock.now_s >= self._stated_s + STATE_INTERVAL_S
+        if not self._playhead.is_attached or not is_due or not (self.is_active or self._stated_s == -math.inf):
             return
-        self._stated_s = now_s
+        self._stated_s = self._clock.now_s
         estimate_s, parts = self._generations.times.estimate_s, (self.model, self._timeline, self._playhead)
-        state = reports.state(*parts, now_s, generations_in_flight=self.num_jobs, generation_s=estimate_s)
+        state = reports.state(*parts, generations_in_flight=self.num_jobs, generation_s=estimate_s)
         yield SendMessage(state)
 
-    def _plan(self, now_s: float) -> Iterator[Action]:
+    def _plan(self) -> Iterator[Action]:
         """Tell of the plan where the client does not know it."""
         if (plan := self.plan) is not None and plan.is_known and plan.told != self._told_plan:
             self._told_plan = plan.told
-            yield SendMessage(reports.plan(plan, self._navigation.picture_start(now_s), self.model.frame_rate_hz))
+            yield SendMessage(reports.plan(plan, self._navigation.picture_start, self.model.frame_rate_hz))
 
-    def _picture(self, now_s: float) -> Iterator[Action]:
+    def _picture(self) -> Iterator[Action]:
         """The canvas, once for all that have asked since the last call."""
         if self._is_picture_wanted:
             self._is_picture_wanted = False
-            start = self._navigation.picture_start(now_s)
+            start = self._navigation.picture_start
             yield SendMessage(reports.picture(self.model, self._timeline.canvas, start))
 
     def _new_words(self) -> Iterator[Action]:
@@ -388,47 +399,41 @@ class LiveSession:
             self._texts = texts
             yield FindWords(seq, texts)
 
-    def _commit(self, now_s: float) -> Iterator[Action]:
-        if self._commits.take(now_s, is_active=self.is_active(now_s)):
+    def _commit(self) -> Iterator[Action]:
+        if self._commits.take():
             yield Commit()
 
-    def _next_due_s(self, now_s: float) -> float | None:
-        if not self.is_active(now_s):
+    def _next_due_s(self) -> float | None:
+        if not self.is_active:
             return None
-        times = [self._audio.due_s(now_s), self._generations.due_s(now_s)]
-        times += [self._stated_s + STATE_INTERVAL_S, self._commits.due_s(is_active=True)]
+        times = [self._audio.due_s, self._generations.due_s()]
+        times += [self._stated_s + STATE_INTERVAL_S, self._commits.due_s]
         return min(time for time in times if time is not None)
 
-    def _ack(self, ack: messages.Ack, now_s: float) -> None:
-        self._playhead.check_ack(ack, now_s)
-        self._audio.skip_missing(self._playhead.ack(ack, now_s), now_s)
-        self._due_s = now_s if self._audio.is_short(now_s) else self._next_due_s(now_s)
+    def _ack(self, ack: messages.Ack) -> None:
+        self._playhead.check_ack(ack)
+        self._audio.skip_missing(self._playhead.ack(ack))
+        self._due_s = self._clock.now_s if self._audio.is_short else self._next_due_s()
 
     def _set_reference(
-        self,
-        kind: ReferenceKind,
-        source_id: str | None,
-        strength: float | None,
-        latents: Latents | None,
-        seq: int,
-        now_s: float,
+        self, kind: ReferenceKind, source_id: str | None, strength: float | None, latents: Latents | None, seq: int
     ) -> None:
         patch = self._generations.references.take(kind, source_id, strength, latents, seq)
-        self._controls.change(patch, seq, now_s)
+        self._controls.change(patch, seq)
 
-    def _write(self, message: WriteAudio, latents: Latents | None, now_s: float) -> None:
+    def _write(self, message: WriteAudio, latents: Latents | None) -> None:
         start, frames, _ = self._generations.located(self._samples(message.at_s), message.samples)
         if latents is None or latents.shape != (frames, self.model.latent_channels):
             raise RequestError("the audio could not be encoded", field="samples")
         piece = Piece(f"write/{message.seq}", latents)
         self._controls.accept(message.seq)
-        self._stop(self._generations.write(start, piece, message.seq, now_s))
+        self._stop(self._generations.write(start, piece, message.seq))
 
     def _stop(self, job_ids: Iterable[str]) -> None:
         self._outbox += [CancelJob(job_id) for job_id in job_ids]
 
-    def _set_band(self, message: messages.SetBand, now_s: float) -> None:
-        self._navigation.set_band(message.start_s, message.end_s, now_s)
+    def _set_band(self, message: messages.SetBand) -> None:
+        self._navigation.set_band(message.start_s, message.end_s)
         self._controls.accept(message.seq)
 
     def _report(self, problem: messages.Problem) -> None:

@@ -115,13 +115,12 @@ def state(
     model: LiveModel,
     timeline: Timeline,
     playhead: Playhead,
-    now_s: float,
     *,
     generations_in_flight: int,
     generation_s: float,
 ) -> messages.State:
     """The state now; the host knows the ticks."""
-    position, hop = playhead.position(now_s), model.hop_samples
+    position, hop = playhead.position, model.hop_samples
     here = timeline.at(position)
     frame = 0 if here is None else here.canvas_frame_at(position // hop)
     return messages.State(

@@ -17,7 +17,7 @@ from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations, PassNoise
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
-from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.actions import LiveModel
 from runtime.sessions.protocol.messages import AudioFormat, Mode
 from runtime.sessions.storage.document import LONGEST_S, damaged, parse_session
@@ -73,7 +73,7 @@ class SessionParts:
         """Whether a token resumes the session; compared in constant time."""
         return hmac.compare_digest(self.token_sha256, _sha256(token))
 
-    def snapshot(self, model: LiveModel, generations: Generations, epoch: int, now_s: float) -> SessionSnapshot:
+    def snapshot(self, model: LiveModel, generations: Generations, epoch: int) -> SessionSnapshot:
         """Everything as of now. Its arrays do not change later."""
         pieces = Pieces()
         meta = {
@@ -81,43 +81,45 @@ class SessionParts:
             **{name: getattr(self, name) for name in PLAIN_PARTS},
             "signal": signal_of(model),
             "epoch": epoch,
-            "controls": self.controls.snapshot(now_s),
-            "playhead": self.playhead.snapshot(now_s),
+            "controls": self.controls.snapshot(),
+            "playhead": self.playhead.snapshot(),
             "timeline": store_timeline(self.timeline, pieces),
-            "generations": store_generations(generations, pieces, now_s),
+            "generations": store_generations(generations, pieces),
         }
         return SessionSnapshot(meta, pieces.arrays)
 
     @classmethod
-    def restore(cls, meta: Mapping[str, Any], pieces: Pieces, model: LiveModel, now_s: float) -> SessionParts:
+    def restore(cls, meta: Mapping[str, Any], pieces: Pieces, model: LiveModel, clock: SessionClock) -> SessionParts:
         """Those of a document that `checked` has passed. Raises RequestError and StoreError."""
         return cls(
             **{name: meta[name] for name in PLAIN_PARTS},
             epoch=meta["epoch"],
-            controls=ControlState.restore(meta["controls"], model, now_s),
+            controls=ControlState.restore(meta["controls"], model, clock),
             timeline=load_timeline(meta, pieces, model),
-            playhead=Playhead.restore(meta["playhead"], model.sample_rate_hz),
+            playhead=Playhead.restore(meta["playhead"], clock, model.sample_rate_hz),
         )
 
 
 class CommitTimer:
     """When a session is to be stored. is_changed: something has changed since it was."""
 
-    def __init__(self) -> None:
+    def __init__(self, playhead: Playhead) -> None:
         self.is_changed = False
+        self._playhead = playhead
         self._committed_s = -math.inf
 
-    def due_s(self, *, is_active: bool) -> float:
+    @property
+    def due_s(self) -> float:
         """When it is due; changes of a session that does not play are stored at once."""
-        if not is_active:
+        if not self._playhead.is_active:
             return -math.inf if self.is_changed else math.inf
         return self._committed_s + (CHANGE_COMMIT_INTERVAL_S if self.is_changed else COMMIT_INTERVAL_S)
 
-    def take(self, now_s: float, *, is_active: bool) -> bool:
+    def take(self) -> bool:
         """Whether it is due now; it counts as done then."""
-        if now_s < self.due_s(is_active=is_active):
+        if self._playhead.clock.now_s < self.due_s:
             return False
-        self.is_changed, self._committed_s = False, now_s
+        self.is_changed, self._committed_s = False, self._playhead.clock.now_s
         return True
 
 
@@ -194,13 +196,13 @@ def load_timeline(meta: Mapping[str, Any], pieces: Pieces, model: LiveModel) -> 
     return Timeline(placements)
 
 
-def store_generations(generations: Generations, pieces: Pieces, now_s: float) -> dict[str, Any]:
+def store_generations(generations: Generations, pieces: Pieces) -> dict[str, Any]:
     """Counters, source, timbre, structure, and what the mode keeps. What is in flight starts again after a restore."""
     given = generations.references
     return {
         "num_started": generations.num_started,
         "num_placed": generations.num_placed,
-        "is_current": generations.is_current(now_s),
+        "is_current": generations.is_current(),
         "times_s": list(generations.times.newest_s),
         "source": _store_source(given.source, pieces),
         "timbre": given.timbre and pieces.store(given.timbre.piece),
@@ -211,7 +213,7 @@ def store_generations(generations: Generations, pieces: Pieces, now_s: float) ->
 
 
 def load_generations(
-    generations: Generations, stored: Mapping[str, Any], pieces: Pieces, model: LiveModel, now_s: float
+    generations: Generations, stored: Mapping[str, Any], pieces: Pieces, model: LiveModel, clock: SessionClock
 ) -> None:
     """Go on as the generations of `store_generations`."""
     given = generations.references
@@ -221,7 +223,7 @@ def load_generations(
         hints = _load_parts(plan["hints"], pieces)
         if hints and hints[-1].end != plan["values"]["end"]:
             raise damaged("generations.plan.values.end is not that of its hints")
-        given.plan = SessionPlan.restored(model, generations.frames, plan["values"], hints)
+        given.plan = SessionPlan.restored(model, clock, generations.frames, plan["values"], hints)
     timbre = stored["timbre"]
     given.put("timbre", _load_source(timbre and [None, None, timbre, 0], pieces))
     generations.times.newest_s.extend(stored["times_s"])
@@ -234,7 +236,7 @@ def load_generations(
     if isinstance(generations, ExtendGenerations):
         generations.heard_frame = stored["heard_frame"]
         generations.context_frame = stored["context_frame"]
-    generations.restore(stored["num_started"], stored["num_placed"], stored["is_current"], now_s)
+    generations.restore(stored["num_started"], stored["num_placed"], stored["is_current"])
 
 
 def _store_parts(parts: Iterable[Part], pieces: Pieces) -> list[list[Any]]:

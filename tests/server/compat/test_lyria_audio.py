@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 import pytest
@@ -97,39 +98,49 @@ def test_messages_come_on_the_event_loop_until_the_end() -> None:
     assert with_stream(test) == [ready()]
 
 
-def sent_by(pace: Pace, now_s: float) -> int:
-    """Chunks that may be sent at a time, all of which are sent."""
-    count = 0
-    while pace.wait_s(now_s) <= 1e-9:
-        pace.send(now_s)
-        count += 1
-    return count
+class TimedPace(Pace):
+    """By a clock that the test sets."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.now_s)
+
+    def at(self, now_s: float) -> Self:
+        self.now_s = now_s
+        return self
+
+    def sent(self) -> int:
+        """Chunks that may be sent now, all of which are sent."""
+        count = 0
+        while self.wait_s() <= 1e-9:
+            self.send()
+            count += 1
+        return count
 
 
 def test_the_pace_is_2_s_ahead_then_real_time() -> None:
-    pace = Pace()
-    pace.play(10.0)
-    assert sent_by(pace, 10.0) == round(AHEAD_S / CHUNK_S)
-    assert pace.wait_s(10.0) == pytest.approx(CHUNK_S)
-    assert pace.wait_s(10.0, LEAST_AHEAD_S) == pytest.approx(AHEAD_S - LEAST_AHEAD_S + CHUNK_S)
-    assert [sent_by(pace, 10.0 + index * CHUNK_S) for index in range(1, 6)] == [1, 1, 1, 1, 1]
+    pace = TimedPace()
+    pace.at(10.0).play()
+    assert pace.at(10.0).sent() == round(AHEAD_S / CHUNK_S)
+    assert pace.wait_s() == pytest.approx(CHUNK_S)
+    assert pace.wait_s(LEAST_AHEAD_S) == pytest.approx(AHEAD_S - LEAST_AHEAD_S + CHUNK_S)
+    assert [pace.at(10.0 + index * CHUNK_S).sent() for index in range(1, 6)] == [1, 1, 1, 1, 1]
 
 
 def test_a_client_that_had_nothing_left_is_served_ahead_again() -> None:
-    pace = Pace()
-    pace.play(0.0)
-    sent_by(pace, 0.0)
-    assert sent_by(pace, 60.0) == round(AHEAD_S / CHUNK_S)
+    pace = TimedPace()
+    pace.at(0.0).play()
+    pace.at(0.0).sent()
+    assert pace.at(60.0).sent() == round(AHEAD_S / CHUNK_S)
 
 
 def test_a_pause_keeps_what_the_client_has_and_a_stop_does_not() -> None:
-    pace = Pace()
-    pace.play(0.0)
-    sent_by(pace, 0.0)
-    pace.pause(1.0)
-    pace.play(100.0)
-    assert sent_by(pace, 100.0) == round(1.0 / CHUNK_S)
-    pace.pause(100.0)
+    pace = TimedPace()
+    pace.at(0.0).play()
+    pace.at(0.0).sent()
+    pace.at(1.0).pause()
+    pace.at(100.0).play()
+    assert pace.at(100.0).sent() == round(1.0 / CHUNK_S)
+    pace.at(100.0).pause()
     pace.stop()
-    pace.play(200.0)
-    assert sent_by(pace, 200.0) == round(AHEAD_S / CHUNK_S)
+    pace.at(200.0).play()
+    assert pace.at(200.0).sent() == round(AHEAD_S / CHUNK_S)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.live_simulation import MODEL, RATE
+from helpers.live_simulation import MODEL, RATE, at
 
 from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.control.controls import STEP_CONTROLS, check_controls
-from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.messages import LivePrompt
 
 FACTORS = np.zeros((4, 8), np.float32)
@@ -22,42 +22,42 @@ CATALOG = AdapterCatalog({name: Adapter(name, FACTORS, FACTORS) for name in ("so
 
 def state(**controls: object) -> ControlState:
     """Controls of MODEL with seed 5 and no prompts."""
-    return ControlState(MODEL, controls, [], "velocity", 5)
+    return ControlState(MODEL, SessionClock(0.0), controls, [], "velocity", 5)
 
 
 def test_null_goes_back_to_the_default() -> None:
     controls = state(guidance=5.0, steps=4)
-    controls.change({"guidance": None, "steps": None}, 1, 0.0)
-    assert controls.value("guidance", 0.0) == 3.0
-    assert controls.options(0.0, has_source=False) == state().options(0.0, has_source=False)
+    controls.change({"guidance": None, "steps": None}, 1)
+    assert controls.value("guidance") == 3.0
+    assert controls.options(has_source=False) == state().options(has_source=False)
 
 
 def test_options_name_the_live_steps_which_may_not_be_those_of_a_generation_over_http() -> None:
-    assert state().options(0.0, has_source=False).steps == MODEL.defaults["steps"]
-    assert state(steps=4).options(0.0, has_source=False).steps == 4
+    assert state().options(has_source=False).steps == MODEL.defaults["steps"]
+    assert state(steps=4).options(has_source=False).steps == 4
 
 
 def test_options_leave_out_what_needs_a_source_where_there_is_none() -> None:
     controls = state(denoise=0.5, x0_strength=0.2)
-    assert controls.options(0.0, has_source=False).denoise is None
-    with_source = controls.options(0.0, has_source=True)
+    assert controls.options(has_source=False).denoise is None
+    with_source = controls.options(has_source=True)
     assert (with_source.denoise, with_source.x0_strength) == (0.5, 0.2)
 
 
 def test_a_value_equal_to_the_default_changes_no_options() -> None:
-    assert state(guidance=3.0).options(0.0, has_source=False) == state().options(0.0, has_source=False)
+    assert state(guidance=3.0).options(has_source=False) == state().options(has_source=False)
 
 
 def test_strengths_of_adapters_move_linearly_also_after_a_restart() -> None:
     model = replace(MODEL, catalog=lambda: CATALOG)
-    controls = ControlState(model, {"adapters": [{"id": "soft"}]}, [], "velocity", 5)
-    controls.change(check_controls({"adapters": [{"id": "hard", "strength": 2.0}]}, model), 1, 10.0, ramp_s=2.0)
-    for found in (controls, ControlState.restore(json.loads(json.dumps(controls.snapshot(10.0))), model, 10.0)):
+    controls = ControlState(model, SessionClock(0.0), {"adapters": [{"id": "soft"}]}, [], "velocity", 5)
+    at(controls, 10.0).change(check_controls({"adapters": [{"id": "hard", "strength": 2.0}]}, model), 1, ramp_s=2.0)
+    for found in (controls, ControlState.restore(json.loads(json.dumps(at(controls, 10.0).snapshot())), model, SessionClock(10.0))):
         values = [
-            {item["id"]: item["strength"] for item in found.value("adapters", at_s)} for at_s in (10.5, 11.0, 12.0)
+            {item["id"]: item["strength"] for item in at(found, at_s).value("adapters")} for at_s in (10.5, 11.0, 12.0)
         ]
         assert values == [{"soft": 0.75, "hard": 0.5}, {"soft": 0.5, "hard": 1.0}, {"hard": 2.0}]
-        used = found.options(11.0, has_source=False).adapters
+        used = at(found, 11.0).options(has_source=False).adapters
         assert used is not None
         assert [(use.id, use.strength) for use in used] == [("soft", 0.5), ("hard", 1.0)]
     with pytest.raises(RequestError, match="no adapter 'sofd'"):
@@ -66,53 +66,54 @@ def test_strengths_of_adapters_move_linearly_also_after_a_restart() -> None:
 
 def test_a_ramp_moves_linearly_and_its_seq_is_complete_at_the_end() -> None:
     controls = state()
-    controls.change({"guidance": 5.0, "steps": 16, "solver": "sde"}, 1, 10.0, ramp_s=2.0)
-    assert [controls.value("guidance", at_s) for at_s in (10.0, 11.0, 12.0, 13.0)] == [3.0, 4.0, 5.0, 5.0]
-    assert (controls.value("steps", 10.0), controls.value("solver", 10.0)) == (16, "sde")
-    assert (controls.full_seq(11.0), controls.full_seq(12.0)) == (0, 1)
-    assert controls.is_moving(11.0)
-    controls.change({"guidance": 1.0}, 2, 11.0)
-    assert (controls.value("guidance", 11.0), controls.full_seq(11.0)) == (1.0, 2)
+    at(controls, 10.0).change({"guidance": 5.0, "steps": 16, "solver": "sde"}, 1, ramp_s=2.0)
+    assert [at(controls, at_s).value("guidance") for at_s in (10.0, 11.0, 12.0, 13.0)] == [3.0, 4.0, 5.0, 5.0]
+    assert (at(controls, 10.0).value("steps"), at(controls, 10.0).value("solver")) == (16, "sde")
+    assert (at(controls, 11.0).full_seq, at(controls, 12.0).full_seq) == (0, 1)
+    assert at(controls, 11.0).is_moving
+    at(controls, 11.0).change({"guidance": 1.0}, 2)
+    assert (at(controls, 11.0).value("guidance"), at(controls, 11.0).full_seq) == (1.0, 2)
 
 
 def test_a_scheduled_change_begins_in_time_and_holds_back_the_full_seq() -> None:
-    controls, playhead = state(), Playhead(RATE)
+    controls = state()
+    playhead = Playhead(controls.clock, RATE)
     controls.schedule(2000, {"guidance": 5.0}, 1)
-    controls.change({"shift": 2.0}, 2, 0.0)
-    assert (controls.full_seq(0.0), controls.seq, controls.accepted_seq) == (0, 2, 2)
-    controls.begin_scheduled(2000, playhead, 0.0)
-    assert controls.value("guidance", 0.0) == 3.0
-    controls.begin_scheduled(2001, playhead, 0.0)
-    assert (controls.value("guidance", 0.0), controls.full_seq(0.0), controls.from_sample) == (5.0, 2, 2000)
+    controls.change({"shift": 2.0}, 2)
+    assert (controls.full_seq, controls.seq, controls.accepted_seq) == (0, 2, 2)
+    controls.begin_scheduled(2000, playhead)
+    assert controls.value("guidance") == 3.0
+    controls.begin_scheduled(2001, playhead)
+    assert (controls.value("guidance"), controls.full_seq, controls.from_sample) == (5.0, 2, 2000)
 
 
 def test_prompts_fade_by_weight_and_at_most_eight_are_used() -> None:
-    controls = ControlState(MODEL, {}, [LivePrompt(text=str(i)) for i in range(8)], "velocity", 0)
-    controls.change_prompts({f"new {i}": 2.0 for i in range(8)}, "tokens", 1, 0.0, ramp_s=1.0)
-    halfway = controls.options(0.5, has_source=False)
+    controls = ControlState(MODEL, SessionClock(0.0), {}, [LivePrompt(text=str(i)) for i in range(8)], "velocity", 0)
+    controls.change_prompts({f"new {i}": 2.0 for i in range(8)}, "tokens", 1, ramp_s=1.0)
+    halfway = at(controls, 0.5).options(has_source=False)
     assert len(halfway.prompt) == 8
     assert halfway.blend == "tokens"
-    end = controls.options(1.0, has_source=False).prompt
+    end = at(controls, 1.0).options(has_source=False).prompt
     assert {item.text: item.weight for item in end if not isinstance(item, str)} == {f"new {i}": 2.0 for i in range(8)}
 
 
 def test_prompts_without_weight_are_unconditional() -> None:
-    controls = ControlState(MODEL, {}, [LivePrompt(text="a", weight=0.0)], "velocity", 0)
-    assert controls.options(0.0, has_source=False).prompt == ""
+    controls = ControlState(MODEL, SessionClock(0.0), {}, [LivePrompt(text="a", weight=0.0)], "velocity", 0)
+    assert controls.options(has_source=False).prompt == ""
 
 
 def test_a_stored_state_goes_on_like_the_original() -> None:
-    controls = ControlState(MODEL, {"dcw": {"mode": "low", "low": 0.1}}, [LivePrompt(text="a")], "velocity", 3)
-    controls.change({"guidance": 5.0}, 1, 0.0, ramp_s=2.0)
+    controls = ControlState(MODEL, SessionClock(0.0), {"dcw": {"mode": "low", "low": 0.1}}, [LivePrompt(text="a")], "velocity", 3)
+    controls.change({"guidance": 5.0}, 1, ramp_s=2.0)
     controls.schedule(5000, {"shift": 2.0}, 2)
     controls.client_seqs.add(2)
-    restored = ControlState.restore(controls.snapshot(1.0), MODEL, 101.0)
+    restored = ControlState.restore(at(controls, 1.0).snapshot(), MODEL, SessionClock(101.0))
     assert restored.client_seqs.number(2) == controls.client_seqs.number(2) == 3
-    older = {name: value for name, value in controls.snapshot(1.0).items() if name != "client_seqs"}
-    assert ControlState.restore(older, MODEL, 101.0).client_seqs.number(3) == 3
+    older = {name: value for name, value in at(controls, 1.0).snapshot().items() if name != "client_seqs"}
+    assert ControlState.restore(older, MODEL, SessionClock(101.0)).client_seqs.number(3) == 3
     for later_s in (0.0, 0.5, 3.0):
-        assert restored.step_values(101.0 + later_s) == controls.step_values(1.0 + later_s)
-        assert restored.options(101.0 + later_s, has_source=True) == controls.options(1.0 + later_s, has_source=True)
-    assert restored.full_seq(110.0) == controls.full_seq(10.0) == 1
+        assert at(restored, 101.0 + later_s).step_values() == at(controls, 1.0 + later_s).step_values()
+        assert at(restored, 101.0 + later_s).options(has_source=True) == at(controls, 1.0 + later_s).options(has_source=True)
+    assert at(restored, 110.0).full_seq == at(controls, 10.0).full_seq == 1
     assert restored.published == controls.published
     assert set(STEP_CONTROLS) <= set(restored.published)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 import pytest
 from helpers.live_simulation import CHANNELS, MODEL, RATE
@@ -10,7 +12,7 @@ from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.base import ESTIMATE_START_S, GenerationTimes
 from runtime.sessions.generations.loop import LoopGenerations
 from runtime.sessions.playback.canvas import Piece, PlacedSource, Timeline
-from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.messages import Ack
 
 
@@ -18,16 +20,21 @@ class Loop:
     """Generations of a loop of 16 frames that plays."""
 
     def __init__(self, slots: int = 2, **controls: object) -> None:
-        self.controls = ControlState(MODEL, controls, [], "velocity", 1)
-        self.playhead, self.timeline = Playhead(RATE), Timeline()
-        self.playhead.attach(0.0)
-        self.playhead.ack(Ack(playhead_sample=0), 0.0)
+        self.clock = SessionClock(0.0)
+        self.controls = ControlState(MODEL, self.clock, controls, [], "velocity", 1)
+        self.playhead, self.timeline = Playhead(self.clock, RATE), Timeline()
+        self.playhead.attach()
+        self.playhead.ack(Ack(playhead_sample=0))
         self.generations = LoopGenerations(MODEL, 16, slots, self.controls, self.timeline, self.playhead)
+
+    def at(self, now_s: float) -> Self:
+        self.clock.now_s = now_s
+        return self
 
     def generate(self, now_s: float, value: float = 0.0) -> bool:
         """Start and finish a generation."""
-        job = self.generations.start("s", now_s)
-        return self.generations.finish(job.id, np.full((16, CHANNELS), value, np.float32), now_s)
+        job = self.at(now_s).generations.start("s")
+        return self.generations.finish(job.id, np.full((16, CHANNELS), value, np.float32))
 
 
 def test_the_estimate_is_a_high_quantile_of_the_newest() -> None:
@@ -39,50 +46,50 @@ def test_the_estimate_is_a_high_quantile_of_the_newest() -> None:
 
 def test_the_host_knows_how_long_a_generation_took_where_the_session_s_time_is_no_clock() -> None:
     loop = Loop()
-    job = loop.generations.start("s", 1.0)
-    loop.generations.finish(job.id, np.zeros((16, CHANNELS), np.float32), 7.0, 0.2)
+    job = loop.at(1.0).generations.start("s")
+    loop.at(7.0).generations.finish(job.id, np.zeros((16, CHANNELS), np.float32), 0.2)
     assert loop.generations.times.estimate_s == pytest.approx(0.22)
 
 
 def test_a_generation_is_wanted_until_one_has_all_changes() -> None:
     loop = Loop()
-    assert loop.generations.wanted_s(0.0) == 0.0
-    assert loop.generations.wanted_s(0.2) == 0.0
+    assert loop.at(0.0).generations.wanted_s() == 0.0
+    assert loop.at(0.2).generations.wanted_s() == 0.0
     loop.generate(0.2)
-    assert loop.generations.wanted_s(0.3) is None
-    loop.controls.change({"shift": 2.0}, 1, 0.3)
-    assert loop.generations.wanted_s(0.3) == 0.3
-    assert not loop.generations.is_current(0.3)
+    assert loop.at(0.3).generations.wanted_s() is None
+    loop.at(0.3).controls.change({"shift": 2.0}, 1)
+    assert loop.at(0.3).generations.wanted_s() == 0.3
+    assert not loop.at(0.3).generations.is_current()
 
 
 def test_a_failure_is_tried_again_after_longer_and_longer_times() -> None:
     loop = Loop()
     now_s = 0.0
     for wait_s in (1.0, 2.0, 4.0):
-        assert loop.generations.fail(loop.generations.start("s", now_s).id, now_s)
-        loop.playhead.ack(Ack(playhead_sample=0), now_s + wait_s)
-        assert loop.generations.wanted_s(now_s + wait_s - 0.01) is None
-        assert loop.generations.due_s(now_s) == now_s + wait_s
+        assert loop.at(now_s).generations.fail(loop.at(now_s).generations.start("s").id)
+        loop.at(now_s + wait_s).playhead.ack(Ack(playhead_sample=0))
+        assert loop.at(now_s + wait_s - 0.01).generations.wanted_s() is None
+        assert loop.at(now_s).generations.due_s() == now_s + wait_s
         now_s += wait_s
-        assert loop.generations.wanted_s(now_s) == now_s
-    assert not loop.generations.fail("unknown", now_s)
+        assert loop.at(now_s).generations.wanted_s() == now_s
+    assert not loop.at(now_s).generations.fail("unknown")
     for _ in range(1100):  # many hours
-        assert loop.generations.fail(loop.generations.start("s", now_s).id, now_s)
-    assert loop.generations.due_s(now_s) == now_s + 30.0
+        assert loop.at(now_s).generations.fail(loop.at(now_s).generations.start("s").id)
+    assert loop.at(now_s).generations.due_s() == now_s + 30.0
 
 
 def test_step_controls_reach_generations_in_flight_at_most_every_20_ms() -> None:
     loop = Loop()
-    job = loop.generations.start("s", 0.0)
-    assert loop.generations.update(0.0) is None
-    loop.controls.change({"guidance": 5.0}, 1, 0.0)
-    update = loop.generations.update(0.0)
+    job = loop.at(0.0).generations.start("s")
+    assert loop.at(0.0).generations.update() is None
+    loop.at(0.0).controls.change({"guidance": 5.0}, 1)
+    update = loop.at(0.0).generations.update()
     assert update is not None
     assert (update.job_ids, update.patch, update.seq) == ((job.id,), {"guidance": 5.0}, 1)
-    loop.controls.change({"guidance": None, "x0_strength": 0.5}, 2, 0.01)
-    assert loop.generations.update(0.01) is None
-    assert loop.generations.due_s(0.01) == pytest.approx(0.03)
-    later = loop.generations.update(0.02)
+    loop.at(0.01).controls.change({"guidance": None, "x0_strength": 0.5}, 2)
+    assert loop.at(0.01).generations.update() is None
+    assert loop.at(0.01).generations.due_s() == pytest.approx(0.03)
+    later = loop.at(0.02).generations.update()
     assert later is not None
     assert later.patch == {"guidance": 3.0}
     loop.generations.step_applied(2, [job.id])
@@ -93,29 +100,29 @@ def test_step_controls_reach_generations_in_flight_at_most_every_20_ms() -> None
 def test_a_glide_is_followed_every_20_ms_to_its_end() -> None:
     loop = Loop()
     loop.generate(0.0)
-    assert loop.generations.due_s(5.0) is None
-    loop.controls.change({"guidance": 5.0}, 1, 5.0, ramp_s=1.0)
-    assert loop.generations.due_s(5.5) == pytest.approx(5.52)
-    assert loop.generations.due_s(6.0) is None
+    assert loop.at(5.0).generations.due_s() is None
+    loop.at(5.0).controls.change({"guidance": 5.0}, 1, ramp_s=1.0)
+    assert loop.at(5.5).generations.due_s() == pytest.approx(5.52)
+    assert loop.at(6.0).generations.due_s() is None
 
 
 def test_a_generation_whose_step_controls_changed_is_followed_by_another() -> None:
     loop = Loop(slots=1)
-    job = loop.generations.start("s", 0.0)
-    loop.controls.change({"guidance": 5.0}, 1, 0.0)
-    loop.generations.update(0.0)
-    loop.generations.finish(job.id, np.zeros((16, CHANNELS), np.float32), 0.1)
-    assert loop.generations.wanted_s(0.1) is not None
+    job = loop.at(0.0).generations.start("s")
+    loop.at(0.0).controls.change({"guidance": 5.0}, 1)
+    loop.at(0.0).generations.update()
+    loop.at(0.1).generations.finish(job.id, np.zeros((16, CHANNELS), np.float32))
+    assert loop.at(0.1).generations.wanted_s() is not None
 
 
 def test_changes_of_nothing_raise_the_seq_of_what_is_there() -> None:
     loop = Loop()
     loop.generate(0.0)
-    loop.controls.change({"guidance": 3.0}, 4, 0.1)
-    loop.generations.settle(0.1)
+    loop.at(0.1).controls.change({"guidance": 3.0}, 4)
+    loop.at(0.1).generations.settle()
     assert loop.timeline.canvas.parts[0].full_seq == 4
-    loop.controls.change({"guidance": 4.0}, 5, 0.1)
-    loop.generations.settle(0.1)
+    loop.at(0.1).controls.change({"guidance": 4.0}, 5)
+    loop.at(0.1).generations.settle()
     assert loop.timeline.canvas.parts[0].full_seq == 4
 
 
@@ -125,8 +132,8 @@ def test_a_source_is_part_of_what_a_generation_is_made_with() -> None:
     loop.generations.references.put(
         "source", PlacedSource("x", None, Piece("source", np.ones((5, CHANNELS), np.float32)))
     )
-    assert loop.generations.wanted_s(0.1) == 0.1
-    source = loop.generations.start("s", 0.1).source
+    assert loop.at(0.1).generations.wanted_s() == 0.1
+    source = loop.at(0.1).generations.start("s").source
     assert source is not None
     assert source.shape == (16, CHANNELS)
 
@@ -134,9 +141,9 @@ def test_a_source_is_part_of_what_a_generation_is_made_with() -> None:
 def test_a_write_stops_generations_that_do_not_know_of_it() -> None:
     loop = Loop()
     loop.generate(0.0)
-    loop.controls.change({"shift": 2.0}, 1, 0.1)
-    job = loop.generations.start("s", 0.1)
+    loop.at(0.1).controls.change({"shift": 2.0}, 1)
+    job = loop.at(0.1).generations.start("s")
     loop.controls.accept(2)
-    assert loop.generations.write(3, Piece("w", np.ones((2, CHANNELS), np.float32)), 2, 0.1) == [job.id]
-    assert not loop.generations.finish(job.id, np.zeros((16, CHANNELS), np.float32), 0.2)
-    assert loop.generations.wanted_s(0.2) is not None
+    assert loop.at(0.1).generations.write(3, Piece("w", np.ones((2, CHANNELS), np.float32)), 2) == [job.id]
+    assert not loop.at(0.2).generations.finish(job.id, np.zeros((16, CHANNELS), np.float32))
+    assert loop.at(0.2).generations.wanted_s() is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 import pytest
 from helpers.live_simulation import CHANNELS, HOP, MODEL, RATE
@@ -10,7 +12,7 @@ from runtime.errors import RequestError
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.playback.canvas import Piece, Timeline
-from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.messages import Ack
 
 
@@ -18,29 +20,34 @@ class Extension:
     """Generations of 64 frames, whose latents are the number of the generation."""
 
     def __init__(self) -> None:
-        self.controls = ControlState(MODEL, {}, [], "velocity", 1)
-        self.playhead, self.timeline = Playhead(RATE), Timeline()
-        self.playhead.attach(0.0)
+        self.clock = SessionClock(0.0)
+        self.controls = ControlState(MODEL, self.clock, {}, [], "velocity", 1)
+        self.playhead, self.timeline = Playhead(self.clock, RATE), Timeline()
+        self.playhead.attach()
         self.playhead.sent_until = 10**9
         self.generations = ExtendGenerations(MODEL, 64, 2, self.controls, self.timeline, self.playhead)
         self.generations.times.newest_s.append(0.1)
         self.playhead.sent_until = 0
         self.count = 0
-        self.generate(0.0)
+        self.generate()
         self.playhead.sent_until = 10**9
 
     def play_to(self, sample: int) -> float:
         """The client is at a sample; returns the time, at real speed."""
         now_s = sample / RATE
-        self.playhead.ack(Ack(playhead_sample=sample), now_s)
-        self.generations.note(now_s)
+        self.at(now_s).playhead.ack(Ack(playhead_sample=sample))
+        self.generations.note()
         return now_s
 
-    def generate(self, now_s: float, end_s: float | None = None) -> bool:
+    def at(self, now_s: float) -> Self:
+        self.clock.now_s = now_s
+        return self
+
+    def generate(self) -> bool:
         """Start and finish a generation."""
-        job = self.generations.start("s", now_s)
+        job = self.generations.start("s")
         self.count += 1
-        return self.generations.finish(job.id, np.full((64, CHANNELS), self.count, np.float32), end_s or now_s)
+        return self.generations.finish(job.id, np.full((64, CHANNELS), self.count, np.float32))
 
     def numbers(self) -> list[tuple[int, int]]:
         """(first frame, number of the generation) of each part."""
@@ -50,10 +57,10 @@ class Extension:
 def test_the_end_is_continued_when_half_a_canvas_is_left() -> None:
     extension = Extension()
     now_s = extension.play_to(31 * HOP)
-    assert (extension.generations.wanted_s(now_s), extension.generations.is_ending(now_s)) == (None, False)
+    assert (extension.generations.wanted_s(), extension.generations.is_ending) == (None, False)
     now_s = extension.play_to(33 * HOP)
-    assert (extension.generations.wanted_s(now_s), extension.generations.is_ending(now_s)) == (now_s, True)
-    job = extension.generations.start("s", now_s)
+    assert (extension.generations.wanted_s(), extension.generations.is_ending) == (now_s, True)
+    job = extension.generations.start("s")
     assert (job.segment.start_frame, job.segment.keep_frames, job.is_refresh) == (48, 16, False)
     assert job.tail is not None
     assert len(job.tail) == 16
@@ -62,8 +69,8 @@ def test_the_end_is_continued_when_half_a_canvas_is_left() -> None:
 def test_a_change_generates_again_from_where_it_can_be_heard() -> None:
     extension = Extension()
     now_s = extension.play_to(20 * HOP)
-    extension.controls.change({"shift": 2.0}, 1, now_s)
-    job = extension.generations.start("s", now_s)
+    extension.controls.change({"shift": 2.0}, 1)
+    job = extension.generations.start("s")
     cut = -(-round((now_s + 0.06 + 0.11) * RATE) // HOP)
     assert job.is_refresh
     assert job.segment.start_frame + job.segment.keep_frames in (cut - 1, cut)
@@ -71,64 +78,65 @@ def test_a_change_generates_again_from_where_it_can_be_heard() -> None:
 
 def test_what_was_heard_stays_when_a_refresh_is_late() -> None:
     extension = Extension()
-    now_s = extension.play_to(20 * HOP)
-    extension.controls.change({"shift": 2.0}, 1, now_s)
-    job = extension.generations.start("s", now_s)
+    extension.play_to(20 * HOP)
+    extension.controls.change({"shift": 2.0}, 1)
+    job = extension.generations.start("s")
     late_s = extension.play_to(35 * HOP)
-    extension.generations.finish(job.id, np.full((64, CHANNELS), 2, np.float32), late_s)
+    extension.at(late_s).generations.finish(job.id, np.full((64, CHANNELS), 2, np.float32))
     assert extension.numbers() == [(0, 1), (37, 2)]
 
 
 def test_a_refresh_that_is_heard_nowhere_is_made_again() -> None:
     extension = Extension()
-    extension.generate(extension.play_to(33 * HOP))
-    now_s = extension.play_to(34 * HOP)
-    extension.controls.change({"shift": 2.0}, 1, now_s)
-    job = extension.generations.start("s", now_s)
+    extension.play_to(33 * HOP)
+    extension.generate()
+    extension.play_to(34 * HOP)
+    extension.controls.change({"shift": 2.0}, 1)
+    job = extension.generations.start("s")
     extension.generations.heard_frame = 100
-    assert not extension.generations.finish(job.id, np.zeros((64, CHANNELS), np.float32), now_s)
-    assert extension.generations.wanted_s(now_s) is not None
+    assert not extension.generations.finish(job.id, np.zeros((64, CHANNELS), np.float32))
+    assert extension.generations.wanted_s() is not None
 
 
 def test_a_refresh_takes_the_place_of_an_append_but_of_no_refresh() -> None:
     extension = Extension()
-    now_s = extension.play_to(40 * HOP)
-    append = extension.generations.start("s", now_s)
-    assert extension.generations.cancelled(now_s) == []
-    extension.controls.change({"shift": 2.0}, 1, now_s)
-    assert extension.generations.cancelled(now_s) == [append.id]
-    extension.generations.start("s", now_s)
-    extension.controls.change({"shift": 3.0}, 2, now_s)
-    assert extension.generations.cancelled(now_s) == []
-    assert extension.generations.wanted_s(now_s) is None
+    extension.play_to(40 * HOP)
+    append = extension.generations.start("s")
+    assert extension.generations.cancelled() == []
+    extension.controls.change({"shift": 2.0}, 1)
+    assert extension.generations.cancelled() == [append.id]
+    extension.generations.start("s")
+    extension.controls.change({"shift": 3.0}, 2)
+    assert extension.generations.cancelled() == []
+    assert extension.generations.wanted_s() is None
 
 
 def test_a_failed_append_does_not_generate_the_future_again() -> None:
     extension = Extension()
-    now_s = extension.play_to(40 * HOP)
-    extension.generations.fail(extension.generations.start("s", now_s).id, now_s)
+    extension.play_to(40 * HOP)
+    extension.generations.fail(extension.generations.start("s").id)
     later_s = extension.play_to(60 * HOP)
-    assert not extension.generations.start("s", later_s + 1.0).is_refresh
+    assert not extension.at(later_s + 1.0).generations.start("s").is_refresh
 
 
 def test_heard_frames_of_a_band_stay() -> None:
     extension = Extension()
-    now_s = extension.play_to(10 * HOP)
+    extension.play_to(10 * HOP)
     extension.timeline.move(10 * HOP, 10, 10, (8, 12))
-    now_s = extension.play_to(30 * HOP)
+    extension.play_to(30 * HOP)
     assert extension.generations.heard_frame == 12
-    extension.controls.change({"shift": 2.0}, 1, now_s)
-    job = extension.generations.start("s", now_s)
+    extension.controls.change({"shift": 2.0}, 1)
+    job = extension.generations.start("s")
     assert job.segment.start_frame + job.segment.keep_frames == 12
 
 
 def test_a_write_must_lie_in_what_is_known() -> None:
     extension = Extension()
-    now_s = extension.play_to(10 * HOP)
+    extension.play_to(10 * HOP)
     assert extension.generations.region(25, 10) == 25
     with pytest.raises(RequestError, match=r"known from 0\.00 to 2\.56 s"):
         extension.generations.region(60, 10)
-    extension.generations.write(5, Piece("w", np.full((20, CHANNELS), 9, np.float32)), 1, now_s)
+    extension.generations.write(5, Piece("w", np.full((20, CHANNELS), 9, np.float32)), 1)
     assert extension.numbers() == [(0, 1), (12, 9), (25, 1)]
 
 
@@ -136,9 +144,9 @@ def test_latents_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("runtime.sessions.generations.extend.HISTORY_S", 60.0)
     extension = Extension()
     for frame in range(40, 60 * 25 + 500, 40):
-        now_s = extension.play_to(frame * HOP)
-        if extension.generations.wanted_s(now_s) is not None:
-            extension.generate(now_s)
+        extension.play_to(frame * HOP)
+        if extension.generations.wanted_s() is not None:
+            extension.generate()
     canvas = extension.timeline.canvas
     assert canvas.start > 0
     assert 60 * 25 - 200 < canvas.end - canvas.start < 60 * 25 + 200
@@ -146,10 +154,10 @@ def test_latents_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_change_for_after_the_known_end_leaves_no_hole_before_it() -> None:
     extension = Extension()
-    now_s = extension.play_to(40 * HOP)
+    extension.play_to(40 * HOP)
     extension.controls.schedule(70 * HOP, {"shift": 2.0}, 1)
-    extension.controls.begin_scheduled(71 * HOP, extension.playhead, now_s)
-    assert extension.generate(now_s)
+    extension.controls.begin_scheduled(71 * HOP, extension.playhead)
+    assert extension.generate()
     assert extension.numbers() == [(0, 1), (64, 2)]
     here = extension.timeline.at(60 * HOP)
     assert here is not None
@@ -158,9 +166,9 @@ def test_a_change_for_after_the_known_end_leaves_no_hole_before_it() -> None:
 
 def test_an_append_that_comes_late_is_heard_where_the_audio_ends() -> None:
     extension = Extension()
-    now_s = extension.play_to(61 * HOP)
+    extension.play_to(61 * HOP)
     extension.playhead.sent_until = 62 * HOP
-    extension.generate(now_s)
+    extension.generate()
     here = extension.timeline.at(extension.playhead.sent_until)
     assert here is not None
     assert here.canvas.end == 112
@@ -169,19 +177,19 @@ def test_an_append_that_comes_late_is_heard_where_the_audio_ends() -> None:
 def test_after_a_reset_a_generation_continues_nothing_and_is_heard_from_its_beginning() -> None:
     extension = Extension()
     now_s = extension.play_to(40 * HOP)
-    append = extension.generations.start("s", now_s)
+    append = extension.generations.start("s")
     assert extension.generations.reset() == [append.id]
-    job = extension.generations.start("s", now_s)
+    job = extension.generations.start("s")
     assert (job.segment.keep_frames, job.tail) == (0, None)
     rows = np.repeat(np.arange(64, dtype=np.float32)[:, None], CHANNELS, axis=1)
-    assert extension.generations.finish(job.id, rows, now_s + 0.3)
+    assert extension.at(now_s + 0.3).generations.finish(job.id, rows)
     (_, part) = extension.timeline.canvas.parts
     assert (part.row, part.end - part.start) == (0, 64)
     heard_frame = part.start
 
     now_s = extension.play_to((heard_frame + 4) * HOP)
-    extension.controls.change({"shift": 2.0}, 1, now_s)
-    job = extension.generations.start("s", now_s)
+    extension.controls.change({"shift": 2.0}, 1)
+    job = extension.generations.start("s")
     assert job.segment.start_frame == heard_frame
     assert 0 < job.segment.keep_frames < 16
 
@@ -190,9 +198,9 @@ def test_what_a_reset_begins_is_begun_again_where_it_failed_or_was_stopped() -> 
     extension = Extension()
     now_s = extension.play_to(20 * HOP)
     extension.generations.reset()
-    job = extension.generations.start("s", now_s)
-    extension.generations.fail(job.id, now_s)
-    job = extension.generations.start("s", now_s + 2.0)
+    job = extension.generations.start("s")
+    extension.generations.fail(job.id)
+    job = extension.at(now_s + 2.0).generations.start("s")
     assert job.segment.keep_frames == 0
     assert extension.generations.reset() == [job.id]
-    assert extension.generations.start("s", now_s + 2.0).segment.keep_frames == 0
+    assert extension.at(now_s + 2.0).generations.start("s").segment.keep_frames == 0

@@ -270,13 +270,13 @@ def test_a_plan_that_failed_for_long_begins_where_it_can_be_heard(monkeypatch: p
 
 
 def test_a_plan_that_fails_for_many_hours_is_still_tried_again() -> None:
-    plan, now_s = session_plan(planned_session()), 0.0
+    plan = session_plan(planned_session())
     for _ in range(1100):
-        work = plan.work(0, 0, now_s)
+        work = plan.work(0, 0)
         assert work is not None
-        assert plan.failed(work.number, EngineError("failed"), now_s, is_attached=True)
-        assert plan.work(0, 0, now_s) is None
-        now_s += 30.0
+        assert plan.failed(work.number, EngineError("failed"), is_attached=True)
+        assert plan.work(0, 0) is None
+        plan.clock.now_s += 30.0
 
 
 def test_of_prompts_that_change_while_the_plan_fails_the_newest_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,9 +430,9 @@ def test_of_what_a_change_of_prompt_leaves_sections_can_be_edited_and_codes_up_t
     assert caught.value.fix == "wait for the next section"
     plan.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK]), 0, FRAME_RATE)
     for _ in range(2):
-        work = plan.work(0, 0, 0.0)
+        work = plan.work(0, 0)
         assert work is not None
-        plan.made(work.number, make_part(form, work), 0.0)
+        plan.made(work.number, make_part(form, work))
     assert not plan.has_edits
     assert (start, "break", 1) in [(each.start_frame, each.kind, each.bars) for each in plan.sections]
 
@@ -472,7 +472,7 @@ def test_a_plan_is_not_made_without_a_client_and_goes_on_with_the_same_codes() -
     left.session.detach(left.now_s)
     left.run(PATIENCE_S + 5.0)
     assert session_plan(left).end == made
-    assert not session_plan(left).is_late(left.now_s)
+    assert not session_plan(left).is_late
     left.connect()
     for simulation in (alone, left):
         simulation.run(4.0)

@@ -26,7 +26,7 @@ class Scripted:
         self.refused: list[tuple[Any, TickError]] = []
         self.waiting: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self.turns: dict[Any, None] = {}
-        self.share = 0.0
+        self.share, self.now_s = 0.0, 0.0
         codec_work = SimpleNamespace(encode=lambda *call: self.waiting.append(call), write=lambda *_: LATENTS)
         services: Any = SimpleNamespace(
             sample_rate_hz=RATE_HZ,
@@ -35,7 +35,7 @@ class Scripted:
             speak=lambda inbox: self.turns.update({inbox: None}),
             message_share=lambda: self.share,
             call=lambda call: call(),
-            clock=lambda: 0.0,
+            clock=lambda: self.now_s,
         )
         self.inbox = lock_checked(Inbox, "_waiting", "_audio_s", "_rooms")(services, self)
 
@@ -151,11 +151,13 @@ def test_an_inbox_has_one_turn_while_something_waits() -> None:
 def test_what_has_cost_more_than_a_burst_is_waited_for(given: float, share: float) -> None:
     scripted = Scripted()
     scripted.share, inbox = given, scripted.inbox
-    inbox.charge(BURST_S, 100.0)
+    scripted.now_s = 100.0
+    inbox.charge(BURST_S)
     assert inbox.free_s == pytest.approx(100.0)
-    inbox.charge(0.01, 100.0)
+    inbox.charge(0.01)
     assert inbox.free_s == pytest.approx(100.0 + 0.01 / share)
-    inbox.charge(0.0, 200.0)
+    scripted.now_s = 200.0
+    inbox.charge(0.0)
     assert inbox.free_s <= 200.0
 
 

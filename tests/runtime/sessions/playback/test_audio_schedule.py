@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from helpers.live_simulation import CHANNELS, HOP, MARGIN, MODEL, RATE
 
 from runtime.sessions.playback.audio_schedule import AudioSchedule
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, Placement, Timeline
-from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.actions import DecodeWindow, LiveModel
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import Ack, Applied
@@ -30,15 +31,20 @@ class Schedule:
     """A schedule over a canvas that repeats, whose windows are decoded at once."""
 
     def __init__(self, band: tuple[int, int] | None = (0, FRAMES), model: LiveModel = MODEL) -> None:
-        self.playhead = Playhead(RATE, lead_s=0.25)
-        self.playhead.attach(0.0)
+        self.clock = SessionClock(0.0)
+        self.playhead = Playhead(self.clock, RATE, lead_s=0.25)
+        self.playhead.attach()
         self.timeline = Timeline([Placement(0, canvas(1, 0), 0, 0, band)])
         self.audio = AudioSchedule(model, self.timeline, self.playhead)
 
-    def sent(self, now_s: float = 0.0) -> list[AudioChunk | Applied]:
-        for window in self.audio.windows(now_s):
+    def at(self, now_s: float) -> Self:
+        self.clock.now_s = now_s
+        return self
+
+    def sent(self) -> list[AudioChunk | Applied]:
+        for window in self.audio.windows():
             self.audio.decoded(window, pcm_of(window))
-        return list(self.audio.sendable(now_s))
+        return list(self.audio.sendable())
 
 
 def pcm_of(window: DecodeWindow) -> np.ndarray:
@@ -52,21 +58,21 @@ def ranges(sent: list[AudioChunk | Applied]) -> list[tuple[int, int, bool]]:
 def test_windows_lead_the_playhead_and_follow_each_other() -> None:
     schedule = Schedule()
     assert ranges(schedule.sent()) == [(0, 250, False)]
-    assert schedule.audio.due_s(0.0) == pytest.approx(0.0)
-    schedule.playhead.ack(Ack(playhead_sample=0), 0.0)
-    assert ranges(schedule.sent(0.001)) == [(250, 451, False)] or ranges(schedule.sent(0.001)) == []
-    assert schedule.audio.due_s(0.001) is not None
+    assert schedule.audio.due_s == pytest.approx(0.0)
+    schedule.playhead.ack(Ack(playhead_sample=0))
+    assert ranges(schedule.at(0.001).sent()) == [(250, 451, False)] or ranges(schedule.at(0.001).sent()) == []
+    assert schedule.at(0.001).audio.due_s is not None
 
 
 def test_a_window_has_margins_from_the_other_end_of_the_loop() -> None:
     schedule = Schedule()
-    (first,) = schedule.audio.windows(0.0)
+    (first,) = schedule.audio.windows()
     assert (first.start_frame, first.trim_begin, first.is_first) == (0, 0, True)
     assert first.values[:, 1].tolist() == list(range(7 + MARGIN))
     schedule.audio.decoded(first, pcm_of(first))
-    list(schedule.audio.sendable(0.0))
-    schedule.playhead.ack(Ack(playhead_sample=240), 0.5)
-    (second,) = schedule.audio.windows(0.5)
+    list(schedule.audio.sendable())
+    schedule.at(0.5).playhead.ack(Ack(playhead_sample=240))
+    (second,) = schedule.at(0.5).audio.windows()
     assert (second.start_frame, second.is_first) == (6 - MARGIN, False)
     assert second.trim_begin == 250 - (6 - MARGIN) * HOP
 
@@ -74,39 +80,39 @@ def test_a_window_has_margins_from_the_other_end_of_the_loop() -> None:
 def test_audio_leaves_in_the_order_of_the_windows() -> None:
     schedule = Schedule()
     schedule.playhead.lead_s = 2.0
-    windows = schedule.audio.windows(0.0)
+    windows = schedule.audio.windows()
     assert len(windows) == 2
     schedule.audio.decoded(windows[1], pcm_of(windows[1]))
-    assert list(schedule.audio.sendable(0.0)) == []
+    assert list(schedule.audio.sendable()) == []
     schedule.audio.decoded(windows[0], pcm_of(windows[0]))
-    assert len(ranges(list(schedule.audio.sendable(0.0)))) == 2
+    assert len(ranges(list(schedule.audio.sendable()))) == 2
 
 
 def test_what_comes_next_does_not_wait_for_replacements() -> None:
     schedule = Schedule()
     schedule.sent()
     schedule.timeline.place_canvas(60, canvas(2, 5))
-    (replacement,) = schedule.audio.windows(0.0)
-    schedule.playhead.ack(Ack(playhead_sample=100), 0.1)
-    following = [window for window in schedule.audio.windows(0.1) if not window.is_replacing]
+    (replacement,) = schedule.audio.windows()
+    schedule.at(0.1).playhead.ack(Ack(playhead_sample=100))
+    following = [window for window in schedule.at(0.1).audio.windows() if not window.is_replacing]
     for window in following:
         schedule.audio.decoded(window, pcm_of(window))
-    assert ranges(list(schedule.audio.sendable(0.1)))[0][:2] == (250, following[0].end_sample)
+    assert ranges(list(schedule.at(0.1).audio.sendable()))[0][:2] == (250, following[0].end_sample)
     schedule.audio.decoded(replacement, pcm_of(replacement))
-    sent = list(schedule.audio.sendable(0.1))
+    sent = list(schedule.at(0.1).audio.sendable())
     assert ranges(sent)[0] == (101, 250, True)
     assert schedule.playhead.sent_until == following[-1].end_sample
 
 
 def test_a_replacement_does_not_leave_before_what_it_replaces() -> None:
     schedule = Schedule()
-    (first,) = schedule.audio.windows(0.0)
+    (first,) = schedule.audio.windows()
     schedule.timeline.place_canvas(60, canvas(2, 5))
-    (replacement,) = (window for window in schedule.audio.windows(0.0) if window.is_replacing)
+    (replacement,) = (window for window in schedule.audio.windows() if window.is_replacing)
     schedule.audio.decoded(replacement, pcm_of(replacement))
-    assert list(schedule.audio.sendable(0.0)) == []
+    assert list(schedule.audio.sendable()) == []
     schedule.audio.decoded(first, pcm_of(first))
-    assert ranges(list(schedule.audio.sendable(0.0))) == [(0, 250, False), (60, 250, True)]
+    assert ranges(list(schedule.audio.sendable())) == [(0, 250, False), (60, 250, True)]
 
 
 def test_what_was_sent_and_has_changed_is_sent_again_after_the_reach() -> None:
@@ -152,10 +158,10 @@ def test_an_underrun_is_counted_once_and_the_canvas_goes_on() -> None:
     schedule = Schedule()
     schedule.sent()
     for late in (300, 320):
-        schedule.playhead.ack(Ack(playhead_sample=late), late / RATE)
-        schedule.audio.skip_missing(late, late / RATE)
+        schedule.at(late / RATE).playhead.ack(Ack(playhead_sample=late))
+        schedule.at(late / RATE).audio.skip_missing(late)
     assert schedule.playhead.underruns == 1
-    chunk = schedule.sent(0.32)[0]
+    chunk = schedule.at(0.32).sent()[0]
     assert isinstance(chunk, AudioChunk)
     assert chunk.is_after_underrun
     assert chunk.start_sample % HOP == 0
@@ -164,10 +170,10 @@ def test_an_underrun_is_counted_once_and_the_canvas_goes_on() -> None:
 
 def test_before_the_first_audio_there_is_no_underrun() -> None:
     schedule = Schedule()
-    schedule.playhead.ack(Ack(playhead_sample=300), 0.3)
-    schedule.audio.skip_missing(300, 0.3)
+    schedule.at(0.3).playhead.ack(Ack(playhead_sample=300))
+    schedule.at(0.3).audio.skip_missing(300)
     assert schedule.playhead.underruns == 0
-    chunk = schedule.sent(0.3)[0]
+    chunk = schedule.at(0.3).sent()[0]
     assert isinstance(chunk, AudioChunk)
     assert not chunk.is_after_underrun
     assert chunk.start_sample >= 300
@@ -175,12 +181,12 @@ def test_before_the_first_audio_there_is_no_underrun() -> None:
 
 def test_a_new_epoch_sends_again_from_the_playhead() -> None:
     schedule = Schedule()
-    stale = schedule.audio.windows(0.0)
-    schedule.playhead.attach(1.0)
+    stale = schedule.audio.windows()
+    schedule.at(1.0).playhead.attach()
     schedule.audio.start_epoch()
     schedule.audio.decoded(stale[0], pcm_of(stale[0]))
-    assert list(schedule.audio.sendable(1.0)) == []
-    chunk = schedule.sent(1.0)[0]
+    assert list(schedule.at(1.0).audio.sendable()) == []
+    chunk = schedule.at(1.0).sent()[0]
     assert isinstance(chunk, AudioChunk)
     assert (chunk.epoch, chunk.start_sample) == (1, 0)
 
@@ -189,31 +195,31 @@ def test_an_underrun_is_not_counted_again_while_what_comes_next_is_decoded() -> 
     schedule = Schedule()
     schedule.sent()
     for sample, now_s in ((600, 0.6), (650, 0.65), (1200, 1.2)):
-        schedule.playhead.ack(Ack(playhead_sample=sample), now_s)
-        schedule.audio.skip_missing(sample, now_s)
-        schedule.audio.windows(now_s)
+        schedule.at(now_s).playhead.ack(Ack(playhead_sample=sample))
+        schedule.at(now_s).audio.skip_missing(sample)
+        schedule.at(now_s).audio.windows()
     assert schedule.playhead.underruns == 1
 
 
 def test_a_lost_window_is_an_underrun() -> None:
     schedule = Schedule()
-    (window,) = schedule.audio.windows(0.0)
+    (window,) = schedule.audio.windows()
     schedule.audio.decoded(window, None)
-    assert list(schedule.audio.sendable(0.0)) == []
+    assert list(schedule.audio.sendable()) == []
     assert schedule.playhead.underruns == 1
 
 
 def test_while_windows_wait_for_the_codec_there_are_no_more_of_them() -> None:
     schedule = Schedule()
     schedule.sent()
-    schedule.playhead.ack(Ack(playhead_sample=0), 0.0)
-    (waiting,) = schedule.audio.windows(0.001)
-    assert schedule.audio.windows(0.3) == []
-    assert not schedule.audio.is_short(0.3)
+    schedule.playhead.ack(Ack(playhead_sample=0))
+    (waiting,) = schedule.at(0.001).audio.windows()
+    assert schedule.at(0.3).audio.windows() == []
+    assert not schedule.at(0.3).audio.is_short
     schedule.audio.decoded(waiting, pcm_of(waiting))
-    list(schedule.audio.sendable(0.3))
-    assert schedule.audio.is_short(0.3)
-    (following,) = schedule.audio.windows(0.3)
+    list(schedule.at(0.3).audio.sendable())
+    assert schedule.at(0.3).audio.is_short
+    (following,) = schedule.at(0.3).audio.windows()
     assert (following.start_sample, following.num_samples) == (waiting.end_sample, 200)
 
 
@@ -221,10 +227,10 @@ def test_a_client_with_a_long_lead_gets_longer_windows_but_none_longer_than_what
     schedule = Schedule()
     schedule.playhead.lead_s = 1.0
     schedule.sent()
-    schedule.playhead.ack(Ack(playhead_sample=0), 0.0)
-    assert ranges(schedule.sent(0.01)) == [(1000, 1320, False)]
-    schedule.playhead.ack(Ack(playhead_sample=1100), 1.0)
-    assert ranges(schedule.sent(1.0)) == [(1320, 1540, False)]
+    schedule.playhead.ack(Ack(playhead_sample=0))
+    assert ranges(schedule.at(0.01).sent()) == [(1000, 1320, False)]
+    schedule.at(1.0).playhead.ack(Ack(playhead_sample=1100))
+    assert ranges(schedule.at(1.0).sent()) == [(1320, 1540, False)]
 
 
 @pytest.fixture
@@ -233,50 +239,50 @@ def held() -> Schedule:
     schedule = Schedule(model=replace(MODEL, margin_frames=8, window_frames=256))
     schedule.playhead.lead_s = 2.0
     schedule.sent()
-    schedule.playhead.ack(Ack(playhead_sample=0), 0.0)
-    assert ranges(schedule.sent(0.01)) == [(2000, 2320, False)]
+    schedule.playhead.ack(Ack(playhead_sample=0))
+    assert ranges(schedule.at(0.01).sent()) == [(2000, 2320, False)]
     return schedule
 
 
 def test_a_long_window_is_sent_in_chunks_when_the_client_wants_them(held: Schedule) -> None:
     assert held.playhead.sent_until == 2320
-    assert held.audio.due_s(0.01) == pytest.approx(0.32)
-    assert ranges(held.sent(0.3)) == []
-    assert ranges(held.sent(0.33)) == [(2320, 2640, False)]
-    assert ranges(held.sent(0.97)) == [(2640, 2960, False), (2960, 3280, False)]
+    assert held.at(0.01).audio.due_s == pytest.approx(0.32)
+    assert ranges(held.at(0.3).sent()) == []
+    assert ranges(held.at(0.33).sent()) == [(2320, 2640, False)]
+    assert ranges(held.at(0.97).sent()) == [(2640, 2960, False), (2960, 3280, False)]
 
 
 def test_the_rest_of_a_window_leaves_before_what_replaces_it(held: Schedule) -> None:
     held.timeline.place_canvas(2500, canvas(2, 5))
-    assert ranges(held.sent(0.02)) == [(2320, 2960, False), (2500, 2960, True)]
+    assert ranges(held.at(0.02).sent()) == [(2320, 2960, False), (2500, 2960, True)]
     assert held.playhead.sent_until == 2960
 
 
 def test_applied_follows_the_first_chunk_of_a_long_window(held: Schedule) -> None:
     held.timeline.place_canvas(2960, canvas(2, 5))
-    sent = held.sent(0.97)
+    sent = held.at(0.97).sent()
     (place,) = (place for place, item in enumerate(sent) if isinstance(item, Applied))
     (before,) = ranges([sent[place - 1]])
     assert before[0] <= sent[place].first_sample < before[1]
-    assert not any(isinstance(item, Applied) for item in held.sent(1.3))
+    assert not any(isinstance(item, Applied) for item in held.at(1.3).sent())
 
 
 def test_the_rest_of_a_window_is_not_sent_after_a_new_epoch(held: Schedule) -> None:
     held.audio.start_epoch()
-    assert ranges(list(held.audio.sendable(0.5))) == []
+    assert ranges(list(held.at(0.5).audio.sendable())) == []
 
 
 def test_a_waiting_replacement_is_followed_by_one_with_the_newest_changes_only() -> None:
     schedule = Schedule()
     schedule.sent()
     schedule.timeline.place_canvas(60, canvas(2, 5))
-    (first,) = schedule.audio.windows(0.0)
+    (first,) = schedule.audio.windows()
     for seq in (6, 7, 8):
         schedule.timeline.place_canvas(60, canvas(seq, seq))
-        assert schedule.audio.windows(0.0) == []
+        assert schedule.audio.windows() == []
     schedule.audio.decoded(first, pcm_of(first))
-    assert ranges(list(schedule.audio.sendable(0.0))) == [(60, 250, True)]
-    (newest,) = schedule.audio.windows(0.0)
+    assert ranges(list(schedule.audio.sendable())) == [(60, 250, True)]
+    (newest,) = schedule.audio.windows()
     assert (newest.full_seq, newest.values[0, 0]) == (8, 8.0)
 
 
@@ -284,18 +290,18 @@ def test_what_would_be_late_is_not_decoded_and_its_changes_are_reported() -> Non
     schedule = Schedule()
     schedule.sent()
     schedule.timeline.place_canvas(60, canvas(2, 5))
-    (replacement,) = schedule.audio.windows(0.0)
-    schedule.playhead.ack(Ack(playhead_sample=249), 0.3)
-    (due,) = schedule.audio.windows(0.3)
+    (replacement,) = schedule.audio.windows()
+    schedule.at(0.3).playhead.ack(Ack(playhead_sample=249))
+    (due,) = schedule.at(0.3).audio.windows()
     assert schedule.audio.is_pending(replacement)
     assert schedule.audio.is_pending(due)
     end = due.end_sample
-    schedule.audio.skip_missing(schedule.playhead.ack(Ack(playhead_sample=end + 10), 0.8), 0.8)
-    (next_,) = schedule.audio.windows(0.8)
+    schedule.at(0.8).audio.skip_missing(schedule.at(0.8).playhead.ack(Ack(playhead_sample=end + 10)))
+    (next_,) = schedule.at(0.8).audio.windows()
     assert not schedule.audio.is_pending(replacement)
     assert not schedule.audio.is_pending(due)
-    assert next_.start_sample >= schedule.playhead.reach(0.8)
-    sent = list(schedule.audio.sendable(0.8))
+    assert next_.start_sample >= schedule.at(0.8).playhead.reach
+    sent = list(schedule.at(0.8).audio.sendable())
     assert ranges(sent) == []
     assert [item.seq for item in sent if isinstance(item, Applied)] == [5]
     assert schedule.playhead.underruns == 1

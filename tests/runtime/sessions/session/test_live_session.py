@@ -236,7 +236,7 @@ def test_a_paused_session_does_nothing() -> None:
     counts = len(simulation.jobs), len(simulation.chunks), len(simulation.messages), simulation.commits
     simulation.run(5.0)
     assert counts == (len(simulation.jobs), len(simulation.chunks), len(simulation.messages), simulation.commits)
-    assert simulation.session.due_s() is None or not simulation.session.is_active(simulation.now_s)
+    assert simulation.session.due_s() is None or not simulation.session.is_active
     simulation.handle(messages.Play())
     simulation.run(1.0)
     assert len(simulation.jobs) > counts[0]
@@ -509,7 +509,7 @@ def test_only_the_token_resumes() -> None:
 def test_a_new_connection_begins_an_epoch_at_the_playhead() -> None:
     simulation = playing()
     simulation.session.detach(simulation.now_s)
-    assert not simulation.session.is_active(simulation.now_s)
+    assert not simulation.session.is_active
     ready = simulation.session.attach("new", simulation.now_s, keep_s=60.0)
     assert (ready.resumed, ready.epoch) == (True, 2)
     assert abs(ready.next_sample - (simulation.playhead or 0)) < 100

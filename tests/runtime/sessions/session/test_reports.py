@@ -17,9 +17,11 @@ from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
 from runtime.sessions.hosting.plan_work import make_part
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
-from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.messages import LivePrompt, Open
 from runtime.sessions.session import reports
+
+CLOCK = SessionClock(0.0)
 
 
 def canvas(frames: int) -> Canvas:
@@ -36,7 +38,7 @@ def test_the_layout_is_in_frames_and_seconds() -> None:
 
 
 def test_controls_name_the_source() -> None:
-    state = ControlState(MODEL, {"guidance": 4.0}, [], "tokens", 9)
+    state = ControlState(MODEL, CLOCK, {"guidance": 4.0}, [], "tokens", 9)
     source = PlacedSource("abc", 0.5, Piece("s", np.zeros((4, 2), np.float32)))
     found = reports.controls(MODEL, state, source, [])
     assert (found.source_id, found.source_strength, found.seed, found.blend) == ("abc", 0.5, 9, "tokens")
@@ -44,20 +46,20 @@ def test_controls_name_the_source() -> None:
 
 
 def test_values_are_all_that_a_client_may_have_changed() -> None:
-    state = ControlState(MODEL, {"guidance": 4.0}, [LivePrompt(text="a", weight=0.5)], "tokens", 9)
+    state = ControlState(MODEL, CLOCK, {"guidance": 4.0}, [LivePrompt(text="a", weight=0.5)], "tokens", 9)
     timeline, references = Timeline([Placement(0, canvas(10), 0, 0, (2, 8))]), References(MODEL)
     references.put("source", PlacedSource("abc", 0.5, Piece("s", np.zeros((4, 2), np.float32))))
-    found = reports.values(state, references, timeline, Playhead(RATE), 2.0)
+    found = reports.values(state, references, timeline, Playhead(CLOCK, RATE), 2.0)
     assert (found["guidance"], found["seed"], found["blend"]) == (4.0, 9, "tokens")
     assert found["prompts"] == [{"text": "a", "weight": 0.5}]
     assert (found["source"], found["timbre"]) == ({"id": "abc", "strength": 0.5}, None)
     assert (found["band"], found["playing"]) == ([1.0, 4.0], True)
-    assert reports.values(state, references, Timeline(), Playhead(RATE), 2.0)["band"] is None
+    assert reports.values(state, references, Timeline(), Playhead(CLOCK, RATE), 2.0)["band"] is None
 
 
 def test_the_position_on_the_canvas_is_that_of_the_playhead() -> None:
     timeline = Timeline([Placement(0, canvas(10), 0, 4, (0, 10))])
-    state = reports.state(MODEL, timeline, Playhead(RATE, 500), 0.0, generations_in_flight=1, generation_s=0.1)
+    state = reports.state(MODEL, timeline, Playhead(CLOCK, RATE, 500), generations_in_flight=1, generation_s=0.1)
     assert state.canvas_position_s == (4 + 12.5 - 10) / 25
     assert (state.playhead_sample, state.generations_in_flight) == (500, 1)
 
@@ -73,13 +75,13 @@ def test_a_picture_has_a_row_per_channel_and_the_seqs_of_its_columns() -> None:
 
 
 def test_a_plan_has_the_sections_from_a_frame_on_at_their_place_on_the_canvas() -> None:
-    plan = SessionPlan(PLANNING, 64)
+    plan = SessionPlan(PLANNING, CLOCK, 64)
     plan.restart(GenerationOptions(prompt=""), 1, 10)
-    work = plan.work(0, 0, 0.0)
+    work = plan.work(0, 0)
     assert work is not None
     assert work.begin is not None
     form = SimulatedForm(work.begin)
-    plan.made(work.number, make_part(form, work), 0.1)
+    plan.made(work.number, make_part(form, work))
     found = reports.plan(plan, 23, 25.0)
     assert found.header == {"bpm": 100}
     assert [(section.index, section.start_s) for section in found.sections] == [(1, 0.88), (2, 1.84)]
