@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -157,9 +158,11 @@ class StepParameters:
 
     def over(self, below: StepParameters) -> StepParameters:
         """These parameters where given, `below`'s elsewhere."""
-        return StepParameters(
-            **{f.name: getattr(self if getattr(self, f.name) is not None else below, f.name) for f in fields(self)}
-        )
+        merged = copy(self)  # Both are checked: what is made of them is not checked again.
+        for name in STEP_PARAMETERS:
+            if getattr(self, name) is None:
+                _set(merged, name, getattr(below, name))
+        return merged
 
 
 CURVE_PARAMETERS = ("velocity_scale", "guidance", "momentum", "rescale", "x0_strength", "sde_curve", "ode_noise")

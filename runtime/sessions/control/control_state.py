@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.requests.option_types import MAX_PROMPTS, WeightedPrompt
-from runtime.requests.options import GenerationOptions
+from runtime.requests.option_types import MAX_PROMPTS, AdapterOptions, WeightedPrompt
+from runtime.requests.options import GenerationOptions, StepOptions
 from runtime.sessions.control.controls import (
     CONTROL_NAMES,
     LIVE_ONLY,
     NEEDS_SOURCE_NAMES,
     STEP_CONTROLS,
     STRUCTURE_NAMES,
+    CheckedControls,
     check_controls,
     default_values,
+    plain_value,
     plain_values,
     prompt_weights,
 )
@@ -60,6 +62,10 @@ class Ramp:
         """The same, later."""
         return replace(self, start_s=self.start_s + seconds, end_s=self.end_s + seconds)
 
+    def stored(self, now_s: float) -> dict[str, Any]:
+        """JSON values; times are relative to `now_s`."""
+        return {**vars(self.moved(-now_s)), "start": plain_value(self.start), "end": plain_value(self.end)}
+
 
 @dataclass(frozen=True)
 class ScheduledChange:
@@ -68,7 +74,7 @@ class ScheduledChange:
     at_sample: int
     seq: int
     seq_before: int
-    patch: dict[str, Any]
+    patch: CheckedControls
     ramp_s: float
 
 
@@ -100,7 +106,10 @@ class ControlState:
         self._ramps: dict[str, Ramp] = {}
         self._weight_ramps: dict[str, Ramp] = {}
         self._scheduled: list[ScheduledChange] = []
-        self._options: dict[tuple[bool, bool], GenerationOptions] = {}  # while nothing moves
+        # As of `_made_s`, and from then on where nothing moves.
+        self._options: dict[tuple[bool, bool], GenerationOptions] = {}
+        self._steps: StepOptions | None = None
+        self._made_s = clock.now_s
 
     @property
     def prompts(self) -> list[LivePrompt]:
@@ -116,16 +125,16 @@ class ControlState:
     def accept(self, seq: int) -> None:
         """Take a change that is none of a control."""
         self.seq = self.accepted_seq = seq
-        self._options.clear()
+        self._forget_options()
 
-    def change(self, patch: Mapping[str, Any], seq: int, ramp_s: float = 0.0) -> None:
+    def change(self, patch: CheckedControls, seq: int, ramp_s: float = 0.0) -> None:
         """Merge checked values; None goes back to the default. Single numbers move linearly in `ramp_s`."""
         self._merge(patch, self.clock.now_s, ramp_s, self.accepted_seq)
         self.accept(seq)
 
     def set(self, message: SetControls, playhead: Playhead) -> None:
         """Take a client's values, now or for when they are to be heard. Raises RequestError."""
-        values = check_controls(message.values, self._model)
+        values = check_controls(message.values, self._model, others={**self.defaults, **self._values})
         at_sample = 0 if message.at is None else round(message.at * playhead.rate_hz)
         if at_sample >= playhead.wanted_until:
             self.schedule(at_sample, values, message.seq, message.ramp_ms / 1e3)
@@ -133,17 +142,18 @@ class ControlState:
             self.change(values, message.seq, message.ramp_ms / 1e3)
 
     def set_adapter(self, message: SetAdapter) -> None:
-        """Of the control `adapters`, which has all of them, only this one changes. Raises RequestError."""
-        adapters = self.adapters_with(message.id, message.strength)
+        """Of the control `adapters`, which has all of them, only this one changes, or goes. Raises RequestError."""
+        strengths = {item.id: item.strength for item in self.value("adapters")} | {message.id: message.strength}
+        adapters = [{"id": id_, "strength": value} for id_, value in strengths.items() if value is not None]
         try:
             values = check_controls({"adapters": adapters}, self._model)
         except RequestError as error:
             raise error.renamed("id") from None
         self.change(values, message.seq, message.ramp_ms / 1e3)
 
-    def schedule(self, at_sample: int, patch: Mapping[str, Any], seq: int, ramp_s: float = 0.0) -> None:
+    def schedule(self, at_sample: int, patch: CheckedControls, seq: int, ramp_s: float = 0.0) -> None:
         """As `change`, but to be heard from a sample on: it begins with `begin_scheduled`."""
-        self._scheduled.append(ScheduledChange(at_sample, seq, self.accepted_seq, dict(patch), ramp_s))
+        self._scheduled.append(ScheduledChange(at_sample, seq, self.accepted_seq, patch, ramp_s))
         self._scheduled.sort(key=lambda change: change.at_sample)
         self.accepted_seq = seq
 
@@ -155,7 +165,7 @@ class ControlState:
             self._merge(change.patch, start_s, change.ramp_s, change.seq_before)
             self.from_sample = max(self.from_sample, change.at_sample)
             self.seq = max(self.seq, change.seq)
-            self._options.clear()
+            self._forget_options()
 
     def change_prompts(
         self, weights: Mapping[str, float], blend: Blend | None, seq: int, ramp_s: float = 0.0
@@ -179,11 +189,6 @@ class ControlState:
             return self._ramps[name].value(at_s)
         return self._values.get(name, self.defaults[name])
 
-    def adapters_with(self, id_: str, strength: float | None) -> list[dict[str, Any]]:
-        """The control `adapters`, where one of them has another strength, or is removed."""
-        strengths = {item["id"]: item["strength"] for item in self.value("adapters")} | {id_: strength}
-        return [{"id": id_, "strength": value} for id_, value in strengths.items() if value is not None]
-
     @property
     def is_moving(self) -> bool:
         """Whether a ramp is under way."""
@@ -199,9 +204,12 @@ class ControlState:
         """The newest seq such that every change up to it has reached its final value."""
         return min((*(ramp.seq_before for ramp in self._moving()), *(change.seq_before for change in self._scheduled)), default=self.seq)
 
-    def step_values(self) -> dict[str, Any]:
-        """Every step control's value now, as StepOptions takes it."""
-        return {name: self.value(name) for name in STEP_CONTROLS}
+    def step_options(self) -> StepOptions:
+        """Every step control's value now."""
+        self._forget_earlier()
+        if self._steps is None:
+            self._steps = StepOptions.model_construct(**{name: self.value(name) for name in STEP_CONTROLS})
+        return self._steps
 
     def options(self, *, has_source: bool, has_structure: bool = False) -> GenerationOptions:
         """Options of a generation that starts now. What needs a source has no effect where there is none.
@@ -209,14 +217,22 @@ class ControlState:
         has_structure: there are hints, which some of these options need no source beside.
         """
         given = (has_source, has_structure)
-        if self.is_moving:
-            return self._options_at(self.clock.now_s, *given)
-        if self._ramps or self._weight_ramps:
+        self._forget_earlier()
+        if not self.is_moving:
             self._ramps, self._weight_ramps = {}, {}
-            self._options.clear()
         if given not in self._options:
             self._options[given] = self._options_at(self.clock.now_s, *given)
         return self._options[given]
+
+    def _forget_earlier(self) -> None:
+        """Forget options that were made at another time, where something moves."""
+        if self._made_s != self.clock.now_s and (self._ramps or self._weight_ramps):
+            self._forget_options()
+        self._made_s = self.clock.now_s
+
+    def _forget_options(self) -> None:
+        self._options.clear()
+        self._steps = None
 
     def _options_at(self, at_s: float, has_source: bool, has_structure: bool) -> GenerationOptions:
         lacking = frozenset() if has_source else NEEDS_SOURCE_NAMES - (STRUCTURE_NAMES if has_structure else set())
@@ -224,7 +240,9 @@ class ControlState:
         values = {name: self._value_at(name, at_s) for name in names}
         changed = {name: value for name, value in values.items() if name == "denoise" or value != self.defaults[name]}
         always = {name: self.defaults[name] for name in WHOLE_NUMBERS}
-        return GenerationOptions(prompt=self._prompt_at(at_s), blend=self.blend, **always | changed)
+        return GenerationOptions.model_construct(
+            prompt=self._prompt_at(at_s), blend=self.blend, **always | changed
+        )
 
     def final_options(self) -> GenerationOptions:
         """Options of a generation with hints, once nothing moves."""
@@ -241,9 +259,9 @@ class ControlState:
             "seqs": [self.seq, self.accepted_seq],
             "client_seqs": [self.client_seqs.num_older, list(self.client_seqs.others)],
             "from_sample": self.from_sample,
-            "ramps": {name: asdict(ramp.moved(-now_s)) for name, ramp in self._ramps.items()},
-            "weight_ramps": {text: asdict(ramp.moved(-now_s)) for text, ramp in self._weight_ramps.items()},
-            "scheduled": [{**asdict(change), "patch": plain_values(change.patch)} for change in self._scheduled],
+            "ramps": {name: ramp.stored(now_s) for name, ramp in self._ramps.items()},
+            "weight_ramps": {text: ramp.stored(now_s) for text, ramp in self._weight_ramps.items()},
+            "scheduled": [{**vars(change), "patch": plain_values(change.patch)} for change in self._scheduled],
         }
 
     @classmethod
@@ -266,14 +284,14 @@ class ControlState:
         weights = sorted(self._weights_at(at_s).items(), key=lambda item: -item[1])[:MAX_PROMPTS]
         if not weights:
             return ""
-        return [WeightedPrompt(text=text, weight=weight) for text, weight in weights]
+        return [WeightedPrompt.model_construct(text=text, weight=weight) for text, weight in weights]
 
     def _weights_at(self, at_s: float) -> dict[str, float]:
         """Text -> weight at a time, without those that have none."""
         weights = dict(self._weights) | {text: ramp.value(at_s) for text, ramp in self._weight_ramps.items()}
         return {text: weight for text, weight in weights.items() if weight > 0.0}
 
-    def _merge(self, patch: Mapping[str, Any], start_s: float, ramp_s: float, seq_before: int) -> None:
+    def _merge(self, patch: CheckedControls, start_s: float, ramp_s: float, seq_before: int) -> None:
         for name, value in patch.items():
             before, after = self._value_at(name, start_s), self.defaults[name] if value is None else value
             end_s = start_s if name in WITHOUT_RAMP else start_s + ramp_s
@@ -305,11 +323,13 @@ def _can_move(name: str, start: Any, end: Any) -> bool:
     return (_is_number(start) and _is_number(end)) or (name == "adapters" and None not in (start, end))
 
 
-def _mixed(start: list[dict[str, Any]], end: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
+def _mixed(start: list[AdapterOptions], end: list[AdapterOptions], share: float) -> list[AdapterOptions]:
     """Adapters between two lists of them; one that a list does not have has strength 0 there."""
-    first, last = ({item["id"]: item["strength"] for item in items} for items in (start, end))
+    first, last = ({item.id: item.strength for item in items} for items in (start, end))
     return [
-        {"id": id_, "strength": (1.0 - share) * first.get(id_, 0.0) + share * last.get(id_, 0.0)}
+        AdapterOptions.model_construct(
+            id=id_, strength=(1.0 - share) * first.get(id_, 0.0) + share * last.get(id_, 0.0)
+        )
         for id_ in {**first, **last}
     ]
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NewType
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic.config import JsonDict
@@ -33,6 +33,9 @@ from runtime.sessions.protocol.messages import LivePrompt
 EXCLUDED = ("prompt", "blend", "seconds", "repaint", "timesteps", "codes", *PLAN_OPTIONS, "finish")
 STEP_CONTROLS = tuple(StepOptions.model_fields)
 MAX_WEIGHT = 10.0
+# Name -> value as the option table has it, None for the default: what `check_controls` has passed. Nothing behind it
+# validates a value again.
+CheckedControls = NewType("CheckedControls", dict[str, Any])
 
 
 class _LiveOnly(BaseModel):
@@ -112,11 +115,23 @@ def _schema_text() -> str:
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of controls as JSON."""
-    return {name: value.model_dump() if isinstance(value, BaseModel) else value for name, value in values.items()}
+    return {name: plain_value(value) for name, value in values.items()}
 
 
-def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "values") -> dict[str, Any]:
-    """A patch's values, checked; None stays None. Raises RequestError that names the member, as in values.guidance."""
+def plain_value(value: Any) -> Any:
+    """A control's value as JSON."""
+    if isinstance(value, list) and value and isinstance(value[0], BaseModel):
+        return [item.model_dump() for item in value]
+    return value.model_dump() if isinstance(value, BaseModel) else value
+
+
+def check_controls(
+    values: Mapping[str, Any], model: LiveModel, field: str = "values", others: Mapping[str, Any] = {}
+) -> CheckedControls:
+    """A patch's values, checked; None stays None. Raises RequestError that names the member, as in values.guidance.
+
+    others: what holds beside them, by name.
+    """
     model.ranges.check(values, f"{field}.")
     try:
         parsed = LiveControls.model_validate(
@@ -129,11 +144,11 @@ def check_controls(values: Mapping[str, Any], model: LiveModel, field: str = "va
         raise RequestError("the bundle makes nothing of it", field=f"{field}.{name}", fix="leave it out")
     if (adapters := checked.get("adapters")) is not None:
         _check_adapters(adapters, model, field)
-        checked["adapters"] = [item.model_dump() for item in adapters]
     _check_channel_gain(checked.get("channel_gain"), model, field)
+    _check_interval({**others, **checked}, field)
     if checked.get("negative_prompt") and not model.has_text:
         raise RequestError("the bundle takes no text", field=f"{field}.negative_prompt", fix="leave it empty")
-    return checked
+    return CheckedControls(checked)
 
 
 def _under(error: RequestError, field: str) -> RequestError:
@@ -155,6 +170,12 @@ def _check_adapters(adapters: list[AdapterOptions], model: LiveModel, field: str
         model.catalog().uses({item.id: item.strength for item in adapters})
     except RequestError as error:
         raise _under(error, field) from None
+
+
+def _check_interval(values: Mapping[str, Any], field: str) -> None:
+    start, end = values.get("cfg_interval_start"), values.get("cfg_interval_end")
+    if start is not None and end is not None and start > end:
+        raise RequestError("needs cfg_interval_start <= cfg_interval_end", field=field, fix="set both")
 
 
 def _check_channel_gain(gain: Any, model: LiveModel, field: str) -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.requests.options import GenerationOptions
+from runtime.requests.options import GenerationOptions, StepOptions
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.control.control_state import ControlState
-from runtime.sessions.control.controls import NEEDS_SOURCE_NAMES
+from runtime.sessions.control.controls import NEEDS_SOURCE_NAMES, STEP_CONTROLS
 from runtime.sessions.generations.references import References
 from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
@@ -49,7 +49,7 @@ class Running:
     number: int
     basis: Basis
     started_s: float
-    steps: dict[str, Any]
+    steps: StepOptions
     from_sample: int
     is_append: bool = False
     is_draft: bool = False
@@ -165,9 +165,10 @@ class Generations(ABC):
             return None
         self._updated_s = self._clock.now_s
         for running in reached:
-            running.basis.is_mixed |= any(running.steps[name] != value for name, value in patch.items())
-            running.steps.update(patch)
-        return UpdateSteps(tuple(running.job.id for running in reached), patch, self._controls.seq)
+            running.basis.is_mixed |= any(getattr(running.steps, name) != value for name, value in patch.items())
+            running.steps = running.steps.model_copy(update=patch)
+        steps = StepOptions.model_construct(**patch)
+        return UpdateSteps(tuple(running.job.id for running in reached), steps, self._controls.seq)
 
     def settle(self) -> None:
         """Where the newest generation has all that was changed since, what it made counts as complete up to now."""
@@ -295,11 +296,12 @@ class Generations(ABC):
         if not reached:
             return [], {}
         has_source = all(running.job.source is not None and not running.is_draft for running in reached)
-        values = self._controls.step_values()
+        steps = self._controls.step_options()
+        names = [name for name in STEP_CONTROLS if has_source or name not in NEEDS_SOURCE_NAMES]
         return reached, {
             name: value
-            for name, value in values.items()
-            if (has_source or name not in NEEDS_SOURCE_NAMES) and any(item.steps[name] != value for item in reached)
+            for name in names
+            if any(getattr(item.steps, name) != (value := getattr(steps, name)) for item in reached)
         }
 
     def _running(self, job_id: str, segment: Segment, **job: Any) -> Running:
@@ -311,7 +313,7 @@ class Generations(ABC):
             number=self.num_started,
             basis=Basis(key, self._controls.seq, full_seq),
             started_s=self._clock.now_s,
-            steps=self._controls.step_values(),
+            steps=self._controls.step_options(),
             from_sample=self._controls.from_sample,
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
+from runtime.sessions.control.controls import CheckedControls
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Piece, PlacedSource
 from runtime.sessions.protocol.actions import LiveModel
@@ -40,7 +41,7 @@ class References:
 
     def take(
         self, kind: ReferenceKind, source_id: str | None, strength: float | None, latents: Latents | None, seq: int
-    ) -> dict[str, Any]:
+    ) -> CheckedControls:
         """Set one of them to an uploaded source's latents, or remove it; returns the controls that `strength` sets.
 
         A source of strength 0 is removed. Raises RequestError; then nothing has changed.
@@ -54,8 +55,8 @@ class References:
             piece = Piece(f"{kind}/{seq}/{source_id}", latents)
             self.put(kind, PlacedSource(source_id, strength if is_source else None, piece))
         if strength is None:
-            return {}
-        return {control: 1.0 - strength if is_source else strength}
+            return CheckedControls({})
+        return CheckedControls({control: 1.0 - strength if is_source else strength})
 
     def prompted(self, options: GenerationOptions, segment: Segment) -> GenerationOptions:
         """Options with the words of the plan's sections, where there is one."""

@@ -14,7 +14,6 @@ from typing import Any
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import DrainingError, EngineDeadError, InternalError, QueueFullError, RequestError, TickError
 from runtime.pipeline.compose import GenerationInputs
-from runtime.requests.options import StepOptions
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment, step_parameters
 from runtime.sessions.hosting.codec_work import expected, report
@@ -407,10 +406,10 @@ class HostedSession:
                 self._update_job(job_id, job, action)
 
     def _update_job(self, job_id: str, job: _Job, action: actions.UpdateSteps) -> None:
-        values = step_parameters(StepOptions.model_validate(dict(action.patch)), job.segment)
+        values = step_parameters(action.steps, job.segment)
         try:
             job.seqs.append(action.seq)
-            self._services.pipeline.loop.update(job_id, {name: getattr(values, name) for name in action.patch})
+            self._services.pipeline.loop.update(job_id, {name: getattr(values, name) for name in action.steps.model_fields_set})
         except (QueueFullError, RequestError) as error:  # its adapters find no place beside those of others
             job.seqs.pop()
             self.session.step_refused(error)

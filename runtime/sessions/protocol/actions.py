@@ -14,7 +14,7 @@ from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.errors import RequestError
 from runtime.requests.form.sections import PlannedSection, SectionRequest
 from runtime.requests.form.state import PlanState, check_state
-from runtime.requests.options import GenerationOptions, parse_options
+from runtime.requests.options import GenerationOptions, StepOptions, parse_options
 from runtime.requests.prompt_words import PromptWords
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.protocol.frames import AudioChunk
@@ -254,14 +254,14 @@ class FindWords:
 
 @dataclass(frozen=True)
 class UpdateSteps:
-    """Change step parameters of generations in flight: fields of StepOptions with their values, none of them None.
+    """Change step parameters of generations in flight: those that are set in `steps`, none of them None.
 
-    Curves span each job's segment: `step_parameters(StepOptions(**patch), job.segment)` gives what the loop takes.
+    Curves span each job's segment: `step_parameters(steps, job.segment)` gives what the loop takes.
     `step_applied(seq, job_ids, tick)` reports that it has been passed on.
     """
 
     job_ids: tuple[str, ...]
-    patch: Mapping[str, Any]
+    steps: StepOptions
     seq: int
 
 

@@ -54,7 +54,7 @@ def test_strengths_of_adapters_move_linearly_also_after_a_restart() -> None:
     at(controls, 10.0).change(check_controls({"adapters": [{"id": "hard", "strength": 2.0}]}, model), 1, ramp_s=2.0)
     for found in (controls, ControlState.restore(json.loads(json.dumps(at(controls, 10.0).snapshot())), model, SessionClock(10.0))):
         values = [
-            {item["id"]: item["strength"] for item in at(found, at_s).value("adapters")} for at_s in (10.5, 11.0, 12.0)
+            {item.id: item.strength for item in at(found, at_s).value("adapters")} for at_s in (10.5, 11.0, 12.0)
         ]
         assert values == [{"soft": 0.75, "hard": 0.5}, {"soft": 0.5, "hard": 1.0}, {"hard": 2.0}]
         used = at(found, 11.0).options(has_source=False).adapters
@@ -112,7 +112,7 @@ def test_a_stored_state_goes_on_like_the_original() -> None:
     older = {name: value for name, value in at(controls, 1.0).snapshot().items() if name != "client_seqs"}
     assert ControlState.restore(older, MODEL, SessionClock(101.0)).client_seqs.number(3) == 3
     for later_s in (0.0, 0.5, 3.0):
-        assert at(restored, 101.0 + later_s).step_values() == at(controls, 1.0 + later_s).step_values()
+        assert at(restored, 101.0 + later_s).step_options() == at(controls, 1.0 + later_s).step_options()
         assert at(restored, 101.0 + later_s).options(has_source=True) == at(controls, 1.0 + later_s).options(has_source=True)
     assert at(restored, 110.0).full_seq == at(controls, 10.0).full_seq == 1
     assert restored.published == controls.published

@@ -112,7 +112,7 @@ def test_a_step_parameter_reaches_the_generation_in_flight() -> None:
     simulation.run(0.05)
     simulation.set(2, guidance=7.0)
     simulation.run(0.5)
-    assert simulation.updates[0].patch == {"guidance": 7.0}
+    assert simulation.updates[0].steps.model_dump(exclude_unset=True) == {"guidance": 7.0}
     replaced = [chunk for chunk, _ in simulation.chunks if chunk.is_replacing]
     assert (replaced[0].first_seq, replaced[0].full_seq) == (2, 1)
     assert replaced[0].pcm[0, GUIDANCE] == 7.0
@@ -139,7 +139,7 @@ def test_a_ramp_moves_step_parameters_in_small_steps_and_ends_complete() -> None
     simulation.run(0.3)
     assert simulation.chunks[-1][0].full_seq == 0
     simulation.run(1.0)
-    values = [update.patch["guidance"] for update in simulation.updates]
+    values = [update.steps.guidance for update in simulation.updates]
     assert values == sorted(values)
     assert len(values) <= 0.5 / 0.02
     assert simulation.chunks[-1][0].full_seq == 1
@@ -158,8 +158,8 @@ def test_one_adapter_changes_and_ramps_to_null_while_others_stay() -> None:
         simulation.handle(messages.SetAdapter(seq=1, id="sofd", strength=1.0))
     simulation.handle(messages.SetAdapter(seq=1, id="soft", strength=None, ramp_ms=400.0))
     simulation.run(1.5)
-    used = [update.patch["adapters"] for update in simulation.updates]
-    strengths = [{item["id"]: item["strength"] for item in items} for items in used]
+    used = [update.steps.adapters for update in simulation.updates]
+    strengths = [{item.id: item.strength for item in items or ()} for items in used]
     assert all(found["hard"] == 0.5 for found in strengths)
     fading = [found["soft"] for found in strengths if "soft" in found]
     assert len(fading) > 4
