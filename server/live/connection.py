@@ -166,7 +166,7 @@ class LiveConnection:
                 self._outbox.on_message(problem_of(error, seq_of(data)))
 
     async def _send_all(self) -> None:
-        """Send what the session gives until `closed` was sent or the client is gone."""
+        """Send what the session gives until `closed` was sent or the client has disconnected."""
         try:
             while (item := await self._outbox.take()) is not None:
                 async with asyncio.timeout(self._send_timeout_s):

@@ -157,11 +157,11 @@ class LiveMachine(RuleBasedStateMachine):
             start_s = told[max(0, len(told) - 1 - place)].start_s
             sections = None if bars is None else [NewSection(kind=kind, layers=layers, bars=count) for count in bars]
             message = SetPlan(seq=self.next_seq(), start_s=start_s, sections=sections, codes=codes or None)
-            before = (plan.told, plan.end, plan.has_edits)
+            before = (plan.published, plan.end, plan.has_edits)
             if self.handle(message):
                 self.edits[self.seq] = (round(start_s * FRAME_RATE) - plan.origin, bars, codes)
             else:
-                assert (plan.told, plan.end, plan.has_edits) == before
+                assert (plan.published, plan.end, plan.has_edits) == before
 
     @property
     def can_edit(self) -> bool:

@@ -69,7 +69,7 @@ class Ramp:
 
 @dataclass(frozen=True)
 class ScheduledChange:
-    """A change that is to be heard from `at_sample` on and has not begun."""
+    """A change that takes effect at `at_sample` and has not begun."""
 
     at_sample: int
     seq: int
@@ -82,7 +82,7 @@ class ControlState:
     """The values of a session's controls and prompts by its clock, and the seqs that they include.
 
     While `is_moving`, values change with time. `accepted_seq`: the newest change; `seq`: the newest that has begun;
-    `from_sample`: what has begun is not to be heard before. `client_seqs`: which seqs are the client's. Raises
+    `from_sample`: what has begun has no effect before it. `client_seqs`: which seqs are the client's. Raises
     RequestError for controls and prompts that do not fit the model.
     """
 
@@ -133,7 +133,7 @@ class ControlState:
         self.accept(seq)
 
     def set(self, message: SetControls, playhead: Playhead) -> None:
-        """Take a client's values, now or for when they are to be heard. Raises RequestError."""
+        """Take a client's values, now or from the time that the message names. Raises RequestError."""
         values = check_controls(message.values, self._model, others={**self.defaults, **self._values})
         at_sample = 0 if message.at is None else round(message.at * playhead.rate_hz)
         if at_sample >= playhead.wanted_until:
@@ -152,13 +152,13 @@ class ControlState:
         self.change(values, message.seq, message.ramp_ms / 1e3)
 
     def schedule(self, at_sample: int, patch: CheckedControls, seq: int, ramp_s: float = 0.0) -> None:
-        """As `change`, but to be heard from a sample on: it begins with `begin_scheduled`."""
+        """As `change`, but from a sample on: it begins with `begin_scheduled`."""
         self._scheduled.append(ScheduledChange(at_sample, seq, self.accepted_seq, patch, ramp_s))
         self._scheduled.sort(key=lambda change: change.at_sample)
         self.accepted_seq = seq
 
     def begin_scheduled(self, before_sample: int, playhead: Playhead) -> None:
-        """Begin the changes that are to be heard before a sample; ramps begin when the playhead gets there."""
+        """Begin the changes of samples before this one; ramps begin when the playhead gets there."""
         while self._scheduled and self._scheduled[0].at_sample < before_sample:
             change = self._scheduled.pop(0)
             start_s = playhead.reaches_s(change.at_sample)

@@ -41,7 +41,7 @@ class Basis:
 class Running:
     """A generation in flight: `number` counts them, `steps` are its step controls by now.
 
-    from_sample: it is not heard before. is_append: it continues the canvas, and nothing has changed. is_draft: it has
+    from_sample: it has no effect before. is_append: it continues the canvas, and nothing has changed. is_draft: it has
     only the last steps, from the canvas; the complete one follows. is_beginning: it continues nothing, after a reset.
     """
 
@@ -72,7 +72,7 @@ class GenerationTimes:
 class Generations(ABC):
     """A session's generations. `frames` is T; `running` are in flight, oldest first.
 
-    is_patient: time stands still while something is waited for. `num_started` counts all, `num_placed` those whose
+    waits_for_plan: time stands still meanwhile. `num_started` counts all, `num_placed` those whose
     latents were put into the canvas.
     """
 
@@ -83,7 +83,7 @@ class Generations(ABC):
         self.running: list[Running] = []
         self.times = GenerationTimes()
         self.references = References(model)
-        self.is_patient = False
+        self.waits_for_plan = False
         self.num_started = 0
         self.num_placed = 0
         self._model, self._clock, self._slots = model, playhead.clock, slots
@@ -291,8 +291,8 @@ class Generations(ABC):
     def _missing_steps(self) -> tuple[list[Running], dict[str, Any]]:
         """Generations that may take step controls, and the values that they lack."""
         from_sample = self._controls.from_sample
-        is_heard = from_sample <= self._playhead.reach
-        reached = [running for running in self.running if is_heard or running.from_sample >= from_sample]
+        is_reached = from_sample <= self._playhead.reach
+        reached = [running for running in self.running if is_reached or running.from_sample >= from_sample]
         if not reached:
             return [], {}
         has_source = all(running.job.source is not None and not running.is_draft for running in reached)

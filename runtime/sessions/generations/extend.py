@@ -23,13 +23,13 @@ HISTORY_S = 600.0
 class ExtendGenerations(Generations):
     """One generation in flight: an append where little is left to play, or a refresh after a change.
 
-    `heard_frame`: canvas frames before it have been heard and never change. `context_frame`: where what generations
+    `played_frame`: canvas frames before it have been played and never change. `context_frame`: where what generations
     continue begins; None after a reset, until there is something new.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.heard_frame = 0
+        self.played_frame = 0
         self.context_frame: int | None = 0
         self._noted_frame = self._playhead.sent_until // self._model.hop_samples
         self._stale_frame: int | None = None  # From here on what is known has other hints than the plan.
@@ -40,7 +40,7 @@ class ExtendGenerations(Generations):
         """Note which canvas frames the playhead has reached, and forget those of long ago."""
         frame = self._playhead.position // self._model.hop_samples
         first = max(self._noted_frame, frame - self.frames)
-        self.heard_frame = max(self.heard_frame, self._end_of(first, frame + 1))
+        self.played_frame = max(self.played_frame, self._end_of(first, frame + 1))
         self._noted_frame = frame
         self._timeline.forget(0, self._position() - round(HISTORY_S * self._model.frame_rate_hz))
 
@@ -62,7 +62,7 @@ class ExtendGenerations(Generations):
         return [*super().stop(), *([EndPlan()] if plan is not None and plan.stop() else [])]
 
     def reset(self) -> list[str]:
-        """What is generated next is heard from its beginning, as soon as it is there."""
+        """What is generated next is played from its beginning, as soon as it is there."""
         stopped = [running.job.id for running in self.running]
         self.running.clear()
         self._latest = self.context_frame = self._stale_frame = self._bare_frame = None
@@ -112,13 +112,13 @@ class ExtendGenerations(Generations):
         self._stale_frame = min(stale, default=None)
 
     def edit_plan(self, message: SetPlan) -> None:
-        """An edit is heard from its beginning: the time to make it has to be left."""
+        """An edit is played from its beginning: the time to make it has to be left."""
         plan = self.references.plan
         if plan is None:
             super().edit_plan(message)
             return
         until_s = 2 * self.times.estimate_s + plan.duration_s(self.frames)
-        earliest = self._first_unheard(self._playhead.reach + self._samples(until_s))
+        earliest = self._first_unplayed(self._playhead.reach + self._samples(until_s))
         plan.edit(message, earliest, self._model.frame_rate_hz)
 
     def _plan_options(self) -> GenerationOptions:
@@ -152,7 +152,7 @@ class ExtendGenerations(Generations):
         plan = self.references.plan
         if plan is not None and (self._timeline.newest is None or self.context_frame is None):
             return plan.is_late
-        if plan is not None and self.is_patient:
+        if plan is not None and self.waits_for_plan:
             return plan.has_failed
         left = self._timeline.canvas.end - self._position()
         return left < self._frames_s(self._playhead.lead_s + 3 * self.times.estimate_s)
@@ -203,22 +203,22 @@ class ExtendGenerations(Generations):
         return Segment(cut - keep, self.frames, keep)
 
     def _cut(self) -> int:
-        """The first frame that is generated again: it will not have been heard when the generation is finished."""
+        """The first frame that is generated again: it will not have been played when the generation is finished."""
         canvas = self._timeline.canvas
         finished = self._playhead.reach + round(self.times.estimate_s * self._model.sample_rate_hz)
-        wanted = self._first_unheard(max(finished, self._controls.from_sample))
+        wanted = self._first_unplayed(max(finished, self._controls.from_sample))
         if self._stale_frame is not None and not super()._is_dirty():
             wanted = max(wanted, self._stale_frame)
         return min(max(wanted, canvas.start), canvas.end)
 
     def _place(self, done: Running, piece: Piece) -> bool:
-        """New frames in place of everything after the cut; where that has been heard by now, only what comes after."""
+        """New frames in place of everything after the cut; where that has been played by now, only what comes after."""
         segment, canvas = done.job.segment, self._timeline.canvas
         if self._timeline.newest is None:
             start, from_sample = 0, 0
         else:
             from_sample = self._from_sample(done)
-            start = self._first_unheard(from_sample)
+            start = self._first_unplayed(from_sample)
             if not done.is_beginning:
                 start = max(segment.start_frame + segment.keep_frames, start)
             if start >= canvas.end:  # Nothing that is known changes.
@@ -240,15 +240,15 @@ class ExtendGenerations(Generations):
             self._timeline.place_canvas(from_sample, extended)
         return True
 
-    def _first_unheard(self, from_sample: int) -> int:
-        """The first canvas frame of which nothing is heard before `from_sample` and the reach."""
+    def _first_unplayed(self, from_sample: int) -> int:
+        """The first canvas frame of which nothing is played before `from_sample` and the reach."""
         hop = self._model.hop_samples
         frame = max(from_sample // hop, -(-self._playhead.reach // hop))
         before = self._end_of(self._playhead.position // hop, frame)
-        return max(self.heard_frame, before, self._frame_at(frame * hop))
+        return max(self.played_frame, before, self._frame_at(frame * hop))
 
     def _end_of(self, first: int, last: int) -> int:
-        """The canvas frame after all that is heard in play frames `first` .. `last`."""
+        """The canvas frame after all that is played in play frames `first` .. `last`."""
         hop, end = self._model.hop_samples, 0
         for play_frame in range(first, last):
             # A placement may begin inside a frame.
@@ -273,9 +273,9 @@ class ExtendGenerations(Generations):
         return start
 
     def _write(self, start: int, piece: Piece, seq: int) -> None:
-        """What has been heard, or is heard before the change can arrive, stays."""
+        """What has been played, or is played before the change can arrive, stays."""
         reach = self._playhead.reach
-        first = max(start, self._first_unheard(reach))
+        first = max(start, self._first_unplayed(reach))
         part = Part(piece, 0, start, start + len(piece.latents), seq, seq).cut(first, start + len(piece.latents))
         if part is not None:
             self._timeline.place_canvas(reach, self._timeline.canvas.with_part(part))

@@ -1,4 +1,4 @@
-"""Generations of a canvas that repeats: the whole canvas each time, several in flight, the newest is heard."""
+"""Generations of a canvas that repeats: the whole canvas each time, several in flight, the newest is played."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LoopGenerations(Generations):
     """Without variation all passes have the same noise, so a control changes the music that is there.
 
     After a change of step controls alone a draft comes first: from the canvas and the same noise, only the last half of
-    the steps, which is heard in half the time. The complete generation follows.
+    the steps, which is ready in half the time. The complete generation follows.
 
     `placed_noise`: that of the canvas.
     """
@@ -55,7 +55,7 @@ class LoopGenerations(Generations):
         return super().stop()
 
     def note(self) -> None:
-        """What was heard may change in the next pass."""
+        """What was played may change in the next pass."""
 
     def _ready_s(self) -> float:
         """Generations in flight are spread evenly over the time that one takes."""

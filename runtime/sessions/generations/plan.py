@@ -28,7 +28,7 @@ from runtime.sessions.protocol.plan import SetPlan
 
 STEP_S = 2.0
 # A generation waits so long for the first part of a plan.
-PATIENCE_S = 10.0
+MAX_PLAN_WAIT_S = 10.0
 STEPS_NOTED = 8
 MAX_EDITS = 16
 
@@ -74,12 +74,12 @@ class SessionPlan:
 
     @property
     def is_known(self) -> bool:
-        """Whether there are sections, and where they are heard."""
+        """Whether there are sections, and where they are played."""
         return bool(self.sections) and self.origin is not None
 
     @property
-    def told(self) -> tuple[Any, ...]:
-        """What clients are told of it."""
+    def published(self) -> tuple[Any, ...]:
+        """What clients are sent of it."""
         return (self.origin, self.header, self.sections)
 
     @property
@@ -95,7 +95,7 @@ class SessionPlan:
     def is_late(self) -> bool:
         """Whether generations have waited long enough for its first part, or it has failed."""
         now_s = self.clock.now_s
-        return self.has_failed or now_s > (self._waiting_since_s or now_s) + PATIENCE_S
+        return self.has_failed or now_s > (self._waiting_since_s or now_s) + MAX_PLAN_WAIT_S
 
     @property
     def has_failed(self) -> bool:
@@ -116,10 +116,10 @@ class SessionPlan:
     def prompted(self, options: GenerationOptions, start: int, frames: int) -> GenerationOptions:
         """Options of a generation of canvas frames from `start` on, whose prompts say what its sections sound like."""
         first = 0 if self.origin is None else start - self.origin
-        heard = [each for each in self.sections if each.start_frame < first + frames and each.end_frame > first]
+        inside = [each for each in self.sections if each.start_frame < first + frames and each.end_frame > first]
         if options.blend == "tokens":  # its weights are no curves
             return options
-        prompt = section_prompts(self.facts.spec, options.prompt, heard, first, frames)
+        prompt = section_prompts(self.facts.spec, options.prompt, inside, first, frames)
         return options.model_copy(update={"prompt": prompt})
 
     def has_hints(self, canvas_end: int) -> bool:

@@ -23,7 +23,7 @@ from runtime.sessions.protocol.messages import WriteAudio
 # A session may begin so late: those that play have less time.
 BEGIN_S = 0.4
 Call = Callable[[Callable[[], None]], None]
-# What work in a thread gave, or the error that it raised: `expected` tells which.
+# What work in a thread gave, or the error that it raised: `expected` tells them apart.
 PcmDone = Callable[[Pcm | BaseException], None]
 T = TypeVar("T")
 

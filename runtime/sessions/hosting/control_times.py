@@ -1,4 +1,4 @@
-"""How long changes of one session take until they are heard."""
+"""How long changes of one session take until they are played."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Change:
 
 
 class ControlTimes:
-    """Times of the changes that are not heard in full yet, at most MAX_CHANGES. clock: the host's.
+    """Times of the changes that are not played in full yet, at most MAX_CHANGES. clock: the host's.
 
     observe: gets the seconds from a change's arrival until the playhead reaches the first sample with it, and the first
     from which on it is complete. Both are estimates of the time when that audio is sent.
@@ -73,7 +73,7 @@ class ControlTimes:
     def apply(self, message: Applied, playhead_sample: int, sample_rate_hz: int) -> Applied:
         """The message with its stages: the first ones, or, where it is complete, the last ones before this.
 
-        Observes when its samples will be heard.
+        Observes when its samples will be played.
         """
         change = self._changes.get(message.seq)
         if change is None:

@@ -1,4 +1,4 @@
-"""Further clients of a session: they change what it plays, and are told what other clients have changed."""
+"""Further clients of a session: they change what it plays, and receive what other clients have changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("tickrt.sessions")
 
 
 class Controllers:
-    """Who is to be told what of one session. Their failures end not the session. The host's thread calls all methods.
+    """What each client of one session still has to receive. A further client's failure ends that client alone. The host's thread calls all methods.
 
     values: of the session, as they are now.
     """
@@ -49,7 +49,7 @@ class Controllers:
         except TickError:
             raise
         except Exception:
-            logger.exception("a further client of a session has failed, and is not told any more")
+            logger.exception("a further client of a session has failed and gets nothing more")
             self.leave(listener)
             return None
 
@@ -69,8 +69,8 @@ class Controllers:
         if sender is not None:
             self._waiting_for_client.update(changed)
 
-    def tell(self, client: SessionListener | None) -> None:
-        """Tell each what others have changed. client: the one that the session was opened by, where it is connected."""
+    def send(self, client: SessionListener | None) -> None:
+        """Send each what others have changed. client: the one that the session was opened by, where it is connected."""
         for listener, waiting in [*self._waiting.items(), (client, self._waiting_for_client)]:
             if not waiting or listener is None:
                 waiting.clear()

@@ -70,7 +70,7 @@ class SessionHost:
 
     sources: latents of a source by its id; called in any thread, raises RequestError. store: where sessions survive the
     process. clock: seconds, monotonic. thread_clock: seconds that the calling thread has worked. control_observers: get
-    the kind of a change ("step", "generation"), the stage ("first", "full") and the seconds until it is heard, on the
+    the kind of a change ("step", "generation"), the stage ("first", "full") and the seconds until it is played, on the
     host's thread. Methods may be called from any thread. has_died: an error has ended the thread. has_restored: set
     once the stored sessions of this server are open, or the store could not be read. Raises ConfigError where the
     pipeline's bundle has no codec.
@@ -104,7 +104,7 @@ class SessionHost:
             call=self._calls.put,
             attempt=self._attempt,
             fail=self._fail,
-            speak=self._speak,
+            enqueue=self._enqueue,
             message_share=lambda: limits.message_share / max(1, len(self._sessions)),
             untaken=self.model.untaken,
         )
@@ -112,7 +112,7 @@ class SessionHost:
         self._capacity = live_capacity(pipeline.deployment.runtime.depth)
         self._lock = threading.Lock()
         self._sessions: dict[str, HostedSession] = {}
-        self._speaking: dict[Inbox, None] = {}  # those with something in them, in their turn
+        self._inboxes: dict[Inbox, None] = {}  # those with something in them, in their turn
         self._ended: Counter[str] = Counter()
         self._num_opened = self._past_underruns = 0
         self._is_stopped = False
@@ -209,7 +209,7 @@ class SessionHost:
         self._put(session_id, Received(sender=sender, change=change))
 
     def detach(self, session_id: str, listener: SessionListener | None = None) -> None:
-        """The connection is gone. The session is kept for `keep_s`. listener: only if this one is connected."""
+        """The connection has ended. The session is kept for `keep_s`. listener: only if this one is connected."""
         self._ask(session_id, lambda hosted: hosted.detach(listener))
 
     def end(self, session_id: str, reason: str) -> None:
@@ -217,7 +217,7 @@ class SessionHost:
         self._call_session(session_id, lambda hosted: self._end(hosted, reason))
 
     def hand_over(self, session_id: str) -> None:
-        """End a session here, so that its client resumes it elsewhere: it is stored before its client is told."""
+        """End a session here, so that its client resumes it elsewhere: it is stored before its client gets `closed`."""
         self._call_session(session_id, lambda hosted: self._end(hosted, "moved", is_resumable=self._store is not None))
 
     def _put(self, session_id: str, received: Received) -> bool:
@@ -315,7 +315,7 @@ class SessionHost:
         self._num_opened += 1
 
     def _restored(self, session_id: str, token: str | None = None) -> HostedSession:
-        """A session of the store, added to the open ones and kept like one whose connection is gone.
+        """A session of the store, added to the open ones and kept like one whose connection has ended.
 
         It is taken once it is known to fit the model and to be resumed by the token, if one is given. Raises
         UnknownSessionError, StoreError, and RequestError where it does not fit the model.
@@ -369,7 +369,7 @@ class SessionHost:
             while not self._is_stopped:
                 self.run_once(self.timeout_s())
             self._take_calls(0.0)
-            for inbox in list(self._speaking):
+            for inbox in list(self._inboxes):
                 inbox.close()
         except Exception:
             self.has_died = True
@@ -399,16 +399,16 @@ class SessionHost:
 
         One whose messages have taken more than its share is left out for a while.
         """
-        now_s, speaking = self._clock(), self._speaking
+        now_s, waiting = self._clock(), self._inboxes
         ends_s = now_s + MESSAGES_S
-        while now_s < ends_s and (inbox := next((item for item in speaking if item.free_s <= now_s), None)) is not None:
-            del speaking[inbox]
+        while now_s < ends_s and (inbox := next((item for item in waiting if item.free_s <= now_s), None)) is not None:
+            del waiting[inbox]
             if self._charged(inbox, inbox.handle_next):
-                speaking[inbox] = None
+                waiting[inbox] = None
             now_s = self._clock()
 
-    def _speak(self, inbox: Inbox) -> None:
-        self._speaking[inbox] = None
+    def _enqueue(self, inbox: Inbox) -> None:
+        self._inboxes[inbox] = None
 
     def _charged(self, inbox: Inbox, work: Callable[[], T]) -> T | None:
         """Carry out work that a session's clients have caused."""
@@ -420,7 +420,7 @@ class SessionHost:
 
     def timeout_s(self) -> float | None:
         """How long there is nothing to do; None: until the next call. A session's own clock moves by calls only."""
-        times: list[float] = [inbox.free_s for inbox in self._speaking]
+        times: list[float] = [inbox.free_s for inbox in self._inboxes]
         if self._services.changed or any(time_s <= self._clock() for time_s in times):
             return 0.0
         for hosted in list(self._sessions.values()):

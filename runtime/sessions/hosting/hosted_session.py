@@ -109,7 +109,7 @@ class HostedSession:
         self._change()
 
     def detach(self, listener: SessionListener | None = None) -> None:
-        """The connection is gone. listener: only if this one is connected."""
+        """The connection has ended. listener: only if this one is connected."""
         if self.is_ended or self.listener is None or listener not in (None, self.listener):
             return
         self.listener, self.expires_s = None, self._services.clock() + self._services.keep_s
@@ -237,7 +237,7 @@ class HostedSession:
             is_changed |= isinstance(action, actions.Commit)
             if not self.is_ended:
                 self._perform(action)
-        self.controllers.tell(self.listener)
+        self.controllers.send(self.listener)
         if is_changed and not self.is_ended and self._services.store is not None:
             self._services.store.save(self.id, self.session.snapshot(self.clock()))
         self._note_demand(is_new=may_generate)

@@ -151,7 +151,7 @@ class Inbox:
         return cast(T | None, self._owner.attempted(work))
 
     def _take_turn(self) -> None:
-        self._services.speak(self)
+        self._services.enqueue(self)
 
     def _next(self) -> Received | None:
         with self._lock:
@@ -222,7 +222,7 @@ class Inbox:
             self._owner.handle(received, given)
 
     def _turn_away(self, received: Received) -> None:
-        """After the end clients hear of what was not made; that the session has ended, `closed` says."""
+        """After the end clients get the refusal of what was not made; that the session has ended, `closed` says."""
         if received.reply is not None or received.sender is not None or received.has_order:
             self._owner.refuse(received, DrainingError("the session has ended"))
 

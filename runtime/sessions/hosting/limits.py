@@ -15,7 +15,7 @@ RETRY_AFTER_S = 5.0
 class HostLimits:
     """client_sessions: per client, 0 is no limit. keep_s: how long a session without a connection is kept.
 
-    max_refresh_s: no session is added where all of them, changed at once, would take longer than this to be heard.
+    max_refresh_s: no session is added where all of them, changed at once, would take longer than this.
     message_share: what messages of all sessions may take of the host's thread, as much each; with many sessions more.
     """
 

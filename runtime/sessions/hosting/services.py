@@ -40,7 +40,7 @@ class HostServices:
 
     call: puts a call into the queue of the host's thread; from any thread. attempt: carries out a session's work there
     (the session, a function, its arguments): an error that is none of TickRT's ends that session alone. changed: the
-    sessions to advance next, by id. speak: gives an inbox with something in it its turn. message_share: what messages
+    sessions to advance next, by id. enqueue: gives an inbox with something in it its turn. message_share: what messages
     of one session may take of a thread now. words_thread: finds which words of prompts are understood. compose_threads:
     compose generations, whose texts are encoded then. fail: ends all sessions, because the tick loop has ended with
     this error. untaken: as LiveModel has it.
@@ -57,7 +57,7 @@ class HostServices:
     call: Callable[[Callable[[], None]], None]
     attempt: Callable[..., Any]
     fail: Callable[[TickError], None]
-    speak: Callable[[Any], None]
+    enqueue: Callable[[Any], None]
     message_share: Callable[[], float]
     untaken: frozenset[str] = frozenset()
     control_observers: list[Observer] = field(default_factory=list)
@@ -73,7 +73,7 @@ class HostServices:
         return self.store is not None and self.store.failure is None
 
     def observe_control(self, kind: ControlKind, stage: str, seconds: float) -> None:
-        """Pass on how long a change took to be heard."""
+        """Pass on how long a change took until it was played."""
         for observer in self.control_observers:
             observer(kind, stage, seconds)
 

@@ -47,7 +47,7 @@ class _Pending:
 
 @dataclass
 class _Reported:
-    """What `applied` messages have told: the newest seqs, and where those that are not complete were heard first."""
+    """What `applied` messages have reported: the newest seqs, and the first samples of those that are not complete."""
 
     first_seq: int = 0
     full_seq: int = 0

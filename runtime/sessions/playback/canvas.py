@@ -1,4 +1,4 @@
-"""The latents that a session plays, and where on the play axis they are heard. All values are immutable.
+"""The latents that a session plays, and where on the play axis they lie. All values are immutable.
 
 A *canvas frame* counts frames of the canvas, a *play frame* frames of the play axis; a sample is on the play axis.
 """
@@ -118,7 +118,7 @@ class PlacedSource:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """From `from_sample` on a canvas is heard, `play_frame` of the axis at `canvas_frame`; `band`, if any, repeats."""
+    """From `from_sample` on a canvas is played, `play_frame` of the axis at `canvas_frame`; `band`, if any, repeats."""
 
     from_sample: int
     canvas: Canvas
@@ -127,7 +127,7 @@ class Placement:
     band: Band | None
 
     def canvas_frame_at(self, play_frame: int) -> int:
-        """The canvas frame that is heard at a play frame."""
+        """The canvas frame that is played at a play frame."""
         frame = self.canvas_frame + play_frame - self.play_frame
         if self.band is None:
             return frame
@@ -135,7 +135,7 @@ class Placement:
         return begin + (frame - begin) % (end - begin)
 
     def part_at(self, play_frame: int) -> Part | None:
-        """The part that is heard at a play frame; None where the canvas is not known."""
+        """The part that is played at a play frame; None where the canvas is not known."""
         return self.canvas.part_at(self.canvas_frame_at(play_frame))
 
     def is_same_at(self, other: Placement, play_frame: int) -> bool:
@@ -165,7 +165,7 @@ class Timeline:
         return self.placements[-1].canvas if self.placements else Canvas()
 
     def at(self, sample: int) -> Placement | None:
-        """The placement that is heard at a sample; the first one also before it begins."""
+        """The placement that is played at a sample; the first one also before it begins."""
         index = bisect_right(self.placements, sample, key=lambda placement: placement.from_sample) - 1
         return self.placements[max(index, 0)] if self.placements else None
 

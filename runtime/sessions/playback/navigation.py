@@ -11,7 +11,7 @@ from runtime.sessions.protocol.actions import LiveModel
 
 
 class Navigation:
-    """Moves a session on its canvas of `frames` frames; what changes is heard after the playhead's reach."""
+    """Moves a session on its canvas of `frames` frames; changes take effect after the playhead's reach."""
 
     def __init__(self, model: LiveModel, frames: int, is_loop: bool, timeline: Timeline, playhead: Playhead) -> None:
         self._model, self._frames, self._is_loop = model, frames, is_loop

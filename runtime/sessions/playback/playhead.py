@@ -119,7 +119,7 @@ class Playhead:
         self._acked_s = self._known_s = self._attached_s = self.clock.now_s
 
     def detach(self) -> None:
-        """The connection is gone."""
+        """The connection has ended."""
         self._hold()
         self.is_attached = False
 

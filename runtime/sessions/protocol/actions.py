@@ -224,7 +224,7 @@ class MakePlan:
     """Make hints of the plan's frames `start_frame` .. `start_frame + frames`, in another thread.
 
     begin: first open a plan in place of the one that there is. change: first change it. `plan_made(number, ...)` or
-    `plan_failed(number, ...)` tells what came of it.
+    `plan_failed(number, ...)` gets what came of it.
     """
 
     number: int

@@ -65,7 +65,7 @@ class SetControls(Message):
     values: Controls
     ramp_ms: RampMs = 0.0
     at: Seconds | None = Field(
-        default=None, description="Heard from here on (seconds on the play axis), where that is still to be sent."
+        default=None, description="Played from here on (seconds on the play axis), where that is still to be sent."
     )
 
 
@@ -152,7 +152,7 @@ class Seek(Message):
 
 
 class Reset(Message):
-    """Begins anew: what is generated next does not continue what was heard. Needs the mode extend."""
+    """Begins anew: what is generated next does not continue what was played. Needs the mode extend."""
 
     type: Literal["reset"] = "reset"
     seq: Seq

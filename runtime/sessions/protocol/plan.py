@@ -1,4 +1,4 @@
-"""Messages of a session's plan: the sections of what is heard next, with their structure codes, and edits of them."""
+"""Messages of a session's plan: the sections of what is played next, with their structure codes, and edits of them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Plan(Message):
 
 
 class SetPlan(Message):
-    """Replaces what is not heard yet: the sections from the start of one on, codes from one on, or both.
+    """Replaces what is not played yet: the sections from the start of one on, codes from one on, or both.
 
     What follows is planned by itself. `start_s`: seconds on the canvas. Beside sections, `codes` are those of the first
     of them, from its beginning on.

@@ -93,7 +93,7 @@ class LiveSession:
         self._texts = reports.texts(model, self._controls)  # Whose words are known, or being found.
         self._words = reports.prompt_words(model, self._texts)  # As the client knows them.
         self._words_seq: int | None = None  # Of a change that may be one of texts.
-        self._told_plan: Any = None  # As the client knows it.
+        self._sent_plan: Any = None  # As the client knows it.
         self._is_picture_wanted = False
 
     @property
@@ -142,7 +142,7 @@ class LiveSession:
 
     def wait_for_plan(self) -> None:
         """Its time stands still while something is waited for."""
-        self._generations.is_patient = True
+        self._generations.waits_for_plan = True
 
     def values(self) -> dict[str, Any]:
         """All that clients may have changed, by name, as in Changed."""
@@ -158,7 +158,7 @@ class LiveSession:
         self._playhead.attach()
         self._audio.start_epoch()
         self._commits.is_changed = True
-        self._told_plan = None
+        self._sent_plan = None
         return reports.ready(
             self.model,
             self._parts,
@@ -171,7 +171,7 @@ class LiveSession:
         )
 
     def detach(self, now_s: float) -> None:
-        """The connection is gone: the next `advance` ends what runs, and nothing runs until the next `attach`."""
+        """The connection has ended: the next `advance` ends what runs, and nothing runs until the next `attach`."""
         self._clock.now_s = now_s
         self._playhead.detach()
         self._outbox = [action for action in self._outbox if isinstance(action, CancelJob | End)]
@@ -226,7 +226,7 @@ class LiveSession:
             case GetPlan():
                 if self.plan is None:
                     raise RequestError("the session has no plan", field="type")
-                self._told_plan = None
+                self._sent_plan = None
             case messages.Close():
                 self._outbox.append(End())
             case Open():
@@ -378,9 +378,9 @@ class LiveSession:
         yield SendMessage(state)
 
     def _plan(self) -> Iterator[Action]:
-        """Tell of the plan where the client does not know it."""
-        if (plan := self.plan) is not None and plan.is_known and plan.told != self._told_plan:
-            self._told_plan = plan.told
+        """The plan, where the client does not have it."""
+        if (plan := self.plan) is not None and plan.is_known and plan.published != self._sent_plan:
+            self._sent_plan = plan.published
             yield SendMessage(reports.plan(plan, self._navigation.picture_start, self.model.frame_rate_hz))
 
     def _picture(self) -> Iterator[Action]:

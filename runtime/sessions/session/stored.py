@@ -234,7 +234,7 @@ def load_generations(
             raise damaged("generations.noise is not that of the canvas")
         generations.restore_noise(PassNoise(seed, index, noise))
     if isinstance(generations, ExtendGenerations):
-        generations.heard_frame = stored["heard_frame"]
+        generations.played_frame = stored["heard_frame"]
         generations.context_frame = stored["context_frame"]
     generations.restore(stored["num_started"], stored["num_placed"], stored["is_current"])
 
@@ -273,7 +273,7 @@ def _load_source(stored: Iterable[Any] | None, pieces: Pieces) -> PlacedSource |
 
 def _store_mode(generations: Generations, pieces: Pieces) -> dict[str, Any]:
     if isinstance(generations, ExtendGenerations):
-        return {"heard_frame": generations.heard_frame, "context_frame": generations.context_frame}
+        return {"heard_frame": generations.played_frame, "context_frame": generations.context_frame}
     assert isinstance(generations, LoopGenerations)
     noise = generations.placed_noise
     return {"noise": noise and [noise.seed, noise.index, noise.piece and pieces.store(noise.piece)]}

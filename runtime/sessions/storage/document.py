@@ -16,7 +16,7 @@ from runtime.sessions.protocol.client import MAX_RAMP_MS, MAX_SLOTS
 MAX_NUMBER = 2**53
 # Connections of one session, far from the limit of the audio's header.
 MAX_EPOCH = 2**31
-# Longer than a generation takes, or a change waits until it is heard.
+# Longer than a generation takes, or a change waits for its effect.
 LONGEST_S = 3600.0
 
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]

@@ -1,7 +1,7 @@
 """Session snapshots in Redis, for servers that share them; needs the extra `redis`.
 
 Keys: `tickrt:format`, `tickrt:session:ID` (a hash: the epoch, the document and the pieces). Any server takes a session
-at once, whose client has its token: nothing waits for the server that had it, which may be gone. A session that no
+at once, whose client has its token: nothing waits for the server that had it, which may have ended. A session that no
 server holds is deleted by Redis after `keep_s`.
 """
 

@@ -93,7 +93,7 @@ def test_a_refresh_that_is_heard_nowhere_is_made_again() -> None:
     extension.play_to(34 * HOP)
     extension.controls.change({"shift": 2.0}, 1)
     job = extension.generations.start("s")
-    extension.generations.heard_frame = 100
+    extension.generations.played_frame = 100
     assert not extension.generations.finish(job.id, np.zeros((64, CHANNELS), np.float32))
     assert extension.generations.wanted_s() is not None
 
@@ -124,7 +124,7 @@ def test_heard_frames_of_a_band_stay() -> None:
     extension.play_to(10 * HOP)
     extension.timeline.move(10 * HOP, 10, 10, (8, 12))
     extension.play_to(30 * HOP)
-    assert extension.generations.heard_frame == 12
+    assert extension.generations.played_frame == 12
     extension.controls.change({"shift": 2.0}, 1)
     job = extension.generations.start("s")
     assert job.segment.start_frame + job.segment.keep_frames == 12
@@ -185,12 +185,12 @@ def test_after_a_reset_a_generation_continues_nothing_and_is_heard_from_its_begi
     assert extension.at(now_s + 0.3).generations.finish(job.id, rows)
     (_, part) = extension.timeline.canvas.parts
     assert (part.row, part.end - part.start) == (0, 64)
-    heard_frame = part.start
+    played_frame = part.start
 
-    now_s = extension.play_to((heard_frame + 4) * HOP)
+    now_s = extension.play_to((played_frame + 4) * HOP)
     extension.controls.change({"shift": 2.0}, 1)
     job = extension.generations.start("s")
-    assert job.segment.start_frame == heard_frame
+    assert job.segment.start_frame == played_frame
     assert 0 < job.segment.keep_frames < 16
 
 

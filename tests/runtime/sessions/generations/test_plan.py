@@ -11,7 +11,7 @@ from helpers.simulated_form import FRAMES_PER_CODE, SimulatedForm
 
 from runtime.errors import EngineError, RequestError
 from runtime.requests.options import GenerationOptions
-from runtime.sessions.generations.plan import MAX_EDITS, PATIENCE_S, SessionPlan
+from runtime.sessions.generations.plan import MAX_EDITS, MAX_PLAN_WAIT_S, SessionPlan
 from runtime.sessions.hosting.plan_work import make_part
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import PlanBeginning
@@ -136,10 +136,10 @@ def test_a_refused_edit_changes_nothing(members: dict[str, Any], what: str) -> N
     simulation.run(4.0)
     later_s = members.pop("later_s", 0.0)
     start_s = earliest_s(simulation, **members)
-    before = (session_plan(simulation).told, session_plan(simulation).end, len(simulation.jobs))
+    before = (session_plan(simulation).published, session_plan(simulation).end, len(simulation.jobs))
     with pytest.raises(RequestError, match=what):
         simulation.handle(SetPlan(seq=1, start_s=start_s + 3.6 + later_s if later_s else start_s, **members))
-    assert (session_plan(simulation).told, session_plan(simulation).end, len(simulation.jobs)) == before
+    assert (session_plan(simulation).published, session_plan(simulation).end, len(simulation.jobs)) == before
     simulation.set(1, guidance=4.0)
 
 
@@ -470,7 +470,7 @@ def test_a_plan_is_not_made_without_a_client_and_goes_on_with_the_same_codes() -
         simulation.run(4.25)
     made = session_plan(left).end
     left.session.detach(left.now_s)
-    left.run(PATIENCE_S + 5.0)
+    left.run(MAX_PLAN_WAIT_S + 5.0)
     assert session_plan(left).end == made
     assert not session_plan(left).is_late
     left.connect()

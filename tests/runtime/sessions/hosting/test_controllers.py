@@ -36,7 +36,7 @@ def test_each_is_told_once_what_others_have_changed() -> None:
     controllers.note(None)
     assert client.values() == []
     for _ in range(2):
-        controllers.tell(client)
+        controllers.send(client)
     everything = {"guidance": 3.0, "seed": 1}
     assert one.values() == [everything, {"seed": 2}]
     assert other.values() == [everything, {"guidance": 5.0, "seed": 2}]
@@ -52,8 +52,8 @@ def test_who_left_and_who_is_not_connected_is_told_nothing() -> None:
     controllers.leave(one)
     values["guidance"] = 4.0
     controllers.note(one)
-    controllers.tell(None)
-    controllers.tell(client)
+    controllers.send(None)
+    controllers.send(client)
     assert one.values() == [{"guidance": 3.0}]
     assert client.values() == []
 
@@ -66,7 +66,7 @@ def test_a_change_before_its_sender_joins_is_told_as_any_other() -> None:
     values["guidance"] = 4.0
     controllers.note(one)
     controllers.join(one)
-    controllers.tell(client)
+    controllers.send(client)
     assert client.values() == [{"guidance": 4.0}]
     assert one.values() == [values]
 

@@ -32,7 +32,7 @@ class Scripted:
             sample_rate_hz=RATE_HZ,
             codec_work=codec_work,
             reference=self._reference,
-            speak=lambda inbox: self.turns.update({inbox: None}),
+            enqueue=lambda inbox: self.turns.update({inbox: None}),
             message_share=lambda: self.share,
             call=lambda call: call(),
             clock=lambda: self.now_s,

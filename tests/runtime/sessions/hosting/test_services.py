@@ -21,7 +21,7 @@ def services(**members: Any) -> HostServices:
         timbre_latents=lambda latents: latents[:3], structure_hints=lambda latents: -latents
     )
     values = dict.fromkeys(
-        ("codec_work", "clock", "sources", "store", "call", "attempt", "fail", "speak", "message_share")
+        ("codec_work", "clock", "sources", "store", "call", "attempt", "fail", "enqueue", "message_share")
     )
     given: dict[str, Any] = {**values, "pipeline": pipeline, "tick_times": TickTimes(), **members}
     return HostServices(sample_rate_hz=1000, keep_s=60.0, **given)
