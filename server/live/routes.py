@@ -12,8 +12,7 @@ from pydantic import BaseModel
 from runtime.errors import UnknownSessionError
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.services import SessionInfo
-from runtime.sessions.protocol.messages import SUBPROTOCOL, State, messages_schema
-from runtime.sessions.protocol.plan import Plan
+from runtime.sessions.protocol.messages import SUBPROTOCOL, Plan, State, messages_schema
 from server.asgi.openapi import SCHEMA_TYPE, problem_responses
 from server.asgi.problems import ProblemError
 from server.asgi.websocket import choose_subprotocol

@@ -26,8 +26,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import GenerationOptions
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Ack, Applied, Problem, Ready, ServerMessage
-from runtime.sessions.protocol.plan import Plan
+from runtime.sessions.protocol.messages import Ack, Applied, Plan, Problem, Ready, ServerMessage
 from runtime.sessions.storage.sqlite_store import open_sqlite_store
 from tickrt.model import Model
 

@@ -18,8 +18,7 @@ from runtime.requests.options import GenerationOptions
 from runtime.sessions.generations.plan import basis_of
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import PlanBeginning
-from runtime.sessions.protocol.messages import LivePrompt
-from runtime.sessions.protocol.plan import NewSection, Plan, SetPlan
+from runtime.sessions.protocol.messages import LivePrompt, NewSection, Plan, SetPlan
 
 LONGEST_S = 30.0
 STATEFUL = settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, TickError
 from runtime.requests.prompt_words import PromptWords
-from runtime.sessions.protocol.client import ReferenceKind
 from runtime.sessions.protocol.messages import (
     Ack,
     ClientMessage,
     Open,
+    Plan,
+    ReferenceKind,
     Reply,
     State,
     parse_client_message,
 )
-from runtime.sessions.protocol.plan import Plan
 from tickrt.audio import Audio
 from tickrt.options import Blend, Controls, Prompt, Source, plain_values
 from tickrt.receiver import Receiver

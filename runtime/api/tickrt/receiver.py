@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.sessions.playback.audio_ring import AudioRing
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Applied, Closed, Problem, Ready, ServerMessage, State
-from runtime.sessions.protocol.plan import Plan
+from runtime.sessions.protocol.messages import Applied, Closed, Plan, Problem, Ready, ServerMessage, State
 
 # While a change is being made, what can be read is what a player in real time would have played, and this much more.
 PACE_SLACK_S, PACE_MAX_S = 0.2, 10.0

@@ -19,7 +19,7 @@ from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Tim
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol.actions import CancelJob, EndPlan, LiveModel, MakePlan, PlanPart, SessionJob, UpdateSteps
 from runtime.sessions.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
-from runtime.sessions.protocol.plan import SetPlan
+from runtime.sessions.protocol.messages import SetPlan
 
 UPDATE_INTERVAL_S = 0.02
 ESTIMATE_START_S, ESTIMATE_MARGIN, ESTIMATE_SAMPLES = 0.5, 1.1, 8

@@ -15,7 +15,7 @@ from runtime.sessions.generations.base import Generations, Running
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource
 from runtime.sessions.protocol.actions import CancelJob, EndPlan, MakePlan, PlanPart
-from runtime.sessions.protocol.plan import SetPlan
+from runtime.sessions.protocol.messages import SetPlan
 
 HISTORY_S = 600.0
 

@@ -23,8 +23,7 @@ from runtime.sessions.playback.canvas import Canvas, Part, Piece
 from runtime.sessions.playback.playhead import SessionClock
 from runtime.sessions.protocol.actions import LiveModel, MakePlan, PlanBeginning, PlanChange, PlanPart
 from runtime.sessions.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
-from runtime.sessions.protocol.messages import Problem, problem_of
-from runtime.sessions.protocol.plan import SetPlan
+from runtime.sessions.protocol.messages import Problem, SetPlan, problem_of
 
 STEP_S = 2.0
 # A generation waits so long for the first part of a plan.

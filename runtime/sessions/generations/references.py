@@ -11,7 +11,7 @@ from runtime.sessions.control.controls import CheckedControls
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Piece, PlacedSource
 from runtime.sessions.protocol.actions import LiveModel
-from runtime.sessions.protocol.client import ReferenceKind, control_of
+from runtime.sessions.protocol.messages import ReferenceKind, control_of
 
 
 class References:

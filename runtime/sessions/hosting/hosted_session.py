@@ -25,18 +25,18 @@ from runtime.sessions.hosting.services import Clock, HostServices, SessionListen
 from runtime.sessions.hosting.slots import Demand
 from runtime.sessions.protocol import actions
 from runtime.sessions.protocol.actions import Action, DecodeWindow, SessionJob
-from runtime.sessions.protocol.base import MAX_SEQ
 from runtime.sessions.protocol.messages import (
+    MAX_SEQ,
     Ack,
     Applied,
     ClientMessage,
     Closed,
+    Plan,
     ServerMessage,
     State,
     TextWords,
     problem_of,
 )
-from runtime.sessions.protocol.plan import Plan
 from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.session.reports import prompt_words
 from runtime.tick.events import Event, Failed, Finished, Progress, Started, Updated

@@ -14,10 +14,8 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.control_times import ControlKind, Observer
 from runtime.sessions.hosting.slots import TickTimes
-from runtime.sessions.protocol.client import ReferenceKind, control_of
+from runtime.sessions.protocol.messages import Plan, ReferenceKind, ServerMessage, State, control_of
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import ServerMessage, State
-from runtime.sessions.protocol.plan import Plan
 from runtime.sessions.storage.store import SessionStore
 
 Clock = Callable[[], float]

@@ -18,8 +18,7 @@ from runtime.requests.options import GenerationOptions, StepOptions, parse_optio
 from runtime.requests.prompt_words import PromptWords
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import ServerMessage
-from runtime.sessions.protocol.plan import PlanChoices
+from runtime.sessions.protocol.messages import PlanChoices, ServerMessage
 
 
 @dataclass(frozen=True)

@@ -7,118 +7,448 @@ all messages that change sound, larger each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
-from pydantic_core import from_json
+from pydantic_core import PydanticCustomError, from_json
 
+from runtime.config.deployment import Strength
 from runtime.errors import RequestError, TickError, did_you_mean
+from runtime.requests.option_types import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Text
 from runtime.requests.options import options_error
-from runtime.sessions.protocol.base import (
-    MAX_MESSAGE_BYTES,
-    MAX_MESSAGES_PER_S,
-    MAX_SEQ,
-    MAX_WRITE_S,
-    AudioFormat,
-    Blend,
-    LivePrompt,
-    Message,
-    Mode,
-)
-from runtime.sessions.protocol.client import (
-    Ack,
-    Close,
-    GetCanvas,
-    Open,
-    Pause,
-    Play,
-    Reset,
-    Seek,
-    SetAdapter,
-    SetBand,
-    SetControls,
-    SetPrompts,
-    SetReference,
-    SetSource,
-    SetStructure,
-    SetTimbre,
-    WriteAudio,
-)
-from runtime.sessions.protocol.plan import GetPlan, Plan, SetPlan
-from runtime.sessions.protocol.server import (
-    Applied,
-    CanvasLayout,
-    CanvasPicture,
-    Changed,
-    Closed,
-    Limits,
-    Problem,
-    Ready,
-    ReadyControls,
-    Stages,
-    State,
-    TextWords,
-)
+from runtime.requests.request import MAX_SEED
 from runtime.untrusted import one_line, parse_json_object
-
-__all__ = [
-    "CLIENT_MESSAGES",
-    "MAX_MESSAGES_PER_S",
-    "MAX_MESSAGE_BYTES",
-    "MAX_SEQ",
-    "MAX_WRITE_S",
-    "SERVER_MESSAGES",
-    "SUBPROTOCOL",
-    "Ack",
-    "Applied",
-    "AudioFormat",
-    "Blend",
-    "CanvasLayout",
-    "CanvasPicture",
-    "Changed",
-    "ClientMessage",
-    "Close",
-    "Closed",
-    "GetCanvas",
-    "Limits",
-    "LivePrompt",
-    "Mode",
-    "Open",
-    "Pause",
-    "Play",
-    "Problem",
-    "Ready",
-    "ReadyControls",
-    "Reply",
-    "Reset",
-    "Seek",
-    "ServerMessage",
-    "SetAdapter",
-    "SetBand",
-    "SetControls",
-    "SetPrompts",
-    "SetReference",
-    "SetSource",
-    "SetStructure",
-    "SetTimbre",
-    "Stages",
-    "State",
-    "TextWords",
-    "WriteAudio",
-    "client_message",
-    "message_text",
-    "messages_schema",
-    "parse_client_message",
-    "parse_server_message",
-    "problem_of",
-    "seq_of",
-]
 
 SUBPROTOCOL = "tickrt.live.v1"
 MAX_DETAIL_CHARACTERS = 1000
 MAX_FIELD_CHARACTERS = 200
+MAX_SEQ = 2**32 - 1
+MAX_SAMPLE = 2**64 - 1
+MAX_MESSAGE_BYTES = 2**20
+MAX_WRITE_S = 10.0
+MAX_MESSAGES_PER_S = 1000
+MAX_RAMP_MS = 60_000.0
+MAX_SLOTS = 4
+MAX_CONTROLS = 64
+MAX_SECTIONS = 64
+MAX_CODES = 4096
+
+Seq = Annotated[int, Field(ge=1, le=MAX_SEQ, description="The client's counter, larger than in any message before.")]
+Sample = Annotated[int, Field(ge=0, le=MAX_SAMPLE)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e9)]
+Count = Annotated[int, Field(ge=0, le=MAX_SAMPLE)]
+Identifier = Annotated[str, Field(min_length=1, max_length=200)]
+Mode = Literal["loop", "extend"]
+AudioFormat = Literal["s16", "f32", "opus"]
+Blend = Literal["velocity", "tokens"]
+ReferenceKind = Literal["source", "timbre", "structure"]
+RampMs = Annotated[float, Field(ge=0.0, le=MAX_RAMP_MS, description="Numbers move to their new value in this time.")]
+Controls = Annotated[dict[Annotated[str, Field(max_length=100)], Any], Field(max_length=MAX_CONTROLS)]
+
+
+class Message(BaseModel):
+    """A JSON object without unknown members; it does not change."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, strict=True, populate_by_name=True, serialize_by_alias=True
+    )
+
+
+class LivePrompt(Message):
+    """One of a session's prompts."""
+
+    text: Text = Field(description="Text that describes the audio.")
+    weight: float = Field(default=1.0, ge=0.0, le=10.0, description="Its share of the blend.")
+
+
+Prompts = Annotated[list[LivePrompt], Field(max_length=MAX_PROMPTS)]
+
+
+# What a client sends. Messages that change sound have a `seq`.
+
+
+class Open(Message):
+    """Opens a session; the first message of a connection. With `resume`, only that member counts."""
+
+    type: Literal["open"] = "open"
+    mode: Mode = Field(default="loop", description="loop: a canvas that repeats; extend: music without an end.")
+    seconds: float | None = Field(
+        default=None, ge=MIN_SECONDS, le=MAX_SECONDS, description="Length of the canvas. Default: the model's."
+    )
+    prompts: Prompts = Field(default=[], description="Empty: unconditional.")
+    blend: Blend = Field(default="velocity", description="What the weights blend: velocities, or condition tokens.")
+    controls: Controls = Field(default={}, description="Name -> value, as in `set`.")
+    source_id: Identifier | None = Field(default=None, description="A source uploaded to /v1/sources.")
+    source_strength: Share | None = Field(default=None, description="0 ignores the source, 1 returns it.")
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="Default: drawn at random.")
+    slots: int = Field(default=2, ge=1, le=MAX_SLOTS, description="Generations in flight at a time.")
+    format: AudioFormat = Field(default="s16", description="Encoding of the audio that the server sends.")
+    paused: bool = Field(default=False, description="Nothing is generated before `play`.")
+    plan: bool | None = Field(default=None, description="Play by a plan. Default: where mode and model have one.")
+    resume: Identifier | None = Field(default=None, description="The resume token of an earlier connection.")
+
+
+class SetControls(Message):
+    """Changes controls (merge patch): null is the default, what is left out stays."""
+
+    type: Literal["set"] = "set"
+    seq: Seq
+    values: Controls
+    ramp_ms: RampMs = 0.0
+    at: Seconds | None = Field(
+        default=None, description="Played from here on (seconds on the play axis), where that is still to be sent."
+    )
+
+
+class SetPrompts(Message):
+    """Replaces the prompts."""
+
+    type: Literal["prompts"] = "prompts"
+    seq: Seq
+    items: Prompts
+    blend: Blend | None = Field(default=None, description="Left out: unchanged.")
+    ramp_ms: RampMs = 0.0
+
+
+class _Reference(Message):
+    seq: Seq
+    id: Identifier | None = Field(description="An id of /v1/sources; null: none.")
+    strength: Share | None = Field(default=None, description="0 ignores it, 1 is its full effect.")
+
+
+class SetSource(_Reference):
+    """Sets or removes the source that generations start from."""
+
+    type: Literal["source"] = "source"
+
+
+class SetStructure(_Reference):
+    """Sets or removes the source whose structure generations follow; needs a bundle with [structure]."""
+
+    type: Literal["structure"] = "structure"
+
+
+class SetTimbre(_Reference):
+    """Sets or removes the source whose timbre generations take; needs a bundle with [timbre]."""
+
+    type: Literal["timbre"] = "timbre"
+
+
+SetReference = SetSource | SetStructure | SetTimbre
+
+
+class SetAdapter(Message):
+    """Adds a LoRA adapter, changes its strength, or removes it."""
+
+    type: Literal["adapter"] = "adapter"
+    seq: Seq
+    id: Identifier = Field(description="An id of /v1/adapters.")
+    strength: Strength | None = Field(description="0 is off; null removes it.")
+    ramp_ms: RampMs = 0.0
+
+
+class WriteAudio(Message):
+    """Writes audio into the canvas. One binary message follows: `samples` interleaved samples per channel."""
+
+    type: Literal["write"] = "write"
+    seq: Seq
+    at_s: Seconds = Field(description="Position of the first sample: seconds on the canvas.")
+    mode: Literal["replace", "sum"] = "replace"
+    samples: int = Field(ge=1, description=f"Samples per channel, at the session's rate; at most {MAX_WRITE_S:g} s.")
+    format: Literal["s16", "f32"] = "s16"
+
+
+class SetBand(Message):
+    """Plays only a part of the canvas; both null: the whole canvas."""
+
+    type: Literal["band"] = "band"
+    seq: Seq
+    start_s: Seconds | None
+    end_s: Seconds | None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if (self.start_s is None) != (self.end_s is None):
+            raise PydanticCustomError("range", "start_s and end_s are both numbers or both null")
+        if self.start_s is not None and self.end_s is not None and not self.start_s < self.end_s:
+            raise PydanticCustomError("range", "needs start_s < end_s")
+        return self
+
+
+class Seek(Message):
+    """Continues at another position of the canvas."""
+
+    type: Literal["seek"] = "seek"
+    to_s: Seconds
+
+
+class Reset(Message):
+    """Begins anew: what is generated next does not continue what was played. Needs the mode extend."""
+
+    type: Literal["reset"] = "reset"
+    seq: Seq
+
+
+class Play(Message):
+    """Continues after `pause`."""
+
+    type: Literal["play"] = "play"
+
+
+class Pause(Message):
+    """Stops generations and audio until `play`."""
+
+    type: Literal["pause"] = "pause"
+
+
+class Ack(Message):
+    """Reports the client's playhead; sent about 20 times a second."""
+
+    type: Literal["ack"] = "ack"
+    playhead_sample: Sample = Field(description="The next sample that the client plays.")
+    worst_lead_s: float | None = Field(
+        default=None, ge=-1e9, le=1e9, description="Least audio buffered ahead of the playhead since the last ack."
+    )
+    received_bytes: Count | None = None
+    client_time_s: float | None = Field(default=None, description="Any clock of the client; `state` repeats it.")
+
+
+class GetCanvas(Message):
+    """Asks for a picture of the canvas."""
+
+    type: Literal["canvas"] = "canvas"
+
+
+class Close(Message):
+    """Ends the session."""
+
+    type: Literal["close"] = "close"
+
+
+class NewSection(Message):
+    """A section that a client asks for."""
+
+    kind: Identifier
+    layers: Annotated[list[Identifier], Field(min_length=1, max_length=64)]
+    bars: int = Field(ge=1, le=1024)
+
+
+class SetPlan(Message):
+    """Replaces what is not played yet: the sections from the start of one on, codes from one on, or both.
+
+    What follows is planned by itself. `start_s`: seconds on the canvas. Beside sections, `codes` are those of the first
+    of them, from its beginning on.
+    """
+
+    type: Literal["set_plan"] = "set_plan"
+    seq: Seq
+    start_s: Seconds
+    sections: Annotated[list[NewSection], Field(max_length=MAX_SECTIONS)] | None = None
+    codes: Annotated[list[Count], Field(min_length=1, max_length=MAX_CODES)] | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if not self.sections and self.codes is not None and self.sections is not None:
+            raise PydanticCustomError("some", "codes beside sections need a section that they are of")
+        if self.sections is None and self.codes is None:
+            raise PydanticCustomError("some", "needs sections or codes")
+        return self
+
+
+class GetPlan(Message):
+    """Asks for the plan."""
+
+    type: Literal["get_plan"] = "get_plan"
+
+
+# What a server sends.
+
+
+class PlanChoices(Message):
+    """What a section can be.
+
+    group_size: a code has a digit of so many values for each layer, the first layer's counting 1; 0: of another kind.
+    silent: of each layer the digit of its silence; empty where that is not known.
+    """
+
+    kinds: list[str]
+    layers: list[str]
+    bars: list[int]
+    group_size: Count = 0
+    silent: list[Count] = Field(default_factory=list)
+
+
+class SectionMessage(NewSection):
+    """A section of the plan. `codes`: its structure codes, once all of them are there."""
+
+    index: Count
+    start_s: float
+    end_s: float
+    codes: list[int] | None
+
+
+class Plan(Message):
+    """The plan from what is near the playhead on, where it has changed and at the beginning. Times are the canvas'."""
+
+    type: Literal["plan"] = "plan"
+    header: dict[str, Any] = Field(description="Of the whole plan: genre, bpm, meter, key and more.")
+    sections: list[SectionMessage]
+
+
+class CanvasLayout(Message):
+    """Size of the canvas: frames of `channels` latents."""
+
+    frames: Count
+    seconds: float
+    frame_rate_hz: float
+    channels: Count
+
+
+class TextWords(Message):
+    """Which phrases of one of the session's texts the model understands."""
+
+    text: str
+    understood: list[str]
+    unknown: list[str]
+
+
+class ReadyControls(Message):
+    """The session's controls: their JSON schema (each with `x-kind`: step or generation) and what they are now."""
+
+    json_schema: dict[str, Any] = Field(alias="schema")
+    values: dict[str, Any]
+    prompts: Prompts
+    prompt_words: list[TextWords] = Field(default=[], description="Of the prompts and the negative prompt.")
+    blend: Blend
+    source_id: str | None = None
+    source_strength: float | None = None
+    seed: int
+
+
+class Limits(Message):
+    """Limits of a connection and of the session."""
+
+    message_bytes: Count = MAX_MESSAGE_BYTES
+    messages_per_s: Count = Field(default=MAX_MESSAGES_PER_S, description="A text counts once per KiB begun.")
+    write_s: float = MAX_WRITE_S
+    prompts: Count = MAX_PROMPTS
+    keep_s: float = Field(description="How long a session is kept without a connection.")
+
+
+class Ready(Message):
+    """The session is open. `next_sample`: the first sample that will be sent in this epoch."""
+
+    type: Literal["ready"] = "ready"
+    session: str
+    resume_token: str
+    resumed: bool
+    epoch: Annotated[int, Field(ge=0, le=MAX_SEQ)]
+    sample_rate_hz: Count
+    channels: Count
+    format: AudioFormat
+    mode: Mode
+    canvas: CanvasLayout
+    controls: ReadyControls
+    next_sample: Sample
+    limits: Limits
+    edges: list[str] = Field(default=[], description="Further addresses of this session's servers.")
+    plan: PlanChoices | None = Field(default=None, description="Of its plan; null: it has none.")
+
+
+class Stages(Message):
+    """Milliseconds from a message's arrival to the stages of its change; null where there is none."""
+
+    submitted: float | None = Field(default=None, description="A generation with it is submitted or updated.")
+    finished: float | None = Field(default=None, description="That generation's latents are finished.")
+    decoded: float | None = Field(default=None, description="Their first audio is sent.")
+
+
+class Applied(Message):
+    """A change is scheduled: from `first_sample` on it has a part in the sound, from `full_sample` on it is complete.
+
+    Null: not known yet; another `applied` with this seq follows. `tick`: the tick that made `first_sample`.
+    """
+
+    type: Literal["applied"] = "applied"
+    seq: Seq
+    tick: Count | None = None
+    first_sample: Sample | None = None
+    full_sample: Sample | None = None
+    stages_ms: Stages | None = None
+    prompt_words: list[TextWords] | None = Field(
+        default=None, description="Of the prompts and the negative prompt: where they have changed, at once."
+    )
+
+
+class State(Message):
+    """The session's state, 4 times a second."""
+
+    type: Literal["state"] = "state"
+    playhead_sample: Sample
+    sent_until_sample: Sample
+    lead_s: float
+    generations_in_flight: Count
+    generation_s: float = Field(description="Estimated time of one generation, from submit to finish.")
+    underruns: Count
+    ticks: Count
+    tick_ms: float
+    canvas_position_s: float
+    playing: bool
+    stored: bool = Field(default=False, description="Whether the session survives its server.")
+    client_time_s: float | None = Field(default=None, description="Of the newest `ack`.")
+
+
+class CanvasPicture(Message):
+    """A picture of the canvas from `start_s` on, `seconds` long: the loop; in extend mode, what is near the playhead.
+
+    `data`: base64 of `width * height` bytes, rows from low to high channels of latents.
+    """
+
+    type: Literal["canvas"] = "canvas"
+    start_s: float
+    seconds: float
+    width: Count
+    height: Count
+    data: str
+    seqs: list[int] = Field(description="Per column: the newest seq that is complete there.")
+
+
+class Changed(Message):
+    """Another client of the session has changed it. `values`: what is different now, by name.
+
+    These are controls, and `prompts`, `prompt_words`, `blend`, `source`, `structure` and `timbre` (an id with its
+    strength, or null), `band` (its ends in seconds, or null) and `playing`.
+    """
+
+    type: Literal["changed"] = "changed"
+    values: dict[str, Any]
+
+
+class Problem(Message):
+    """A refused message or a failed generation; nothing else has changed. RFC 9457's members, its `type` as `urn`."""
+
+    type: Literal["problem"] = "problem"
+    urn: str = Field(description="urn:tickrt:problem:CODE")
+    title: str
+    status: Annotated[int, Field(ge=400, le=599)]
+    detail: str
+    code: str
+    field: str | None = Field(default=None, description="Path of the wrong member, such as values.guidance.")
+    fix: str | None = None
+    seq: int | None = None
+    retry_after_s: float | None = None
+
+
+class Closed(Message):
+    """The last message of a connection. `resumable`: the session still exists and can be resumed."""
+
+    type: Literal["closed"] = "closed"
+    reason: str
+    resumable: bool
+    url: str | None = Field(default=None, description="Of `moved`: where to go; null: the next address.")
+
 
 ClientMessage = (
     Open
@@ -198,6 +528,14 @@ def problem_of(error: TickError, seq: int | None = None) -> Problem:
         seq=seq,
         retry_after_s=getattr(error, "retry_after_s", None),
     )
+
+
+def control_of(kind: ReferenceKind, untaken: Collection[str]) -> str:
+    """The control that the strength of a reference sets. Raises RequestError where the bundle has no such part."""
+    control = "denoise" if kind == "source" else f"{kind}_strength"
+    if control in untaken:
+        raise RequestError(f"the bundle has no [{kind}]", field="type")
+    return control
 
 
 def messages_schema() -> dict[str, Any]:

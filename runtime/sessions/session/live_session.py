@@ -40,11 +40,19 @@ from runtime.sessions.protocol.actions import (
     SendAudio,
     SendMessage,
 )
-from runtime.sessions.protocol.client import ReferenceKind
+from runtime.sessions.protocol.messages import (
+    Applied,
+    ClientMessage,
+    GetPlan,
+    Open,
+    Ready,
+    ReferenceKind,
+    ServerMessage,
+    SetPlan,
+    WriteAudio,
+)
 from runtime.sessions.protocol.client_seqs import ClientSeqs
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Applied, ClientMessage, Open, Ready, ServerMessage, WriteAudio
-from runtime.sessions.protocol.plan import GetPlan, SetPlan
 from runtime.sessions.session import reports
 from runtime.sessions.session.stored import CommitTimer, Pieces, SessionParts, checked, load_generations
 from runtime.sessions.storage.store import SessionSnapshot

@@ -17,7 +17,7 @@ from runtime.sessions.playback.canvas import Canvas, PlacedSource, Timeline
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import LiveModel
-from runtime.sessions.protocol.plan import Plan, SectionMessage
+from runtime.sessions.protocol.messages import Plan, SectionMessage
 from runtime.sessions.session.stored import SessionParts
 
 PICTURE_WIDTH = 512

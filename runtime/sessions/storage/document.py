@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 from runtime.errors import StoreError
 from runtime.requests.option_types import Share, Text
 from runtime.requests.request import MAX_SEED
-from runtime.sessions.protocol.base import MAX_SEQ, AudioFormat, Blend, Identifier, Mode
-from runtime.sessions.protocol.client import MAX_RAMP_MS, MAX_SLOTS
+from runtime.sessions.protocol.messages import MAX_RAMP_MS, MAX_SEQ, MAX_SLOTS, AudioFormat, Blend, Identifier, Mode
 
 # Larger than any frame, sample or count of a session, and small enough for sums of them in 64 bits.
 MAX_NUMBER = 2**53

@@ -15,7 +15,7 @@ from runtime.sessions.generations.plan import MAX_EDITS, MAX_PLAN_WAIT_S, Sessio
 from runtime.sessions.hosting.plan_work import make_part
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import PlanBeginning
-from runtime.sessions.protocol.plan import GetPlan, NewSection, Plan, SetPlan
+from runtime.sessions.protocol.messages import GetPlan, NewSection, Plan, SetPlan
 
 BREAK = NewSection(kind="break", layers=["drums", "bass"], bars=1)
 TOO_MANY = list(range(20))  # for a bar

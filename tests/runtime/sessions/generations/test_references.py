@@ -11,7 +11,7 @@ from helpers.live_simulation import CHANNELS, MODEL
 from runtime.errors import RequestError
 from runtime.requests.segments import Segment
 from runtime.sessions.generations.references import References
-from runtime.sessions.protocol.client import ReferenceKind
+from runtime.sessions.protocol.messages import ReferenceKind
 
 LATENTS = np.arange(10.0, dtype=np.float32)[:, None] + np.zeros((10, CHANNELS), np.float32)
 

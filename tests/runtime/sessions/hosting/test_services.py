@@ -11,7 +11,7 @@ import pytest
 from runtime.errors import RequestError
 from runtime.sessions.hosting.services import HostServices
 from runtime.sessions.hosting.slots import TickTimes
-from runtime.sessions.protocol.client import ReferenceKind
+from runtime.sessions.protocol.messages import ReferenceKind
 
 LATENTS = np.arange(12.0, dtype=np.float32).reshape(6, 2)
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from typing import Any
 
 import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from runtime.errors import QueueFullError, RequestError
 from runtime.sessions.protocol.messages import (
     CLIENT_MESSAGES,
+    MAX_SEQ,
     SERVER_MESSAGES,
+    Applied,
+    Message,
+    Open,
+    ReadyControls,
+    Seq,
+    SetBand,
+    SetPlan,
     message_text,
     messages_schema,
     parse_client_message,
@@ -140,3 +150,77 @@ def test_the_schema_accepts_what_the_parser_accepts() -> None:
 )
 def test_a_refused_message_is_named_by_its_seq_where_it_has_one(text: str, seq: int | None) -> None:
     assert seq_of(text) == seq
+
+
+class Counted(Message):
+    seq: Seq
+
+
+@pytest.mark.parametrize(
+    "text", ['{"seq": 0}', f'{{"seq": {MAX_SEQ + 1}}}', '{"seq": "1"}', '{"seq": 1, "more": 2}', "{}"]
+)
+def test_wrong_members_are_refused(text: str) -> None:
+    assert Counted.model_validate_json('{"seq": 1}').seq == 1
+    with pytest.raises(ValidationError):
+        Counted.model_validate_json(text)
+
+
+def test_defaults_of_open() -> None:
+    message = parse_client_message('{"type": "open"}')
+    assert isinstance(message, Open)
+    assert (message.mode, message.slots, message.format, message.blend) == ("loop", 2, "s16", "velocity")
+
+
+@pytest.mark.parametrize(("start_s", "end_s"), [(2.0, 1.0), (1.0, 1.0), (2.0, None), (None, 1.0)])
+def test_a_band_has_both_ends_in_order_or_none(start_s: float | None, end_s: float | None) -> None:
+    assert SetBand(seq=1, start_s=None, end_s=None).end_s is None
+    with pytest.raises(ValidationError, match="start_s"):
+        SetBand(seq=1, start_s=start_s, end_s=end_s)
+
+
+SECTION = {"kind": "break", "layers": ["pads"], "bars": 8}
+
+
+def parsed(**members: Any) -> Any:
+    return parse_client_message(json.dumps({"type": "set_plan", "seq": 1, "start_s": 64.0, **members}))
+
+
+def test_an_edit_has_sections_or_codes_or_both() -> None:
+    message = parsed(sections=[SECTION])
+    assert isinstance(message, SetPlan)
+    assert message.sections is not None
+    assert (message.sections[0].kind, message.sections[0].layers, message.sections[0].bars) == ("break", ["pads"], 8)
+    assert parsed(sections=[]).sections == []
+    assert parsed(codes=[5**20 - 1]).codes == [5**20 - 1]
+    assert (len(parsed(sections=[SECTION], codes=[7]).sections), parsed(sections=[SECTION], codes=[7]).codes) == (
+        1,
+        [7],
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [
+        ({}, ""),
+        ({"sections": [], "codes": [1]}, ""),
+        ({"codes": []}, "codes"),
+        ({"codes": [-1]}, "codes.0"),
+        ({"sections": [{**SECTION, "layers": []}]}, "sections.0.layers"),
+        ({"sections": [{**SECTION, "bars": 0}]}, "sections.0.bars"),
+        ({"sections": [SECTION] * 65}, "sections"),
+        ({"sections": [], "start_s": -1.0}, "start_s"),
+    ],
+)
+def test_a_wrong_edit_names_its_member(members: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parsed(**members)
+    assert caught.value.field == field
+
+
+def test_null_members_are_sent() -> None:
+    assert json.loads(message_text(Applied(seq=1)))["full_sample"] is None
+
+
+def test_the_schema_of_the_controls_is_the_member_schema() -> None:
+    controls = ReadyControls(schema={"type": "object"}, values={}, prompts=[], blend="velocity", seed=1)
+    assert json.loads(controls.model_dump_json())["schema"] == {"type": "object"}
