@@ -224,7 +224,7 @@ class Simulation:
 
     def _carry_out(self, action: actions.Action) -> None:
         match action:
-            case actions.Generate(job):
+            case SessionJob() as job:
                 guidance = 3.0 if job.options.guidance is None else job.options.guidance
                 self.jobs.append(job)
                 self.flights.append(Flight(job, next(self._numbers), self.now_s + self.generation_s, guidance))
@@ -244,15 +244,15 @@ class Simulation:
             case actions.CancelJob(job_id):
                 self.cancelled.append(job_id)
                 self.flights = [flight for flight in self.flights if flight.job.id != job_id]
-            case actions.Decode(window) if self.codec is not None:
+            case DecodeWindow() as window if self.codec is not None:
                 self.codec.put(self.session, window, self.now_s)
-            case actions.Decode(window):
+            case DecodeWindow() as window:
                 self._decodes.append((self.now_s + self.decode_s, window))
-            case actions.SendAudio(chunk):
+            case AudioChunk() as chunk:
                 self.chunks.append((chunk, self.acked))
                 if not (self.is_lossy and len(self.chunks) % 5 == 0):
                     self._arrivals.append((self.now_s + self.network_s, chunk))
-            case actions.SendMessage(message):
+            case messages.Message() as message:
                 self.messages.append(message)
             case actions.Commit():
                 self.commits += 1

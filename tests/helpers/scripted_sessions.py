@@ -18,7 +18,7 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.hosting import host as host_module
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.protocol.actions import Action, DecodeWindow, Generate, LiveModel, SessionJob
+from runtime.sessions.protocol.actions import Action, DecodeWindow, LiveModel, SessionJob
 from runtime.sessions.protocol.client_seqs import ClientSeqs
 from runtime.sessions.protocol.messages import Ack, CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
 from runtime.sessions.storage.store import SessionSnapshot
@@ -118,7 +118,7 @@ class ScriptedSession:
             self.due = None
         actions, self.next_actions = self.next_actions, []
         if may_generate and self.wanted_s() is not None:
-            actions.append(Generate(self.job()))
+            actions.append(self.job())
         return actions
 
     def job(self) -> SessionJob:

@@ -15,7 +15,8 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.segments import Latents
 from runtime.sessions.hosting.live_model import live_model
 from runtime.sessions.protocol import actions, messages
-from runtime.sessions.protocol.actions import SessionJob
+from runtime.sessions.protocol.actions import DecodeWindow, SessionJob
+from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import LivePrompt
 from runtime.sessions.session.live_session import LiveSession
 from runtime.tick.events import Event, Failed, Finished
@@ -58,15 +59,15 @@ class Player:
 
     def _carry_out(self, action: actions.Action) -> None:
         match action:
-            case actions.Generate(job):
+            case SessionJob() as job:
                 self.jobs.append(job)
                 self.latents.append(self._generate(job))
                 self.session.generation_finished(job.id, self.latents[-1], 0, self.now_s)
-            case actions.Decode(window):
+            case DecodeWindow() as window:
                 assert self.pipeline.codec is not None
                 pcm = self.pipeline.codec.decode(window.values, window.start_frame)
                 self.session.decoded(window, pcm[window.trim_begin : window.trim_end])
-            case actions.SendAudio(chunk):
+            case AudioChunk() as chunk:
                 if chunk.is_replacing:
                     self.replaced.append((chunk.start_sample, chunk.end_sample))
                     _overwrite(self.pcm, chunk.start_sample, chunk.pcm, round(0.025 * self.model.sample_rate_hz))

@@ -21,15 +21,8 @@ from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.segments import Latents
 from runtime.sessions.hosting.live_model import live_model
-from runtime.sessions.protocol.actions import (
-    Action,
-    Commit,
-    Decode,
-    Generate,
-    SendAudio,
-    SendMessage,
-    SessionJob,
-)
+from runtime.sessions.protocol.actions import Action, Commit, DecodeWindow, SessionJob
+from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (
     Ack,
     ClientMessage,
@@ -78,15 +71,15 @@ class Simulated:
 
     def _perform(self, action: Action, now_s: float) -> None:
         match action:
-            case Generate(job):
+            case SessionJob() as job:
                 self.session.generation_finished(job.id, latents_of(self.pipeline, job), 0, now_s)
-            case Decode(window):
+            case DecodeWindow() as window:
                 assert self.pipeline.codec is not None
                 pcm = self.pipeline.codec.decode(window.values, window.start_frame)
                 self.session.decoded(window, pcm[window.trim_begin : window.trim_end])
-            case SendAudio(chunk):
+            case AudioChunk() as chunk:
                 self.sound.write(chunk)
-            case SendMessage(Problem() as problem):
+            case Problem() as problem:
                 raise AssertionError(problem)
             case Commit():
                 self.has_committed = True

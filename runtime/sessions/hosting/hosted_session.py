@@ -25,12 +25,14 @@ from runtime.sessions.hosting.services import Clock, HostServices, SessionListen
 from runtime.sessions.hosting.slots import Demand
 from runtime.sessions.protocol import actions
 from runtime.sessions.protocol.actions import Action, DecodeWindow, SessionJob
+from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (
     MAX_SEQ,
     Ack,
     Applied,
     ClientMessage,
     Closed,
+    Message,
     Plan,
     ServerMessage,
     State,
@@ -254,8 +256,8 @@ class HostedSession:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case actions.Generate(job):
-                self._submit(job)
+            case SessionJob():
+                self._submit(action)
             case actions.MakePlan():
                 self._plans.start(action, partial(self.attempted, self._planned, action.number))
             case actions.EndPlan():
@@ -266,14 +268,14 @@ class HostedSession:
                 self._update(action)
             case actions.CancelJob(job_id):
                 self._cancel(job_id)
-            case actions.Decode(window):
-                self._decode(window)
-            case actions.SendAudio(chunk):
-                self._times.mark("decoded", chunk.first_seq)
+            case DecodeWindow():
+                self._decode(action)
+            case AudioChunk():
+                self._times.mark("decoded", action.first_seq)
                 if self.listener is not None:
-                    self.listener.on_audio(self.session.client_seqs.of_chunk(chunk))
-            case actions.SendMessage(message):
-                completed = self.session.client_seqs.of_message(self._completed(message))
+                    self.listener.on_audio(self.session.client_seqs.of_chunk(action))
+            case Message():
+                completed = self.session.client_seqs.of_message(self._completed(action))
                 if completed is not None:
                     self._send(completed)
 

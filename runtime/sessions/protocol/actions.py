@@ -170,13 +170,6 @@ class DecodeWindow:
 
 
 @dataclass(frozen=True)
-class Generate:
-    """Compose and submit a generation; `generation_*` methods report what becomes of it."""
-
-    job: SessionJob
-
-
-@dataclass(frozen=True)
 class PlanBeginning:
     """A plan to open: what for, and the state that it goes on from; None: at the beginning."""
 
@@ -277,27 +270,6 @@ class CancelJob:
 
 
 @dataclass(frozen=True)
-class Decode:
-    """Decode a window and pass the PCM to `decoded()`."""
-
-    window: DecodeWindow
-
-
-@dataclass(frozen=True)
-class SendAudio:
-    """Send a chunk to the client."""
-
-    chunk: AudioChunk
-
-
-@dataclass(frozen=True)
-class SendMessage:
-    """Send a message to the client."""
-
-    message: ServerMessage
-
-
-@dataclass(frozen=True)
 class Commit:
     """Store a snapshot."""
 
@@ -307,5 +279,7 @@ class End:
     """The client has closed the session."""
 
 
-Work = Generate | MakePlan | EndPlan | FindWords | UpdateSteps | CancelJob | Decode
-Action = Work | SendAudio | SendMessage | Commit | End
+# A job is composed and submitted; `generation_*` methods report what becomes of it. A window is decoded; `decoded()` takes
+# the PCM. A chunk and a message are sent to the client.
+Work = SessionJob | MakePlan | EndPlan | FindWords | UpdateSteps | CancelJob | DecodeWindow
+Action = Work | AudioChunk | ServerMessage | Commit | End

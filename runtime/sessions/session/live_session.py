@@ -30,15 +30,11 @@ from runtime.sessions.protocol.actions import (
     Action,
     CancelJob,
     Commit,
-    Decode,
     DecodeWindow,
     End,
     FindWords,
-    Generate,
     LiveModel,
     PlanPart,
-    SendAudio,
-    SendMessage,
 )
 from runtime.sessions.protocol.messages import (
     Applied,
@@ -52,7 +48,6 @@ from runtime.sessions.protocol.messages import (
     WriteAudio,
 )
 from runtime.sessions.protocol.client_seqs import ClientSeqs
-from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.session import reports
 from runtime.sessions.session.stored import CommitTimer, Pieces, SessionParts, checked, load_generations
 from runtime.sessions.storage.store import SessionSnapshot
@@ -256,16 +251,15 @@ class LiveSession:
         return offset, canvas.rows(frame % size for frame in range(start, start + frames))
 
     def advance(self, now_s: float, *, may_generate: bool = True, may_draft: bool = True) -> list[Action]:
-        """Everything that is to be done now; at most one Generate, and none unless `may_generate`.
+        """Everything that is to be done now; at most one generation, and none unless `may_generate`.
 
         may_draft: the tick loop has time for a draft before a complete generation.
         """
         self._clock.now_s = now_s
         actions = [*self._generate(may_generate, may_draft)]
         if self.is_active:
-            actions += [Decode(window) for window in self._audio.windows()]
-        for item in self._audio.sendable():
-            actions.append(SendAudio(item) if isinstance(item, AudioChunk) else SendMessage(item))
+            actions += self._audio.windows()
+        actions += self._audio.sendable()
         actions += self._state()
         actions += self._new_words()
         actions += self._plan()
@@ -369,7 +363,7 @@ class LiveSession:
         if (update := self._generations.update()) is not None:
             yield update
         if may_generate and self._generations.wanted_s() is not None:
-            yield Generate(self._generations.start(self._job_prefix, may_draft=may_draft))
+            yield self._generations.start(self._job_prefix, may_draft=may_draft)
 
     @property
     def _job_prefix(self) -> str:
@@ -383,20 +377,20 @@ class LiveSession:
         self._stated_s = self._clock.now_s
         estimate_s, parts = self._generations.times.estimate_s, (self.model, self._timeline, self._playhead)
         state = reports.state(*parts, generations_in_flight=self.num_jobs, generation_s=estimate_s)
-        yield SendMessage(state)
+        yield state
 
     def _plan(self) -> Iterator[Action]:
         """The plan, where the client does not have it."""
         if (plan := self.plan) is not None and plan.is_known and plan.published != self._sent_plan:
             self._sent_plan = plan.published
-            yield SendMessage(reports.plan(plan, self._navigation.picture_start, self.model.frame_rate_hz))
+            yield reports.plan(plan, self._navigation.picture_start, self.model.frame_rate_hz)
 
     def _picture(self) -> Iterator[Action]:
         """The canvas, once for all that have asked since the last call."""
         if self._is_picture_wanted:
             self._is_picture_wanted = False
             start = self._navigation.picture_start
-            yield SendMessage(reports.picture(self.model, self._timeline.canvas, start))
+            yield reports.picture(self.model, self._timeline.canvas, start)
 
     def _new_words(self) -> Iterator[Action]:
         """Ask for the words of texts that have changed, once for all changes since the last call."""
@@ -451,7 +445,7 @@ class LiveSession:
             self._send(problem)
 
     def _send(self, message: ServerMessage) -> None:
-        self._outbox.append(SendMessage(message))
+        self._outbox.append(message)
 
     def _samples(self, seconds: float) -> int:
         return round(seconds * self.model.sample_rate_hz)

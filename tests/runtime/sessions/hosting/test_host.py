@@ -28,7 +28,7 @@ from runtime.sessions.hosting.controllers import Controllers
 from runtime.sessions.hosting.host import MESSAGES_S, SessionHost
 from runtime.sessions.hosting.inbox import MAX_UNHANDLED, MAX_WAITING, SHARE
 from runtime.sessions.hosting.limits import RETRY_AFTER_S, HostLimits
-from runtime.sessions.protocol.actions import Commit, Decode, DecodeWindow, End, SendAudio, SendMessage
+from runtime.sessions.protocol.actions import Commit, DecodeWindow, End
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (
     Ack,
@@ -98,7 +98,7 @@ class TestConnections:
         driven = drive()
         session, client = driven.open()
         chunk = AudioChunk(1, 0, np.zeros((4, 2), np.float32))
-        session.next_actions = [SendAudio(chunk), SendMessage(Applied(seq=3))]
+        session.next_actions = [chunk, Applied(seq=3)]
         driven.host.post(session.id, Ack(playhead_sample=0))
         driven.run()
         assert isinstance(client.messages[0], Ready)
@@ -108,7 +108,7 @@ class TestConnections:
     def test_a_state_gets_the_figures_of_the_loop(self, drive: Drive) -> None:
         driven = drive()
         session, client = driven.open()
-        session.next_actions = [SendMessage(state(underruns=2))]
+        session.next_actions = [state(underruns=2)]
         driven.host.post(session.id, Ack(playhead_sample=0))
         driven.run()
         assert client.of(State)[0].ticks == driven.host.sessions()[0].state.ticks  # type: ignore[union-attr]
@@ -249,7 +249,7 @@ class TestTime:
         for _ in range(codec.queue.size):
             codec.queue.submit(partial(go.wait, 60))
         values = np.zeros((8, 8), np.float32)
-        session.next_actions = [Decode(DecodeWindow(i, 0, values, 0, 0, 100, i * 100, 0, 0)) for i in range(20)]
+        session.next_actions = [DecodeWindow(i, 0, values, 0, 0, 100, i * 100, 0, 0) for i in range(20)]
         driven.host.post(session.id, Ack(playhead_sample=0))
         driven.run()
         driven.host.post(session.id, SetControls(seq=1, values={}))
@@ -320,7 +320,7 @@ class TestStore:
         driven = drive(store=store)
         session, client = driven.open()
         for store.failure in (None, "gone"):
-            session.next_actions = [SendMessage(state())]
+            session.next_actions = [state()]
             driven.host.post(session.id, Ack(playhead_sample=0))
             driven.run()
         assert [message.stored for message in client.of(State)] == [True, False]
@@ -396,7 +396,7 @@ class TestDefects:
         monkeypatch.setattr(bad, method, defect)
         for session in (bad, good):
             session.wants = 1
-            session.next_actions = [Commit(), Decode(WINDOW)]
+            session.next_actions = [Commit(), WINDOW]
             driven.host.resume(session.id, session.token, client if session is bad else other)
             driven.host.post(session.id, Ack(playhead_sample=0))
         driven.run(lambda: bool(driven.host.stats().ended and good.of("finished") and good.of("decoded")))
@@ -419,19 +419,19 @@ class TestDefects:
         bad, client = driven.open()
         good, _ = driven.open()
         bad.wants = owner == "composer"
-        bad.next_actions = [Decode(WINDOW)]
+        bad.next_actions = [WINDOW]
         with monkeypatch.context() as patch:
             if owner == "codec":
                 patch.setattr(pipeline.codec, "decode", defect)
             elif owner == "composer":
                 patch.setattr(RequestComposer, "compose", defect)
             else:
-                bad.next_actions = [SendMessage(Applied(seq=1))]
+                bad.next_actions = [Applied(seq=1)]
                 patch.setattr(client, "on_message", defect)
             driven.host.post(bad.id, Ack(playhead_sample=0))
             driven.run(lambda: driven.host.stats().ended == {"internal": 1})
         assert is_settled(driven.host)
-        good.next_actions = [Decode(WINDOW)]
+        good.next_actions = [WINDOW]
         driven.host.post(good.id, Ack(playhead_sample=0))
         driven.run(lambda: bool(good.of("decoded")))
 

@@ -18,7 +18,7 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment
 from runtime.sessions.hosting import host, hosted_session
 from runtime.sessions.hosting import host as host_module
-from runtime.sessions.protocol.actions import CancelJob, FindWords, SendAudio, SendMessage, UpdateSteps
+from runtime.sessions.protocol.actions import CancelJob, FindWords, UpdateSteps
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (
     MAX_SEQ,
@@ -111,8 +111,8 @@ def test_a_further_client_changes_what_the_client_plays_and_the_client_counts_on
     assert not client.of(Problem)
     assert [message.values for message in client.of(Changed)] == [{"shift": 4.0}]
     assert [message.values for message in surface.of(Changed)] == [{"guidance": 4.0}, {"guidance": 5.0}]
-    session.next_actions = [SendMessage(Applied(seq=number, full_sample=0)) for number in (1, 2, 3)]
-    session.next_actions.append(SendAudio(AudioChunk(1, 0, np.zeros((4, 2), np.float32), 3, 2)))
+    session.next_actions = [Applied(seq=number, full_sample=0) for number in (1, 2, 3)]
+    session.next_actions.append(AudioChunk(1, 0, np.zeros((4, 2), np.float32), 3, 2))
     host.post(session.id, Play())
     driven.run()
     assert [message.seq for message in client.of(Applied)] == [1, 1, 2]

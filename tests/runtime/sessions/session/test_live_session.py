@@ -24,7 +24,7 @@ from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError, StaleSeqError
 from runtime.requests.prompt_words import PromptWords
 from runtime.sessions.protocol import messages
-from runtime.sessions.protocol.actions import Decode, DecodeWindow, End, FindWords, SendMessage
+from runtime.sessions.protocol.actions import DecodeWindow, End, FindWords
 from runtime.sessions.protocol.messages import LivePrompt
 from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.session.reports import prompt_words
@@ -65,7 +65,7 @@ def test_the_words_of_the_prompts_are_reported_where_they_change() -> None:
         for action in session.advance(0.0):
             if isinstance(action, FindWords):
                 session.words_found(action.seq, prompt_words(model, action.texts))
-        sent = [action.message for action in session.advance(0.0) if isinstance(action, SendMessage)]
+        sent = [action for action in session.advance(0.0) if isinstance(action, messages.Message)]
         return [message for message in sent if isinstance(message, messages.Applied)]
 
     items = [LivePrompt(text="a", weight=0.5)]
@@ -82,7 +82,7 @@ def test_a_picture_is_made_once_for_all_that_ask_for_it() -> None:
     for _ in range(5):
         simulation.session.handle(messages.GetCanvas(), simulation.now_s)
     sent = [
-        action.message for action in simulation.session.advance(simulation.now_s) if isinstance(action, SendMessage)
+        action for action in simulation.session.advance(simulation.now_s) if isinstance(action, messages.Message)
     ]
     (picture,) = [message for message in sent if isinstance(message, messages.CanvasPicture)]
     assert picture.width > 0
@@ -552,7 +552,7 @@ def windows(simulation: Simulation) -> list[DecodeWindow]:
     """What is to be decoded after a step of time."""
     simulation.now_s += 0.005
     actions = simulation.session.advance(simulation.now_s)
-    return [action.window for action in actions if isinstance(action, Decode)]
+    return [action for action in actions if isinstance(action, DecodeWindow)]
 
 
 @pytest.mark.parametrize(
