@@ -17,8 +17,7 @@ from runtime.errors import TickError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.limits import HostLimits
-from runtime.sessions.hosting.slots import TickTimes
+from runtime.sessions.hosting.slots import HostLimits, TickTimes
 from runtime.tick.events import Event, Failed, Finished
 from server.asgi.openapi import body_model
 from server.asgi.paced import Paced

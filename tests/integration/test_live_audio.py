@@ -13,7 +13,7 @@ from runtime.config.deployment import Deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.segments import Latents
-from runtime.sessions.hosting.live_model import live_model
+from runtime.sessions.hosting.services import live_model
 from runtime.sessions.protocol import actions, messages
 from runtime.sessions.protocol.actions import DecodeWindow, SessionJob
 from runtime.sessions.protocol.frames import AudioChunk

@@ -12,7 +12,7 @@ from conftest import Built
 from runtime.audio.formats import Pcm
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.limits import HostLimits
+from runtime.sessions.hosting.slots import HostLimits
 from runtime.sessions.playback.audio_ring import AudioRing
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (

@@ -37,7 +37,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from runtime.config.deployment import Deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.limits import HostLimits
+from runtime.sessions.hosting.slots import HostLimits
 from runtime.sessions.protocol.frames import AudioChunk, decode_chunk
 from runtime.sessions.protocol.messages import (
     Ack,

@@ -13,7 +13,7 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.prompt_words import PromptWords
 from runtime.requests.segments import Latents
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.limits import HostLimits
+from runtime.sessions.hosting.slots import HostLimits
 from runtime.sessions.protocol.messages import ClientMessage, Open, ReferenceKind, Reply, control_of
 from tickrt.audio import Audio
 from tickrt.live import REPLY_TIMEOUT_S

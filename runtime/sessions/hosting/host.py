@@ -40,8 +40,16 @@ from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.hosted_session import HostedSession
 from runtime.sessions.hosting.inbox import Inbox, Received, timed
-from runtime.sessions.hosting.limits import DEFAULT_LIMITS, RETRY_AFTER_S, HostLimits
-from runtime.sessions.hosting.live_model import live_model
+from runtime.sessions.hosting.slots import (
+    DEFAULT_LIMITS,
+    RETRY_AFTER_S,
+    Demand,
+    HostLimits,
+    TickTimes,
+    live_capacity,
+    next_session,
+    projected_refresh_s,
+)
 from runtime.sessions.hosting.services import (
     Clock,
     HostServices,
@@ -49,8 +57,8 @@ from runtime.sessions.hosting.services import (
     SessionInfo,
     SessionListener,
     Sources,
+    live_model,
 )
-from runtime.sessions.hosting.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
 from runtime.sessions.protocol.messages import ClientMessage, Open, Reply
 from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.session.reports import prompt_words

@@ -9,7 +9,7 @@ from conftest import Built
 from helpers.scripted_sessions import Driven
 
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.sessions.hosting.limits import HostLimits
+from runtime.sessions.hosting.slots import HostLimits
 
 Drive = Callable[..., Driven]
 NO_LIMITS = HostLimits(client_sessions=0, max_refresh_s=float("inf"))

@@ -27,7 +27,7 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.hosting.controllers import Controllers
 from runtime.sessions.hosting.host import MESSAGES_S, SessionHost
 from runtime.sessions.hosting.inbox import MAX_UNHANDLED, MAX_WAITING, SHARE
-from runtime.sessions.hosting.limits import RETRY_AFTER_S, HostLimits
+from runtime.sessions.hosting.slots import RETRY_AFTER_S, HostLimits
 from runtime.sessions.protocol.actions import Commit, DecodeWindow, End
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (

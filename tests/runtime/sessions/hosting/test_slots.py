@@ -1,4 +1,4 @@
-"""Fairness of slots between sessions, and the projected time of a refresh."""
+"""Limits of a host, fairness of slots between sessions, and the projected time of a refresh."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.sessions.hosting.slots import Demand, TickTimes, live_capacity, next_session, projected_refresh_s
+from runtime.errors import SessionsFullError
+from runtime.sessions.hosting.slots import (
+    Demand,
+    HostLimits,
+    TickTimes,
+    live_capacity,
+    next_session,
+    projected_refresh_s,
+)
 
 DEMANDS = st.lists(st.tuples(st.integers(0, 4), st.none() | st.floats(0, 100)), max_size=12).map(
     lambda items: [Demand(f"session {i}", held, wanted_s) for i, (held, wanted_s) in enumerate(items)]
@@ -93,3 +101,28 @@ def test_projected_refresh_counts_rounds_of_the_capacity() -> None:
     assert projected_refresh_s(1, 4, 16, times) == pytest.approx(0.08)
     assert projected_refresh_s(4, 4, 16, times) == pytest.approx(0.16)
     assert projected_refresh_s(9, 4, 16, times) == pytest.approx(0.48)
+
+
+@pytest.mark.parametrize(
+    ("limits", "clients", "refresh_s", "refused"),
+    [
+        (HostLimits(max_sessions=2), ["b"], 4.0, ""),
+        (HostLimits(max_sessions=2), ["b", "c"], 0.0, "2 sessions are open"),
+        (HostLimits(client_sessions=2), ["a", "b", "a"], 0.0, "this client has 2 sessions open"),
+        (HostLimits(client_sessions=0), ["a"] * 9, 0.0, ""),
+        (HostLimits(max_refresh_s=2.0), [], 2.5, "would take 2.5 s, the limit is 2 s"),
+    ],
+)
+def test_one_more_session_of_a_client(limits: HostLimits, clients: list[str], refresh_s: float, refused: str) -> None:
+    if not refused:
+        limits.check("a", clients, refresh_s)
+        return
+    with pytest.raises(SessionsFullError, match=refused) as found:
+        limits.check("a", clients, refresh_s)
+    assert found.value.retry_after_s > 0
+
+
+def test_a_place_is_free_when_the_first_session_without_a_client_ends() -> None:
+    with pytest.raises(SessionsFullError) as found:
+        HostLimits(max_sessions=1).check("a", ["b"], 0.0, 42.0)
+    assert found.value.retry_after_s == 42.0

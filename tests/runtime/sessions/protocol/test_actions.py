@@ -13,7 +13,7 @@ from runtime.config.bundle import load_bundle
 from runtime.config.plan_spec import TokenRange
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import open_pipeline
-from runtime.sessions.hosting.live_model import live_model
+from runtime.sessions.hosting.services import live_model
 from runtime.sessions.protocol.actions import DecodeWindow, PlanFacts
 
 
