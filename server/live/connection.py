@@ -86,7 +86,7 @@ class LiveConnection:
         receiving = asyncio.create_task(charged_to(self._websocket.scope, self._receive_all, session))
         tasks = {asyncio.create_task(self._send_all()), receiving}
         try:
-            await first_completed(tasks)
+            await first_completed(tasks)  # until one side has ended
         finally:
             ending.cancel()
             self._outbox.close()
@@ -97,7 +97,7 @@ class LiveConnection:
                 task.result()
 
     async def _end_when(self, draining: asyncio.Event) -> None:
-        await draining.wait()
+        await draining.wait()  # until the server drains; cancelled where the connection ends first
         if self._is_shared and self._session:
             self._host.hand_over(self._session)
         else:
@@ -116,7 +116,7 @@ class LiveConnection:
             url = self._elsewhere(error) if isinstance(error, SessionsFullError) else None
             reason = "moved" if url else "unavailable" if error.status == 503 else "refused"
             self._end(reason, error, url=url)
-        await asyncio.Event().wait()
+        await asyncio.Event().wait()  # until sending has ended: `run` cancels this
 
     def _elsewhere(self, error: SessionsFullError) -> str | None:
         """The URL of another server that has room; else the error gets the shortest wait of all servers."""
@@ -137,7 +137,7 @@ class LiveConnection:
         if not isinstance(message, Open):
             raise RequestError("the first message is open", field="type", fix='send {"type": "open", ...}')
         await in_charged_thread(self._websocket.scope, self._open_session, message, session)
-        ready = await self._ready
+        ready = await self._ready  # until the host's thread has attached this connection and Ready was sent
         return Incoming(self._host, self._session, ready.sample_rate_hz, ready.channels)
 
     def _open_session(self, message: Open, session: str | None) -> None:
@@ -153,9 +153,9 @@ class LiveConnection:
     async def _process(self, incoming: Incoming) -> None:
         limit = RateLimit(MAX_MESSAGES_PER_S, 1.0)
         while True:
-            await has_room(self._host, self._session)
+            await has_room(self._host, self._session)  # until the session has handled half of what waits
             data = await receive(self._websocket)
-            await asyncio.sleep(limit.wait_s(num_counted(data)))
+            await asyncio.sleep(limit.wait_s(num_counted(data)))  # at most one period of the limit
             try:
                 incoming.take(data)
             except ViolationError:
@@ -233,7 +233,7 @@ async def has_room(host: SessionHost, session: str) -> None:
     """Wait until a session takes messages: one whose messages take long is read slowly."""
     room = host.room(session)
     if room is not None:
-        await asyncio.wrap_future(room)
+        await asyncio.wrap_future(room)  # set on the host's thread
 
 
 async def refuse(websocket: WebSocket, error: ProblemError, url: str | None = None) -> None:

@@ -30,7 +30,7 @@ class Outbox:
         self._on_drop = on_drop
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of messages and audio; never held while something waits
         self._is_filled = asyncio.Event()
         self._is_closed = False
         self._messages: deque[ServerMessage] = deque()
@@ -65,7 +65,7 @@ class Outbox:
     async def take(self) -> ServerMessage | AudioChunk | None:
         """Wait for what is to be sent next; None when messages have overflowed."""
         while True:
-            await self._is_filled.wait()
+            await self._is_filled.wait()  # until the next `_wake`, without a limit: the connection ends the task
             with self._lock:
                 if self.has_overflowed:
                     return None
@@ -106,7 +106,7 @@ class Outbox:
         self._on_drop()
 
     def _wake(self) -> None:
-        self._loop.call_soon_threadsafe(self._is_filled.set)
+        self._loop.call_soon_threadsafe(self._is_filled.set)  # an asyncio.Event belongs to the event loop's thread
 
 
 def _is_replaced(waiting: AudioChunk, chunk: AudioChunk) -> bool:

@@ -184,7 +184,7 @@ class ExtendGenerations(Generations):
         running = self._running(
             job_id,
             segment,
-            tail=canvas.rows(range(segment.start_frame, cut)) if segment.keep_frames else None,
+            tail=canvas.rows(range(segment.start_frame, cut)) if segment.keep_frames else None,  # [keep_frames, C]
             noise=None,
             seed=segment_seed(int(self._controls.value("seed")), self.num_placed),
             is_refresh=cut < canvas.end,

@@ -98,7 +98,7 @@ class LoopGenerations(Generations):
         # Its canvas is no source to cover: the condition is that of the complete generation.
         task = options.task or ("text2music" if self.references.structure is None else "cover")
         steps = {"denoise": DRAFT_DENOISE, "steps": (options.steps or 1) // 2, "task": task}
-        source = self._timeline.canvas.rows(range(self.frames))
+        source = self._timeline.canvas.rows(range(self.frames))  # [T, C]
         running.job = replace(job, options=options.model_copy(update=steps), source=source)
         running.basis.full_seq, running.basis.is_mixed = self._latest.full_seq, True
         running.is_draft = True
@@ -115,9 +115,9 @@ class LoopGenerations(Generations):
         if variation == 0.0:
             return state
         shape = (self.frames, self._model.latent_channels)
-        last = noise(*shape, seed) if state.piece is None else state.piece.latents
-        fresh = noise(*shape, segment_seed(seed, state.index + 1))
-        mixed = (math.sqrt(1.0 - variation**2) * last + variation * fresh).astype(np.float32)
+        last = noise(*shape, seed) if state.piece is None else state.piece.latents  # [T, C]
+        fresh = noise(*shape, segment_seed(seed, state.index + 1))  # [T, C]
+        mixed = (math.sqrt(1.0 - variation**2) * last + variation * fresh).astype(np.float32)  # [T, C]
         return PassNoise(seed, state.index + 1, Piece(f"noise/{self.num_started}", mixed))
 
     def _place(self, done: Running, piece: Piece) -> bool:

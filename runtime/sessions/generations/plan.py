@@ -110,7 +110,7 @@ class SessionPlan:
         known = range(max(first, self._hints.start), min(first + frames, self.end))
         if not known:
             return None
-        return self._hints.rows([known.start] * (known.start - first) + list(known))
+        return self._hints.rows([known.start] * (known.start - first) + list(known))  # [known.stop - first, C]
 
     def prompted(self, options: GenerationOptions, start: int, frames: int) -> GenerationOptions:
         """Options of a generation of canvas frames from `start` on, whose prompts say what its sections sound like."""

@@ -41,7 +41,7 @@ class CodecWork:
 
     def close(self) -> None:
         """Wait for what is being encoded."""
-        self._encoding_thread.shutdown()
+        self._encoding_thread.shutdown()  # until its last encode ends
 
     def decode(self, window: DecodeWindow, lead_s: float, is_wanted: Callable[[], bool], done: PcmDone) -> None:
         """Decode a window, trimmed, unless it is not wanted any more when its turn comes. lead_s: until it is played.
@@ -50,7 +50,9 @@ class CodecWork:
         """
         urgency = Urgency.CHANGING if window.is_replacing else Urgency.PLAYING
         late_s = lead_s + BEGIN_S * window.is_first
+        # to a worker of the codec
         decoding = self._codec.queue.submit(partial(self._decode, window), urgency, late_s, is_wanted)
+        # runs in that worker; `done` on the host's thread
         decoding.add_done_callback(partial(report, self._call, done))
 
     def encode(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
@@ -62,14 +64,14 @@ class CodecWork:
 
         Raises RequestError, EngineError.
         """
-        audio = self._codec.decode(latents)
-        part = audio[offset : offset + len(pcm)]
+        audio = self._codec.decode(latents)  # [n * hop, channels]
+        part = audio[offset : offset + len(pcm)]  # a view: [samples, channels]
         part[:] = pcm[: len(part)] / np.float32(self._gain) + (part if message.mode == "sum" else 0.0)
-        return self._codec.encode(audio)
+        return self._codec.encode(audio)  # [n, C]
 
     def _decode(self, window: DecodeWindow) -> Pcm:
         """In a worker of the codec."""
-        pcm = soft_limited(self._codec.decode(window.values, window.start_frame), self._gain)
+        pcm = soft_limited(self._codec.decode(window.values, window.start_frame), self._gain)  # [n * hop, channels]
         return pcm[window.trim_begin : window.trim_end]
 
 

@@ -98,7 +98,7 @@ class SessionHost:
         assert pipeline.codec is not None
         self._pipeline, self._store, self._limits = pipeline, store, limits
         self._clock, self._thread_clock = clock, thread_clock
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # from any thread to the host's
         self._codec_work = CodecWork(pipeline.codec, self._calls.put)
         self._services = HostServices(
             pipeline=pipeline,
@@ -118,7 +118,7 @@ class SessionHost:
         )
         self.control_observers = self._services.control_observers
         self._capacity = live_capacity(pipeline.deployment.runtime.depth)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # where sessions are added; reads take a copy
         self._sessions: dict[str, HostedSession] = {}
         self._inboxes: dict[Inbox, None] = {}  # those with something in them, in their turn
         self._ended: Counter[str] = Counter()
@@ -271,7 +271,7 @@ class SessionHost:
         self._refusal = self._refusal or DrainingError("the server is shutting down and takes no new work")
         self._calls.put(partial(self._stop, reason))
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join()  # until it has carried out `_stop`
         self._codec_work.close()
         self._services.words_thread.shutdown()
         self._services.compose_threads.shutdown()
@@ -310,7 +310,7 @@ class SessionHost:
         except RuntimeError:  # The host was closed meanwhile.
             self._check_room(client)
             raise
-        finding.result()
+        finding.result()  # after the texts that wait; blocks the caller, which is no event loop
 
     def _source(self, source_id: str | None) -> Latents | None:
         try:
@@ -396,11 +396,11 @@ class SessionHost:
 
     def _take_calls(self, timeout_s: float | None) -> None:
         try:
-            self._calls.get(timeout=timeout_s)()
+            self._calls.get(timeout=timeout_s)()  # waits until a call comes, or a session is due
         except Empty:
             return
         for _ in range(self._calls.qsize()):
-            self._calls.get()()
+            self._calls.get()()  # is there already: no other thread takes calls
 
     def _handle_messages(self) -> None:
         """What clients want: of each session in turn one message, for MESSAGES_S at the most.
@@ -509,7 +509,7 @@ class SessionHost:
 def _resting(work: Callable[[], object]) -> None:
     """Carry out work, then rest for as long as it took."""
     _, cost_s = timed(work)
-    time.sleep(cost_s)
+    time.sleep(cost_s)  # in the words thread: others wait meanwhile
 
 
 def _underruns(hosted: HostedSession) -> int:

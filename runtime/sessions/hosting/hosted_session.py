@@ -365,7 +365,7 @@ class HostedSession:
         )
         self._jobs[job.id] = _Job(job.segment, job.full_seq, services.clock(), composing)
         done = partial(self.attempted, self._composed, job.id)
-        composing.add_done_callback(partial(report, services.call, done))
+        composing.add_done_callback(partial(report, services.call, done))  # `done` on the host's thread
 
     def _composed(self, job_id: str, composed: GenerationRequest | BaseException) -> None:
         job = self._jobs[job_id]
@@ -419,7 +419,7 @@ class HostedSession:
     def _publish(self, event: Event) -> None:
         """On the tick thread."""
         if not isinstance(event, (Started, Progress)):
-            self._services.call(partial(self.attempted, self._take, event))
+            self._services.call(partial(self.attempted, self._take, event))  # to the host's thread
 
     def _take(self, event: Event) -> None:
         job_id, job = event.request_id, self._jobs[event.request_id]

@@ -86,7 +86,7 @@ class Inbox:
     def __init__(self, services: HostServices, owner: Owner) -> None:
         self.free_s = -math.inf
         self._services, self._owner = services, owner
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of all below but `_loading` and `_is_closed`, which are the host thread's
         self._waiting: deque[Received] = deque()
         self._audio_s = 0.0
         self._has_turn = self._is_closed = False
@@ -106,7 +106,7 @@ class Inbox:
             self._audio_s += audio_s
             has_turn, self._has_turn = self._has_turn, True
         if not has_turn:
-            self._services.call(self._take_turn)
+            self._services.call(self._take_turn)  # to the host's thread
         return True
 
     def room(self) -> Future[None] | None:
@@ -168,7 +168,7 @@ class Inbox:
             rooms, self._rooms = ([], self._rooms) if self._is_full(0.5) else (self._rooms, [])
         for room in rooms:
             if room.set_running_or_notify_cancel():
-                room.set_result(None)
+                room.set_result(None)  # wakes the connection that waits for it, in its event loop
         return received
 
     def _is_full(self, share: float) -> bool:
@@ -192,6 +192,7 @@ class Inbox:
             self._owner.handle(received)
             return
         self._loading = received
+        # to the encoding thread; `_loaded` runs on the host's
         self._services.codec_work.encode(partial(timed, work), partial(self._owner.attempted, self._loaded))
 
     def _work(self, received: Received) -> Callable[[], Latents]:

@@ -76,6 +76,7 @@ class PlanWork:
         if work.begin is not None:
             self.stop()
             self._begun = work
+        # to the plan's thread; the report comes from there
         self._thread.submit(self._make, work).add_done_callback(lambda made: self._report(done, made))
 
     def stop(self) -> None:
@@ -88,7 +89,7 @@ class PlanWork:
         """End what is being made; nothing is reported any more."""
         self._is_closed = True
         self.stop()
-        self._thread.shutdown(wait=False)
+        self._thread.shutdown(wait=False)  # what is being made ends by itself: `stop` has closed its plan
 
     def _make(self, work: MakePlan) -> PlanPart:
         """In the thread."""

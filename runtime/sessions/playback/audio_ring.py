@@ -27,8 +27,9 @@ class AudioRing:
         self.late_samples = self.missing_samples = self.underruns = 0
         self._capacity = round(capacity_s * sample_rate_hz)
         self._crossfade = round(CROSSFADE_S * sample_rate_hz)
+        # [capacity, channels]; sample n is at n % capacity
         self._pcm = np.zeros((self._capacity, channels), np.float32)
-        self._is_written = np.zeros(self._capacity, np.bool_)
+        self._is_written = np.zeros(self._capacity, np.bool_)  # [capacity]
         self.clear(start_sample)
 
     def clear(self, start_sample: int) -> None:
@@ -55,17 +56,17 @@ class AudioRing:
         late = min(max(0, self.playhead_sample - start_sample), len(pcm))
         self.late_samples += late
         start = start_sample + late
-        taken = pcm[late : late + max(0, self.playhead_sample + self._capacity - start)]
+        taken = pcm[late : late + max(0, self.playhead_sample + self._capacity - start)]  # [taken, channels]
         if not len(taken):
             return 0
         end, continues = start + len(taken), start == self._replaced_to
-        places = np.arange(start, end) % self._capacity
-        was_written = self._is_written[places]
+        places = np.arange(start, end) % self._capacity  # [taken]
+        was_written = self._is_written[places]  # [taken]
         if not continues:
             taken = self._crossfaded(taken, places, was_written)
         if continues or was_written.any():
             self._replaced_to = end
-        self._pcm[places] = taken
+        self._pcm[places] = taken  # rows of [capacity, channels]
         self._is_written[places] = True
         self.end_sample = max(self.end_sample, end)
         return len(taken)
@@ -76,9 +77,9 @@ class AudioRing:
         length = min(self._crossfade, old)
         if not length:
             return pcm
-        weights = (np.arange(1, length + 1, dtype=np.float32) / np.float32(length + 1))[:, None]
-        mixed = pcm.copy()
-        mixed[:length] = weights * pcm[:length] + (1.0 - weights) * self._pcm[places[:length]]
+        weights = (np.arange(1, length + 1, dtype=np.float32) / np.float32(length + 1))[:, None]  # [fade, 1]
+        mixed = pcm.copy()  # [taken, channels]
+        mixed[:length] = weights * pcm[:length] + (1.0 - weights) * self._pcm[places[:length]]  # [fade, channels]
         return mixed
 
     def read(self, out: Pcm) -> int:
@@ -87,7 +88,7 @@ class AudioRing:
         while done < len(out):
             begin = self.playhead_sample % self._capacity
             count = min(len(out) - done, self._capacity - begin)
-            missing += self._take(begin, out[done : done + count])
+            missing += self._take(begin, out[done : done + count])  # [count, channels], up to the end of the ring
             done += count
         lead = max(0, self.end_sample - self.playhead_sample)
         self._worst_lead = lead if self._worst_lead is None else min(lead, self._worst_lead)
@@ -95,6 +96,7 @@ class AudioRing:
 
     def _take(self, begin: int, out: Pcm) -> int:
         """Move one piece of the ring that does not wrap into `out`."""
+        # views: [count, channels], [count]
         part, is_written = self._pcm[begin : begin + len(out)], self._is_written[begin : begin + len(out)]
         missing = len(out) - int(np.count_nonzero(is_written))
         self._count(missing, bool(is_written[0]), bool(is_written[-1]), missing < len(out))

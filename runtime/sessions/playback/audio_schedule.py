@@ -125,7 +125,7 @@ class AudioSchedule:
         """Take the PCM of a window; None: it is lost."""
         pending = self._pending.get(window.index)
         if pending is not None and window.epoch == self.epoch:
-            pending.pcm, pending.is_done = pcm, True
+            pending.pcm, pending.is_done = pcm, True  # [samples, channels]
 
     def sendable(self) -> Iterator[AudioChunk | Applied]:
         """The chunks and messages to send now, in the order of the windows.
@@ -288,7 +288,7 @@ class AudioSchedule:
         window = DecodeWindow(
             index=self._num_windows,
             epoch=self.epoch,
-            values=placement.canvas.rows(map(placement.canvas_frame_at, frames)),
+            values=placement.canvas.rows(map(placement.canvas_frame_at, frames)),  # [last + margin - low, C]
             start_frame=low,
             trim_begin=start - low * hop,
             trim_end=end - low * hop,
@@ -354,7 +354,7 @@ class AudioSchedule:
         yield AudioChunk(
             epoch=window.epoch,
             start_sample=window.start_sample + late,
-            pcm=pcm[late:end],
+            pcm=pcm[late:end],  # [end - late, channels]
             first_seq=window.first_seq,
             full_seq=window.full_seq,
             is_replacing=window.is_replacing,

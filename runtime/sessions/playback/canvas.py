@@ -76,7 +76,7 @@ class Canvas:
     def rows(self, frames: Iterable[int]) -> Latents:
         """Latents `[n, C]` of known frames, in any order."""
         found = [(self.part_at(frame), frame) for frame in frames]
-        return np.stack(
+        return np.stack(  # n rows [C] -> [n, C]
             [part.piece.latents[part.row + frame - part.start] for part, frame in found if part is not None]
         )
 
@@ -112,8 +112,8 @@ class PlacedSource:
 
     def frames(self, start: int, frames: int) -> Latents:
         """Its `[frames, C]` from canvas frame `start` on."""
-        rows = (np.arange(start, start + frames) - self.start) % len(self.piece.latents)
-        return self.piece.latents[rows]
+        rows = (np.arange(start, start + frames) - self.start) % len(self.piece.latents)  # [frames]
+        return self.piece.latents[rows]  # [frames, C]
 
 
 @dataclass(frozen=True, eq=False)

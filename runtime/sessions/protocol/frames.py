@@ -75,6 +75,7 @@ class ChunkEncoder:
         follows = last is not None and (last.epoch, last.end_sample) == (chunk.epoch, chunk.start_sample)
         preroll = last.pcm[-round(PREROLL_S * self._rate) :] if last is not None and follows else chunk.pcm[:0]
         writer = AudioWriter("ogg", self._rate, self._channels)
+        # [preroll + n, channels]
         encoded = bytearray(writer.write(np.concatenate([preroll, chunk.pcm])) + writer.close())
         _add_pre_skip(encoded, len(preroll) * OPUS_RATE_HZ // self._rate)
         return bytes(encoded)
@@ -101,7 +102,7 @@ def decode_pcm(body: bytes, format: str, sample_rate_hz: int, channels: int) -> 
     size_bytes = sample_bytes(format, channels)
     if len(body) % size_bytes:
         raise RequestError(f"{len(body)} bytes, expected whole samples of {size_bytes} bytes", field="samples")
-    values = np.frombuffer(body, DTYPES[format]).reshape(-1, channels)
+    values = np.frombuffer(body, DTYPES[format]).reshape(-1, channels)  # [n, channels]
     pcm: Pcm = values.astype(np.float32)
     if format == "s16":
         pcm /= np.float32(32767)

@@ -173,9 +173,9 @@ def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.CanvasPict
     if not width:
         return messages.CanvasPicture(start_s=start_s, seconds=seconds, width=0, height=0, data="", seqs=[])
     frames = np.linspace(start, canvas.end - 1, width).round().astype(int).tolist()
-    values = canvas.rows(frames).T
+    values = canvas.rows(frames).T  # [C, width]
     low, high = np.quantile(values, [0.02, 0.98])
-    pixels = np.clip((values - low) / max(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)
+    pixels = np.clip((values - low) / max(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)  # [C, width]
     parts = (canvas.part_at(frame) for frame in frames)
     return messages.CanvasPicture(
         start_s=start_s,

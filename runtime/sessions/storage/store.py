@@ -106,6 +106,7 @@ class SessionStore:
         self._lock = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "session-store")
         try:
+            # SQLite connections belong to the thread that opens them
             self._backend = self._writer.submit(open_backend).result()
         except BaseException:
             self._writer.shutdown()
@@ -149,7 +150,7 @@ class SessionStore:
 
     def _read(self, read: Read, session_id: str) -> SessionSnapshot | None:
         try:
-            stored = self._writer.submit(read, session_id).result()
+            stored = self._writer.submit(read, session_id).result()  # after the writes that wait; blocks the caller
         except StoreError as error:
             raise StoreUnavailableError(error.what, fix=error.fix) from error
         if stored is None:
