@@ -12,10 +12,13 @@ from runtime.errors import RequestError
 
 Curve = float | NDArray[np.float32]
 Array = NDArray[np.float32]
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def curve(value: Any, name: str) -> Curve:
     """A scalar as float, a sequence as float32 `[T]`. Raises RequestError unless finite and at most one-dimensional."""
+    if type(value) is float and abs(value) <= MAX_FLOAT32:  # A ramp makes some of these for every tick.
+        return float(np.float32(value))
     try:
         array = np.asarray(value, np.float32)
     except (TypeError, ValueError):

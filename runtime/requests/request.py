@@ -311,7 +311,10 @@ def fit(parameters: StepParameters, frames: int) -> StepParameters:
     gain = parameters.channel_gain
     if isinstance(gain, np.ndarray) and gain.ndim == 2 and len(gain) != frames:
         changes["channel_gain"] = np.stack([resample(column, frames) for column in gain.T], axis=1)
-    return replace(parameters, **changes)
+    fitted = copy(parameters)
+    for name, value in changes.items():
+        _set(fitted, name, value)
+    return fitted
 
 
 def _fit(value: Any, frames: int) -> Any:

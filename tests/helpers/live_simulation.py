@@ -235,11 +235,11 @@ class Simulation:
                 self._form = None
             case actions.FindWords(seq, texts):
                 self.session.words_found(seq, reports.prompt_words(self.session.model, texts))
-            case actions.UpdateSteps(job_ids, steps, seq):
+            case actions.UpdateSteps(job_ids, patch, seq):
                 self.updates.append(action)
                 for flight in self.flights:
                     if flight.job.id in job_ids:
-                        flight.guidance = flight.guidance if steps.guidance is None else steps.guidance
+                        flight.guidance = patch.get("guidance", flight.guidance)
                 self.session.step_applied(seq, job_ids, 0)
             case actions.CancelJob(job_id):
                 self.cancelled.append(job_id)

@@ -26,6 +26,7 @@ from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.requests.prompt_words import PromptWords
 from runtime.sessions.protocol.backoff import backoff_s
+from runtime.sessions.protocol.frames import decode_chunk
 from runtime.sessions.protocol.messages import (
     SUBPROTOCOL,
     Ack,
@@ -42,7 +43,6 @@ from runtime.sessions.protocol.messages import (
     message_text,
     parse_server_message,
 )
-from runtime.sessions.protocol.frames import decode_chunk
 from tickrt.audio import Audio
 from tickrt.live import CHUNK_S, Live, open_message
 from tickrt.options import Blend, Controls, Prompt, Source

@@ -9,14 +9,13 @@ from typing import Any
 
 from runtime.errors import RequestError
 from runtime.requests.option_types import MAX_PROMPTS, AdapterOptions, WeightedPrompt
-from runtime.requests.options import GenerationOptions, StepOptions
+from runtime.requests.options import GenerationOptions
 from runtime.sessions.control.controls import (
     CONTROL_NAMES,
     LIVE_ONLY,
     NEEDS_SOURCE_NAMES,
     STEP_CONTROLS,
     STRUCTURE_NAMES,
-    CheckedControls,
     check_controls,
     default_values,
     plain_value,
@@ -24,7 +23,7 @@ from runtime.sessions.control.controls import (
     prompt_weights,
 )
 from runtime.sessions.playback.playhead import Playhead, SessionClock
-from runtime.sessions.protocol.actions import LiveModel
+from runtime.sessions.protocol.actions import CheckedControls, LiveModel
 from runtime.sessions.protocol.client_seqs import ClientSeqs
 from runtime.sessions.protocol.messages import Blend, LivePrompt, SetAdapter, SetControls
 from runtime.sessions.storage.document import damaged
@@ -32,6 +31,9 @@ from runtime.sessions.storage.document import damaged
 # A session's options have these always; numbers without ramps are these and the metadata.
 WHOLE_NUMBERS = ("seed", "steps")
 WITHOUT_RAMP = (*WHOLE_NUMBERS, "bpm", "time_signature")
+# Copies with other values are not validated: these are controls, or lie between two of them.
+NO_OPTIONS = GenerationOptions(prompt="")
+NO_PROMPT, NO_ADAPTER = WeightedPrompt(text=""), AdapterOptions(id="none")
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class ControlState:
         self._scheduled: list[ScheduledChange] = []
         # As of `_made_s`, and from then on where nothing moves.
         self._options: dict[tuple[bool, bool], GenerationOptions] = {}
-        self._steps: StepOptions | None = None
+        self._steps: CheckedControls | None = None
         self._made_s = clock.now_s
 
     @property
@@ -167,9 +169,7 @@ class ControlState:
             self.seq = max(self.seq, change.seq)
             self._forget_options()
 
-    def change_prompts(
-        self, weights: Mapping[str, float], blend: Blend | None, seq: int, ramp_s: float = 0.0
-    ) -> None:
+    def change_prompts(self, weights: Mapping[str, float], blend: Blend | None, seq: int, ramp_s: float = 0.0) -> None:
         """Replace the prompts, text -> weight; with a ramp, texts that go away fade out."""
         now_s = self.clock.now_s
         before = self._weights_at(now_s)
@@ -202,13 +202,14 @@ class ControlState:
     @property
     def full_seq(self) -> int:
         """The newest seq such that every change up to it has reached its final value."""
-        return min((*(ramp.seq_before for ramp in self._moving()), *(change.seq_before for change in self._scheduled)), default=self.seq)
+        changes: list[Ramp | ScheduledChange] = [*self._moving(), *self._scheduled]
+        return min((change.seq_before for change in changes), default=self.seq)
 
-    def step_options(self) -> StepOptions:
-        """Every step control's value now."""
+    def step_values(self) -> CheckedControls:
+        """Every step control's value now; the same object while nothing moves or changes."""
         self._forget_earlier()
         if self._steps is None:
-            self._steps = StepOptions.model_construct(**{name: self.value(name) for name in STEP_CONTROLS})
+            self._steps = CheckedControls({name: self.value(name) for name in STEP_CONTROLS})
         return self._steps
 
     def options(self, *, has_source: bool, has_structure: bool = False) -> GenerationOptions:
@@ -240,9 +241,8 @@ class ControlState:
         values = {name: self._value_at(name, at_s) for name in names}
         changed = {name: value for name, value in values.items() if name == "denoise" or value != self.defaults[name]}
         always = {name: self.defaults[name] for name in WHOLE_NUMBERS}
-        return GenerationOptions.model_construct(
-            prompt=self._prompt_at(at_s), blend=self.blend, **always | changed
-        )
+        texts = {"prompt": self._prompt_at(at_s), "blend": self.blend}
+        return NO_OPTIONS.model_copy(update=texts | always | changed)
 
     def final_options(self) -> GenerationOptions:
         """Options of a generation with hints, once nothing moves."""
@@ -284,7 +284,7 @@ class ControlState:
         weights = sorted(self._weights_at(at_s).items(), key=lambda item: -item[1])[:MAX_PROMPTS]
         if not weights:
             return ""
-        return [WeightedPrompt.model_construct(text=text, weight=weight) for text, weight in weights]
+        return [NO_PROMPT.model_copy(update={"text": text, "weight": weight}) for text, weight in weights]
 
     def _weights_at(self, at_s: float) -> dict[str, float]:
         """Text -> weight at a time, without those that have none."""
@@ -327,8 +327,8 @@ def _mixed(start: list[AdapterOptions], end: list[AdapterOptions], share: float)
     """Adapters between two lists of them; one that a list does not have has strength 0 there."""
     first, last = ({item.id: item.strength for item in items} for items in (start, end))
     return [
-        AdapterOptions.model_construct(
-            id=id_, strength=(1.0 - share) * first.get(id_, 0.0) + share * last.get(id_, 0.0)
+        NO_ADAPTER.model_copy(
+            update={"id": id_, "strength": (1.0 - share) * first.get(id_, 0.0) + share * last.get(id_, 0.0)}
         )
         for id_ in {**first, **last}
     ]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cache
-from typing import Any, Literal, NewType
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic.config import JsonDict
@@ -24,7 +24,7 @@ from runtime.requests.options import (
     options_error,
 )
 from runtime.requests.request import NEUTRAL
-from runtime.sessions.protocol.actions import LiveModel
+from runtime.sessions.protocol.actions import CheckedControls, LiveModel
 from runtime.sessions.protocol.messages import LivePrompt
 
 # Options that are no controls: prompts have a message of their own, a session has no length, a mask says more than
@@ -33,9 +33,6 @@ from runtime.sessions.protocol.messages import LivePrompt
 EXCLUDED = ("prompt", "blend", "seconds", "repaint", "timesteps", "codes", *PLAN_OPTIONS, "finish")
 STEP_CONTROLS = tuple(StepOptions.model_fields)
 MAX_WEIGHT = 10.0
-# Name -> value as the option table has it, None for the default: what `check_controls` has passed. Nothing behind it
-# validates a value again.
-CheckedControls = NewType("CheckedControls", dict[str, Any])
 
 
 class _LiveOnly(BaseModel):

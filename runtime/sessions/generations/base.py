@@ -10,14 +10,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.requests.options import GenerationOptions, StepOptions
+from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.control.control_state import ControlState
-from runtime.sessions.control.controls import NEEDS_SOURCE_NAMES, STEP_CONTROLS
+from runtime.sessions.control.controls import NEEDS_SOURCE_NAMES
 from runtime.sessions.generations.references import References
 from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
-from runtime.sessions.protocol.actions import CancelJob, EndPlan, LiveModel, MakePlan, PlanPart, SessionJob, UpdateSteps
+from runtime.sessions.protocol.actions import (
+    CancelJob,
+    CheckedControls,
+    EndPlan,
+    LiveModel,
+    MakePlan,
+    PlanPart,
+    SessionJob,
+    UpdateSteps,
+)
 from runtime.sessions.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
 from runtime.sessions.protocol.messages import SetPlan
 
@@ -49,7 +58,7 @@ class Running:
     number: int
     basis: Basis
     started_s: float
-    steps: StepOptions
+    steps: CheckedControls
     from_sample: int
     is_append: bool = False
     is_draft: bool = False
@@ -72,8 +81,8 @@ class GenerationTimes:
 class Generations(ABC):
     """A session's generations. `frames` is T; `running` are in flight, oldest first.
 
-    waits_for_plan: time stands still meanwhile. `num_started` counts all, `num_placed` those whose
-    latents were put into the canvas.
+    waits_for_plan: time stands still meanwhile. `num_started` counts all, `num_placed` those whose latents were put
+    into the canvas.
     """
 
     def __init__(
@@ -160,15 +169,16 @@ class Generations(ABC):
 
     def update(self) -> UpdateSteps | None:
         """The step controls that generations in flight do not have yet; at most every UPDATE_INTERVAL_S."""
+        if self._clock.now_s < self._updated_s + UPDATE_INTERVAL_S:
+            return None
         reached, patch = self._missing_steps()
-        if not patch or self._clock.now_s < self._updated_s + UPDATE_INTERVAL_S:
+        if not patch:
             return None
         self._updated_s = self._clock.now_s
         for running in reached:
-            running.basis.is_mixed |= any(getattr(running.steps, name) != value for name, value in patch.items())
-            running.steps = running.steps.model_copy(update=patch)
-        steps = StepOptions.model_construct(**patch)
-        return UpdateSteps(tuple(running.job.id for running in reached), steps, self._controls.seq)
+            running.basis.is_mixed |= any(running.steps[name] != value for name, value in patch.items())
+            running.steps.update(patch)
+        return UpdateSteps(tuple(running.job.id for running in reached), patch, self._controls.seq)
 
     def settle(self) -> None:
         """Where the newest generation has all that was changed since, what it made counts as complete up to now."""
@@ -288,21 +298,20 @@ class Generations(ABC):
             self.running.remove(found)
         return found
 
-    def _missing_steps(self) -> tuple[list[Running], dict[str, Any]]:
+    def _missing_steps(self) -> tuple[list[Running], CheckedControls]:
         """Generations that may take step controls, and the values that they lack."""
         from_sample = self._controls.from_sample
         is_reached = from_sample <= self._playhead.reach
         reached = [running for running in self.running if is_reached or running.from_sample >= from_sample]
         if not reached:
-            return [], {}
+            return [], CheckedControls({})
         has_source = all(running.job.source is not None and not running.is_draft for running in reached)
-        steps = self._controls.step_options()
-        names = [name for name in STEP_CONTROLS if has_source or name not in NEEDS_SOURCE_NAMES]
-        return reached, {
+        missing = {
             name: value
-            for name in names
-            if any(getattr(item.steps, name) != (value := getattr(steps, name)) for item in reached)
+            for name, value in self._controls.step_values().items()
+            if (has_source or name not in NEEDS_SOURCE_NAMES) and any(item.steps[name] != value for item in reached)
         }
+        return reached, CheckedControls(missing)
 
     def _running(self, job_id: str, segment: Segment, **job: Any) -> Running:
         key = self.key()
@@ -313,7 +322,7 @@ class Generations(ABC):
             number=self.num_started,
             basis=Basis(key, self._controls.seq, full_seq),
             started_s=self._clock.now_s,
-            steps=self._controls.step_options(),
+            steps=CheckedControls({**self._controls.step_values()}),
             from_sample=self._controls.from_sample,
         )
 

@@ -7,10 +7,9 @@ from typing import Any
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
-from runtime.sessions.control.controls import CheckedControls
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Piece, PlacedSource
-from runtime.sessions.protocol.actions import LiveModel
+from runtime.sessions.protocol.actions import CheckedControls, LiveModel
 from runtime.sessions.protocol.messages import ReferenceKind, control_of
 
 

@@ -19,7 +19,9 @@ logger = logging.getLogger("tickrt.sessions")
 
 
 class Controllers:
-    """What each client of one session still has to receive. A further client's failure ends that client alone. The host's thread calls all methods.
+    """What each client of one session still has to receive. The host's thread calls all methods.
+
+    A further client's failure ends that client alone.
 
     values: of the session, as they are now.
     """

@@ -40,6 +40,15 @@ from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.hosted_session import HostedSession
 from runtime.sessions.hosting.inbox import Inbox, Received, timed
+from runtime.sessions.hosting.services import (
+    Clock,
+    HostServices,
+    HostStats,
+    SessionInfo,
+    SessionListener,
+    Sources,
+    live_model,
+)
 from runtime.sessions.hosting.slots import (
     DEFAULT_LIMITS,
     RETRY_AFTER_S,
@@ -49,15 +58,6 @@ from runtime.sessions.hosting.slots import (
     live_capacity,
     next_session,
     projected_refresh_s,
-)
-from runtime.sessions.hosting.services import (
-    Clock,
-    HostServices,
-    HostStats,
-    SessionInfo,
-    SessionListener,
-    Sources,
-    live_model,
 )
 from runtime.sessions.protocol.messages import ClientMessage, Open, Reply
 from runtime.sessions.session.live_session import LiveSession

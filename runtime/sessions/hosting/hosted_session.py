@@ -14,6 +14,7 @@ from typing import Any
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import DrainingError, EngineDeadError, InternalError, QueueFullError, RequestError, TickError
 from runtime.pipeline.compose import GenerationInputs
+from runtime.requests.options import StepOptions
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment, step_parameters
 from runtime.sessions.hosting.codec_work import expected, report
@@ -43,6 +44,7 @@ from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.session.reports import prompt_words
 from runtime.tick.events import Event, Failed, Finished, Progress, Started, Updated
 
+NO_STEPS = StepOptions()
 logger = logging.getLogger("tickrt.sessions")
 
 
@@ -408,10 +410,10 @@ class HostedSession:
                 self._update_job(job_id, job, action)
 
     def _update_job(self, job_id: str, job: _Job, action: actions.UpdateSteps) -> None:
-        values = step_parameters(action.steps, job.segment)
+        values = step_parameters(NO_STEPS.model_copy(update=action.patch), job.segment)
         try:
             job.seqs.append(action.seq)
-            self._services.pipeline.loop.update(job_id, {name: getattr(values, name) for name in action.steps.model_fields_set})
+            self._services.pipeline.loop.update(job_id, {name: getattr(values, name) for name in action.patch})
         except (QueueFullError, RequestError) as error:  # its adapters find no place beside those of others
             job.seqs.pop()
             self.session.step_refused(error)

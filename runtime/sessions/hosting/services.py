@@ -17,9 +17,9 @@ from runtime.requests.validation import plan_text_options, untaken_options
 from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.control_times import ControlKind, Observer
 from runtime.sessions.hosting.slots import TickTimes
-from runtime.sessions.protocol.messages import Plan, ReferenceKind, ServerMessage, State, control_of
 from runtime.sessions.protocol.actions import LiveModel, PlanFacts
 from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import Plan, ReferenceKind, ServerMessage, State, control_of
 from runtime.sessions.storage.store import SessionStore
 
 Clock = Callable[[], float]

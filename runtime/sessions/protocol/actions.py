@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NewType
 
 from runtime.config.bundle import Bundle
 from runtime.config.option_ranges import ANY_MODEL, OptionRanges
@@ -14,11 +14,15 @@ from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.errors import RequestError
 from runtime.requests.form.sections import PlannedSection, SectionRequest
 from runtime.requests.form.state import PlanState, check_state
-from runtime.requests.options import GenerationOptions, StepOptions, parse_options
+from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptWords
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import PlanChoices, ServerMessage
+
+# Controls' values by name as the option table has them, None for the default: what `check_controls` has passed. Nothing
+# behind it validates a value again.
+CheckedControls = NewType("CheckedControls", dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -246,14 +250,14 @@ class FindWords:
 
 @dataclass(frozen=True)
 class UpdateSteps:
-    """Change step parameters of generations in flight: those that are set in `steps`, none of them None.
+    """Change step parameters of generations in flight: fields of StepOptions, none of them None.
 
-    Curves span each job's segment: `step_parameters(steps, job.segment)` gives what the loop takes.
+    Curves span each job's segment: `step_parameters` of the patch and the segment gives what the loop takes.
     `step_applied(seq, job_ids, tick)` reports that it has been passed on.
     """
 
     job_ids: tuple[str, ...]
-    steps: StepOptions
+    patch: CheckedControls
     seq: int
 
 
@@ -279,7 +283,7 @@ class End:
     """The client has closed the session."""
 
 
-# A job is composed and submitted; `generation_*` methods report what becomes of it. A window is decoded; `decoded()` takes
-# the PCM. A chunk and a message are sent to the client.
+# A job is composed and submitted; `generation_*` methods report what becomes of it. A window is decoded; `decoded()`
+# takes the PCM. A chunk and a message are sent to the client.
 Work = SessionJob | MakePlan | EndPlan | FindWords | UpdateSteps | CancelJob | DecodeWindow
 Action = Work | AudioChunk | ServerMessage | Commit | End

@@ -1,7 +1,7 @@
 """A live session as a state machine: no sockets, no clocks, no threads.
 
-It takes the client's messages, playhead reports and finished latents, and gives actions. A call that depends on the
-time has `now_s` of one monotonic clock, real or simulated, which holds until the next one. The host calls `advance` after
+It takes the client's messages, playhead reports and finished latents, and gives actions. Calls that depend on the time
+have `now_s` of one monotonic clock, real or simulated, which holds until the next one. The host calls `advance` after
 each call that may change something and whenever `due_s` has come, and carries out the actions in their order.
 """
 
@@ -36,6 +36,7 @@ from runtime.sessions.protocol.actions import (
     LiveModel,
     PlanPart,
 )
+from runtime.sessions.protocol.client_seqs import ClientSeqs
 from runtime.sessions.protocol.messages import (
     Applied,
     ClientMessage,
@@ -47,7 +48,6 @@ from runtime.sessions.protocol.messages import (
     SetPlan,
     WriteAudio,
 )
-from runtime.sessions.protocol.client_seqs import ClientSeqs
 from runtime.sessions.session import reports
 from runtime.sessions.session.stored import CommitTimer, Pieces, SessionParts, checked, load_generations
 from runtime.sessions.storage.store import SessionSnapshot

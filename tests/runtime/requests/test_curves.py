@@ -18,6 +18,7 @@ CURVES = st_numpy.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e3
 
 def test_a_number_stays_a_number_and_a_sequence_becomes_float32() -> None:
     assert curve(2, "x") == 2.0
+    assert curve(0.1, "x") == float(np.float32(0.1))
     assert isinstance(curve(np.float64(0.5), "x"), float)
     found = curve([1, 2.5], "x")
     assert isinstance(found, np.ndarray)

@@ -11,6 +11,7 @@ from helpers.live_simulation import MODEL, RATE, at
 
 from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError
+from runtime.requests.option_types import MAX_ADAPTERS
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.control.controls import STEP_CONTROLS, check_controls
 from runtime.sessions.playback.playhead import Playhead, SessionClock
@@ -52,16 +53,26 @@ def test_strengths_of_adapters_move_linearly_also_after_a_restart() -> None:
     model = replace(MODEL, catalog=lambda: CATALOG)
     controls = ControlState(model, SessionClock(0.0), {"adapters": [{"id": "soft"}]}, [], "velocity", 5)
     at(controls, 10.0).change(check_controls({"adapters": [{"id": "hard", "strength": 2.0}]}, model), 1, ramp_s=2.0)
-    for found in (controls, ControlState.restore(json.loads(json.dumps(at(controls, 10.0).snapshot())), model, SessionClock(10.0))):
-        values = [
-            {item.id: item.strength for item in at(found, at_s).value("adapters")} for at_s in (10.5, 11.0, 12.0)
-        ]
+    for found in (
+        controls,
+        ControlState.restore(json.loads(json.dumps(at(controls, 10.0).snapshot())), model, SessionClock(10.0)),
+    ):
+        values = [{item.id: item.strength for item in at(found, at_s).value("adapters")} for at_s in (10.5, 11.0, 12.0)]
         assert values == [{"soft": 0.75, "hard": 0.5}, {"soft": 0.5, "hard": 1.0}, {"hard": 2.0}]
         used = at(found, 11.0).options(has_source=False).adapters
         assert used is not None
         assert [(use.id, use.strength) for use in used] == [("soft", 0.5), ("hard", 1.0)]
     with pytest.raises(RequestError, match="no adapter 'sofd'"):
         check_controls({"adapters": [{"id": "sofd"}]}, model)
+
+
+def test_adapters_that_fade_beside_new_ones_may_be_more_than_a_request_takes() -> None:
+    catalog = AdapterCatalog({str(n): Adapter(str(n), FACTORS, FACTORS) for n in range(2 * MAX_ADAPTERS)}, 64)
+    model, lists = replace(MODEL, catalog=lambda: catalog), (range(MAX_ADAPTERS), range(MAX_ADAPTERS, 2 * MAX_ADAPTERS))
+    first, second = ({"adapters": [{"id": str(n)} for n in numbers]} for numbers in lists)
+    controls = ControlState(model, SessionClock(0.0), first, [], "velocity", 5)
+    controls.change(check_controls(second, model), 1, ramp_s=2.0)
+    assert len(at(controls, 1.0).options(has_source=False).adapters or ()) == 2 * MAX_ADAPTERS
 
 
 def test_a_ramp_moves_linearly_and_its_seq_is_complete_at_the_end() -> None:
@@ -103,7 +114,9 @@ def test_prompts_without_weight_are_unconditional() -> None:
 
 
 def test_a_stored_state_goes_on_like_the_original() -> None:
-    controls = ControlState(MODEL, SessionClock(0.0), {"dcw": {"mode": "low", "low": 0.1}}, [LivePrompt(text="a")], "velocity", 3)
+    controls = ControlState(
+        MODEL, SessionClock(0.0), {"dcw": {"mode": "low", "low": 0.1}}, [LivePrompt(text="a")], "velocity", 3
+    )
     controls.change({"guidance": 5.0}, 1, ramp_s=2.0)
     controls.schedule(5000, {"shift": 2.0}, 2)
     controls.client_seqs.add(2)
@@ -112,8 +125,10 @@ def test_a_stored_state_goes_on_like_the_original() -> None:
     older = {name: value for name, value in at(controls, 1.0).snapshot().items() if name != "client_seqs"}
     assert ControlState.restore(older, MODEL, SessionClock(101.0)).client_seqs.number(3) == 3
     for later_s in (0.0, 0.5, 3.0):
-        assert at(restored, 101.0 + later_s).step_options() == at(controls, 1.0 + later_s).step_options()
-        assert at(restored, 101.0 + later_s).options(has_source=True) == at(controls, 1.0 + later_s).options(has_source=True)
+        assert at(restored, 101.0 + later_s).step_values() == at(controls, 1.0 + later_s).step_values()
+        assert at(restored, 101.0 + later_s).options(has_source=True) == at(controls, 1.0 + later_s).options(
+            has_source=True
+        )
     assert at(restored, 110.0).full_seq == at(controls, 10.0).full_seq == 1
     assert restored.published == controls.published
     assert set(STEP_CONTROLS) <= set(restored.published)

@@ -85,13 +85,13 @@ def test_step_controls_reach_generations_in_flight_at_most_every_20_ms() -> None
     loop.at(0.0).controls.change({"guidance": 5.0}, 1)
     update = loop.at(0.0).generations.update()
     assert update is not None
-    assert (update.job_ids, update.steps.model_dump(exclude_unset=True), update.seq) == ((job.id,), {"guidance": 5.0}, 1)
+    assert (update.job_ids, update.patch, update.seq) == ((job.id,), {"guidance": 5.0}, 1)
     loop.at(0.01).controls.change({"guidance": None, "x0_strength": 0.5}, 2)
     assert loop.at(0.01).generations.update() is None
     assert loop.at(0.01).generations.due_s() == pytest.approx(0.03)
     later = loop.at(0.02).generations.update()
     assert later is not None
-    assert later.steps.model_dump(exclude_unset=True) == {"guidance": 3.0}
+    assert later.patch == {"guidance": 3.0}
     loop.generations.step_applied(2, [job.id])
     assert loop.generations.running[0].basis.first_seq == 2
     assert loop.generations.running[0].basis.full_seq == 0

@@ -13,7 +13,7 @@ from helpers.scripted_sessions import WAIT_S, Client, Driven, wait_for
 from runtime.errors import RequestError, UnknownSessionError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
-from runtime.requests.options import StepOptions, parse_options
+from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment
 from runtime.sessions.hosting import host, hosted_session
@@ -261,7 +261,7 @@ def test_a_step_parameter_that_reaches_a_generation_is_reported(drive: Drive, ti
     session.wants = 1
     driven.host.post(session.id, Ack(playhead_sample=0))
     driven.run()
-    session.next_actions = [UpdateSteps(tuple(session.job_ids), StepOptions(velocity_scale=0.5), 7)]
+    session.next_actions = [UpdateSteps(tuple(session.job_ids), {"velocity_scale": 0.5}, 7)]
     (job_id,) = session.job_ids
     driven.host.post(session.id, Ack(playhead_sample=0))
     driven.run()
@@ -348,7 +348,7 @@ def test_a_generation_is_changed_and_cancelled_while_it_is_composed(
     for session in (one, other):
         driven.host.post(session.id, Ack(playhead_sample=0))
     driven.run()
-    one.next_actions = [UpdateSteps((one.job_ids[0],), StepOptions(guidance=2.0), 5)]
+    one.next_actions = [UpdateSteps((one.job_ids[0],), {"guidance": 2.0}, 5)]
     other.next_actions = [CancelJob(other.job_ids[0])]
     for session in (one, other):
         driven.host.post(session.id, Ack(playhead_sample=0))

@@ -22,6 +22,7 @@ from helpers.live_simulation import (
 
 from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError, StaleSeqError
+from runtime.requests.options import StepOptions
 from runtime.requests.prompt_words import PromptWords
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import DecodeWindow, End, FindWords
@@ -81,9 +82,7 @@ def test_a_picture_is_made_once_for_all_that_ask_for_it() -> None:
     simulation = playing()
     for _ in range(5):
         simulation.session.handle(messages.GetCanvas(), simulation.now_s)
-    sent = [
-        action for action in simulation.session.advance(simulation.now_s) if isinstance(action, messages.Message)
-    ]
+    sent = [action for action in simulation.session.advance(simulation.now_s) if isinstance(action, messages.Message)]
     (picture,) = [message for message in sent if isinstance(message, messages.CanvasPicture)]
     assert picture.width > 0
 
@@ -112,7 +111,7 @@ def test_a_step_parameter_reaches_the_generation_in_flight() -> None:
     simulation.run(0.05)
     simulation.set(2, guidance=7.0)
     simulation.run(0.5)
-    assert simulation.updates[0].steps.model_dump(exclude_unset=True) == {"guidance": 7.0}
+    assert simulation.updates[0].patch == {"guidance": 7.0}
     replaced = [chunk for chunk, _ in simulation.chunks if chunk.is_replacing]
     assert (replaced[0].first_seq, replaced[0].full_seq) == (2, 1)
     assert replaced[0].pcm[0, GUIDANCE] == 7.0
@@ -139,11 +138,38 @@ def test_a_ramp_moves_step_parameters_in_small_steps_and_ends_complete() -> None
     simulation.run(0.3)
     assert simulation.chunks[-1][0].full_seq == 0
     simulation.run(1.0)
-    values = [update.steps.guidance for update in simulation.updates]
+    values = [update.patch["guidance"] for update in simulation.updates]
     assert values == sorted(values)
     assert len(values) <= 0.5 / 0.02
     assert simulation.chunks[-1][0].full_seq == 1
     assert simulation.chunks[-1][0].pcm[0, GUIDANCE] == 7.0
+
+
+def test_a_ramp_validates_nothing_after_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = playing(slots=1)
+    simulation.set(1, ramp_ms=400, guidance=7.0)
+
+    def refuse(*values: object, **members: object) -> None:
+        raise AssertionError("a value is validated again")
+
+    monkeypatch.setattr(StepOptions, "__init__", refuse)  # of GenerationOptions, too
+    monkeypatch.setattr(StepOptions, "model_validate", refuse)
+    simulation.run(1.3)
+    assert simulation.updates[-1].patch == {"guidance": 7.0}
+    assert simulation.jobs[-1].options.guidance == 7.0
+    with pytest.raises(AssertionError, match="validated again"):
+        simulation.set(2, guidance=5.0)
+
+
+def test_an_interval_that_would_end_before_it_begins_is_refused() -> None:
+    simulation = playing()
+    simulation.set(1, cfg_interval_start=0.6)
+    with pytest.raises(RequestError, match="cfg_interval_start <= cfg_interval_end") as caught:
+        simulation.set(2, cfg_interval_end=0.5)
+    assert caught.value.field == "values"
+    simulation.set(2, cfg_interval_start=None, cfg_interval_end=0.5)
+    simulation.run(1.0)
+    assert simulation.jobs[-1].options.cfg_interval_end == 0.5
 
 
 def test_one_adapter_changes_and_ramps_to_null_while_others_stay() -> None:
@@ -158,7 +184,7 @@ def test_one_adapter_changes_and_ramps_to_null_while_others_stay() -> None:
         simulation.handle(messages.SetAdapter(seq=1, id="sofd", strength=1.0))
     simulation.handle(messages.SetAdapter(seq=1, id="soft", strength=None, ramp_ms=400.0))
     simulation.run(1.5)
-    used = [update.steps.adapters for update in simulation.updates]
+    used = [update.patch["adapters"] for update in simulation.updates]
     strengths = [{item.id: item.strength for item in items or ()} for items in used]
     assert all(found["hard"] == 0.5 for found in strengths)
     fading = [found["soft"] for found in strengths if "soft" in found]
