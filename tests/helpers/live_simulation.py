@@ -16,7 +16,7 @@ from helpers.simulated_form import CHANNELS, FACTS, SimulatedForm
 from numpy.typing import NDArray
 
 from runtime.errors import EngineError, TickError
-from runtime.sessions.hosting.plan_work import make_part
+from runtime.sessions.hosting.work import make_part
 from runtime.sessions.playback.playhead import SessionClock
 from runtime.sessions.protocol import actions, messages
 from runtime.sessions.protocol.actions import DecodeWindow, LiveModel, SessionJob

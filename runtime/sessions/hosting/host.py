@@ -36,7 +36,6 @@ from runtime.errors import (
     UnknownSessionError,
 )
 from runtime.pipeline.pipeline import Pipeline
-from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.hosted_session import HostedSession
 from runtime.sessions.hosting.inbox import Inbox, Received, timed
@@ -59,6 +58,7 @@ from runtime.sessions.hosting.slots import (
     next_session,
     projected_refresh_s,
 )
+from runtime.sessions.hosting.work import CodecWork
 from runtime.sessions.protocol.messages import ClientMessage, Open, Reply
 from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.session.reports import prompt_words

@@ -14,16 +14,16 @@ from typing import Any
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import DrainingError, EngineDeadError, InternalError, QueueFullError, RequestError, TickError
 from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.form.plan import FormPlan
 from runtime.requests.options import StepOptions
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment, step_parameters
-from runtime.sessions.hosting.codec_work import expected, report
 from runtime.sessions.hosting.control_times import ControlTimes
 from runtime.sessions.hosting.controllers import Controllers
 from runtime.sessions.hosting.inbox import Inbox, Received, timed
-from runtime.sessions.hosting.plan_work import Form, PlanWork
 from runtime.sessions.hosting.services import Clock, HostServices, SessionListener
 from runtime.sessions.hosting.slots import Demand
+from runtime.sessions.hosting.work import PlanWork, expected, report
 from runtime.sessions.protocol import actions
 from runtime.sessions.protocol.actions import Action, DecodeWindow, SessionJob
 from runtime.sessions.protocol.frames import AudioChunk
@@ -343,7 +343,7 @@ class HostedSession:
 
     # The plan.
 
-    def _open_form(self, begin: actions.PlanBeginning) -> Form:
+    def _open_form(self, begin: actions.PlanBeginning) -> FormPlan:
         planner = self._services.pipeline.planner
         assert planner is not None
         return planner.form_plan(begin.options, begin.seed, client=self.id, state=begin.state)

@@ -14,9 +14,9 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.option_types import DcwOptions
 from runtime.requests.tasks import PLAIN_TASKS, known_tasks
 from runtime.requests.validation import plan_text_options, untaken_options
-from runtime.sessions.hosting.codec_work import CodecWork
 from runtime.sessions.hosting.control_times import ControlKind, Observer
 from runtime.sessions.hosting.slots import TickTimes
+from runtime.sessions.hosting.work import CodecWork
 from runtime.sessions.protocol.actions import LiveModel, PlanFacts
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import Plan, ReferenceKind, ServerMessage, State, control_of

@@ -12,7 +12,7 @@ from helpers.simulated_form import FRAMES_PER_CODE, SimulatedForm
 from runtime.errors import EngineError, RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.sessions.generations.plan import MAX_EDITS, MAX_PLAN_WAIT_S, SessionPlan
-from runtime.sessions.hosting.plan_work import make_part
+from runtime.sessions.hosting.work import make_part
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import PlanBeginning
 from runtime.sessions.protocol.messages import GetPlan, NewSection, Plan, SetPlan

@@ -15,7 +15,7 @@ from runtime.requests.options import GenerationOptions
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
-from runtime.sessions.hosting.plan_work import make_part
+from runtime.sessions.hosting.work import make_part
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.messages import LivePrompt, Open

@@ -1,4 +1,4 @@
-"""Decoding by deadline, and writing audio into latents."""
+"""Work in other threads: decoding and encoding, and what a planner makes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.simulated_form import SimulatedForm
 
 from runtime.audio.codec import Codec
 from runtime.errors import EngineError, ShapeError, TickError
 from runtime.pipeline.pipeline import Pipeline
-from runtime.sessions.hosting.codec_work import BEGIN_S, CodecWork
-from runtime.sessions.protocol.actions import DecodeWindow
+from runtime.requests.options import GenerationOptions
+from runtime.sessions.hosting.work import BEGIN_S, CodecWork, PlanWork
+from runtime.sessions.protocol.actions import DecodeWindow, MakePlan, PlanBeginning, PlanChange, PlanPart
 from runtime.sessions.protocol.messages import WriteAudio
 
 
@@ -135,3 +137,133 @@ def test_writing_changes_only_the_samples_of_the_audio(mode: str, work: Work) ->
     audio[100:600] = pcm if mode == "replace" else pcm + audio[100:600]
     written = work.codec_work.write(message, pcm, 100, latents)
     np.testing.assert_array_equal(written, codec.encode(audio))
+
+
+BEGIN = PlanBeginning(GenerationOptions(prompt=""), 1)
+TIMEOUT_S = 60.0
+
+
+class WaitingForm(SimulatedForm):
+    """Hints come once it is closed, as an error."""
+
+    def __init__(self, begin: PlanBeginning) -> None:
+        super().__init__(begin)
+        self.is_waiting, self._closed = threading.Event(), threading.Event()
+
+    def hints(self, start_frame: int, frames: int) -> Any:
+        self.is_waiting.set()
+        assert self._closed.wait(TIMEOUT_S)
+        raise TickError("the plan was cancelled")
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+class PlanHost:
+    """The thread of a host, and the forms that it has opened."""
+
+    def __init__(self, kinds: Iterator[type[SimulatedForm]]) -> None:
+        self.forms: list[SimulatedForm] = []
+        self.calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.made: list[PlanPart | TickError] = []
+        self.is_opened = threading.Semaphore(0)
+        self._kinds = kinds
+        self.work = PlanWork(self._open, self.calls.put)
+
+    def _open(self, begin: PlanBeginning) -> SimulatedForm:
+        self.forms.append(next(self._kinds)(begin))
+        self.is_opened.release()
+        return self.forms[-1]
+
+    def start(self, begin: PlanBeginning | None, change: PlanChange | None = None) -> None:
+        self.work.start(MakePlan(1, begin, change, 0, 50), self.made.append)
+
+    def take(self) -> PlanPart | TickError:
+        self.calls.get(timeout=TIMEOUT_S)()
+        return self.made[-1]
+
+
+@pytest.fixture
+def plan_host() -> Iterator[PlanHost]:
+    opened = PlanHost(iter([SimulatedForm, SimulatedForm]))
+    yield opened
+    opened.work.close()
+
+
+def test_parts_are_made_in_order_and_reported_on_the_hosts_thread(plan_host: PlanHost) -> None:
+    plan_host.start(BEGIN)
+    plan_host.start(None, PlanChange(0, codes=(7,)))
+    first, second = plan_host.take(), plan_host.take()
+    assert isinstance(first, PlanPart)
+    assert isinstance(second, PlanPart)
+    assert (len(first.hints), second.hints[0, 0], second.hints[5, 0]) == (50, 7.0, first.hints[5, 0])
+    assert second.state.codes.tolist() == [7]
+
+
+def test_what_fails_is_reported(plan_host: PlanHost) -> None:
+    SimulatedForm.fails_next = True
+    plan_host.start(BEGIN)
+    assert str(plan_host.take()) == "failed"
+    plan_host.start(BEGIN)
+    assert isinstance(plan_host.take(), PlanPart)
+
+
+def test_another_plan_ends_the_one_that_is_being_made() -> None:
+    plan_host = PlanHost(iter([WaitingForm, SimulatedForm]))
+    plan_host.start(BEGIN)
+    assert plan_host.is_opened.acquire(timeout=TIMEOUT_S)
+    waiting = plan_host.forms[0]
+    assert isinstance(waiting, WaitingForm)
+    assert waiting.is_waiting.wait(TIMEOUT_S)
+    plan_host.start(BEGIN)
+    assert isinstance(plan_host.take(), TickError)
+    assert isinstance(plan_host.take(), PlanPart)
+    plan_host.work.close()
+
+
+def test_another_plan_ends_one_that_is_still_being_opened() -> None:
+    begins = threading.Event()
+
+    class LateForm(WaitingForm):
+        def __init__(self, begin: PlanBeginning) -> None:
+            super().__init__(begin)
+            assert begins.wait(TIMEOUT_S)
+
+    plan_host = PlanHost(iter([LateForm, SimulatedForm]))
+    plan_host.start(BEGIN)
+    plan_host.start(BEGIN)
+    begins.set()
+    assert isinstance(plan_host.take(), TickError)
+    assert isinstance(plan_host.take(), PlanPart)
+    plan_host.work.close()
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_what_is_stopped_fails_and_another_plan_begins(is_opened: bool) -> None:
+    may_open = threading.Event()
+
+    class LateForm(WaitingForm):
+        def __init__(self, begin: PlanBeginning) -> None:
+            super().__init__(begin)
+            assert may_open.wait(TIMEOUT_S)
+
+    plan_host = PlanHost(iter([LateForm, SimulatedForm]))
+    plan_host.start(BEGIN)
+    if is_opened:
+        may_open.set()
+        assert plan_host.is_opened.acquire(timeout=TIMEOUT_S)
+    plan_host.work.stop()
+    may_open.set()
+    assert isinstance(plan_host.take(), TickError)
+    plan_host.start(BEGIN)
+    assert isinstance(plan_host.take(), PlanPart)
+    plan_host.work.close()
+
+
+def test_nothing_is_reported_after_the_end() -> None:
+    plan_host = PlanHost(iter([WaitingForm]))
+    plan_host.start(BEGIN)
+    assert plan_host.is_opened.acquire(timeout=TIMEOUT_S)
+    plan_host.work.close()
+    plan_host.work._thread.shutdown()
+    assert plan_host.calls.empty()

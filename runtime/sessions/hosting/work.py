@@ -1,4 +1,4 @@
-"""Work of the codec for live sessions: decoding, in the codec's queue, and encoding, in a thread of its own.
+"""Work of live sessions in other threads: decoding, in the codec's queue; encoding; what a planner makes.
 
 What continues a session's audio is decoded before replacements, which may come late without a gap.
 """
@@ -16,8 +16,9 @@ from runtime.audio.codec import Codec
 from runtime.audio.codec_queue import Urgency
 from runtime.audio.finishing import soft_limited
 from runtime.audio.formats import Latents, Pcm
-from runtime.errors import TickError
-from runtime.sessions.protocol.actions import DecodeWindow
+from runtime.errors import DrainingError, TickError
+from runtime.pipeline.form.plan import FormPlan
+from runtime.sessions.protocol.actions import DecodeWindow, MakePlan, PlanBeginning, PlanPart
 from runtime.sessions.protocol.messages import WriteAudio
 
 # A session may begin so late: those that play have less time.
@@ -25,6 +26,7 @@ BEGIN_S = 0.4
 Call = Callable[[Callable[[], None]], None]
 # What work in a thread gave, or the error that it raised: `expected` tells them apart.
 PcmDone = Callable[[Pcm | BaseException], None]
+PlanDone = Callable[[PlanPart | BaseException], None]
 T = TypeVar("T")
 
 
@@ -86,3 +88,63 @@ def expected(given: T | BaseException) -> T | TickError:
     if isinstance(given, BaseException) and not isinstance(given, TickError):
         raise given
     return given
+
+
+def make_part(form: FormPlan, work: MakePlan) -> PlanPart:
+    """What a session asks for; `hints` blocks until it is made. Raises TickError."""
+    if (change := work.change) is not None:
+        if change.options is not None:
+            form.change(change.options, change.from_frame)
+        else:
+            form.replace(change.from_frame, change.sections, change.codes)
+    hints = form.hints(work.start_frame, work.frames)
+    return PlanPart(dict(form.header), tuple(form.sections), hints, form.state())
+
+
+class PlanWork:
+    """Makes parts of a plan for the host's thread, which calls all methods; `call` puts results into its queue.
+
+    open_form: opens a plan; in the thread, which begins with the first work.
+    """
+
+    def __init__(self, open_form: Callable[[PlanBeginning], FormPlan], call: Call) -> None:
+        self._open_form, self._call = open_form, call
+        self._form: FormPlan | None = None
+        self._begun: MakePlan | None = None  # What the newest plan begins with.
+        self._is_closed = False
+        self._thread = ThreadPoolExecutor(1, "live-plan")
+
+    def start(self, work: MakePlan, done: PlanDone) -> None:
+        """Make a part; in the order of the calls. Where a plan begins, the one before it ends at once."""
+        if work.begin is not None:
+            self.stop()
+            self._begun = work
+        # to the plan's thread; the report comes from there
+        self._thread.submit(self._make, work).add_done_callback(lambda made: self._report(done, made))
+
+    def stop(self) -> None:
+        """End what is being made: it has failed. What comes next begins a plan."""
+        self._begun = None
+        if self._form is not None:
+            self._form.close()
+
+    def close(self) -> None:
+        """End what is being made; nothing is reported any more."""
+        self._is_closed = True
+        self.stop()
+        self._thread.shutdown(wait=False)  # what is being made ends by itself: `stop` has closed its plan
+
+    def _make(self, work: MakePlan) -> PlanPart:
+        """In the thread."""
+        if self._is_closed:
+            raise DrainingError("the session has ended")
+        if work.begin is not None:
+            self._form = self._open_form(work.begin)
+            if self._begun is not work:
+                self._form.close()
+        assert self._form is not None
+        return make_part(self._form, work)
+
+    def _report(self, done: PlanDone, made: Future[PlanPart]) -> None:
+        if not self._is_closed:
+            report(self._call, done, made)
