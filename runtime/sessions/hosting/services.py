@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.audio.formats import Latents
 from runtime.errors import ConfigError, RequestError, TickError
-from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.option_types import DcwOptions
 from runtime.requests.tasks import PLAIN_TASKS, known_tasks
 from runtime.requests.validation import plan_text_options, untaken_options
@@ -21,6 +20,9 @@ from runtime.sessions.protocol.actions import LiveModel, PlanFacts
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import Plan, ReferenceKind, ServerMessage, State, control_of
 from runtime.sessions.storage.store import SessionStore
+
+if TYPE_CHECKING:
+    from runtime.pipeline.pipeline import Pipeline
 
 Clock = Callable[[], float]
 Sources = Callable[[str], Latents]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from runtime.audio.codec_queue import Urgency
 from runtime.audio.finishing import soft_limited
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import DrainingError, TickError
-from runtime.pipeline.form.plan import FormPlan
 from runtime.sessions.protocol.actions import DecodeWindow, MakePlan, PlanBeginning, PlanPart
 from runtime.sessions.protocol.messages import WriteAudio
+
+if TYPE_CHECKING:
+    from runtime.pipeline.form.plan import FormPlan
 
 # A session may begin so late: those that play have less time.
 BEGIN_S = 0.4
