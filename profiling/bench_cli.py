@@ -110,6 +110,9 @@ def bench(
             "--admission", help="With --live: the server's own limits on sessions hold, and refusals are counted."
         ),
     ] = False,
+    background: Annotated[
+        int, live_option(min=0, max=64, help="With --live: clients that generate over HTTP all the time.")
+    ] = 0,
     plot: Annotated[
         Path | None, result_option(help="With --sweep, or several numbers of --live: draw it into this SVG file.")
     ] = None,
@@ -146,7 +149,9 @@ def bench(
             raise ConfigError("--plan compares live sessions", fix="--live 1 --mode extend --plan")
         if admission and not live:
             raise ConfigError("--admission is for live sessions", fix="--live 48 --admission")
-        played = LiveLoad(parse_sessions(live), script, plan, admission) if live else None
+        if background and not live:
+            raise ConfigError("--background is for live sessions", fix="--live 1 --background 8")
+        played = LiveLoad(parse_sessions(live), script, plan, admission, background) if live else None
         clustered = ClusterLoad(sessions or SESSIONS, script) if cluster else None
         comes = churn_load(deployment, churn, load, frames) if churn else None
         runs = (budgets, repeats, ablations, adapters, planner, peers, sweep, comes, played, clustered)

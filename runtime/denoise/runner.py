@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from runtime.config.deployment import Deployment
 from runtime.denoise.ablations import bucket_kind, launch_cache_kind
 from runtime.denoise.adapter_factors import AdapterFactors
 from runtime.denoise.bucket import LengthBucket
+from runtime.denoise.prepared import PreparedGeneration
 from runtime.denoise.row_layout import RowLayout
 from runtime.devices.device import Device, Event, Stream
 from runtime.devices.memory import ArrayPool
@@ -23,7 +24,7 @@ from runtime.errors import EngineDeadError, EngineError, ShapeError, TickError
 from runtime.requests.curves import Array
 from runtime.scheduling.batch import BucketSpan
 from runtime.scheduling.phases import PhaseRecorder
-from runtime.scheduling.slot import Slot
+from runtime.scheduling.slot import Slot, Submission
 
 MAX_IDLE_BUCKETS = 4
 
@@ -84,6 +85,26 @@ class DenoiseLaunch:
                         yield slot, step
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenStates:
+    """What a slot is continued from: its states `[T, C]`, which are on the host once `copied` is done."""
+
+    states: Mapping[str, Array]
+    has_cached_negative: bool
+    copied: Event
+
+    def arrived(self) -> Mapping[str, Array]:
+        """The states. Waits until they are copied."""
+        self.copied.wait()
+        return self.states
+
+    def continued(self, work: PreparedGeneration) -> PreparedGeneration:
+        """`work` from where it was frozen; its next step's noise is drawn anew. Waits until the states are copied."""
+        return replace(
+            work, states=self.arrived(), has_cached_negative=self.has_cached_negative, step_noise=None
+        )
+
+
 class DenoiseRunner:
     """Opens a bucket when its length is first needed; keeps a few empty ones for the next generation.
 
@@ -117,8 +138,16 @@ class DenoiseRunner:
         self._part: DenoisePart | None = None
 
     def admit(self, slot: Slot) -> None:
-        """Copy what was prepared for a slot into the bucket of its length."""
+        """Copy what was prepared for a slot, or what it was frozen with, into the bucket of its length."""
+        if slot.frozen is not None:
+            slot.work, slot.frozen = slot.frozen.continued(slot.work), None
         self.open(slot.bucket).admit(slot)
+
+    def freeze(self, slot: Slot) -> FrozenStates:
+        """Begin to copy out what a slot is continued from, and empty it: see admit. Raises OutOfMemoryError."""
+        frozen = self._copy_out(slot)
+        self._buckets[slot.bucket].vacate(slot)
+        return frozen
 
     def update(self, slot: Slot) -> None:
         """Write a slot's new step parameters; they hold from the next launch on."""
@@ -179,15 +208,18 @@ class DenoiseRunner:
         for slot in slots:
             latents = self._pools[slot.bucket].lend()
             bucket = self._buckets[slot.bucket]
-            bucket.state.read_out(slot.index, latents, self._copies)
+            bucket.state.read_out(slot.index, {"latents": latents}, self._copies)
             bucket.vacate(slot)
             results.append(latents)
         return results, self._copies.record()
 
-    def snapshot(self, slot: Slot) -> tuple[Mapping[str, Array], bool]:
-        """Copies of a slot's states `[T, C]`, and whether its negative velocity is cached. Waits for the device."""
-        bucket = self._buckets[slot.bucket]
-        return bucket.state.snapshot(slot.index), bucket.has_cached_negative(slot)
+    def snapshot(self, slot: Submission) -> tuple[Mapping[str, Array], bool]:
+        """Copies of the states `[T, C]` of a slot, or of what is frozen, and whether its negative velocity is cached.
+
+        Waits until the device has run the ticks in flight.
+        """
+        frozen = self._copy_out(slot) if isinstance(slot, Slot) else slot.frozen
+        return {name: array.copy() for name, array in frozen.arrived().items()}, frozen.has_cached_negative
 
     def open(self, frames: int, live: Collection[int] = ()) -> LengthBucket:
         """The bucket of a length; a new one replaces an empty one once many are empty."""
@@ -224,6 +256,14 @@ class DenoiseRunner:
     def launch_counts(self) -> LaunchCounts:
         """What happened to launches so far."""
         return self._launches.counts
+
+    def _copy_out(self, slot: Slot) -> FrozenStates:
+        """Begin to copy a slot's states, as of the last tick that was launched, on the second stream."""
+        bucket, pool = self._buckets[slot.bucket], self._pools[slot.bucket]
+        self._copies.wait(self._stream.record())
+        arrays = {name: pool.lend() for name in bucket.state.names}
+        bucket.state.read_out(slot.index, arrays, self._copies)
+        return FrozenStates(arrays, bucket.has_cached_negative(slot), self._copies.record())
 
     def _close(self, frames: int) -> None:
         """Close a bucket. Its memory must not be used by others before what is pending has run: this waits."""

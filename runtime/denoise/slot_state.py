@@ -226,18 +226,16 @@ class SlotState:
                 self._fields[name].flush(self._stream)
         self._changed.clear()
 
-    def read_out(self, index: int, out: Array, copies: Stream) -> None:
-        """Copy a slot's latents to the host on another stream, which is behind the tick that wrote them."""
-        self._device.download(out, self._row("latents", index), copies)
-        self._buffers["latents"].is_read_until(copies.record())
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The states that slots have had so far."""
+        return tuple(self._buffers)
 
-    def snapshot(self, index: int) -> dict[str, Array]:
-        """Copies of every state of a slot. The host waits for the ticks in flight."""
-        staged = {name: self._device.staging((self.frames, self.channels), np.float32) for name in self._buffers}
-        for name, out in staged.items():
-            self._device.download(out, self._row(name, index), self._stream)
-        self._stream.record().wait()
-        return {name: np.array(out) for name, out in staged.items()}
+    def read_out(self, index: int, out: Mapping[str, Array], copies: Stream) -> None:
+        """Copy states `[T, C]` of a slot to the host on another stream, which is behind the tick that wrote them."""
+        for name, array in out.items():
+            self._device.download(array, self._row(name, index), copies)
+            self._buffers[name].is_read_until(copies.record())
 
     def before_launch(self, names: Iterable[str]) -> None:
         """The next tick may write the other sides of these states."""

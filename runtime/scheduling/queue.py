@@ -20,6 +20,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    @property
+    def num_urgent(self) -> int:
+        """How many of those that wait are urgent."""
+        return sum(map(len, self._urgent.values()))
+
     def get(self, submission_id: str) -> Submission | None:
         """The submission that waits under this id."""
         return self._by_id.get(submission_id)

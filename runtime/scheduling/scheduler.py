@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from runtime.scheduling.queue import WaitingQueue
@@ -17,13 +17,18 @@ _NOTHING: tuple[Slot, ...] = ()
 class Scheduler:
     """At most `depth` slots in all, but for runners in `depths`, which have so many of their own, and a queue.
 
-    `tick` counts the ticks that were committed. One thread.
+    Urgent submissions that find no shared slot get those that others took last, which are `frozen` then. Free slots go
+    to urgent submissions first, then to frozen ones, the last frozen first, since it began before the others; then to
+    the rest. But one that has been frozen for as many ticks as it has steps comes before all of them, and is not frozen
+    again: its time in flight at most doubles, but for one wait for a slot. `tick` counts the ticks that were
+    committed. One thread.
     """
 
     depth: int
     depths: Mapping[Any, int] = field(default_factory=dict)
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     slots: dict[str, Slot] = field(default_factory=dict)
+    frozen: dict[str, Submission] = field(default_factory=dict)
     tick: int = 0
 
     def __post_init__(self) -> None:
@@ -34,14 +39,32 @@ class Scheduler:
         """Let it wait for a slot; returns the submission of the same session that it replaces, if one waited."""
         return self._own.get(submission.runner, self.waiting).push(submission)
 
-    def admit(self) -> Sequence[Slot]:
-        """Move waiting submissions into free slots; returns the new slots."""
-        if not any(self._queues):
+    def to_freeze(self) -> Sequence[Slot]:
+        """The slots that urgent submissions need now, the newest first: `freeze` them before `admit`."""
+        if not self.waiting.num_urgent:
             return _NOTHING
-        admitted = self._admit(self.waiting, self.depth - self.num_shared)
+        free = self.depth - self.num_shared - sum(not each.may_freeze for each in self.frozen.values())
+        missing = max(0, self.waiting.num_urgent - max(0, free))
+        newest = reversed([slot for slot in self.slots.values() if slot.may_freeze and slot.runner not in self._own])
+        return list(islice(newest, missing))
+
+    def freeze(self, slot: Slot, state: Any) -> None:
+        """Take a slot's place; it is continued from `state` when there is one again."""
+        del self.slots[slot.id]
+        self.frozen[slot.id] = Submission(**{**_values(slot), "frozen": state})
+
+    def admit(self) -> Sequence[Slot]:
+        """Move frozen and waiting submissions into free slots; returns the new slots."""
+        if not self.frozen and not any(self._queues):
+            return _NOTHING
+        admitted = []
+        while self.num_shared < self.depth and (submission := self._next_shared()) is not None:
+            admitted.append(self._open_slot(submission))
         for runner, waiting in self._own.items():
-            taken = sum(slot.runner is runner for slot in self.slots.values())
-            admitted += self._admit(waiting, self.depths[runner] - taken)
+            free = self.depths[runner] - sum(slot.runner is runner for slot in self.slots.values())
+            admitted += [self._open_slot(waiting.pop()) for _ in range(min(free, len(waiting)))]
+        for frozen in self.frozen.values():
+            frozen.ticks_frozen += 1
         return admitted
 
     @property
@@ -53,18 +76,19 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Submissions that wait for a slot."""
-        return sum(map(len, self._queues))
+        """Submissions that wait for a slot, also frozen ones."""
+        return len(self.frozen) + sum(map(len, self._queues))
 
     def find(self, submission_id: str) -> Submission | None:
-        """The slot or the waiting submission with this id."""
+        """The slot, or the frozen or waiting submission with this id."""
         waiting = (queue.get(submission_id) for queue in self._queues)
-        return self.slots.get(submission_id) or next(filter(None, waiting), None)
+        return self.slots.get(submission_id) or self.frozen.get(submission_id) or next(filter(None, waiting), None)
 
     def remove(self, submission_id: str) -> Submission | None:
-        """Take it out, waiting or in flight; None where it is neither."""
+        """Take it out, waiting, frozen or in flight; None where it is none of these."""
         waiting = (queue.remove(submission_id) for queue in self._queues)
-        return self.slots.pop(submission_id, None) or next(filter(None, waiting), None)
+        found = self.slots.pop(submission_id, None) or self.frozen.pop(submission_id, None)
+        return found or next(filter(None, waiting), None)
 
     def commit(self, slots: Sequence[Slot]) -> list[Slot]:
         """These slots have taken their step; returns those that finished with it, no longer in flight.
@@ -79,13 +103,22 @@ class Scheduler:
                 slot.step += 1
         return finished
 
-    def _admit(self, waiting: WaitingQueue, free: int) -> list[Slot]:
-        return [self._open_slot(waiting.pop()) for _ in range(min(free, len(waiting)))]
+    def _next_shared(self) -> Submission | None:
+        """What gets the next free shared slot, taken out of where it waits; None where nothing does."""
+        overdue = next((each for each in self.frozen.values() if not each.may_freeze), None)
+        if overdue is not None:
+            return self.frozen.pop(overdue.id)
+        if self.frozen and not self.waiting.num_urgent:
+            return self.frozen.popitem()[1]
+        return self.waiting.pop() if self.waiting else None
 
     def _open_slot(self, submission: Submission) -> Slot:
         """A slot with the lowest free index of its bucket."""
         taken = {slot.index for slot in self.slots.values() if slot.bucket == submission.bucket}
         index = next(index for index in count() if index not in taken)
-        values = {item.name: getattr(submission, item.name) for item in fields(Submission)}
-        slot = self.slots[submission.id] = Slot(**values, index=index)
+        slot = self.slots[submission.id] = Slot(**_values(submission), index=index)
         return slot
+
+
+def _values(submission: Submission) -> dict[str, Any]:
+    return {item.name: getattr(submission, item.name) for item in fields(Submission)}

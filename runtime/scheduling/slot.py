@@ -13,6 +13,9 @@ class Submission:
     `runner` executes it, `work` is what was prepared for that; `bucket` is the length T that it shares with others. At
     most one submission of a `session` waits; urgent ones go first, and clients take turns. It begins at `step`, later
     than 0 where it resumes.
+
+    `frozen`: what its runner continues it from, where its slot was given to an urgent one; it has been without a slot
+    for `ticks_frozen` ticks so far.
     """
 
     id: str
@@ -24,6 +27,13 @@ class Submission:
     client: str = ""
     is_urgent: bool = False
     step: int = 0
+    frozen: Any = None
+    ticks_frozen: int = 0
+
+    @property
+    def may_freeze(self) -> bool:
+        """Whether an urgent submission may take its slot: it is frozen for no more ticks in all than it has steps."""
+        return not self.is_urgent and self.ticks_frozen < self.steps
 
 
 @dataclass(slots=True, eq=False)

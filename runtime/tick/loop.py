@@ -58,6 +58,8 @@ class TickLoop(LoopClient):
         self._snapshots: deque[Snapshot] = deque()
         self._swaps: deque[Swap | Rehearse] = deque()
         self._updated: list[str] = []
+        self._frozen: list[str] = []
+        self._resumed: list[str] = []
         self._counted = (device.allocations, self._launch_counts())
         self._last_tick_s = time.monotonic()
         self._last_begin: DeviceEvent | None = None
@@ -124,7 +126,8 @@ class TickLoop(LoopClient):
     def tick(self) -> TickRecord | None:
         """One pass: every live slot takes one step. None where nothing is live."""
         self._drain_inbox()
-        plan = self._plan(self._scheduler.admit())
+        self._between_ticks()
+        plan = self._plan()
         if plan is None:
             return self._idle()
         launched = [runner.launch(part) for runner, part in plan]
@@ -138,13 +141,16 @@ class TickLoop(LoopClient):
             self._handle(message)
 
     @phase("schedule")
-    def _plan(self, admitted: Sequence[Slot]) -> Plan | None:
-        """What every runner executes for its live slots; None where there is none."""
+    def _between_ticks(self) -> None:
+        """Answer what was asked about slots and engines; then free slots for urgent generations, and fill free ones."""
         self._take_snapshots()
         self._take_swaps()
-        for slot in admitted:
-            self._admit(slot)
+        self._frozen = [slot.id for slot in self._scheduler.to_freeze() if self._freeze(slot)]
+        self._resumed = [slot.id for slot in self._scheduler.admit() if self._admit(slot)]
         self._publish_updates()
+
+    def _plan(self) -> Plan | None:
+        """What every runner executes for its live slots; None where there is none."""
         plan = [(runner, part) for runner in self._runners if (part := runner.plan()) is not None]
         return plan or None
 
@@ -212,9 +218,24 @@ class TickLoop(LoopClient):
             self._in_flight[0].wait()
             self._observe([self._complete(self._in_flight.popleft())])
 
-    def _admit(self, slot: Slot) -> None:
-        if self._attempt(slot, slot.runner.admit):
+    def _freeze(self, slot: Slot) -> bool:
+        """Take a slot from a generation, which is continued later; one that cannot be copied keeps it."""
+        try:
+            self._scheduler.freeze(slot, slot.runner.freeze(slot))
+        except EngineDeadError:
+            raise
+        except EngineError:
+            return False
+        return True
+
+    def _admit(self, slot: Slot) -> bool:
+        """Let a generation begin, or continue: returns whether it was frozen before."""
+        was_frozen = slot.frozen is not None
+        if not self._attempt(slot, slot.runner.admit):
+            return False
+        if not was_frozen:
             self._registry.publish(Started(slot.id, self._scheduler.tick))
+        return was_frozen
 
     def _attempt(self, slot: Slot, call: Callable[[Slot], None]) -> bool:
         """Let a runner take a slot's values; False where it cannot: the generation ends with the error."""
@@ -340,8 +361,8 @@ class TickLoop(LoopClient):
                 message.reply.set_exception(error)
 
     def _snapshot(self, request_id: str) -> Any:
-        slot = self._scheduler.slots.get(request_id)
-        if slot is None:
+        slot = self._scheduler.find(request_id)
+        if slot is None or not (isinstance(slot, Slot) or slot.frozen):
             raise RequestError(f"no generation {request_id} is in flight", field="id")
         if isinstance(slot.work, SequenceWork):
             return slot.runner.snapshot(slot)
@@ -370,6 +391,8 @@ class TickLoop(LoopClient):
             variants=tuple([variant for part in parts for variant in part.variants]),
             queue_depth=self._scheduler.num_waiting,
             generation=self._generation,
+            frozen=tuple(self._frozen),
+            resumed=tuple(self._resumed),
         )
 
     def _count(self, record: TickRecord) -> None:

@@ -44,6 +44,7 @@ class TickRecord:
     buckets, engine_ms: the decoder's executes on the device; of buckets that replayed a graph, the whole graph.
     device_gap_ms: from when the device began the tick before to when it began this one, 0 for the first. Times on the
     device are taken where the loop has observers.
+    frozen, resumed: background generations that lost their slot to an urgent one before this tick, or have one again.
     bound, captured, replayed, evicted: what happened to launches (see LaunchCache); `generation` counts engine swaps.
     """
 
@@ -66,6 +67,8 @@ class TickRecord:
     evicted: int = 0
     generation: int = 0
     finished: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
 
     @property
     def started_s(self) -> float:

@@ -93,6 +93,9 @@ class Metrics:
         self.occupancy = self._histogram("batch_occupancy_ratio", "Active slots divided by all slots, per tick", RATIOS)
         self.rows = self._counter("decoder_rows", "Batch rows executed by the decoder")
         self.allocations = self._counter("tick_allocations", "Memory allocations made during ticks")
+        self.preemptions = self._counter(
+            "preemptions", "Generations frozen in mid-flight to give a live session their slot"
+        )
         self.planner_tokens = self._counter("planner_tokens", "Tokens that the planner has written")
         self.slots_active = self._gauge("slots_active", "Slots in use")
         self.slots_capacity = self._gauge("slots_capacity", "Slots in total")
@@ -153,6 +156,8 @@ class Metrics:
             self.phases[phase].observe(ms / 1e3)
         self.occupancy.observe(record.slots / self._depth)
         self.rows.inc(record.rows)
+        if record.frozen:
+            self.preemptions.inc(len(record.frozen))
         if record.allocations:
             self.allocations.inc(record.allocations)
 

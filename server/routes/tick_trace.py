@@ -58,6 +58,8 @@ def _host_events(record: TickRecord, begin_ms: float) -> Iterator[Event]:
         "allocations": record.allocations,
         "replayed": record.replayed,
         "finished": len(record.finished),
+        "frozen": len(record.frozen),
+        "resumed": len(record.resumed),
     }
     yield slice_event(f"tick {record.tick}", HOST, begin_ms, record.tick_ms, args)
     for span in record.spans:

@@ -29,7 +29,8 @@ CONTEXT = {frames: rand(frames, X) for frames in (16, 32, 64)}
 
 def make(name: str, frames: int = 32, **changes: Any) -> GenerationRequest:
     changes.setdefault("conditions", (CONDITIONS[0],))
-    changes.setdefault("context", CONTEXT[frames])
+    if "context" not in changes:
+        changes["context"] = CONTEXT[frames]
     changes.setdefault("steps", 4)
     changes.setdefault("seed", len(name) + sum(map(ord, name)))
     return GenerationRequest(frames=frames, id=name, **changes)

@@ -55,6 +55,7 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
         ("goals", verdict(result)),
         *([("admission", _refusals(result))] if "refused" in result else []),
         ("underruns", f"{result['underruns']} ({result['missing_s']:.2f} s), {result['late_s']:.2f} s arrived late"),
+        *([("background", _background(result))] if "background" in result else []),
         ("lead", f"p50 {lead['p50']:.3f} s   min {lead['min']:.3f}"),
         (
             "controls",
@@ -66,6 +67,12 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
         ("memory", f"server {result['server_mib']:.0f} MiB, {result['mib_per_session']:.1f} per session"),
         ("idle server", f"{result['idle_mib']:.0f} MiB, {result['idle_cpu_percent']:.1f} % of a core"),
     ]
+
+
+def _background(result: Mapping[str, Any]) -> str:
+    made, took_s = result["background_generations"], result["background_generation_s"]
+    frozen = f"{result['preemptions']:.0f} times frozen for a live session"
+    return f"{result['background']} clients over HTTP: {made:.0f} generations, {took_s:.2f} s each, {frozen}"
 
 
 def _refusals(result: Mapping[str, Any]) -> str:

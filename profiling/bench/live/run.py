@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
+from statistics import median
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from profiling.bench.live.client import SessionRefusedError
 from profiling.bench.live.result import live_result
@@ -16,7 +24,7 @@ from profiling.server_process import ServerProcess, server_process
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, Target
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, TickError
 from runtime.task_progress import REDRAW_INTERVAL_S, TaskProgress
 
 # All clients have one address.
@@ -26,8 +34,10 @@ UNLIMITED = {**ONE_ADDRESS, "TICKRT_MAX_REFRESH_S": "3600"}
 ARRIVAL_S = 0.2  # Between two clients, where the server decides from what it measures.
 
 IDLE_S = 1.0
+GENERATION_TIMEOUT_S = 120.0
 MIB = 1 << 20
 MEMORY, CPU = "process_resident_memory_bytes", "process_cpu_seconds_total"
+PREEMPTIONS = "tickrt_preemptions_total"
 
 
 @dataclass(frozen=True)
@@ -35,13 +45,14 @@ class LiveLoad:
     """Numbers of sessions, one run each, and what every client does.
 
     compares_plans: two runs each, without a plan and with one; ConfigError in another mode than extend. admission: the
-    server's own limits hold, and those that it refuses are counted.
+    server's own limits hold, and those that it refuses are counted. background: clients that generate over HTTP beside.
     """
 
     sessions: tuple[int, ...]
     script: Script
     compares_plans: bool = False
     admission: bool = False
+    background: int = 0
 
     def __post_init__(self) -> None:
         if self.compares_plans and self.script.mode != "extend":
@@ -65,6 +76,8 @@ class LiveLoad:
         shape = {"mode": script.mode, "interval_s": script.interval_s, "minutes": round(script.change_s / 60.0, 3)}
         if self.admission:
             shape["admission"] = True
+        if self.background:
+            shape["background"] = self.background
         if self.kind == "live":
             return {"sessions": self.sessions[0], **shape}
         return {"over": "sessions", "values": list(self.sessions), **shape}
@@ -124,7 +137,7 @@ def _measure(
     idle: Mapping[str, float],
 ) -> dict[str, Any]:
     before, cpu_s, begin_s = server.metrics(), time.process_time(), time.monotonic()
-    with progress.task(f"{sessions} live sessions"):
+    with progress.task(f"{sessions} live sessions"), generating(server.url, load.background) as background_s:
         ended = asyncio.run(_run_clients(server.url, script, sessions, progress, load.admission))
     wall_s = time.monotonic() - begin_s
     after = server.metrics()
@@ -133,7 +146,46 @@ def _measure(
     used["clients_cpu"] = (time.process_time() - cpu_s) / wall_s
     runs = [each for each in ended if isinstance(each, ClientRun)]
     refused = [each for each in ended if isinstance(each, SessionRefusedError)]
+    if load.background:
+        used["background_generations"] = len(background_s)
+        used["background_generation_s"] = median(background_s) if background_s else 0.0
+        used["preemptions"] = after[PREEMPTIONS] - before[PREEMPTIONS]
     return {**live_result(target, runs, used), **(refusals(sessions, refused) if load.admission else {})}
+
+
+@contextmanager
+def generating(url: str, clients: int) -> Iterator[Sequence[float]]:
+    """Clients that generate one canvas after the other over HTTP until the block ends; how long each took, in seconds.
+
+    Raises TickError where the server refuses one, OSError where it is gone.
+    """
+    took_s: list[float] = []
+    is_over = threading.Event()
+
+    def generate(client: int) -> None:
+        for seed in count(client, clients):
+            if is_over.is_set():
+                return
+            begin_s = time.monotonic()
+            body = json.dumps({"prompt": "calm pads in D minor", "seed": seed}).encode()
+            asked = Request(f"{url}/v1/audio/generations", body, {"content-type": "application/json"})
+            try:
+                with urlopen(asked, timeout=GENERATION_TIMEOUT_S) as answer:
+                    answer.read()
+            except HTTPError as error:
+                with error:
+                    text = error.read().decode(errors="replace")
+                raise TickError(f"the server refused a generation in the background: {text}") from None
+            took_s.append(time.monotonic() - begin_s)
+
+    with ThreadPoolExecutor(max(1, clients)) as threads:
+        running = [threads.submit(generate, client) for client in range(clients)]
+        try:
+            yield took_s
+        finally:
+            is_over.set()
+    for each in running:
+        each.result()
 
 
 def refusals(asked: int, refused: Sequence[SessionRefusedError]) -> dict[str, Any]:

@@ -95,3 +95,109 @@ def test_a_runner_with_slots_of_its_own_does_not_wait_for_others() -> None:
     assert [slot.id for slot in found.admit()] == ["own c"]
     assert found.remove("own c") is not waiting
     assert found.find("own c") is None
+
+
+def urgent(name: str, **changes: object) -> Submission:
+    return submission(name, is_urgent=True, **changes)  # type: ignore[arg-type]
+
+
+def tick(found: Scheduler) -> list[str]:
+    """One pass without a device; the names of the new slots."""
+    for slot in found.to_freeze():
+        found.freeze(slot, f"state of {slot.id}")
+    admitted = [slot.id for slot in found.admit()]
+    found.commit(list(found.slots.values()))
+    return admitted
+
+
+def test_an_urgent_submission_takes_the_newest_slot_and_gives_it_back() -> None:
+    found = scheduler(submission("a"), submission("b", steps=9), submission("c"), depth=2)
+    found.commit(list(found.slots.values()))
+    found.push(urgent("u", steps=1))
+    assert [slot.id for slot in found.to_freeze()] == ["b"]
+    assert tick(found) == ["u"]
+    assert (list(found.slots), list(found.frozen), found.num_waiting) == (["a"], ["b"], 2)
+    assert tick(found) == ["b"]
+    assert (found.slots["b"].step, found.slots["b"].index, found.slots["b"].frozen) == (2, 1, "state of b")
+    assert found.num_waiting == 1
+
+
+def test_free_slots_are_taken_before_any_is_frozen() -> None:
+    found = scheduler(submission("a"), submission("b"), submission("c"))
+    for name in ("u", "v"):
+        found.push(urgent(name))
+    assert tick(found) == ["u", "v"]
+    assert list(found.frozen) == ["c"]
+
+
+def test_urgent_slots_and_those_of_other_runners_are_not_frozen() -> None:
+    found = Scheduler(2, {"own": 2})
+    found.push(replace(submission("own"), runner="own"))
+    for name in ("u", "v", "w"):
+        found.push(urgent(name))
+    assert tick(found) == ["u", "v", "own"]
+    assert list(found.to_freeze()) == []
+    found.remove("v")
+    found.waiting.remove("w")
+    found.push(submission("a"))
+    assert tick(found) == ["a"]
+    found.push(urgent("x"))
+    assert [slot.id for slot in found.to_freeze()] == ["a"]
+
+
+def test_frozen_submissions_go_on_behind_urgent_ones_and_before_the_rest_oldest_first() -> None:
+    found = scheduler(submission("a"), submission("b"), submission("waits"), depth=2)
+    for name in ("u", "v"):
+        found.push(urgent(name, steps=1))
+    tick(found)
+    assert list(found.frozen) == ["b", "a"]
+    found.push(urgent("w", steps=1))
+    assert tick(found) == ["w", "a"]
+    assert tick(found) == ["b"]
+    found.remove("b")
+    assert tick(found) == ["waits"]
+
+
+def test_a_submission_is_frozen_for_no_more_ticks_than_it_has_steps() -> None:
+    """With one slot and urgent submissions all the time, it goes on at last, and is not frozen again."""
+    found = scheduler(submission("a", steps=3), depth=1)
+    found.commit(list(found.slots.values()))
+    is_there = []
+    for number in range(3 + 2):
+        found.push(urgent(f"u{number}", steps=1))
+        tick(found)
+        is_there.append(found.find("a") is not None)
+    assert is_there == [True, True, True, True, False]
+
+
+def test_short_freezes_count_together() -> None:
+    found = scheduler(submission("a", steps=4), depth=1)
+    for number in range(4):
+        found.push(urgent(f"u{number}", steps=1))
+        tick(found)
+        assert list(found.frozen) == ["a"]
+        found.frozen["a"].step = 0
+        assert tick(found) == ["a"]
+    found.push(urgent("late"))
+    assert list(found.to_freeze()) == []
+
+
+def test_an_overdue_submission_takes_the_next_free_slot_and_no_other_one_is_frozen_for_it() -> None:
+    found = scheduler(submission("a", steps=9), submission("b", steps=1), depth=2)
+    found.push(urgent("u", steps=1))
+    tick(found)
+    assert (list(found.frozen), found.frozen["b"].may_freeze) == (["b"], False)
+    found.push(urgent("v", steps=1))
+    assert [slot.id for slot in found.to_freeze()] == ["a"]
+    assert tick(found) == ["b", "v"]
+
+
+def test_frozen_submissions_are_found_and_removed_by_id() -> None:
+    found = scheduler(submission("a"), depth=1)
+    found.push(urgent("u"))
+    tick(found)
+    frozen = found.find("a")
+    assert frozen is found.frozen["a"]
+    assert found.remove("a") is frozen
+    assert found.find("a") is None
+    assert found.num_waiting == 0

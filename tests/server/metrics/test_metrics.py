@@ -3,10 +3,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from queue import SimpleQueue
 
 import pytest
 from helpers.http_harness import GENERATIONS, Served, connected, eventually, raw_request
 
+from runtime.pipeline.generation import LongGeneration
+from runtime.requests.options import parse_options
+from runtime.tick.events import Event, Finished, Progress, Started
 from runtime.tick.record import PHASES, TickRecord
 from server.metrics.metrics import Metrics, Outcome
 
@@ -84,6 +89,7 @@ def test_a_tick_record_is_observed() -> None:
     metrics = Metrics()
     record = TickRecord(tick=1, slots=3, rows=6, frames=(32,), executes=1, variants=("plain",), queue_depth=0)
     record.tick_ms, record.engine_ms, record.allocations = 20.0, 15.0, 2
+    record.frozen = ("a", "b")
     record.marks = (("inbox", 0.0), ("wait", 0.25), ("inbox", 0.75), ("", 1.0))
     metrics._depth = 4
     metrics.observe_tick(record)
@@ -98,6 +104,24 @@ def test_a_tick_record_is_observed() -> None:
     assert phases["inbox"] + "0.5\n" in text
     assert all(line in text for line in phases.values())
     assert "tickrt_tick_allocations_total 2.0" in text
+    assert "tickrt_preemptions_total 2.0" in text
+
+
+def test_an_urgent_generation_takes_the_slot_of_one_over_http_which_is_the_same_afterwards(serve: Serve) -> None:
+    served = serve(depth=1)
+    whole, events = served.post(steps=9), SimpleQueue[Event]()
+    request = LongGeneration(served.pipeline, parse_options({"prompt": "b", "steps": 2})).next_request()
+    assert request is not None
+    served.pause()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(served.post, steps=9)
+        eventually(lambda: served.pipeline.loop.stats().slots_active == 1)
+        served.pipeline.loop.submit(replace(request, is_urgent=True), events.put)
+        served.resume()
+        assert answer.result().content == whole.content
+    assert served.metrics()["tickrt_preemptions_total"] == 1
+    kinds = [type(events.get_nowait()) for _ in range(events.qsize())]
+    assert kinds == [Started, Progress, Finished]
 
 
 def test_there_are_no_series_with_the_time_of_creation(served: Served) -> None:

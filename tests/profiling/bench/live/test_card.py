@@ -45,6 +45,14 @@ def test_a_run_has_latencies_goals_and_stages() -> None:
     assert ["ticks", "80", "per", "second", "of", "10.00", "ms:", "80%"] in lines
 
 
+def test_generations_in_the_background_are_shown() -> None:
+    beside = {
+        "background": 8, "background_generations": 31, "background_generation_s": 1.256, "preemptions": 7.0,
+    }  # fmt: skip
+    shown = "background 8 clients over HTTP: 31 generations, 1.26 s each, 7 times frozen for a live session"
+    assert shown in " ".join(word for line in text_of({**ABOUT, **point(1, 1.0), **beside}) for word in line)
+
+
 def test_refusals_are_shown_with_what_the_clients_know() -> None:
     admission = {"asked": 5, "refused": 4, "refused_with_retry_after": 4, "refusal": "with one more it is full"}
     sweep = {**ABOUT, "over": "sessions", "points": [{**point(1, 1.0), **admission}]}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers.http_harness import Served, eventually
 
 from profiling.bench.live.client import SessionRefusedError
-from profiling.bench.live.run import LiveLoad, note_planning, parse_sessions, refusals
+from profiling.bench.live.run import LiveLoad, generating, note_planning, parse_sessions, refusals
 from profiling.bench.live.script import Script
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, TickError
 
 
 def test_sessions_are_one_number_or_several() -> None:
@@ -40,6 +41,17 @@ def test_every_number_of_sessions_plays_without_a_plan_and_with_one() -> None:
     assert points == [{"server_cpu": 0.5, "plan": False}, {"server_cpu": 0.8, "plan": True, "planning_cpu": 0.3}]
     with pytest.raises(ConfigError, match="--mode extend"):
         LiveLoad((2,), Script("loop", 2.0, 30.0), compares_plans=True)
+
+
+def test_clients_in_the_background_generate_until_the_sessions_have_played(served: Served) -> None:
+    with generating(served.url, 2) as took_s:
+        eventually(lambda: len(took_s) > 3)
+    made = len(took_s)
+    assert served.metrics()["tickrt_generations_total{outcome=ok}"] == made
+    assert LiveLoad((8,), Script("loop", 2.0, 30.0), background=2).shape()["background"] == 2
+    served.service.admission.drain()
+    with pytest.raises(TickError, match="shutting down"), generating(served.url, 1):
+        pass
 
 
 def test_refusals_are_counted_with_their_reason_and_those_that_say_when_to_ask_again() -> None:
