@@ -20,7 +20,6 @@ from profiling.reports.html import page
 from profiling.reports.tables import markdown, show
 from profiling.reports.trtexec_json import layer_info, profile_records
 from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Version
-from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
@@ -81,7 +80,7 @@ def run(
         check_folders(json_path, info_path, markdown_path, html_path, trace_path)
         deployment = load_deployment(config)
         deployment = deployment.model_copy(update={"target": target or deployment.target})
-        bundle = load_bundle(deployment.bundle)
+        bundle = deployment.loaded_bundle
         frames = frames or bundle.latents.canvas_frames
         sizes = sizes_of(bundle, rows, frames, tokens or deployment.shapes[0].tokens.nearest(TOKENS))
         profile = _profile(deployment, SHORT_NAMES.get(engine, engine), sizes, runs, peaks=peaks, ceilings=ceilings)

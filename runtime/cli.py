@@ -33,7 +33,7 @@ from runtime.cli_options import (
     range_text,
 )
 from runtime.command_line import Command, CommandLine, Config, Version
-from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.config.option_ranges import ANY_MODEL
 from runtime.errors import ConfigError, FileError, RequestError, source_as
@@ -178,7 +178,7 @@ def _bundle_of(args: Iterable[str]) -> Bundle | None:
     """That of the first argument that is a deployment."""
     for argument in args:
         with suppress(ConfigError):
-            return load_bundle(load_deployment(Path(argument)).bundle)
+            return load_deployment(Path(argument)).loaded_bundle
     return None
 
 
@@ -227,7 +227,7 @@ def _run(job: Job) -> None:
     console = Terminal(stderr=True)
     deployment = load_deployment(job.config)
     condition = None if job.condition is None else read_condition(job.condition)
-    bundle = load_bundle(deployment.bundle)
+    bundle = deployment.loaded_bundle
     needs_text = condition is None and bundle.text_encoder is not None
     options = parse_options(job.values if needs_text else {"prompt": "", **job.values}, bundle.options)
     with _open(job, deployment) as pipeline, ExitStack() as stack:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from runtime.command_line import CommandLine, Config, Version
-from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.bundle import Bundle
 from runtime.config.deployment import Target, load_deployment
 from runtime.errors import TickError
 from runtime.pipeline.building import open_built_pipeline
@@ -71,8 +71,8 @@ def run(
         # Engines of a deployment that is given by its name are built where they are missing: here, in the main thread,
         # where Ctrl-C and SIGTERM end the build.
         built = None if config.is_file() else open_built_pipeline(deployment, target=target)
-        bundle = load_bundle(deployment.bundle)
-        code = serve(asgi_app, settings, listener, on_ready=partial(print_ready, url, settings, bundle))
+        ready = partial(print_ready, url, settings, deployment.loaded_bundle)
+        code = serve(asgi_app, settings, listener, on_ready=ready)
     failure: TickError | None = asgi_app.state.service.failure
     if failure is not None:
         raise failure

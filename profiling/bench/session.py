@@ -11,7 +11,7 @@ from profiling.bench.result import result_of
 from profiling.bench.steady_stream import Competitors, Measurement, SteadyStream
 from profiling.bench.workload import Workload
 from profiling.provenance import this_commit
-from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
@@ -59,7 +59,7 @@ class BenchSession:
 def open_session(deployment: Deployment, weights: Sequence[float] = ()) -> Iterator[BenchSession]:
     """Open device and engines for the time of a run. weights: see TaskProgress. Raises TickError."""
     this_commit()
-    bundle = load_bundle(deployment.bundle)
+    bundle = deployment.loaded_bundle
     with ExitStack() as stack:
         device = open_device(deployment.target)
         stack.callback(device.close)

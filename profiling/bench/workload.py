@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.engines.engine import EngineSet, condition_width
 from runtime.errors import ConfigError
@@ -81,7 +81,7 @@ def workload_of(
     sessions: int = 0,
 ) -> Workload:
     """A workload on a deployment; 0 frames or steps are the bundle's defaults. Raises ConfigError."""
-    bundle = load_bundle(deployment.bundle)
+    bundle = deployment.loaded_bundle
     unknown = sorted(set(features) - set(FEATURES))
     if unknown:
         raise ConfigError(f"unknown feature: {', '.join(unknown)}", fix=f"--features takes {', '.join(FEATURES)}")

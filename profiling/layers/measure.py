@@ -17,7 +17,7 @@ from profiling.layers.origins import Origins, read_graph
 from profiling.layers.timings import LayerTiming, Profile, Wall, layer_timings, make_feeds
 from profiling.layers.work import layer_works
 from profiling.provenance import commit
-from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.bundle import Bundle
 from runtime.config.conditions import TextGraphSpec, TimbreSpec
 from runtime.config.deployment import PLAN_TARGETS, Deployment, Target, build_command
 from runtime.denoise.slot_fields import rows_inputs, step_inputs
@@ -92,7 +92,7 @@ def measure(
     fix = build_command(deployment.path, deployment.target)
     engine = open_engine(deployment.engine_folder(), name, device, threads=deployment.runtime.threads, fix=fix)
     try:
-        bundle = load_bundle(deployment.bundle)
+        bundle = deployment.loaded_bundle
         origins = origins_of(engine, deployment.engine_folder(), bundle)
         profile = profile_engine(engine, device, feeds_of(engine, bundle, sizes), runs, origins, on_share)
         return replace(profile, about={**profile.about, "threads": deployment.runtime.threads})

@@ -7,6 +7,7 @@ unknown ones are refused.
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from runtime.config.bundle import BUNDLE_FILE
+from runtime.config.bundle import BUNDLE_FILE, Bundle, load_bundle
 from runtime.config.explain import read_toml, validated
 from runtime.errors import ConfigError, did_you_mean
 
@@ -130,6 +131,11 @@ class Deployment(BaseModel):
     adapters: Path | None = None
     merged_adapters: dict[str, Strength] = {}
     tables: dict[str, dict[str, Any]] = {}
+
+    @cached_property
+    def loaded_bundle(self) -> Bundle:
+        """The bundle, read when it is first asked for; copies of this deployment have the same. Raises ConfigError."""
+        return load_bundle(self.bundle)
 
     def engine_folder(self, target: Target | None = None) -> Path:
         """The folder of this deployment's engines for a target."""

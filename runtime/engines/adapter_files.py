@@ -18,7 +18,6 @@ import numpy as np
 from pydantic_core import from_json
 
 from runtime.config.adapter_spec import AdapterSpec
-from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.engines.adapters import NO_ADAPTERS, Adapter, AdapterCatalog, Floats
 from runtime.errors import AdapterError, ConfigError, RequestError, did_you_mean
@@ -48,7 +47,7 @@ def read_catalog(deployment: Deployment) -> AdapterCatalog:
     folder, rank = deployment.adapters, deployment.runtime.adapter_rank
     if folder is None and not rank:
         return NO_ADAPTERS
-    bundle = load_bundle(deployment.bundle)
+    bundle = deployment.loaded_bundle
     if bundle.adapters is None:
         raise ConfigError(
             f"{deployment.path}: bundle {bundle.name!r} takes no adapters: its bundle.toml has no [adapters]",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.bundle import Bundle
 from runtime.config.deployment import PLAN_TARGETS, Deployment, Target, build_command
 from runtime.config.planner import PlannerSpec
 from runtime.devices.device import Device
@@ -194,7 +194,7 @@ def open_engines(
     AdapterError, RequestError (an unknown adapter), EngineNotBuiltError, EngineMismatchError, EngineError,
     OutOfMemoryError; no engine stays open then.
     """
-    folder, bundle = deployment.engine_folder(target), load_bundle(deployment.bundle)
+    folder, bundle = deployment.engine_folder(target), deployment.loaded_bundle
     fix = build_command(deployment.path, target or deployment.target)
     adapters = read_catalog(deployment)
     uses = adapters.find(deployment.merged_adapters if merged is None else merged)
@@ -249,7 +249,7 @@ def _check_merged(manifest: Manifest, uses: Sequence[AdapterUse], fix: str) -> N
 
 def _merged_weights(deployment: Deployment, uses: Sequence[AdapterUse]) -> MergedWeights | None:
     """The decoder's weights with these adapters; None without any, which spares the import of onnx."""
-    bundle = load_bundle(deployment.bundle) if uses else None
+    bundle = deployment.loaded_bundle if uses else None
     if bundle is None or bundle.adapters is None:
         return None
     from runtime.engines.merging import MergedWeights

@@ -17,7 +17,7 @@ from runtime.audio.codec import Codec, default_workers
 from runtime.audio.codec_queue import CodecQueue
 from runtime.audio.decoding import audio_chunks, convert_audio, within
 from runtime.audio.formats import Pcm, is_latents_file, read_latents
-from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
@@ -308,7 +308,7 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
         deployment = load_deployment(deployment)
     if target is not None:
         deployment = deployment.model_copy(update={"target": target})
-    bundle = load_bundle(deployment.bundle)
+    bundle = deployment.loaded_bundle
     device = open_device(deployment.target)
     with ExitStack() as opened:
         opened.callback(device.close)

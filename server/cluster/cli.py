@@ -12,7 +12,6 @@ import typer
 from rich.table import Table
 
 from runtime.command_line import CommandLine, Config, Version, need_packages
-from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.errors import ConfigError, StoreError, TickError
 from runtime.pipeline.building import build_engines
@@ -68,7 +67,7 @@ def up(
     print_line(f"{deployment.path.name}: building engines that are missing")
     build_engines(deployment.path, deployment.target, quiet=True)
     print_line(f"{deployment.path.name}: starting {replicas} replicas (logs: {cluster.folder / 'logs'})")
-    applied = cluster.start(deployment, load_bundle(deployment.bundle).name, counts, bind)
+    applied = cluster.start(deployment, deployment.loaded_bundle.name, counts, bind)
     print_status(cluster)
     print_line(f"ready{at(applied)}")
 

@@ -19,6 +19,7 @@ from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec, tiny_deployment
 from helpers.paths import ROOT
+from helpers.reads import bundle_reads
 from helpers.tiny_structure import FRAMES_PER_CODE
 from helpers.tones import tone
 from typer.testing import CliRunner
@@ -64,6 +65,12 @@ def test_a_planned_file_is_repeated_with_its_plan(built: Built, tmp_path: Path) 
     pcm, same, plain = (soundfile.read(path)[0] for path in (first, again, other))
     assert (np.array_equal(pcm, same), np.array_equal(pcm, plain)) == (True, False)
     assert (read_metadata(again).plan, read_metadata(other).plan) == (read_metadata(first).plan, {})
+
+
+def test_a_run_of_the_command_reads_the_bundle_once(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = bundle_reads(monkeypatch)
+    assert generate("--prompt", "a", "--seconds", 1, "--out", "a.wav").exit_code == 0
+    assert len(reads) == 1
 
 
 @pytest.mark.parametrize("suffix", [".wav", ".flac"])

@@ -7,15 +7,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers.factories import tiny_deployment
 from helpers.http_harness import TIMEOUT_S, Served
 from helpers.paths import DEMO_BUNDLE, ROOT
+from helpers.reads import bundle_reads
 from typer.testing import CliRunner
 
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
+from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.storage.sqlite_store import open_sqlite_store
 from server.cli import app, print_ready
 from server.config import ServerSettings
@@ -71,6 +75,26 @@ def test_a_state_folder_in_use_is_reported(
         code, text = run(built(max_rows=16).path, "--port", 0)
     assert code == 2
     assert "in use by another server" in text
+
+
+def test_a_server_reads_the_bundle_once(built: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch) -> None:
+    app_with = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(failure=None)))
+
+    def create(open_and_start: Callable[[], Pipeline], settings: ServerSettings) -> Any:
+        app_with.open = open_and_start
+        return app_with
+
+    def serve(asgi_app: Any, settings: ServerSettings, listener: Any, on_ready: Callable[[], None]) -> int:
+        asgi_app.open().close()
+        on_ready()
+        return 0
+
+    monkeypatch.setattr("server.cli.create_app", create)
+    monkeypatch.setattr("server.cli.serve", serve)
+    config = built(max_rows=16).path
+    reads = bundle_reads(monkeypatch)
+    assert run(config, "--port", 0)[0] == 0
+    assert len(reads) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from profiling.bench.workload import Workload
-from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.errors import ConfigError
 from runtime.requests.segments import generation_lengths
@@ -57,7 +56,7 @@ def churn_load(deployment: Deployment, text: str, workload: Workload, frames: in
 
     Raises ConfigError.
     """
-    lengths = (frames,) if frames else generation_lengths(load_bundle(deployment.bundle).latents, deployment.shapes)
+    lengths = (frames,) if frames else generation_lengths(deployment.loaded_bundle.latents, deployment.shapes)
     lengths = lengths[-MAX_LENGTHS:]
     most = min(max(shape.tokens.max for shape in deployment.shapes if shape.frames.holds(length)) for length in lengths)
     # Where the engines take fewer tokens, as wide a spread.

@@ -15,7 +15,6 @@ from profiling.bench.cluster.transport import measure_transport
 from profiling.bench.cluster_load import REPLICAS, ClusterLoad
 from profiling.bench.live.script import Script
 from profiling.provenance import provenance, this_commit
-from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import ConfigError
@@ -34,7 +33,7 @@ def measure_cluster(deployment: Deployment, load: ClusterLoad) -> dict[str, Any]
     this_commit()
     if deployment.target != load_deployment(deployment.path).target:
         raise ConfigError("--cluster serves the deployment's own target", fix="leave out --target")
-    bundle, bind = load_bundle(deployment.bundle), f"127.0.0.1:{free_port()}"
+    bundle, bind = deployment.loaded_bundle, f"127.0.0.1:{free_port()}"
     settings = {"TICKRT_MAX_REFRESH_S": "3600", "TICKRT_MAX_SESSIONS": str(4 * load.sessions + 8)}
     weights = [*[load.script.duration_s] * 3, FAILOVER_WEIGHT_S]
     with tempfile.TemporaryDirectory(prefix="tickrt-", ignore_cleanup_errors=True) as folder:

@@ -21,7 +21,6 @@ from profiling.bench.live.result import live_result
 from profiling.bench.live.script import ClientRun, Script, run_client
 from profiling.provenance import provenance, this_commit
 from profiling.server_process import ServerProcess, server_process
-from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, Target
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import ConfigError, TickError
@@ -107,7 +106,7 @@ def measure_live(deployment: Deployment, load: LiveLoad) -> dict[str, Any]:
     if load.compares_plans:
         note_planning(points)
     manifest = read_manifest(manifest_path(deployment.engine_folder(), "decoder"))
-    about = provenance(load_bundle(deployment.bundle), deployment, manifest)
+    about = provenance(deployment.loaded_bundle, deployment, manifest)
     found = points[0] if len(points) == 1 else {"points": points}
     return {"kind": load.kind, **load.shape(), **found, **about}
 

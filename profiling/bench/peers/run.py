@@ -28,7 +28,6 @@ from profiling.bench.workload import GUIDANCE, Workload, at_depth, workload_of
 from profiling.provenance import provenance
 from profiling.reports.text_table import print_table
 from runtime.command_line import need_packages
-from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.engines.engine import run_once
 from runtime.errors import ConfigError, EngineError
@@ -94,7 +93,7 @@ def torch_competitors(source: str, layers: int | None, load: Workload) -> Callab
 
 def peer_workloads(deployment: Deployment, frames: int, steps: int) -> list[Workload]:
     """REQUESTS without guidance and, where the model is meant to have it, with. Raises ConfigError."""
-    is_guided = load_bundle(deployment.bundle).sampler.guidance != 1.0
+    is_guided = deployment.loaded_bundle.sampler.guidance != 1.0
     scales = (1.0, GUIDANCE) if is_guided else (1.0,)
     return [workload_of(deployment, depth, frames, steps, guidance=scale) for scale in scales for depth in REQUESTS]
 

@@ -10,6 +10,7 @@ import soundfile
 from conftest import Built
 from helpers.factories import TinySpec, tiny_deployment
 from helpers.generations import generate
+from helpers.reads import bundle_reads
 from numpy.typing import NDArray
 
 from runtime.audio.formats import latents_bytes
@@ -77,6 +78,14 @@ def test_a_too_long_source_is_refused(pipeline: Pipeline) -> None:
 def test_all_engines_are_listed(pipeline: Pipeline) -> None:
     names = {engine.name for engine in pipeline.all_engines()}
     assert {"decoder", "codec_decode", "codec_encode", "text_encoder", "step.plain", "rows.plain"} <= names
+
+
+def test_opening_a_deployment_reads_its_bundle_once(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = built(planner={"capacity": 512}, conditions=True).path
+    reads = bundle_reads(monkeypatch)
+    with open_pipeline(config, target="cpu") as pipeline:
+        pipeline.reload()
+        assert reads == [pipeline.bundle.folder / "bundle.toml"]
 
 
 def test_missing_engines_are_reported_with_the_build_command(tmp_path: Path) -> None:
