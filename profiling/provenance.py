@@ -16,7 +16,7 @@ from runtime.engines.manifest import Manifest
 
 PACKAGE = Path(__file__).parent
 GIT_TIMEOUT_S = 10.0
-SWITCHES = {"fused_guidance", "event_wait", "capture", "batched_step", "frozen_conditions", "ticks_in_flight"}
+SWITCHES = {"fused_guidance", "capture", "ticks_in_flight"}
 
 
 def provenance(bundle: Bundle, deployment: Deployment, manifest: Manifest) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from hypothesis import HealthCheck, settings
 from simulator.fixture import Machine
 
 from engine_build.compile.builder import build_deployment
-from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
+from runtime.denoise.bucket import FASTEST, DenoiseParts
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
 from runtime.tick.loop import TickLoop
@@ -164,13 +164,18 @@ def loops(built: Built, backend: Backend, machine: Machine | None) -> Iterator[L
     closing = ExitStack()
 
     def open_loop(
-        deployment: Deployment | None = None, *, depth: int = 4, max_rows: int = 8, **changes: Any
+        deployment: Deployment | None = None,
+        *,
+        depth: int = 4,
+        max_rows: int = 8,
+        parts: DenoiseParts = FASTEST,
+        **changes: Any,
     ) -> TickLoop:
         deployment = deployment or resized(built(max_rows=16, backend=backend, **changes), depth, max_rows)
         deployment = captured(deployment, backend.capture)
         device = open_device(backend.target)
         closing.callback(device.close)
-        loop = TickLoop(open_engines(deployment, device), load_bundle(deployment.bundle), deployment, device)
+        loop = TickLoop(open_engines(deployment, device), deployment.loaded_bundle, deployment, device, parts)
         closing.callback(loop.close)
         return loop
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from profiling.bench.result import BUSY, NOISY_SPREAD, rounded, shape_of
 from profiling.bench.session import BenchSession
+from profiling.bench.slow_parts import BATCHED_STEP, EVENT_WAIT, FROZEN_CONDITIONS, TECHNIQUES, parts_without
 from profiling.bench.statistics import (
     Quartiles,
     paired_difference,
@@ -38,32 +39,42 @@ ALL_ON = RuntimeConfig().model_dump(include=SWITCHES)
 
 @dataclass(frozen=True, eq=False)
 class Ablation:
-    """An optimization of the tick, its replacement, and the values of [runtime] that switch it off."""
+    """An optimization of the tick and its replacement.
+
+    off: the values of [runtime] that switch it off. without: techniques that slower parts do without (see slow_parts).
+    """
 
     name: str
     instead: str
-    off: Mapping[str, Any]
+    off: Mapping[str, Any] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
 
     def no_effect_because(self, target: str, load: Workload, *, captures: bool) -> str:
         """Why it has no effect in this run; "" where it has. captures: whether ticks of this run became graphs."""
-        if target == "cpu" and self.off.keys() <= {"event_wait", "capture", "ticks_in_flight"}:
+        missing = self.off.keys() | self.without
+        if target == "cpu" and missing <= {EVENT_WAIT, "capture", "ticks_in_flight"}:
             return "on a CPU every launch runs to its end"
-        if self.off.keys() == {"capture"} and not captures:
+        if missing == {"capture"} and not captures:
             return "no tick could be captured"
-        if self.off.keys() == {"fused_guidance"} and load.guidance == 1.0:
+        if missing == {"fused_guidance"} and load.guidance == 1.0:
             return "guidance is off: add --guidance 3"
-        return "there is one slot" if self.off.keys() == {"batched_step"} and load.depth == 1 else ""
+        return "there is one slot" if missing == {BATCHED_STEP} and load.depth == 1 else ""
 
 
 ABLATIONS = (
     Ablation("fused guidance", "two executes", {"fused_guidance": False}),
-    Ablation("event wait", "wait for each", {"event_wait": False}),
+    Ablation("event wait", "wait for each", without=frozenset({EVENT_WAIT})),
     Ablation("captured graph", "plain enqueue", {"capture": False}),
-    Ablation("batched step", "slot by slot", {"batched_step": False}),
-    Ablation("frozen conditions", "at every tick", {"frozen_conditions": False}),
+    Ablation("batched step", "slot by slot", without=frozenset({BATCHED_STEP})),
+    Ablation("frozen conditions", "at every tick", without=frozenset({FROZEN_CONDITIONS})),
     Ablation("2 ticks in flight", "1", {"ticks_in_flight": 1}),
 )
-ALL_OFF = Ablation("all of these", "none of them", {name: off for each in ABLATIONS for name, off in each.off.items()})
+ALL_OFF = Ablation(
+    "all of these",
+    "none of them",
+    {name: off for each in ABLATIONS for name, off in each.off.items()},
+    frozenset(TECHNIQUES),
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +118,8 @@ def _measure(
 ) -> AblationResult:
     load = base.workload
     off = with_runtime(session.deployment, **{**ALL_ON, **ablation.off})
-    with session.progress.task(f"without {ablation.name}"), session.stream(load, off) as other:
+    parts = parts_without(ablation.without)
+    with session.progress.task(f"without {ablation.name}"), session.stream(load, off, parts) as other:
         what = f"with {ablation.name}"
         difference = check_equal("a generation", what, other.play(), expected, session.engines)
         other.warm_up()

@@ -13,6 +13,7 @@ from profiling.bench.workload import Workload
 from profiling.provenance import this_commit
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
+from runtime.denoise.bucket import FASTEST, DenoiseParts
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.engine import EngineSet
@@ -38,9 +39,14 @@ class BenchSession:
     progress: TaskProgress
 
     @contextmanager
-    def stream(self, load: Workload, deployment: Deployment | None = None) -> Iterator[SteadyStream]:
-        """A steady stream on a loop of its own, closed at the end. `deployment`: another [runtime] table."""
-        stream = SteadyStream(self.bundle, deployment or self.deployment, self.engines, self.device, load)
+    def stream(
+        self, load: Workload, deployment: Deployment | None = None, parts: DenoiseParts = FASTEST
+    ) -> Iterator[SteadyStream]:
+        """A steady stream on a loop of its own, closed at the end.
+
+        `deployment`: another [runtime] table; `parts`: of which it denoises.
+        """
+        stream = SteadyStream(self.bundle, deployment or self.deployment, self.engines, self.device, load, parts)
         try:
             yield stream
         finally:

@@ -19,6 +19,7 @@ from profiling.bench.statistics import Quartiles, paired_difference, paired_rati
 from profiling.bench.workload import Workload, at_depth, make_request
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
+from runtime.denoise.bucket import FASTEST, DenoiseParts
 from runtime.devices.device import Device
 from runtime.engines.engine import EngineSet
 from runtime.engines.loading import settle_kernels
@@ -101,6 +102,7 @@ class SteadyStream:
     engines: EngineSet
     device: Device
     workload: Workload
+    parts: DenoiseParts = FASTEST
     loop: TickLoop = field(init=False)
     finished: dict[str, Latents] = field(default_factory=dict)
     failures: list[TickError] = field(default_factory=list)
@@ -108,7 +110,7 @@ class SteadyStream:
 
     def __post_init__(self) -> None:
         self.deployment = at_depth(self.deployment, self.workload.depth)
-        self.loop = TickLoop(self.engines, self.bundle, self.deployment, self.device)
+        self.loop = TickLoop(self.engines, self.bundle, self.deployment, self.device, self.parts)
         self.loop.observers.append(lambda _: None)  # so that times on the device are taken, as in a server
         self._requests = [
             make_request(self.workload, self.bundle, self.engines, index) for index in range(self.workload.depth)

@@ -78,14 +78,7 @@ class RuntimeConfig(BaseModel):
     ticks_in_flight: int = Field(default=2, ge=1, le=2, description="2 launches a tick while the previous one runs.")
     threads: int = Field(default=0, ge=0, le=256, description="Threads of the CPU; 0 = all cores.")
     fused_guidance: bool = Field(default=True, description="Negative rows share an execute with the positive ones.")
-    event_wait: bool = Field(
-        default=True, description="The host waits for a tick's event instead of synchronizing after each execute."
-    )
     capture: bool = Field(default=True, description="A GPU replays recurring ticks as captured graphs.")
-    batched_step: bool = Field(default=True, description="One execute steps all slots.")
-    frozen_conditions: bool = Field(
-        default=True, description="Conditions are uploaded at admission, not at every tick."
-    )
     captured_graphs: int = Field(default=256, ge=2, le=1024, description="Captured graphs that are kept.")
     token_multiple: int = Field(
         default=0,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment
 from runtime.denoise.adapter_factors import AdapterFactors
 from runtime.denoise.prepared import PreparedGeneration
 from runtime.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
@@ -17,52 +16,56 @@ from runtime.denoise.slot_fields import FIELDS, written_states
 from runtime.denoise.slot_state import SlotState, vectors_bytes
 from runtime.denoise.step_binding import StepBinding
 from runtime.denoise.step_noise import StepNoise
-from runtime.devices.device import Device, Tensor
+from runtime.devices.device import Tensor
 from runtime.devices.packed_vectors import PackedVectors
+from runtime.engines.context import TickContext
 from runtime.engines.engine import Engine, EngineSet, Execution, smallest_superset
 from runtime.engines.launch_cache import Launch, LaunchCache
 from runtime.requests.request import MAX_CONDITIONS
 from runtime.scheduling.slot import Slot
 
 
+@dataclass(frozen=True)
+class DenoiseParts:
+    """The classes that denoising is made of. Profiling gives slower ones, to measure what each technique is worth."""
+
+    launches: type[LaunchCache] = LaunchCache
+    state: type[SlotState] = SlotState
+    rows: type[RowBuffers] = RowBuffers
+    step: type[StepBinding] = StepBinding
+
+
+FASTEST = DenoiseParts()
+
+
 class LengthBucket:
-    """Owns what slots of one length need on the device. One thread.
-
-    Subclasses (see ablations) choose other parts by overriding `state_kind`, `rows_kind` and `step_kind`.
-    """
-
-    state_kind: type[SlotState] = SlotState
-    rows_kind: type[RowBuffers] = RowBuffers
-    step_kind: type[StepBinding] = StepBinding
+    """Owns what slots of one length need on the device. One thread."""
 
     def __init__(
         self,
-        device: Device,
+        context: TickContext,
+        frames: int,
         launches: LaunchCache,
-        engines: EngineSet,
-        bundle: Bundle,
-        deployment: Deployment,
         worker: ThreadPoolExecutor,
         factors: AdapterFactors | None,
-        frames: int,
+        parts: DenoiseParts,
     ) -> None:
-        self.frames, self._factors = frames, factors
-        self._device, self._stream, self._launches, self._engines = device, launches.stream, launches, engines
-        self._bundle, self._deployment = bundle, deployment
+        device, bundle, runtime = context.device, context.bundle, context.runtime
+        self._context, self.frames, self._parts = context, frames, parts
+        self._launches, self._worker, self._factors = launches, worker, factors
         self._generation = 0
-        self._slot_count, self._channels = deployment.runtime.depth, bundle.latents.channels
+        self._slot_count, self._channels = runtime.depth, bundle.latents.channels
         most_rows = 2 * MAX_CONDITIONS * self._slot_count
         self._vectors = PackedVectors(device, vectors_bytes(self._slot_count, most_rows))
-        self.state = self.state_kind(
-            device, self._stream, self._vectors, slot_count=self._slot_count, frames=frames, channels=self._channels
+        self.state = parts.state(
+            device, context.stream, self._vectors, slot_count=self._slot_count, frames=frames, channels=self._channels
         )
-        time = engines.decoder.inputs[bundle.decoder.inputs.time]
+        time = context.engines.decoder.inputs[bundle.decoder.inputs.time]
         self._times = self._vectors.take(most_rows * ALIGNED * 4 // np.dtype(time.dtype).itemsize, time.dtype)
         self._rows = self._row_buffers(2 * self._slot_count)
-        self._steps = self.step_kind(device, self._stream, self.state, deployment.runtime.ticks_in_flight + 1)
-        self._worker = worker
+        self._steps = parts.step(device, context.stream, self.state, runtime.ticks_in_flight + 1)
         folds_tokens = bundle.decoder.inputs.condition_mask is not None
-        self._rules = LayoutRules(deployment, folds_tokens, row_multiple(frames, self._channels))
+        self._rules = LayoutRules(context.deployment, folds_tokens, row_multiple(frames, self._channels))
         self._variants: dict[tuple[str, frozenset[str]], frozenset[str]] = {}
         self._masked: Tensor | None = None
         self._live: dict[int, LiveSlot] = {}
@@ -132,7 +135,7 @@ class LengthBucket:
             self._write_noise()
         self._rows.set_times(self.state.set_times())
         self.state.flush()
-        self._vectors.flush(self._stream)
+        self._vectors.flush(self._context.stream)
         if layout.adapters:
             self._write_adapters(layout)
         launch = self._launch(layout)
@@ -167,7 +170,7 @@ class LengthBucket:
     def use(self, engines: EngineSet) -> None:
         """Take other engines of the same tensors. What was bound to the old ones is closed."""
         self.forget_launches()
-        self._engines = engines
+        self._context = replace(self._context, engines=engines)
         self._variants.clear()
         self._layout = None
         self._generation += 1
@@ -228,13 +231,13 @@ class LengthBucket:
         latents = self.state.double_buffer("latents").current.view(*shape)
         rows, hidden_states = None, latents
         if key.rows is not None:
-            rows, hidden_states, latents = self._bind_rows(self._engines.rows[key.rows], layout, latents)
+            rows, hidden_states, latents = self._bind_rows(self._context.engines.rows[key.rows], layout, latents)
         velocity = self._rows.velocity.view(len(layout.rows), self.frames, self._channels)
         launch = Launch(
             key=key,
             rows=rows,
             decoders=tuple(self._bind_decoder(layout, *execute, hidden_states) for execute in layout.executes),
-            step=self._steps.bind(self._engines.steps[key.step], layout, latents, velocity),
+            step=self._steps.bind(self._context.engines.steps[key.step], layout, latents, velocity),
             writes=written_states(key.step),
         )
         self.state.flush()  # binding may have made fields, with their neutral rows
@@ -248,7 +251,7 @@ class LengthBucket:
         tensors |= {"latents": latents, "hidden_states": hidden_states}
         if "masked_latents" in engine.outputs:
             if self._masked is None:
-                self._masked = self._device.zeros((self._slot_count, self.frames, self._channels), np.float32)
+                self._masked = self._context.device.zeros((self._slot_count, self.frames, self._channels), np.float32)
             latents = tensors["masked_latents"] = self._masked.view(*latents.shape)
         return engine.bind(tensors), hidden_states, latents
 
@@ -256,12 +259,13 @@ class LengthBucket:
         tensors = self._rows.decoder_tensors(begin, end, tokens, hidden_states)
         start = begin * self.frames * self._channels
         velocity = self._rows.velocity.view(end - begin, self.frames, self._channels, start=start)
-        tensors[self._bundle.decoder.outputs.velocity] = velocity
+        engines = self._context.engines
+        tensors[self._context.bundle.decoder.outputs.velocity] = velocity
         if not layout.adapters:
-            return self._engines.decoder.bind(tensors)
+            return engines.decoder.bind(tensors)
         assert self._factors is not None
-        assert self._engines.adapted is not None
-        return self._engines.adapted.bind(tensors | self._rows.adapter_tensors(begin, end, self._factors))
+        assert engines.adapted is not None
+        return engines.adapted.bind(tensors | self._rows.adapter_tensors(begin, end, self._factors))
 
     def _adapter_rank(self, layout: RowLayout) -> int:
         """Q; 0 where no row has an adapter: then the plain decoder runs."""
@@ -279,16 +283,12 @@ class LengthBucket:
     def _variant(self, kind: str, features: frozenset[str]) -> frozenset[str]:
         key = (kind, features)
         if key not in self._variants:
-            engines = self._engines.steps if kind == "step" else self._engines.rows
-            self._variants[key] = smallest_superset(engines, features)
+            engines = self._context.engines
+            self._variants[key] = smallest_superset(engines.steps if kind == "step" else engines.rows, features)
         return self._variants[key]
 
     def _row_buffers(self, capacity: int) -> RowBuffers:
-        return self.rows_kind(
-            self._device, self._stream, self._engines.decoder, self._bundle, self._vectors, self._times,
-            frames=self.frames, capacity=capacity, tokens=self._deployment.max_tokens,
-            adapter_rank=self._deployment.runtime.adapter_rank,
-        )  # fmt: skip
+        return self._parts.rows(self._context, self._vectors, self._times, frames=self.frames, capacity=capacity)
 
 
 def _layout_facts(live: LiveSlot) -> tuple[object, ...]:

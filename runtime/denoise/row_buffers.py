@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config.bundle import Bundle
 from runtime.denoise.adapter_factors import AdapterFactors
 from runtime.denoise.row_layout import RowLayout
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.devices.packed_vectors import PackedVectors, host_view
 from runtime.engines.adapters import ROW_WEIGHTS, AdapterUse
-from runtime.engines.engine import Engine, condition_shape, condition_width
+from runtime.engines.context import TickContext
+from runtime.engines.engine import condition_shape, condition_width
 
 # Where an execute's part of a tensor may begin, in elements of 4 bytes: GPUs want addresses that are multiples of 256.
 ALIGNED = 64
@@ -48,27 +48,23 @@ class Buffer:
 
 
 class RowBuffers:
-    """Everything with a row dimension, for T frames and up to `capacity` rows of up to `tokens` tokens.
+    """Everything with a row dimension, for T frames and up to `capacity` rows.
 
     `times` has room for a flow time per row, those of an execute next to each other at an aligned address.
-    adapter_rank: the most columns that rows' weights of adapters may have.
     """
 
     def __init__(
         self,
-        device: Device,
-        stream: Stream,
-        decoder: Engine,
-        bundle: Bundle,
+        context: TickContext,
         vectors: PackedVectors,
         times: tuple[Tensor, NDArray[Any]],
         *,
         frames: int,
         capacity: int,
-        tokens: int,
-        adapter_rank: int = 0,
     ) -> None:
-        self._device, self._stream, self._vectors = device, stream, vectors
+        device, bundle, decoder = context.device, context.bundle, context.engines.decoder
+        tokens, adapter_rank = context.deployment.max_tokens, context.runtime.adapter_rank
+        self._device, self._stream, self._vectors = device, context.stream, vectors
         self._time, host_times = times
         self._host_times = host_view(host_times) if host_times.dtype == np.float32 else host_times
         self._time_places: list[tuple[int, int]] = []

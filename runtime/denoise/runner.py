@@ -8,17 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment
-from runtime.denoise.ablations import bucket_kind, launch_cache_kind
 from runtime.denoise.adapter_factors import AdapterFactors
-from runtime.denoise.bucket import LengthBucket
+from runtime.denoise.bucket import FASTEST, DenoiseParts, LengthBucket
 from runtime.denoise.prepared import PreparedGeneration
 from runtime.denoise.row_layout import RowLayout
-from runtime.devices.device import Device, Event, Stream
+from runtime.devices.device import Event, Stream
 from runtime.devices.memory import ArrayPool
 from runtime.engines.adapters import Adapter
-from runtime.engines.engine import Engine, EngineSet, condition_width, variant_name
+from runtime.engines.context import TickContext
+from runtime.engines.engine import EngineSet, condition_width, variant_name
 from runtime.engines.launch_cache import LaunchCounts
 from runtime.errors import EngineDeadError, EngineError, ShapeError, TickError
 from runtime.requests.curves import Array
@@ -100,9 +98,8 @@ class FrozenStates:
 
     def continued(self, work: PreparedGeneration) -> PreparedGeneration:
         """`work` from where it was frozen; its next step's noise is drawn anew. Waits until the states are copied."""
-        return replace(
-            work, states=self.arrived(), has_cached_negative=self.has_cached_negative, step_noise=None
-        )
+        states, has_negative = self.arrived(), self.has_cached_negative
+        return replace(work, states=states, has_cached_negative=has_negative, step_noise=None)
 
 
 class DenoiseRunner:
@@ -111,28 +108,16 @@ class DenoiseRunner:
     Finished latents leave on a second stream, while the next tick executes. One thread.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        stream: Stream,
-        engines: EngineSet,
-        bundle: Bundle,
-        deployment: Deployment,
-        recorder: PhaseRecorder,
-    ) -> None:
-        self._device, self._stream, self._recorder = device, stream, recorder
-        self._engines, self._bundle, self._deployment = engines, bundle, deployment
+    def __init__(self, context: TickContext, recorder: PhaseRecorder, parts: DenoiseParts = FASTEST) -> None:
+        device, stream, adapted, runtime = context.device, context.stream, context.engines.adapted, context.runtime
+        self._context, self._stream, self._recorder, self._parts = context, stream, recorder, parts
         self._copies = device.stream()
-        runtime = deployment.runtime
-        self._bucket_kind = bucket_kind(runtime)
-        self._launches = launch_cache_kind(runtime)(
-            device, stream, runtime.captured_graphs, captures=runtime.capture and device.kind != "cpu"
-        )
+        self._launches = parts.launches(device, stream, runtime.captured_graphs, captures=context.can_capture)
         self._factors = None
-        if engines.adapted is not None and runtime.adapter_rank:
-            self._factors = AdapterFactors(device, stream, engines.adapted, runtime.adapter_rank)
+        if adapted is not None and runtime.adapter_rank:
+            self._factors = AdapterFactors(device, stream, adapted, runtime.adapter_rank)
         self._noise_worker = ThreadPoolExecutor(1, "step-noise")
-        device.reserve_uploads(_upload_bytes(engines.decoder, bundle, deployment))
+        device.reserve_uploads(_upload_bytes(context))
         self._buckets: dict[int, LengthBucket] = {}
         self._pools: dict[int, ArrayPool] = {}
         self._part: DenoisePart | None = None
@@ -228,21 +213,14 @@ class DenoiseRunner:
             if len(idle) >= MAX_IDLE_BUCKETS:
                 self._close(idle[0])
             self._pools[frames] = self._pool(frames)
-            self._buckets[frames] = self._bucket_kind(
-                self._device,
-                self._launches,
-                self._engines,
-                self._bundle,
-                self._deployment,
-                self._noise_worker,
-                self._factors,
-                frames,
+            self._buckets[frames] = LengthBucket(
+                self._context, frames, self._launches, self._noise_worker, self._factors, self._parts
             )
         return self._buckets[frames]
 
     def use(self, engines: EngineSet) -> None:
         """Run on other engines of the same tensors from the next tick on."""
-        self._engines = engines
+        self._context = replace(self._context, engines=engines)
         for bucket in self._buckets.values():
             bucket.use(engines)
 
@@ -276,8 +254,8 @@ class DenoiseRunner:
         self._copies.record().wait()
 
     def _pool(self, frames: int) -> ArrayPool:
-        shape = (frames, self._bundle.latents.channels)
-        return ArrayPool(lambda: self._device.staging(shape, np.float32), 2 * self._deployment.runtime.depth)
+        device, shape = self._context.device, (frames, self._context.bundle.latents.channels)
+        return ArrayPool(lambda: device.staging(shape, np.float32), 2 * self._context.runtime.depth)
 
 
 def _part(layouts: tuple[RowLayout, ...]) -> DenoisePart:
@@ -292,8 +270,9 @@ def _part(layouts: tuple[RowLayout, ...]) -> DenoisePart:
     )
 
 
-def _upload_bytes(decoder: Engine, bundle: Bundle, deployment: Deployment) -> int:
+def _upload_bytes(context: TickContext) -> int:
     """What all slots upload that join in one tick, at the largest T: latents, context, noise, and a usual condition."""
+    bundle, deployment, decoder = context.bundle, context.deployment, context.engines.decoder
     frames = min(bundle.latents.canvas_frames, max(shape.frames.max for shape in deployment.shapes))
     channels = 2 * bundle.latents.channels + bundle.context_channels
     tokens = max(shape.tokens.opt for shape in deployment.shapes) * condition_width(decoder, bundle.decoder.inputs)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from runtime.config.planner import PlannerGraphSpec, PlannerSpec
-from runtime.devices.device import Device, Stream
+from runtime.devices.device import Stream
 from runtime.devices.packed_vectors import PackedVectors
+from runtime.engines.context import TickContext
 from runtime.engines.engine import Execution, PlannerEngines
 from runtime.language.kv_cache import KvCache
 from runtime.language.live_sequence import LiveSequence
@@ -20,18 +21,16 @@ class DraftGraph:
 
     def __init__(
         self,
-        device: Device,
-        stream: Stream,
-        vectors: PackedVectors,
-        shared: SequenceVectors,
+        context: TickContext,
         engines: PlannerEngines,
         spec: PlannerSpec,
         graph: PlannerGraphSpec,
-        sequences: int,
+        vectors: PackedVectors,
+        shared: SequenceVectors,
     ) -> None:
         assert engines.draft is not None
-        width = spec.verify_tokens
-        self.cache = KvCache(device, stream, engines.draft, graph, 2 * sequences)
+        device, width, sequences = context.device, spec.verify_tokens, context.runtime.planner_sequences
+        self.cache = KvCache(device, context.stream, engines.draft, graph, 2 * sequences)
         self._again = StepBuffers(
             device, vectors, shared, spec, sequences, width=width, steps=1, draws=width, draft=graph
         )

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config.deployment import RuntimeConfig
 from runtime.config.planner import PlannerSpec
-from runtime.devices.device import Device, Event, Stream
+from runtime.devices.device import Event
 from runtime.devices.packed_vectors import PackedVectors
+from runtime.engines.context import TickContext
 from runtime.engines.engine import EngineSet, Execution, PlannerEngines
 from runtime.engines.launch_cache import Launch, LaunchCache, LaunchCounts
 from runtime.errors import EngineDeadError, EngineError, ShapeError
@@ -44,14 +44,9 @@ class LanguageRunner:
     """
 
     def __init__(
-        self,
-        device: Device,
-        stream: Stream,
-        engines: PlannerEngines,
-        spec: PlannerSpec,
-        runtime: RuntimeConfig,
-        recorder: PhaseRecorder,
+        self, context: TickContext, engines: PlannerEngines, spec: PlannerSpec, recorder: PhaseRecorder
     ) -> None:
+        device, stream, runtime = context.device, context.stream, context.runtime
         self._stream, self._engines, self._spec = stream, engines, spec
         self._runtime, self._recorder, self._generation = runtime, recorder, 0
         count = runtime.planner_sequences
@@ -64,7 +59,7 @@ class LanguageRunner:
         self._shared = SequenceVectors(self._vectors, spec, count)
         self._draft = None
         if spec.draft is not None and runtime.speculation:
-            self._draft = DraftGraph(device, stream, self._vectors, self._shared, engines, spec, spec.draft, count)
+            self._draft = DraftGraph(context, engines, spec, spec.draft, self._vectors, self._shared)
         buffers = partial(StepBuffers, device, self._vectors, self._shared, spec, count)
         self._steps = {(width, 1): buffers(width=width, steps=steps) for width in self._widths}
         self._steps[most, most] = buffers(width=most, steps=1, draws=most)
@@ -72,8 +67,7 @@ class LanguageRunner:
         self._verify_cost = max(VERIFY_COST if device.kind == "cpu" else 1.1, steps)
         self._width_cost = WIDTH_COST if device.kind == "cpu" else GPU_WIDTH_COST
         self._scratch = np.zeros(spec.vocabulary, np.bool_)
-        captures = runtime.capture and device.kind != "cpu"
-        self._launches = LaunchCache(device, stream, runtime.captured_graphs, captures=captures)
+        self._launches = LaunchCache(device, stream, runtime.captured_graphs, captures=context.can_capture)
         size, vocabulary = spec.prefill_tokens, spec.vocabulary
         self._prefills = [
             Prefill(device, stream, self._vectors, graph, cache, size=size, vocabulary=vocabulary)

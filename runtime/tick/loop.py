@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
+from runtime.denoise.bucket import FASTEST, DenoiseParts
 from runtime.denoise.runner import DenoiseRunner
 from runtime.devices.device import Device
 from runtime.devices.device import Event as DeviceEvent
-from runtime.engines.engine import EngineSet, PlannerEngines
+from runtime.engines.context import TickContext
+from runtime.engines.engine import EngineSet
 from runtime.engines.launch_cache import LaunchCounts
 from runtime.engines.loading import check_replaceable
 from runtime.errors import EngineDeadError, EngineError, NonFiniteError, RequestError, TickError
@@ -42,14 +44,24 @@ class TickLoop(LoopClient):
     before_tick: may let the next tick of run() wait for a short time, for the codec.
     """
 
-    def __init__(self, engines: EngineSet, bundle: Bundle, deployment: Deployment, device: Device) -> None:
+    def __init__(
+        self,
+        engines: EngineSet,
+        bundle: Bundle,
+        deployment: Deployment,
+        device: Device,
+        parts: DenoiseParts = FASTEST,
+    ) -> None:
         super().__init__(engines, bundle, deployment)
         self.device, self.clock = device, clock_of(device)
         self.observers: list[Callable[[TickRecord], None]] = []
         self.before_tick: Callable[[], None] = _do_nothing
         self._stream = device.main
-        self._denoise = DenoiseRunner(device, self._stream, engines, bundle, deployment, self.clock)
-        self._language = self._language_runner(engines.planner)
+        context = TickContext(device, self._stream, engines, bundle, deployment)
+        self._denoise = DenoiseRunner(context, self.clock, parts)
+        self._language = None
+        if engines.planner is not None and bundle.planner is not None:
+            self._language = LanguageRunner(context, engines.planner, bundle.planner, self.clock)
         # The planner's part comes first: the host waits for it while the device runs the rest of the tick.
         self._runners: tuple[Runner[Any], ...] = (*filter(None, [self._language]), self._denoise)
         own = {} if self._language is None else {self._language: deployment.runtime.planner_sequences}
@@ -405,13 +417,6 @@ class TickLoop(LoopClient):
 
     def _launch_counts(self) -> LaunchCounts:
         return sum([runner.launch_counts for runner in self._runners], LaunchCounts())
-
-    def _language_runner(self, engines: PlannerEngines | None) -> LanguageRunner | None:
-        if engines is None:
-            return None
-        assert self.bundle.planner is not None
-        runtime = self.deployment.runtime
-        return LanguageRunner(self.device, self._stream, engines, self.bundle.planner, runtime, self.clock)
 
     def _observe(self, completed: Sequence[TickRecord]) -> None:
         """Pass on the records of ticks that are over, on the host and on the device."""

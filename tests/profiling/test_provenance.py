@@ -44,12 +44,12 @@ def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_properties_of_a_result(built: Built) -> None:
-    deployment = with_runtime(built(), batched_step=False)
+    deployment = with_runtime(built(), capture=False)
     engines = open_engines(deployment, HostDevice())
     found = provenance(load_bundle(deployment.bundle), deployment, engines.decoder.manifest)
     engines.close()
     assert (found["bundle"], found["target"]) == ("tiny", "cpu")
-    assert found["switches"]["batched_step"] is False
+    assert found["switches"]["capture"] is False
     assert found["switches"]["fused_guidance"] is True
     assert found["engine_sha256"] == engines.decoder.manifest.engine_sha256
     assert found["versions"].keys() == {"tickrt", "python", "numpy", "onnxruntime"}

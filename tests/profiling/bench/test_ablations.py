@@ -26,9 +26,11 @@ from profiling.bench.ablations import (
     print_adapters,
 )
 from profiling.bench.session import BenchSession, open_session
+from profiling.bench.slow_parts import TECHNIQUES
 from profiling.bench.steady_stream import SteadyStream
 from profiling.bench.workload import Workload
 from runtime.config.deployment import RuntimeConfig, load_deployment
+from runtime.denoise.step_binding import StepBinding
 from runtime.errors import ConfigError, EngineError
 
 LOAD = Workload(depth=2, frames=32, steps=4, guidance=3.0)
@@ -51,7 +53,9 @@ def test_every_switch_of_the_runtime_has_an_ablation() -> None:
     switches.remove("speculation")  # of the planner: --planner measures it
     assert switches < ALL_ON.keys()
     assert ALL_OFF.off.keys() == ALL_ON.keys() == {name for each in ABLATIONS for name in each.off}
-    assert all(len(each.off) == 1 and each.off.items() - ALL_ON.items() for each in ABLATIONS)
+    assert set(TECHNIQUES) == ALL_OFF.without == {name for each in ABLATIONS for name in each.without}
+    assert all(len(each.off) + len(each.without) == 1 for each in ABLATIONS)
+    assert not ALL_OFF.off.items() & ALL_ON.items()
 
 
 def test_all_ablations_keep_the_latents_and_are_reported(session: BenchSession, backend: Backend) -> None:
@@ -95,7 +99,7 @@ def test_other_latents_are_an_error(session: BenchSession, monkeypatch: pytest.M
 
     def changed(stream: SteadyStream, *arguments: object) -> list[np.ndarray]:
         found = play(stream)
-        return [latents + (0.0 if stream.deployment.runtime.batched_step else 0.1) for latents in found]
+        return [latents + (0.0 if stream.parts.step is StepBinding else 0.1) for latents in found]
 
     monkeypatch.setattr(SteadyStream, "play", changed)
     with pytest.raises(EngineError, match=r"differs by 1.00e-01 from the same one with batched step"):

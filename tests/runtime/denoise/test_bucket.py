@@ -12,7 +12,7 @@ from helpers.generations import CONDITIONS, GUIDED, C, D, Inbox, X, make, rand
 from numpy.typing import NDArray
 from simulator.fixture import Machine
 
-from runtime.denoise.bucket import LengthBucket
+from runtime.denoise.bucket import DenoiseParts, LengthBucket
 from runtime.denoise.prepared import prepare, resolve
 from runtime.denoise.row_buffers import RowBuffers
 from runtime.denoise.row_layout import RowLayout
@@ -242,10 +242,8 @@ class RewrittenAtJoins(RowBuffers):
 
 
 @on_captured
-def test_where_all_rows_are_written_again_it_does(
-    loops: Loops, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_all_rows_are_written_again_it_does(loops: Loops, machine: Machine) -> None:
     """What the test above would see."""
-    monkeypatch.setattr(LengthBucket, "rows_kind", RewrittenAtJoins)
-    one, three = (bytes_of_a_join(loops(), machine, others) for others in (1, 3))
+    parts = DenoiseParts(rows=RewrittenAtJoins)
+    one, three = (bytes_of_a_join(loops(parts=parts), machine, others) for others in (1, 3))
     assert three - one >= 2 * (FRAMES * X + 2 * 32 * D) * 4

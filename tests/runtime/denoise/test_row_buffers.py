@@ -17,6 +17,7 @@ from runtime.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
 from runtime.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
 from runtime.devices.device import ALIGNMENT_BYTES, HostDevice, Stream, Tensor
 from runtime.devices.packed_vectors import PackedVectors
+from runtime.engines.context import TickContext
 from runtime.requests.request import Condition, StepParameters
 from runtime.scheduling.slot import Slot
 from runtime.tick.loop import TickLoop
@@ -45,15 +46,11 @@ class Batch:
         self.device, self.loop = CountingDevice(), loop
         self.vectors = PackedVectors(self.device, CAPACITY * ALIGNMENT_BYTES)
         self.rows = RowBuffers(
-            self.device,
-            self.device.main,
-            loop.engines.decoder,
-            loop.bundle,
+            TickContext(self.device, self.device.main, loop.engines, loop.bundle, loop.deployment),
             self.vectors,
             self.vectors.take(CAPACITY * ALIGNED, np.float32),
             frames=FRAMES,
             capacity=CAPACITY,
-            tokens=loop.deployment.max_tokens,
         )
 
     def lay_out(self, *live: LiveSlot, previous: RowLayout | None = None) -> RowLayout:

@@ -12,9 +12,11 @@ from helpers.generations import C, D, X, make
 
 from runtime.denoise.prepared import prepare, resolve
 from runtime.denoise.runner import MAX_IDLE_BUCKETS, DenoiseRunner
+from runtime.engines.context import TickContext
 from runtime.requests.request import StepParameters
 from runtime.scheduling.slot import Slot
 from runtime.tick.clock import PhaseClock
+from runtime.tick.loop import TickLoop
 
 
 @pytest.fixture
@@ -23,10 +25,14 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return wanted
 
 
+def context_of(loop: TickLoop) -> TickContext:
+    """A stream of its own on a loop's device, with the loop's engines."""
+    return TickContext(loop.device, loop.device.stream(), loop.engines, loop.bundle, loop.deployment)
+
+
 @pytest.fixture
 def runner(loops: Loops) -> DenoiseRunner:
-    loop = loops()
-    return DenoiseRunner(loop.device, loop.device.stream(), loop.engines, loop.bundle, loop.deployment, PhaseClock())
+    return DenoiseRunner(context_of(loops()), PhaseClock())
 
 
 def slot_of(name: str, frames: int = 32, index: int = 0, **changes: Any) -> Slot:
@@ -109,5 +115,5 @@ def test_the_ring_holds_what_all_slots_upload_that_join_at_once(loops: Loops, mo
     latents, noise, context, condition = 32 * C, 32 * C, 32 * X, loop.deployment.shapes[0].tokens.opt * D
     reserved: list[int] = []
     monkeypatch.setattr(loop.device, "reserve_uploads", reserved.append)
-    DenoiseRunner(loop.device, loop.device.stream(), loop.engines, loop.bundle, loop.deployment, PhaseClock())
+    DenoiseRunner(context_of(loop), PhaseClock())
     assert reserved == [4 * 4 * (latents + noise + context + condition)]

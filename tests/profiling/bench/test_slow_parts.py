@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,18 @@ from helpers.backends import CPU, REAL, SIMULATED, Backend
 from helpers.generations import FEATURES, GUIDED, Inbox, make, run_all
 from simulator.fixture import Machine
 
-from runtime.config.deployment import RuntimeConfig
-from runtime.denoise.ablations import bucket_kind, launch_cache_kind
-from runtime.denoise.bucket import LengthBucket
+from profiling.bench.slow_parts import BATCHED_STEP, EVENT_WAIT, FROZEN_CONDITIONS, TECHNIQUES, parts_without
+from profiling.bench.workload import with_runtime
+from runtime.denoise.bucket import FASTEST, DenoiseParts
+from runtime.denoise.row_buffers import RowBuffers
+from runtime.denoise.slot_state import SlotState
+from runtime.denoise.step_binding import StepBinding
 from runtime.devices.device import Stream, Tensor
 from runtime.engines.launch_cache import LaunchCache
 from runtime.tick.loop import TickLoop
 
 OFF: dict[str, Any] = {
-    "fused_guidance": False, "event_wait": False, "capture": False, "batched_step": False, "frozen_conditions": False,
+    "fused_guidance": False, EVENT_WAIT: False, "capture": False, BATCHED_STEP: False, FROZEN_CONDITIONS: False,
     "ticks_in_flight": 1,
 }  # fmt: skip
 CAPTURED, PLAIN = SIMULATED[:2]
@@ -40,8 +44,9 @@ def made(loops: Loops, built: Built, backend: Backend) -> Callable[..., TickLoop
 
     def open_loop(**changes: Any) -> TickLoop:
         deployment = resized(built(max_rows=16, backend=backend), 8, 16)
-        runtime = deployment.runtime.model_copy(update=changes)
-        return loops(deployment.model_copy(update={"runtime": runtime}))
+        without = changes.keys() & set(TECHNIQUES)
+        switched = {name: value for name, value in changes.items() if name not in without}
+        return loops(with_runtime(deployment, **switched), parts=parts_without(without))
 
     return open_loop
 
@@ -159,15 +164,15 @@ def uploaded(loop: TickLoop, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_with_every_technique_the_parts_are_the_plain_classes() -> None:
-    assert bucket_kind(RuntimeConfig()) is LengthBucket
-    assert launch_cache_kind(RuntimeConfig()) is LaunchCache
+    assert parts_without(()) == FASTEST == DenoiseParts(LaunchCache, SlotState, RowBuffers, StepBinding)
 
 
 @pytest.mark.parametrize(
-    ("off", "part"), [("batched_step", "state_kind"), ("batched_step", "step_kind"), ("frozen_conditions", "rows_kind")]
+    ("technique", "names"),
+    [(BATCHED_STEP, {"state", "step"}), (FROZEN_CONDITIONS, {"rows"}), (EVENT_WAIT, {"launches"})],
 )
-def test_without_a_technique_the_bucket_has_another_part(off: str, part: str) -> None:
-    kind = bucket_kind(RuntimeConfig(**{off: False}))
-    assert issubclass(kind, LengthBucket)
-    assert getattr(kind, part) is not getattr(LengthBucket, part)
-    assert issubclass(getattr(kind, part), getattr(LengthBucket, part))
+def test_without_a_technique_there_are_other_parts(technique: str, names: set[str]) -> None:
+    slow = parts_without({technique})
+    other = {each.name for each in fields(slow) if getattr(slow, each.name) is not getattr(FASTEST, each.name)}
+    assert other == names
+    assert all(issubclass(getattr(slow, name), getattr(FASTEST, name)) for name in names)

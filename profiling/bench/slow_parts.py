@@ -1,10 +1,11 @@
 """How the tick works without one of its techniques, so that what it is worth can be measured.
 
-Each slow way is a subclass of the fast one; the runner is given one or the other by the deployment's [runtime] table.
+Each slow way is a subclass of the fast one, which a tick loop is given in its place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config.deployment import RuntimeConfig
-from runtime.denoise.bucket import LengthBucket
+from runtime.denoise.bucket import DenoiseParts
 from runtime.denoise.row_buffers import Buffer, Held, RowBuffers
 from runtime.denoise.row_layout import RowLayout
 from runtime.denoise.slot_fields import FIELDS, LAYOUT
@@ -26,24 +26,23 @@ from runtime.engines.launch_cache import Call, Launch, LaunchCache
 # A slot's own row begins at a multiple of so many elements: for GPUs, at a multiple of 256 bytes.
 ROW_STRIDE = 256
 EVERY_TICK = ("time", "next_time", "target_gate")
+TECHNIQUES = EVENT_WAIT, BATCHED_STEP, FROZEN_CONDITIONS = "event_wait", "batched_step", "frozen_conditions"
 
 
-def launch_cache_kind(config: RuntimeConfig) -> type[LaunchCache]:
-    """With event_wait the host waits for a tick's event, without it after each execute."""
-    return LaunchCache if config.event_wait else SynchronizedLaunchCache
+def parts_without(techniques: Collection[str]) -> DenoiseParts:
+    """Denoising without these of TECHNIQUES.
 
-
-def bucket_kind(config: RuntimeConfig) -> type[LengthBucket]:
-    """With batched_step one execute steps all slots; with frozen_conditions rows are written only when they change."""
-    if config.batched_step and config.frozen_conditions:
-        return LengthBucket
-
-    class AblatedBucket(LengthBucket):
-        state_kind = SlotState if config.batched_step else SlotwiseState
-        step_kind = StepBinding if config.batched_step else SlotwiseStepBinding
-        rows_kind = RowBuffers if config.frozen_conditions else RewrittenRowBuffers
-
-    return AblatedBucket
+    event wait: the host waits for a tick's event, without it after each execute. batched step: one execute steps all
+    slots. frozen conditions: rows are written when they change, without it at every tick.
+    """
+    assert set(techniques) <= set(TECHNIQUES), techniques
+    slotwise = BATCHED_STEP in techniques
+    return DenoiseParts(
+        launches=SynchronizedLaunchCache if EVENT_WAIT in techniques else LaunchCache,
+        state=SlotwiseState if slotwise else SlotState,
+        rows=RewrittenRowBuffers if FROZEN_CONDITIONS in techniques else RowBuffers,
+        step=SlotwiseStepBinding if slotwise else StepBinding,
+    )
 
 
 class SynchronizedLaunchCache(LaunchCache):
