@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,16 @@ logger = logging.getLogger(__name__)
 LEAST_KEPT = 8
 
 Call = Callable[[Stream], None]
+
+
+class LaunchState(Enum):
+    """How far a launch is on its way to a captured graph. It holds resources of its own while WARM or CAPTURED."""
+
+    NEW = auto()  # has not run
+    PLAIN = auto()  # has run plainly; is warmed up next
+    WARM = auto()  # has run with resources of its own; is captured next
+    CAPTURED = auto()  # is replayed
+    REFUSED = auto()  # could not be warmed up or captured: runs plainly for good
 
 
 @dataclass(slots=True, eq=False)
@@ -36,10 +47,7 @@ class Launch:
     step: Execution
     writes: tuple[str, ...] = ()
     replay: Replay | None = None
-    num_runs: int = 0
-    had_warm_up: bool = False
-    is_warm: bool = False
-    cannot_capture: bool = False
+    state: LaunchState = LaunchState.NEW
     is_retired: bool = False
     before: tuple[Call, ...] = ()
     decoder: tuple[Call, ...] = ()
@@ -53,6 +61,11 @@ class Launch:
         """All of them, in order."""
         return (*(() if self.rows is None else (self.rows,)), *self.decoders, self.step)
 
+    @property
+    def holds_resources(self) -> bool:
+        """Whether its executions have resources that no others have."""
+        return self.state in (LaunchState.WARM, LaunchState.CAPTURED)
+
     def set_plain(self) -> None:
         """Launch each execution."""
         self.before = () if self.rows is None else (self.rows.launch,)
@@ -64,18 +77,18 @@ class Launch:
 
         Where one has none, `failed` is called, and the executions run plainly.
         """
-        self.had_warm_up = True
+        self.state = LaunchState.WARM
         self.before, self.decoder, self.after = (), (partial(self._warm_up, failed),), ()
 
     def set_replay(self, replay: Replay) -> None:
         """Launch the captured graph of all executions."""
-        self.replay = replay
+        self.replay, self.state = replay, LaunchState.CAPTURED
         self.before, self.decoder, self.after = (), (replay.launch,), ()
 
     def give_up(self) -> None:
         """Launch each execution from now on, without resources of its own."""
-        self.cannot_capture = True
         self._release()
+        self.state = LaunchState.REFUSED
         self.set_plain()
 
     def close(self) -> None:
@@ -87,7 +100,6 @@ class Launch:
 
     def _warm_up(self, failed: Callable[[EngineError], None], stream: Stream) -> None:
         """Of what ran before one fails, nothing has changed the state."""
-        self.is_warm = True
         try:
             for execution in self.executions:
                 execution.warm_up(stream)
@@ -99,8 +111,7 @@ class Launch:
                 execution.launch(stream)
 
     def _release(self) -> None:
-        if self.is_warm:
-            self.is_warm = False
+        if self.holds_resources:
             for execution in self.executions:
                 execution.release()
 
@@ -177,10 +188,11 @@ class LaunchCache:
 
     def before_run(self, launch: Launch) -> None:
         """Choose how the launch runs now: plainly, as a warm-up, or as a captured graph."""
-        launch.num_runs += 1
-        if self.captures and launch.num_runs > 1 and launch.replay is None and not launch.cannot_capture:
+        if launch.state is LaunchState.NEW:
+            launch.state = LaunchState.PLAIN
+        elif self.captures and launch.state in (LaunchState.PLAIN, LaunchState.WARM):
             self._advance(launch)
-        if launch.replay is None:
+        if launch.state is not LaunchState.CAPTURED:
             self.counts.plain += 1
         else:
             self.counts.replayed += 1
@@ -206,7 +218,7 @@ class LaunchCache:
         are_ready = [execution.prepare(self.stream) for execution in launch.executions]
         if not all(are_ready):
             launch.set_plain()
-        elif launch.had_warm_up:
+        elif launch.state is LaunchState.WARM:
             self._capture(launch)
         else:
             launch.set_warm_up(partial(self._failed, launch))
@@ -232,7 +244,7 @@ class LaunchCache:
             logger.warning("a tick cannot be captured as a graph and is launched plainly: %s", error)
         self.counts.failed += 1
         if any(isinstance(cause, OutOfMemoryError) for cause in (error, error.__cause__)):
-            num_warm = sum(other.is_warm for other in self._launches.values())
+            num_warm = sum(other.holds_resources for other in self._launches.values())
             self.limit = min(self.limit, max(num_warm, LEAST_KEPT))
 
     def _retire(self, launch: Launch) -> None:
