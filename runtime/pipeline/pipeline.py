@@ -315,10 +315,9 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
         engines = open_engines(deployment, device)
         opened.callback(engines.close)
         others = _open_other_engines(deployment, bundle, device, opened)
-        loop = TickLoop(engines, bundle, deployment, device)
         structure = open_structure(bundle, others)
         queue = CodecQueue(default_workers(deployment.target), lambda: loop.is_empty)
-        loop.before_tick = queue.hold
+        loop = TickLoop(engines, bundle, deployment, device, before_tick=queue.hold)
         pipeline = Pipeline(
             deployment=deployment,
             bundle=bundle,

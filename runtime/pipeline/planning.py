@@ -23,7 +23,7 @@ from runtime.requests.form.state import PlanState
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions, given_options, parse_options
 from runtime.requests.segments import Latents
 from runtime.requests.validation import plan_text_options, plans_texts, untaken_options
-from runtime.tick.client import LoopClient
+from runtime.tick.loop import TickLoop
 
 
 def is_planned(options: GenerationOptions, inputs: GenerationInputs, bundle: Bundle) -> bool:
@@ -80,7 +80,7 @@ class AnyPlan(Protocol):
 class Planner:
     """The planner of one bundle: thinking, and plans. Any thread. Raises ConfigError."""
 
-    def __init__(self, bundle: Bundle, spec: PlannerSpec, loop: LoopClient, structure: StructureCodec) -> None:
+    def __init__(self, bundle: Bundle, spec: PlannerSpec, loop: TickLoop, structure: StructureCodec) -> None:
         self.spec, self.structure = spec, structure
         self.sequences = Sequences(bundle, spec, loop, structure)
 
@@ -249,7 +249,7 @@ class CodesPlan:
         return planner.sequences.start(order, self._options, self._caller)
 
 
-def open_planner(bundle: Bundle, loop: LoopClient, structure: StructureCodec | None) -> Planner | None:
+def open_planner(bundle: Bundle, loop: TickLoop, structure: StructureCodec | None) -> Planner | None:
     """The bundle's planner; None where generations are not planned from their texts."""
     if bundle.planner is None or structure is None or not plans_texts(bundle):
         return None

@@ -18,8 +18,8 @@ from runtime.language.sequence import SequenceRequest
 from runtime.pipeline.structure import StructureCodec
 from runtime.pipeline.text_encoder import read_tokenizer
 from runtime.requests.options import GenerationOptions
-from runtime.tick.client import LoopClient
 from runtime.tick.events import Cancelled, Event, Failed, Finished, Started
+from runtime.tick.loop import TickLoop
 
 Prompts = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -63,7 +63,7 @@ class SequenceRun:
     note: called with how many tokens have come, on the tick thread.
     """
 
-    def __init__(self, loop: LoopClient, caller: Caller, note: Callable[[int], None], **request: Any) -> None:
+    def __init__(self, loop: TickLoop, caller: Caller, note: Callable[[int], None], **request: Any) -> None:
         self._loop, self._note_tokens, self._changed = loop, note, threading.Condition()
         self._tokens: list[int] = []
         self._awaited = 0  # how many tokens are worth waking who waits for
@@ -134,7 +134,7 @@ class Sequences:
     observers: get the number of tokens of each tick, on the tick thread.
     """
 
-    def __init__(self, bundle: Bundle, spec: PlannerSpec, loop: LoopClient, structure: StructureCodec) -> None:
+    def __init__(self, bundle: Bundle, spec: PlannerSpec, loop: TickLoop, structure: StructureCodec) -> None:
         assert spec.tokenizer is not None
         self.bundle, self.spec, self.structure, self._loop = bundle, spec, structure, loop
         self.observers: list[Callable[[int], None]] = []

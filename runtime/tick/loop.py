@@ -1,47 +1,50 @@
-"""The tick loop: one thread that owns scheduler, runners and engines; other threads use it through its client side."""
+"""The tick loop as every thread may use it: work goes in, ticks run in a thread of their own, events come out."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
-
-from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.denoise.bucket import FASTEST, DenoiseParts
-from runtime.denoise.runner import DenoiseRunner
+from runtime.denoise.prepared import PreparedGeneration, prepare, resolve
 from runtime.devices.device import Device
-from runtime.devices.device import Event as DeviceEvent
+from runtime.engines.adapters import Adapter
 from runtime.engines.context import TickContext
-from runtime.engines.engine import EngineSet
-from runtime.engines.launch_cache import LaunchCounts
-from runtime.engines.loading import check_replaceable
-from runtime.errors import EngineDeadError, EngineError, NonFiniteError, RequestError, TickError
-from runtime.language.runner import LanguageRunner
-from runtime.language.sequence import SequenceWork
-from runtime.requests.request import DENOISE_MIN, GenerationRequest
-from runtime.scheduling.scheduler import Scheduler
-from runtime.scheduling.slot import Slot, Submission
+from runtime.engines.engine import EngineSet, condition_width
+from runtime.errors import DrainingError, EngineDeadError, EngineError, RequestError
+from runtime.language.sequence import SequenceRequest, SequenceState, SequenceWork
+from runtime.requests.request import GenerationRequest, StepParameters, merge_patch
+from runtime.requests.validation import check_request
 from runtime.tick.checkpoint import SlotSnapshot
-from runtime.tick.client import Cancel, LoopClient, Message, Rehearse, Snapshot, Stop, Submit, Swap, Update
-from runtime.tick.clock import clock_of, phase
-from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, Started, Updated
-from runtime.tick.in_flight import InFlight
 from runtime.tick.record import LoopStats, TickRecord
-from runtime.tick.runner import Launched, Runner
+from runtime.tick.registry import Listener, Registry, Request
+from runtime.tick.shared import (
+    Cancel,
+    LoopState,
+    Rehearse,
+    Snapshot,
+    Stop,
+    Submit,
+    Swap,
+    Update,
+    do_nothing,
+)
+from runtime.tick.tick_thread import TickThread
 
-Plan = list[tuple[Runner[Any], Any]]
 
+class TickLoop:
+    """Takes work from any thread, and tells its listeners, on the tick thread, what becomes of it.
 
-class TickLoop(LoopClient):
-    """Runs ticks: tick() is called from one thread only; the client's methods, stats, start and close from any.
-
-    before_tick: may let the next tick of run() wait for a short time, for the codec.
+    At most `depth + queue` generations, and any number of urgent ones, are in the loop at a time; one more is refused.
+    Noise, schedules, first latents and step parameters are computed here, in the caller's thread. before_tick: may let
+    the next tick wait for a short time, for the codec. parts: of which it denoises.
     """
 
     def __init__(
@@ -51,385 +54,231 @@ class TickLoop(LoopClient):
         deployment: Deployment,
         device: Device,
         parts: DenoiseParts = FASTEST,
+        before_tick: Callable[[], None] = do_nothing,
     ) -> None:
-        super().__init__(engines, bundle, deployment)
-        self.device, self.clock = device, clock_of(device)
-        self.observers: list[Callable[[TickRecord], None]] = []
-        self.before_tick: Callable[[], None] = _do_nothing
-        self._stream = device.main
-        context = TickContext(device, self._stream, engines, bundle, deployment)
-        self._denoise = DenoiseRunner(context, self.clock, parts)
-        self._language = None
-        if engines.planner is not None and bundle.planner is not None:
-            self._language = LanguageRunner(context, engines.planner, bundle.planner, self.clock)
-        # The planner's part comes first: the host waits for it while the device runs the rest of the tick.
-        self._runners: tuple[Runner[Any], ...] = (*filter(None, [self._language]), self._denoise)
-        own = {} if self._language is None else {self._language: deployment.runtime.planner_sequences}
-        self._scheduler = Scheduler(deployment.runtime.depth, own)
-        self._in_flight: deque[InFlight] = deque()
-        self._snapshots: deque[Snapshot] = deque()
-        self._swaps: deque[Swap | Rehearse] = deque()
-        self._updated: list[str] = []
-        self._frozen: list[str] = []
-        self._resumed: list[str] = []
-        self._counted = (device.allocations, self._launch_counts())
-        self._last_tick_s = time.monotonic()
-        self._last_begin: DeviceEvent | None = None
-        self._generation = 0
-        self._is_idle = True
+        self.bundle, self.deployment, self.device = bundle, deployment, device
+        runtime = deployment.runtime
+        registry = Registry(runtime.depth, runtime.queue, runtime.adapter_rank, runtime.planner_sequences)
+        self._shared = LoopState(engines, registry, before_tick)
+        self.observers = self._shared.observers
+        context = TickContext(device, device.main, engines, bundle, deployment)
+        self._ticks = TickThread(context, self._shared, parts)
         self._thread: threading.Thread | None = None
-        self._stopped = self._closed = False
+        self._is_closed = False
+        # Held while a session's parameters are resolved and put into the inbox, so that the newest arrive last: another
+        # thread waits for as long as one session's parameters are resolved.
+        self._resolving = threading.Lock()
+
+    @property
+    def engines(self) -> EngineSet:
+        """The engines in use."""
+        return self._shared.engines
 
     def stats(self) -> LoopStats:
         """Counts as of now."""
+        shared, ticks, scheduler = self._shared, self._ticks, self._ticks.scheduler
         return LoopStats(
-            slots_active=self._scheduler.num_shared,
-            slots_capacity=self._scheduler.depth,
-            queue_depth=max(0, len(self._registry) - len(self._scheduler.slots)),
-            ticks=self._scheduler.tick,
-            outcomes=dict(self._registry.outcomes),
-            is_alive=self._fatal is None and not self._ended.is_set(),
-            is_idle=self._is_idle,
-            is_draining=self._draining.is_set(),
-            last_tick_s=self._last_tick_s,
+            slots_active=scheduler.num_shared,
+            slots_capacity=scheduler.depth,
+            queue_depth=max(0, len(shared.registry) - len(scheduler.slots)),
+            ticks=scheduler.tick,
+            outcomes=dict(shared.registry.outcomes),
+            is_alive=shared.fatal is None and not shared.ended.is_set(),
+            is_idle=ticks.is_idle,
+            is_draining=shared.draining.is_set(),
+            last_tick_s=ticks.last_tick_s,
         )
 
     def start(self) -> None:
         """Run ticks in a thread of their own. Again does nothing."""
         if self._thread is not None:
             return
-        self._thread = threading.Thread(target=self.run, name="tick", daemon=True)
+        self._thread = threading.Thread(target=self._ticks.run, name="tick", daemon=True)
         self._thread.start()
 
+    def tick(self) -> TickRecord | None:
+        """Run one tick in this thread, where `start` was not called. None where nothing is live."""
+        return self._ticks.tick()
+
     def close(self) -> None:
-        """Stop the loop; generations that are still in it end as drained. Engines are closed. Again does nothing."""
-        if self._closed:
+        """Stop the loop; generations that are still in it end as drained. Engines are closed. Again does nothing.
+
+        Waits until the tick thread has ended: for the ticks in flight.
+        """
+        if self._is_closed:
             return
-        self._closed = True
-        self._draining.set()
-        self._inbox.put(Stop())
+        self._is_closed = True
+        self._shared.draining.set()
+        self._shared.inbox.put(Stop())
         if self._thread is not None:
             self._thread.join()
         else:
-            with contextlib.suppress(EngineDeadError):
-                self._complete_all()
-            self._end()
-        for runner in self._runners:
-            with contextlib.suppress(EngineDeadError):
-                runner.close()
+            self._ticks.end()
+        self._ticks.close()
         self.engines.close()
 
-    # The tick thread.
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in the loop: what has had its terminal event is not."""
+        return len(self._shared.registry) == 0
 
-    def run(self) -> None:
-        """Tick until stopped. The one place that catches everything: an unknown error is fatal, and ends all."""
+    def submit(self, request: GenerationRequest, listener: Listener, *, wait: bool = False) -> str:
+        """Ask for a generation; exactly one terminal event follows. Returns the request's id.
+
+        Of one session's generations that wait for a slot, only the newest is kept: the others end as Cancelled. wait:
+        block until a place is free, instead of raising QueueFullError. Raises RequestError, ShapeError, QueueFullError,
+        DrainingError, EngineDeadError.
+        """
+        return self._enter(request, listener, None, wait=wait)
+
+    def submit_sequence(
+        self,
+        request: SequenceRequest,
+        listener: Listener,
+        state: SequenceState | None = None,
+        *,
+        wait: bool = False,
+        timeout_s: float | None = None,
+        has_left: Callable[[], bool] = lambda: False,
+    ) -> str:
+        """Ask the planner for a sequence; exactly one terminal event follows. `state`: continue there (see snapshot).
+
+        wait: for a place, for at most `timeout_s`, and until `has_left` is true where `wake` is called then. Raises
+        RequestError, also where the bundle has no planner, CheckpointError where the state does not fit, and as submit
+        does.
+        """
+        if self.bundle.planner is None:
+            raise RequestError(f"the bundle {self.bundle.name!r} has no planner", fix="use one with [planner]")
+        request.check(self.bundle.planner)
+        if state is not None:
+            assert self.engines.planner is not None
+            state.check(request, self.engines.planner, self.bundle.planner)
+        with self._place(request, listener, wait=wait, timeout_s=timeout_s, has_left=has_left):
+            self._shared.inbox.put(Submit(request, SequenceWork(request, state)))
+        return request.id
+
+    def wake(self) -> None:
+        """Let callers that wait for a place check again whether they still should."""
+        self._shared.registry.wake()
+
+    def resume(self, snapshot: SlotSnapshot, listener: Listener) -> str:
+        """Continue a generation at the step of its snapshot. Raises as submit does, and CheckpointError."""
+        snapshot.check(self.bundle)
+        return self._enter(snapshot.request, listener, snapshot)
+
+    def update(self, session: str, patch: Mapping[str, Any]) -> int:
+        """Change step parameters (fields of StepParameters) of a session's generations, from the next tick on.
+
+        A merge-patch: what is not named stays; None goes back to the request's own value. Curves are resampled to each
+        generation's T. Holds until the session's last generation leaves. Returns how many generations it reaches.
+        Raises RequestError, QueueFullError; nothing has changed then.
+        """
+        with self._resolving:
+            overrides = merge_patch(self._shared.registry.overrides(session), patch)
+            entries = self._shared.registry.members(session)
+            works = {each.request.id: self._resolved(each.work, overrides) for each in entries if each.work is not None}
+            self._shared.registry.override(session, overrides, self._adapters(overrides.get("adapters")))
+            for request_id, work in works.items():
+                self._shared.registry.set_work(request_id, work)
+            if works:
+                self._shared.inbox.put(Update(works))
+        return len(works)
+
+    def cancel(self, request_id: str) -> None:
+        """End a generation before the next commit; unknown ids are ignored."""
+        self._shared.inbox.put(Cancel(request_id))
+
+    def snapshot(self, request_id: str) -> Future[Any]:
+        """A copy of what is in flight, which runs on: a SlotSnapshot of a generation; of a sequence its SequenceState,
+        None while its prompts are read. The future raises RequestError where the id is unknown."""
+        reply: Future[Any] = Future()
+        self._shared.inbox.put(Snapshot(request_id, reply))
+        return reply
+
+    def swap(self, engines: EngineSet) -> Future[None]:
+        """Run on other engines of the same tensors from the next tick on, and close the old ones.
+
+        Generations in flight continue. The future raises EngineError where the engines do not fit or the loop has
+        ended; they are not taken then.
+        """
+        return self._ask(Swap(engines, Future()))
+
+    def rehearse(self) -> Future[None]:
+        """Execute the shapes of the planner's common ticks, so that their kernels are there before the first sequence.
+
+        Does nothing without a planner, and where sequences are in flight. The future raises EngineError.
+        """
+        return self._ask(Rehearse(Future()))
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no new work and let what is in the loop finish; False when the time ran out first."""
+        self._shared.draining.set()
+        deadline_s = time.monotonic() + timeout_s
+        while len(self._shared.registry) and time.monotonic() < deadline_s and not self._shared.ended.is_set():
+            self._shared.ended.wait(0.01)
+        return len(self._shared.registry) == 0
+
+    def _ask(self, message: Swap | Rehearse) -> Future[None]:
+        if self._shared.ended.is_set():
+            message.reply.set_exception(EngineError("the tick loop has ended"))
+        else:
+            self._shared.inbox.put(message)
+        return message.reply
+
+    def _enter(
+        self, request: GenerationRequest, listener: Listener, snapshot: SlotSnapshot | None, *, wait: bool = False
+    ) -> str:
+        width = condition_width(self.engines.decoder, self.bundle.decoder.inputs)
+        check_request(request, self.bundle, self.deployment, width)
+        adapters = self._adapters(request.parameters.adapters)
+        adapters |= self._adapters(self._shared.registry.overrides(request.session).get("adapters"))
+        with self._place(request, listener, adapters=adapters, wait=wait):
+            work = self._prepare(request, snapshot)
+            with self._resolving:
+                if overrides := self._shared.registry.overrides(request.session):
+                    work = self._resolved(work, overrides)
+                self._shared.registry.set_work(request.id, work)
+                self._shared.inbox.put(Submit(request, work, 0 if snapshot is None else snapshot.step))
+        return request.id
+
+    @contextmanager
+    def _place(self, request: Request, listener: Listener, **how: Any) -> Iterator[None]:
+        """A place for what the block submits, freed where that fails. how: as the registry's `enter` takes it."""
+        self._check_open()
+        self._shared.registry.enter(request, listener, **how)
         try:
-            while not self._stopped:
-                self.before_tick()
-                if self.tick() is None and not self._stopped:
-                    self._wait_for_message()
-            self._complete_all()
-        except Exception as error:
-            self._fatal = error if isinstance(error, TickError) else EngineDeadError(f"the tick loop failed: {error!r}")
+            self._check_open()  # The loop may have begun to drain in the meantime.
+            yield
+        except BaseException:
+            self._shared.registry.withdraw(request.id)
             raise
-        finally:
-            self._end()
+        if self._shared.ended.is_set():
+            self._shared.end_leftovers()
 
-    def tick(self) -> TickRecord | None:
-        """One pass: every live slot takes one step. None where nothing is live."""
-        self._drain_inbox()
-        self._between_ticks()
-        plan = self._plan()
-        if plan is None:
-            return self._idle()
-        launched = [runner.launch(part) for runner, part in plan]
-        self._drain_inbox()  # a cancel counts before the commit
-        self._in_flight.append(self._commit(plan, launched))
-        return self._complete_due()
+    def _adapters(self, strengths: Mapping[str, float] | None) -> frozenset[Adapter]:
+        return frozenset([use.adapter for use in self.engines.adapters.uses(strengths or {})])
 
-    @phase("inbox")
-    def _drain_inbox(self) -> None:
-        for message in self._inbox.drain():
-            self._handle(message)
+    def _check_open(self) -> None:
+        if self._shared.fatal is not None:
+            raise EngineDeadError(f"the tick loop has stopped: {self._shared.fatal}")
+        if self._shared.draining.is_set() or self._shared.ended.is_set():
+            raise DrainingError("the server is shutting down and takes no new work")
 
-    @phase("schedule")
-    def _between_ticks(self) -> None:
-        """Answer what was asked about slots and engines; then free slots for urgent generations, and fill free ones."""
-        self._take_snapshots()
-        self._take_swaps()
-        self._frozen = [slot.id for slot in self._scheduler.to_freeze() if self._freeze(slot)]
-        self._resumed = [slot.id for slot in self._scheduler.admit() if self._admit(slot)]
-        self._publish_updates()
-
-    def _plan(self) -> Plan | None:
-        """What every runner executes for its live slots; None where there is none."""
-        plan = [(runner, part) for runner in self._runners if (part := runner.plan()) is not None]
-        return plan or None
-
-    def _idle(self) -> TickRecord | None:
-        """Nothing is live: complete what is in flight. run() then blocks on the inbox."""
-        self.clock.end()
-        self._complete_all()
-        return None
-
-    @phase("commit")
-    def _commit(self, plan: Plan, launched: Sequence[Launched]) -> InFlight:
-        """Advance every slot that was launched; begin to copy out the results of those that finish with this tick."""
-        record, ready = self._record(plan), self._stream.record()
-        done: list[DeviceEvent] = []
-        finished: list[tuple[Slot, NDArray[Any]]] = []
-        for (runner, part), part_launched in zip(plan, launched, strict=True):
-            if part_launched.error is not None:
-                self._fail(part.slots, part_launched.error)
-                continue
-            runner.commit(part)
-            self._publish_progress(part.slots)
-            ended = self._scheduler.commit(part.slots)
-            results, copied = runner.read_out(ended, ready) if ended else ([], ready)
-            finished += zip(ended, results, strict=True)
-            done.append(copied)
-        self._scheduler.tick += 1
-        self._take_snapshots()
-        return InFlight(launched, tuple(done), tuple(finished), record)
-
-    @phase("deliver")
-    def _complete_due(self) -> TickRecord:
-        """Complete ticks that are done; wait for the oldest where as many as may be are in flight."""
-        record, completed = self._in_flight[-1].record, []
-        bound = self.deployment.runtime.ticks_in_flight
-        while self._in_flight and (self._in_flight[0].is_done or len(self._in_flight) >= bound):
-            self._wait(self._in_flight[0])
-            completed.append(self._complete(self._in_flight.popleft()))
-        self._count(record)
-        self.clock.end()
-        self.clock.note(record)
-        self._observe(completed)
-        return record
-
-    def _wait(self, tick: InFlight) -> None:
-        if not tick.is_done:
-            self.clock.begin("wait")
-            tick.wait()
-            self.clock.begin("deliver")
-
-    def _complete(self, tick: InFlight) -> TickRecord:
-        """A tick's work is done: quarantine what is not finite, deliver what is finished."""
-        self._last_begin = tick.note_device_times(self._stream, self._last_begin) if self.observers else None
-        for part in tick.launched:
-            for slot, step in part.non_finite():
-                self._quarantine(slot, step)
-        delivered = [(slot, result) for slot, result in tick.finished if self._registry.holds(slot.work.request)]
-        for slot, result in delivered:
-            self._registry.leave(Finished(slot.id, result, tick.record.tick, slot.steps), "ok")
-        tick.record.finished = tuple([slot.id for slot, _ in delivered])
-        return tick.record
-
-    def _complete_all(self) -> None:
-        """Wait for the ticks in flight."""
-        while self._in_flight:
-            self._in_flight[0].wait()
-            self._observe([self._complete(self._in_flight.popleft())])
-
-    def _freeze(self, slot: Slot) -> bool:
-        """Take a slot from a generation, which is continued later; one that cannot be copied keeps it."""
-        try:
-            self._scheduler.freeze(slot, slot.runner.freeze(slot))
-        except EngineDeadError:
-            raise
-        except EngineError:
-            return False
-        return True
-
-    def _admit(self, slot: Slot) -> bool:
-        """Let a generation begin, or continue: returns whether it was frozen before."""
-        was_frozen = slot.frozen is not None
-        if not self._attempt(slot, slot.runner.admit):
-            return False
-        if not was_frozen:
-            self._registry.publish(Started(slot.id, self._scheduler.tick))
-        return was_frozen
-
-    def _attempt(self, slot: Slot, call: Callable[[Slot], None]) -> bool:
-        """Let a runner take a slot's values; False where it cannot: the generation ends with the error."""
-        try:
-            call(slot)
-        except EngineDeadError:
-            raise
-        except EngineError as error:
-            self._fail((slot,), error)
-            return False
-        return True
-
-    def _publish_progress(self, slots: Sequence[Slot]) -> None:
-        tick, tick_ms = self._scheduler.tick, self.clock.elapsed_ms
-        for slot in slots:
-            if slot.step + 1 < slot.steps:
-                self._registry.publish(Progress(slot.id, slot.step + 1, slot.steps, tick, tick_ms))
-        self._last_tick_s = time.monotonic()
-
-    def _quarantine(self, slot: Slot, step: int) -> None:
-        if self._registry.holds(slot.work.request):
-            error = NonFiniteError(
-                f"generation {slot.id} became non-finite in step {step}",
-                fix="lower guidance, scales or noise; other generations are not affected",
-            )
-            self._remove(slot.id, Failed(slot.id, error), "nonfinite")
-
-    def _fail(self, slots: Sequence[Slot], error: TickError) -> None:
-        for slot in slots:
-            if self._scheduler.find(slot.id) is slot:
-                self._remove(slot.id, Failed(slot.id, error), "engine_error")
-
-    def _remove(self, request_id: str, event: Event, outcome: str) -> None:
-        slot = self._scheduler.remove(request_id)
-        if isinstance(slot, Slot):
-            slot.runner.vacate(slot)
-        self._registry.leave(event, outcome)
-
-    def _wait_for_message(self) -> None:
-        self._is_idle = True
-        message = self._inbox.wait()
-        self._is_idle = False
-        self._last_tick_s = time.monotonic()
-        self._handle(message)
-
-    def _handle(self, message: Message) -> None:
-        match message:
-            case Submit():
-                self._take(message)
-            case Update(works):
-                for request_id, work in works.items():
-                    self._update(request_id, work)
-            case Cancel(request_id):
-                self._remove(request_id, Cancelled(request_id), "cancelled")
-            case Snapshot():
-                self._snapshots.append(message)
-            case Swap() | Rehearse():
-                self._swaps.append(message)
-            case Stop():
-                self._stopped = True
-
-    def _take(self, message: Submit) -> None:
-        request, work = message.request, message.work
-        if not self._registry.holds(request):
-            return  # cancelled before it arrived
-        if isinstance(request, GenerationRequest) and request.denoise <= DENOISE_MIN:
-            assert request.start is not None
-            self._registry.leave(Finished(request.id, request.start.copy(), self._scheduler.tick, 0), "ok")
-            return
-        submission = Submission(
-            id=request.id,
-            runner=self._language if isinstance(work, SequenceWork) else self._denoise,
-            work=work,
-            bucket=work.bucket,
-            steps=work.steps,
-            step=message.step,
-            session=request.session,
-            client=request.client,
-            is_urgent=request.is_urgent,
-        )
-        replaced = self._scheduler.push(submission)
-        if replaced is not None:
-            self._registry.leave(Cancelled(replaced.id, replaced_by=request.id), "replaced")
-
-    def _update(self, request_id: str, work: Any) -> None:
-        submission = self._scheduler.find(request_id)
-        if submission is None:
-            return
-        submission.work = work
-        self._updated.append(request_id)
-        if isinstance(submission, Slot):
-            self._attempt(submission, submission.runner.update)
-
-    def _publish_updates(self) -> None:
-        """Before a tick is planned: a slot that took its last step since its update has left."""
-        for request_id in self._updated:
-            if self._scheduler.find(request_id) is not None:
-                self._registry.publish(Updated(request_id, self._scheduler.tick))
-        self._updated.clear()
-
-    def _take_snapshots(self) -> None:
-        """Between two ticks, when a slot's state and its step agree."""
-        while self._snapshots:
-            message = self._snapshots.popleft()
-            try:
-                message.reply.set_result(self._snapshot(message.request_id))
-            except RequestError as error:
-                message.reply.set_exception(error)
-
-    def _take_swaps(self) -> None:
-        """Before a tick is planned, when every launched tick is in flight and can be waited for."""
-        while self._swaps:
-            message = self._swaps.popleft()
-            try:
-                if isinstance(message, Swap):
-                    self._swap(message.engines)
-                elif self._language is not None:
-                    self._language.rehearse()
-                message.reply.set_result(None)
-            except EngineDeadError:
-                raise
-            except EngineError as error:
-                message.reply.set_exception(error)
-
-    def _snapshot(self, request_id: str) -> Any:
-        slot = self._scheduler.find(request_id)
-        if slot is None or not (isinstance(slot, Slot) or slot.frozen):
-            raise RequestError(f"no generation {request_id} is in flight", field="id")
-        if isinstance(slot.work, SequenceWork):
-            return slot.runner.snapshot(slot)
-        states, has_cached_negative = slot.runner.snapshot(slot)
-        request = slot.work.request.with_parameters(slot.work.values.parameters)
-        return SlotSnapshot(request, slot.step, has_cached_negative, states, self.bundle.name)
-
-    def _swap(self, engines: EngineSet) -> None:
-        """What is launched runs to its end on the old engines, the next tick is launched on the new ones."""
-        check_replaceable(self.engines, engines)
-        self._complete_all()
-        old, self.engines = self.engines, engines
-        for runner in self._runners:
-            runner.use(engines)
-        self._generation += 1
-        old.close()
-
-    def _record(self, plan: Plan) -> TickRecord:
-        parts = [part for _, part in plan]
-        return TickRecord(
-            tick=self._scheduler.tick,
-            slots=sum([len(part.slots) for part in parts]),
-            rows=sum([part.num_rows for part in parts]),
-            frames=tuple([frames for part in parts for frames in part.frames]),
-            executes=sum([part.num_executes for part in parts]),
-            variants=tuple([variant for part in parts for variant in part.variants]),
-            queue_depth=self._scheduler.num_waiting,
-            generation=self._generation,
-            frozen=tuple(self._frozen),
-            resumed=tuple(self._resumed),
+    def _prepare(self, request: GenerationRequest, snapshot: SlotSnapshot | None) -> PreparedGeneration:
+        values = resolve(request, StepParameters(), self.engines.adapters)
+        channels = self.bundle.latents.channels
+        if snapshot is None:
+            return prepare(request, values, channels)
+        return prepare(
+            request,
+            values,
+            channels,
+            step=snapshot.step,
+            has_cached_negative=snapshot.has_cached_negative,
+            states=snapshot.arrays,
         )
 
-    def _count(self, record: TickRecord) -> None:
-        """Note what was allocated, bound, captured and replayed since the tick before."""
-        allocations, counts = self._counted
-        now = self._launch_counts()
-        record.allocations = self.device.allocations - allocations
-        record.count(now.since(counts))
-        self._counted = (self.device.allocations, now)
-
-    def _launch_counts(self) -> LaunchCounts:
-        return sum([runner.launch_counts for runner in self._runners], LaunchCounts())
-
-    def _observe(self, completed: Sequence[TickRecord]) -> None:
-        """Pass on the records of ticks that are over, on the host and on the device."""
-        for record in completed:
-            for observer in tuple(self.observers):
-                observer(record)
-
-    def _end(self) -> None:
-        """End all generations that are still in the loop, and wake what waits for its end."""
-        self._ended.set()
-        self._in_flight.clear()
-        self._end_leftovers([*self._snapshots, *self._swaps])
-
-
-def _do_nothing() -> None:
-    """No tick waits."""
+    def _resolved(self, work: PreparedGeneration, overrides: Mapping[str, Any]) -> PreparedGeneration:
+        """The same generation with its session's step parameters over its own. Raises RequestError."""
+        values = resolve(work.request, StepParameters(**overrides), self.engines.adapters)
+        return replace(work, values=values)

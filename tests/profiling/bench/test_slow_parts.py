@@ -146,7 +146,7 @@ def test_without_frozen_conditions_they_are_uploaded_at_every_tick(
 
 def uploaded(loop: TickLoop, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Uploads in one tick into the rows' conditions, and of all kinds."""
-    ((_, bucket),) = loop._denoise._buckets.items()
+    ((_, bucket),) = loop._ticks._denoise._buckets.items()
     memory = bucket._rows.condition.owner
     seen = {"condition": 0, "all": 0}
     upload = loop.device.upload

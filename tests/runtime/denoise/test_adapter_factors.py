@@ -156,7 +156,7 @@ def test_what_cannot_be_used_is_refused_and_changes_nothing(loop: TickLoop) -> N
 
 
 def test_factors_are_uploaded_once(loop: TickLoop) -> None:
-    factors = loop._denoise._factors
+    factors = loop._ticks._denoise._factors
     assert factors is not None
     run_all(loop, using("a", {"soft": 1.0}))
     version = factors.version

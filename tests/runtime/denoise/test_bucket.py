@@ -42,7 +42,7 @@ def slot_of(name: str, index: int = 0, **changes: Any) -> Slot:
 
 @pytest.fixture
 def bucket(loops: Loops) -> LengthBucket:
-    return loops()._denoise.open(FRAMES)
+    return loops()._ticks._denoise.open(FRAMES)
 
 
 def updated(slot: Slot, **parameters: Any) -> Slot:
@@ -116,7 +116,7 @@ class Uploads:
 
     def into_buckets(self, kind: str) -> int:
         """How many went into the rows' conditions or contexts."""
-        rows = [bucket._rows for bucket in self._loop._denoise._buckets.values()]
+        rows = [bucket._rows for bucket in self._loop._ticks._denoise._buckets.values()]
         owners = {id(getattr(found, kind).owner) for found in rows}
         return sum(id(target.owner) in owners for target in self.all)
 
@@ -140,7 +140,7 @@ def test_a_steady_tick_uploads_one_piece_per_bucket(
 ) -> None:
     loop = loops()
     for frames in lengths * 2:
-        loop.submit(make(f"{frames}{len(loop._registry)}", frames, steps=60, **GUIDED), Inbox())
+        loop.submit(make(f"{frames}{len(loop._shared.registry)}", frames, steps=60, **GUIDED), Inbox())
     for _ in range(10):
         loop.tick()
     uploads = Uploads(loop, monkeypatch)
@@ -158,7 +158,7 @@ def test_a_slot_that_is_replaced_does_not_upload_the_rows_of_the_others(
     guided_generations(loop, inbox, (60, 5, 60, 60))
     for _ in range(4):
         loop.tick()
-    stays = [live.work.request for live in loop._denoise.open(FRAMES)._live.values() if live.slot.steps == 60]
+    stays = [live.work.request for live in loop._ticks._denoise.open(FRAMES)._live.values() if live.slot.steps == 60]
     new = make(
         "new", FRAMES, steps=60, context=rand(FRAMES, X), conditions=(Condition(rand(5, D)),),
         negatives=(Condition(rand(5, D)),), parameters=StepParameters(guidance=3.0),

@@ -54,7 +54,7 @@ def generate(
         loop.submit(request, events.append)
     while loop.tick() is not None:
         pass
-    counts = replace(loop._denoise.launch_counts)
+    counts = replace(loop._ticks._denoise.launch_counts)
     loop.close()
     device.close()
     failed = [event.error for event in events if isinstance(event, Failed)]

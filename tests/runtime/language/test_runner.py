@@ -122,8 +122,8 @@ def finish(loop: TickLoop) -> int:
 def snapshot(loop: TickLoop, name: str) -> SequenceState | None:
     """Between two ticks."""
     reply = loop.snapshot(name)
-    loop._drain_inbox()
-    loop._take_snapshots()
+    loop._ticks._drain_inbox()
+    loop._ticks._take_snapshots()
     found: SequenceState | None = reply.result(0)
     return found
 
@@ -294,8 +294,8 @@ def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(plann
         other.tick()
         other.submit_sequence(replace(request, id="again"), inbox, state)
         other.tick()
-        assert other._language is not None
-        assert {live.rows for live in other._language._live.values()} == {(0,), (1,), (2, 3)}
+        assert other._ticks._language is not None
+        assert {live.rows for live in other._ticks._language._live.values()} == {(0,), (1,), (2, 3)}
         finish(other)
         np.testing.assert_array_equal(inbox.latents("again"), inbox.latents("a"))
         assert state.count < len(inbox.latents("a"))
@@ -360,8 +360,8 @@ def test_a_sequence_that_waits_for_a_place_is_refused_where_the_loop_drains(
 ) -> None:
     loop, waits, refused = planned(planner_sequences=1, queue=0), threading.Event(), list[DrainingError]()
     loop.submit_sequence(sequence("a"), Inbox())
-    wait = loop._registry._wait
-    monkeypatch.setattr(loop._registry, "_wait", lambda *given: (waits.set(), wait(*given)))
+    wait = loop._shared.registry._wait
+    monkeypatch.setattr(loop._shared.registry, "_wait", lambda *given: (waits.set(), wait(*given)))
 
     def submit() -> None:
         with pytest.raises(DrainingError) as caught:
@@ -375,7 +375,7 @@ def test_a_sequence_that_waits_for_a_place_is_refused_where_the_loop_drains(
     finish(loop)
     thread.join(60)
     assert len(refused) == 1
-    assert not loop._registry.ids()
+    assert not loop._shared.registry.ids()
 
 
 def test_a_row_that_is_not_finite_is_quarantined_alone(planned: Planned) -> None:
@@ -385,8 +385,8 @@ def test_a_row_that_is_not_finite_is_quarantined_alone(planned: Planned) -> None
     loop.submit_sequence(sequence("good"), inbox)
     for _ in range(4):
         loop.tick()
-    assert loop._language is not None
-    cache = loop._language._cache
+    assert loop._ticks._language is not None
+    cache = loop._ticks._language._cache
     cache.write(0, [np.full_like(array, np.nan) for array in cache.read(0)])
     loop.tick()
     failed = inbox.terminal("bad")
@@ -446,8 +446,8 @@ def test_forced_tokens_that_are_fed_along_leave_the_tokens_as_they_are(
     for request in requests:
         loop.submit_sequence(request, inbox)
     finish(loop)
-    assert isinstance(loop._language, LanguageRunner)
-    assert {key.width for key in loop._language._launches._launches if key.draws == 1} > {1}
+    assert isinstance(loop._ticks._language, LanguageRunner)
+    assert {key.width for key in loop._ticks._language._launches._launches if key.draws == 1} > {1}
     for request in requests:
         np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
 
@@ -559,7 +559,7 @@ def test_on_a_gpu_decodes_and_verifies_are_replayed_with_the_same_tokens(planned
         loop.submit_sequence(request, inbox)
     replayed = {record.variants[-1] for record in iter(loop.tick, None) if record.replayed}
     assert replayed == {"decode", "verify"}
-    assert loop._launch_counts().failed == 0
+    assert loop._ticks._launch_counts().failed == 0
     for request in requests:
         np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
 
@@ -581,7 +581,7 @@ def test_random_work_is_accounted_for_exactly_and_bit_identical(draft: bool, pla
         if live and random.random() < 0.1:
             loop.cancel(str(random.choice(live)))
         name = str(random.choice(live)) if live else ""
-        if name in loop._scheduler.slots and random.random() < 0.2:
+        if name in loop._ticks.scheduler.slots and random.random() < 0.2:
             state = snapshot(loop, name)
             if state is not None:
                 states[name] = state
@@ -646,8 +646,8 @@ def test_the_probe_sees_a_runner_that_allocates(planned: Planned, monkeypatch: p
 def test_launches_are_found_again(planned: Planned) -> None:
     loop = planned(RING)
     steady(loop, 96)
-    assert isinstance(loop._language, LanguageRunner)
-    bound = loop._language.launch_counts.bound
+    assert isinstance(loop._ticks._language, LanguageRunner)
+    bound = loop._ticks._language.launch_counts.bound
     for _ in range(20):
         loop.tick()
-    assert loop._language.launch_counts.bound == bound
+    assert loop._ticks._language.launch_counts.bound == bound

@@ -194,9 +194,10 @@ def test_workers_are_alone_while_no_generation_is_in_flight(pipeline: Pipeline) 
 
 def test_every_tick_lets_the_codec_go_first(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pipeline.codec is not None
-    assert pipeline.loop.before_tick == pipeline.codec.queue.hold
+    shared = pipeline.loop._shared
+    assert shared.before_tick == pipeline.codec.queue.hold
     held: list[int] = []
-    monkeypatch.setattr(pipeline.loop, "before_tick", lambda: held.append(pipeline.loop.stats().ticks))
+    monkeypatch.setattr(shared, "before_tick", lambda: held.append(pipeline.loop.stats().ticks))
     before = pipeline.loop.stats().ticks
     whole(pipeline, LongGeneration(pipeline, options(seconds=0.9)))
     assert set(range(before + 1, pipeline.loop.stats().ticks)) <= set(held)

@@ -345,7 +345,7 @@ def test_a_caller_that_leaves_ends_the_thinking_or_the_wait_for_it(deployment: D
         time.sleep(0.001)
     thread.join(60)
     assert [str(error).endswith("was cancelled") for error in ended] == [True]
-    assert len(loop._registry) == (0 if has_place else places)
+    assert len(loop._shared.registry) == (0 if has_place else places)
     opened.close()
 
 
@@ -359,8 +359,8 @@ def test_who_waits_for_a_slot_waits_no_longer_than_its_time(deployment: Deployme
         opened.loop.submit_sequence(request, lambda event: None)
     with pytest.raises(QueueTimeoutError, match=r"within 0\.01 s"):
         LongGeneration(opened, options(), caller=Caller(place_timeout_s=0.01))
-    opened.loop._drain_inbox()
-    assert len(opened.loop._registry) == others, "what waited is not in the loop any more"
+    opened.loop._ticks._drain_inbox()
+    assert len(opened.loop._shared.registry) == others, "what waited is not in the loop any more"
     opened.close()
 
 
@@ -381,7 +381,7 @@ def test_engines_that_are_swapped_while_a_plan_is_written_leave_it_as_it_is(depl
             finishing = pool.submit(codes, generation)
             assert ticked.wait(60)
             reloading = pool.submit(opened.reload)
-            while opened.loop._inbox._queue.empty():
+            while opened.loop._shared.inbox._queue.empty():
                 assert not reloading.done()
                 time.sleep(0.001)
             assert not finishing.done()

@@ -505,7 +505,7 @@ def test_a_request_that_does_not_fit_takes_no_place(
     loop = loops()
     with pytest.raises(error):
         loop.submit(make("a", **changes), Inbox())
-    assert len(loop._registry) == 0
+    assert len(loop._shared.registry) == 0
     assert loop.tick() is None
 
 
@@ -591,9 +591,9 @@ def test_an_update_that_finds_no_memory_ends_its_generation_alone(
 def test_a_generation_that_was_cancelled_before_it_arrived_takes_no_slot(loops: Loops) -> None:
     loop, inbox = loops(), Inbox()
     loop.submit(make("a"), inbox)
-    (submitted,) = loop._inbox.drain()
+    (submitted,) = loop._shared.inbox.drain()
     loop.cancel("a")
-    loop._inbox.put(submitted)
+    loop._shared.inbox.put(submitted)
     assert loop.tick() is None
     assert isinstance(inbox.terminal("a"), Cancelled)
 

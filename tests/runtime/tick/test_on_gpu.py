@@ -67,7 +67,7 @@ def test_the_host_waits_only_for_a_tick_before_the_one_it_launched(loops: Loops,
     before = machine.counters.copy()
     for _ in range(10):
         loop.tick()
-        pending = loop._in_flight
+        pending = loop._ticks._in_flight
         assert [tick.is_done for tick in pending] == [False]
     assert (machine.counters - before)["host_waits"] == 10
 
@@ -76,7 +76,7 @@ def test_one_tick_in_flight_waits_for_itself(loops: Loops, built: Built, backend
     deployment = resized(built(max_rows=16, backend=backend), 4, 8)
     loop = loops(with_runtime(deployment, ticks_in_flight=1))
     inbox = run_all(loop, make("a", **GUIDED))
-    assert not loop._in_flight
+    assert not loop._ticks._in_flight
     np.testing.assert_array_equal(inbox.latents("a"), run_all(loops(), make("a", **GUIDED)).latents("a"))
 
 
@@ -90,7 +90,7 @@ def test_a_graph_is_captured_at_the_third_tick_of_its_kind(loops: Loops) -> None
 
 def test_no_graph_where_capture_is_off(loops: Loops, machine: Machine, built: Built, backend: Backend) -> None:
     loop = loops(resized(built(max_rows=16, backend=backend), 4, 8))
-    loop._denoise._launches.captures = False
+    loop._ticks._denoise._launches.captures = False
     steady(loop)
     record = loop.tick()
     assert record is not None
@@ -108,7 +108,7 @@ def test_few_graphs_are_kept_and_results_stay_the_same(loops: Loops, built: Buil
     while (record := few.tick()) is not None:
         evicted += record.evicted
     assert evicted > 2
-    assert len(few._denoise._launches) <= 2
+    assert len(few._ticks._denoise._launches) <= 2
     for request in requests:
         np.testing.assert_allclose(inbox.latents(request.id), expected.latents(request.id), atol=1e-5)
 
@@ -212,7 +212,7 @@ def test_an_id_that_is_used_again_while_its_last_tick_is_in_flight_gets_its_own_
     loop.submit(make("a", steps=1), first)
     loop.tick()
     loop.cancel("a")
-    loop._drain_inbox()
+    loop._ticks._drain_inbox()
     assert isinstance(first.terminal("a"), Cancelled)
     loop.submit(newer, second)
     while loop.tick() is not None:
@@ -237,7 +237,7 @@ def test_a_dead_device_ends_the_thread_with_a_message(loops: Loops, machine: Mac
 
     def run() -> None:
         with suppress(EngineDeadError):
-            loop.run()
+            loop._ticks.run()
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -255,7 +255,7 @@ def test_empty_buckets_are_closed_while_ticks_are_in_flight(loops: Loops) -> Non
         loop.submit(make(f"{index}", frames, steps=2), inbox)
         loop.tick()
         for other in range(4, 12, 2):
-            loop._denoise.open(other, live=set(lengths))
+            loop._ticks._denoise.open(other, live=set(lengths))
     while loop.tick() is not None:
         pass
     reference = run_all(loops(), make("0", 16, steps=2))
@@ -280,15 +280,15 @@ def test_engines_that_arrive_while_a_tick_runs_are_taken_after_it(loops: Loops, 
     loop.submit(make("a", steps=12, **GUIDED), inbox)
     for _ in range(4):
         loop.tick()
-    launch, new = loop._denoise.launch, open_engines(loop.deployment, loop.device)
+    launch, new = loop._ticks._denoise.launch, open_engines(loop.deployment, loop.device)
 
     def launch_and_swap(part: Any) -> Any:
         launched = launch(part)
-        loop._denoise.launch = launch  # type: ignore[method-assign]
+        loop._ticks._denoise.launch = launch  # type: ignore[method-assign]
         loop.swap(new)
         return launched
 
-    loop._denoise.launch = launch_and_swap  # type: ignore[method-assign]
+    loop._ticks._denoise.launch = launch_and_swap  # type: ignore[method-assign]
     loop.tick()
     assert loop.engines is not new, "the tick that was just launched still runs on the old engines"
     while loop.tick() is not None:

@@ -206,7 +206,7 @@ def test_other_lengths_may_take_its_bucket_while_it_is_frozen(loops: Loops) -> N
     for frames in (2, 4, 6, 8, 10, 12, 14):
         loop.submit(make(str(frames), frames, context=rand(frames, 16), steps=2, is_urgent=True), inbox)
     ticks(loop, 14)
-    assert 32 not in loop._denoise._buckets
+    assert 32 not in loop._ticks._denoise._buckets
     to_the_end(loop)
     np.testing.assert_array_equal(inbox.latents("a"), whole)
 
@@ -256,7 +256,7 @@ def test_a_generation_that_cannot_be_copied_keeps_its_slot(loops: Loops, monkeyp
         raise OutOfMemoryError("no host memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop._denoise, "_copy_out", refuse)
+        patched.setattr(loop._ticks._denoise, "_copy_out", refuse)
         loop.submit(urgent(), inbox)
         (record,) = ticks(loop, 1)
     assert record.frozen == ()

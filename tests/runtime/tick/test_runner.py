@@ -117,12 +117,12 @@ def test_the_counting_runner_satisfies_the_protocol() -> None:
 def push(loop: TickLoop, name: str, inbox: Inbox, steps: int = 3) -> None:
     """Let a generation of the last runner wait for a slot."""
     request = make(name, 16)
-    loop._registry.enter(request, inbox)
-    loop._scheduler.waiting.push(Submission(name, loop._runners[-1], Work(request), BUCKET, steps))
+    loop._shared.registry.enter(request, inbox)
+    loop._ticks.scheduler.waiting.push(Submission(name, loop._ticks._runners[-1], Work(request), BUCKET, steps))
 
 
 def with_runner(loop: TickLoop, runner: CountingRunner, *, alone: bool = False) -> TickLoop:
-    loop._runners = (runner,) if alone else (*loop._runners, runner)
+    loop._ticks._runners = (runner,) if alone else (*loop._ticks._runners, runner)
     return loop
 
 
@@ -133,7 +133,7 @@ def run(loop: TickLoop) -> None:
 
 def test_a_loop_of_another_runner_alone_delivers_in_the_tick_of_the_last_step(loops: Loops) -> None:
     loop, inbox = loops(), Inbox()
-    denoise = loop._denoise
+    denoise = loop._ticks._denoise
     with_runner(loop, CountingRunner(), alone=True)
     for name, steps in (("a", 2), ("b", 3)):
         push(loop, name, inbox, steps)

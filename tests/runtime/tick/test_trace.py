@@ -15,7 +15,7 @@ from helpers.generations import GUIDED, Inbox, make
 from runtime.devices.device import Stream, Tensor
 from runtime.tick.loop import TickLoop
 
-TICK, LAUNCH = ("runtime/tick/loop.py", "tick"), ("runtime/denoise/runner.py", "launch")
+TICK, LAUNCH = ("runtime/tick/tick_thread.py", "tick"), ("runtime/denoise/runner.py", "launch")
 Call = tuple[str, str]
 
 
@@ -57,7 +57,7 @@ def calls_after(trace: list[Call], caller: str) -> list[Call]:
 
 def test_a_tick_reaches_the_device_in_three_calls(traced: TickLoop, traces: list[list[Call]]) -> None:
     traced.submit(make("a", **GUIDED), Inbox())
-    while traced.tick() is not None:
+    while traced._ticks.tick() is not None:
         pass
     assert len(traces) == 4
     for trace in traces:
@@ -71,5 +71,5 @@ def test_run_reaches_the_device_in_three_calls(traced: TickLoop, traces: list[li
     traced.start()
     assert done.wait(30)
     (trace,) = traces
-    start = trace.index(("runtime/tick/loop.py", "run"))
+    start = trace.index(("runtime/tick/tick_thread.py", "run"))
     assert trace[start + 1 :] == [TICK, LAUNCH, trace[-1]]

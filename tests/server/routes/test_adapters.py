@@ -113,7 +113,7 @@ def test_a_live_session_and_a_generation_with_different_adapters_share_a_tick(
     monkeypatch.setattr(loop, "submit", submit_and_note)
 
     def observe(record: TickRecord) -> None:
-        part = loop._denoise._part
+        part = loop._ticks._denoise._part
         seen.append((record.executes, {adapter.id for adapter in part.adapters} if part else set()))
 
     loop.observers.insert(0, observe)

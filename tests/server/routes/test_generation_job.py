@@ -131,7 +131,7 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
 
     async def wait() -> None:
         waiting = asyncio.create_task(job.finish_plan())
-        while not len(pipeline.loop._registry):
+        while not len(pipeline.loop._shared.registry):
             await asyncio.sleep(0.001)
         if is_cancelled:
             waiting.cancel()

@@ -44,9 +44,9 @@ def test_an_update_is_a_merge_patch(loops: Loops) -> None:
     loop.submit(make("a", session="s"), Inbox())
     assert loop.update("s", {"guidance": 4.0, "velocity_scale": 0.5}) == 1
     loop.update("s", {"velocity_scale": 2.0})
-    assert loop._registry.overrides("s") == {"guidance": 4.0, "velocity_scale": 2.0}
+    assert loop._shared.registry.overrides("s") == {"guidance": 4.0, "velocity_scale": 2.0}
     loop.update("s", {"guidance": None})
-    assert loop._registry.overrides("s") == {"velocity_scale": 2.0}
+    assert loop._shared.registry.overrides("s") == {"velocity_scale": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -58,23 +58,23 @@ def test_a_wrong_update_is_refused_and_changes_nothing(patch: dict[str, Any], sa
     loop.update("s", {"guidance": 4.0})
     with pytest.raises(RequestError, match=says):
         loop.update("s", {"velocity_scale": 0.5, **patch})
-    assert loop._registry.overrides("s") == {"guidance": 4.0}
+    assert loop._shared.registry.overrides("s") == {"guidance": 4.0}
 
 
 def test_an_update_is_refused_and_changes_nothing_once_an_adapter_in_use_is_gone(loops: Loops) -> None:
     loop, factors = loops(), np.zeros((4, 8), np.float32)
     catalogs = [AdapterCatalog({name: Adapter(name, factors, factors)}, 8) for name in ("soft", "hard")]
-    loop._registry._adapter_rank = 8
-    loop.engines = replace(loop.engines, adapters=catalogs[0])
+    loop._shared.registry._adapter_rank = 8
+    loop._shared.engines = replace(loop.engines, adapters=catalogs[0])
     loop.submit(make("a", session="s"), Inbox())
     loop.update("s", {"adapters": {"soft": 0.5}})
-    loop.engines = replace(loop.engines, adapters=catalogs[1])
+    loop._shared.engines = replace(loop.engines, adapters=catalogs[1])
     for patch in ({"guidance": 4.0}, {"adapters": {"soft": 1.0}}):
         with pytest.raises(RequestError, match="there is no adapter 'soft'"):
             loop.update("s", patch)
-        assert loop._registry.overrides("s") == {"adapters": {"soft": 0.5}}
+        assert loop._shared.registry.overrides("s") == {"adapters": {"soft": 0.5}}
     assert loop.update("s", {"guidance": 4.0, "adapters": {"hard": 1.0}}) == 1
-    assert loop._registry.overrides("s") == {"guidance": 4.0, "adapters": {"hard": 1.0}}
+    assert loop._shared.registry.overrides("s") == {"guidance": 4.0, "adapters": {"hard": 1.0}}
 
 
 def test_an_update_reaches_nothing_where_the_session_has_no_generation(loops: Loops) -> None:
@@ -87,7 +87,7 @@ def test_curves_of_an_update_are_resampled_in_the_callers_thread(loops: Loops) -
         loop.submit(make(name, frames, session=f"s{frames}"), Inbox())
     for frames in (16, 32):
         loop.update(f"s{frames}", {"ode_noise": np.linspace(0, 1, 8)})
-    works = [entry.work for entry in loop._registry._entries.values()]
+    works = [entry.work for entry in loop._shared.registry._entries.values()]
     assert [np.shape(work.values.parameters.ode_noise) for work in works if work] == [(16,), (32,)]
 
 
@@ -152,5 +152,5 @@ def test_every_generation_of_many_threads_ends_exactly_once(loops: Loops) -> Non
     assert sum(outcomes.values()) == len(inboxes)
     assert outcomes["ok"] == kinds.count(Finished) > 0
     assert outcomes["cancelled"] + outcomes["replaced"] == kinds.count(Cancelled) > 0
-    assert len(loop._registry) == len(loop._registry._sessions) == 0
+    assert len(loop._shared.registry) == len(loop._shared.registry._sessions) == 0
     assert (loop.stats().slots_active, loop.stats().queue_depth) == (0, 0)
