@@ -65,6 +65,7 @@ class WindowCutter:
 
     def cut(self, values: Latents) -> list[Window]:
         """Take `[T, C]` more frames; the windows that are complete with them."""
+        # [frames kept + T, C]
         self._values = values if self._values is None else np.concatenate((self._values, values))
         windows: list[Window] = []
         while (window := self._next_window(self._values)) is not None:
@@ -89,9 +90,10 @@ class WindowCutter:
             return None
         low, high = max(start, begin - margin), min(arrived, end + margin)
         is_last = end == self._end_frame
+        # [margins + frames, C]
         window = Window(values[low - start : high - start], low, begin - low, end - begin, self._index, is_last)
         self._values_start = max(start, end - margin)
-        self._values = values[self._values_start - start :]
+        self._values = values[self._values_start - start :]  # [frames kept, C]
         self._next_frame = end
         self._index += 1
         return window

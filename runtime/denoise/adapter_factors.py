@@ -20,6 +20,7 @@ class AdapterFactors:
     def __init__(self, device: Device, stream: Stream, decoder: Engine, max_rank: int) -> None:
         self._device, self._stream, self._max_rank = device, stream, max_rank
         self._tensors = {
+            # [max Q, I] or [max Q, O]
             name: device.zeros((max_rank, *map(int, decoder.inputs[name].shape[1:])), decoder.inputs[name].dtype)
             for name in (FACTORS_A, FACTORS_B)
         }
@@ -34,6 +35,7 @@ class AdapterFactors:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Input of the decoder -> its first Q rows."""
+        # [Q, I] and [Q, O]
         return {name: tensor.view(self.rank, *tensor.shape[1:]) for name, tensor in self._tensors.items()}
 
     def hold(self, adapters: Collection[Adapter]) -> None:
@@ -52,11 +54,12 @@ class AdapterFactors:
 
     def write_weights(self, uses: Iterable[AdapterUse], out: Floats) -> None:
         """A row's weights `[Q]`: each adapter's strength in its places, 0 elsewhere."""
-        out[:] = 0.0
+        out[:] = 0.0  # [Q]
         for adapter, strength in uses:
             begin = self._places[adapter]
-            out[begin : begin + adapter.rank] = strength
+            out[begin : begin + adapter.rank] = strength  # [rank of the adapter]
 
     def _upload(self, name: str, factor: Floats) -> None:
         tensor, width = self._tensors[name], factor.shape[1]
+        # [rank of the adapter, I or O]
         self._device.upload(tensor.view(*factor.shape, start=self._end * width), factor, self._stream)

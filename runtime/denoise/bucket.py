@@ -61,6 +61,7 @@ class LengthBucket:
             device, context.stream, self._vectors, slot_count=self._slot_count, frames=frames, channels=self._channels
         )
         time = context.engines.decoder.inputs[bundle.decoder.inputs.time]
+        # [most R], each at an aligned address
         self._times = self._vectors.take(most_rows * ALIGNED * 4 // np.dtype(time.dtype).itemsize, time.dtype)
         self._rows = self._row_buffers(2 * self._slot_count)
         self._steps = parts.step(device, context.stream, self.state, runtime.ticks_in_flight + 1)
@@ -228,11 +229,11 @@ class LengthBucket:
 
     def _bind(self, key: LaunchKey, layout: RowLayout) -> Launch:
         shape = (layout.slot_count, self.frames, self._channels)
-        latents = self.state.double_buffer("latents").current.view(*shape)
+        latents = self.state.double_buffer("latents").current.view(*shape)  # [S, T, C]
         rows, hidden_states = None, latents
         if key.rows is not None:
             rows, hidden_states, latents = self._bind_rows(self._context.engines.rows[key.rows], layout, latents)
-        velocity = self._rows.velocity.view(len(layout.rows), self.frames, self._channels)
+        velocity = self._rows.velocity.view(len(layout.rows), self.frames, self._channels)  # [R, T, C]
         launch = Launch(
             key=key,
             rows=rows,
@@ -245,19 +246,21 @@ class LengthBucket:
 
     def _bind_rows(self, engine: Engine, layout: RowLayout, latents: Tensor) -> tuple[Execution, Tensor, Tensor]:
         """The rows engine, the decoder's input, and the latents that the step starts from (masked where a mask is)."""
-        hidden_states = self._rows.hidden_states.view(len(layout.rows), self.frames, self._channels)
+        hidden_states = self._rows.hidden_states.view(len(layout.rows), self.frames, self._channels)  # [R, T, C]
         tensors = {name: self.state.tensor(name, layout.slot_count) for name in engine.inputs if name in FIELDS}
-        tensors["row_slots"] = self._rows.row_slots.view(len(layout.rows))
+        tensors["row_slots"] = self._rows.row_slots.view(len(layout.rows))  # [R]
         tensors |= {"latents": latents, "hidden_states": hidden_states}
         if "masked_latents" in engine.outputs:
             if self._masked is None:
+                # [depth, T, C]
                 self._masked = self._context.device.zeros((self._slot_count, self.frames, self._channels), np.float32)
-            latents = tensors["masked_latents"] = self._masked.view(*latents.shape)
+            latents = tensors["masked_latents"] = self._masked.view(*latents.shape)  # [S, T, C]
         return engine.bind(tensors), hidden_states, latents
 
     def _bind_decoder(self, layout: RowLayout, begin: int, end: int, tokens: int, hidden_states: Tensor) -> Execution:
         tensors = self._rows.decoder_tensors(begin, end, tokens, hidden_states)
         start = begin * self.frames * self._channels
+        # [R of the execute, T, C]
         velocity = self._rows.velocity.view(end - begin, self.frames, self._channels, start=start)
         engines = self._context.engines
         tensors[self._context.bundle.decoder.outputs.velocity] = velocity

@@ -104,7 +104,7 @@ def prepare(
     `states`, `step` and `has_cached_negative` of a snapshot, where it resumes.
     """
     times = _times(request)
-    drawn = noise(request.frames, channels, request.seed) if request.noise is None else request.noise
+    drawn = noise(request.frames, channels, request.seed) if request.noise is None else request.noise  # [T, C]
     if states is None:
         states = {"latents": start_latents(request, drawn, float(times[0]))}
         if request.guidance_mode == "self":
@@ -125,8 +125,8 @@ def prepare(
 def _times(request: GenerationRequest) -> Array:
     """Flow times `[K + 1]`, the last one 0."""
     if request.timesteps is not None:
-        return np.array([*request.timesteps, 0.0], np.float32)
-    return schedule(request.steps, shift=request.shift, denoise=request.denoise)
+        return np.array([*request.timesteps, 0.0], np.float32)  # [K + 1]
+    return schedule(request.steps, shift=request.shift, denoise=request.denoise)  # [K + 1]
 
 
 def resolve(request: GenerationRequest, session: StepParameters, catalog: AdapterCatalog = NO_ADAPTERS) -> StepValues:
@@ -148,9 +148,9 @@ def start_latents(request: GenerationRequest, noise: Array, first_time: float) -
         share = first_time
     if share is None or request.start is None:
         return noise
-    mixed = noise - request.start
-    mixed *= share if isinstance(share, float) else share[:, None]
-    mixed += request.start
+    mixed = noise - request.start  # [T, C]
+    mixed *= share if isinstance(share, float) else share[:, None]  # [T, C] * [] or [T, 1]
+    mixed += request.start  # [T, C]
     return mixed
 
 
@@ -204,8 +204,8 @@ def _gates(request: GenerationRequest) -> Array | None:
     if target is None:
         return None
     if target.curve is None:
-        return np.array([step >= steps // 2 for step in range(steps)], np.float32)
-    return np.array([target_gate(step, steps, target.gate) for step in range(steps)], np.float32)
+        return np.array([step >= steps // 2 for step in range(steps)], np.float32)  # [K]
+    return np.array([target_gate(step, steps, target.gate) for step in range(steps)], np.float32)  # [K]
 
 
 def _request_fields(request: GenerationRequest, channels: int) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _request_fields(request: GenerationRequest, channels: int) -> dict[str, Any]
     mask, target = request.mask, request.target
     mask_noise = None if mask is None else mask.noise
     if mask is not None and mask_noise is None:
-        mask_noise = noise(request.frames, channels, request.seed, Purpose.MASK)
+        mask_noise = noise(request.frames, channels, request.seed, Purpose.MASK)  # [T, C]
     return {
         "mask": None if mask is None else mask.mask,
         "original": None if mask is None else request.original,
@@ -253,4 +253,4 @@ def _dcw_fields(dcw: Dcw | None, bands: int) -> dict[str, Any]:
 
 
 def _band(values: Curve, bands: int) -> Curve:
-    return resample(values, bands) if isinstance(values, np.ndarray) else values
+    return resample(values, bands) if isinstance(values, np.ndarray) else values  # [bands] or []

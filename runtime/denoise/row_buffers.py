@@ -77,23 +77,27 @@ class RowBuffers:
         self.width = condition_width(decoder, self._roles)
         self._has_tokens = len(condition_shape(decoder, self._roles)) == 3
         size = frames * self.channels
-        self.hidden_states = device.zeros((capacity * size,), np.float32)
-        self.velocity = device.zeros((capacity * size,), np.float32)
-        self.row_slots = Buffer(device, capacity, np.int64)
+        self.hidden_states = device.zeros((capacity * size,), np.float32)  # [capacity, T, C], flat
+        self.velocity = device.zeros((capacity * size,), np.float32)  # [capacity, T, C], flat
+        self.row_slots = Buffer(device, capacity, np.int64)  # [capacity]
         self.condition = None
         self._condition_stride = _round_up(tokens * self.width)
         if self._roles.condition is not None:
+            # [capacity, most L, D], flat
             self.condition = device.zeros((capacity * self._condition_stride,), inputs[self._roles.condition].dtype)
-            self._padding = np.zeros((tokens, self.width), self.condition.dtype)
+            self._padding = np.zeros((tokens, self.width), self.condition.dtype)  # [most L, D]
         self.mask = None
         self._mask_stride = _round_up(tokens)
         if self._roles.condition_mask is not None:
+            # [capacity, most L], flat
             self.mask = Buffer(device, capacity * self._mask_stride, inputs[self._roles.condition_mask].dtype)
         self.context = None
         self._context_stride = _round_up(frames * self.context_channels)
         if self._roles.context is not None:
+            # [capacity, T, X], flat
             self.context = device.zeros((capacity * self._context_stride,), inputs[self._roles.context].dtype)
         self._weights_stride = _round_up(adapter_rank)
+        # [capacity, most Q], flat
         self._weights = Buffer(device, capacity * self._weights_stride, np.float32) if adapter_rank else None
         self.layout: RowLayout | None = None
         # Of each execute: place -> the array that lies there.
@@ -108,7 +112,7 @@ class RowBuffers:
                 self._set_condition(place, row.condition.tokens, begin, tokens)
                 if self.context is not None and row.request.context is not None:
                     self._set_context(place, row.request.context, begin)
-        self.row_slots.array(len(layout.rows))[:] = [row.slot_index for row in layout.rows]
+        self.row_slots.array(len(layout.rows))[:] = [row.slot_index for row in layout.rows]  # [R]
         self.row_slots.flush(len(layout.rows), self._stream)
         last = layout.executes[-1]
         num_times = last.begin * ALIGNED + last.end - last.begin
@@ -123,7 +127,7 @@ class RowBuffers:
     def set_times(self, slot_times: Sequence[float]) -> None:
         """Write each row's flow time, from those of the slots. The vectors' owner uploads them."""
         for place, slot_index in self._time_places:
-            self._host_times[place] = slot_times[slot_index]
+            self._host_times[place] = slot_times[slot_index]  # one of [R]
 
     def set_adapters(
         self, layout: RowLayout, factors: AdapterFactors, uses: Mapping[int, tuple[AdapterUse, ...]]
@@ -132,7 +136,7 @@ class RowBuffers:
         assert self._weights is not None
         for begin, end, _ in layout.executes:
             start = begin * self._weights_stride
-            weights = self._weights.array(end - begin, factors.rank, start=start)
+            weights = self._weights.array(end - begin, factors.rank, start=start)  # [R of the execute, Q]
             for row, out in zip(layout.rows[begin:end], weights, strict=True):
                 factors.write_weights(uses.get(row.slot_index, ()), out)
             self._weights.flush(weights.size, self._stream, start=start)
@@ -140,6 +144,7 @@ class RowBuffers:
     def adapter_tensors(self, begin: int, end: int, factors: AdapterFactors) -> dict[str, Tensor]:
         """What the decoder for adapters takes besides `decoder_tensors`."""
         assert self._weights is not None
+        # [R of the execute, Q]
         weights = self._weights.view(end - begin, factors.rank, start=begin * self._weights_stride)
         return {**factors.tensors, ROW_WEIGHTS: weights}
 
@@ -147,17 +152,20 @@ class RowBuffers:
         """Tensor name -> memory of one execute over rows `begin` to `end`."""
         rows, frames, channels = end - begin, self.frames, self.channels
         tensors = {
+            # [R, T, C]
             self._roles.latents: hidden_states.view(rows, frames, channels, start=begin * frames * channels),
-            self._roles.time: self._time.view(rows, start=begin * ALIGNED),
+            self._roles.time: self._time.view(rows, start=begin * ALIGNED),  # [R]
         }
         if self.condition is not None and self._roles.condition is not None:
             shape = (rows, tokens, self.width) if self._has_tokens else (rows, self.width)
+            # [R, L, D] or [R, D]
             tensors[self._roles.condition] = self.condition.view(*shape, start=begin * self._condition_stride)
         if self.mask is not None and self._roles.condition_mask is not None:
+            # [R, L]
             tensors[self._roles.condition_mask] = self.mask.view(rows, tokens, start=begin * self._mask_stride)
         if self.context is not None and self._roles.context is not None:
             shape = (rows, frames, self.context_channels)
-            tensors[self._roles.context] = self.context.view(*shape, start=begin * self._context_stride)
+            tensors[self._roles.context] = self.context.view(*shape, start=begin * self._context_stride)  # [R, T, X]
         return tensors
 
     def _forget_moved(self, layout: RowLayout) -> None:
@@ -187,12 +195,13 @@ class RowBuffers:
     def _write_condition(self, values: NDArray[Any], tokens: int, start: int, mask_start: int) -> None:
         """Upload one row's condition, padding and mask."""
         if self.condition is not None:
-            self._upload(self.condition.view(*values.shape, start=start), values)
+            self._upload(self.condition.view(*values.shape, start=start), values)  # [L of the row, D]
             if missing := tokens - len(values):
                 end = start + values.size
+                # [missing, D]
                 self._upload(self.condition.view(missing, self.width, start=end), self._padding[:missing])
         if self.mask is not None:
-            keep = self.mask.array(tokens, start=mask_start)
+            keep = self.mask.array(tokens, start=mask_start)  # [L]
             keep[: len(values)] = 1
             keep[len(values) :] = 0
             self.mask.flush(tokens, self._stream, start=mask_start)
@@ -206,7 +215,7 @@ class RowBuffers:
         source, held[place] = self._source(held, values), values
         start, size = begin * self._context_stride, self.frames * self.context_channels
         if source is None:
-            self._upload(self.context.view(*values.shape, start=start + place * size), values)
+            self._upload(self.context.view(*values.shape, start=start + place * size), values)  # [T, X]
         else:
             self._copy(self.context, start, size, source, place)
 
@@ -216,7 +225,7 @@ class RowBuffers:
 
     def _copy(self, tensor: Tensor, start: int, size: int, source: int, place: int) -> None:
         """Copy a row of `size` elements from place to place."""
-        row = tensor.view(size, start=start + source * size)
+        row = tensor.view(size, start=start + source * size)  # [L * D], [L] or [T * X]
         self._device.copy(tensor.view(size, start=start + place * size), row, self._stream)
 
     def _upload(self, target: Tensor, values: NDArray[Any]) -> None:

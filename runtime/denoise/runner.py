@@ -191,7 +191,7 @@ class DenoiseRunner:
         self._copies.wait(ready)
         results = []
         for slot in slots:
-            latents = self._pools[slot.bucket].lend()
+            latents = self._pools[slot.bucket].lend()  # [T, C]
             bucket = self._buckets[slot.bucket]
             bucket.state.read_out(slot.index, {"latents": latents}, self._copies)
             bucket.vacate(slot)
@@ -204,6 +204,7 @@ class DenoiseRunner:
         Waits until the device has run the ticks in flight.
         """
         frozen = self._copy_out(slot) if isinstance(slot, Slot) else slot.frozen
+        # [T, C] each
         return {name: array.copy() for name, array in frozen.arrived().items()}, frozen.has_cached_negative
 
     def open(self, frames: int, live: Collection[int] = ()) -> LengthBucket:
@@ -239,7 +240,7 @@ class DenoiseRunner:
         """Begin to copy a slot's states, as of the last tick that was launched, on the second stream."""
         bucket, pool = self._buckets[slot.bucket], self._pools[slot.bucket]
         self._copies.wait(self._stream.record())
-        arrays = {name: pool.lend() for name in bucket.state.names}
+        arrays = {name: pool.lend() for name in bucket.state.names}  # [T, C] each
         bucket.state.read_out(slot.index, arrays, self._copies)
         return FrozenStates(arrays, bucket.has_cached_negative(slot), self._copies.record())
 

@@ -31,7 +31,7 @@ class SlotField:
         self._device, self._name, self._default = device, spec.name, spec.neutral
         self._changed_fields = changed_fields
         self.tensor, self.host = tensor, host
-        host[...] = spec.neutral
+        host[...] = spec.neutral  # [S, ...]
         self._changed = set(range(len(host)))
         self._set: set[int] = set()
 
@@ -46,10 +46,10 @@ class SlotField:
             if index not in self._set:
                 return
             self._set.discard(index)
-            self.host[index] = self._default
+            self.host[index] = self._default  # [...] of one slot
         else:
             self._set.add(index)
-            self.host[index] = value
+            self.host[index] = value  # [...] of one slot
         self.mark(index)
 
     def mark(self, index: int) -> None:
@@ -62,7 +62,7 @@ class SlotField:
         if self._changed and self.tensor.host is None:
             size = self.host[0].size
             for begin, end in runs(self._changed):
-                target = self.tensor.view(end - begin, *self.host.shape[1:], start=begin * size)
+                target = self.tensor.view(end - begin, *self.host.shape[1:], start=begin * size)  # [end - begin, ...]
                 self._device.upload(target, self.host[begin:end], stream)
         self._changed.clear()
 
@@ -74,7 +74,7 @@ class DoubleBuffer:
     """
 
     def __init__(self, device: Device, shape: tuple[int, ...]) -> None:
-        self.sides = (device.zeros(shape, np.float32), device.zeros(shape, np.float32))
+        self.sides = (device.zeros(shape, np.float32), device.zeros(shape, np.float32))  # [S, T, C] each
         self.side = 0
         self._readers: tuple[list[Event], list[Event]] = ([], [])
 
@@ -134,7 +134,7 @@ class SlotState:
         self._fields: dict[str, SlotField] = {}
         self._changed: set[str] = set()
         self._buffers: dict[str, DoubleBuffer] = {}
-        self._zeros = np.zeros((frames, channels), np.float32)
+        self._zeros = np.zeros((frames, channels), np.float32)  # [T, C]
         for name in (*VECTOR_FIELDS, "velocity_scale"):
             self.field(name)
         self.double_buffer("latents")
@@ -150,9 +150,9 @@ class SlotState:
             spec = FIELDS[name]
             shape = (self.slot_count, *(self._sizes[letter] for letter in spec.letters[1:]))
             if name in VECTOR_FIELDS:
-                tensor, host = self._vectors.take(self.slot_count, spec.dtype)
+                tensor, host = self._vectors.take(self.slot_count, spec.dtype)  # [S]
             else:
-                tensor = self._device.zeros(shape, spec.dtype)
+                tensor = self._device.zeros(shape, spec.dtype)  # [S, ...]: its letters in slot_fields
                 host = self._device.mirror(tensor)
             self._fields[name] = self._make_field(spec, tensor, host)
             self._changed.add(name)
@@ -172,7 +172,7 @@ class SlotState:
     def tensor(self, name: str, slot_count: int) -> Tensor:
         """The first `slot_count` rows of a field."""
         tensor = self.field(name).tensor
-        return tensor.view(slot_count, *tensor.shape[1:])
+        return tensor.view(slot_count, *tensor.shape[1:])  # [S, ...]
 
     def admit(self, index: int, work: PreparedGeneration, step: int) -> None:
         """Copy what was prepared for a generation into a slot's rows; its next step is `step`."""
@@ -234,7 +234,7 @@ class SlotState:
     def read_out(self, index: int, out: Mapping[str, Array], copies: Stream) -> None:
         """Copy states `[T, C]` of a slot to the host on another stream, which is behind the tick that wrote them."""
         for name, array in out.items():
-            self._device.download(array, self._row(name, index), copies)
+            self._device.download(array, self._row(name, index), copies)  # [T, C]
             self._buffers[name].is_read_until(copies.record())
 
     def before_launch(self, names: Iterable[str]) -> None:
@@ -259,11 +259,11 @@ class SlotState:
     def _write_state(self, name: str, index: int, values: Array) -> None:
         buffer = self.double_buffer(name)
         buffer.to_write(buffer.side, self._stream)
-        self._device.upload(self._row(name, index), values, self._stream)
+        self._device.upload(self._row(name, index), values, self._stream)  # [T, C]
 
     def _row(self, name: str, index: int) -> Tensor:
         size = self.frames * self.channels
-        return self.double_buffer(name).current.view(self.frames, self.channels, start=index * size)
+        return self.double_buffer(name).current.view(self.frames, self.channels, start=index * size)  # [T, C]
 
 
 def vectors_bytes(slot_count: int, num_rows: int) -> int:

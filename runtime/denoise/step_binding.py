@@ -33,7 +33,7 @@ class StepBinding:
         # Table of weights -> its width, and slot index -> the conditions whose weights lie there.
         self._weighted: dict[str, tuple[int, dict[int, tuple[Condition, ...]]]] = {}
         self._finite = self._make_finite(device)
-        staging = [device.staging(self._finite.shape, np.bool_) for _ in range(flags_kept)]
+        staging = [device.staging(self._finite.shape, np.bool_) for _ in range(flags_kept)]  # [depth] each
         self._flags = cycle([(flags, bytes_of(flags)) for flags in staging])
         self._host_finite = None if self._finite.host is None else bytes_of(self._finite.host)
 
@@ -55,40 +55,41 @@ class StepBinding:
         """Per slot, 1 if the last tick left only finite latents, else 0; valid when that tick is done."""
         flags, seen = next(self._flags)
         if self._host_finite is None:
-            self._device.download(flags[:slot_count], self._finite.view(slot_count), self._stream)
+            self._device.download(flags[:slot_count], self._finite.view(slot_count), self._stream)  # [S]
         else:
-            seen[:] = self._host_finite
+            seen[:] = self._host_finite  # [depth]
         return seen[:slot_count]
 
     def _make_finite(self, device: Device) -> Tensor:
-        return device.zeros((self._state.slot_count,), np.bool_)
+        return device.zeros((self._state.slot_count,), np.bool_)  # [depth]
 
     def _tensors(self, engine: Engine, layout: RowLayout, latents: Tensor, velocity: Tensor) -> dict[str, Tensor]:
         names = {*engine.inputs, *engine.outputs}
         tensors = {name: self._state.tensor(name, layout.slot_count) for name in names & FIELDS.keys()}
         for name, shape in table_shapes(layout).items():
             if name in names:
-                tensors[name] = self._table(name).view(layout.slot_count, *shape)
+                tensors[name] = self._table(name).view(layout.slot_count, *shape)  # [S, K] or [S, K, T]
+        # [S, T, C], [R, T, C], [S]
         tensors |= {"latents": latents, "velocity": velocity, "finite": self._finite.view(layout.slot_count)}
         for name in STATES:
             if f"next_{name}" in names:
                 buffer = self._state.double_buffer(name)
-                tensors[f"next_{name}"] = buffer.other.view(*latents.shape)
-                tensors.setdefault(name, buffer.current.view(*latents.shape))
+                tensors[f"next_{name}"] = buffer.other.view(*latents.shape)  # [S, T, C]
+                tensors.setdefault(name, buffer.current.view(*latents.shape))  # [S, T, C]
         return tensors
 
     def _write_rows(self, name: str, layout: RowLayout, width: int, rows: tuple[tuple[int, ...], ...]) -> None:
         values = [(0,) * width] * layout.slot_count
         for slot, own in zip(layout.slots, rows, strict=True):
             values[slot.index] = own + own[:1] * (width - len(own))
-        table = self._table(name).array(layout.slot_count, width)
+        table = self._table(name).array(layout.slot_count, width)  # [S, K]
         table[...] = values
         self._flush(name, table, range(layout.slot_count))
 
     def _write_weights(self, name: str, layout: RowLayout, width: int, rows: tuple[tuple[int, ...], ...]) -> None:
         """Weights `[S, width, T]` of slots with other conditions than before; a slot's only one has weight 1, its curve
         is not read."""
-        table = self._table(name).array(layout.slot_count, width, layout.frames)
+        table = self._table(name).array(layout.slot_count, width, layout.frames)  # [S, K, T]
         if self._weighted.get(name, (0, {}))[0] != width:
             self._weighted[name] = (width, {})
         written = self._weighted[name][1]
@@ -97,9 +98,9 @@ class StepBinding:
             if written.get(slot.index) == conditions:
                 continue
             written[slot.index] = conditions
-            table[slot.index] = 0
+            table[slot.index] = 0  # [K, T]
             for place, condition in enumerate(conditions):
-                table[slot.index, place] = condition.weight if len(own) > 1 else 1.0
+                table[slot.index, place] = condition.weight if len(own) > 1 else 1.0  # [T]
             self._flush(name, table, range(slot.index, slot.index + 1))
 
     def _flush(self, name: str, table: NDArray[Any], indices: range) -> None:

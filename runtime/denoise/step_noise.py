@@ -36,7 +36,7 @@ class StepNoise:
         if ahead is not None and ahead.owner is live and ahead.step == slot.step:
             self._field.mark(slot.index)
         elif live.first_noise is not None and slot.step == live.first_step:
-            self._field.write(slot.index, live.first_noise)
+            self._field.write(slot.index, live.first_noise)  # [T, C]
         else:
             self._draw(live, slot.step).result()
             self._field.mark(slot.index)
@@ -48,5 +48,5 @@ class StepNoise:
             self._ahead[live.slot.index] = _Ahead(live, step, self._draw(live, step))
 
     def _draw(self, live: LiveSlot, step: int) -> Future[None]:
-        row = self._field.host[live.slot.index]
+        row = self._field.host[live.slot.index]  # [T, C]
         return self._worker.submit(fill_noise, row, live.work.request.seed, Purpose.STEP, step)

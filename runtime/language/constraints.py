@@ -76,7 +76,7 @@ class CodesConstraint:
     ) -> None:
         self._codes, self._end_token, self._at_most = planner.codes, planner.end_token, at_most or {}
         self._num_codes, self._markers, self._known = num_codes, markers, known
-        self._without = np.array(list(without), np.int64)
+        self._without = np.array(list(without), np.int64)  # [tokens]
         self._fixed = tuple(fixed) or (None,) * len(planner.codes.groups)
         # By group: the token of the last codes, and how many in a row have it.
         self._repeated = tuple((-1, 0) for _ in planner.codes.groups)
@@ -102,8 +102,8 @@ class CodesConstraint:
             allowed[token] = True
             return
         group = self._codes.groups[self._group]
-        allowed[group.first : group.end] = True
-        allowed[self._without] = False
+        allowed[group.first : group.end] = True  # [V]
+        allowed[self._without] = False  # [V]
         if self._refused is not None:
             allowed[self._refused] = False
         if self._num_codes is None and self._group == 0:
@@ -309,13 +309,13 @@ class ThinkingConstraint:
         """What the segment may have."""
         segment = self._segment
         if isinstance(segment, Text) and self._count < segment.max_tokens:
-            np.copyto(allowed, self._grammar.is_text[segment.field])
+            np.copyto(allowed, self._grammar.is_text[segment.field])  # [V]
             if self._is_line_start:
-                np.logical_and(allowed, self._grammar.is_indented, out=allowed)
+                np.logical_and(allowed, self._grammar.is_indented, out=allowed)  # [V]
                 allowed[self._next_token] = True
             return
         allowed[:] = False
-        allowed[list(self._choices())] = True
+        allowed[list(self._choices())] = True  # [V]
 
     def forced(self, limit: int) -> list[int]:
         """The rest of a name or of a given value, and what follows it."""

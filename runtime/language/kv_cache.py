@@ -29,10 +29,10 @@ class KvCache:
         info = engine.inputs[graph.inputs.past[0]]
         self._row = tuple(int(size) for size in info.shape[1:])
         self.capacity = self._row[1]
-        self._tensors = [device.zeros((rows, *self._row), info.dtype) for _ in self._pairs]
-        self._zeros = device.zeros(self._row, info.dtype)
-        self._slots = device.zeros((self.capacity,), np.int64)
-        device.upload(self._slots, np.arange(self.capacity), stream)
+        self._tensors = [device.zeros((rows, *self._row), info.dtype) for _ in self._pairs]  # [R, H, M, J] each
+        self._zeros = device.zeros(self._row, info.dtype)  # [H, M, J]
+        self._slots = device.zeros((self.capacity,), np.int64)  # [M]
+        device.upload(self._slots, np.arange(self.capacity), stream)  # [M]
 
     def span(self, length: int) -> int:
         """How many slots attention reads where the longest row has `length` positions."""
@@ -48,19 +48,19 @@ class KvCache:
     def tensors(self, begin: int, end: int, span: int) -> dict[str, Tensor]:
         """Tensor name -> memory of an execute over rows `begin` to `end`."""
         shape, start = (end - begin, *self._row), begin * prod(self._row)
-        bound = {self._names.slots: self._slots.view(span)}
+        bound = {self._names.slots: self._slots.view(span)}  # [span]
         for (past, present), tensor in zip(self._pairs, self._tensors, strict=True):
-            bound[past] = bound[present] = tensor.view(*shape, start=start)
+            bound[past] = bound[present] = tensor.view(*shape, start=start)  # [R, H, M, J]
         return bound
 
     def clear(self, row: int) -> None:
         """Zero a row: what is behind the mask counts too where it is not finite."""
         for target in self._of_row(row):
-            self._device.copy(target, self._zeros, self._stream)
+            self._device.copy(target, self._zeros, self._stream)  # [H, M, J]
 
     def read(self, row: int) -> tuple[NDArray[Any], ...]:
         """Copies of a row's keys and values `[H,M,J]` of every layer. Waits for the device."""
-        staged = [self._device.staging(self._row, tensor.dtype) for tensor in self._tensors]
+        staged = [self._device.staging(self._row, tensor.dtype) for tensor in self._tensors]  # [H, M, J] each
         for out, source in zip(staged, self._of_row(row), strict=True):
             self._device.download(out, source, self._stream)
         self._stream.record().wait()
@@ -69,7 +69,7 @@ class KvCache:
     def write(self, row: int, arrays: Sequence[NDArray[Any]]) -> None:
         """Write a row that was read from any row of a cache of the same model."""
         for target, array in zip(self._of_row(row), arrays, strict=True):
-            self._device.upload(target, array, self._stream)
+            self._device.upload(target, array, self._stream)  # [H, M, J]
 
     def _of_row(self, row: int) -> list[Tensor]:
-        return [tensor.view(*self._row, start=row * prod(self._row)) for tensor in self._tensors]
+        return [tensor.view(*self._row, start=row * prod(self._row)) for tensor in self._tensors]  # [H, M, J] each

@@ -33,11 +33,12 @@ class Prefill:
     ) -> None:
         self._graph, self._cache, self._size = graph, cache, size
         self._launches = LaunchCache(device, stream, LAUNCHES, captures=False)
-        self._tokens = Vector(vectors, size, np.int64)
+        self._tokens = Vector(vectors, size, np.int64)  # [L]
         self._position, self._write, self._window, self._pick = (
-            Vector(vectors, 1, np.int64, value) for value in (0, 0, graph.window_input, 0)
+            Vector(vectors, 1, np.int64, value)
+            for value in (0, 0, graph.window_input, 0)  # [1] each
         )
-        self._logits = device.zeros((1, 1, vocabulary), np.float32)
+        self._logits = device.zeros((1, 1, vocabulary), np.float32)  # [1, 1, V]
 
     def prepare(self, engine: Engine, chunk: PromptChunk, generation: int) -> Launch:
         """Set the next chunk; what pads it is overwritten in the cache before anything reads it.
@@ -57,11 +58,11 @@ class Prefill:
         """An execute of a chunk of a row whose attention reads `span` slots. Raises ShapeError, EngineError."""
         names = self._graph.inputs
         tensors = {
-            names.tokens: self._tokens.tensor.view(1, self._size),
+            names.tokens: self._tokens.tensor.view(1, self._size),  # [1, L]
             names.position: self._position.tensor,
             names.write: self._write.tensor,
             names.window: self._window.tensor,
-            names.pick: self._pick.tensor.view(1, 1, 1),
+            names.pick: self._pick.tensor.view(1, 1, 1),  # [1, 1, 1]
             self._graph.outputs.logits: self._logits,
         }
         return engine.bind(tensors | self._cache.tensors(row, row + 1, span))

@@ -66,7 +66,7 @@ class LanguageRunner:
         # A verify costs more than a decode, and stands in the place of all decodes of a tick.
         self._verify_cost = max(VERIFY_COST if device.kind == "cpu" else 1.1, steps)
         self._width_cost = WIDTH_COST if device.kind == "cpu" else GPU_WIDTH_COST
-        self._scratch = np.zeros(spec.vocabulary, np.bool_)
+        self._scratch = np.zeros(spec.vocabulary, np.bool_)  # [V]
         self._launches = LaunchCache(device, stream, runtime.captured_graphs, captures=context.can_capture)
         size, vocabulary = spec.prefill_tokens, spec.vocabulary
         self._prefills = [
@@ -183,7 +183,7 @@ class LanguageRunner:
 
     def read_out(self, slots: Sequence[Slot], ready: Event) -> tuple[list[NDArray[Any]], Event]:
         """The new tokens of finished sequences, int64; their rows are free."""
-        results = [np.array(self._live[slot.index].tokens, np.int64) for slot in slots]
+        results = [np.array(self._live[slot.index].tokens, np.int64) for slot in slots]  # [tokens] each
         for slot in slots:
             self.vacate(slot)
         return results, ready

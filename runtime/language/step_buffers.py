@@ -28,7 +28,7 @@ class Vector:
     """A small vector on the device, and its host side for item assignments."""
 
     def __init__(self, vectors: PackedVectors, count: int, dtype: Any, value: float = 0) -> None:
-        self.tensor, host = vectors.take(count, dtype)
+        self.tensor, host = vectors.take(count, dtype)  # [count]
         host[...] = value
         self.items = host_view(host)
 
@@ -50,7 +50,7 @@ class SequenceVectors:
             name: Vector(vectors, sequences, np.int64 if name in _INTEGERS else np.float32, value)
             for name, value in PER_SEQUENCE.items()
         }
-        self._row_sequence = Vector(vectors, rows, np.int64)
+        self._row_sequence = Vector(vectors, rows, np.int64)  # [R]
 
     def write(self, live: LiveSequence) -> None:
         """Set a sequence's values."""
@@ -77,8 +77,8 @@ class SequenceVectors:
 
     def sampler_tensors(self, rows: int, sequences: int) -> dict[str, Tensor]:
         """Sampler input -> memory."""
-        tensors = {name: vector.tensor.view(sequences) for name, vector in self._values.items()}
-        return {**tensors, "row_sequence": self._row_sequence.tensor.view(rows)}
+        tensors = {name: vector.tensor.view(sequences) for name, vector in self._values.items()}  # [N] each
+        return {**tensors, "row_sequence": self._row_sequence.tensor.view(rows)}  # [R]
 
 
 class _FeedDrawn:
@@ -86,6 +86,7 @@ class _FeedDrawn:
 
     def __init__(self, device: Device, drawn: Tensor, tokens: Tensor, rows: int, width: int) -> None:
         self._device = device
+        # [1] to [1], per row
         self._pairs = [(tokens.view(1, start=row * width), drawn.view(1, start=row)) for row in range(rows)]
 
     def prepare(self, stream: Stream) -> bool:
@@ -119,26 +120,26 @@ class StepBuffers:
         self.width, self.steps, self.draws, self._shared, self._device = width, steps, draws, shared, device
         self._is_draft, self._vocabulary, self._capacity = bool(draft), spec.vocabulary, self._graph.capacity
         rows = 2 * sequences
-        self._tokens = [Vector(vectors, rows * width, np.int64) for _ in range(steps)]
-        self._picks = [Vector(vectors, rows * draws, np.int64) for _ in range(steps)]
-        self._window = Vector(vectors, rows, np.int64, self._graph.window_input)
-        self._positions = [Vector(vectors, rows, np.int64) for _ in range(steps)]
-        self._writes = [Vector(vectors, rows, np.int64) for _ in range(steps)]
-        self._uniforms = [Vector(vectors, sequences * draws, np.float32) for _ in range(steps)]
+        self._tokens = [Vector(vectors, rows * width, np.int64) for _ in range(steps)]  # [R, width] per step
+        self._picks = [Vector(vectors, rows * draws, np.int64) for _ in range(steps)]  # [R, draws] per step
+        self._window = Vector(vectors, rows, np.int64, self._graph.window_input)  # [R]
+        self._positions = [Vector(vectors, rows, np.int64) for _ in range(steps)]  # [R] per step
+        self._writes = [Vector(vectors, rows, np.int64) for _ in range(steps)]  # [R] per step
+        self._uniforms = [Vector(vectors, sequences * draws, np.float32) for _ in range(steps)]  # [N, draws] per step
         for place in range(rows * draws):
             self._picks[0].items[place] = place % draws
-        self._row_tokens = [device.zeros((rows * draws,), np.int64) for _ in range(steps)]
-        self._logits = device.zeros((rows * draws * spec.vocabulary,), np.float32)
+        self._row_tokens = [device.zeros((rows * draws,), np.int64) for _ in range(steps)]  # [R, draws] per step
+        self._logits = device.zeros((rows * draws * spec.vocabulary,), np.float32)  # [R, draws, V], flat
         self._places = sequences * draws
         self._allowed_stride = -(-self._places * spec.vocabulary // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._allowed = device.zeros((steps * self._allowed_stride,), np.bool_)
+        self._allowed = device.zeros((steps * self._allowed_stride,), np.bool_)  # [steps, N, draws, V], flat
         self._allowed_host: NDArray[np.bool_] = device.mirror(self._allowed)
         self._allowed_keys: list[object] = [_UNKNOWN] * (steps * self._places)
         self._stride = -(-self._places // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._drawn = device.zeros((steps, self._stride), np.int64)
-        self._finite = device.zeros((steps, self._stride), np.bool_)
-        self.drawn = device.staging((steps, self._stride), np.int64)
-        self.finite = device.staging((steps, self._stride), np.bool_)
+        self._drawn = device.zeros((steps, self._stride), np.int64)  # [steps, N * draws, aligned]
+        self._finite = device.zeros((steps, self._stride), np.bool_)  # [steps, N, aligned]
+        self.drawn = device.staging((steps, self._stride), np.int64)  # [steps, N * draws, aligned]
+        self.finite = device.staging((steps, self._stride), np.bool_)  # [steps, N, aligned]
 
     def bind(
         self, graph: Engine, sampler: Engine, cache: KvCache, rows: int, sequences: int, span: int
@@ -274,10 +275,10 @@ class StepBuffers:
         if self._allowed_keys[number] != key:
             self._allowed_keys[number] = key
             if constraint is None:
-                row[...] = True
+                row[...] = True  # [V]
             else:
                 constraint.write_allowed(row)
-            self._device.upload(self._allowed.view(self._vocabulary, start=start), row, stream)
+            self._device.upload(self._allowed.view(self._vocabulary, start=start), row, stream)  # [V]
         return row
 
     def _planner_tensors(self, step: int, rows: int) -> dict[str, Tensor]:
@@ -285,22 +286,23 @@ class StepBuffers:
         is_read_in_place = step > 0 and not self._copies_drawn
         tokens = self._row_tokens[step - 1] if is_read_in_place else self._tokens[step].tensor
         return {
-            names.tokens: tokens.view(rows, width),
-            names.position: self._positions[step].tensor.view(rows),
-            names.write: self._writes[step].tensor.view(rows),
-            names.window: self._window.tensor.view(rows),
-            names.pick: self._picks[step].tensor.view(rows, self.draws, 1),
-            self._graph.outputs.logits: self._logits.view(rows, self.draws, self._vocabulary),
+            names.tokens: tokens.view(rows, width),  # [R, width]
+            names.position: self._positions[step].tensor.view(rows),  # [R]
+            names.write: self._writes[step].tensor.view(rows),  # [R]
+            names.window: self._window.tensor.view(rows),  # [R]
+            names.pick: self._picks[step].tensor.view(rows, self.draws, 1),  # [R, draws, 1]
+            self._graph.outputs.logits: self._logits.view(rows, self.draws, self._vocabulary),  # [R, draws, V]
         }
 
     def _sampler_tensors(self, step: int, rows: int, sequences: int) -> dict[str, Tensor]:
         draws, start = self.draws, step * self._stride
         return {
             **self._shared.sampler_tensors(rows, sequences),
-            "logits": self._logits.view(rows, draws, self._vocabulary),
-            "uniform": self._uniforms[step].tensor.view(sequences, draws),
+            "logits": self._logits.view(rows, draws, self._vocabulary),  # [R, draws, V]
+            "uniform": self._uniforms[step].tensor.view(sequences, draws),  # [N, draws]
+            # [N, draws, V]
             "allowed": self._allowed.view(sequences, draws, self._vocabulary, start=step * self._allowed_stride),
-            "tokens": self._drawn.view(sequences, draws, start=start),
-            "row_tokens": self._row_tokens[step].view(rows, draws),
-            "finite": self._finite.view(sequences, start=start),
+            "tokens": self._drawn.view(sequences, draws, start=start),  # [N, draws]
+            "row_tokens": self._row_tokens[step].view(rows, draws),  # [R, draws]
+            "finite": self._finite.view(sequences, start=start),  # [N]
         }

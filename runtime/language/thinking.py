@@ -112,7 +112,7 @@ class ThinkingGrammar:
         return np.array([text[:1] in (" ", "\t") and bool(text) for text in self.texts])
 
     def _text_mask(self, without: Collection[str]) -> Mask:
-        return np.array([bool(text) and not any(part in text for part in without) for text in self.texts])
+        return np.array([bool(text) and not any(part in text for part in without) for text in self.texts])  # [V]
 
     def _segment(self, field: FieldSpec) -> Segment:
         if field.kind == "text":
