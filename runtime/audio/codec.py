@@ -55,6 +55,7 @@ class Codec:
         self.queue = queue or CodecQueue()
         self._decode_engine = decode
         self._encode_engine = encode
+        # Held while audio is encoded: one encodes at a time, others wait for it.
         self._encode_lock = threading.Lock()
 
     @property

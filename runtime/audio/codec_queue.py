@@ -69,6 +69,7 @@ class CodecQueue:
         self._playing_work_s = 0.0  # what decoding audio that continues takes, a moving mean
         self._waiting: list[_Item] = []
         self._numbers = count()
+        # Held for changes of the queue, never while something is decoded. Only the tick thread waits for it, in `hold`.
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(MAX_SIZE, "codec-decode")
         self._current = threading.local()
@@ -116,6 +117,7 @@ class CodecQueue:
                 return
             self._is_held = True
             self._start()
+            # The tick thread waits until a worker took what is at risk.
             self._changed.wait_for(lambda: not self._is_at_risk(), MAX_HOLD_S)
             self._is_held = False
 
@@ -125,6 +127,7 @@ class CodecQueue:
             for item in self._waiting:
                 item.future.cancel()
             self._waiting.clear()
+        # Waits until the workers have finished what they decode.
         self._threads.shutdown()
 
     def _push(self, item: _Item) -> None:

@@ -53,6 +53,7 @@ class AudioPlayer:
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         self._failure: OSError | FileError | None = None
         self._is_closed = False
+        # It takes bytes from the queue, waits while that is empty, and ends at None.
         self._thread = Thread(target=self._play, name="player", daemon=True)
         self._thread.start()
 

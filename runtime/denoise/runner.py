@@ -116,6 +116,7 @@ class DenoiseRunner:
         self._factors = None
         if adapted is not None and runtime.adapter_rank:
             self._factors = AdapterFactors(device, stream, adapted, runtime.adapter_rank)
+        # Draws noise while the device runs; the tick thread waits for it in StepNoise.write.
         self._noise_worker = ThreadPoolExecutor(1, "step-noise")
         device.reserve_uploads(_upload_bytes(context))
         self._buckets: dict[int, LengthBucket] = {}
@@ -188,6 +189,7 @@ class DenoiseRunner:
 
         The arrays belong to the receiver and are valid once the returned event is done.
         """
+        # The copies, on the device, wait for the tick that wrote the latents; no thread does.
         self._copies.wait(ready)
         results = []
         for slot in slots:
@@ -227,6 +229,7 @@ class DenoiseRunner:
 
     def close(self) -> None:
         """Wait for what is pending and close everything that is bound. Raises EngineDeadError."""
+        # Until the noise that is being drawn is there.
         self._noise_worker.shutdown()
         self._wait()
         self._launches.close()
@@ -239,6 +242,7 @@ class DenoiseRunner:
     def _copy_out(self, slot: Slot) -> FrozenStates:
         """Begin to copy a slot's states, as of the last tick that was launched, on the second stream."""
         bucket, pool = self._buckets[slot.bucket], self._pools[slot.bucket]
+        # The copies, on the device, wait for the ticks that were launched; no thread does.
         self._copies.wait(self._stream.record())
         arrays = {name: pool.lend() for name in bucket.state.names}  # [T, C] each
         bucket.state.read_out(slot.index, arrays, self._copies)
@@ -251,6 +255,7 @@ class DenoiseRunner:
         del self._pools[frames]
 
     def _wait(self) -> None:
+        # The tick thread waits until all that was launched has run.
         self._stream.record().wait()
         self._copies.record().wait()
 

@@ -32,12 +32,14 @@ class StepNoise:
         slot = live.slot
         ahead = self._ahead.pop(slot.index, None)
         if ahead is not None:
+            # The tick thread waits until the worker has drawn it, which it began a tick ago.
             ahead.filled.result()
         if ahead is not None and ahead.owner is live and ahead.step == slot.step:
             self._field.mark(slot.index)
         elif live.first_noise is not None and slot.step == live.first_step:
             self._field.write(slot.index, live.first_noise)  # [T, C]
         else:
+            # The first step behind a resume or a change: the tick thread waits for the worker.
             self._draw(live, slot.step).result()
             self._field.mark(slot.index)
 

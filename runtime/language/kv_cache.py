@@ -63,6 +63,7 @@ class KvCache:
         staged = [self._device.staging(self._row, tensor.dtype) for tensor in self._tensors]  # [H, M, J] each
         for out, source in zip(staged, self._of_row(row), strict=True):
             self._device.download(out, source, self._stream)
+        # Until the copies, and what was launched before them, have run.
         self._stream.record().wait()
         return tuple(np.array(out) for out in staged)
 

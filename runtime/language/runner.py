@@ -114,6 +114,7 @@ class LanguageRunner:
     def plan(self) -> LanguagePart | None:
         """What the next tick executes; waits for the tokens of the tick before. None where no sequence is live."""
         if self._pending is not None and self._pending.done is not None:
+            # Until the device has run the sequences of the tick before; the rest of that tick runs meanwhile.
             self._pending.done.wait()
             self.collect(self._pending)
         if not self._live:
@@ -191,6 +192,7 @@ class LanguageRunner:
     def snapshot(self, slot: Slot) -> SequenceState | None:
         """What the sequence is continued from, in any rows; None where it is not past its prompts. Waits."""
         if self._pending is not None and self._pending.done is not None:
+            # Until the device has run the sequences of the tick before; the rest of that tick runs meanwhile.
             self._pending.done.wait()
             self.collect(self._pending)
         live = self._live[slot.index]
@@ -210,6 +212,7 @@ class LanguageRunner:
         for execution in self._common_executions():
             execution.launch(self._stream)
             execution.launch(self._stream)
+        # Until all that was launched has run.
         self._stream.record().wait()
 
     def use(self, engines: EngineSet) -> None:
@@ -221,6 +224,7 @@ class LanguageRunner:
 
     def close(self) -> None:
         """Wait for what is pending and release everything. Raises EngineDeadError."""
+        # Until all that was launched has run.
         self._stream.record().wait()
         self._launches.close()
         for prefill in self._prefills:

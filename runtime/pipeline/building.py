@@ -44,6 +44,7 @@ def build_engines(path: Path, target: Target, *, quiet: bool = False) -> None:
             try:
                 for line in process.stdout or ():
                     print(line, end="", file=sys.stderr, flush=True)
+                # Until the build has ended: its output has.
                 process.wait()
             except KeyboardInterrupt:
                 _interrupt(process)

@@ -16,6 +16,7 @@ class ContentCache(Generic[T]):
     def __init__(self, entries: int) -> None:
         self._entries = entries
         self._found: OrderedDict[Hashable, T] = OrderedDict()
+        # Held while a result is made: other callers wait until it is there, also for other keys.
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -236,6 +236,7 @@ class AudioDecoder:
                 self._decoded[other.index] = started
         if window.index not in self._decoded:  # This thread is the worker that decodes it.
             self._decoded[window.index] = codec.start(window)
+        # Until a worker of the codec has decoded it.
         return self._decoded[window.index].result()
 
     def _generated_frames(self, window: Window) -> NDArray[np.int64]:

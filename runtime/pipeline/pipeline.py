@@ -97,6 +97,7 @@ class Pipeline:
         engines = open_engines(self.deployment, self.device, merged=self.engines.merged if merged is None else merged)
         try:
             warm_up(engines, self.bundle, self.deployment)
+            # Until the tick thread is between two ticks, and has swapped them.
             self.loop.swap(engines).result()
         except TickError:
             engines.close()

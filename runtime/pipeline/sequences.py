@@ -32,6 +32,7 @@ class Caller:
 
     def __init__(self, client: str = "", place_timeout_s: float | None = None) -> None:
         self.client, self.place_timeout_s = client, place_timeout_s
+        # Held for a few assignments; what is called on leaving is called without it.
         self._left, self._lock = threading.Event(), threading.Lock()
         self._on_leave: list[Callable[[], None]] = []
 
@@ -64,6 +65,7 @@ class SequenceRun:
     """
 
     def __init__(self, loop: TickLoop, caller: Caller, note: Callable[[int], None], **request: Any) -> None:
+        # One thread waits for tokens in `wait`; the tick thread notifies it, and holds this for a few assignments.
         self._loop, self._note_tokens, self._changed = loop, note, threading.Condition()
         self._tokens: list[int] = []
         self._awaited = 0  # how many tokens are worth waking who waits for
@@ -83,6 +85,7 @@ class SequenceRun:
         with self._changed:
             self._awaited = count
             self._wait_for_slot()
+            # Until the tick thread has added so many tokens or noted the end; the loop always sends one.
             self._changed.wait_for(lambda: len(self._tokens) >= count or self._end is not None)
             if len(self._tokens) < count and isinstance(self._end, Failed):
                 raise self._end.error

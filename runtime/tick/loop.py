@@ -93,6 +93,7 @@ class TickLoop:
         """Run ticks in a thread of their own. Again does nothing."""
         if self._thread is not None:
             return
+        # From here on only this thread touches what `_ticks` owns.
         self._thread = threading.Thread(target=self._ticks.run, name="tick", daemon=True)
         self._thread.start()
 
@@ -215,6 +216,7 @@ class TickLoop:
         self._shared.draining.set()
         deadline_s = time.monotonic() + timeout_s
         while len(self._shared.registry) and time.monotonic() < deadline_s and not self._shared.ended.is_set():
+            # Until the loop has ended; the count of generations is looked at 100 times a second.
             self._shared.ended.wait(0.01)
         return len(self._shared.registry) == 0
 

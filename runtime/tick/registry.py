@@ -46,6 +46,7 @@ class Registry:
     def __init__(self, slots: int, queue: int, adapter_rank: int = 0, sequences: int = 0) -> None:
         self._num_slots, self._num_queue, self._adapter_rank = slots, queue, adapter_rank
         self._num_sequences = sequences
+        # Held for a few assignments, by any thread. Callers that wait for a place wait for `_freed`, without it.
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
         self._end: TickError | None = None
@@ -101,6 +102,7 @@ class Registry:
         def is_over() -> bool:
             return self._end is not None or has_left() or not self._is_full(request)
 
+        # Until a generation leaves, `wake` or `close` is called, or the time is over.
         in_time = self._freed.wait_for(is_over, timeout_s)
         if has_left():
             raise GenerationCancelledError(f"generation {request.id} was cancelled")

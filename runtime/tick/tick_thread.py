@@ -163,6 +163,7 @@ class TickThread:
     def _wait(self, tick: InFlight) -> None:
         if not tick.is_done:
             self.clock.begin("wait")
+            # Until the device has run the oldest tick in flight: with two in flight, the next one is launched already.
             tick.wait()
             self.clock.begin("deliver")
 
@@ -181,6 +182,7 @@ class TickThread:
     def _complete_all(self) -> None:
         """Wait for the ticks in flight."""
         while self._in_flight:
+            # Until the device has run everything that was launched.
             self._in_flight[0].wait()
             self._observe([self._complete(self._in_flight.popleft())])
 
@@ -242,6 +244,7 @@ class TickThread:
 
     def _wait_for_message(self) -> None:
         self.is_idle = True
+        # Until any thread sends something: nothing is live.
         message = self._shared.inbox.wait()
         self.is_idle = False
         self.last_tick_s = time.monotonic()
@@ -380,6 +383,7 @@ class TickThread:
 
     def _end(self) -> None:
         """End all generations that are still in the loop, and wake what waits for its end."""
+        # Threads that submit see this before they look for a place, or end what they have put in themselves.
         self._shared.ended.set()
         self._in_flight.clear()
         self._shared.end_leftovers([*self._snapshots, *self._swaps])

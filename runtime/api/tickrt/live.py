@@ -78,6 +78,7 @@ class Live:
         self._sessions, self._owner = sessions, owner
         self._receiver = receiver = Receiver(sessions.sample_rate_hz, sessions.channels)
         self._chunk_samples = max(1, round(chunk_s * sessions.sample_rate_hz))
+        # Held from the choice of a number until its message is handled, so that messages go in the order of numbers.
         self._sending, self._seqs = threading.Lock(), count(1)
         self._texts = [prompt.text for prompt in message.prompts]
         self._negative_prompt = str(message.controls.get("negative_prompt") or "")
@@ -236,6 +237,7 @@ class Live:
         self._check_open()
         reply: Future[TickError | None] = Future()
         self._sessions.post(self._id, parse_client_message(json.dumps(members)), pcm, reply.set_result)
+        # Until the host's thread has handled the message.
         error = reply.result(REPLY_TIMEOUT_S)
         if error is not None:
             raise error

@@ -46,6 +46,7 @@ class LiveSessions:
         """Pass on a message, once the session takes more of them."""
         room = self.host.room(session_id)
         if room is not None:
+            # Until the host has taken earlier messages of this session.
             room.result(REPLY_TIMEOUT_S)
         self.host.post(session_id, message, pcm, reply)
 

@@ -67,6 +67,7 @@ class Model:
         self._resources = ExitStack()
         self._resources.callback(pipeline.close)
         self._live: LiveSessions | None = None
+        # Held while the host of live sessions is made, so that there is one.
         self._opening = threading.Lock()
         self._closing = weakref.finalize(self, self._resources.close)
 
@@ -135,6 +136,7 @@ class Model:
         with ThreadPoolExecutor(num_threads, "tickrt-generate") as pool:
             futures = [pool.submit(self._run, generation, stop_others) for generation in generations]
             try:
+                # Until all are finished, or one has failed.
                 finished = wait(futures, return_when=FIRST_EXCEPTION).done
                 return [future.result() for future in sorted(finished, key=futures.index)]
             finally:

@@ -30,6 +30,7 @@ class Receiver:
         self._rate_hz, self._channels = sample_rate_hz, channels
         self._error: TickError | None = None
         self._end: TickError | None = None
+        # The reader waits for audio in `read`; the thread that receives notifies it, and holds this for one message.
         self._changed = threading.Condition()
         # The newest change that is not heard yet, when it was sent, and what had been read by then.
         self._pending_seq, self._pending_s, self._pending_sample = 0, 0.0, 0
@@ -80,6 +81,7 @@ class Receiver:
         """The next samples, at most `most`; blocks until there is one. Raises the session's error instead."""
         with self._changed:
             while self._error is None and self._end is None and self._num_ready <= 0:
+                # Until a message arrives; with a change under way also until a fiftieth of a second is over.
                 self._changed.wait(PACE_SLACK_S / 10 if self._pending_seq else None)
             if self._num_ready <= 0:
                 error, self._error = self._error or self._end, None

@@ -125,6 +125,7 @@ class RemoteSession:
             self._acknowledge(message)
             return
         while not self._is_ended.is_set():
+            # Until the thread that receives has a connection again; ACK_S, then whether the session has ended.
             if self._is_connected.wait(ACK_S) and self._send(message, pcm):
                 break
         if reply is not None:
@@ -135,6 +136,7 @@ class RemoteSession:
         self._is_ended.set()  # First: a connection that is being resumed is closed then.
         self._send(Close())
         if threading.current_thread() is not self._thread:
+            # Until the server's last message has arrived.
             self._thread.join(CLOSE_S)
         self._connection.close()
 
@@ -254,6 +256,7 @@ class RemoteSession:
         """Connect to one address after the other; whether the session goes on. Its receiver gets the error if not."""
         until_s = time.monotonic() + self._ready.limits.keep_s
         for attempt in count():
+            # Until the next attempt, or the end of the session.
             if self._is_ended.wait(retry_delay_s(attempt, len(self._urls))):
                 return False
             try:

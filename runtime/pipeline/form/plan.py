@@ -247,6 +247,7 @@ class FormPlan:
                 return
             task = task or self._start(section, others, version)
             last = min(max(end - section.span.start - task.page.first, 1), len(task.page.ends))
+            # Until the planner has written so many tokens; `_making` is held meanwhile, `_lock` is not.
             tokens = task.run.wait(task.page.ends[last - 1])
         except TickError:
             if version == self._version or self._caller.has_left:
@@ -299,6 +300,7 @@ class FormPlan:
         has_end = self._total_frames is not None
         page = plan_page(self._sequences.spec, prompt, song, earlier, number=number, seed=self._seed, has_end=has_end)
         run = self._sequences.start(page.order, self._options, self._caller)
+        # Until the page has ended.
         return page.read(run.wait(page.order.max_tokens))
 
     def _start(self, section: PlanSection, others: Sequence[PlanSection], version: int) -> _Task:
