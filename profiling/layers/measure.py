@@ -23,8 +23,9 @@ from runtime.config.deployment import PLAN_TARGETS, Deployment, Target, build_co
 from runtime.denoise.slot_fields import rows_inputs, step_inputs
 from runtime.devices.device import Device
 from runtime.devices.machine import machine
-from runtime.engines.engine import Engine, NodeTimes, condition_shape, features_of, run_once, sized
+from runtime.engines.engine import Engine, condition_shape, features_of, run_once, sized
 from runtime.engines.loading import open_engine, settle_kernels, tool_versions
+from runtime.engines.node_times import NodeTimes
 
 WARM_UP_RUNS = 3
 # Executes are measured in rounds, each with a new session of the profiler: their differences are the noise.

@@ -14,7 +14,7 @@ import onnx
 from onnx import helper
 
 from profiling.layers.kinds import FOREIGN_NODES
-from runtime.engines.engine import NodeTimes
+from runtime.engines.node_times import NodeTimes
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 CLASSES = "pkg.torch.onnx.class_hierarchy"

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from profiling.layers.kinds import kind_of
 from profiling.layers.origins import GraphNode, Origins, common_module
 from profiling.layers.roofline import Ceilings, Roof, Work, measured_roof
-from runtime.engines.engine import Engine, NodeTimes
+from runtime.engines.engine import Engine
+from runtime.engines.node_times import NodeTimes
 
 
 @dataclass(frozen=True)

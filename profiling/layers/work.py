@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from profiling.layers.kinds import node_kind
 from profiling.layers.origins import GraphNode, OriginGraph, Origins
 from profiling.layers.roofline import Value, Work, operator_bytes, operator_flops
-from runtime.engines.engine import NodeTimes
+from runtime.engines.node_times import NodeTimes
 from runtime.engines.operator_flops import Shape
 from runtime.engines.value_shapes import value_shapes
 

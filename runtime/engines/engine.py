@@ -13,6 +13,7 @@ from runtime.config.bundle import DecoderInputs
 from runtime.devices.device import Stream, Tensor
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.engines.node_times import NodeTimes
 from runtime.errors import EngineNotBuiltError, ShapeError
 
 FEATURE_SEPARATOR = "+"
@@ -163,20 +164,6 @@ class EngineSet:
         """Release all of them."""
         for engine in self.all:
             engine.close()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeTimes:
-    """One node of a compiled graph: its operator, and its time in each of several executes, in milliseconds.
-
-    `facts`: the library's own description of the node: a TensorRT layer's record of the engine inspector, or the
-    arguments of ONNX Runtime's trace event.
-    """
-
-    name: str
-    op_type: str
-    runs_ms: tuple[float, ...]
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_tensors(engine: str, infos: Mapping[str, TensorInfo], tensors: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Opening of built engines, with checks of manifest, machine and hash; checks for engines that replace others."""
+"""Opening of built engines, with checks of manifest, machine and hash."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from runtime.devices.device import Device
 from runtime.devices.machine import machine_of
 from runtime.engines.adapter_files import read_catalog
 from runtime.engines.adapters import ADAPTED_DECODER, MERGED, AdapterUse, adapter_shapes, describe_merged
-from runtime.engines.engine import Engine, EngineSet, PlannerEngines, decoder_shapes, features_of, variant_name
+from runtime.engines.engine import Engine, EngineSet, PlannerEngines, decoder_shapes, features_of
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
-    TensorInfo,
     machine_mismatch,
     manifest_path,
     read_manifest,
@@ -33,29 +32,6 @@ from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 
 if TYPE_CHECKING:
     from runtime.engines.merging import MergedWeights
-
-
-def check_replaceable(old: EngineSet, new: EngineSet) -> None:
-    """Check that `new` has the tensors of `old` and all its variants. Raises EngineMismatchError."""
-    _check_tensors(old.decoder, new.decoder)
-    for kind, before, after in (("rows", old.rows, new.rows), ("step", old.steps, new.steps)):
-        missing = [variant_name(features) for features in before if features not in after]
-        if missing:
-            raise EngineMismatchError(
-                f"the new engines lack the {kind} variants {', '.join(sorted(missing))}",
-                fix="build them with the same step_variants",
-            )
-        for features, engine in before.items():
-            _check_tensors(engine, after[features])
-    if old.adapted is not None and new.adapted is not None:
-        _check_tensors(old.adapted, new.adapted)
-    elif old.adapted is not None:
-        raise EngineMismatchError("the new engines lack the decoder for adapters", fix="build it, with adapter_rank")
-    if old.planner is not None:
-        if new.planner is None or len(new.planner.all) != len(old.planner.all):
-            raise EngineMismatchError("the new engines lack the planner or its draft", fix="build them")
-        for mine, others in zip(old.planner.all, new.planner.all, strict=True):
-            _check_tensors(mine, others)
 
 
 def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
@@ -92,20 +68,6 @@ def _check_finite(decoder: Engine, feed: Mapping[str, Any]) -> None:
     outputs = decoder.run(feed)
     if not all(np.isfinite(values).all() for values in outputs.values()):
         raise EngineMismatchError(f"the new {decoder.name}'s outputs are not finite", fix="build it again with --force")
-
-
-def _check_tensors(old: Engine, new: Engine) -> None:
-    for kind, before, after in (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs)):
-        if _described(before) != _described(after):
-            raise EngineMismatchError(
-                f"the new engine {new.name!r} has other {kind}s than the current one: "
-                f"{_described(after)}, expected {_described(before)}",
-                fix="start another server for another model",
-            )
-
-
-def _described(infos: Mapping[str, TensorInfo]) -> dict[str, tuple[str, tuple[int | str, ...]]]:
-    return {name: (info.dtype, tuple(info.shape)) for name, info in infos.items()}
 
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {

@@ -22,8 +22,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.devices.machine import num_cores
-from runtime.engines.engine import Execution, NodeTimes, check_tensors
+from runtime.engines.engine import Execution, check_tensors
 from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.engines.node_times import NodeTimes
 from runtime.engines.onnxruntime_cuda import (
     ASYNCHRONOUS,
     CPU_PROVIDER,

@@ -16,7 +16,7 @@ from runtime.devices.device import Event as DeviceEvent
 from runtime.engines.context import TickContext
 from runtime.engines.engine import EngineSet
 from runtime.engines.launch_cache import LaunchCounts
-from runtime.engines.loading import check_replaceable
+from runtime.engines.replacement import check_replaceable
 from runtime.errors import EngineDeadError, EngineError, NonFiniteError, RequestError, TickError
 from runtime.language.runner import LanguageRunner
 from runtime.language.sequence import SequenceWork

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from runtime.devices.device import Device, Tensor
-from runtime.engines.engine import NodeTimes
 from runtime.engines.manifest import Manifest
+from runtime.engines.node_times import NodeTimes
 from runtime.engines.tensorrt.context_pool import ContextPool
 from runtime.engines.tensorrt.execution import TensorRtExecution
 from runtime.engines.tensorrt.host_execution import HostExecution

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.engines.engine import NodeTimes
+from runtime.engines.node_times import NodeTimes
 
 FOREIGN = "ForeignNode"
 REFORMAT = "Reformat"

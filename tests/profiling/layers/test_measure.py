@@ -22,8 +22,8 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
 from runtime.devices.device import HostDevice
 from runtime.devices.machine import open_device
-from runtime.engines.engine import NodeTimes
 from runtime.engines.loading import open_engine
+from runtime.engines.node_times import NodeTimes
 from runtime.errors import EngineNotBuiltError
 
 

@@ -10,7 +10,7 @@ from helpers.recorded_profiles import SDPA, transformer
 from onnx import TensorProto, helper
 
 from profiling.layers.origins import NO_MODULE, Origins, common_module, module_of, origin_of, read_graph
-from runtime.engines.engine import NodeTimes
+from runtime.engines.node_times import NodeTimes
 
 
 def layer(name: str, op_type: str = "kgen", metadata: str = "") -> NodeTimes:

@@ -10,7 +10,7 @@ from helpers.recorded_profiles import FOREIGN_NODE, VERSIONS, assert_adds_up, re
 from profiling.layers.kinds import OPAQUE, OTHER
 from profiling.layers.rollups import SEVERAL, UNKNOWN_MODULE, by_kind, by_module
 from profiling.layers.timings import Profile, Wall, layer_timings
-from runtime.engines.engine import NodeTimes
+from runtime.engines.node_times import NodeTimes
 
 NODES = (
     NodeTimes("a", "MatMul", (1.0, 3.0)),

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from profiling.layers.origins import OriginGraph, Origins, read_graph
 from profiling.layers.roofline import Ceilings, Work
 from profiling.layers.work import float_bytes, item_bytes, layer_works
-from runtime.engines.engine import NodeTimes
+from runtime.engines.node_times import NodeTimes
 
 ROWS, FRAMES, WIDTH = SHAPES["x"]
 NUMBERS = ROWS * FRAMES * WIDTH

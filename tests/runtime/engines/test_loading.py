@@ -19,9 +19,10 @@ from runtime.config.deployment import Deployment
 from runtime.devices.device import HostDevice
 from runtime.engines import loading
 from runtime.engines.engine import EngineSet
-from runtime.engines.loading import check_replaceable, open_engine, open_engines, tool_versions, warm_up
+from runtime.engines.loading import open_engine, open_engines, tool_versions, warm_up
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
+from runtime.engines.replacement import check_replaceable
 from runtime.errors import EngineMismatchError, EngineNotBuiltError
 
 DEVICE = HostDevice()
