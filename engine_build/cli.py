@@ -20,7 +20,8 @@ from engine_build.reports.console import ConsoleReport, print_decisions, print_e
 from engine_build.shipping import check_shippable, ship
 from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Version
 from runtime.config.bundle import BUNDLE_FILE
-from runtime.config.deployment import Deployment, Target, load_deployment
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.targets import Target
 from runtime.errors import ConfigError
 from runtime.terminal import Terminal, exit_on_error, print_line, shown_path
 

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.config.deployment import Deployment, ShapeRanges, load_deployment
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.explain import validated
+from runtime.config.targets import ShapeRanges
 from runtime.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError

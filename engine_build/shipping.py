@@ -12,7 +12,8 @@ from typing import Any
 
 from engine_build.config import RTX_CAPABILITIES, read_options
 from engine_build.export.toml_text import table_text
-from runtime.config.deployment import Deployment, Target, load_deployment
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.targets import Target
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import BuildError, ConfigError
 

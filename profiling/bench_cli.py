@@ -18,7 +18,8 @@ from profiling.bench.workload import GUIDANCE, with_runtime, workload_of
 from profiling.bench_runs import Bench
 from profiling.output import JSON_HELP, check_folders, open_console, write_json
 from runtime.command_line import CommandLine, Config, Version
-from runtime.config.deployment import Target, load_deployment
+from runtime.config.deployment import load_deployment
+from runtime.config.targets import Target
 from runtime.errors import ConfigError
 from runtime.sessions.protocol.messages import Mode
 from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error

@@ -20,7 +20,8 @@ from profiling.reports.html import page
 from profiling.reports.tables import markdown, show
 from profiling.reports.trtexec_json import layer_info, profile_records
 from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Version
-from runtime.config.deployment import Deployment, Target, build_command, load_deployment
+from runtime.config.deployment import Deployment, build_command, load_deployment
+from runtime.config.targets import Target
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.manifest import manifest_path, read_manifest

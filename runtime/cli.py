@@ -34,8 +34,9 @@ from runtime.cli_options import (
 )
 from runtime.command_line import Command, CommandLine, Config, Version
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment, Target, load_deployment
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.option_ranges import ANY_MODEL
+from runtime.config.targets import Target
 from runtime.errors import ConfigError, FileError, RequestError, source_as
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs

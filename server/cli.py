@@ -11,7 +11,8 @@ import typer
 
 from runtime.command_line import CommandLine, Config, Version
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Target, load_deployment
+from runtime.config.deployment import load_deployment
+from runtime.config.targets import Target
 from runtime.errors import TickError
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.pipeline import Pipeline, open_pipeline

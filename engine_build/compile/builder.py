@@ -22,7 +22,8 @@ from engine_build.compile.worker import BuildLog, Worker
 from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE, BuildRequest, request_of
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import model_of
-from runtime.config.deployment import Deployment, Target, build_command
+from runtime.config.deployment import Deployment, build_command
+from runtime.config.targets import Target
 from runtime.engines.manifest import (
     EngineMeasurement,
     Manifest,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine_build.config import RTX_CAPABILITIES, BuildConfig
 from engine_build.graphs.reference_session import onnxruntime
-from runtime.config.deployment import Target
+from runtime.config.targets import Target
 from runtime.devices.machine import gpu_machine, machine
 from runtime.engines.loading import tool_versions
 from runtime.engines.onnxruntime_cuda import need_provider

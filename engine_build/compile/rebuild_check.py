@@ -27,7 +27,8 @@ from engine_build.graphs.tensorrt_preparation import PREPARATION, prepare
 from engine_build.graphs.tensorrt_rules import doubts, problems, too_large
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
 from engine_build.specs.engine_specs import engine_specs
-from runtime.config.deployment import PLAN_TARGETS, Deployment, Target
+from runtime.config.deployment import Deployment
+from runtime.config.targets import PLAN_TARGETS, Target
 from runtime.engines.adapter_files import read_catalog
 from runtime.engines.adapters import MERGED, describe_merged
 from runtime.engines.manifest import (

@@ -32,7 +32,7 @@ from engine_build.precision.quantization import (
 from engine_build.precision.recipe import normalized_graph
 from engine_build.precision.sample_states import calibration_states, middle, steps_of
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import PLAN_TARGETS
+from runtime.config.targets import PLAN_TARGETS
 from runtime.engines.onnxruntime_cuda import DATA_FOLDER_ENTRY
 
 # Of the velocity, root mean square: what all 8-bit products may add up to.

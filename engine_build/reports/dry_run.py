@@ -16,7 +16,8 @@ from engine_build.compile.rebuild_check import RebuildDecision
 from engine_build.config import ROWS_VARIANTS, RTX_OPTIONS, TENSORRT_OPTIONS, BuildConfig, parse_variant
 from engine_build.specs.engine_spec import Range
 from engine_build.specs.shape_ranges import adapted_ranges, decoder_ranges, tick_ranges
-from runtime.config.deployment import Deployment, Target
+from runtime.config.deployment import Deployment
+from runtime.config.targets import Target
 from runtime.engines.adapters import ADAPTED_DECODER
 from runtime.errors import TickError
 from runtime.terminal import print_line

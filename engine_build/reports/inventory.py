@@ -14,7 +14,8 @@ from typing import Any, get_args
 from engine_build.compile.engine_folder import PARTIAL_SUFFIX, lock_of, locked
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.timing_cache import TIMING_CACHE_FOLDER, TIMING_CACHE_SUFFIX
-from runtime.config.deployment import Deployment, Target
+from runtime.config.deployment import Deployment
+from runtime.config.targets import Target
 from runtime.devices.machine import machine
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,

@@ -20,7 +20,8 @@ from engine_build.precision.sensitivity import BUDGET, quantization_for
 from engine_build.reports.end_to_end import compare_end_to_end
 from runtime.command_line import CommandLine, Config
 from runtime.config.bundle import load_bundle
-from runtime.config.deployment import Deployment, Target, load_deployment
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.targets import Target
 from runtime.task_progress import TaskProgress
 from runtime.terminal import Terminal
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import ShapeRanges
+from runtime.config.targets import ShapeRanges
 
 Sizes = Mapping[str, int]
 Range = tuple[int, int, int]

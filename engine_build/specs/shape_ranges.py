@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from engine_build.specs.engine_spec import Range, Sizes
 from runtime.config.codec import CodecDecodeSpec, CodecEncodeSpec
-from runtime.config.deployment import ADAPTER_RANK_MULTIPLE, Deployment, ShapeRange, ShapeRanges
+from runtime.config.deployment import Deployment
+from runtime.config.targets import ADAPTER_RANK_MULTIPLE, ShapeRange, ShapeRanges
 from runtime.requests.request import MAX_CONDITIONS
 
 SAMPLE_FRAMES = 32

@@ -18,7 +18,8 @@ from profiling.bench.workload import Workload
 from profiling.provenance import provenance
 from profiling.significance import thinned
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment, Target
+from runtime.config.deployment import Deployment
+from runtime.config.targets import Target
 from runtime.engines.engine import EngineSet
 from runtime.tick.record import PHASES, TickRecord
 

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import TensorProto, helper, save
 
 from profiling.layers.roofline import Ceilings
-from runtime.config.deployment import Target
+from runtime.config.targets import Target
 from runtime.devices.device import Device
 from runtime.engines.engine import Engine
 from runtime.engines.manifest import Manifest, TensorInfo

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config.deployment import ADAPTER_RANK_MULTIPLE
+from runtime.config.targets import ADAPTER_RANK_MULTIPLE
 from runtime.engines.manifest import TensorInfo
 from runtime.errors import RequestError, did_you_mean
 from runtime.untrusted import quoted

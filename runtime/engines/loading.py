@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import PLAN_TARGETS, Deployment, Target, build_command
+from runtime.config.deployment import Deployment, build_command
 from runtime.config.planner import PlannerSpec
+from runtime.config.targets import PLAN_TARGETS, Target
 from runtime.devices.device import Device
 from runtime.devices.machine import machine_of
 from runtime.engines.adapter_files import read_catalog

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from runtime.config.deployment import ShapeRanges, Target
 from runtime.config.explain import explain
+from runtime.config.targets import ShapeRanges, Target
 from runtime.errors import EngineMismatchError, EngineNotBuiltError
 
 MANIFEST_SCHEMA_VERSION: Literal[1] = 1

@@ -10,7 +10,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.config.deployment import Deployment, Target
+from runtime.config.deployment import Deployment
+from runtime.config.targets import Target
 from runtime.errors import BuildError, EngineMismatchError, EngineNotBuiltError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 

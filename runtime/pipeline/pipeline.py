@@ -18,7 +18,8 @@ from runtime.audio.codec_queue import CodecQueue
 from runtime.audio.decoding import audio_chunks, convert_audio, within
 from runtime.audio.formats import Pcm, is_latents_file, read_latents
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment, Target, build_command, load_deployment
+from runtime.config.deployment import Deployment, build_command, load_deployment
+from runtime.config.targets import Target
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine, EngineSet, condition_width

@@ -19,8 +19,8 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from runtime.config.deployment import Strength
 from runtime.config.option_ranges import ANY_MODEL
+from runtime.config.targets import Strength
 from runtime.requests.request import DCW_READS, DENOISE_MIN
 from runtime.requests.text_options import MAX_NAME_CHARACTERS
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.bundle import LatentSpec
-from runtime.config.deployment import ShapeRanges
+from runtime.config.targets import ShapeRanges
 from runtime.errors import RequestError
 from runtime.requests.curves import Curve
 from runtime.requests.option_types import DcwOptions, Span, Values

@@ -11,7 +11,7 @@ from helpers.factories import tiny_deployment
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import ALL_STEP_FEATURES, STEP_VARIANTS, BuildConfig, load_request, parse_variant
-from runtime.config.deployment import Target
+from runtime.config.targets import Target
 from runtime.errors import ConfigError
 
 

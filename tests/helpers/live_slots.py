@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.config.deployment import Deployment, RuntimeConfig, ShapeRange, ShapeRanges, Target
+from runtime.config.deployment import Deployment, RuntimeConfig
+from runtime.config.targets import ShapeRange, ShapeRanges, Target
 from runtime.denoise.prepared import prepare, resolve
 from runtime.denoise.row_layout import LiveSlot
 from runtime.requests.request import Condition, GenerationRequest, StepParameters

@@ -30,7 +30,7 @@ from engine_build.compile.worker import BuildLog, Worker
 from engine_build.config import EIGHT_BITS, FP8_CAPABILITIES, BuildRequest, load_request
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.tensorrt_preparation import prepared
-from runtime.config.deployment import Target
+from runtime.config.targets import Target
 from runtime.engines.manifest import write_atomically
 from runtime.errors import BuildError
 

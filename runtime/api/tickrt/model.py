@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
-from runtime.config.deployment import Target, load_deployment
+from runtime.config.deployment import load_deployment
+from runtime.config.targets import Target
 from runtime.errors import ConfigError, DrainingError, RequestError, TickError, source_as
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs, SourceAudio

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from pydantic_core import PydanticCustomError, from_json
 
-from runtime.config.deployment import Strength
+from runtime.config.targets import Strength
 from runtime.errors import RequestError, TickError, did_you_mean
 from runtime.requests.option_types import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Text
 from runtime.requests.options import options_error

@@ -20,7 +20,8 @@ from engine_build.config import load_request
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.precision import sensitivity
 from runtime.config.bundle import load_bundle
-from runtime.config.deployment import Target, load_deployment
+from runtime.config.deployment import load_deployment
+from runtime.config.targets import Target
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines
 from runtime.errors import EngineMismatchError

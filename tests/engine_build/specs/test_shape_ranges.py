@@ -1,7 +1,7 @@
 """Samples are in their range, small, and of every length."""
 
 from engine_build.specs.shape_ranges import decoder_samples
-from runtime.config.deployment import ShapeRange, ShapeRanges
+from runtime.config.targets import ShapeRange, ShapeRanges
 
 
 def test_samples_lie_inside_the_range() -> None:

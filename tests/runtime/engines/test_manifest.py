@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from runtime.config.deployment import ShapeRange, ShapeRanges
+from runtime.config.targets import ShapeRange, ShapeRanges
 from runtime.engines import manifest as module
 from runtime.engines.manifest import (
     Identity,

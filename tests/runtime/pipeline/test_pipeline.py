@@ -14,7 +14,8 @@ from helpers.reads import bundle_reads
 from numpy.typing import NDArray
 
 from runtime.audio.formats import latents_bytes
-from runtime.config.deployment import ShapeRange, load_deployment
+from runtime.config.deployment import load_deployment
+from runtime.config.targets import ShapeRange
 from runtime.errors import ConfigError, EngineMismatchError, EngineNotBuiltError, RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.config.bundle import LatentSpec
-from runtime.config.deployment import ShapeRange, ShapeRanges
+from runtime.config.targets import ShapeRange, ShapeRanges
 from runtime.errors import RequestError
 from runtime.requests.option_types import DcwOptions, Span
 from runtime.requests.options import StepOptions

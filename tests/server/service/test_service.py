@@ -12,7 +12,8 @@ from conftest import Built
 from helpers.backends import SIMULATED_RTX
 from helpers.http_harness import TIMEOUT_S, Served
 
-from runtime.config.deployment import Deployment, Target
+from runtime.config.deployment import Deployment
+from runtime.config.targets import Target
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.tick.common_ticks import TICKS_PER_SHAPE
