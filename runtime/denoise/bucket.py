@@ -83,7 +83,7 @@ class LengthBucket:
     def admit(self, slot: Slot) -> None:
         """Copy what was prepared for a slot into its rows."""
         work: PreparedGeneration = slot.work
-        live = self._live[slot.index] = LiveSlot(slot, work, work.has_cached_negative, slot.step)
+        live = self._live[slot.index] = LiveSlot(slot, work, work.has_cached_negative)
         self.state.admit(slot.index, work, slot.step)
         if live.pauses_guidance:
             self.state.write(slot.index, live.guidance_fields)

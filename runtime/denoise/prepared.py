@@ -64,8 +64,8 @@ class PreparedGeneration:
     states: Mapping[str, Array]
     fields: Mapping[str, Any]
     step_noise: Array | None
-    has_cached_negative: bool
     phases: tuple[Phase, ...]
+    has_cached_negative: bool = False
 
     @property
     def bucket(self) -> int:
@@ -90,25 +90,13 @@ class PreparedGeneration:
         return next(phase for phase in self.phases if step < phase.end)
 
 
-def prepare(
-    request: GenerationRequest,
-    values: StepValues,
-    channels: int,
-    *,
-    step: int = 0,
-    has_cached_negative: bool = False,
-    states: Mapping[str, Array] | None = None,
-) -> PreparedGeneration:
-    """Draw a request's noise, compute its schedule and its first latents `[T, channels]`.
-
-    `states`, `step` and `has_cached_negative` of a snapshot, where it resumes.
-    """
+def prepare(request: GenerationRequest, values: StepValues, channels: int) -> PreparedGeneration:
+    """Draw a request's noise, compute its schedule and its first latents `[T, channels]`."""
     times = _times(request)
     drawn = noise(request.frames, channels, request.seed) if request.noise is None else request.noise  # [T, C]
-    if states is None:
-        states = {"latents": start_latents(request, drawn, float(times[0]))}
-        if request.guidance_mode == "self":
-            states = {**states, "cached_negative_velocity": drawn}
+    states = {"latents": start_latents(request, drawn, float(times[0]))}
+    if request.guidance_mode == "self":
+        states["cached_negative_velocity"] = drawn
     return PreparedGeneration(
         request=request,
         values=values,
@@ -116,8 +104,7 @@ def prepare(
         gates=_gates(request),
         states=states,
         fields=_request_fields(request, channels),
-        step_noise=noise(request.frames, channels, request.seed, Purpose.STEP, step) if values.draws_noise else None,
-        has_cached_negative=has_cached_negative,
+        step_noise=noise(request.frames, channels, request.seed, Purpose.STEP, 0) if values.draws_noise else None,
         phases=tuple(_phases(request)),
     )
 

@@ -10,7 +10,6 @@ from runtime.config.deployment import Deployment
 from runtime.denoise.prepared import PreparedGeneration
 from runtime.denoise.slot_fields import GUIDANCE_FEATURES, PAUSED_GUIDANCE
 from runtime.engines.adapters import Adapter
-from runtime.requests.curves import Array
 from runtime.requests.request import Condition, GenerationRequest
 from runtime.scheduling.slot import Slot
 
@@ -55,7 +54,6 @@ class LiveSlot:
     slot: Slot
     work: PreparedGeneration
     has_cached_negative: bool
-    first_step: int
     positives: tuple[DecoderRow, ...] = ()
     negatives: tuple[DecoderRow, ...] = ()
     is_guided: bool = False
@@ -83,11 +81,6 @@ class LiveSlot:
             return PAUSED_GUIDANCE
         fields = self.work.values.fields
         return {name: fields[name] for name in PAUSED_GUIDANCE}
-
-    @property
-    def first_noise(self) -> Array | None:
-        """The step noise `[T, C]` of `first_step`, where that was drawn before admission."""
-        return self.work.step_noise
 
     def refresh(self) -> None:
         """The rows of the next step: no negatives without guidance, outside of its interval, or where residual guidance

@@ -97,9 +97,8 @@ class FrozenStates:
         return self.states
 
     def continued(self, work: PreparedGeneration) -> PreparedGeneration:
-        """`work` from where it was frozen; its next step's noise is drawn anew. Waits until the states are copied."""
-        states, has_negative = self.arrived(), self.has_cached_negative
-        return replace(work, states=states, has_cached_negative=has_negative, step_noise=None)
+        """`work` from where it was frozen. Waits until the states are copied."""
+        return replace(work, states=self.arrived(), has_cached_negative=self.has_cached_negative)
 
 
 class DenoiseRunner:
@@ -200,14 +199,10 @@ class DenoiseRunner:
             results.append(latents)
         return results, self._copies.record()
 
-    def snapshot(self, slot: Submission) -> tuple[Mapping[str, Array], bool]:
-        """Copies of the states `[T, C]` of a slot, or of what is frozen, and whether its negative velocity is cached.
-
-        Waits until the device has run the ticks in flight.
-        """
+    def snapshot(self, slot: Submission) -> Mapping[str, Array]:
+        """Copies of the states `[T, C]` of a slot, or of what is frozen. Waits for the ticks in flight."""
         frozen = self._copy_out(slot) if isinstance(slot, Slot) else slot.frozen
-        # [T, C] each
-        return {name: array.copy() for name, array in frozen.arrived().items()}, frozen.has_cached_negative
+        return {name: array.copy() for name, array in frozen.arrived().items()}  # [T, C] each
 
     def open(self, frames: int, live: Collection[int] = ()) -> LengthBucket:
         """The bucket of a length; a new one replaces an empty one once many are empty."""

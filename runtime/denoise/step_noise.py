@@ -36,8 +36,8 @@ class StepNoise:
             ahead.filled.result()
         if ahead is not None and ahead.owner is live and ahead.step == slot.step:
             self._field.mark(slot.index)
-        elif live.first_noise is not None and slot.step == live.first_step:
-            self._field.write(slot.index, live.first_noise)  # [T, C]
+        elif live.work.step_noise is not None and slot.step == 0:
+            self._field.write(slot.index, live.work.step_noise)  # [T, C]
         else:
             # The first step behind a resume or a change: the tick thread waits for the worker.
             self._draw(live, slot.step).result()

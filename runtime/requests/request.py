@@ -10,7 +10,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -237,10 +237,6 @@ class GenerationRequest:
     def start(self) -> Array | None:
         """The clean latents that a partial denoise starts from: the source, else the mask's original."""
         return self.source if self.source is not None else self.original
-
-    def with_parameters(self, parameters: StepParameters) -> GenerationRequest:
-        """The same generation with other step parameters."""
-        return replace(self, parameters=parameters)
 
 
 def _check_scalars(request: GenerationRequest) -> None:

@@ -22,7 +22,6 @@ from runtime.errors import DrainingError, EngineDeadError, EngineError, RequestE
 from runtime.language.sequence import SequenceRequest, SequenceState, SequenceWork
 from runtime.requests.request import GenerationRequest, StepParameters, merge_patch
 from runtime.requests.validation import check_request
-from runtime.tick.checkpoint import SlotSnapshot
 from runtime.tick.record import LoopStats, TickRecord
 from runtime.tick.registry import Listener, Registry, Request
 from runtime.tick.shared import (
@@ -130,7 +129,19 @@ class TickLoop:
         block until a place is free, instead of raising QueueFullError. Raises RequestError, ShapeError, QueueFullError,
         DrainingError, EngineDeadError.
         """
-        return self._enter(request, listener, None, wait=wait)
+        width = condition_width(self.engines.decoder, self.bundle.decoder.inputs)
+        check_request(request, self.bundle, self.deployment, width)
+        adapters = self._adapters(request.parameters.adapters)
+        adapters |= self._adapters(self._shared.registry.overrides(request.session).get("adapters"))
+        with self._place(request, listener, adapters=adapters, wait=wait):
+            values = resolve(request, StepParameters(), self.engines.adapters)
+            work = prepare(request, values, self.bundle.latents.channels)
+            with self._resolving:
+                if overrides := self._shared.registry.overrides(request.session):
+                    work = self._resolved(work, overrides)
+                self._shared.registry.set_work(request.id, work)
+                self._shared.inbox.put(Submit(request, work))
+        return request.id
 
     def submit_sequence(
         self,
@@ -162,11 +173,6 @@ class TickLoop:
         """Let callers that wait for a place check again whether they still should."""
         self._shared.registry.wake()
 
-    def resume(self, snapshot: SlotSnapshot, listener: Listener) -> str:
-        """Continue a generation at the step of its snapshot. Raises as submit does, and CheckpointError."""
-        snapshot.check(self.bundle)
-        return self._enter(snapshot.request, listener, snapshot)
-
     def update(self, session: str, patch: Mapping[str, Any]) -> int:
         """Change step parameters (fields of StepParameters) of a session's generations, from the next tick on.
 
@@ -190,8 +196,11 @@ class TickLoop:
         self._shared.inbox.put(Cancel(request_id))
 
     def snapshot(self, request_id: str) -> Future[Any]:
-        """A copy of what is in flight, which runs on: a SlotSnapshot of a generation; of a sequence its SequenceState,
-        None while its prompts are read. The future raises RequestError where the id is unknown."""
+        """A copy of what is in flight, which runs on: of a generation its states by name, each `[T, C]`, also while it
+        is frozen; of a sequence its SequenceState, None while its prompts are read.
+
+        The future raises RequestError where the id is unknown.
+        """
         reply: Future[Any] = Future()
         self._shared.inbox.put(Snapshot(request_id, reply))
         return reply
@@ -227,22 +236,6 @@ class TickLoop:
             self._shared.inbox.put(message)
         return message.reply
 
-    def _enter(
-        self, request: GenerationRequest, listener: Listener, snapshot: SlotSnapshot | None, *, wait: bool = False
-    ) -> str:
-        width = condition_width(self.engines.decoder, self.bundle.decoder.inputs)
-        check_request(request, self.bundle, self.deployment, width)
-        adapters = self._adapters(request.parameters.adapters)
-        adapters |= self._adapters(self._shared.registry.overrides(request.session).get("adapters"))
-        with self._place(request, listener, adapters=adapters, wait=wait):
-            work = self._prepare(request, snapshot)
-            with self._resolving:
-                if overrides := self._shared.registry.overrides(request.session):
-                    work = self._resolved(work, overrides)
-                self._shared.registry.set_work(request.id, work)
-                self._shared.inbox.put(Submit(request, work, 0 if snapshot is None else snapshot.step))
-        return request.id
-
     @contextmanager
     def _place(self, request: Request, listener: Listener, **how: Any) -> Iterator[None]:
         """A place for what the block submits, freed where that fails. how: as the registry's `enter` takes it."""
@@ -265,20 +258,6 @@ class TickLoop:
             raise EngineDeadError(f"the tick loop has stopped: {self._shared.fatal}")
         if self._shared.draining.is_set() or self._shared.ended.is_set():
             raise DrainingError("the server is shutting down and takes no new work")
-
-    def _prepare(self, request: GenerationRequest, snapshot: SlotSnapshot | None) -> PreparedGeneration:
-        values = resolve(request, StepParameters(), self.engines.adapters)
-        channels = self.bundle.latents.channels
-        if snapshot is None:
-            return prepare(request, values, channels)
-        return prepare(
-            request,
-            values,
-            channels,
-            step=snapshot.step,
-            has_cached_negative=snapshot.has_cached_negative,
-            states=snapshot.arrays,
-        )
 
     def _resolved(self, work: PreparedGeneration, overrides: Mapping[str, Any]) -> PreparedGeneration:
         """The same generation with its session's step parameters over its own. Raises RequestError."""

@@ -21,11 +21,10 @@ from runtime.tick.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new generation, prepared; it resumes at `step`."""
+    """A new generation, prepared."""
 
     request: GenerationRequest | SequenceRequest
     work: PreparedGeneration | SequenceWork
-    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from runtime.language.sequence import SequenceWork
 from runtime.requests.request import DENOISE_MIN, GenerationRequest
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.slot import Slot, Submission
-from runtime.tick.checkpoint import SlotSnapshot
 from runtime.tick.clock import clock_of, phase
 from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, Started, Updated
 from runtime.tick.in_flight import InFlight
@@ -280,7 +279,6 @@ class TickThread:
             work=work,
             bucket=work.bucket,
             steps=work.steps,
-            step=message.step,
             session=request.session,
             client=request.client,
             is_urgent=request.is_urgent,
@@ -333,11 +331,7 @@ class TickThread:
         slot = self.scheduler.find(request_id)
         if slot is None or not (isinstance(slot, Slot) or slot.frozen):
             raise RequestError(f"no generation {request_id} is in flight", field="id")
-        if isinstance(slot.work, SequenceWork):
-            return slot.runner.snapshot(slot)
-        states, has_cached_negative = slot.runner.snapshot(slot)
-        request = slot.work.request.with_parameters(slot.work.values.parameters)
-        return SlotSnapshot(request, slot.step, has_cached_negative, states, self._context.bundle.name)
+        return slot.runner.snapshot(slot)
 
     def _swap(self, engines: EngineSet) -> None:
         """What is launched runs to its end on the old engines, the next tick is launched on the new ones."""

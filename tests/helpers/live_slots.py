@@ -45,9 +45,9 @@ def request(**changes: Any) -> GenerationRequest:
 def live_slot(index: int = 0, *, step: int = 0, session: StepParameters | None = None, **changes: Any) -> LiveSlot:
     """A slot at a step of its generation; `session`: step parameters over the request's."""
     asked = request(**changes)
-    work = prepare(asked, resolve(asked, session or StepParameters()), CHANNELS, step=step)
+    work = prepare(asked, resolve(asked, session or StepParameters()), CHANNELS)
     slot = Slot(asked.id, None, work, asked.frames, asked.steps, step=step, index=index)
-    return LiveSlot(slot, work, work.has_cached_negative, step)
+    return LiveSlot(slot, work, work.has_cached_negative)
 
 
 def guided(scale: float = 3.0, **changes: Any) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def run_scenario(loop: TickLoop, scenario: dict[str, Any], inputs: dict[str, NDA
         loop.tick()
         for name, reply in replies.items():
             if reply.exception(0) is None:  # an exception: the last step is launched and not done
-                run.states.setdefault(name, []).append(reply.result(0).arrays["latents"])
+                run.states.setdefault(name, []).append(reply.result(0)["latents"])
     for name, final in run.finals.items():
         run.states.setdefault(name, []).append(final)
     return run

@@ -114,18 +114,10 @@ def test_self_guidance_keeps_the_initial_noise_as_its_negative_velocity() -> Non
     np.testing.assert_array_equal(states["cached_negative_velocity"], noise(FRAMES, CHANNELS, 5))
 
 
-def test_a_snapshots_states_are_taken_as_they_are() -> None:
-    states = {"latents": ZEROS, "momentum_state": ZEROS}
-    work = prepared(request(), step=2, states=states, has_cached_negative=True)
-    assert work.states is states
-    assert work.has_cached_negative
-
-
-@pytest.mark.parametrize("step", [0, 2])
-def test_step_noise_is_drawn_for_the_first_step_where_the_generation_draws_any(step: int) -> None:
-    drawn = prepared(request(seed=5, solver="sde"), step=step).step_noise
-    np.testing.assert_array_equal(drawn, noise(FRAMES, CHANNELS, 5, Purpose.STEP, step))
-    assert prepared(request(seed=5), step=step).step_noise is None
+def test_step_noise_is_drawn_for_the_first_step_where_the_generation_draws_any() -> None:
+    drawn = prepared(request(seed=5, solver="sde")).step_noise
+    np.testing.assert_array_equal(drawn, noise(FRAMES, CHANNELS, 5, Purpose.STEP, 0))
+    assert prepared(request(seed=5)).step_noise is None
 
 
 def mixed(share: float | NDArray[np.float32], source: NDArray[np.float32], **changes: Any) -> None:

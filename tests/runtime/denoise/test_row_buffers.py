@@ -74,7 +74,7 @@ class Batch:
 def live(index: int, **changes: Any) -> LiveSlot:
     request = make(f"{index}", FRAMES, **changes)
     work = prepare(request, resolve(request, StepParameters()), C)
-    return LiveSlot(Slot(request.id, None, work, FRAMES, request.steps, index=index), work, False, 0)
+    return LiveSlot(Slot(request.id, None, work, FRAMES, request.steps, index=index), work, False)
 
 
 @pytest.fixture

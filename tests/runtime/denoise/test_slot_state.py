@@ -134,7 +134,7 @@ def test_times_are_those_of_each_slots_step(host: SlotState) -> None:
     for tick in range(4):
         times, next_times = list(host.set_times()), host.field("next_time").host
         for live in lives:
-            index, step = live.slot.index, live.first_step + tick
+            index, step = live.slot.index, live.slot.step + tick
             assert (times[index], next_times[index]) == (live.work.times[step], live.work.times[step + 1])
         assert times[2] == next_times[2]
         host.advance()

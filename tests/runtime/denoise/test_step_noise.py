@@ -89,7 +89,7 @@ def test_noise_that_is_switched_on_in_flight_is_that_of_the_step(
     source: StepNoise, drawn_by: list[tuple[str, int]]
 ) -> None:
     live = live_slot(seed=1)
-    assert live.first_noise is None
+    assert live.work.step_noise is None
     live.slot.step = 2
     for _ in range(2):
         check_step(source, live)
