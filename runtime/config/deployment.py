@@ -113,10 +113,6 @@ class Deployment(BaseModel):
         """The most rows of one execute at this length; 0 where no range contains it."""
         return max((s.rows.max for s in self.shapes if s.frames.holds(frames) and s.tokens.holds(tokens)), default=0)
 
-    def range_for(self, rows: int, frames: int, tokens: int) -> ShapeRanges | None:
-        """The first range that contains this shape, or None."""
-        return next((shape for shape in self.shapes if shape.holds(rows, frames, tokens)), None)
-
 
 class _Head(BaseModel):
     """The table [deployment]; paths are relative to the file."""

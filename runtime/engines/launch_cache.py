@@ -197,11 +197,6 @@ class LaunchCache:
         else:
             self.counts.replayed += 1
 
-    def discard(self, launch: Launch) -> None:
-        """Forget a launch that failed; the next tick of its kind is bound anew, and runs plainly."""
-        if self._launches.get(launch.key) is launch:
-            self._retire(self._launches.pop(launch.key))
-
     def drop(self, is_stale: Callable[[Any], bool]) -> None:
         """Remove every launch whose key is stale; each is closed once its last run is done."""
         for key in [key for key in self._launches if is_stale(key)]:

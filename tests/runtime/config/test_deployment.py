@@ -49,8 +49,8 @@ def test_tables_of_other_packages_are_not_validated(tmp_path: Path) -> None:
 def test_limits_and_ranges_for_shapes(tmp_path: Path) -> None:
     deployment = load(tmp_path)
     assert (deployment.max_rows, deployment.max_tokens) == (4, 64)
-    assert deployment.range_for(4, 32, 16) == deployment.shapes[0]
-    assert deployment.range_for(3, 64, 8) is None
+    assert [shape.holds(4, 32, 16) for shape in deployment.shapes] == [True, False]
+    assert not any(shape.holds(3, 64, 8) for shape in deployment.shapes)
     assert [deployment.rows_limit(*shape) for shape in ((16, 8), (64, 8), (16, 32), (256, 8))] == [4, 2, 0, 0]
 
 
