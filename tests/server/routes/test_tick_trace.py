@@ -54,6 +54,13 @@ def test_the_trace_of_two_ticks() -> None:
     assert json.loads(json.dumps(trace)) == trace
 
 
+def test_a_tick_says_how_many_were_frozen_before_it_and_how_many_went_on() -> None:
+    found = record(7, 100.0, 0.0)
+    found.frozen, found.resumed = ("a", "b"), ("c",)
+    (tick, *_) = slices(tick_trace([found]))
+    assert (tick["args"]["frozen"], tick["args"]["resumed"]) == (2, 1)
+
+
 def test_no_execute_is_placed_before_its_launch() -> None:
     """On the device's clock the second tick began 4 ms after the first; the host launched it 10 ms after."""
     assert device_begins([record(1, 0.0, 0.0), record(2, 0.01, 4.0)], [0.0, 10.0]) == pytest.approx([7.0, 11.0])
