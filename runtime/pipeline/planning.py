@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,7 +23,9 @@ from runtime.requests.form.state import PlanState
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions, given_options, parse_options
 from runtime.requests.segments import Latents
 from runtime.requests.validation import plan_text_options, plans_texts, untaken_options
-from runtime.tick.loop import TickLoop
+
+if TYPE_CHECKING:
+    from runtime.tick.loop import TickLoop
 
 
 def is_planned(options: GenerationOptions, inputs: GenerationInputs, bundle: Bundle) -> bool:

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.config.bundle import Bundle
 from runtime.config.planner import PlannerSpec
@@ -19,7 +19,9 @@ from runtime.pipeline.structure import StructureCodec
 from runtime.pipeline.text_encoder import read_tokenizer
 from runtime.requests.options import GenerationOptions
 from runtime.tick.events import Cancelled, Event, Failed, Finished, Started
-from runtime.tick.loop import TickLoop
+
+if TYPE_CHECKING:
+    from runtime.tick.loop import TickLoop
 
 Prompts = tuple[tuple[int, ...], tuple[int, ...]]
 
