@@ -144,6 +144,7 @@ def playground(tmp_path_factory: pytest.TempPathFactory, built_demo: Deployment)
 Server = Callable[[], tuple[str, str]]
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("document", TEXTS)
 def test_the_shown_commands_work_one_after_another(
     document: str, playground: Path, server: Server, built: Built, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +212,7 @@ def prompt_of(file: Path) -> str:
     return prompt if isinstance(prompt, str) else ", ".join(item["text"] for item in prompt)
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("document", TEXTS)
 def test_the_shown_programs_work(document: str, playground: Path, server: Server) -> None:
     for program in shown_programs(document):
@@ -227,6 +229,8 @@ def run(program: str, playground: Path) -> None:
     program = re.sub(
         r"\bseconds=(\d+)", lambda found: f"steps={STEPS}, seconds={min(int(found[1]), MOST_SECONDS)}", program
     )
+    # Of the playground, where an engine has one thread.
+    program = program.replace('tickrt.open("demo")', f'tickrt.open("{DEMO_CONFIG}")')
     program = program.replace('mode="extend"', f'mode="extend", steps={STEPS}')
     exec(compile(program, "a README.md", "exec"), {})
     for saved in re.findall(r'(?:\.save|wave\.open)\("([^"]+)"', program):
@@ -268,6 +272,7 @@ def running_server() -> Iterator[tuple[str, str]]:
     process.stdout.close()
 
 
+@pytest.mark.shipped
 def test_the_request_that_the_server_prints_works(
     server: Server, playground: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

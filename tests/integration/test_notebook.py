@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 import tickrt
 
+pytestmark = pytest.mark.shipped
+
 NOTEBOOK = json.loads((ROOT / "configs" / "demo" / "tickrt.ipynb").read_text(encoding="utf-8"))
 CODE_CELLS = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 

@@ -73,6 +73,7 @@ def test_a_state_folder_in_use_is_reported(
     assert "in use by another server" in text
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_server_that_builds_its_engines(tmp_path: Path, number: signal.Signals) -> None:
     """Engines of a deployment that is given by name are built first."""
