@@ -122,8 +122,8 @@ def parse(words: list[str]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def playground(tmp_path_factory: pytest.TempPathFactory, built_demo: Deployment) -> Iterator[Path]:
-    """A folder with the repository's configs and built engines, where commands leave files; the working directory.
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the repository's configs, where commands leave files; the working directory.
 
     One thread per engine: threads that wait for each other use the cores of other tests.
     """
@@ -131,14 +131,20 @@ def playground(tmp_path_factory: pytest.TempPathFactory, built_demo: Deployment)
     (folder / "configs").mkdir()
     demo = (ROOT / "configs" / "demo.toml").read_text(encoding="utf-8")
     (folder / "configs" / "demo.toml").write_text(demo.replace("[runtime]\n", "[runtime]\nthreads = 1\n"))
-    shutil.copytree(built_demo.engines, folder / "configs" / ".engines" / "demo")
     (folder / "configs" / "demo").symlink_to(ROOT / "configs" / "demo")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield folder
-        if judge.cache_info().currsize:
-            judge().close()
-            judge.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def playground(folder: Path, built_demo: Deployment) -> Iterator[Path]:
+    """The folder with the demo's engines."""
+    shutil.copytree(built_demo.engines, folder / "configs" / ".engines" / "demo")
+    yield folder
+    if judge.cache_info().currsize:
+        judge().close()
+        judge.cache_clear()
 
 
 Server = Callable[[], tuple[str, str]]
@@ -326,13 +332,13 @@ def test_every_command_is_shown() -> None:
 
 
 @pytest.mark.parametrize("document", TEXTS)
-def test_every_shown_command_has_known_options(document: str, playground: Path) -> None:
+def test_every_shown_command_has_known_options(document: str, folder: Path) -> None:
     for words in commands_of(document, *COMMANDS):
         parse(words)
 
 
-def test_the_dry_run_for_a_gpu_needs_none(playground: Path) -> None:
-    shutil.copy(ROOT / "configs" / "acestep-v15-turbo.toml", playground / "configs")
+def test_the_dry_run_for_a_gpu_needs_none(folder: Path) -> None:
+    shutil.copy(ROOT / "configs" / "acestep-v15-turbo.toml", folder / "configs")
     (words,) = (words for words in commands_of("engine_build/README.md", "tickrt-build") if "--dry-run" in words)
     result = CliRunner().invoke(*command_line(words))
     assert result.exit_code == 0, result.output
