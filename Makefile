@@ -50,7 +50,7 @@ test: .venv/.installed-test  ## the test suite: no torch, no GPU
 	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients and not builder and not shipped" --ignore $(RECIPE_TESTS) $(PARALLEL) $(PYTEST_ARGS)
 
 test-shipped: .venv/.installed-test  ## what is shipped, as a user runs it: the demo model, READMEs, the wheel, commands in processes of their own
-	$(BIN)/python -m pytest -m "shipped and not export and not slow" $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "shipped and not export and not slow" $(PARALLEL) $$(grep -rlF mark.shipped --include="test_*.py" tests) $(PYTEST_ARGS)
 
 test-recipe: .venv/.installed-test  ## the demo bundle's recipe: corpus, codec, tokenizers, evaluation
 	$(BIN)/python -m pytest -m "not export and not slow" $(PARALLEL) $(RECIPE_TESTS) $(PYTEST_ARGS)
