@@ -24,7 +24,7 @@ TSC_OPTIONS := --noEmit --allowJs --checkJs --strict --target esnext --module es
 	--lib dom,dom.iterable,esnext
 
 # Tests start Python hundreds of times: what it compiles is kept, also where the environment says otherwise.
-test: export PYTHONDONTWRITEBYTECODE :=
+test test-shipped: export PYTHONDONTWRITEBYTECODE :=
 
 FIT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))
 BIN := .venv/bin
@@ -37,7 +37,7 @@ PACKAGES := runtime server engine_build profiling configs/demo/recipe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-recipe test-builder test-page test-clients test-slow test-export test-scale lint bench peers gpu-check soak clean
+.PHONY: help demo test test-shipped test-recipe test-builder test-page test-clients test-slow test-export test-scale lint bench peers gpu-check soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -46,13 +46,16 @@ demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127
 	$(BIN)/tickrt-build $(CONFIG)
 	exec $(BIN)/tickrt-serve $(CONFIG) $(if $(PORT),--port $(PORT))
 
-test: .venv/.installed-test .venv/.contract  ## the test suite: no torch, no GPU
-	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients and not builder" --ignore $(RECIPE_TESTS) $(PARALLEL) $(PYTEST_ARGS)
+test: .venv/.installed-test  ## the test suite: no torch, no GPU
+	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients and not builder and not shipped" --ignore $(RECIPE_TESTS) $(PARALLEL) $(PYTEST_ARGS)
+
+test-shipped: .venv/.installed-test  ## what is shipped, as a user runs it: the demo model, READMEs, the wheel, commands in processes of their own
+	$(BIN)/python -m pytest -m "shipped and not export and not slow" $(PARALLEL) $$(grep -rlF mark.shipped --include="test_*.py" tests) $(PYTEST_ARGS)
 
 test-recipe: .venv/.installed-test  ## the demo bundle's recipe: corpus, codec, tokenizers, evaluation
 	$(BIN)/python -m pytest -m "not export and not slow" $(PARALLEL) $(RECIPE_TESTS) $(PYTEST_ARGS)
 
-test-builder: .venv/.installed-builder .venv-export/.installed-builder  ## NVIDIA's own parser and builder (TensorRT-RTX) build every engine: no GPU
+test-builder: .venv/.installed-builder .venv/.contract .venv-export/.installed-builder  ## NVIDIA's own packages: the bindings have our calls, parser and builder (TensorRT-RTX) take every engine: no GPU
 	$(BIN)/python -m pytest -m "builder and not export" $(PYTEST_ARGS)
 	$(EXPORT_BIN)/python -m pytest -m "builder and export" $(PYTEST_ARGS)
 

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
+import onnxruntime as ort
 import polygraphy.util.array
 import pytest
 import typer.testing
@@ -29,6 +31,7 @@ from runtime.config.deployment import Deployment, load_deployment
 from runtime.denoise.bucket import FASTEST, DenoiseParts
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
+from runtime.engines.onnxruntime import OnnxRuntimeEngine
 from runtime.tick.loop import TickLoop
 
 # A run in the background inherits SIGINT as ignored, and would pass that on to the commands that tests interrupt.
@@ -40,7 +43,11 @@ settings.load_profile("at any speed")
 _torch = type(polygraphy.util.array.torch)
 _torch.is_installed = cache(_torch.is_installed)
 
+# httpx reads the machine's certificates for every request that has no client of its own.
+vars(httpx._transports.default)["create_ssl_context"] = cache(httpx.create_ssl_context)
+
 NO_SHELL = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"
+SMALL_ENGINE_BYTES = 1 << 20
 FEW: dict[str, Any] = {"more": FEW_VARIANTS}
 FOR_A_GPU: dict[str, Any] = {**FEW, "depth": 8, "codec": False, "text_encoder": False}
 Built = Callable[..., Deployment]
@@ -65,6 +72,29 @@ def _fresh(command: Any) -> Any:
 vars(typer.testing)["_get_command"] = lambda app: _fresh(_parser(app, os.environ.get(NO_SHELL)))
 
 
+_sessions: dict[tuple[Path, int, int, int], ort.InferenceSession] = {}
+_open_session = OnnxRuntimeEngine._open
+
+
+def _open_once(engine: OnnxRuntimeEngine, options: ort.SessionOptions, stream: int | None) -> ort.InferenceSession:
+    """A tiny engine's session, shared by all that open the same file: it has no state, and takes long to make."""
+    if not _is_shared(engine, options):
+        return _open_session(engine, options, stream)
+    file = engine._path.stat()
+    key = engine._path, file.st_mtime_ns, file.st_size, options.intra_op_num_threads
+    if key not in _sessions:
+        _sessions[key] = _open_session(engine, options, stream)
+    return _sessions[key]
+
+
+def _is_shared(engine: OnnxRuntimeEngine, options: ort.SessionOptions) -> bool:
+    is_plain = engine._graph is None and not engine.is_on_gpu and not options.enable_profiling
+    return is_plain and engine.manifest.size_bytes <= SMALL_ENGINE_BYTES and engine._path.exists()
+
+
+OnnxRuntimeEngine._open = _open_once  # type: ignore[method-assign]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Of several processes (pytest-xdist) one compiles the tests; the others wait, and read what it has written."""
@@ -84,6 +114,7 @@ def pytest_collection_finish() -> None:
     """What was imported stays: collections that tests ask for, and all others, pass over it."""
     gc.collect()
     gc.freeze()
+    gc.unfreeze = lambda: None  # a bench that ends would make every later collection pass over all modules again
 
 
 @pytest.fixture(scope="session")

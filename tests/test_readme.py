@@ -122,8 +122,8 @@ def parse(words: list[str]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def playground(tmp_path_factory: pytest.TempPathFactory, built_demo: Deployment) -> Iterator[Path]:
-    """A folder with the repository's configs and built engines, where commands leave files; the working directory.
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the repository's configs, where commands leave files; the working directory.
 
     One thread per engine: threads that wait for each other use the cores of other tests.
     """
@@ -131,19 +131,26 @@ def playground(tmp_path_factory: pytest.TempPathFactory, built_demo: Deployment)
     (folder / "configs").mkdir()
     demo = (ROOT / "configs" / "demo.toml").read_text(encoding="utf-8")
     (folder / "configs" / "demo.toml").write_text(demo.replace("[runtime]\n", "[runtime]\nthreads = 1\n"))
-    shutil.copytree(built_demo.engines, folder / "configs" / ".engines" / "demo")
     (folder / "configs" / "demo").symlink_to(ROOT / "configs" / "demo")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield folder
-        if judge.cache_info().currsize:
-            judge().close()
-            judge.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def playground(folder: Path, built_demo: Deployment) -> Iterator[Path]:
+    """The folder with the demo's engines."""
+    shutil.copytree(built_demo.engines, folder / "configs" / ".engines" / "demo")
+    yield folder
+    if judge.cache_info().currsize:
+        judge().close()
+        judge.cache_clear()
 
 
 Server = Callable[[], tuple[str, str]]
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("document", TEXTS)
 def test_the_shown_commands_work_one_after_another(
     document: str, playground: Path, server: Server, built: Built, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +218,7 @@ def prompt_of(file: Path) -> str:
     return prompt if isinstance(prompt, str) else ", ".join(item["text"] for item in prompt)
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("document", TEXTS)
 def test_the_shown_programs_work(document: str, playground: Path, server: Server) -> None:
     for program in shown_programs(document):
@@ -227,6 +235,8 @@ def run(program: str, playground: Path) -> None:
     program = re.sub(
         r"\bseconds=(\d+)", lambda found: f"steps={STEPS}, seconds={min(int(found[1]), MOST_SECONDS)}", program
     )
+    # Of the playground, where an engine has one thread.
+    program = program.replace('tickrt.open("demo")', f'tickrt.open("{DEMO_CONFIG}")')
     program = program.replace('mode="extend"', f'mode="extend", steps={STEPS}')
     exec(compile(program, "a README.md", "exec"), {})
     for saved in re.findall(r'(?:\.save|wave\.open)\("([^"]+)"', program):
@@ -268,6 +278,7 @@ def running_server() -> Iterator[tuple[str, str]]:
     process.stdout.close()
 
 
+@pytest.mark.shipped
 def test_the_request_that_the_server_prints_works(
     server: Server, playground: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,13 +332,13 @@ def test_every_command_is_shown() -> None:
 
 
 @pytest.mark.parametrize("document", TEXTS)
-def test_every_shown_command_has_known_options(document: str, playground: Path) -> None:
+def test_every_shown_command_has_known_options(document: str, folder: Path) -> None:
     for words in commands_of(document, *COMMANDS):
         parse(words)
 
 
-def test_the_dry_run_for_a_gpu_needs_none(playground: Path) -> None:
-    shutil.copy(ROOT / "configs" / "acestep-v15-turbo.toml", playground / "configs")
+def test_the_dry_run_for_a_gpu_needs_none(folder: Path) -> None:
+    shutil.copy(ROOT / "configs" / "acestep-v15-turbo.toml", folder / "configs")
     (words,) = (words for words in commands_of("engine_build/README.md", "tickrt-build") if "--dry-run" in words)
     result = CliRunner().invoke(*command_line(words))
     assert result.exit_code == 0, result.output

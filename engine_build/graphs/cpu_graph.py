@@ -17,8 +17,8 @@ import onnx
 from numpy.typing import DTypeLike
 from onnx import helper, numpy_helper, shape_inference
 
-from engine_build.graphs.graph_pattern import Found, Matcher, Op, is_small, op
-from engine_build.graphs.graph_view import attribute, node_name, remove_unused, replace_nodes
+from engine_build.graphs.graph_pattern import Found, Matcher, Op, op
+from engine_build.graphs.graph_view import attribute, node_name, remove_unused, replace_nodes, without_weights
 
 OPSET = 23
 OLDEST_OPSET = 18
@@ -103,7 +103,7 @@ class _Fusion:
     """Rewrites a graph node by node. `num_fused`: patterns found so far; `constants`: those of the new nodes."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        graph = shape_inference.infer_shapes(_without_weights(model)).graph
+        graph = shape_inference.infer_shapes(without_weights(model)).graph
         self.num_fused = 0
         self.constants: dict[str, onnx.TensorProto] = {}
         self._shapes: dict[str, Shape] = {v.name: _shape(v) for v in (*graph.input, *graph.value_info, *graph.output)}
@@ -203,19 +203,6 @@ class _Fusion:
     def _constant(self, values: tuple[float, ...], dtype: DTypeLike = np.int64) -> str:
         tensor = numpy_helper.from_array(np.array(values, dtype), f"{SCOPE}/{'x'.join(map(str, values))}")
         return str(self.constants.setdefault(tensor.name, tensor).name)
-
-
-def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph with all but small constants as inputs, which infers the same shapes in much less time."""
-    graph = onnx.GraphProto(name=model.graph.name)
-    for part in ("node", "input", "output", "value_info"):
-        getattr(graph, part).extend(getattr(model.graph, part))
-    for tensor in model.graph.initializer:
-        if is_small(tensor):
-            graph.initializer.append(tensor)
-        else:
-            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
 def _shape(value: onnx.ValueInfoProto) -> Shape:

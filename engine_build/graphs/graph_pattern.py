@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from math import prod
 from typing import Any
 
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from engine_build.graphs.graph_view import attribute
+from engine_build.graphs.graph_view import attribute, is_small
 
 COMMUTATIVE = frozenset({"Add", "Mul"})
-# Larger constants are weights; these may lie beside the graph, and no pattern asks for their values.
-LARGEST_CONSTANT = 16
 
 Pattern = Any
 Found = Mapping[str, str]
@@ -98,12 +95,6 @@ class Matcher:
             return
         for first in self._matches(patterns[0], values[0], found):
             yield from self._all_match(patterns[1:], values[1:], first)
-
-
-def is_small(tensor: TensorProto) -> bool:
-    """Whether a constant has few elements, stored in the graph itself."""
-    is_inside = tensor.data_location != TensorProto.EXTERNAL and tensor.data_type != TensorProto.STRING
-    return bool(is_inside and prod(tensor.dims) <= LARGEST_CONSTANT)
 
 
 def _values(tensor: TensorProto) -> float | tuple[float, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import onnx
@@ -17,6 +18,8 @@ from runtime.errors import BuildError
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 TIME, DATA = 1, 2
 SHAPE_OPS = frozenset({"Shape", "Size"})
+# Larger constants are weights; these may lie beside the graph, and no pattern asks for their values.
+LARGEST_CONSTANT = 16
 
 
 class GraphView:
@@ -139,10 +142,30 @@ def _source(value: onnx.ValueInfoProto) -> int:
     return TIME if kind.elem_type in FLOATS and len(kind.shape.dim) <= 1 else DATA
 
 
+def is_small(tensor: TensorProto) -> bool:
+    """Whether a constant has few elements, stored in the graph itself."""
+    is_inside = tensor.data_location != TensorProto.EXTERNAL and tensor.data_type != TensorProto.STRING
+    return bool(is_inside and prod(tensor.dims) <= LARGEST_CONSTANT)
+
+
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph with all but small constants as inputs, which infers the same shapes in much less time."""
+    graph = onnx.GraphProto(name=model.graph.name)
+    for part in ("node", "input", "output", "value_info", "sparse_initializer"):
+        getattr(graph, part).extend(getattr(model.graph, part))
+    inputs = {value.name for value in model.graph.input}
+    for tensor in model.graph.initializer:
+        if is_small(tensor):
+            graph.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    options = {"opset_imports": model.opset_import, "functions": model.functions, "ir_version": model.ir_version}
+    return helper.make_model(graph, **options)
+
+
 def _types(model: onnx.ModelProto) -> dict[str, int]:
-    """Element types of all values. External weights are not read."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
+    """Element types of all values. Weights are not read."""
+    bare = without_weights(model)
     del bare.graph.value_info[:]
     try:
         graph = shape_inference.infer_shapes(bare, strict_mode=True).graph

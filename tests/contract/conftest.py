@@ -42,7 +42,7 @@ def installed(name: str) -> Path:
     """The folder of one installation; skips the test where there is none."""
     folder = INSTALLED / name
     if not folder.is_dir():
-        pytest.skip(f"no {folder}: `make test` installs the real bindings")
+        pytest.skip(f"no {folder}: `make test-builder` installs the real bindings")
     if (folder / NO_WHEEL).exists():
         pytest.skip((folder / NO_WHEEL).read_text(encoding="utf-8").strip())
     return folder

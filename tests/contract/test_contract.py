@@ -8,11 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contract import conftest, install
 from contract.conftest import VERSIONS, Surface
 from contract.type_check import Probes, TypeCheck
+
+from runtime.engines.tensorrt.errors import DTYPES
+
+pytestmark = pytest.mark.builder
 
 Surfaces = Callable[[str], Surface]
 
@@ -172,3 +177,9 @@ def test_a_failed_installation_fails(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(install, "RELEASES", {"trt-99": (["no-such-bindings==99"], (9, 0))})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert install.main(tmp_path) != 0
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_data_type_has_a_name(version: str, tensorrt_surface: Callable[[str], dict[str, Any]]) -> None:
+    members = tensorrt_surface(version)["names"]["tensorrt.DataType"]["members"]
+    assert {name for name, member in members.items() if member.get("is_member")} == set(DTYPES)

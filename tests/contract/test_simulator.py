@@ -9,6 +9,8 @@ import pytest
 from contract.conftest import CUDA_PACKAGES, Surface, read_surface
 from helpers.paths import TESTS
 
+pytestmark = pytest.mark.builder
+
 SITE = TESTS / "simulator" / "site"
 RELEASES = {"10.16": "10.16.1.11", "11.4": "11.4.0.106", "rtx-1.7": "1.7.1.116"}
 # Methods of Python's own base classes.

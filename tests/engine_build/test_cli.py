@@ -95,6 +95,7 @@ def test_a_missing_file_is_status_two(tmp_path: Path) -> None:
         assert says in result.stderr
 
 
+@pytest.mark.shipped
 def test_ctrl_c_stops_at_once_and_keeps_complete_engines_only(tmp_path: Path) -> None:
     path = tiny_deployment(tmp_path)
     command = [sys.executable, "-m", "engine_build.cli", str(path)]
@@ -116,6 +117,7 @@ def test_ctrl_c_stops_at_once_and_keeps_complete_engines_only(tmp_path: Path) ->
     assert "reused" in again.stdout
 
 
+@pytest.mark.shipped
 def test_another_process_builds_the_same_bytes(path: Path) -> None:
     engines = load_deployment(path).engine_folder()
     invoke(path)

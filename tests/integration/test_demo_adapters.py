@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from conftest import Built
 from helpers.paths import DEMO
 
@@ -10,6 +11,8 @@ from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.instruments import INSTRUMENTS, TIMBRE_CHANNELS, timbre_levels
 from configs.demo.recipe.latents import FloatArray, levels_from_latents
 from runtime.pipeline.pipeline import open_pipeline
+
+pytestmark = pytest.mark.shipped
 
 PROMPT = "arpeggios and melody in C major at 100 bpm"
 

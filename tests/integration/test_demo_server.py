@@ -15,6 +15,8 @@ from helpers.paths import ROOT
 from profiling.http_bench import measure
 from runtime.config.deployment import Deployment
 
+pytestmark = pytest.mark.shipped
+
 CONFIG = ROOT / "configs" / "demo.toml"
 
 

@@ -21,6 +21,8 @@ from runtime.sessions.protocol.messages import LivePrompt
 from runtime.sessions.session.live_session import LiveSession
 from runtime.tick.events import Event, Failed, Finished
 
+pytestmark = pytest.mark.shipped
+
 STEPS = 4
 BUFFERED = 9600
 

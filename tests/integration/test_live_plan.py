@@ -150,6 +150,7 @@ def codes_by_index(plan: Plan) -> dict[int, list[int]]:
     return {section.index: section.codes for section in plan.sections if section.codes is not None}
 
 
+@pytest.mark.shipped
 def test_after_kill_9_the_same_codes_follow_and_what_was_heard_stays(deployment: Deployment, tmp_path: Path) -> None:
     with server(deployment.path, tmp_path) as url, connect(f"ws{url}/v1/live", proxy=None) as websocket:
         client = Player(websocket)

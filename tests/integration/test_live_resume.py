@@ -315,6 +315,7 @@ def equal_samples(one: Sound, other: Sound) -> int:
     return int(is_known.sum())
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("kills", [2, pytest.param(200, marks=pytest.mark.slow)])
 def test_sessions_go_on_after_kill_9_as_if_nothing_had_happened(
     kills: int, tmp_path: Path, built: Callable[..., Deployment]

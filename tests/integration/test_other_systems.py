@@ -15,6 +15,8 @@ from helpers.factories import tiny_deployment
 from helpers.http_harness import GENERATIONS
 from helpers.paths import ROOT
 
+pytestmark = pytest.mark.shipped
+
 # What the standard library and other packages need here is imported before; ours are imported after.
 PREPARE = """
 import asyncio, multiprocessing, os, signal, socket, subprocess, sys, tempfile

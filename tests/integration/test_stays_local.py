@@ -14,6 +14,8 @@ import pytest
 from helpers.factories import tiny_deployment
 from helpers.paths import ROOT
 
+pytestmark = pytest.mark.shipped
+
 # In one process each, as a user would; the server answers one request and ends.
 SERVE = """
 import os, signal, sys, threading, urllib.request

@@ -23,6 +23,8 @@ from helpers.paths import ROOT
 
 from runtime.config.deployment import Deployment
 
+pytestmark = pytest.mark.shipped
+
 SOURCES = ("configs", "engine_build", "profiling", "runtime", "server", "pyproject.toml", "README.md", "LICENSE")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 

@@ -156,6 +156,7 @@ def test_an_error_names_its_fix(built: Built, tmp_path: Path, arguments: list[st
     assert "fix: " in done.stderr
 
 
+@pytest.mark.shipped
 def test_live_sessions_are_measured_against_a_server_of_their_own(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,3 +54,9 @@ def test_a_run_has_a_kind_that_is_known_before(bench: Bench, changes: dict[str, 
 def test_options_that_exclude_each_other_are_refused(bench: Bench, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(bench, **changes).check()
+
+
+def test_the_shape_of_a_run() -> None:
+    load = ClusterLoad(4, Script("extend", 2.0, 30.0))
+    assert load.kind == "cluster"
+    assert load.shape() == {"replicas": 2, "sessions": 4, "mode": "extend", "interval_s": 2.0, "minutes": 0.5}

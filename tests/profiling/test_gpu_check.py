@@ -94,6 +94,7 @@ def test_figures_are_those_with_a_budget_and_the_competitors() -> None:
     ]
 
 
+@pytest.mark.shipped
 def test_on_the_simulated_gpu(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finds a tiny model built, and measures it; a step that fails, and what needs it, do not end the others."""
     demo = built(max_rows=16, backend=SIMULATED[0]).path

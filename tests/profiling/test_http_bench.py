@@ -34,6 +34,7 @@ def test_a_refused_generation_ends_the_bench_with_the_problem(served: Served) ->
         measure(served.url, [{"prompt": "a", "steps": 0}], rounds=1)
 
 
+@pytest.mark.shipped
 def test_the_command_serves_the_deployment_and_prints_json_where_asked_for(built: Callable[..., Deployment]) -> None:
     options = ["--clients", "2", "--rounds", "1", "--seconds", "0.5", "--steps", "2"]
     command = [str(built(max_rows=16).path), *options]

@@ -1,25 +1,26 @@
-"""tickrt-profile in a process of its own."""
+"""tickrt-profile: reports, errors."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from click.testing import Result
 from conftest import Built
+from typer.testing import CliRunner
+
+from profiling.profile_cli import app
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "profiling.profile_cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
 
 
 def test_a_profile_prints_tables_and_writes_every_report(built: Built, tmp_path: Path) -> None:
     names = ("json p.json", "layer-info i.json", "markdown m.md", "html h.html", "trace t.json")
     outputs = [word for option, name in map(str.split, names) for word in (f"--{option}", str(tmp_path / name))]
     result = run(str(built().path), "--rows", "2", "--runs", "3", "--peaks", "100,20", *outputs)
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     assert "gemm" in result.stdout
     assert "without the profiler" in result.stdout
     assert "100.0 GFLOP/s, 20.0 GB/s" in result.stdout
@@ -34,28 +35,28 @@ def test_a_profile_prints_tables_and_writes_every_report(built: Built, tmp_path:
 
 def test_engines_have_short_names(built: Built) -> None:
     result = run(str(built().path), "--engine", "step", "--rows", "2", "--runs", "2")
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     assert "step.plain: 2 executes" in result.stdout
 
 
 def test_an_engine_that_is_not_built_names_the_command(built: Built) -> None:
     result = run(str(built().path), "--engine", "nope", "--ceilings")
-    assert result.returncode == 3
+    assert result.exit_code == 3
     assert "tickrt-build" in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_a_target_that_is_not_built_names_the_command(built: Built) -> None:
     result = run(str(built().path), "--target", "cuda")
-    assert result.returncode == 3
+    assert result.exit_code == 3
     assert "fix:" in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_diff_compares_two_profiles(built: Built, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
-    assert run(str(built().path), "--runs", "2", "--json", str(path)).returncode == 0
+    assert run(str(built().path), "--runs", "2", "--json", str(path)).exit_code == 0
     result = run("diff", str(path), str(path), "--fail-over", "1")
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     assert "sum of layers" in result.stdout
-    assert run("diff", str(path), str(tmp_path / "nowhere.json")).returncode == 2
+    assert run("diff", str(path), str(tmp_path / "nowhere.json")).exit_code == 2

@@ -14,6 +14,8 @@ from profiling.server_process import server_process
 from runtime.config.deployment import Deployment
 from runtime.errors import EngineError
 
+pytestmark = pytest.mark.shipped
+
 
 def test_it_answers_while_the_block_runs_and_is_gone_after(built: Callable[..., Deployment]) -> None:
     with server_process(built(max_rows=16).path, {"TICKRT_MAX_CONNECTIONS": "7"}) as server:

@@ -124,6 +124,7 @@ def test_equal_options_give_equal_files_and_longer_ones_the_same_beginning(gener
     assert np.array_equal(short[:-margin], long[: len(short) - margin])
 
 
+@pytest.mark.shipped
 def test_standard_output_receives_audio_only(built: Built) -> None:
     command = [sys.executable, "-m", "runtime.cli", str(built().path), "--prompt", "a", "--seconds", "1", "--seed", "1"]
     done = subprocess.run([*command, "-o", "-", "--format", "pcm"], cwd=ROOT, capture_output=True, timeout=120)
@@ -135,6 +136,7 @@ def test_standard_output_receives_audio_only(built: Built) -> None:
     assert pcm.tobytes() == done.stdout
 
 
+@pytest.mark.shipped
 def test_a_closed_standard_output_ends_the_command(built: Built) -> None:
     command = [sys.executable, "-m", "runtime.cli", str(built().path), "--prompt", "a", "--seconds", "600", "-q"]
     process = subprocess.Popen(
@@ -429,6 +431,7 @@ def test_a_failed_generation_leaves_the_old_file(generate: Generate, monkeypatch
     assert Path("a.wav").read_bytes() == b"old"
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_file(built: Built, tmp_path: Path, number: signal.Signals) -> None:
     arguments = ["--prompt", "a", "--seconds", "600", "--steps", "200", "-o", str(tmp_path / "a.wav")]
@@ -450,6 +453,7 @@ def test_an_interrupt_leaves_no_file(built: Built, tmp_path: Path, number: signa
     assert files(tmp_path) == []
 
 
+@pytest.mark.shipped
 def test_engines_of_a_shipped_deployment_are_built_on_first_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -172,6 +172,7 @@ def test_every_command_documents_its_exit_statuses_and_its_version(module: Any) 
     assert [line.split()[0] for line in versions[:3]] == ["tickrt", "Python", "onnxruntime"]
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize(
     ("name", "arguments", "is_closed", "message"),
     [

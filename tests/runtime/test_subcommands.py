@@ -60,6 +60,7 @@ finally:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.shipped
 def test_the_package_is_the_same_command() -> None:
     program = "import runpy; runpy.run_module('tickrt', run_name='__main__')"
     path = (

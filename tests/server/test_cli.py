@@ -97,6 +97,7 @@ def test_a_server_reads_the_bundle_once(built: Callable[..., Deployment], monkey
     assert len(reads) == 1
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_server_that_builds_its_engines(tmp_path: Path, number: signal.Signals) -> None:
     """Engines of a deployment that is given by name are built first."""

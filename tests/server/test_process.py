@@ -70,6 +70,7 @@ def stream(url: str, steps: int, seconds: float) -> socket.socket:
     return connection
 
 
+@pytest.mark.shipped
 def test_an_idle_server_exits_with_0_on_sigint(config: Path) -> None:
     with process(config, "--port", 0, TICKRT_DRAIN_S="600") as child:
         url = ready_url(child)
@@ -78,6 +79,7 @@ def test_an_idle_server_exits_with_0_on_sigint(config: Path) -> None:
         assert child.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.shipped
 def test_a_busy_server_refuses_new_work_finishes_work_in_flight_and_exits_with_0(config: Path) -> None:
     with process(config, "--port", 0, TICKRT_DRAIN_S="60") as child:
         url = ready_url(child)
@@ -116,6 +118,7 @@ def test_generations_that_outlast_the_drain_time_are_aborted_and_counted(serve: 
     assert served.server.exit_code == 0
 
 
+@pytest.mark.shipped
 def test_a_server_busy_beyond_the_drain_time_exits_with_0(config: Path) -> None:
     settings = {"TICKRT_DRAIN_S": "0.3", "TICKRT_SEND_BUFFER_BYTES": "4096", "TICKRT_SEND_TIMEOUT_S": "600"}
     with process(config, "--port", 0, **settings) as child, stream(ready_url(child), 200, 600) as busy:
@@ -124,6 +127,7 @@ def test_a_server_busy_beyond_the_drain_time_exits_with_0(config: Path) -> None:
         assert child.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.shipped
 def test_the_second_signal_exits_immediately(config: Path) -> None:
     with process(config, "--port", 0, TICKRT_DRAIN_S="600", TICKRT_SEND_TIMEOUT_S="600") as child:
         url = ready_url(child)
@@ -151,6 +155,7 @@ def latents_of(url: str) -> list[list[float]]:
     return values
 
 
+@pytest.mark.shipped
 def test_sighup_replaces_the_engines_and_keeps_them_where_the_new_ones_are_damaged(
     built: Callable[..., Deployment], tmp_path: Path
 ) -> None:
@@ -175,6 +180,7 @@ def test_sighup_replaces_the_engines_and_keeps_them_where_the_new_ones_are_damag
         assert latents_of(url) == after
 
 
+@pytest.mark.shipped
 def test_sighup_during_loading_is_ignored(config: Path) -> None:
     with process(config, "--port", 0) as child:
         assert child.stdout is not None
@@ -185,6 +191,7 @@ def test_sighup_during_loading_is_ignored(config: Path) -> None:
         assert child.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.shipped
 def test_sigterm_before_the_server_runs_ends_it_without_a_traceback(config: Path) -> None:
     with process(config, "--port", 0) as child:
         assert child.stdout is not None
@@ -195,6 +202,7 @@ def test_sigterm_before_the_server_runs_ends_it_without_a_traceback(config: Path
         assert "Traceback" not in child.stderr.read()
 
 
+@pytest.mark.shipped
 def test_missing_engines_exit_with_the_command_that_builds_them(config: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny").symlink_to(config.parent / "tiny")
     other = tmp_path / "tiny.toml"
@@ -213,6 +221,7 @@ def test_a_port_in_use_is_reported() -> None:
         assert "--port" in error.value.fix
 
 
+@pytest.mark.shipped
 def test_more_idle_connections_than_open_files_keep_no_client_out(config: Path) -> None:
     with process(config, "--port", 0, files=300) as child, ExitStack() as stack:
         url = ready_url(child)

@@ -76,6 +76,7 @@ def test_comparing_dims_raises(rig: Rig) -> None:
 # Whole commands.
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize(("call", "status"), [("assert builder.create_builder_config()", 0), ("broken", 70)])
 def test_a_command_that_breaks_a_rule_fails(call: str, status: int) -> None:
     lines = [
@@ -114,6 +115,7 @@ def test_a_rule_that_the_build_process_breaks_is_broken_by_its_parent() -> None:
         worker.run(break_a_rule, None, BuildLog())
 
 
+@pytest.mark.shipped
 def test_a_command_whose_build_process_breaks_a_rule_fails() -> None:
     lines = f"from simulated_machine import machine\nmachine()\n{BUILDS}"
     environment = child_environment(PYTHONPATH=os.pathsep.join([str(SITE), str(TESTS), str(ROOT)]))

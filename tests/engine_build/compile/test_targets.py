@@ -51,6 +51,7 @@ def cache_of(path: Path) -> list[Path]:
     return sorted((load_deployment(path).engines / "timing-cache").glob("*.timing"))
 
 
+@pytest.mark.shipped
 def test_a_deployment_is_built_and_reused(tmp_path: Path) -> None:
     path = tiny_deployment(tmp_path, codec=False, text_encoder=False, more=FEW)
     first = command(path, SIMULATED_TENSORRT=VERSION)
@@ -64,6 +65,7 @@ def test_a_deployment_is_built_and_reused(tmp_path: Path) -> None:
     assert other.stdout.count(f"tool_versions.tensorrt is '{VERSION}', wanted '11.0.0.114'") == 7
 
 
+@pytest.mark.shipped
 def test_engines_of_tensorrt_rtx_are_built_without_a_gpu_and_measured_on_the_first_card(tmp_path: Path) -> None:
     more = FEW + 'capabilities = ["SM89"]\n'
     path = tiny_deployment(tmp_path / "here", codec=False, text_encoder=False, more=more)
@@ -165,6 +167,7 @@ def test_the_timing_cache_may_be_moved_or_turned_off(path: Path, build_one: Buil
     assert len(list((tmp_path / "times").glob("*.timing"))) == 1
 
 
+@pytest.mark.shipped
 def test_without_a_driver_nothing_is_built(path: Path) -> None:
     result = command(path, SIMULATED_NO_DRIVER="1")
     assert result.returncode == 3

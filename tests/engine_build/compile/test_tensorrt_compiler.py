@@ -136,6 +136,7 @@ def test_a_graph_is_built(gpu: None, tmp_path: Path, graph: GraphWriter, profile
     assert request.plan.stat().st_size > 0
 
 
+@pytest.mark.shipped
 def test_a_full_disk_is_reported(path: Path) -> None:
     words = [sys.executable, "-m", "engine_build.cli", str(path), "--target", "tensorrt"]
 

@@ -158,6 +158,7 @@ def test_a_crash_is_an_error_message(path: Path, build_one: Build, monkeypatch: 
     assert build_one(path).name == "decoder"
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("seconds", ["60", "4000"], ids=["at the next step", "no step comes"])
 def test_ctrl_c_ends_a_build(path: Path, seconds: str) -> None:
     words = [sys.executable, "-m", "engine_build.cli", str(path), "--target", "tensorrt"]
@@ -191,6 +192,7 @@ def test_all_engines_of_a_build_share_a_process(path: Path, monkeypatch: pytest.
     assert len(started) == 1
 
 
+@pytest.mark.shipped
 def test_a_build_process_ends_with_its_parent(path: Path) -> None:
     words = [sys.executable, "-m", "engine_build.cli", str(path), "--target", "tensorrt"]
     with subprocess.Popen(words, env=child_environment(SIMULATED_BUILD_S="20"), stderr=subprocess.DEVNULL) as process:

@@ -1,13 +1,14 @@
-"""Floating-point operations, counted by hand."""
+"""Floating-point operations, counted by hand; types without weights."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
-from engine_build.graphs.graph_view import product_flops, product_values
+from engine_build.graphs.graph_view import LARGEST_CONSTANT, GraphView, product_flops, product_values, without_weights
 
 SHAPES = {
     "a": (2, 3, 5), "b": (5, 7), "ab": (2, 3, 7),
@@ -34,3 +35,20 @@ def test_work(operator: str, inputs: list[str], output: str, attributes: dict[st
     node = helper.make_node(operator, inputs, [output], **attributes)
     assert product_flops(node, SHAPES) == expected
     assert set(product_values([node])) == ({*inputs, output} if expected else set())
+
+
+@pytest.mark.parametrize("is_declared", [False, True], ids=["a constant", "also declared as an input"])
+def test_weights_are_left_out_and_values_keep_their_types(is_declared: bool) -> None:
+    weight = numpy_helper.from_array(np.zeros((4, LARGEST_CONSTANT), np.float16), "w")
+    sizes = numpy_helper.from_array(np.array([-1, 2], np.int64), "sizes")
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, ("rows", 4))]
+    if is_declared:
+        inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT16, (4, LARGEST_CONSTANT)))
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Reshape", ["h", "sizes"], ["y"])]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT16, ("pairs", 2))
+    graph = helper.make_graph(nodes, "graph", inputs, [output], [weight, sizes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    bare = without_weights(model).graph
+    assert [tensor.name for tensor in bare.initializer] == ["sizes"]
+    assert [value.name for value in bare.input] == ["x", "w"]
+    assert GraphView(model).types == {"x": 10, "w": 10, "h": 10, "y": 10, "sizes": 7}

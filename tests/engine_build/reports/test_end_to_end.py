@@ -13,12 +13,14 @@ from configs.demo.recipe.evaluation.evaluate import held_out_requests, score
 from configs.demo.recipe.latents import levels_from_latents
 from engine_build.precision.recipe import RecipeName
 from engine_build.reports.end_to_end import EndToEndComparison, compare_end_to_end, mel_distance_db
+from engine_build.reports.mel_bands import HOP, NUM_MELS, SAMPLE_RATE_HZ, mel_bands
 from runtime.config.deployment import load_deployment
 
 DEMO = ROOT / "configs/demo.toml"
 PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead at 120 bpm")
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize(("recipe", "limit"), [pytest.param("bf16", 0.05, marks=pytest.mark.slow), ("fp16", 0.01)])
 def test_four_steps_in_low_precision_stay_close(recipe: str, limit: float) -> None:
     """Within 5% (bf16) and 1% (fp16) of the latents' standard deviation, with guidance."""
@@ -54,3 +56,13 @@ def test_the_distance_of_mel_spectra_is_in_db() -> None:
     audio = 0.1 * np.random.default_rng(0).standard_normal((48_000, 2)).astype(np.float32)
     assert mel_distance_db(audio, audio) == 0
     assert mel_distance_db(audio, audio * np.float32(2)) == pytest.approx(6.02, abs=0.01)
+
+
+def test_mel_bands_are_in_the_order_of_frequencies() -> None:
+    times_s = np.arange(SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ
+    tones = [np.sin(2 * np.pi * hz * times_s).astype(np.float32) for hz in (100.0, 500.0, 2000.0, 9000.0)]
+    found = [mel_bands(np.stack([tone, tone], axis=1)) for tone in tones]
+    assert {bands.shape[1] for bands in found} == {NUM_MELS}
+    assert len(found[0]) == (SAMPLE_RATE_HZ - 2048) // HOP + 1
+    loudest = [int(bands.mean(axis=0).argmax()) for bands in found]
+    assert loudest == sorted(set(loudest))

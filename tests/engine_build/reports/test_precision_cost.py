@@ -16,6 +16,8 @@ from engine_build.reports import precision_cost
 from engine_build.reports.end_to_end import EndToEndComparison
 from runtime.config.deployment import Deployment
 
+pytestmark = pytest.mark.shipped
+
 DEMO = ROOT / "configs/demo.toml"
 
 

@@ -9,8 +9,10 @@ import pytest
 from helpers.factories import tiny_deployment
 
 from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
-from engine_build.specs.engine_spec import EngineSpec, optimization_profiles
+from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
 from engine_build.specs.engine_specs import engine_specs
+from engine_build.specs.shape_ranges import decoder_samples
+from runtime.config.deployment import ShapeRange, ShapeRanges
 from runtime.denoise.row_buffers import row_multiple
 from runtime.errors import BuildError, ConfigError, TickError
 from runtime.requests.request import MAX_CONDITIONS
@@ -213,3 +215,30 @@ def test_samples_of_the_codec_fit_into_the_smaller_one_of_two_windows(tmp_path: 
     made = {spec.name: spec for spec in engine_specs(load_request(path))}
     for name in ("codec_decode", "codec_encode"):
         assert max(sizes["T"] for sizes in made[name].samples) == 4, name
+
+
+def test_the_shapes_of_inputs_at_the_ends_of_a_range(tmp_path: Path) -> None:
+    decoder = engine_specs(load_request(tiny_deployment(tmp_path)))[0]
+    least, most = (input_shapes(decoder, sizes_at(decoder, decoder.ranges[0], end)) for end in (0, 2))
+    assert (least["hidden_states"], most["hidden_states"]) == ((1, 2, 8), (8, 64, 8))
+    assert (decoder.name, decoder.kind) == ("decoder", "decoder")
+
+
+def test_samples_lie_inside_the_range() -> None:
+    ranges = ShapeRanges(
+        rows=ShapeRange(min=3, opt=4, max=8),
+        frames=ShapeRange(min=4, opt=6, max=12),
+        tokens=ShapeRange(min=2, opt=2, max=9),
+    )
+    samples = list(decoder_samples(ranges))
+    assert all(ranges.holds(sample["R"], sample["T"], sample["L"]) for sample in samples)
+    assert {sample["T"] for sample in samples} == {4, 6, 12}
+    assert max(sample["R"] for sample in samples) == 8
+
+
+def test_samples_of_long_canvases_stay_affordable() -> None:
+    canvas, tokens = ShapeRange(min=6000, opt=6000, max=6000), ShapeRange(min=1, opt=2, max=9)
+    few = ShapeRanges(rows=ShapeRange(min=1, opt=4, max=8), frames=canvas, tokens=tokens)
+    many = ShapeRanges(rows=ShapeRange(min=9, opt=16, max=16), frames=canvas, tokens=tokens)
+    assert [sample["R"] for sample in decoder_samples(few)] == [1, 1, 1]
+    assert [sample["R"] for sample in decoder_samples(many)] == [9]

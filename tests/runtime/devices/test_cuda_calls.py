@@ -96,8 +96,9 @@ def test_another_error_of_the_probe(machine: Machine) -> None:
         probe()
 
 
+@pytest.mark.builder
 def test_the_real_bindings_take_our_arguments() -> None:
-    """Needs the real package (`make test` installs it for tests/contract) and a machine without a driver."""
+    """Needs the real package (`make test-builder` installs it) and a machine without a driver."""
     installed = Path(sys.prefix) / "contract" / "cuda"
     if not (installed / "cuda" / "bindings").is_dir():
         pytest.skip(f"no cuda.bindings in {installed}")

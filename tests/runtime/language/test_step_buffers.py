@@ -7,15 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from helpers.counted_constraint import CountedConstraint
 from helpers.tiny_planner import VOCABULARY, planner_toml
 from numpy.typing import NDArray
+from onnx import helper
 
+from engine_build.graphs.planner_graph import sampler_graph
 from runtime.config.planner import PlannerSpec
 from runtime.devices.device import HostDevice
 from runtime.devices.packed_vectors import PackedVectors
 from runtime.language.live_sequence import Draw, LiveSequence
+from runtime.language.sampler_fields import SAMPLER_INPUTS, SAMPLER_OUTPUTS
 from runtime.language.sequence import SequenceRequest, SequenceWork, uniform
 from runtime.language.step_buffers import SequenceVectors, StepBuffers, _FeedDrawn, vectors_bytes
 from runtime.scheduling.slot import Slot
@@ -276,3 +280,15 @@ def test_how_many_tokens_are_forced_behind_each_draw() -> None:
     assert found.forced_runs(3, 1, scratch) == [1, 1, 0]
     assert live().forced_runs(2, 8, scratch) == [0, 0]
     assert found.count == 0
+
+
+def test_the_graph_has_these_tensors_and_no_others() -> None:
+    graph = sampler_graph(50, 8).graph
+    for declared, found in ((SAMPLER_INPUTS, graph.input), (SAMPLER_OUTPUTS, graph.output)):
+        assert {value.name for value in found} == declared.keys()
+        for value in found:
+            kind, letters = value.type.tensor_type, declared[value.name].letters
+            assert helper.tensor_dtype_to_np_dtype(kind.elem_type).name == declared[value.name].dtype
+            expected = [50 if letter == "V" else letter for letter in letters]
+            assert [dim.dim_param or dim.dim_value for dim in kind.shape.dim] == expected
+    onnx.checker.check_model(sampler_graph(50, 8), full_check=True)

@@ -15,6 +15,8 @@ from runtime.errors import BuildError
 from runtime.pipeline import building
 from runtime.pipeline.building import build_engines, open_built_pipeline
 
+pytestmark = pytest.mark.shipped
+
 
 def test_only_missing_and_unfit_engines_are_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

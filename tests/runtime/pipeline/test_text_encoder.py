@@ -8,6 +8,7 @@ import onnx
 import pytest
 from helpers.factories import TinySpec, tiny_bundle, tiny_text_encoder
 from helpers.graph_engine import GraphEngine
+from helpers.lock_check import lock_checked
 from helpers.paths import DEMO_BUNDLE
 from safetensors.numpy import save
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import ConfigError, RequestError
+from runtime.pipeline.content_cache import ContentCache
 from runtime.pipeline.text_encoder import TextEncoder, parse_condition
 from runtime.requests.prompt_words import PromptWords
 
@@ -232,3 +234,18 @@ def test_a_condition_is_the_only_tensor_of_a_safetensors_file() -> None:
 def test_other_bytes_are_no_condition(data: bytes) -> None:
     with pytest.raises(RequestError, match=r"^condition: .*\n  fix: safetensors.numpy.save"):
         parse_condition(data)
+
+
+def test_what_was_used_longest_ago_is_made_again() -> None:
+    made: list[str] = []
+    cache: ContentCache[str] = lock_checked(ContentCache, "_found")(2)
+    for key in ("a", "b", "a", "c", "a", "b"):
+        assert cache.get(key, lambda key=key: made.append(key) or key.upper()) == key.upper()  # type: ignore[misc]
+    assert made == ["a", "b", "c", "b"]
+
+
+def test_an_error_is_not_kept() -> None:
+    cache: ContentCache[int] = ContentCache(2)
+    with pytest.raises(ZeroDivisionError):
+        cache.get("a", lambda: 1 // 0)
+    assert cache.get("a", lambda: 1) == 1

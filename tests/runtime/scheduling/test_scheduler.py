@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from runtime.scheduling.scheduler import Scheduler
-from runtime.scheduling.slot import Submission
+from runtime.scheduling.slot import Slot, Submission
 
 
 def submission(name: str, bucket: int = 16, steps: int = 4, **changes: object) -> Submission:
@@ -201,3 +203,13 @@ def test_frozen_submissions_are_found_and_removed_by_id() -> None:
     assert found.remove("a") is frozen
     assert found.find("a") is None
     assert found.num_waiting == 0
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0, False), (2, False), (3, True)])
+def test_the_last_step_is_the_one_after_which_all_are_taken(step: int, expected: bool) -> None:
+    assert Slot("a", None, None, bucket=16, steps=4, step=step).is_last_step is expected
+
+
+def test_slots_of_equal_values_are_different_slots() -> None:
+    one, other = (Slot("a", None, None, bucket=16, steps=4) for _ in range(2))
+    assert one != other

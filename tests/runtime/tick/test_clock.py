@@ -56,6 +56,7 @@ def test_without_the_package_there_are_none(monkeypatch: pytest.MonkeyPatch) -> 
     assert type(clock_of(HostDevice(kind="cuda"))) is PhaseClock
 
 
+@pytest.mark.builder
 def test_the_real_package_takes_our_calls() -> None:
     """In a process of its own, with a domain that really is one: without a tool, `get_domain` gives a dummy."""
     program = (

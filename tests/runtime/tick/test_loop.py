@@ -137,6 +137,7 @@ def test_unequal_tokens_share_one_execute_and_change_nothing(loops: Loops) -> No
         np.testing.assert_allclose(inbox.latents(request.id), expected_latents(loop, request), atol=1e-4)
 
 
+@pytest.mark.parametrize("backend", [CPU, *REAL], indirect=True, ids=str)
 def test_a_decoder_without_mask_runs_unequal_tokens_apart(loops: Loops) -> None:
     loop, inbox = loops(mask=False), Inbox()
     for condition in (CONDITIONS[0], CONDITIONS[1], CONDITIONS[0]):
@@ -577,6 +578,7 @@ def test_a_swap_while_the_loop_idles_is_carried_out(loops: Loops) -> None:
     assert inbox.latents("a").shape == (32, C)
 
 
+@pytest.mark.parametrize("backend", [CPU, *REAL], indirect=True, ids=str)
 def test_engines_of_another_model_are_refused_and_the_old_ones_stay(loops: Loops) -> None:
     loop, other = loops(), loops(channels=4)
     before = loop.engines

@@ -152,6 +152,7 @@ def run_schemathesis(served: Served, folder: Path, examples: int, *flags: str, m
     return done.stdout
 
 
+@pytest.mark.shipped
 def test_schemathesis_finds_nothing(serve: Serve, tmp_path: Path) -> None:
     """Without its phase "coverage", 1,600 requests, which the test of many examples has."""
     found = run_schemathesis(serve(max_seconds=2.0), tmp_path, 10, "--phases", "examples,fuzzing,stateful")

@@ -12,6 +12,7 @@ from helpers.sources import read, store_of
 
 from runtime.errors import ConfigError, SourceNotFoundError, StoreError
 from server.sources.folder import SourceFolder
+from server.sources.source import Source
 
 
 def test_a_file_has_the_bytes_and_is_named_by_the_source(tmp_path: Path) -> None:
@@ -99,3 +100,17 @@ def test_a_folder_that_cannot_be_used_is_a_config_error(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="sources cannot be stored") as error:
             SourceFolder(folder)
         assert "state" in error.value.fix
+
+
+ID = "0123456789abcdef" * 4
+
+
+def test_a_source_is_made_of_its_name_and_size() -> None:
+    source = Source(ID, 1500, "audio", 40)
+    assert source.name == f"{ID}.1500.audio"
+    assert Source.named(source.name, 40) == source
+
+
+@pytest.mark.parametrize("name", ["notes.txt", f"{ID[1:]}.1.audio", f"{ID}.1.mp3", f"../{ID}.1.audio"])
+def test_another_name_is_no_source(name: str) -> None:
+    assert Source.named(name, 1) is None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from runtime.errors import QueueFullError, RequestError
+from runtime.sessions.protocol.backoff import backoff_s
 from runtime.sessions.protocol.messages import (
     CLIENT_MESSAGES,
     MAX_SEQ,
@@ -224,3 +225,11 @@ def test_null_members_are_sent() -> None:
 def test_the_schema_of_the_controls_is_the_member_schema() -> None:
     controls = ReadyControls(schema={"type": "object"}, values={}, prompts=[], blend="velocity", seed=1)
     assert json.loads(controls.model_dump_json())["schema"] == {"type": "object"}
+
+
+def test_each_wait_is_twice_as_long_up_to_the_longest() -> None:
+    assert [backoff_s(failures, 0.5, 3.0) for failures in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+
+
+def test_what_fails_for_days_is_still_tried_again() -> None:
+    assert backoff_s(100_000, 0.05, 30.0) == 30.0

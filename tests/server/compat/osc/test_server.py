@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from types import SimpleNamespace
@@ -24,7 +25,9 @@ from pythonosc.udp_client import SimpleUDPClient
 from runtime.config.deployment import Deployment
 from runtime.errors import ConfigError
 from runtime.sessions.protocol.messages import Applied, Changed, Problem
+from server.compat.osc.opening import open_osc
 from server.compat.osc.server import MAX_SURFACES, SURFACE_KEEP_S, OscServer, open_udp_socket
+from server.config import ServerSettings
 from server.live.connection import MAX_PROBLEMS
 
 TIMEOUT_S = 60.0
@@ -401,3 +404,11 @@ def test_a_port_in_use() -> None:
         port: Sequence[Any] = first.getsockname()
         with pytest.raises(ConfigError, match="is in use"):
             OscServer("127.0.0.1", port[1])
+
+
+def test_osc_without_its_package_is_a_config_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "server.compat.osc.server", None)
+    assert open_osc(ServerSettings()) is None
+    with pytest.raises(ConfigError) as error:
+        open_osc(ServerSettings(osc_port=0))
+    assert "tickrt[osc]" in error.value.fix

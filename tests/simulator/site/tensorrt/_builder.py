@@ -17,7 +17,7 @@ from runtime.engines.value_shapes import value_shapes
 from ._basics import IHostMemory, ILogger, IStreamWriter
 from ._config import IBuilderConfig, IOptimizationProfile
 from ._enums import IS_RTX, VERSION_TUPLE, BuilderFlag, Severity
-from ._graph import open_session
+from ._graph import open_graph
 from ._network import INetworkDefinition
 from ._plan import Plan, TensorPlan
 from ._rules import Answer, machine, need_driver
@@ -184,7 +184,7 @@ class _Build:
         assert self._network._model is not None
         data = self._network._model.SerializeToString()
         try:
-            open_session(data)
+            open_graph(data)
         except (ort_errors.Fail, ort_errors.InvalidGraph, ort_errors.NotImplemented, ort_errors.InvalidArgument) as e:
             self._fail(f"Could not find any implementation for node: {e}")
             return None

@@ -22,7 +22,7 @@ from ._enums import (
     Severity,
     TensorIOMode,
 )
-from ._graph import NUMPY, aliases, open_session
+from ._graph import NUMPY, open_graph
 from ._plan import Plan, PlanDamagedError, TensorPlan, load_error, unpack
 from ._rules import machine, need_driver, remember
 
@@ -92,8 +92,7 @@ class ICudaEngine:
         self._machine, self._runtime, self._logger = runtime._machine, weakref.ref(runtime), runtime._logger
         self._plan, self._weights = plan, weights
         self._tensors = {item.name: item for item in plan.tensors}
-        self._session = open_session(plan.graph)
-        self._aliases = aliases(onnx.load_from_string(plan.graph))
+        self._session, self._aliases = open_graph(plan.graph)
         self._contexts: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
         self._outputs_of: dict[tuple[Shape, ...], dict[str, Shape]] = {}
 

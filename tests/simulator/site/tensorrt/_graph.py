@@ -7,6 +7,7 @@ bfloat16 where the graph casts to it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,17 +54,22 @@ def aliases(model: onnx.ModelProto) -> dict[str, str]:
     return {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "TensorScatter"}
 
 
-def open_session(data: bytes) -> onnxruntime.InferenceSession:
-    """A session that executes the graph in one thread. Raises what ONNX Runtime raises."""
+@lru_cache(256)
+def open_graph(data: bytes) -> tuple[onnxruntime.InferenceSession, dict[str, str]]:
+    """A session that executes the graph in one thread, and its aliases; equal graphs share it: it has no state.
+
+    Raises what ONNX Runtime raises.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     model = onnx.load_from_string(data)
+    found = aliases(model)
     if _has_bfloat16(model.graph):
         _to_float32(model.graph)
         data = model.SerializeToString()
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]), found
 
 
 def _has_bfloat16(graph: onnx.GraphProto) -> bool:

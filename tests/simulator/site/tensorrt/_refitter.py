@@ -10,7 +10,7 @@ import onnx
 from ._basics import ILogger
 from ._engine import ICudaEngine
 from ._enums import DataType, Severity
-from ._graph import DTYPES, open_session
+from ._graph import DTYPES, open_graph
 from ._rules import Answer, machine
 
 FLOATS = (DataType.FLOAT, DataType.HALF, DataType.BF16)
@@ -97,7 +97,7 @@ class Refitter:
                 machine().break_rule(f"the memory of {name} changed between set_named_weights and the refit")
             kind, dims = self._tensors[name].data_type, list(self._tensors[name].dims)
             self._tensors[name].CopyFrom(onnx.TensorProto(name=name, data_type=kind, dims=dims, raw_data=data))
-        self._engine._session = open_session(self._model.SerializeToString())
+        self._engine._session, _ = open_graph(self._model.SerializeToString())
         return Answer(True, what)
 
     def _fail(self, what: str, message: str) -> bool:
