@@ -12,7 +12,7 @@ from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
 from engine_build.specs.engine_specs import engine_specs
 from engine_build.specs.shape_ranges import decoder_samples
-from runtime.config.deployment import ShapeRange, ShapeRanges
+from runtime.config.targets import ShapeRange, ShapeRanges
 from runtime.denoise.row_buffers import row_multiple
 from runtime.errors import BuildError, ConfigError, TickError
 from runtime.requests.request import MAX_CONDITIONS
