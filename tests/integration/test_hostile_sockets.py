@@ -37,6 +37,8 @@ from runtime.sessions.storage.store import DOCUMENT, _seal
 from server.process import PING_S
 
 MAX_GAP_S, MAX_HEALTH_S = 0.5, 0.1
+# Where the codec is short of time, audio is decoded, and arrives, in windows of up to 0.96 s: a third of the work.
+MAX_OVERLOAD_GAP_S = 1.3
 # Twice as many connections as requests are held.
 MAX_REQUESTS = 128
 SETTINGS = {"TICKRT_MAX_CONNECTIONS": str(MAX_REQUESTS), "TICKRT_CLIENT_SESSIONS": "0", "TICKRT_SESSION_KEEP_S": "0.5"}
@@ -439,7 +441,7 @@ def test_a_session_plays_and_newcomers_are_served_during_an_attack(
     url = urlsplit(server.url)
     with LiveNeighbour(server.url) as neighbour:
         attack((str(url.hostname), url.port or 0))
-    assert_plays(neighbour)
+    assert_plays(neighbour, MAX_OVERLOAD_GAP_S if attack is overload else MAX_GAP_S)
 
 
 TLS_ATTACKS: dict[str, Callable[[Address], None]] = {
@@ -644,10 +646,10 @@ def websocket_url(server: ServerProcess) -> str:
     return f"{server.url.replace('http', 'ws', 1)}/v1/live"
 
 
-def assert_plays(neighbour: LiveNeighbour) -> None:
+def assert_plays(neighbour: LiveNeighbour, max_gap_s: float = MAX_GAP_S) -> None:
     assert neighbour.num_refused == 0
     assert neighbour.underruns == 0
-    assert neighbour.max_gap_s < MAX_GAP_S
+    assert neighbour.max_gap_s < max_gap_s
     assert neighbour.health_p95_s < MAX_HEALTH_S
 
 
