@@ -37,7 +37,7 @@ MAX_NUMBER = 2**63
 
 
 @dataclass(eq=False)
-class Kind:
+class ConnectionKind:
     """Connections of one kind, and those of them that wait, as (order, number, connection, turn).
 
     tag_s: of the kind among kinds, as a connection's among those of its kind. virtual_s: the tag that had a turn last.
@@ -53,7 +53,7 @@ class Kind:
 class Flow:
     """What a connection counts as. account: its address, or UNKNOWN where that was unknown when it came."""
 
-    kind: Kind
+    kind: ConnectionKind
     address: str
     account: str
     is_closing: Callable[[], bool]
@@ -73,7 +73,7 @@ class FairReads:
     """
 
     def __init__(self) -> None:
-        self.new, self.requests, self.websockets = Kind(), Kind(), Kind()
+        self.new, self.requests, self.websockets = ConnectionKind(), ConnectionKind(), ConnectionKind()
         self._virtual_s = 0.0
         self._budget_s, self._filled_s = BURST_S, 0.0
         self._number = count()
@@ -133,7 +133,7 @@ class FairReads:
         if len(flow.kind.waiting) > flow.kind.limit:
             self._forget_closed(flow.kind)
 
-    def _forget_closed(self, kind: Kind) -> None:
+    def _forget_closed(self, kind: ConnectionKind) -> None:
         waiting, kind.waiting = kind.waiting, []
         for item in waiting:
             if item[2].is_closing():
@@ -143,7 +143,7 @@ class FairReads:
         heapify(kind.waiting)
         kind.limit = 2 * len(kind.waiting) + MANY_WAITING
 
-    def _move(self, flow: Flow, kind: Kind) -> None:
+    def _move(self, flow: Flow, kind: ConnectionKind) -> None:
         flow.tag_s, flow.kind = kind.virtual_s + max(0.0, flow.tag_s - flow.kind.virtual_s), kind
 
     def _run(self) -> None:

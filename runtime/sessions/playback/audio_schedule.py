@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from runtime.audio.formats import Pcm
 from runtime.sessions.playback.canvas import Placement, Timeline
-from runtime.sessions.playback.playhead import Playhead
+from runtime.sessions.playback.playhead import LEAD_PER_DIP, Playhead
 from runtime.sessions.protocol.actions import DecodeWindow, LiveModel
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import Applied
@@ -35,6 +35,7 @@ class _Pending:
 
     window: DecodeWindow
     applied: list[Applied]
+    requested_s: float
     is_done: bool = False
     pcm: Pcm | None = None
     num_sent: int = 0  # samples
@@ -70,6 +71,7 @@ class AudioSchedule:
         self._pending: dict[int, _Pending] = {}
         self._reported = _Reported()
         self._num_windows = 0
+        self._waited_s = 0.0  # The last window that continued the audio, for the codec.
         self._checked_version = -1
         self._has_begun = False  # Something was requested in this epoch.
         self._has_underrun = False  # The client has no audio, and nothing was requested since.
@@ -211,14 +213,16 @@ class AudioSchedule:
     def _until(self, wanted: int) -> int:
         """Where the next windows end.
 
-        Most of the work of a short window is its margins: where the client needs a long lead, longer ones do. But none
-        longer than its margins takes the time that others have who have as little left as this client.
+        Most of the work of a short window is its margins: where the client needs a long lead, or the last window waited
+        long, longer ones do. But none longer than its margins takes the time that others have who have as little left
+        as this client.
         """
         if not self._has_begun:
             return wanted
         rate_hz = self._model.sample_rate_hz
         margin_s = self._model.margin_frames * self._model.hop_samples / rate_hz
-        seconds = min(self._playhead.lead_s / 2, max(LONG_WINDOW_S, LONG_MARGINS * margin_s))
+        lead_s = max(self._playhead.lead_s, LEAD_PER_DIP * self._waited_s)
+        seconds = min(lead_s / 2, max(LONG_WINDOW_S, LONG_MARGINS * margin_s))
         if not self._has_underrun:
             left_s = (self.requested_until - self._playhead.position) / rate_hz
             seconds = min(seconds, max(left_s, 2 * margin_s))
@@ -310,7 +314,7 @@ class AudioSchedule:
         self._ledger = _overlaid(
             self._ledger, _Sent(window.start_sample, window.end_sample, placement, window.full_seq)
         )
-        self._pending[window.index] = _Pending(window, list(self._applied(window)))
+        self._pending[window.index] = _Pending(window, list(self._applied(window)), self._playhead.clock.now_s)
 
     def _applied(self, window: DecodeWindow) -> Iterator[Applied]:
         """What to report once a window's audio is sent."""
@@ -345,6 +349,8 @@ class AudioSchedule:
     def _chunk(self, pending: _Pending, end: int) -> Iterator[AudioChunk]:
         """The chunk of a decoded window up to its sample `end`, only the part after the playhead."""
         window, pcm, start = pending.window, pending.pcm, pending.num_sent
+        if not start and not window.is_replacing:
+            self._waited_s = self._playhead.clock.now_s - pending.requested_s
         pending.num_sent = end
         late = max(start, self._playhead.position + window.is_replacing - window.start_sample)
         self._playhead.send(window.start_sample + end)

@@ -37,7 +37,7 @@ SEQ = 1
 
 
 @dataclass(frozen=True)
-class Kind:
+class AddressKind:
     """What an argument is: an OSC type, its range or choices. takes_list: several arguments, too; is_list: always."""
 
     type: str
@@ -76,7 +76,7 @@ class Address:
     """
 
     name: str
-    kinds: tuple[Kind, ...]
+    kinds: tuple[AddressKind, ...]
     members: Callable[[Values, Sequence[Argument]], Mapping[str, Any]]
     shows: str = ""
     read: Callable[[Any], Sequence[Argument]] = lambda value: _arguments(value)
@@ -89,7 +89,7 @@ class Address:
 
     def description(self, values: Values) -> list[Argument]:
         """Its types, range, choices and value."""
-        kind = self.kinds[0] if self.kinds else Kind("")
+        kind = self.kinds[0] if self.kinds else AddressKind("")
         types = "".join(kind.type for kind in self.kinds)
         shown = self.read(values.get(self.shows)) if self.shows else []
         return [types, kind.low, kind.high, "|".join(map(str, kind.choices)), *shown]
@@ -133,7 +133,7 @@ def _arguments(value: Any) -> Sequence[Argument]:
     return value if isinstance(value, list) else [value]
 
 
-def _kind(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Kind | None:
+def _kind(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> AddressKind | None:
     """What a JSON schema describes; None: neither a number nor a text, nor a list of these."""
     found = _branches(schema, definitions)
     items: Mapping[str, Any] = next(
@@ -145,7 +145,7 @@ def _kind(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Kind | N
     if type_ is None:
         return None
     low, high = (one.get(name, one.get(f"exclusive{name.capitalize()}")) for name in ("minimum", "maximum"))
-    return Kind(type_, low, high, tuple(one.get("enum", ())), bool(items), plain is None)
+    return AddressKind(type_, low, high, tuple(one.get("enum", ())), bool(items), plain is None)
 
 
 def _branches(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -169,12 +169,14 @@ def _controls(schema: Mapping[str, Any]) -> Iterator[Address]:
             yield Address(f"{name}/{member}", (kind,), change, shows=name, read=read)
 
 
-def _set(name: str, kind: Kind, values: Values, arguments: Sequence[Argument]) -> Mapping[str, Any]:
+def _set(name: str, kind: AddressKind, values: Values, arguments: Sequence[Argument]) -> Mapping[str, Any]:
     is_default = list(arguments) == [None]
     return {"type": "set", "seq": SEQ, "values": {name: None if is_default else kind.value(name, arguments)}}
 
 
-def _set_member(name: str, member: str, kind: Kind, values: Values, arguments: Sequence[Argument]) -> Mapping[str, Any]:
+def _set_member(
+    name: str, member: str, kind: AddressKind, values: Values, arguments: Sequence[Argument]
+) -> Mapping[str, Any]:
     value = {**values[name], member: kind.value(f"{name}/{member}", arguments)}
     return {"type": "set", "seq": SEQ, "values": {name: value}}
 
@@ -196,7 +198,7 @@ def _messages(schema: Mapping[str, Any]) -> Iterator[Address]:
 
 
 @cache
-def _member_kinds(model: type[BaseModel]) -> dict[str, Kind]:
+def _member_kinds(model: type[BaseModel]) -> dict[str, AddressKind]:
     """Kinds of the members of a message that are arguments."""
     properties = model.model_json_schema()["properties"]
     kinds = {name: _kind(schema, {}) for name, schema in properties.items() if name not in NO_ARGUMENTS}
@@ -204,7 +206,7 @@ def _member_kinds(model: type[BaseModel]) -> dict[str, Kind]:
 
 
 def _message_members(
-    name: str, has_seq: bool, kinds: Mapping[str, Kind], values: Values, arguments: Sequence[Argument]
+    name: str, has_seq: bool, kinds: Mapping[str, AddressKind], values: Values, arguments: Sequence[Argument]
 ) -> Mapping[str, Any]:
     """The arguments are the members in their order; what is missing, or an empty text, is null."""
     if len(arguments) > max(1, len(kinds)):
@@ -225,7 +227,7 @@ def _playing() -> Address:
     def members(values: Values, arguments: Sequence[Argument]) -> Mapping[str, Any]:
         return {"type": "play" if kind.value("playing", arguments) else "pause"}
 
-    kind = Kind("i", 0, 1)
+    kind = AddressKind("i", 0, 1)
     return Address("playing", (kind,), members, shows="playing", read=lambda value: [int(value)])
 
 
@@ -233,7 +235,7 @@ def _mode() -> Address:
     def members(values: Values, arguments: Sequence[Argument]) -> Mapping[str, Any]:
         raise RequestError("a session keeps its mode", field="mode", fix="open another session")
 
-    return Address("mode", (Kind("s"),), members, shows="mode")
+    return Address("mode", (AddressKind("s"),), members, shows="mode")
 
 
 def _blend() -> Address:

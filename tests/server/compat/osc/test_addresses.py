@@ -10,7 +10,7 @@ import pytest
 from runtime.errors import RequestError
 from runtime.sessions.control.controls import LiveControls
 from runtime.sessions.protocol.messages import CLIENT_MESSAGES
-from server.compat.osc.addresses import NO_ADDRESSES, AddressTable, Kind
+from server.compat.osc.addresses import NO_ADDRESSES, AddressKind, AddressTable
 
 VALUES: dict[str, Any] = {
     "guidance": 3.0,
@@ -141,8 +141,8 @@ def test_a_description_has_range_choices_and_value(table: AddressTable) -> None:
 
 
 def test_an_argument_of_another_type_is_left_for_the_message_to_refuse() -> None:
-    assert Kind("i").one("7") == "7"
-    assert math.isinf(Kind("i").one(math.inf))
-    assert Kind("s", choices=("a", "b")).one(5.0) == 5.0
-    assert Kind("s").one(2.0) == 2.0
-    assert Kind("f").one(True) == 1.0
+    assert AddressKind("i").one("7") == "7"
+    assert math.isinf(AddressKind("i").one(math.inf))
+    assert AddressKind("s", choices=("a", "b")).one(5.0) == 5.0
+    assert AddressKind("s").one(2.0) == 2.0
+    assert AddressKind("f").one(True) == 1.0
