@@ -206,7 +206,7 @@ def test_a_second_run_exports_only_what_the_first_did_not(
     from engine_build.export.acestep import export as module
 
     said: list[str] = []
-    options = module.Options("tiny-base", canvas_s=2.4, with_text=False)
+    options = module.ExportOptions("tiny-base", canvas_s=2.4, with_text=False)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -116,10 +117,11 @@ def test_whole_in_chunks_and_cached_it_is_transformers_model(
     import torch
 
     planner, cache = PlannerSession(exported[0] / "planner.onnx", rows=4), None
+    name = "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
     for start in range(0, 96, chunk):
         part = TOKENS[:, start : start + chunk]
         with torch.no_grad():
-            result = module(torch.from_numpy(part), past_key_values=cache, use_cache=True)
+            result = module(torch.from_numpy(part), **{name: cache}, use_cache=True)
         cache = result.past_key_values
         assert off(planner.run(part, start, slots=min(128, start + chunk + 5)), result.logits.numpy()) < LIMIT
 
