@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from engine_build.graphs.graph_writer import GraphWriter
+from runtime.config.deployment import load_deployment
 
 WIDTH = 16
 CARRIER_FRAMES = 125
@@ -402,3 +403,19 @@ frames = {spec.timbre_frames}
 inputs = {{ latents = "{p}reference" }}
 outputs = {{ condition = "{p}timbre" }}
 """
+
+
+def with_option(path: Path, line: str) -> Path:
+    """A deployment with one more line."""
+    path.write_text(path.read_text() + line + "\n")
+    return path
+
+
+def folder_of(path: Path) -> Path:
+    """Where a deployment's engines for TensorRT are."""
+    return load_deployment(path).engine_folder("tensorrt")
+
+
+def cache_of(path: Path) -> list[Path]:
+    """A deployment's timing caches."""
+    return sorted((load_deployment(path).engines / "timing-cache").glob("*.timing"))

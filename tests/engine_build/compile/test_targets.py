@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 import pytest
-from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
+from helpers.factories import TinySpec, cache_of, folder_of, tiny_decoder, tiny_deployment, with_option
 from simulator.fixture import child_environment
 
 from engine_build.compile import targets
@@ -31,24 +31,11 @@ FEW = '[build]\nstep_variants = ["plain"]\n'
 Build = Callable[..., Manifest]
 
 
-def with_option(path: Path, line: str) -> Path:
-    path.write_text(path.read_text() + line + "\n")
-    return path
-
-
-def folder_of(path: Path) -> Path:
-    return load_deployment(path).engine_folder("tensorrt")
-
-
 def command(path: Path, *more: str, target: str = "tensorrt", **options: str) -> subprocess.CompletedProcess[str]:
     """tickrt-build on the simulator."""
     words = [sys.executable, "-m", "engine_build.cli", *more, str(path), "--target", target]
     environment = child_environment(**options)
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
-
-
-def cache_of(path: Path) -> list[Path]:
-    return sorted((load_deployment(path).engines / "timing-cache").glob("*.timing"))
 
 
 @pytest.mark.shipped

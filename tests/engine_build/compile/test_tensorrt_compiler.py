@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx
 import pytest
+from helpers.factories import cache_of, folder_of, with_option
 from onnx import helper
 from simulator.fixture import child_environment
 
@@ -27,21 +28,8 @@ from runtime.errors import BuildError
 Build = Callable[..., Manifest]
 
 
-def with_option(path: Path, line: str) -> Path:
-    path.write_text(path.read_text() + line + "\n")
-    return path
-
-
-def folder_of(path: Path) -> Path:
-    return load_deployment(path).engine_folder("tensorrt")
-
-
 def faults(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
     monkeypatch.setenv("SIMULATED_FAULTS", json.dumps(found))
-
-
-def cache_of(path: Path) -> list[Path]:
-    return sorted((load_deployment(path).engines / "timing-cache").glob("*.timing"))
 
 
 def test_options_reach_the_builder(path: Path, version: str, build_one: Build) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.factories import folder_of
 from simulator.fixture import child_environment
 
 from engine_build.compile.builder import build_deployment
@@ -142,10 +143,6 @@ def is_running(pid: str) -> bool:
 
 def faults(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
     monkeypatch.setenv("SIMULATED_FAULTS", json.dumps(found))
-
-
-def folder_of(path: Path) -> Path:
-    return load_deployment(path).engine_folder("tensorrt")
 
 
 def test_a_crash_is_an_error_message(path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch) -> None:
