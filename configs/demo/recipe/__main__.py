@@ -26,7 +26,6 @@ Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; 
 def train(
     folder: Folder = DEFAULT_FOLDER,
     checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    minutes: Annotated[float, typer.Option(help="Longest time to train; the learning rate decays to fit.")] = 75.0,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the corpus.")] = 1,
 ) -> None:
     """Train every part on the corpus, export the bundle and evaluate it. Needs pip install 'tickrt[export]'.
@@ -40,7 +39,7 @@ def train(
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     if not checkpoint.with_name(ENCODER_FILE).exists():
         train_encoder(checkpoint, seed=seed)
-    train.train(train.TrainConfig(minutes=minutes, seed=seed), checkpoint)
+    train.train(train.TrainConfig(seed=seed), checkpoint)
     export(folder, checkpoint)
     evaluate(folder, write=True)
 

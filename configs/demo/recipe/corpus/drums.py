@@ -30,7 +30,9 @@ _ENVELOPES: Final = {KICK: "kick", SNARE: "snare", HAT: "hat"}
 
 def _bar_hits(song: Song, bar: Bar, kick: str, snare: str, hat: str, fill: str) -> Iterator[tuple[int, Hit]]:
     """Channel and hit of everything that is struck in a bar."""
-    if song.section == "break":
+    if bar.is_final:
+        kick, snare, hat = (part.ljust(len(kick), ".") for part in ("X", "X", "O"))
+    elif song.section == "break":
         kick, snare, hat = "X".ljust(len(kick), "."), "", "X..." * (len(hat) // 4)
     elif song.section == "build" and bar.index % 8 >= 4:
         snare = _roll(bar.index % 8, len(snare))

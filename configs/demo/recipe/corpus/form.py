@@ -10,8 +10,8 @@ from configs.demo.recipe.corpus.genres import METER_GROOVES, STEPS_PER_BEAT, Gro
 from configs.demo.recipe.corpus.songs import Song
 from configs.demo.recipe.corpus.theory import (
     GENRE_PROGRESSIONS,
+    LEADING_DEGREES,
     PROGRESSIONS,
-    Progression,
     chord_pitch_classes,
     lead_voices,
     num_clashes,
@@ -52,7 +52,7 @@ class Bar:
 
     start_beat: counted from the song's start. chord, triad: pitch classes, root first. voicing: MIDI pitches.
     next_root: pitch class of the next bar's root. phrase: "A" or "B". phrase_index: of its phrase in the song.
-    position: its place in the phrase.
+    position: its place in the phrase. is_final: whether the piece ends with it, on one stroke.
     """
 
     index: int
@@ -66,11 +66,14 @@ class Bar:
     position: int
     density: int
     velocity: float
+    is_final: bool
 
 
-def bars_of(song: Song, num_bars: int) -> list[Bar]:
-    """The first bars of a song."""
+def bars_of(song: Song, num_bars: int, *, ends: bool = False) -> list[Bar]:
+    """The first bars of a song; ends: the last one is its end, on the tonic, and the bar before leads there."""
     degrees = degrees_of(song, num_bars + 1)
+    if ends and num_bars > 1:
+        degrees[-3:] = [LEADING_DEGREES[song.mode], 0, 0]
     chords = [chord_pitch_classes(song.root, song.mode, degree, song.rule.chord_size) for degree in degrees]
     triads = [chord_pitch_classes(song.root, song.mode, degree, 3) for degree in degrees]
     bars: list[Bar] = []
@@ -95,29 +98,26 @@ def bars_of(song: Song, num_bars: int) -> list[Bar]:
                 position=position,
                 density=density,
                 velocity=velocity,
+                is_final=ends and index == num_bars - 1,
             )
         )
     return bars
 
 
 def degrees_of(song: Song, num_bars: int) -> list[int]:
-    """The scale degree of each bar's chord: phrases A and B have their own progression, the second A an open end."""
+    """The scale degree of each bar's chord: phrases A and B have their own progression.
+
+    The first A and B stay open; the second and the last A go home, over the degree that leads there.
+    """
     rng = np.random.default_rng([song.seed, 0])
     options = GENRE_PROGRESSIONS.get(song.rule.progressions, {}).get(song.mode, PROGRESSIONS[song.mode])
     drawn = {name: options[int(rng.integers(len(options)))] for name in "AB"}
     if len(drawn["A"]) > PHRASE_BARS:
         return [drawn["A"][index % len(drawn["A"])] for index in range(num_bars)]
-    if drawn["B"] == drawn["A"] and song.mode in ("major", "minor"):
-        drawn["B"] = drawn["A"][2:] + drawn["A"][:2]
-    turned = _turned(drawn["A"], options)
-    phrases = [drawn["A"], turned, drawn["B"], drawn["A"]]
+    second, leading = drawn["A"][1], LEADING_DEGREES[song.mode]
+    closed = (0, second if second != leading else 0, leading, 0)
+    phrases = [drawn["A"], closed, drawn["B"], closed]
     return [phrases[index // PHRASE_BARS % len(FORM)][index % PHRASE_BARS] for index in range(num_bars)]
-
-
-def _turned(progression: Progression, options: tuple[Progression, ...]) -> Progression:
-    """The progression with the last chord of another one."""
-    others = [option[-1] for option in options if option[-1] not in (0, progression[-1]) and len(option) == PHRASE_BARS]
-    return (*progression[:-1], others[0]) if others else progression
 
 
 def _dynamics(song: Song, index: int) -> tuple[int, float]:

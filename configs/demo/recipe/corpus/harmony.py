@@ -1,6 +1,6 @@
 """Chords, arpeggios and bass: each follows the bars' harmony in its genre's rhythm."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -15,18 +15,27 @@ from configs.demo.recipe.latents import FIRST_PITCH
 _STACCATO_SHARE: Final = 0.5
 _STACCATO_REST_BEATS: Final = 0.5
 _BASS_LOW: Final = REGISTERS["bass"][0]
+_HOLDING: Final = ("strings", "choir", "organ")
+_UPPER_VOICES: Final = 0.85  # of a chord's level: its root is heard as such
 
 
 def write_pad(song: Song, bars: list[Bar], rng: np.random.Generator) -> Iterator[Note]:
-    """Chords, voice-led, in the rhythm of the groove; long ones are struck again in dense songs."""
+    """Chords, voice-led, in the rhythm of the groove; long ones are struck again in dense songs.
+
+    They are held from one to the next in sparse and legato songs, and where the instrument is one that holds.
+    """
     grid, options = grid_of(song), groove_of(song).chords
     pattern = options[int(rng.integers(len(options)))]
+    holds = song.articulation > 0 and (song.instruments["pad"] in _HOLDING or song.articulation == 2)
     for bar in bars:
         hits = hits_of(pattern, bar.density)
-        for hit in _split(hits, 8) if bar.density == 2 else hits:
+        if bar.is_final or holds or (song.articulation > 0 and bar.density == 0):
+            hits = held(hits[:1] if bar.is_final else hits, len(grid) - 1)
+        for hit in _split(hits, 8) if bar.density == 2 and not bar.is_final else hits:
             start, end = _span(song, bar, hit, grid)
             for pitch in bar.voicing:
-                yield Note(pitch - FIRST_PITCH, start, end, bar.velocity * hit.weight, song.instruments["pad"])
+                weight = hit.weight * (1.0 if pitch % 12 == bar.chord[0] else _UPPER_VOICES)
+                yield Note(pitch - FIRST_PITCH, start, end, bar.velocity * weight, song.instruments["pad"])
 
 
 def write_arp(song: Song, bars: list[Bar], rng: np.random.Generator) -> Iterator[Note]:
@@ -35,13 +44,20 @@ def write_arp(song: Song, bars: list[Bar], rng: np.random.Generator) -> Iterator
     first = int(rng.integers(len(shapes)))
     drawn = {"A": shapes[first], "B": shapes[(first + 1) % len(shapes)]}
     for bar in bars:
-        pitches = chord_pitches(bar.chord if len(bar.chord) > 2 else bar.triad, *REGISTERS["arp"])
-        shape, size = drawn[bar.phrase], _arp_step(song, bar.density)
+        pitches = _from_the_root(bar.chord if len(bar.chord) > 2 else bar.triad)
+        shape, size = drawn[bar.phrase], len(weights) if bar.is_final else _arp_step(song, bar.density)
         for count, step in enumerate(range(0, len(weights), size)):
             pitch = pitches[min(int(shape[count % len(shape)]), len(pitches) - 1)]
             hit = Hit(step, step + size, weights[step], "x")
             start, end = _span(song, bar, hit, grid)
             yield Note(pitch - FIRST_PITCH, start, end, bar.velocity * hit.weight, song.instruments["arp"])
+
+
+def _from_the_root(chord: tuple[int, ...]) -> list[int]:
+    """The chord's pitches in the register, from the root on; what lies above the register is an octave lower."""
+    low, high = REGISTERS["arp"]
+    pitches, root = chord_pitches(chord, low, high), low + (chord[0] - low) % 12
+    return [*(p for p in pitches if p >= root), *(p for p in pitches if p < root)]
 
 
 def _arp_step(song: Song, density: int) -> int:
@@ -58,7 +74,9 @@ def write_bass(song: Song, bars: list[Bar], rng: np.random.Generator) -> Iterato
     classes = scale_pitch_classes(song.root, song.mode)
     for bar in bars:
         hits = hits_of(pattern, bar.density)
-        for hit in _split(hits, 6) if bar.density == 2 else hits:
+        if bar.is_final:
+            hits = (Hit(0, len(weights), 1.0, "R"),)
+        for hit in _split(hits, 6) if bar.density == 2 and not bar.is_final else hits:
             start, end = _span(song, bar, hit, grid)
             channel = (_bass_pitch_class(hit.letter.upper(), bar, classes) - _BASS_LOW) % 12
             velocity = bar.velocity * hit.weight * max(weights[hit.step], 0.85)
@@ -75,6 +93,13 @@ def _bass_pitch_class(letter: str, bar: Bar, classes: tuple[int, ...]) -> int:
 def _distance(pitch_class: int, other: int) -> int:
     """Semitones between two pitch classes, the shorter way."""
     return min((pitch_class - other) % 12, (other - pitch_class) % 12)
+
+
+def held(hits: Sequence[Hit], num_steps: int) -> tuple[Hit, ...]:
+    """Hits that last until the next one; the first begins with the bar, the last ends with it."""
+    ends = [*(hit.step for hit in hits[1:]), num_steps]
+    starts = [0, *(hit.step for hit in hits[1:])]
+    return tuple(hit._replace(step=start, end=end) for hit, start, end in zip(hits, starts, ends, strict=True))
 
 
 def _split(hits: tuple[Hit, ...], steps: int) -> Iterator[Hit]:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from configs.demo.recipe.corpus.form import Bar, Note, accents, grid_of
+from configs.demo.recipe.corpus.form import PHRASE_BARS, Bar, Note, accents, grid_of
 from configs.demo.recipe.corpus.songs import Song
 from configs.demo.recipe.corpus.theory import scale_pitches
 from configs.demo.recipe.instruments import REGISTERS
@@ -58,16 +58,22 @@ Motif = tuple[MotifNote, ...]
 
 
 def write_melody(song: Song, bars: list[Bar], rng: np.random.Generator) -> Iterator[Note]:
-    """A tune: bars 1 and 3 of a phrase share a motif, bar 2 answers, bar 4 closes; phrase B has motifs of its own."""
+    """A tune: bars 1 and 3 of a phrase share a motif, bar 2 answers, bar 4 closes; phrase B has motifs of its own.
+
+    Over the tonic a bar begins on it, and a phrase ends on it.
+    """
     grid, weights = grid_of(song), accents(song.meter)
     scale = scale_pitches(song.root, song.mode, *REGISTERS["melody"])
     phrases = {name: _Phrase(song, rng) for name in "AB"}
     for bar in bars:
         position = _nearest(scale, bar.triad, phrases[bar.phrase].first_position(bar, len(scale)))
-        motif = phrases[bar.phrase].motif(bar)
+        motif = (MotifNote(0, len(weights), 0),) if bar.is_final else phrases[bar.phrase].motif(bar)
         for index, (step, end, move) in enumerate(motif):
             before, position = position, _moved(position, move if index else 0, len(scale))
-            if step % _ANCHOR_STEPS[song.meter] == 0 or index == len(motif) - 1:
+            is_home = index == len(motif) - 1 if bar.position == PHRASE_BARS - 1 else index == 0
+            if is_home and bar.triad[0] == song.root:
+                position = _nearest(scale, bar.triad[:1], position)
+            elif step % _ANCHOR_STEPS[song.meter] == 0 or index == len(motif) - 1:
                 position = _nearest(scale, bar.triad, position, other_than=before if index and move else -1)
             velocity = bar.velocity * max(weights[step], 0.7)
             start = bar.start_beat + grid[step]
@@ -92,7 +98,7 @@ class _Phrase:
         self._closes = [_motif(pattern, closing) for pattern in _CADENCES[song.meter]]
 
     def motif(self, bar: Bar) -> Motif:
-        if bar.position == 3:
+        if bar.position == PHRASE_BARS - 1:
             return self._closes[bar.density]
         call, answer = self._motifs[bar.density]
         return call if self._is_riff or bar.position != 1 else answer

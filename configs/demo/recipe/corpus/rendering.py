@@ -31,8 +31,12 @@ _WRITERS: Final[dict[str, Callable[[Song, list[Bar], np.random.Generator], Itera
 
 
 def render(song: Song, frames: int, layers: Iterable[str] = LAYERS) -> FloatArray:
-    """Levels `[T, C]` in [0, 1] of layers, all of them by default; frame 0 is the first beat of the first bar."""
-    return write_levels(song, frames, notes_of(song, frames / song.frames_per_beat, layers))
+    """Levels `[T, C]` in [0, 1] of layers, all of them by default; frame 0 is the first beat of the first bar.
+
+    An outro ends in the last bar.
+    """
+    notes = notes_of(song, frames / song.frames_per_beat, layers, ends=song.section == "outro")
+    return write_levels(song, frames, notes)
 
 
 def write_levels(song: Song, frames: int, notes: Mapping[str, list[Note]]) -> FloatArray:
@@ -44,9 +48,12 @@ def write_levels(song: Song, frames: int, notes: Mapping[str, list[Note]]) -> Fl
     return levels
 
 
-def notes_of(song: Song, num_beats: float, layers: Iterable[str] = LAYERS) -> dict[str, list[Note]]:
-    """The notes of each layer, in the bars that begin within `num_beats`."""
-    bars, seeds = bars_of(song, math.ceil(num_beats / song.beats_per_bar)), {n: i for i, n in enumerate(LAYERS, 1)}
+def notes_of(
+    song: Song, num_beats: float, layers: Iterable[str] = LAYERS, *, ends: bool = False
+) -> dict[str, list[Note]]:
+    """The notes of each layer, in the bars that begin within `num_beats`; ends: the last of them ends the piece."""
+    bars = bars_of(song, math.ceil(num_beats / song.beats_per_bar), ends=ends)
+    seeds = {name: index for index, name in enumerate(LAYERS, 1)}
     rngs = {layer: np.random.default_rng([song.seed, seeds[layer]]) for layer in layers}
     return {layer: list(_WRITERS[layer](song, bars, rng)) for layer, rng in rngs.items()}
 

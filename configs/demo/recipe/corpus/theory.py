@@ -34,31 +34,36 @@ Progression = tuple[int, ...]
 
 # One scale degree for each bar (0 = tonic); every progression starts on the tonic.
 PROGRESSIONS: Final[dict[str, tuple[Progression, ...]]] = {
-    "major": ((0, 4, 5, 3), (0, 5, 3, 4), (0, 3, 4, 3), (0, 2, 3, 4), (0, 3, 1, 4), (0, 5, 1, 4)),
-    "minor": ((0, 5, 2, 6), (0, 3, 5, 6), (0, 6, 5, 6), (0, 2, 6, 3), (0, 5, 3, 4), (0, 3, 6, 2)),
-    "dorian": ((0, 3, 0, 3), (0, 6, 3, 0), (0, 2, 3, 6), (0, 1, 2, 3)),
-    "mixolydian": ((0, 6, 3, 0), (0, 3, 6, 3), (0, 6, 0, 3), (0, 4, 6, 3)),
-    "lydian": ((0, 1, 0, 4), (0, 1, 4, 0), (0, 4, 1, 0), (0, 1, 5, 4)),
-    "phrygian": ((0, 1, 0, 6), (0, 1, 2, 1), (0, 6, 1, 0), (0, 5, 1, 0)),
-    "harmonic minor": ((0, 3, 4, 0), (0, 5, 3, 4), (0, 4, 0, 4), (0, 5, 4, 0)),
-    "pentatonic": ((0, 4, 0, 3), (0, 3, 4, 1), (0, 1, 4, 3), (0, 4, 2, 3)),
-    "minor pentatonic": ((0, 4, 1, 0), (0, 1, 4, 2), (0, 2, 4, 0), (0, 4, 2, 1)),
-    "blues": ((0, 1, 2, 0), (0, 2, 5, 0), (0, 5, 2, 1), (0, 2, 0, 4)),
+    "major": ((0, 4, 5, 3), (0, 3, 0, 4), (0, 0, 3, 4), (0, 5, 3, 4), (0, 3, 1, 4), (0, 3, 5, 4)),
+    "minor": ((0, 5, 0, 6), (0, 3, 0, 6), (0, 0, 5, 6), (0, 6, 5, 0), (0, 3, 5, 0), (0, 5, 3, 4)),
+    "dorian": ((0, 3, 0, 3), (0, 6, 3, 0), (0, 0, 3, 6), (0, 3, 0, 6)),
+    "mixolydian": ((0, 6, 3, 0), (0, 3, 0, 6), (0, 3, 0, 3), (0, 0, 6, 3)),
+    "lydian": ((0, 1, 0, 0), (0, 1, 0, 5), (0, 0, 1, 0), (0, 5, 1, 0)),
+    "phrygian": ((0, 1, 0, 6), (0, 1, 0, 1), (0, 6, 1, 0), (0, 0, 5, 1)),
+    "harmonic minor": ((0, 3, 4, 0), (0, 5, 3, 4), (0, 4, 0, 3), (0, 5, 4, 0)),
+    "pentatonic": ((0, 4, 0, 3), (0, 3, 0, 1), (0, 0, 4, 3), (0, 3, 4, 0)),
+    "minor pentatonic": ((0, 4, 0, 3), (0, 1, 0, 2), (0, 2, 4, 0), (0, 0, 2, 4)),
+    "blues": ((0, 1, 2, 0), (0, 2, 0, 4), (0, 0, 2, 4), (0, 2, 0, 5)),
 }
+# The degree that leads home at the end of a phrase.
+LEADING_DEGREES: Final[dict[str, int]] = {
+    "major": 4, "minor": 3, "dorian": 3, "mixolydian": 3, "lydian": 1, "phrygian": 1, "harmonic minor": 4,
+    "pentatonic": 3, "minor pentatonic": 3, "blues": 4,
+}  # fmt: skip
 
 # What a genre's harmony is where it differs from its mode's.
 GENRE_PROGRESSIONS: Final[dict[str, dict[str, tuple[Progression, ...]]]] = {
     "jazz": {
-        "major": ((0, 5, 1, 4), (0, 3, 1, 4), (0, 1, 2, 5)),
-        "minor": ((0, 3, 6, 2), (0, 5, 3, 4), (0, 3, 0, 4)),
-        "dorian": ((0, 3, 0, 3), (0, 1, 0, 3)),
+        "major": ((0, 5, 1, 4), (0, 3, 1, 4), (0, 0, 1, 4)),
+        "minor": ((0, 3, 0, 4), (0, 5, 3, 4), (0, 0, 3, 4)),
+        "dorian": ((0, 3, 0, 3), (0, 0, 1, 3)),
     },
     "drone": {
-        "major": ((0, 0, 3, 3), (0, 0, 5, 5)),
-        "minor": ((0, 0, 5, 5), (0, 0, 3, 3)),
-        "lydian": ((0, 0, 1, 1), (0, 0, 4, 4)),
-        "dorian": ((0, 0, 3, 3), (0, 0, 6, 6)),
-        "phrygian": ((0, 0, 1, 1), (0, 0, 0, 1)),
+        "major": ((0, 0, 3, 0), (0, 0, 0, 4)),
+        "minor": ((0, 0, 5, 0), (0, 0, 0, 6)),
+        "lydian": ((0, 0, 1, 0), (0, 0, 0, 1)),
+        "dorian": ((0, 0, 3, 0), (0, 0, 0, 3)),
+        "phrygian": ((0, 0, 1, 0), (0, 0, 0, 1)),
     },
     "blues": {
         "blues": ((0, 0, 0, 0, 2, 2, 0, 0, 4, 2, 0, 0),),
@@ -67,14 +72,14 @@ GENRE_PROGRESSIONS: Final[dict[str, dict[str, tuple[Progression, ...]]]] = {
         "minor pentatonic": ((0, 0, 0, 0, 2, 2, 0, 0, 4, 2, 0, 0),),
     },
     "classical": {
-        "major": ((0, 3, 4, 0), (0, 4, 0, 4), (0, 3, 1, 4), (0, 4, 5, 2, 3, 0, 3, 4)),
-        "minor": ((0, 3, 6, 2), (0, 5, 3, 4)),
-        "harmonic minor": ((0, 4, 0, 4), (0, 3, 4, 0), (0, 5, 3, 4)),
+        "major": ((0, 3, 4, 0), (0, 4, 0, 3), (0, 3, 1, 4), (0, 4, 5, 2, 3, 0, 3, 4)),
+        "minor": ((0, 3, 6, 0), (0, 5, 3, 4)),
+        "harmonic minor": ((0, 4, 0, 3), (0, 3, 4, 0), (0, 5, 3, 4)),
     },
     "folk": {
         "major": ((0, 3, 0, 4), (0, 0, 3, 4), (0, 4, 3, 0)),
-        "mixolydian": ((0, 6, 0, 3), (0, 6, 3, 0)),
-        "dorian": ((0, 6, 0, 6), (0, 3, 6, 0)),
+        "mixolydian": ((0, 6, 0, 3), (0, 3, 0, 6)),
+        "dorian": ((0, 6, 0, 3), (0, 3, 0, 6)),
     },
 }
 
@@ -95,13 +100,16 @@ def chord_pitch_classes(root: int, mode: str, degree: int, size: int) -> tuple[i
     """Pitch classes of the chord on a scale degree, root first.
 
     `size` 2 is root and fifth, 3 a triad, 4 a seventh, 5 a ninth without its fifth, or a seventh where the ninth would
-    lie a semitone from the third. All belong to the scale.
+    lie a semitone from the third. The tonic is a triad at most: a seventh or a ninth points elsewhere. All belong
+    to the scale.
     """
     if mode in _CHORDS:
         chord = _CHORDS[mode][degree]
         return tuple((root + step) % 12 for step in (chord[::2] if size == 2 else chord[:size]))
     classes = scale_pitch_classes(root, mode)
     third, ninth = classes[(degree + 2) % 7], classes[(degree + 8) % 7]
+    if degree == 0 and size > 3:
+        size = 3
     thirds = _THIRDS[4 if size == 5 and (third - ninth) % 12 == 1 else size]
     return tuple(classes[(degree + step) % 7] for step in thirds)
 

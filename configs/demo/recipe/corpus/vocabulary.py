@@ -23,7 +23,7 @@ MOODS: Final[dict[str, Callable[[Song], bool]]] = {
     "dense": lambda song: song.density == 2,
     "soft": lambda song: song.loudness == 0,
     "loud": lambda song: song.loudness == 2,
-    "calm": lambda song: song.density == 0 and song.loudness < 2,
+    "calm": lambda song: song.density == 0 and song.loudness < 2 and song.articulation > 0,
     "energetic": lambda song: song.density == 2 and song.loudness > 0,
     "happy": lambda song: song.mode in BRIGHT_MODES and song.bpm >= 96 and song.loudness > 0,
     "sad": lambda song: song.mode in DARK_MODES and song.bpm <= 96 and song.loudness < 2,

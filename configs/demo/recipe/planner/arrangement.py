@@ -1,7 +1,8 @@
 """Song form over minutes: sections in which layers enter and leave, and returns that play what they played before.
 
 A section is a piece of the corpus in its own section's dynamics, from its first bar on. Its notes come from its
-*material*, a seed drawn from the song's: an intro, a break and an outro share the verse's, a build the chorus'.
+*material*, a seed drawn from the song's: an intro, a break and an outro share the verse's, a build the chorus'. An
+outro ends on one stroke, the tonic, which is held in its last bar.
 """
 
 from collections import defaultdict
@@ -79,8 +80,9 @@ def _draw_section(song: Song, kind: str, rng: np.random.Generator) -> Section:
     if kind == "build":  # a chorus' layers without its bass
         return Section(kind, _draw_bars(song, (4, 8), rng), song.layers - {"bass"} or song.layers)
     if kind in ("intro", "outro", "break"):
-        tuned = song.layers - {"drums"} if kind == "break" else song.layers
-        return Section(kind, _draw_bars(song, (4, 8), rng), _draw_some(tuned or song.layers, 2, rng))
+        tuned = song.layers - {"drums"} or song.layers
+        layers = _draw_some(tuned if kind == "break" else song.layers, 2, rng)
+        return Section(kind, _draw_bars(song, (4, 8), rng), layers if layers & tuned else layers | _draw_some(tuned, 1, rng))
     left_out = int(rng.integers(2)) if kind == "verse" and len(song.layers) > 2 else 0
     return Section(kind, _draw_bars(song, (8, 16), rng), _draw_some(song.layers, len(song.layers) - left_out, rng))
 
@@ -112,7 +114,8 @@ def notes_of_arrangement(arrangement: Arrangement) -> dict[str, list[Note]]:
     for section, bar in zip(arrangement.sections, arrangement.start_bars, strict=False):
         start = float(bar * song.beats_per_bar)
         played = section_song(song, section)
-        written = notes_of(played, section.bars * song.beats_per_bar, [n for n in LAYERS if n in section.layers])
+        sounding = [layer for layer in LAYERS if layer in section.layers]
+        written = notes_of(played, section.bars * song.beats_per_bar, sounding, ends=section.kind == "outro")
         for layer, listed in written.items():
             notes[layer] += [n._replace(start_beat=n.start_beat + start, end_beat=n.end_beat + start) for n in listed]
     return dict(notes)

@@ -23,7 +23,6 @@ DEFAULT_CHECKPOINT = Path("build/demo/planner.pt")
 def train(
     folder: Folder = DEFAULT_FOLDER,
     checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    minutes: Annotated[float, typer.Option(help="Time to train; the learning rate decays to fit.")] = 90.0,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the songs.")] = 1,
 ) -> None:
     """Train the planner on songs with form."""
@@ -31,7 +30,7 @@ def train(
     from configs.demo.recipe.planner import train
 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    train.train(train.PlannerConfig(minutes=minutes, seed=seed), folder, checkpoint)
+    train.train(train.PlannerConfig(seed=seed), folder, checkpoint)
 
 
 @planner.command()
