@@ -1,5 +1,6 @@
 """The bundle's folder: every graph, the tokenizer and bundle.toml. Needs no torch."""
 
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ from configs.demo.recipe.latents import (
 )
 from configs.demo.recipe.planner.pages import StructureCodes
 from configs.demo.recipe.planner.tokens import planner_tables
-from configs.demo.recipe.text_encoder import build_text_encoder
+from configs.demo.recipe.text_encoder import build_text_encoder, meaning_names
 from configs.demo.recipe.tokenizer import MAX_TOKENS, TEMPLATE, build_tokenizer
 from engine_build.export.toml_text import table_text
 from engine_build.graphs.planner_graph import cache_names
@@ -35,6 +36,7 @@ ENCODER_FILE: Final = "codec_encoder.npz"  # beside the checkpoint, not in the b
 TIMBRE_FRAMES: Final = 150
 TIMBRE_TOKENS: Final = 2
 SIZE_LIMIT_BYTES: Final = 32 * 2**20
+MEANING_FILE: Final = "meaning.json"
 PLANNER_FILE: Final = "planner.onnx"
 PLANNER_TOKENIZER_FILE: Final = "planner_tokenizer.json"
 PLANNER_LAYERS: Final = 4
@@ -92,6 +94,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
         "outputs": {"condition": "condition", "mask": "condition_mask"},
     },
+    "text_encoder.meaning": {"output": "meaning", "names": MEANING_FILE, "drawn": "genre"},
     "timbre": {
         "graph": "timbre_encoder.onnx",
         "frames": TIMBRE_FRAMES,
@@ -130,9 +133,10 @@ def write_codec(folder: Path, encoder_weights: Path) -> None:
 
 
 def write_text_side(folder: Path, token_table: FloatArray) -> None:
-    """Write the tokenizer and the text_encoder with its table of tokens f32 `[NUM_TOKENS, D]`."""
+    """Write tokenizer, text_encoder with its table of tokens f32 `[NUM_TOKENS, D]`, and the names of its meaning."""
     onnx.save(build_text_encoder(token_table), folder / "text_encoder.onnx")
     (folder / "tokenizer.json").write_text(build_tokenizer().to_str(), encoding="utf-8")
+    (folder / MEANING_FILE).write_text(json.dumps(meaning_names(), indent=1) + "\n", encoding="utf-8")
 
 
 def write_bundle_file(

@@ -1,10 +1,11 @@
 """The text encoder as an ONNX graph: word ids -> the tokens that a prompt means, independent of word order.
 
-The rules: named layers are exactly those that sound. Where no layer is named, those of the genre are; an instrument
-plays those of these layers that it can play, else its home layers sound, too. Of two instruments in one layer the one
-with fewer home layers plays. Every prompt that is not empty has one genre (`DEFAULT_GENRE` where none is named, with
-its layers where no instrument is), one tempo (a number, else a tempo word, a mood or the genre, else a pseudorandom
-one) and one meter (named, else the genre's, else 4/4).
+The rules: named layers sound, and beside them those of a named genre, but for a prompt that says "only". Without a
+genre the named layers are all. Where no layer is named, those of the genre are; an instrument plays those of these
+layers that it can play, else its home layers sound, too. Of two instruments in one layer the one with fewer home layers
+plays. A prompt that names layers or instruments and no genre has `DEFAULT_GENRE`; one that names neither has none of
+them. Every prompt that is not empty has one tempo (a number, else a tempo word, a mood or the genre, else a
+pseudorandom one) and one meter (named, else the genre's, else 4/4).
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from onnx import TensorProto
 
 from configs.demo.recipe.corpus.genres import GENRES, METERS
 from configs.demo.recipe.corpus.songs import BPM_RANGE
+from configs.demo.recipe.corpus.theory import NOTE_NAMES
 from configs.demo.recipe.corpus.vocabulary import (
     BPM_CONCEPTS,
     FIRST_TEMPO_ID,
@@ -30,15 +32,18 @@ from configs.demo.recipe.corpus.vocabulary import (
     MOOD_CONCEPTS,
     NO_LAYER_CONCEPTS,
     NUM_TOKENS,
+    ONLY,
     PAIR_CONCEPTS,
     PLAYED_BY,
     PLAYERS,
+    SCALES,
     SECTION_CONCEPTS,
     TEMPO_WORDS,
+    TOKEN_IDS,
     WORD_CONCEPTS,
     WORD_IDS,
 )
-from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS
 from configs.demo.recipe.latents import FloatArray
 from configs.demo.recipe.tokenizer import vocabulary, word_to_concept_ids
 from engine_build.graphs.graph_writer import GraphWriter
@@ -72,12 +77,13 @@ _NOTHING: Final = len(WORD_CONCEPTS)
 
 
 def build_text_encoder(token_table: FloatArray) -> onnx.ModelProto:
-    """Graph `input_ids [B, L], attention_mask [B, L]` int64 -> `condition [B, N, D], condition_mask [B, N]` f32.
+    """Graph `input_ids [B, L], attention_mask [B, L]` int64 -> condition, its mask and the meaning.
 
-    The condition is the rows of the table that the prompt means, N = `MAX_CONDITION_TOKENS`; the mask is 1 for them and
-    0 for the rows that fill up. A tempo between two whole numbers is between their rows. So the result does not depend
-    on word order, on repeated words or on unknown ones. Row `vocabulary.ALWAYS_ID` is always kept: alone it is the
-    empty prompt.
+    These are f32 `condition [B, N, D], condition_mask [B, N], meaning [B, M]`. The condition is the rows of the table
+    that the prompt means, N = `MAX_CONDITION_TOKENS`; the mask is 1 for them and 0 for the rows that fill up. A tempo
+    between two whole numbers is between their rows. So the result does not depend on word order, on repeated words or
+    on unknown ones. Row `vocabulary.ALWAYS_ID` is always kept: alone it is the empty prompt. The meaning is 1 for each
+    of `meaning_names` that the prompt means, in their order.
 
     Args:
         token_table: f32 `[NUM_TOKENS, D]`.
@@ -86,14 +92,61 @@ def build_text_encoder(token_table: FloatArray) -> onnx.ModelProto:
     input_ids = graph.input("input_ids", ("batch", "tokens"), np.int64)
     attention_mask = graph.input("attention_mask", ("batch", "tokens"), np.int64)
     meaning = _Meaning(graph, _named(graph, _concept_ids(graph, input_ids, attention_mask)))
-    ids, mask = _kept(graph, meaning.token_mask())
+    token_mask = meaning.token_mask()
+    ids, mask = _kept(graph, token_mask)
     table, above = graph.constant(token_table), graph.op("Gather", graph.constant(_ids_above(), np.int64), ids, axis=0)
     condition, higher = (graph.op("Gather", table, found, axis=0) for found in (ids, above))
     more = graph.op("Mul", meaning.fraction(), graph.op("Sub", higher, condition))
     condition = graph.op("Add", condition, more)
     graph.output("condition", condition, ("batch", MAX_CONDITION_TOKENS, token_table.shape[1]))
     graph.output("condition_mask", mask, ("batch", MAX_CONDITION_TOKENS))
+    said = graph.constant(_said(), np.int64)
+    is_said = graph.op("Gather", graph.op("Mul", token_mask, _uncovered(graph, token_mask)), said, axis=1)
+    graph.output("meaning", is_said, ("batch", len(_said())))
     return graph.model()
+
+
+def meaning_names() -> dict[str, list[str]]:
+    """By kind, as they are said, the names of the columns of the graph's meaning."""
+    return {kind: [text for _, text in names] for kind, names in _sayings().items()}
+
+
+def _said() -> list[int]:
+    """The tokens of the columns of the meaning."""
+    return [TOKEN_IDS[token] for names in _sayings().values() for token, _ in names]
+
+
+def _sayings() -> dict[str, list[tuple[str, str]]]:
+    """By kind the tokens that are said, and how: a layer with its player where it has one, no meter where it is 4/4."""
+    spoken = {"pad": "pads", "arp": "arps", "bass": "bass", "melody": "melody", "drums": "drums"}
+    parts = []
+    for layer in ("drums", "bass", "pad", "arp", "melody"):
+        behind = "" if layer in ("drums", "bass") else f" {spoken[layer]}"
+        parts += [(f"layer:{layer}", spoken[layer])]
+        parts += [(f"{layer}:{name}", f"{name}{behind}") for name in INSTRUMENTS[layer]]
+    notes = list(zip(KEY_CONCEPTS, NOTE_NAMES, strict=True))
+    modes = [(concept, concept.partition(":")[2]) for concept in MODE_CONCEPTS]
+    return {
+        "layers": parts,
+        "genre": [(f"genre:{genre}", genre) for genre in GENRES],
+        "tempo": [(concept, f"{concept.partition(':')[2]} bpm") for concept in BPM_CONCEPTS],
+        "meter": [(f"meter:{meter}", meter) for meter in METERS if meter != "4/4"],
+        "key": [*((f"{key}/{mode}", f"{note} {name}") for key, note in notes for mode, name in modes), *notes, *modes],
+        "section": [(concept, concept.partition(":")[2]) for concept in SECTION_CONCEPTS],
+        "mood": [(concept, concept.partition(":")[2]) for concept in MOOD_CONCEPTS],
+    }
+
+
+def _uncovered(graph: GraphWriter, token_mask: str) -> str:
+    """`[B, NUM_TOKENS]`, 0 for what another token says better: a layer's player, or the scale of a key and a mode."""
+    covering = [*PLAYERS, *SCALES]
+    covers = np.zeros((len(covering), NUM_TOKENS), np.float32)
+    for row, name in enumerate(covering):
+        covered = name.split("/") if name in SCALES else [f"layer:{name.partition(':')[0]}"]
+        covers[row, [TOKEN_IDS[token] for token in covered]] = 1.0
+    columns = graph.constant([TOKEN_IDS[name] for name in covering], np.int64)
+    hits = graph.op("MatMul", graph.op("Gather", token_mask, columns, axis=1), graph.constant(covers))
+    return graph.op("Sub", graph.constant(1.0), graph.op("Min", hits, graph.constant(1.0)))
 
 
 def _concept_ids(graph: GraphWriter, input_ids: str, attention_mask: str) -> str:
@@ -139,18 +192,15 @@ class _Meaning:
 
     def token_mask(self) -> str:
         """f32 `[B, NUM_TOKENS]`, in the order of `vocabulary.TOKENS`."""
-        named_genre = self._first(self._columns(GENRE_CONCEPTS))
-        genre = self._or_default(named_genre)
-        is_bare = self._not(self._most(self._columns(INSTRUMENT_CONCEPTS)))
-        band = self._add(self._multiply(genre, is_bare), self._multiply(named_genre, self._not(is_bare)))
-        layers, players = self._layers_and_players(band)
+        genre = self._first(self._columns(GENRE_CONCEPTS))
+        layers, players = self._layers_and_players(genre)
         parts = [
             self._add(self._not(self._any), self._any),
-            self._tempo(named_genre),
+            self._tempo(genre),
             self._meter(),
             *layers,
             players,
-            genre,
+            self._or_default(genre),
             self._scales(),
             self._columns((*KEY_CONCEPTS, *MODE_CONCEPTS, *SECTION_CONCEPTS, *MOOD_CONCEPTS)),
         ]
@@ -162,21 +212,30 @@ class _Meaning:
         return self._unsqueeze(parts, 2)
 
     def _or_default(self, genre: str) -> str:
-        """One-hot of the named genre, else of the default; all 0 for the empty prompt."""
+        """One-hot of the named genre, else of the default; all 0 where no layer or instrument is named either."""
         default = self._constant([[name == DEFAULT_GENRE for name in GENRES]])
-        is_open = self._multiply(self._any, self._not(self._most(genre)))
+        is_open = self._multiply(self._names_parts(), self._not(self._most(genre)))
         return self._add(genre, self._multiply(is_open, default))
 
+    def _names_parts(self) -> str:
+        """`[B, 1]`: whether a layer or an instrument is named."""
+        return self._most(self._columns((*LAYER_CONCEPTS, *INSTRUMENT_CONCEPTS, *PAIR_CONCEPTS)))
+
     def _layers_and_players(self, genre: str) -> tuple[tuple[str, str], str]:
-        """Layers that sound and layers that do not, `[B, 5]` each, and which instruments play in them."""
+        """Layers that sound and layers that do not, `[B, 5]` each, and which instruments play in them.
+
+        genre: one-hot of the named one `[B, G]`, all 0 where none is.
+        """
         excluded = self._columns(NO_LAYER_CONCEPTS)
         allowed = self._not(excluded)
         pairs = self._multiply(self._pairs(), self._unsqueeze(allowed, 1))
         paired = self._most(pairs, axis=1, keepdims=0)
         named = self._graph.op("Max", self._multiply(self._columns(LAYER_CONCEPTS), allowed), paired)
         is_open = self._multiply(self._not(self._most(named)), allowed)
-        genre_layers = [[layer in genre.layer_set for layer in LAYERS] for genre in GENRES.values()]
-        asked = self._add(named, self._multiply(self._matmul(genre, genre_layers), is_open))
+        genre_layers = [[layer in rule.layer_set for layer in LAYERS] for rule in GENRES.values()]
+        is_alone = self._multiply(self._columns((ONLY,)), self._names_parts())
+        band = self._multiply(self._matmul(genre, genre_layers), self._not(is_alone))
+        asked = self._graph.op("Max", named, self._multiply(band, allowed))
         wants = self._instruments_in_layers(asked, self._multiply(allowed, self._not(paired)))
         wants = self._graph.op("Max", wants, pairs)
         plays = self._best(wants)

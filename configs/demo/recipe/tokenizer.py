@@ -2,8 +2,9 @@
 
 The rules write one internal word per finding (`keycs` for C sharp, `hiphop`, `nodrums`); a tempo is its number. Words
 without content (`FILLERS`) are dropped; a run of other words that are not in the vocabulary becomes one unknown token,
-so that a long prompt does not run out of tokens. The text encoder's graph ignores unknown tokens. The decoder writes
-vocabulary words as a user would (`C#`, `120 bpm`, `no drums`).
+so that a long prompt does not run out of tokens, and one of `NEAREST` an unknown token and what is nearest to it. The
+text encoder's graph ignores unknown tokens. The decoder writes vocabulary words as a user would (`C#`, `120 bpm`, `no
+drums`).
 """
 
 import re
@@ -16,7 +17,7 @@ from tokenizers.models import WordLevel
 from configs.demo.recipe.corpus.theory import NOTE_NAMES
 from configs.demo.recipe.corpus.vocabulary import BPMS, FRACTION_CONCEPTS, KEY_CONCEPTS, PAIR_CONCEPTS, WORD_IDS
 from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS
-from configs.demo.recipe.words import ARTICLES, FILLERS, NEGATIONS, WORDS
+from configs.demo.recipe.words import ARTICLES, COMPOUNDS, FILLERS, NEAREST, NEGATIONS, WORDS
 
 MAX_TOKENS: Final = 62  # 64 with those of the timbre
 PAD, UNKNOWN, START = "[PAD]", "[UNK]", "[START]"
@@ -85,7 +86,7 @@ def build_tokenizer() -> Tokenizer:
     """The tokenizer; an empty text gives the start word alone, and every text is cut at `MAX_TOKENS`."""
     words = vocabulary()
     tokenizer = Tokenizer(WordLevel(words, unk_token=UNKNOWN))
-    before = [*_option_rules(), *_phrase_rules(), *_notation_rules(), *_key_rules()]
+    before = [*_expansions(), *_option_rules(), *_phrase_rules(), *_notation_rules(), *_key_rules()]
     rules: list[Any] = [normalizers.Replace(Regex(pattern), text) for pattern, text in before]
     rules += [normalizers.Lowercase()]
     rules += [normalizers.Replace(Regex(pattern), text) for pattern, text in _word_rules()]
@@ -117,6 +118,15 @@ def _spelled_words() -> dict[str, str]:
     negations = {f"no{layer}": f"no {layer}" for layer in LAYERS}
     negations |= {word: f".{word[5:]}" for word in word_concepts() if word.startswith("point")}
     return {word: text for word, text in (keys | phrases | negations).items() if word != text}
+
+
+def _expansions() -> Iterator[tuple[str, str]]:
+    """Words that stand for several; one outside the vocabulary is also unknown, and left alone behind a `no`."""
+    said_no = "".join(rf"(?<!\b{word} )" for word in ("no", "without", "ohne", "kein", "keine", "sans", "sin"))
+    for word, words in COMPOUNDS.items():
+        yield rf"(?i){_NOT_IN_WORD}(?:{word}){_WORD_ENDS}", f" {words} "
+    for word, nearest in NEAREST.items():
+        yield rf"(?i){said_no}{_NOT_IN_WORD}{word}{_WORD_ENDS}", f" unknown {nearest} "
 
 
 def _option_rules() -> Iterator[tuple[str, str]]:

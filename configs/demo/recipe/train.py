@@ -35,7 +35,7 @@ SHORT_EVERY = 8
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The recipe. It ends after `steps`, 100 minutes of two cores: the result does not depend on the machine's speed."""
+    """The recipe. It ends after `steps`, 100 minutes of two cores, so that a slower machine has the same result."""
 
     steps: int = 14_000
     batch_size: int = 16

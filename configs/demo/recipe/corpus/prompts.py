@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.demo.recipe.corpus.songs import Song
 from configs.demo.recipe.corpus.theory import NOTE_NAMES
-from configs.demo.recipe.corpus.vocabulary import moods_of
+from configs.demo.recipe.corpus.vocabulary import ONLY, moods_of
 from configs.demo.recipe.instruments import LAYERS
 from configs.demo.recipe.words import WORDS
 
@@ -48,7 +48,8 @@ def draw_request(song: Song, rng: np.random.Generator) -> Request:
     genre = [song.genre] if names_layers and rng.random() < 0.4 else []
     adjectives = [_word(mood, rng) for mood in moods_of(song) if rng.random() < 0.2]
     section = [_word(f"section:{song.section}", rng)] if song.section and rng.random() < 0.5 else []
-    parts = [*adjectives, *genre, *section, _layers(song, players, rng) if names_layers else "music"]
+    only = [_word(ONLY, rng)] if genre and not song.rule.layer_set <= song.layers else []
+    parts = [*only, *adjectives, *genre, *section, _layers(song, players, rng) if names_layers else "music"]
     parts += [_key(song, rng)] if names_key else []
     parts += [f"at {song.bpm} bpm"] if names_tempo else []
     parts += [f"in {song.meter}"] if song.meter != (song.rule.meter if genre else "4/4") else []

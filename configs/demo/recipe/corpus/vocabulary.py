@@ -81,11 +81,13 @@ INSTRUMENT_CONCEPTS: Final = tuple(f"instrument:{name}" for name in PLAYED_BY)
 FRACTION_CONCEPTS: Final = {
     f"fraction:{part}{n}": n / 10 ** len(f"{part}{n}") for part in ("", "0") for n in range(1, 10)
 }
+# Nothing sounds but the layers and instruments that are named.
+ONLY: Final = "only"
 TEMPO_WORDS: Final = ("tempo:very slow", "tempo:slow", "tempo:medium", "tempo:fast", "tempo:very fast")
 WORD_CONCEPTS: Final = (
     *BPM_CONCEPTS, *TEMPO_WORDS, *METER_CONCEPTS, *LAYER_CONCEPTS, *NO_LAYER_CONCEPTS, *INSTRUMENT_CONCEPTS,
     *PAIR_CONCEPTS,    *GENRE_CONCEPTS, *KEY_CONCEPTS, *MODE_CONCEPTS, *SECTION_CONCEPTS, *MOOD_CONCEPTS,
-    *FRACTION_CONCEPTS,
+    *FRACTION_CONCEPTS, ONLY,
 )  # fmt: skip
 WORD_IDS: Final[dict[str, int]] = {concept: index for index, concept in enumerate(WORD_CONCEPTS)}
 

@@ -82,7 +82,9 @@ def _draw_section(song: Song, kind: str, rng: np.random.Generator) -> Section:
     if kind in ("intro", "outro", "break"):
         tuned = song.layers - {"drums"} or song.layers
         layers = _draw_some(tuned if kind == "break" else song.layers, 2, rng)
-        return Section(kind, _draw_bars(song, (4, 8), rng), layers if layers & tuned else layers | _draw_some(tuned, 1, rng))
+        return Section(
+            kind, _draw_bars(song, (4, 8), rng), layers if layers & tuned else layers | _draw_some(tuned, 1, rng)
+        )
     left_out = int(rng.integers(2)) if kind == "verse" and len(song.layers) > 2 else 0
     return Section(kind, _draw_bars(song, (8, 16), rng), _draw_some(song.layers, len(song.layers) - left_out, rng))
 

@@ -1,8 +1,9 @@
 """Prompts as the planner reads them: a `tokenizers` file that turns a caption into the tokens of a plan page.
 
 The rules of the text encoder's tokenizer find the words; further ones write what they mean for a plan. Layers are those
-that the decoder lets sound: those that are named, else those of the genre and the instruments; the others are named as
-silent. Of several genres, tempos, meters, keys or modes the last counts, so that options win. Other words are dropped.
+that the decoder lets sound: those of the genre, unless the prompt says "only", and those that are named, or that the
+instruments play in; the others are named as silent. Of several genres, tempos, meters, keys or modes the last counts,
+so that options win. Other words are dropped.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from configs.demo.recipe.corpus.genres import GENRES
-from configs.demo.recipe.corpus.vocabulary import PLAYED_BY
+from configs.demo.recipe.corpus.vocabulary import ONLY, PLAYED_BY
 from configs.demo.recipe.instruments import LAYERS
 from configs.demo.recipe.planner.tokens import TOKENS, bpm_token
 from configs.demo.recipe.text_encoder import DEFAULT_GENRE, HOME_LAYERS, MOOD_TEMPOS
@@ -78,13 +79,13 @@ def _name_of(concept: str) -> str:
 
 
 def _genre_rules() -> Iterator[tuple[str, str]]:
-    """A text that names neither layers nor instruments alone has the layers of its genre, or of the default."""
+    """The layers of its genre, or of the default, but where a text says "only" and names layers or instruments."""
     yield rf"\A{_HEAD}(?=.*:)(?!.*genre:)(?!.*(?:instrument|layer):)", f"{_HEAD} genre:{DEFAULT_GENRE}"
-    yield rf"\A{_HEAD}(?!.*layer:)", f"{_HEAD} bare"
+    yield rf"\A{_HEAD}(?!(?=.*(?<![^ ]){ONLY}(?![^ ]))(?=.*(?:instrument|layer):))", f"{_HEAD} band"
     for layer in LAYERS:
         genres = "|".join(_written(name) for name, genre in GENRES.items() if layer in genre.layer_set)
         is_of_the_last = rf"(?=.*genre:(?:{genres})(?![^ ])(?!.*genre:))"
-        yield rf"\A{_HEAD}(?=.* bare){is_of_the_last}(?!.*no:{layer})", f"{_HEAD} layer:{layer}"
+        yield rf"\A{_HEAD}(?=.* band){is_of_the_last}(?!.*no:{layer})", f"{_HEAD} layer:{layer}"
 
 
 def _layer_rules() -> Iterator[tuple[str, str]]:
