@@ -373,9 +373,9 @@ def _bpm_range(word_index: int, genre_bpm: tuple[int, int]) -> tuple[int, int]:
     middle = (low + high) // 2
     ranges = (
         (low - 25, low - 12),
-        (low - 12, low + 2),
+        (low - 12, min(low + 2, middle - 5)),
         (middle - 4, middle + 4),
-        (high - 2, high + 12),
+        (max(high - 2, middle + 5), min(high + 12, BPM_RANGE[1] - 2)),
         (high + 12, high + 25),
     )
     first, last = (*ranges, genre_bpm)[word_index]

@@ -99,7 +99,7 @@ WORDS: Final[dict[str, str]] = {
     "instrument:harp": "harp, harps, harfe, harpe, arpa, zither, koto",
     "instrument:bells": "bell, bells, glockenspiel, chimes, celesta, music-box, glocke, glocken, spieluhr, cloche,"
     " cloches, boite-a-musique, campana, campanas, caja-de-musica, tubular-bells, wind-chimes",
-    "instrument:marimba": "marimba, xylophone, vibraphone, vibes, kalimba, mallets, xylophon, vibraphon, xilofono",
+    "instrument:marimba": "marimba, xylophone, vibraphone, kalimba, mallets, xylophon, vibraphon, xilofono",
     "instrument:pizzicato": "pizzicato, pizz, pizzicati, plucked-strings",
     "instrument:flute": "flute, flutes, recorder, pan-flute, piccolo, clarinet, oboe, woodwind, flote, blockflote,"
     " klarinette, clarinette, flauta, flautas, clarinete",

@@ -49,7 +49,7 @@ def _rules() -> Iterator[tuple[str, str]]:
         yield rf"\A{_HEAD}(?!.*(?:bpm|genre):)(?=.*{mood}(?![^ ]))", f"{_HEAD} {_name_of(tempo)}"
     yield from _genre_rules()
     yield from _layer_rules()
-    yield rf"\A{_HEAD}(?=.*:)(?!.*genre:)", f"{_HEAD} genre:{DEFAULT_GENRE}"
+    yield rf"\A{_HEAD}(?=.*layer:)(?!.*genre:)", f"{_HEAD} genre:{DEFAULT_GENRE}"
     yield r"(?<![^ ])([^ ]+)(?=.* \1(?![^ ]))(?![^ ])", " "
     for kind in _LISTED_ONCE:
         yield rf"{kind}:\S+(?=.* {kind}:)", " "
@@ -79,8 +79,7 @@ def _name_of(concept: str) -> str:
 
 
 def _genre_rules() -> Iterator[tuple[str, str]]:
-    """The layers of its genre, or of the default, but where a text says "only" and names layers or instruments."""
-    yield rf"\A{_HEAD}(?=.*:)(?!.*genre:)(?!.*(?:instrument|layer):)", f"{_HEAD} genre:{DEFAULT_GENRE}"
+    """The layers of its genre, but where a text says "only" and names layers or instruments."""
     yield rf"\A{_HEAD}(?!(?=.*(?<![^ ]){ONLY}(?![^ ]))(?=.*(?:instrument|layer):))", f"{_HEAD} band"
     for layer in LAYERS:
         genres = "|".join(_written(name) for name, genre in GENRES.items() if layer in genre.layer_set)

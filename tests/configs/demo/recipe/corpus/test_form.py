@@ -7,7 +7,7 @@ import pytest
 
 from configs.demo.recipe.corpus.form import accents, bars_of, degrees_of, hits_of, step_beats
 from configs.demo.recipe.corpus.songs import draw_song
-from configs.demo.recipe.corpus.theory import num_clashes
+from configs.demo.recipe.corpus.theory import LEADING_DEGREES, num_clashes
 from configs.demo.recipe.instruments import REGISTERS
 
 SONG = replace(draw_song(np.random.default_rng(3)), genre="pop", mode="major", meter="4/4", section=None)
@@ -17,10 +17,20 @@ def test_phrases_follow_the_form() -> None:
     degrees, bars = degrees_of(SONG, 16), bars_of(SONG, 16)
     phrases = [degrees[start : start + 4] for start in range(0, 16, 4)]
     assert "".join(bar.phrase for bar in bars[::4]) == "AABA"
-    assert phrases[0] == phrases[3]
-    assert phrases[0][:3] == phrases[1][:3]
-    assert phrases[0][3] != phrases[1][3]
+    assert phrases[1] == phrases[3]
+    assert phrases[0][:2] == phrases[1][:2]
+    assert [phrase[0] for phrase in phrases] == [0, 0, 0, 0]
+    assert phrases[1][2:] == [LEADING_DEGREES[SONG.mode], 0], "the second A goes home"
     assert all(bar.start_beat == 4 * bar.index for bar in bars)
+
+
+def test_a_piece_that_ends_goes_home_in_its_last_bars() -> None:
+    bars, endless = bars_of(SONG, 7, ends=True), bars_of(SONG, 7)
+    assert [bar.is_final for bar in bars] == [False] * 6 + [True]
+    assert not any(bar.is_final for bar in endless)
+    assert bars[6].triad == bars[0].triad
+    assert bars[5].next_root == SONG.root
+    assert [bar.chord for bar in bars[:5]] == [bar.chord for bar in endless[:5]]
 
 
 def test_a_blues_has_twelve_bars() -> None:

@@ -26,7 +26,8 @@ def test_scales_start_on_their_root() -> None:
 def test_chords_are_stacked_thirds() -> None:
     assert chord_pitch_classes(0, "major", 0, 3) == (0, 4, 7)
     assert chord_pitch_classes(0, "major", 4, 4) == (7, 11, 2, 5)
-    assert chord_pitch_classes(0, "major", 0, 5) == (0, 4, 11, 2)
+    assert chord_pitch_classes(0, "major", 3, 5) == (5, 9, 4, 7)
+    assert chord_pitch_classes(0, "major", 0, 5) == (0, 4, 7), "the tonic is a triad"
     assert chord_pitch_classes(0, "major", 1, 5) == (2, 5, 9, 0), "a ninth would lie a semitone from the third"
     assert chord_pitch_classes(9, "harmonic minor", 4, 3) == (4, 8, 11)
     assert chord_pitch_classes(0, "minor", 0, 2) == (0, 7)
@@ -40,7 +41,8 @@ def test_chords_belong_to_their_scale(mode: str, size: int) -> None:
         for degree in range(len(MODES[mode])):
             chord = chord_pitch_classes(root, mode, degree, size)
             assert set(chord) <= set(scale_pitch_classes(root, mode))
-            assert len(set(chord)) == len(chord) == min(size, 4)
+            is_triad = degree == 0 and len(MODES[mode]) == 7
+            assert len(set(chord)) == len(chord) == min(size, 3 if is_triad else 4)
             assert chord[0] == scale_pitch_classes(root, mode)[degree]
 
 
