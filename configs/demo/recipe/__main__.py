@@ -1,6 +1,7 @@
 """python -m configs.demo.recipe train | train-encoder | train-adapter | export | evaluate | plot | planner."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -28,20 +29,30 @@ def train(
     checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the corpus.")] = 1,
 ) -> None:
-    """Train every part on the corpus, export the bundle and evaluate it. Needs pip install 'tickrt[export]'.
+    """Make the whole bundle from nothing, and measure it: three and a half hours. Needs pip install 'tickrt[export]'.
 
-    A part that lies beside the checkpoint is not trained again.
+    Encoder, decoder, planner and adapters keep their state beside the checkpoint; interrupted, it goes on there.
     """
     need_packages(*TRAINING)
     from configs.demo.recipe import train
+    from configs.demo.recipe.adapter import STYLES
     from configs.demo.recipe.bundle_text import ENCODER_FILE
+    from configs.demo.recipe.planner import commands
 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     if not checkpoint.with_name(ENCODER_FILE).exists():
         train_encoder(checkpoint, seed=seed)
     train.train(train.TrainConfig(seed=seed), checkpoint)
     export(folder, checkpoint)
+    commands.train(folder, checkpoint.with_name("planner.pt"), seed)
+    commands.export(folder, checkpoint.with_name("planner.pt"))
+    (folder / "adapters").mkdir(exist_ok=True)
+    for style in STYLES:
+        if not (adapter := checkpoint.with_name(_adapter_file(style))).exists():
+            train_adapter(style, checkpoint=checkpoint)
+        shutil.copy(adapter, folder / "adapters" / adapter.name)
     evaluate(folder, write=True)
+    commands.evaluate(folder, write=True)
 
 
 @app.command("train-encoder")
@@ -72,8 +83,12 @@ def train_adapter(
 
     if style not in adapter.STYLES:
         raise ConfigError(f"there is no style {style!r}", fix=f"one of {', '.join(adapter.STYLES)}")
-    out = file or checkpoint.with_name(f"{style.replace(' ', '-')}.safetensors")
+    out = file or checkpoint.with_name(_adapter_file(style))
     adapter.train_style(style, checkpoint, out, adapter.AdapterConfig(steps=steps))
+
+
+def _adapter_file(style: str) -> str:
+    return f"{style.replace(' ', '-')}.safetensors"
 
 
 @app.command()
