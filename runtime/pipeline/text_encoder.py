@@ -31,7 +31,7 @@ CACHE_ENTRIES = 256
 CONDITION_NAME = "condition"
 # The header of a file with one tensor is short; a longer one is not parsed.
 MAX_CONDITION_HEADER_BYTES = 4096
-MAX_VOCABULARY = 1000
+MAX_VOCABULARY = 2000
 PHRASE_ENDS = re.compile(r"[,;|\r\n]|[.:!?]+(?:\s|$)")
 PUNCTUATION = " \t.:!?…-–—_/*+=()[]{}\"'“”„‘’«»"
 
