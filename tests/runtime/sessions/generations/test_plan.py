@@ -10,6 +10,7 @@ from helpers.live_simulation import CHANNELS, FRAME, FRAME_RATE, HINT, HOP, NUMB
 from helpers.simulated_form import FRAMES_PER_CODE, SimulatedForm
 
 from runtime.errors import EngineError, RequestError
+from runtime.requests.form.section_prompts import section_prompts
 from runtime.requests.options import GenerationOptions
 from runtime.sessions.generations.plan import MAX_EDITS, MAX_PLAN_WAIT_S, SessionPlan
 from runtime.sessions.hosting.work import make_part
@@ -155,7 +156,8 @@ def test_prompts_say_which_layers_sound_in_each_section() -> None:
     first = round(start_s * FRAME_RATE)
     job = [job for job in simulation.jobs if job.segment.start_frame < first < job.segment.start_frame + 64][-1]
     row = first - job.segment.start_frame
-    weights = {item.text: item.weight[row - 1 : row + 1] for item in job.options.prompt}
+    prompts = section_prompts(session_plan(simulation).facts.spec, job.options.prompt, job.sections, 0, 64)
+    weights = {item.text: item.weight[row - 1 : row + 1] for item in prompts}
     assert weights == {"calm, drums": [1.0, 0.0], "calm, no drums": [0.0, 1.0]}
 
 

@@ -404,7 +404,7 @@ def test_words_of_a_new_session_are_found_in_the_thread_for_them(drive: Drive, m
 def test_words_of_the_newest_texts_are_found_in_another_thread(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     may_find, found = threading.Event(), list[tuple[str, ...]]()
 
-    def find(_: Any, texts: tuple[str, ...]) -> list[Any]:
+    def find(_: Any, texts: tuple[str, ...], *others: Any) -> list[Any]:
         may_find.wait(WAIT_S)
         found.append(texts)
         return []

@@ -164,16 +164,23 @@ class PlanHost:
 
     def __init__(self, kinds: Iterator[type[SimulatedForm]]) -> None:
         self.forms: list[SimulatedForm] = []
+        self.begun: list[PlanBeginning] = []
         self.calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.made: list[PlanPart | TickError] = []
         self.is_opened = threading.Semaphore(0)
         self._kinds = kinds
-        self.work = PlanWork(self._open, self.calls.put)
+        self.work = PlanWork(self._open, self._with_drawn, self.calls.put)
 
     def _open(self, begin: PlanBeginning) -> SimulatedForm:
+        self.begun.append(begin)
         self.forms.append(next(self._kinds)(begin))
         self.is_opened.release()
         return self.forms[-1]
+
+    @staticmethod
+    def _with_drawn(options: GenerationOptions) -> GenerationOptions:
+        assert threading.current_thread().name.startswith("live-plan")
+        return options.model_copy(update={"prompt": f"{options.prompt}, drawn".lstrip(", ")})
 
     def start(self, begin: PlanBeginning | None, change: PlanChange | None = None) -> None:
         self.work.start(MakePlan(1, begin, change, 0, 50), self.made.append)
@@ -198,6 +205,18 @@ def test_parts_are_made_in_order_and_reported_on_the_hosts_thread(plan_host: Pla
     assert isinstance(second, PlanPart)
     assert (len(first.hints), second.hints[0, 0], second.hints[5, 0]) == (50, 7.0, first.hints[5, 0])
     assert second.state.codes.tolist() == [7]
+
+
+def test_a_plan_is_for_prompts_with_what_the_seed_draws(plan_host: PlanHost) -> None:
+    plan_host.start(BEGIN)
+    plan_host.start(None, PlanChange(25, options=GenerationOptions(prompt="calm")))
+    first, second = plan_host.take(), plan_host.take()
+    assert isinstance(first, PlanPart)
+    assert isinstance(second, PlanPart)
+    assert plan_host.begun[0].options.prompt == "drawn"
+    other = SimulatedForm(plan_host.begun[0])
+    other.change(GenerationOptions(prompt="calm, drawn"), 25)
+    assert np.array_equal(second.hints, other.hints(0, 50))
 
 
 def test_what_fails_is_reported(plan_host: PlanHost) -> None:
