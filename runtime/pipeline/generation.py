@@ -71,21 +71,22 @@ class LongGeneration:
         pipeline.bundle.options.check(dict(options))
         self._given, thinking = options, None
         self._caller = Caller(inputs.client) if caller is None else caller
-        self._pipeline, self._inputs = pipeline, inputs
         if pipeline.planner is not None and not is_endless and is_planned(options, inputs, pipeline.bundle):
-            thinking = pipeline.planner.think(self._with_drawn(options), self.seed, self._caller)
+            thinking = pipeline.planner.think(pipeline.with_drawn(options, self.seed), self.seed, self._caller)
             options = options.model_copy(update={**thinking.filled, "task": None})
         self.total_frames = None if is_endless else pipeline.total_frames(options, inputs.known)
         self.total_samples = None if is_endless else pipeline.total_samples(options, inputs.known)
         self.plan: AnyPlan | None = None
         if pipeline.planner is not None and thinking is not None and self.total_frames is not None:
-            drawn = self._with_drawn(options)
+            drawn = pipeline.with_drawn(options, self.seed)
             self.plan = pipeline.planner.plan(drawn, thinking, self.seed, self.total_frames, self._caller)
-            self._inputs = inputs = replace(inputs, hints=np.empty((0, pipeline.bundle.latents.channels), np.float32))
+            inputs = replace(inputs, hints=np.empty((0, pipeline.bundle.latents.channels), np.float32))
         if self.total_frames is not None:
             options = settled_options(options, inputs, self.total_frames, pipeline.bundle)
         self.options = options
         self.done_frames = 0
+        self._pipeline = pipeline
+        self._inputs = inputs
         self._index = 0
         self._tail = np.empty((0, pipeline.bundle.latents.channels), np.float32)
 
@@ -116,7 +117,7 @@ class LongGeneration:
         segment = self.segment
         if segment is None:
             return None
-        options = self._with_drawn(self.options)
+        options = self._pipeline.with_drawn(self.options, self.seed)
         options = options.model_copy(update={"seed": segment_seed(self.seed, self._index)})
         if self.plan is not None:
             self._inputs = replace(self._inputs, hints=self._planned_hints(self.plan, segment))
@@ -134,10 +135,6 @@ class LongGeneration:
     def close(self) -> None:
         """End its plan where that is still being made; any thread may call it."""
         self._caller.leave()
-
-    def _with_drawn(self, options: GenerationOptions) -> GenerationOptions:
-        """What is generated of options; they say what was given."""
-        return options if self._inputs.condition is not None else self._pipeline.with_drawn(options, self.seed)
 
     def _planned_hints(self, plan: AnyPlan, segment: Segment) -> Latents:
         """Hints `[N, C]` from frame 0 to the segment's end, as far as there are frames."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class PromptMeaning:
     def played_text(self) -> str:
         """The text that the model gets."""
         return self.text if self.drawn is None else f"{self.text}, {self.drawn[1]}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """As JSON has it."""
+        meaning = {kind: list(names) for kind, names in self.names.items()}
+        return {"plays": str(self), "meaning": meaning, "drawn": dict([self.drawn] if self.drawn else [])}
 
     def __str__(self) -> str:
         said = "; ".join(", ".join(names) for names in self.names.values())

@@ -332,10 +332,10 @@ def test_it_shows_what_an_osc_surface_turns(serve: Serve, open_page: OpenPage) -
 def test_it_shows_the_words_that_the_model_does_not_understand(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     page.fill("#prompt-a", "calm pads, yodel trio")
-    page.wait_for_function("() => document.getElementById('unknown-a').textContent === 'not understood: yodel trio'")
+    page.wait_for_function("() => document.getElementById('words-a').textContent === 'not understood: yodel trio'")
     page.fill("#prompt-a", "calm pads and bass")
-    page.wait_for_function("() => document.getElementById('unknown-a').textContent === ''")
-    assert page.inner_text("#unknown-b") == ""
+    page.wait_for_function("() => document.getElementById('words-a').textContent === ''")
+    assert page.inner_text("#words-b") == ""
 
 
 def test_extend_plays_on(server: Any, open_page: OpenPage) -> None:

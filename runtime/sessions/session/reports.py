@@ -124,15 +124,13 @@ def prompt_words(
 
 
 def _meaning(model: LiveModel, text: str, options: GenerationOptions, seed: int) -> dict[str, Any]:
-    """Members of TextWords; none where the model does not tell, or cannot encode the text, which its generation says."""
+    """Members of TextWords; none where the model does not tell, or cannot encode the text: its generation says so."""
     if model.meaning is None:
         return {}
     try:
-        found = model.meaning(text, options, seed)
+        return model.meaning(text, options, seed).values
     except TickError:
         return {}
-    names = {kind: list(names) for kind, names in found.names.items()}
-    return {"plays": str(found), "meaning": names, "drawn": dict([found.drawn] if found.drawn else [])}
 
 
 def state(
