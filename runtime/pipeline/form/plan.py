@@ -14,7 +14,7 @@ from runtime.errors import TickError
 from runtime.language.sequence import ENDLESS
 from runtime.pipeline.form.edits import code_at, continued, cut, following, num_made, section_at, with_codes
 from runtime.pipeline.form.fitting import bars_of, fitted
-from runtime.pipeline.form.pages import CodesPage, codes_page, plan_page
+from runtime.pipeline.form.pages import CodesPage, codes_page, layers_of_codes, plan_page
 from runtime.pipeline.form.prompt import SongPrompt, read_prompt
 from runtime.pipeline.sequences import Caller, SequenceRun, Sequences
 from runtime.requests.form.rhythm import Rhythm
@@ -93,7 +93,7 @@ class FormPlan:
         with self._lock:
             oldest = self._oldest_frame
             return tuple(
-                section.planned(self._spec, self._total_frames)
+                section.planned(self._spec, self._total_frames, layers_of_codes(self._sequences.spec, section))
                 for section in self._sections
                 if section.end_frame > oldest and (self._total_frames or ENDLESS) > section.start_frame
             )

@@ -375,5 +375,7 @@ class SessionPlan:
 
 
 def _section(values: Mapping[str, Any]) -> PlannedSection:
-    codes = values["codes"]
-    return PlannedSection(**{**values, "layers": tuple(values["layers"]), "codes": codes and tuple(codes)})
+    codes, others = values["codes"], tuple(values["others"])
+    return PlannedSection(
+        **{**values, "layers": tuple(values["layers"]), "codes": codes and tuple(codes), "others": others}
+    )
