@@ -140,11 +140,13 @@ export class PromptPad extends EventTarget {
     this.texts.forEach((text, i) => {
       const found = words.find((one) => one.text === text);
       if (!found) return;
-      const unknown = found.unknown.length ? [`not understood: ${found.unknown.join(", ")}`] : [];
-      const near = Object.entries(found.near).flatMap(([word, others]) =>
-        others.map((other) => this.#nearWord(i, word, other)),
-      );
-      this.#note(i, ...unknown, ...near, ...(found.plays ? [unknown.length ? " · " : "", found.plays] : []));
+      const unknown = found.unknown.length ? [[`not understood: ${found.unknown.join(", ")}`]] : [];
+      const near = Object.entries(found.near).map(([word, others]) => [
+        `${word}:`,
+        ...others.flatMap((other) => [" ", this.#nearWord(i, word, other)]),
+      ]);
+      const parts = [...unknown, ...near, ...(found.plays ? [[found.plays]] : [])];
+      this.#note(i, ...parts.flatMap((part, k) => (k ? [" · ", ...part] : part)));
     });
   }
 
