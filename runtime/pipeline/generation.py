@@ -126,11 +126,14 @@ class LongGeneration:
 
     @property
     def meanings(self) -> tuple[PromptMeaning, ...]:
-        """What of each prompt is played, with what the seed draws; () where the model does not tell.
+        """What of each prompt is played, with what the seed draws, and at the tempo and in the key of its plan.
 
-        Raises RequestError, EngineError.
+        () where the model does not tell. Raises RequestError, EngineError.
         """
-        return () if self._inputs.condition is not None else self._pipeline.meanings(self.options, self.seed)
+        if self._inputs.condition is not None:
+            return ()
+        planned = {} if self.plan is None else self.plan.options
+        return self._pipeline.meanings(self.options.model_copy(update=planned), self.seed)
 
     def close(self) -> None:
         """End its plan where that is still being made; any thread may call it."""

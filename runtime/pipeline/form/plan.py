@@ -25,6 +25,7 @@ from runtime.requests.form.sections import (
     PlanSection,
     SectionRequest,
     Song,
+    header_options,
     header_values,
     item_of,
     song_of,
@@ -150,6 +151,11 @@ class FormPlan:
         if self._options.blend == "tokens":
             return prompt
         return section_prompts(self._spec, prompt, self.sections, 0, self._total_frames)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What its header says, by option of a prompt."""
+        return header_options(self.header)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config.plan_spec import BPM, METER, PlanSpec
+from runtime.config.plan_spec import BPM, KEY, METER, MODE, PlanSpec
 from runtime.errors import RequestError
 from runtime.requests.form.rhythm import Rhythm
 
@@ -122,6 +122,14 @@ def header_values(spec: PlanSpec, song: Song) -> dict[str, Any]:
     """What a song's header says, by field; the tempo exactly."""
     values = {found.name: found.value(token) for found, token in zip(spec.header, song.header, strict=True)}
     return {**values, BPM: round(song.rhythm.bpm, 3)}
+
+
+def header_options(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What a header says that prompts have options for: tempo, beats of a bar, and the key where there is one."""
+    if not header:
+        return {}
+    options = {"bpm": header[BPM], "time_signature": int(header[METER].split("/")[0])}
+    return options | ({"key": f"{header[KEY].capitalize()} {header[MODE]}"} if KEY in header and MODE in header else {})
 
 
 def given_header(spec: PlanSpec, tokens: Collection[int], bpm: float | None) -> dict[int, int]:

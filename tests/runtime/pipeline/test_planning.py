@@ -295,6 +295,17 @@ def test_sections_are_named_in_the_prompts_of_their_frames(form: Pipeline) -> No
     assert max(counts) <= len(layers)
 
 
+def test_what_is_played_is_told_at_the_tempo_of_the_plan(form: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[Any]()
+    monkeypatch.setattr(Pipeline, "meanings", lambda _, options, seed: told.append((options, seed)) or ())
+    generation = LongGeneration(form, options(seconds=2.4, plan_guidance=None))
+    assert generation.meanings == ()
+    ((said, seed),), header = told, generation.metadata().plan
+    assert (said.prompt, said.bpm, said.time_signature, seed) == ("calm", header["bpm"], int(header["meter"][0]), 3)
+    assert generation.options.bpm is None, "what was given stays"
+    generation.close()
+
+
 def test_planner_and_sections_get_what_the_seed_draws(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     planned, plan = list[Any](), Planner.plan
 
