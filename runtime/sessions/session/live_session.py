@@ -68,7 +68,8 @@ class LiveSession:
     def __init__(
         self, session_id: str, model: LiveModel, opened: Open, now_s: float, source: Latents | None = None
     ) -> None:
-        clock, seed = SessionClock(now_s), draw_seed() if opened.seed is None else opened.seed
+        given = opened.controls.get("seed") if opened.seed is None else opened.seed
+        clock, seed = SessionClock(now_s), draw_seed() if given is None else given
         controls = ControlState(model, clock, opened.controls, opened.prompts, opened.blend, seed)
         frames, playhead = model.canvas_frames(opened.seconds), Playhead(clock, model.sample_rate_hz)
         playhead.is_playing = not opened.paused
@@ -104,7 +105,7 @@ class LiveSession:
 
     @property
     def seed(self) -> int:
-        """The session's: a control of that name has no effect on what it draws."""
+        """The one that it was opened with: later changes of the control do not alter what it draws."""
         return int(self._controls.defaults["seed"])
 
     @property

@@ -158,6 +158,7 @@ def test_it_says_what_prompts_mean_and_the_session_draws_once(built: Built) -> N
     with tickrt.open(path) as model, model.live("chant", seed=5) as live:
         eventually(lambda: len(live.meanings) == 1)
         (first,) = live.meanings
+        assert [first] == [*model.generate("chant", seed=5, seconds=0.5, steps=1).meanings], "the seed draws the same"
         assert first.drawn is not None
         assert (first.text, first.names) == ("chant", {"genre": (first.drawn[1],)})
         live.set(seed=6)

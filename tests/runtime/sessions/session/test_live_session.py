@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,13 @@ def test_what_prompts_mean_follows_their_options_and_not_the_control_seed() -> N
     (faster,) = found_words(session, messages.SetControls(seq=4, values={"bpm": 120, "seed": 7})) or []
     assert (faster.meaning, faster.drawn) == ({"tempo": ["120 bpm"]}, first.drawn)
     assert LiveSession.restore(session.snapshot(0.0), session.model, 0.0).seed == session.seed == 5
+
+
+@pytest.mark.parametrize("opening", [{"seed": 5}, {"controls": {"seed": 5}}, {"seed": 5, "controls": {"seed": 6}}])
+def test_the_seed_of_a_session_is_the_one_that_it_is_opened_with(opening: dict[str, Any]) -> None:
+    session = LiveSession("s", MODEL, messages.Open(**opening), 0.0)
+    assert session.seed == 5
+    assert session.attach("token", 0.0, keep_s=60.0).controls.seed == opening.get("controls", opening)["seed"]
 
 
 def test_a_prompt_that_cannot_be_encoded_has_words_and_no_meaning() -> None:
