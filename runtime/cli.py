@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.text_encoder import read_condition
 from runtime.progress import ProgressMeter, open_progress
 from runtime.requests.options import parse_options
+from runtime.requests.prompt_words import PromptMeaning
 from runtime.terminal import Terminal, exit_on_error, print_line
 
 STDOUT = Path("-")
@@ -245,6 +246,8 @@ def _run(job: Job) -> None:
         words = None if condition is not None else pipeline.prompt_words(options)
         if words and not words.is_complete and not job.quiet:
             print_line(str(words), console)
+        for line in () if job.quiet else _played(generation.meanings):
+            print_line(line, console)
         player = stack.enter_context(closing(_open_player(pipeline, generation))) if job.play else None
         progress = open_progress(generation.num_segments or 1, console, quiet=job.quiet)
         with closing(progress), _output(job.out) as file:
@@ -255,6 +258,13 @@ def _run(job: Job) -> None:
         if player is not None:
             with exit_on_error("interrupted while playing"):
                 player.finish()
+
+
+def _played(meanings: Sequence[PromptMeaning]) -> Iterator[str]:
+    """A line for each prompt of which the model tells what it plays."""
+    for meaning in meanings:
+        if said := str(meaning):
+            yield f"{meaning.text} plays: {said}" if len(meanings) > 1 else f"plays: {said}"
 
 
 def _open_player(pipeline: Pipeline, generation: LongGeneration) -> AudioPlayer:

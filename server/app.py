@@ -37,6 +37,8 @@ EXPOSED_HEADERS = (
     "X-Parameters",
     "X-Parameters-Omitted",
     "X-Prompt-Unknown",
+    "X-Prompt-Near",
+    "X-Prompt-Meaning",
     "X-Sample-Rate",
     "X-Channels",
     "X-Bit-Depth",

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -84,6 +85,14 @@ def test_every_package_is_listed() -> None:
     assert set(SETUPTOOLS["packages"]) == {
         "tickrt.configs", "tickrt.configs.demo", *(name.removeprefix("runtime.api.") for name in found)
     }  # fmt: skip
+
+
+def test_every_file_that_the_demo_names_is_in_the_wheel() -> None:
+    text = (ROOT / "configs" / "demo" / "bundle.toml").read_text(encoding="utf-8")
+    files = {*re.findall(r'"([^"\s]+\.(?:onnx|json|npy))"', text), "bundle.toml", "meaning.json"}
+    patterns = SETUPTOOLS["package-data"]["tickrt.configs.demo"]
+    assert "tokenizer.json" in files
+    assert not {file for file in files if not any(fnmatch(file, pattern) for pattern in patterns)}
 
 
 @pytest.mark.parametrize("command", sorted(PROJECT["scripts"]))

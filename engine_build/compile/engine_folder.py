@@ -68,6 +68,7 @@ def lock_of(folder: Path) -> Path:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Create the folder if needed and lock it against a second build; leftovers of a killed one are removed."""
+    # Nothing waits: a second build is refused at once.
     lock = filelock.FileLock(lock_of(folder), timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)

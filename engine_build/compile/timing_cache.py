@@ -57,5 +57,6 @@ def set_aside(path: Path) -> Path:
 def _locked(path: Path) -> Iterator[None]:
     """Lock against other builds. The lock is a separate file: the cache file itself is replaced, not rewritten."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Until other builds on this machine have merged their times; not while they measure.
     with filelock.FileLock(path.with_name(f"{path.name}.lock")):
         yield

@@ -134,6 +134,7 @@ class Worker:
         connection.close()
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
+                # Until it has seen the closed pipe and left its build; after CANCEL_S it is killed.
                 process.wait(CANCEL_S)
         finally:
             process.kill()  # no effect where it has ended
@@ -153,7 +154,9 @@ def main(descriptor: int) -> None:
     """The worker process: run tasks from the pipe until it closes."""
     connection: Connection[Any, Any] = Connection(descriptor)
     requests: Queue[tuple[Task, Any] | None] = Queue()
+    # `lock` keeps messages whole: the builder's own threads log at the same time.
     cancelled, lock = threading.Event(), threading.Lock()
+    # It reads ahead while a task runs, and so sees at once that the parent has closed the pipe.
     threading.Thread(target=_receive, args=(connection, requests, cancelled), daemon=True).start()
 
     def send(*message: Any) -> None:
@@ -161,6 +164,7 @@ def main(descriptor: int) -> None:
         with lock, contextlib.suppress(OSError):
             connection.send(message)
 
+    # Until the parent sends a task; None follows its closed pipe.
     while (received := requests.get()) is not None:
         task, request = received
         try:

@@ -243,21 +243,27 @@ def sampler_graph(vocabulary: int, candidates: int) -> onnx.ModelProto:
         return graph.op("Unsqueeze", name, graph.constant([1, 2], np.int64))
 
     axis = graph.constant([2], np.int64)
+    # Each sequence's rows of the logits: [R,G,V] -> [N,G,V].
     positive, negative = (graph.op("Gather", "logits", f"{sign}_row") for sign in ("positive", "negative"))
     guided = graph.op("Add", negative, graph.op("Mul", wide("guidance"), graph.op("Sub", positive, negative)))
     scores = graph.op("Where", "allowed", guided, graph.constant(np.finfo(np.float32).min))
+    # [N,G,K], from the largest down: of scores, and of their places in the vocabulary.
     top, places = graph.ops("TopK", 2, scores, graph.constant([count], np.int64), axis=-1)
     peak = graph.op("Slice", top, graph.constant([0], np.int64), graph.constant([1], np.int64), axis)
+    # Less the largest, so that no exponential overflows.
     top = graph.op("Sub", top, peak)
     kept = _kept(graph, graph.op("Sub", scores, peak), top, count, wide("top_k"), wide("top_p"))
     weights = graph.op("Exp", graph.op("Div", top, wide("temperature")))
     weights = graph.op("Where", kept, weights, graph.constant(0.0))
-    summed = graph.op("CumSum", weights, graph.constant(2, np.int64))
+    summed = graph.op("CumSum", weights, graph.constant(2, np.int64))  # [N,G,K]
     total = graph.op("Slice", summed, graph.constant([-1], np.int64), graph.constant([2**31 - 1], np.int64), axis)
+    # The inverse CDF: as many candidates as end at or below `uniform` of the whole weight come before the drawn one.
     limit = graph.op("Mul", graph.op("Unsqueeze", "uniform", axis), total)
     below = graph.op("Cast", graph.op("LessOrEqual", summed, limit), to=onnx.TensorProto.INT64)
+    # Rounding may leave the sum at or below the limit: then the last candidate that is left is drawn.
     rank = graph.op("Min", graph.op("ReduceSum", below, axis), _last(graph, kept, axis))
-    tokens = graph.op("Squeeze", graph.op("GatherElements", places, rank, axis=2), axis)
+    tokens = graph.op("Squeeze", graph.op("GatherElements", places, rank, axis=2), axis)  # [N,G]
+    # Infinite, or no number, where any logit is: one comparison finds both.
     size = graph.op("ReduceSum", graph.op("Abs", guided), graph.constant([1, 2], np.int64), keepdims=0)
     outputs = {
         "tokens": tokens,

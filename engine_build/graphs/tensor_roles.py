@@ -25,6 +25,7 @@ WORDS = {
     "J": "width of a head",
     "L": "condition tokens",
     "M": "capacity",
+    "N": "names of a meaning",
     "O": "output features",
     "P": "condition tokens",
     "Q": "adapter rank",

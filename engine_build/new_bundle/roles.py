@@ -48,6 +48,7 @@ def decoder_roles(graph: Graph, given: Mapping[str, str], ask: Ask) -> dict[str,
     rest = [info for info in graph.inputs if info.name not in given.values()]
     found: dict[str, AssignedRole] = {}
     tensors = {info.name: info for info in (*graph.inputs, *graph.outputs)}
+    # In this order: what fits a role is told by the shapes of those before it.
     for role in NAMES:
         if role in given:
             found[role] = AssignedRole(role, tensors[given[role]], "given")
@@ -105,6 +106,7 @@ def _fits(role: str, info: TensorInfo, found: Mapping[str, AssignedRole]) -> boo
         return rank == 3 and isinstance(channels, int) and last == 2 * channels and _may_equal(info, velocity, 1)
     if role == "condition":
         return rank in (2, 3) and isinstance(last, int)
+    # A mask, [R,L]: only a condition of three dimensions has one.
     condition = found.get("condition")
     return condition is not None and rank == 2 and len(condition.tensor.shape) == 3
 

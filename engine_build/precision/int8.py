@@ -71,7 +71,7 @@ def with_int8_products(model: onnx.ModelProto, weights: InlineWeights) -> onnx.M
 
 def _rounded(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """[K,N] in 8 bits, and each output feature's scale [N]."""
-    scale = np.maximum(np.abs(weight).max(axis=0), np.float32(1e-12)) / np.float32(LARGEST)
+    scale = np.maximum(np.abs(weight).max(axis=0), np.float32(1e-12)) / np.float32(LARGEST)  # [N]
     return np.rint(weight / scale).astype(np.int8), scale
 
 

@@ -74,16 +74,16 @@ def _states(
     for index, condition in enumerate(_conditions(bundle, graph, prompts, threads)):
         fixed = dict(condition)
         if names.context is not None:
-            known = x[len(x) // 2 :]
-            values = np.concatenate([known, bundle.silence(frames - len(known))])
+            known = x[len(x) // 2 :]  # [K,C], the end of the generation before; none for the first
+            values = np.concatenate([known, bundle.silence(frames - len(known))])  # [T,C]
             wanted = np.ones((frames, bundle.latents.channels), np.float32)
             wanted[: len(known)] = 0
-            fixed[names.context] = np.stack([np.concatenate([values, wanted], axis=1)] * 2)
+            fixed[names.context] = np.stack([np.concatenate([values, wanted], axis=1)] * 2)  # [2,T,2C], both rows
         x = np.random.default_rng(seed + index).standard_normal((frames, bundle.latents.channels)).astype(np.float32)
         for t, following in pairwise(times):
             feed = {**fixed, names.latents: np.stack([x, x]), names.time: np.full(2, t, np.float32)}
             yield feed
-            negative, positive = runner.run([bundle.decoder.outputs.velocity], feed)[0]
+            negative, positive = runner.run([bundle.decoder.outputs.velocity], feed)[0]  # [T,C] each
             x = x + (following - t) * (negative + GUIDANCE * (positive - negative))
 
 
@@ -99,7 +99,7 @@ def _conditions(
     for positive in given:
         tokens = [positive if names.condition_mask is None else null, positive]
         longest = max(len(row) for row in tokens)
-        stacked = np.stack([np.pad(row, ((0, longest - len(row)), (0, 0))) for row in tokens])
+        stacked = np.stack([np.pad(row, ((0, longest - len(row)), (0, 0))) for row in tokens])  # [2,L,D]
         found = {names.condition: stacked if len(_condition_shape(bundle, graph)) == 3 else stacked[:, 0]}
         if names.condition_mask is not None:
             mask = [[float(index < len(row)) for index in range(longest)] for row in tokens]

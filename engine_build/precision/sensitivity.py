@@ -141,6 +141,7 @@ def _errors(
         found: NDArray[Any] = runner.run(output, {**feed, WHICH: np.array(which)})[0].astype(np.float64)
         return found
 
+    # -1 is the place of no product: all of them run exactly.
     exact = [velocity(feed, -1) for feed in feeds]
     sizes = [max(float(np.mean(wanted**2)), 1e-24) for wanted in exact]
     return [

@@ -51,7 +51,7 @@ def file_spec(
 ) -> EngineSpec:
     """The engine of one of the bundle's graphs, which has the tensors that bundle.toml says. Raises ConfigError."""
     graph = read_graph(bundle.graph_path(file))
-    check_ports(graph, inputs, outputs, {letter: samples[0][letter] for letter in samples[0] if letter in "ACDF"})
+    check_ports(graph, inputs, outputs, {letter: samples[0][letter] for letter in samples[0] if letter in "ACDFN"})
     check_free(graph, (*inputs, *outputs), {letter: (1, largest[letter]) for letter in "TWLY" if letter in largest})
     return EngineSpec(name, graph, tuple(inputs), tuple(outputs), tuple(samples), largest, ranges)
 

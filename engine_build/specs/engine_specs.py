@@ -2,7 +2,8 @@
 
 Shape letters: R rows, T frames, C latent channels, X context channels, L condition tokens, D condition width, S slots,
 K and N conditions and negatives per slot, B batch, A audio channels, W samples, P the text encoder's output tokens, Q
-packed rank of adapters, I and O input and output features of the matrices that they change, Y structure codes.
+packed rank of adapters, I and O input and output features of the matrices that they change, Y structure codes. Of text
+graphs N is the names that a prompt may mean.
 """
 
 from __future__ import annotations
@@ -251,14 +252,20 @@ def _structure_specs(bundle: Bundle, structure: StructureSpec) -> Iterator[Engin
 def _text_specs(bundle: Bundle, text_encoder: TextEncoderSpec, decoder: EngineSpec) -> Iterator[EngineSpec]:
     """The graphs that make condition tokens: text, lyrics, timbre."""
     known = {"D": decoder.largest["D"], "V": _vocabulary(bundle, text_encoder)}
-    yield _text_spec("text_encoder", "text_encoder", bundle, text_encoder, known)
+    meaning = []
+    if text_encoder.meaning is not None:
+        known["N"] = sum(map(len, bundle.meaning_names().values()))
+        meaning = [Port("text_encoder.meaning.output", text_encoder.meaning.output, "BN")]
+    yield _text_spec("text_encoder", "text_encoder", bundle, text_encoder, known, meaning)
     if text_encoder.lyrics is not None:
         yield _text_spec("lyric_encoder", "text_encoder.lyrics", bundle, text_encoder.lyrics, known)
     if bundle.timbre is not None:
         yield _timbre_spec(bundle, bundle.timbre, decoder.largest["D"])
 
 
-def _text_spec(name: str, table: str, bundle: Bundle, text: TextGraphSpec, known: Sizes) -> EngineSpec:
+def _text_spec(
+    name: str, table: str, bundle: Bundle, text: TextGraphSpec, known: Sizes, more: Iterable[Port] = ()
+) -> EngineSpec:
     longest = text.max_tokens
     ports = [
         Port(f"{table}.inputs.tokens", text.inputs.tokens, "BL", "int64", "count", "V"),
@@ -267,6 +274,7 @@ def _text_spec(name: str, table: str, bundle: Bundle, text: TextGraphSpec, known
     outputs = [
         Port(f"{table}.outputs.condition", text.outputs.condition, "BPD"),
         Port(f"{table}.outputs.mask", text.outputs.mask, "BP"),
+        *more,
     ]
     lengths = sorted({1, min(-(-longest // 2), SAMPLE_TOKENS), min(longest, SAMPLE_TOKENS)})
     samples = [{**known, "B": 1, "L": length, "P": length} for length in lengths]

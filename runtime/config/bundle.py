@@ -5,6 +5,7 @@ Shape letters: S slots, R rows, T frames, C latent channels, X context channels,
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from functools import cache, lru_cache
@@ -17,7 +18,7 @@ from pydantic import Field, model_validator
 
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.codec import CodecSpec
-from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
+from runtime.config.conditions import MeaningSpec, TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.controls import TEXT_OPTIONS, ControlsSpec
 from runtime.config.explain import TomlTable, read_toml, validated
 from runtime.config.option_ranges import OptionRanges
@@ -261,6 +262,14 @@ class Bundle(TomlTable):
         name = self.decoder.null_condition
         return None if name is None else _read_array(self.folder / name, None)
 
+    def meaning_names(self) -> Mapping[str, tuple[str, ...]]:
+        """By kind the names that a prompt may mean, in the order of the graph's output; {} where it has no such output.
+
+        Raises ConfigError where their file cannot be read.
+        """
+        meaning = None if self.text_encoder is None else self.text_encoder.meaning
+        return {} if meaning is None else _read_names(self.folder / meaning.names, meaning)
+
 
 def load_bundle(folder: Path) -> Bundle:
     """Read and check `folder/bundle.toml` and the arrays that it names.
@@ -282,6 +291,7 @@ def load_bundle(folder: Path) -> Bundle:
     bundle = validated(Bundle, {**table, "folder": folder}, str(path))
     bundle.silence(1)
     bundle.null_condition()
+    bundle.meaning_names()
     return bundle
 
 
@@ -315,3 +325,28 @@ def _read_array(path: Path, columns: int | None) -> NDArray[np.float32]:
         raise ConfigError(f"{path} does not hold {wanted}", fix="export the bundle again")
     array.flags.writeable = False
     return np.asarray(array)
+
+
+@lru_cache(maxsize=16)
+def _read_names(path: Path, meaning: MeaningSpec) -> Mapping[str, tuple[str, ...]]:
+    """Lists of names by kind."""
+    try:
+        kinds = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=list)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", fix="export the bundle again") from error
+    fix = f"correct it, or text_encoder.meaning in {BUNDLE_FILE}"
+    if not kinds or not isinstance(kinds, list) or not all(_is_kind(item) for item in kinds):
+        raise ConfigError(f'{path} does not hold names by kind, such as {{"genre": ["rock", "jazz"]}}', fix=fix)
+    found = {kind: tuple(names) for kind, names in kinds}
+    if len(found) < len(kinds):
+        raise ConfigError(f"{path} has a kind twice: {', '.join(kind for kind, _ in kinds)}", fix=fix)
+    if meaning.drawn and meaning.drawn not in found:
+        raise ConfigError(f"{path} has no kind {meaning.drawn!r} to draw from, it has {', '.join(found)}", fix=fix)
+    return found
+
+
+def _is_kind(item: object) -> bool:
+    """Whether this is a kind, and its names."""
+    if not isinstance(item, tuple) or not item[0].strip() or not isinstance(item[1], list):
+        return False
+    return bool(item[1]) and all(isinstance(name, str) and name.strip() for name in item[1])

@@ -73,6 +73,18 @@ class LyricsSpec(TextGraphSpec):
         return self
 
 
+class MeaningSpec(TomlTable):
+    """An output of the text's graph that tells what a prompt means: `[B,N]` float32, 1 where it means name number n.
+
+    names: a JSON file with lists of names by kind, in the order in which they are said; one after the other they are
+    the N names. drawn: the kind of which a prompt without any gets one, by the generation's seed.
+    """
+
+    output: str
+    names: str
+    drawn: str = ""
+
+
 class TextEncoderSpec(TextGraphSpec):
     """Text -> condition tokens. The empty text is the null condition.
 
@@ -91,6 +103,7 @@ class TextEncoderSpec(TextGraphSpec):
     prefix_tokens: int = Field(default=0, ge=0)
     order: tuple[Part, ...] = ("lyrics", "timbre", "text")
     lyrics: LyricsSpec | None = None
+    meaning: MeaningSpec | None = None
 
     @model_validator(mode="after")
     def _check_template(self) -> Self:

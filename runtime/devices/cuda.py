@@ -46,6 +46,8 @@ class CudaDevice:
         self._streams: list[int] = []
         self._idle_streams: deque[int] = deque()
         self._events = EventPool()
+        # Held while streams and memory are taken, and while a graph is captured: other threads wait for its end.
+        # Reentrant: what must not be in a capture is refused in its own thread, which would wait for itself otherwise.
         self._lock = threading.RLock()
         self._captured: int | None = None
         self._is_closed = False
@@ -92,6 +94,7 @@ class CudaDevice:
             self._refuse_in_capture("memory is taken")
             self.allocations += 1
             block = self._memory.take(prod(shape) * kind.itemsize)
+            # The device waits here, not the host: the old owner's work, then zeros, then the new owner's work.
             for event in self._record_all().events:
                 self._zeroing.wait(event)
             cuda_calls.zero(block.address, block.size_bytes, self._zeroing.handle)

@@ -118,6 +118,7 @@ class OnnxRuntimeEngine:
         self._graph = None if weights is None else weights.graph(self._path)
         self._sessions: dict[tuple[bool, int], ort.InferenceSession] = {}
         self._pool: ThreadPoolExecutor | None = None
+        # Held while a session opens: another thread that needs one waits for as long as reading the file takes.
         self._lock = threading.Lock()
         self._session(in_tick)
         threads = threads or num_cores()
@@ -141,6 +142,7 @@ class OnnxRuntimeEngine:
         if self.is_on_gpu:
             return OnnxRuntimeCudaExecution(self._session(True), self, tensors)
         parts = row_parts(self.inputs, self.outputs, tensors, self._num_parts)
+        # Parts are views of the caller's tensors, a range of rows each: nothing is copied.
         if len(parts) == 1:
             return OnnxRuntimeExecution(self._session(True), self, tensors)
         self._pool = self._pool or ThreadPoolExecutor(len(parts) - 1, thread_name_prefix=self.name)
@@ -293,6 +295,7 @@ class OnnxRuntimeCudaExecution(OnnxRuntimeExecution):
         The engine's first call finds out whether this release supports external captures: such a release refuses to
         record outside a capture, others ignore the option and run.
         """
+        # Known after the engine's first execute, and the same for all its executions.
         if self._engine.is_recordable is None:
             try:
                 self._run(self._recording)

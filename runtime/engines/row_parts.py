@@ -33,6 +33,7 @@ def row_parts(inputs: Infos, outputs: Infos, tensors: Mapping[str, Tensor], numb
     rows = tensors[next(iter(outputs))].shape[0] if named else 0
     if number == 1 or rows < MIN_ROWS * number:
         return [tensors]
+    # Parts differ by one row at most.
     ends = [rows * index // number for index in range(number + 1)]
     return [
         {name: _rows(tensor, *part) if axes.get(name) == axis else tensor for name, tensor in tensors.items()}
@@ -61,6 +62,7 @@ class PartsExecution:
         try:
             self._parts[0].launch(stream)
         finally:
+            # Until no thread uses the tensors, also where this part has failed: their owner may write to them next.
             wait(others)
         for other in others:
             other.result()

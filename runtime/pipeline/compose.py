@@ -191,7 +191,7 @@ class RequestComposer:
         self, options: GenerationOptions, segment: Segment, task: Task, timbre: Tokens | None
     ) -> tuple[Condition, ...]:
         def encode(text: str, field: str) -> Tokens:
-            return self._tokens(text, segment, field, _text_values(options, task, text, timbre), timbre)
+            return self._tokens(text, segment, field, text_values(options, task, text, timbre), timbre)
 
         if isinstance(options.prompt, str):
             return (Condition(encode(options.prompt, "prompt")),)
@@ -328,7 +328,7 @@ def no_timbre(bundle: Bundle) -> RequestError:
     return RequestError(f"bundle {bundle.name!r} has no [timbre]", field="timbre", fix="leave it out")
 
 
-def _text_values(options: GenerationOptions, task: Task, text: str, timbre: Tokens | None) -> dict[str, Any]:
+def text_values(options: GenerationOptions, task: Task, text: str, timbre: Tokens | None) -> dict[str, Any]:
     """What fills templates besides a prompt's text; nothing for what is unconditional."""
     options_given = {name: getattr(options, name) for name in given_options(options, TEXT_OPTIONS)}
     given = {name: value for name, value in options_given.items() if value != DEFAULTS.get(name)}

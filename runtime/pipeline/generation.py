@@ -35,6 +35,7 @@ from runtime.pipeline.planning import AnyPlan, is_planned
 from runtime.pipeline.sequences import Caller
 from runtime.pipeline.sources import kept_frames, settled_options
 from runtime.requests.options import GenerationOptions
+from runtime.requests.prompt_words import PromptMeaning
 from runtime.requests.request import GenerationRequest
 from runtime.requests.seeds import draw_seed, segment_seed
 from runtime.requests.segments import Latents, Segment
@@ -71,13 +72,14 @@ class LongGeneration:
         self._given, thinking = options, None
         self._caller = Caller(inputs.client) if caller is None else caller
         if pipeline.planner is not None and not is_endless and is_planned(options, inputs, pipeline.bundle):
-            thinking = pipeline.planner.think(options, self.seed, self._caller)
+            thinking = pipeline.planner.think(pipeline.with_drawn(options, self.seed), self.seed, self._caller)
             options = options.model_copy(update={**thinking.filled, "task": None})
         self.total_frames = None if is_endless else pipeline.total_frames(options, inputs.known)
         self.total_samples = None if is_endless else pipeline.total_samples(options, inputs.known)
         self.plan: AnyPlan | None = None
         if pipeline.planner is not None and thinking is not None and self.total_frames is not None:
-            self.plan = pipeline.planner.plan(options, thinking, self.seed, self.total_frames, self._caller)
+            drawn = pipeline.with_drawn(options, self.seed)
+            self.plan = pipeline.planner.plan(drawn, thinking, self.seed, self.total_frames, self._caller)
             inputs = replace(inputs, hints=np.empty((0, pipeline.bundle.latents.channels), np.float32))
         if self.total_frames is not None:
             options = settled_options(options, inputs, self.total_frames, pipeline.bundle)
@@ -115,11 +117,23 @@ class LongGeneration:
         segment = self.segment
         if segment is None:
             return None
-        options = self.options.model_copy(update={"seed": segment_seed(self.seed, self._index)})
+        options = self._pipeline.with_drawn(self.options, self.seed)
+        options = options.model_copy(update={"seed": segment_seed(self.seed, self._index)})
         if self.plan is not None:
             self._inputs = replace(self._inputs, hints=self._planned_hints(self.plan, segment))
             options = options.model_copy(update={"prompt": self.plan.prompts(options.prompt)})
         return self._pipeline.compose(options, segment, self._inputs, self._tail)
+
+    @property
+    def meanings(self) -> tuple[PromptMeaning, ...]:
+        """What of each prompt is played, with what the seed draws, and at the tempo and in the key of its plan.
+
+        () where the model does not tell. Raises RequestError, EngineError.
+        """
+        if self._inputs.condition is not None:
+            return ()
+        planned = {} if self.plan is None else self.plan.options
+        return self._pipeline.meanings(self.options.model_copy(update=planned), self.seed)
 
     def close(self) -> None:
         """End its plan where that is still being made; any thread may call it."""

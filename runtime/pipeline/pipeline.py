@@ -26,13 +26,14 @@ from runtime.engines.engine import Engine, EngineSet, condition_width
 from runtime.engines.loading import open_engine, open_engines, settle_kernels, warm_up
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
+from runtime.pipeline.meanings import prompt_meanings, with_drawn
 from runtime.pipeline.planning import Planner, open_planner
 from runtime.pipeline.structure import StructureCodec, no_structure, open_structure, parse_codes
 from runtime.pipeline.text_encoder import TextEncoder
 from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.option_types import MAX_SECONDS
 from runtime.requests.options import GenerationOptions, parse_options
-from runtime.requests.prompt_words import PromptWords
+from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment, generation_lengths, next_segment
 from runtime.tick.common_ticks import CommonTicks, common_ticks
@@ -281,6 +282,17 @@ class Pipeline:
             return None
         prompts = [options.prompt] if isinstance(options.prompt, str) else [item.text for item in options.prompt]
         return self.text_encoder.words([*prompts, options.negative_prompt])
+
+    def meanings(self, options: GenerationOptions, seed: int) -> tuple[PromptMeaning, ...]:
+        """What of the prompts is played, with what a generation's or a session's seed draws; () where it is not told.
+
+        Raises RequestError, EngineError.
+        """
+        return () if self.text_encoder is None else prompt_meanings(self.text_encoder, options, seed)
+
+    def with_drawn(self, options: GenerationOptions, seed: int) -> GenerationOptions:
+        """Options whose prompts have what this seed draws for them. Raises RequestError, EngineError."""
+        return options if self.text_encoder is None else with_drawn(self.text_encoder, options, seed)
 
     def _frames_for(self, seconds: float) -> int:
         codec, rate_hz = self.bundle.codec, self.bundle.latents.frame_rate_hz

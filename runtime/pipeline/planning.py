@@ -72,6 +72,10 @@ class AnyPlan(Protocol):
         """The prompts that its frames are generated with, of those that have hints."""
 
     @property
+    def options(self) -> dict[str, Any]:
+        """What it plays, by option of a prompt, beside what the generation's options say."""
+
+    @property
     def summary(self) -> dict[str, Any]:
         """What is planned, by name, and the codes once there are all."""
 
@@ -225,6 +229,11 @@ class CodesPlan:
     def prompts(self, prompt: PromptText) -> PromptText:
         """As they are."""
         return prompt
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """None: the generation's options have those that were thought of."""
+        return {}
 
     @property
     def summary(self) -> dict[str, Any]:

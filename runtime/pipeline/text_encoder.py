@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,11 @@ CONDITION_NAME = "condition"
 # The header of a file with one tensor is short; a longer one is not parsed.
 MAX_CONDITION_HEADER_BYTES = 4096
 MAX_VOCABULARY = 2000
+# Words of a text that near ones are looked for, how many of each, and the least share of letters that they have in
+# common: words that only look alike have less.
+MAX_NEAR_WORDS, NEAR_WORDS, NEAR_SHARE = 10, 2, 0.8
+MIN_NEAR_LETTERS = 4
+WORD = re.compile(r"[^\W_]+(?:[-'’][^\W_]+)*")
 PHRASE_ENDS = re.compile(r"[,;|\r\n]|[.:!?]+(?:\s|$)")
 PUNCTUATION = " \t.:!?…-–—_/*+=()[]{}\"'“”„‘’«»"
 
@@ -39,6 +45,7 @@ PUNCTUATION = " \t.:!?…-–—_/*+=()[]{}\"'“”„‘’«»"
 class TextEncoder:
     """The bundle's text encoder, with the cached tokens of the `cache_entries` texts used last. Any thread may call it.
 
+    names: by kind what prompts may mean; {} where the bundle does not tell.
     lyrics: the engine of their graph, and `timbre`, where the bundle has them. Raises ConfigError where the bundle has
     no text encoder or its tokenizer cannot be read.
     """
@@ -58,9 +65,12 @@ class TextEncoder:
         self.timbre = timbre
         self._tokenizer, self._unknown_id = read_tokenizer(bundle.folder / self.spec.tokenizer)
         self._phrases = lru_cache(cache_entries)(self._find_phrases)
+        self._near = lru_cache(cache_entries)(self._find_near)
         self._null_condition = bundle.null_condition()
         self._canvas_s = bundle.canvas_s
-        self._text = _TextGraph(engine, self.spec, self._tokenizer, cache_entries)
+        self.names = _checked_names(bundle, engine)
+        meaning = self.spec.meaning.output if self.spec.meaning else ""
+        self._text = _TextGraph(engine, self.spec, self._tokenizer, cache_entries, meaning)
         self._lyrics: _TextGraph | None = None
         if self.spec.lyrics is not None and lyrics is not None:
             self._lyrics = _TextGraph(lyrics, self.spec.lyrics, self._tokenizer, cache_entries)
@@ -87,14 +97,36 @@ class TextEncoder:
         """
         if not text and not values and timbre is None and self._null_condition is not None:
             return self._null_condition
-        parts = {"text": self._text.encode(self._full_text(text, seconds, values), field)}
+        parts = {"text": self._text.encode(self._full_text(text, seconds, values), field).tokens}
         if self._lyrics is not None:
             lyrics = filled(self._lyrics.spec.template, {**DEFAULTS, **values})
-            parts["lyrics"] = self._lyrics.encode(lyrics, "lyrics")
+            parts["lyrics"] = self._lyrics.encode(lyrics, "lyrics").tokens
         if self.timbre is not None:
             parts["timbre"] = self.timbre.silence if timbre is None else timbre
         ordered = [parts[name] for name in self.spec.order if name in parts]
         return ordered[0] if len(ordered) == 1 else np.concatenate(ordered)
+
+    @property
+    def drawn_kind(self) -> str:
+        """The kind of which prompts without any get one by their seed; "" where nothing is drawn."""
+        return "" if self.spec.meaning is None else self.spec.meaning.drawn
+
+    def meaning(
+        self, text: str, *, seconds: float | None = None, field: str = "prompt", values: Mapping[str, Any] = {}
+    ) -> Mapping[str, tuple[str, ...]]:
+        """What the same text means to `encode`: by kind the names; kinds that it has none of are left out.
+
+        {} where the bundle does not tell. Raises as `encode` does.
+        """
+        if not self.names or (not text and not values and self._null_condition is not None):
+            return {}
+        means = self._text.encode(self._full_text(text, seconds, values), field).means
+        ends = accumulate(map(len, self.names.values()))
+        found = {
+            kind: tuple(name for name, is_meant in zip(names, means[end - len(names) : end], strict=True) if is_meant)
+            for (kind, names), end in zip(self.names.items(), ends, strict=True)
+        }
+        return {kind: names for kind, names in found.items() if names}
 
     def words(self, texts: Iterable[str]) -> PromptWords:
         """Which phrases of texts are understood: the characters that the tokenizer makes its unknown token of are not.
@@ -103,7 +135,12 @@ class TextEncoder:
         """
         phrases = [phrase for text in texts for phrase in self._phrases(text)]
         known, unknown = ([text for is_known, text in phrases if is_known is wanted] for wanted in (True, False))
-        return PromptWords(tuple(dict.fromkeys(known)), tuple(dict.fromkeys(unknown)))
+        near = {word: self._near(word.lower()) for word in WORD.findall(" ".join(unknown))[:MAX_NEAR_WORDS]}
+        return PromptWords(
+            tuple(dict.fromkeys(known)),
+            tuple(dict.fromkeys(unknown)),
+            {word: others for word, others in near.items() if others},
+        )
 
     @cached_property
     def vocabulary(self) -> tuple[str, ...] | None:
@@ -114,7 +151,14 @@ class TextEncoder:
         if not isinstance(self._tokenizer.model, WordLevel) or self._tokenizer.get_vocab_size() > MAX_VOCABULARY:
             return None
         words = {self._tokenizer.decode([number]) for number in range(self._tokenizer.get_vocab_size())}
-        return tuple(sorted(word for word in words if self.words([word]) == PromptWords((word,))))
+        return tuple(sorted(word for word in words if self._phrases(word) == ((True, word),)))
+
+    def _find_near(self, word: str) -> tuple[str, ...]:
+        """The words of the vocabulary with its first letter that are written most like it, the nearest first."""
+        if len(word) < MIN_NEAR_LETTERS:
+            return ()
+        others = [other for other in self.vocabulary or () if other[0] == word[0]]
+        return tuple(get_close_matches(word, others, NEAR_WORDS, NEAR_SHARE))
 
     def _find_phrases(self, text: str) -> tuple[tuple[bool, str], ...]:
         """Phrases and whether they are understood: runs of known or of unknown tokens, cut at punctuation."""
@@ -143,16 +187,30 @@ class TextEncoder:
         return self.spec.text(text, self._canvas_s if seconds is None else seconds, values)
 
 
+class _Encoded(NamedTuple):
+    """tokens `[L, D]` float32, read-only. means `[N]`: which names a text means; () where the graph does not tell."""
+
+    tokens: Tokens
+    means: tuple[bool, ...] = ()
+
+
 class _TextGraph:
-    """A graph that makes condition tokens of a text, with a cache."""
+    """A graph that makes condition tokens of a text, with a cache. meaning: its output that tells what a text means."""
 
-    def __init__(self, engine: RunnableGraph, spec: TextGraphSpec, tokenizer: Tokenizer, cache_entries: int) -> None:
+    def __init__(
+        self,
+        engine: RunnableGraph,
+        spec: TextGraphSpec,
+        tokenizer: Tokenizer,
+        cache_entries: int,
+        meaning: str = "",
+    ) -> None:
         self.spec = spec
-        self._engine, self._tokenizer = engine, tokenizer
-        self._cache: ContentCache[Tokens] = ContentCache(cache_entries)
+        self._engine, self._tokenizer, self._meaning = engine, tokenizer, meaning
+        self._cache: ContentCache[_Encoded] = ContentCache(cache_entries)
 
-    def encode(self, text: str, field: str) -> Tokens:
-        """`[L, D]` float32, read-only. Raises RequestError for more than `max_tokens` tokens, EngineError."""
+    def encode(self, text: str, field: str) -> _Encoded:
+        """What the graph makes of it. Raises RequestError for more than `max_tokens` tokens, EngineError."""
         return self._cache.get(text, lambda: self._run(self._checked_ids(text, field)))
 
     def ids(self, text: str) -> list[int]:
@@ -169,7 +227,7 @@ class _TextGraph:
             )
         return ids
 
-    def _run(self, ids: list[int]) -> Tokens:
+    def _run(self, ids: list[int]) -> _Encoded:
         roles = self.spec.inputs
         tokens = np.array([ids], np.int64)
         outputs = run_once(self._engine, {roles.tokens: tokens, roles.mask: np.ones_like(tokens)})
@@ -182,7 +240,23 @@ class _TextGraph:
         if not len(kept):
             raise EngineError(f"{self._engine.name} returned a mask without any token")
         kept.flags.writeable = False
-        return kept
+        return _Encoded(kept, tuple((outputs[self._meaning][0] > 0.5).tolist()) if self._meaning else ())
+
+
+def _checked_names(bundle: Bundle, engine: RunnableGraph) -> Mapping[str, tuple[str, ...]]:
+    """The names of the bundle's meanings, one for each column of the graph's output. Raises ConfigError."""
+    spec, names = bundle.text_encoder, bundle.meaning_names()
+    if spec is None or spec.meaning is None:
+        return {}
+    output, count = engine.outputs.get(spec.meaning.output), sum(map(len, names.values()))
+    if output is None or output.shape[1:] != (count,):
+        found = "no such output" if output is None else f"one of shape {list(output.shape)}"
+        raise ConfigError(
+            f"{spec.meaning.names} has {count} names, expected an output {spec.meaning.output!r} [B, {count}] of "
+            f"{engine.name}; it has {found}",
+            fix="export the bundle again, then build its engines",
+        )
+    return names
 
 
 def encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> Encoding:

@@ -1,19 +1,23 @@
-"""Which words of a prompt are understood."""
+"""Which words of a prompt are understood, and what of it is played."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
 class PromptWords:
     """The phrases of texts that the text encoder understands, and those that it has no token for.
 
-    Both are as written, in the order of the texts, without repeats.
+    Both are as written, in the order of the texts, without repeats. near: by unknown word the words that the text
+    encoder understands and that are written most like it.
     """
 
     understood: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    near: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -22,4 +26,36 @@ class PromptWords:
 
     def __str__(self) -> str:
         understood = f"understood: {', '.join(self.understood) or 'nothing'}"
-        return f"{understood} · not understood: {', '.join(self.unknown)}" if self.unknown else understood
+        if not self.unknown:
+            return understood
+        near = "".join(f" · {word}: {' or '.join(others)}?" for word, others in self.near.items())
+        return f"{understood} · not understood: {', '.join(self.unknown)}{near}"
+
+
+@dataclass(frozen=True)
+class PromptMeaning:
+    """What of a prompt is played, as far as the model tells.
+
+    text: as written. names: by kind, such as "layers" or "genre". drawn: the kind of which it names nothing, and the
+    name that the seed draws for it and that it is played with; None where nothing is drawn.
+    """
+
+    text: str
+    names: Mapping[str, tuple[str, ...]]
+    drawn: tuple[str, str] | None = None
+
+    @property
+    def played_text(self) -> str:
+        """The text that the model gets."""
+        return self.text if self.drawn is None else f"{self.text}, {self.drawn[1]}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """As JSON has it."""
+        meaning = {kind: list(names) for kind, names in self.names.items()}
+        return {"plays": str(self), "meaning": meaning, "drawn": dict([self.drawn] if self.drawn else [])}
+
+    def __str__(self) -> str:
+        said = "; ".join(", ".join(names) for names in self.names.values())
+        drawn = "" if self.drawn is None else f"{self.drawn[0]} drawn by the seed: {self.drawn[1]}"
+        return " · ".join(filter(None, (said, drawn)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 
 SEED_BITS = 32
 
@@ -18,3 +19,9 @@ def segment_seed(seed: int, index: int) -> int:
     if index == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"tickrt {seed} {index}".encode()).digest()[:8], "little")
+
+
+def drawn_name(names: Sequence[str], seed: int) -> str:
+    """The one of these names that a seed draws."""
+    digest = hashlib.sha256(f"tickrt draws {seed}".encode()).digest()
+    return names[int.from_bytes(digest[:8], "little") % len(names)]

@@ -43,6 +43,7 @@ class Scheduler:
         """The slots that urgent submissions need now, the newest first: `freeze` them before `admit`."""
         if not self.waiting.num_urgent:
             return _NOTHING
+        # Overdue frozen ones take their places before urgent ones do.
         free = self.depth - self.num_shared - sum(not each.may_freeze for each in self.frozen.values())
         missing = max(0, self.waiting.num_urgent - max(0, free))
         newest = reversed([slot for slot in self.slots.values() if slot.may_freeze and slot.runner not in self._own])
@@ -72,6 +73,7 @@ class Scheduler:
         """Slots that count against `depth`; any thread may ask."""
         if not self._own:
             return len(self.slots)
+        # Of a copy: the thread of the ticks may change them meanwhile.
         return sum(slot.runner not in self._own for slot in tuple(self.slots.values()))
 
     @property
@@ -97,6 +99,7 @@ class Scheduler:
         """
         finished = []
         for slot in slots:
+            # By identity: a later submission may have the same id.
             if self.slots.get(slot.id) is slot:
                 if slot.is_last_step:
                     finished.append(self.slots.pop(slot.id))

@@ -341,6 +341,7 @@ class TickThread:
         for runner in self._runners:
             runner.use(engines)
         self._generation += 1
+        # Nothing uses them any more: runners have the new ones, and what was launched is complete.
         old.close()
 
     def _record(self, plan: Plan) -> TickRecord:

@@ -207,6 +207,9 @@ EXAMPLES = {
 }
 
 
+MEANING = "`plays` in one line, `meaning` by kind, `drawn` by kind what the seed draws where it names nothing of it"
+
+
 def audio_response() -> dict[int | str, dict[str, Any]]:
     """The OpenAPI entry of a generation's response."""
     binary = {"schema": {"type": "string", "format": "binary"}}
@@ -220,6 +223,8 @@ def audio_response() -> dict[int | str, dict[str, Any]]:
         "X-Parameters": {"description": "The options and the seed as JSON: a body that repeats the request", **text},
         "X-Parameters-Omitted": {"description": "Names of options that are too long for X-Parameters", **text},
         "X-Prompt-Unknown": {"description": "Prompt words that the model does not know, percent-encoded", **text},
+        "X-Prompt-Near": {"description": "As JSON: such a word -> those that are written most like it", **text},
+        "X-Prompt-Meaning": {"description": "What of each prompt is played, as JSON: " + MEANING, **text},
         "X-Sample-Rate": {"description": "Samples per second", **integer},
         "X-Channels": {"description": "Audio channels", **integer},
         "X-Bit-Depth": {"description": "Bits per sample of wav, pcm and flac", **integer},

@@ -266,8 +266,9 @@ def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
         "keyscale": values.get("key", ""),
         "timesignature": str(values.get("time_signature", "")),
     }
-    unknown = [word[:MAX_HEADER_WORD] for word in job.read.unknown_words[:MAX_HEADER_WORDS]]
-    said = {"without effect": wanted.ignored, "words that the model does not know": unknown}
+    unknown = [word[:MAX_HEADER_WORD] for word in job.read.words.unknown[:MAX_HEADER_WORDS]]
+    plays = [str(meaning) for meaning in job.read.meanings if str(meaning)]
+    said = {"without effect": wanted.ignored, "words that the model does not know": unknown, "plays": plays}
     info = [f"{wanted.task}, {job.generation.num_steps} steps", *(f"{k}: {', '.join(v)}" for k, v in said.items() if v)]
     return {
         "prompt": values["prompt"],

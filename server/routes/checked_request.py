@@ -18,6 +18,7 @@ from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.sequences import Caller
 from runtime.pipeline.text_encoder import parse_condition
+from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import Upload
@@ -26,12 +27,16 @@ if TYPE_CHECKING:
     from server.service.service import Service
 
 
+NO_WORDS = PromptWords()
+
+
 class ReadRequest(NamedTuple):
-    """A request whose inputs are read. unknown_words: of its prompts. uploaded_bytes: memory of the sources in it."""
+    """A request whose inputs are read. words, meanings: of its prompts. uploaded_bytes: memory of the sources in it."""
 
     generation: LongGeneration
     metadata: GenerationMetadata
-    unknown_words: tuple[str, ...] = ()
+    words: PromptWords = NO_WORDS
+    meanings: tuple[PromptMeaning, ...] = ()
     uploaded_bytes: int = 0
 
 
@@ -81,7 +86,7 @@ class CheckedRequest:
     def read(self, caller: Caller) -> ReadRequest:
         """Read the sources and draw the seed, in a worker thread. Raises RequestError and ProblemError."""
         body, sources = self.body, self.service.sources
-        words = self.pipeline.prompt_words(body)
+        words = self.pipeline.prompt_words(body) or NO_WORDS
         names = ("source_id", "target_id", "structure_id")
         ids = ((name, getattr(body, name)) for name in names)
         source, target, structure = (None if id_ is None else sources.latents(id_, name) for name, id_ in ids)
@@ -104,7 +109,7 @@ class CheckedRequest:
             structure=structure,
         )
         generation = LongGeneration(self.pipeline, body, inputs, caller=caller)
-        return ReadRequest(generation, generation.metadata(), words.unknown if words else (), uploaded_bytes)
+        return ReadRequest(generation, generation.metadata(), words, generation.meanings, uploaded_bytes)
 
     def _timbre(self, data: bytes | None) -> Latents | None:
         """The latents of the form's part `timbre`, or of an uploaded source."""

@@ -17,6 +17,7 @@ from runtime.audio.formats import FORMATS
 from runtime.audio.metadata import GenerationMetadata, ascii_json, without_longest
 from runtime.errors import DrainingError, EngineError, GenerationCancelledError, NonFiniteError, TickError
 from runtime.pipeline.sequences import Caller
+from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from server.asgi.problems import ProblemError
 from server.config import MIB
 from server.metrics.metrics import Metrics, Outcome
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 # Latents of a generation that are kept for a client that reads slower than they are made.
 AHEAD_BYTES = 8 * MIB
 # Proxies limit the headers of a response, often to 8 KiB in all.
-PARAMETERS_BYTES, PLAN_BYTES = 4096, 2048
+PARAMETERS_BYTES, PLAN_BYTES, MEANINGS_BYTES = 4096, 2048, 1024
 MAX_HEADER_WORDS, MAX_HEADER_WORD = 10, 20
 
 
@@ -119,8 +120,7 @@ class GenerationJob:
             "X-Accel-Buffering": "no",
             "Content-Disposition": f'inline; filename="{self.request.id}{FORMATS[name].suffix}"',
         }
-        if self.read.unknown_words:
-            headers["X-Prompt-Unknown"] = words_header(self.read.unknown_words)
+        headers |= prompt_headers(self.read.words, self.read.meanings)
         if self.request.is_latents or codec is None:
             return headers
         headers["X-Sample-Rate"] = str(body.sample_rate_hz or encoded_rate_hz(name, codec.sample_rate_hz))
@@ -189,6 +189,18 @@ def parameter_headers(metadata: GenerationMetadata) -> dict[str, str]:
     if plan := without_longest(metadata.plan, PLAN_BYTES):
         headers["X-Plan"] = ascii_json(plan)
     return headers | {"X-Parameters-Omitted": ", ".join(bounded.omitted)} if bounded.omitted else headers
+
+
+def prompt_headers(words: PromptWords, meanings: Sequence[PromptMeaning]) -> dict[str, str]:
+    """What of the prompts is not known, and what is played of them; nothing where that is nothing, or not told."""
+    headers, items = dict[str, str](), [meaning.values for meaning in meanings]
+    if words.unknown:
+        headers["X-Prompt-Unknown"] = words_header(words.unknown)
+    if words.near:
+        headers["X-Prompt-Near"] = ascii_json(words.near)
+    while len(text := ascii_json(items)) > MEANINGS_BYTES:
+        items.pop()
+    return headers | {"X-Prompt-Meaning": text} if items else headers
 
 
 def words_header(words: Sequence[str]) -> str:

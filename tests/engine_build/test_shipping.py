@@ -69,6 +69,7 @@ def test_adapters_go_along(built: Deployment, path: Path, tmp_path: Path, inside
     assert spec is not None
     write_peft(folder / "soft", random_factors(spec, 4, 0))
     path.write_text(path.read_text().replace('target = "cpu"', f'target = "cpu"\nadapters = "{folder}"'))
+    (tmp_path / "out").mkdir()  # an empty folder is taken
     ship(load_deployment(path), tmp_path / "out")
     found = load_deployment(tmp_path / "out" / "deployment.toml").adapters
     assert found == tmp_path / "out" / ("bundle/loras" if inside else "adapters")

@@ -6,6 +6,7 @@ decoder, masked tokens do not matter, and the codec has a receptive field and de
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,14 @@ WIDTH = 16
 CARRIER_FRAMES = 125
 VOCABULARY = 257
 START_TOKEN, UNKNOWN_TOKEN = "<s>", "<unk>"
+# Kind -> name -> the word that means it.
+MEANING = {
+    "layers": {"drums": "drums", "electric bass": "bass"},
+    "genre": {"rock": "rock", "jazz": "jazz", "ambient": "ambient"},
+    "tempo": {"150 bpm": "fast"},
+}
+NUM_NAMES = sum(map(len, MEANING.values()))
+TEXT_SEED = 3
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,8 @@ class TinySpec:
 
     condition: "tokens" `[R, L, D]`, "vector" `[R, D]`, or "" for a decoder without one. axes: what the decoder's graph
     calls R, T and L; an empty name leaves the dimension without one. conditions: lyrics, timbre, metadata and tasks.
-    planner: arguments of save_planner; with a planner there is structure, too.
+    planner: arguments of save_planner; with a planner there is structure, too. meaning: the text's graph says which
+    names of `MEANING` a text means, whose words the tokenizer then knows, and a genre is drawn.
     """
 
     channels: int = 8
@@ -63,6 +73,13 @@ class TinySpec:
     structure: bool = False
     planner: dict[str, Any] | None = None
     gain_db: float = 0.0
+    meaning: bool = False
+
+    @property
+    def known_words(self) -> tuple[str, ...]:
+        """The words of the tokenizer; () where it knows every byte."""
+        meant = (word for names in MEANING.values() for word in names.values())
+        return (*meant, *self.words) if self.meaning else self.words
 
     @property
     def context_channels(self) -> int:
@@ -94,7 +111,10 @@ def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -
         onnx.save(tiny_timbre_encoder(spec), folder / "timbre_encoder.onnx")
     if spec.text_encoder:
         onnx.save(tiny_text_encoder(spec), folder / "text_encoder.onnx")
-        tokenizer = word_tokenizer(spec.words) if spec.words else tiny_tokenizer()
+        tokenizer = word_tokenizer(spec.known_words) if spec.known_words else tiny_tokenizer()
+        if spec.meaning:
+            names = {kind: list(names) for kind, names in MEANING.items()}
+            (folder / "meaning.json").write_text(json.dumps(names), encoding="utf-8")
         tokenizer.save(str(folder / "tokenizer.json"))
     if spec.structure or spec.planner is not None:
         save_structure(folder, spec.channels)
@@ -190,7 +210,7 @@ def tiny_codec_encode(spec: TinySpec) -> onnx.ModelProto:
     return graph.model()
 
 
-def tiny_text_encoder(spec: TinySpec, seed: int = 3) -> onnx.ModelProto:
+def tiny_text_encoder(spec: TinySpec, seed: int = TEXT_SEED) -> onnx.ModelProto:
     """Embeddings plus a position ramp, zero where the mask is 0."""
     graph, weight = GraphWriter("text_encoder"), Weights(spec.seed + seed)
     tokens = graph.input(f"{spec.prefix}input_ids", ("batch", "tokens"), np.int64)
@@ -202,7 +222,19 @@ def tiny_text_encoder(spec: TinySpec, seed: int = 3) -> onnx.ModelProto:
     condition = graph.op("Mul", moved, _unsqueeze(graph, kept, 2))
     graph.output(f"{spec.prefix}condition", condition, ("batch", "tokens", spec.condition_width))
     graph.output(f"{spec.prefix}condition_mask", kept, ("batch", "tokens"))
+    if spec.meaning and seed == TEXT_SEED:
+        graph.output(f"{spec.prefix}meaning", _meaning(graph, spec, tokens), ("batch", NUM_NAMES))
     return graph.model()
+
+
+def _meaning(graph: GraphWriter, spec: TinySpec, tokens: str) -> str:
+    """`[B, N]`, 1 for the names whose words are there."""
+    known = word_tokenizer(spec.known_words)
+    ids = [known.token_to_id(word) for names in MEANING.values() for word in names.values()]
+    is_named = graph.op("Equal", _unsqueeze(graph, tokens, 2), graph.constant([ids], np.int64))
+    counts = graph.op("Cast", is_named, to=onnx.TensorProto.FLOAT)
+    counts = graph.op("ReduceSum", counts, graph.constant([1], np.int64), keepdims=0)
+    return graph.op("Min", counts, graph.constant(1.0))
 
 
 def tiny_timbre_encoder(spec: TinySpec) -> onnx.ModelProto:
@@ -380,6 +412,8 @@ graph = "text_encoder.onnx"
 tokenizer = "tokenizer.json"
 max_tokens = {spec.max_tokens}
 {tensors}"""
+    if spec.meaning:
+        text += f'meaning = {{ output = "{p}meaning", names = "meaning.json", drawn = "genre" }}\n'
     if not spec.conditions:
         return text
     return f"""{text}template = "{{prompt}} {{bpm}} {{key}} {{time_signature}} {{instruction}}"

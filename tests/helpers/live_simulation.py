@@ -233,8 +233,8 @@ class Simulation:
             case actions.EndPlan():
                 self._plans.clear()
                 self._form = None
-            case actions.FindWords(seq, texts):
-                self.session.words_found(seq, reports.prompt_words(self.session.model, texts))
+            case actions.FindWords(seq, texts, options, seed):
+                self.session.words_found(seq, reports.prompt_words(self.session.model, texts, options, seed))
             case actions.UpdateSteps(job_ids, patch, seq):
                 self.updates.append(action)
                 for flight in self.flights:

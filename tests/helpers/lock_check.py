@@ -15,6 +15,7 @@ class OwnedLock:
         self._lock, self._owner = threading.Lock(), 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        assert not (blocking and self.is_mine()), "a thread takes a lock that it holds"
         is_taken = self._lock.acquire(blocking, timeout)
         if is_taken:
             self._owner = threading.get_ident()
@@ -35,7 +36,10 @@ class OwnedLock:
 
 
 def lock_checked(kind: type[T], *names: str, lock: str = "_lock") -> type[T]:
-    """A class whose instances raise AssertionError where these attributes are touched without `lock`."""
+    """A class whose instances raise AssertionError where these attributes are touched without `lock`.
+
+    `lock` is the name of a lock, or of a condition with a lock of its own.
+    """
 
     class Checked(kind):  # type: ignore[misc, valid-type]
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -44,7 +48,7 @@ def lock_checked(kind: type[T], *names: str, lock: str = "_lock") -> type[T]:
             for name, value in list(values.items()):
                 if isinstance(value, threading.Condition) and value._lock is values[lock]:  # type: ignore[attr-defined]
                     values[name] = threading.Condition(owned)  # type: ignore[arg-type]
-            values[lock] = owned
+            values[lock] = threading.Condition(owned) if isinstance(values[lock], threading.Condition) else owned  # type: ignore[arg-type]
 
         def __getattribute__(self, name: str) -> Any:
             if name in names:
@@ -57,7 +61,8 @@ def lock_checked(kind: type[T], *names: str, lock: str = "_lock") -> type[T]:
             super().__setattr__(name, value)
 
         def _check_lock(self, name: str) -> None:
-            owned = vars(self).get(lock)
+            held = vars(self).get(lock)
+            owned = held._lock if isinstance(held, threading.Condition) else held  # type: ignore[attr-defined]
             assert not isinstance(owned, OwnedLock) or owned.is_mine(), f"{kind.__name__}.{name} without {lock}"
 
     return Checked

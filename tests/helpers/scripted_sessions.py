@@ -46,7 +46,7 @@ class ScriptedSession:
         self.job_ids: list[str] = []
         self.options: dict[str, Any] = {"prompt": "a", "seed": 1}
         self.client_seqs = ClientSeqs()
-        self.next_seq = 1
+        self.next_seq, self.seed = 1, 0
         self.controls: dict[str, Any] = {"guidance": 3.0}
         self.made.append(self)
 

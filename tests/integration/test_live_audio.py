@@ -10,10 +10,10 @@ import pytest
 
 from runtime.audio.formats import Pcm
 from runtime.config.deployment import Deployment
-from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.segments import Latents
 from runtime.sessions.hosting.services import live_model
+from runtime.sessions.hosting.work import compose_job
 from runtime.sessions.protocol import actions, messages
 from runtime.sessions.protocol.actions import DecodeWindow, SessionJob
 from runtime.sessions.protocol.frames import AudioChunk
@@ -79,8 +79,7 @@ class Player:
 
     def _generate(self, job: SessionJob) -> Latents:
         events: SimpleQueue[Event] = SimpleQueue()
-        inputs = GenerationInputs(source=job.source, noise=job.noise, session=job.id, client="live")
-        self.pipeline.loop.submit(self.pipeline.compose(job.options, job.segment, inputs, job.tail), events.put)
+        self.pipeline.loop.submit(compose_job(self.pipeline, job, seed=0, client="live"), events.put)
         while True:
             match events.get():
                 case Finished(latents=latents):

@@ -17,10 +17,10 @@ import pytest
 from helpers.live_sound import Sound
 
 from runtime.config.deployment import Deployment
-from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.segments import Latents
 from runtime.sessions.hosting.services import live_model
+from runtime.sessions.hosting.work import compose_job
 from runtime.sessions.protocol.actions import Action, Commit, DecodeWindow, SessionJob
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (
@@ -94,8 +94,7 @@ def latents_of(pipeline: Pipeline, job: SessionJob) -> Latents:
         elif isinstance(event, Failed):
             done.set_exception(event.error)
 
-    inputs = GenerationInputs(source=job.source, noise=job.noise, session=job.id)
-    pipeline.loop.submit(pipeline.compose(job.options, job.segment, inputs, job.tail), on_event)
+    pipeline.loop.submit(compose_job(pipeline, job, seed=0), on_event)
     return done.result(TIMEOUT_S)
 
 

@@ -15,6 +15,8 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
+from conftest import Built
+from helpers.backends import FEW_VARIANTS
 from helpers.http_harness import eventually
 from helpers.page_player import IS_HEARD, TAP, play
 from helpers.redis_server import redis_server
@@ -329,13 +331,35 @@ def test_it_shows_what_an_osc_surface_turns(serve: Serve, open_page: OpenPage) -
     assert page.inner_text("#messages") == ""
 
 
+def wait_for_note(page: Any, letter: str, pattern: str) -> None:
+    """Until the note beside a prompt is like this."""
+    page.wait_for_function(
+        "([id, pattern]) => new RegExp(pattern).test(document.getElementById(id).textContent)",
+        arg=[f"words-{letter}", pattern],
+    )
+
+
 def test_it_shows_the_words_that_the_model_does_not_understand(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     page.fill("#prompt-a", "calm pads, yodel trio")
-    page.wait_for_function("() => document.getElementById('unknown-a').textContent === 'not understood: yodel trio'")
+    wait_for_note(page, "a", r"^not understood: yodel trio( · |$)")
     page.fill("#prompt-a", "calm pads and bass")
-    page.wait_for_function("() => document.getElementById('unknown-a').textContent === ''")
-    assert page.inner_text("#unknown-b") == ""
+    wait_for_note(page, "a", "^(?!not understood)")
+    assert "not understood" not in page.inner_text("#words-b")
+
+
+def test_it_shows_what_of_a_prompt_is_played_and_offers_near_words(
+    serve: Serve, open_page: OpenPage, built: Built
+) -> None:
+    config = built(meaning=True, words=("calm", "chant"), more=FEW_VARIANTS).path
+    page = open_page(serve(config=config).url)
+    page.fill("#prompt-a", "fast jazz drumss, yodel")
+    wait_for_note(page, "a", r"^not understood: drumss, yodel · drumss: drums\? · jazz; 150 bpm$")
+    page.locator("#words-a").get_by_role("button", name="drums?").click()
+    wait_for_note(page, "a", r"^not understood: yodel · drums; jazz; 150 bpm$")
+    assert page.input_value("#prompt-a") == "fast jazz drums, yodel"
+    page.fill("#prompt-b", "chant")
+    wait_for_note(page, "b", r"^(rock|jazz|ambient) · genre drawn by the seed: \1$")
 
 
 def test_extend_plays_on(server: Any, open_page: OpenPage) -> None:

@@ -143,6 +143,7 @@ def test_the_grid_of_budgets_can_be_saved_compared_and_checked(built: Built, tmp
         (["CONFIG", "--compare", "absent.json"], 2, "absent.json cannot be read"),
         (["CONFIG", "--sweep", "depth=1", "--plot", "a.png"], 2, "not the name of an SVG file"),
         (["CONFIG", "--json", "absent/a.json"], 2, "there is no folder absent"),
+        (["CONFIG", "--sweep", "depth=1", "--plot", "absent/a.svg"], 2, "there is no folder absent"),
         (["absent.toml"], 2, "no configuration at absent.toml"),
         (["UNBUILT"], 3, "is not built"),
         (["CONFIG", "--target", "tensorrt"], 3, "tensorrt"),

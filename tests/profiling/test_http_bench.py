@@ -34,6 +34,12 @@ def test_a_refused_generation_ends_the_bench_with_the_problem(served: Served) ->
         measure(served.url, [{"prompt": "a", "steps": 0}], rounds=1)
 
 
+def test_a_folder_that_is_not_there_is_named_before_anything_is_measured() -> None:
+    refused = CliRunner().invoke(cli, ["absent.toml", "--json", "absent/a.json"])
+    assert refused.exit_code == 2
+    assert "there is no folder absent" in refused.stderr
+
+
 @pytest.mark.shipped
 def test_the_command_serves_the_deployment_and_prints_json_where_asked_for(built: Callable[..., Deployment]) -> None:
     options = ["--clients", "2", "--rounds", "1", "--seconds", "0.5", "--steps", "2"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 from conftest import Built
 from typer.testing import CliRunner
@@ -31,6 +32,13 @@ def test_a_profile_prints_tables_and_writes_every_report(built: Built, tmp_path:
     assert "| gemm |" in (tmp_path / "m.md").read_text()
     assert "<!doctype html>" in (tmp_path / "h.html").read_text()
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--layer-info", "--markdown", "--html", "--trace"])
+def test_a_folder_that_is_not_there_is_named_before_anything_is_measured(option: str) -> None:
+    refused = run("absent.toml", option, "absent/file")
+    assert refused.exit_code == 2
+    assert "there is no folder absent" in refused.stderr
 
 
 def test_engines_have_short_names(built: Built) -> None:

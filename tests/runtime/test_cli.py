@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,6 +85,28 @@ def test_a_prompt_is_written_as_a_file(generate: Generate, suffix: str) -> None:
     assert "1.50 s, seed 3" in result.stderr
     assert "real time" in result.stderr
     assert result.stdout == ""
+
+
+def test_what_of_the_prompts_is_played_is_printed(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = str(built(meaning=True, words=("calm", "chant"), more=FEW_VARIANTS).path)
+    monkeypatch.chdir(tmp_path)
+
+    def messages(*arguments: str) -> list[str]:
+        result = CliRunner().invoke(app, [config, "--steps", "1", "-o", "a.wav", *arguments])
+        assert result.exit_code == 0, result.output
+        return [line for line in result.stderr.splitlines() if "plays" in line or "drawn" in line]
+
+    assert messages("--prompt", "fast jazz drums") == ["plays: drums; jazz; 150 bpm"]
+    (drawn,) = messages("--prompt", "chant", "--seed", "5")
+    assert re.fullmatch(r"plays: (rock|jazz|ambient) · genre drawn by the seed: \1", drawn)
+    assert messages("--like", "a.wav") == [drawn]
+    assert messages("--prompt", "rock::1,0", "--prompt", "drums jazz::0,1") == [
+        "rock plays: rock",
+        "drums jazz plays: drums; jazz",
+    ]
+    assert messages("--prompt", "") == messages("--prompt", "fast", "--quiet") == []
 
 
 def test_unknown_words_of_the_prompts_are_printed(

@@ -51,6 +51,8 @@ def test_lines_without_a_terminal_and_a_bar_on_one() -> None:
     screen = io.StringIO()
     bar = open_progress(2, Console(file=screen, width=120, force_terminal=True), quiet=False)
     assert isinstance(bar, ProgressBar)
-    after_half(bar).close()
+    after_half(bar)
+    assert bar._progress.tasks[0].percentage == 75.0
+    bar.close()
     assert "segment 2/2, step 2/4, 12 ms per tick" in screen.getvalue()
     assert type(open_progress(2, Console(force_terminal=True), quiet=True)) is ProgressMeter

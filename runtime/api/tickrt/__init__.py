@@ -22,7 +22,7 @@ from runtime.errors import (
     ShapeError,
     TickError,
 )
-from runtime.requests.prompt_words import PromptWords
+from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from tickrt.audio import Audio
 from tickrt.live import Live
 from tickrt.model import Model, open
@@ -58,6 +58,7 @@ __all__ = [
     "NonFiniteError",
     "Options",
     "Prompt",
+    "PromptMeaning",
     "PromptWords",
     "QueueFullError",
     "RequestError",

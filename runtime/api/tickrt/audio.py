@@ -16,7 +16,7 @@ from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags
 from runtime.errors import ConfigError
-from runtime.requests.prompt_words import PromptWords
+from runtime.requests.prompt_words import PromptMeaning, PromptWords
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,7 +26,8 @@ class Audio:
     latents: float32 `[T, C]` at `frame_rate_hz`. seed: the one in use, given or drawn. options: those given and the
     seed, as plain values; `model.generate(**audio.options)` generates it again. bundle: the model's name and version.
     metadata: what its files say about it; None for files without.
-    prompt_words: which words of the prompts the model understands (`understood`, `unknown`).
+    prompt_words: which words of the prompts the model understands (`understood`, `unknown`, `near` those that are
+    written like unknown ones). meanings: what of each prompt is played; () where the model does not tell.
     """
 
     latents: NDArray[np.float32]
@@ -38,6 +39,7 @@ class Audio:
     _pcm: NDArray[np.float32] | None
     metadata: GenerationMetadata | None = None
     prompt_words: PromptWords = field(default_factory=PromptWords)
+    meanings: tuple[PromptMeaning, ...] = ()
 
     @property
     def pcm(self) -> NDArray[np.float32]:

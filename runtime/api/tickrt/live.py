@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, TickError
-from runtime.requests.prompt_words import PromptWords
+from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.sessions.protocol.messages import (
     Ack,
     ClientMessage,
@@ -112,6 +112,19 @@ class Live:
     def prompt_words(self) -> PromptWords:
         """Which words of the prompts and the negative prompt the model understands."""
         return self._sessions.words([*self._texts, self._negative_prompt])
+
+    @property
+    def meanings(self) -> tuple[PromptMeaning, ...]:
+        """What of each prompt is played, as found last, soon after a change; () where the model does not tell."""
+        told = (words for words in self._receiver.words if words.meaning)
+        return tuple(
+            PromptMeaning(
+                words.text,
+                {kind: tuple(names) for kind, names in words.meaning.items()},
+                next(iter(words.drawn.items()), None),
+            )
+            for words in told
+        )
 
     def __iter__(self) -> Self:
         return self

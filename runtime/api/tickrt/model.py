@@ -239,6 +239,7 @@ class Model:
             metadata=generation.metadata(),
             _pcm=np.concatenate(chunks) if codec else None,
             prompt_words=self._pipeline.prompt_words(generation.options) or PromptWords(),
+            meanings=generation.meanings,
         )
 
     def _stream(self, generation: LongGeneration) -> Generator[NDArray[np.float32], None, None]:

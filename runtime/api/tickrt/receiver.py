@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.sessions.playback.audio_ring import AudioRing
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Applied, Closed, Plan, Problem, Ready, ServerMessage, State
+from runtime.sessions.protocol.messages import Applied, Closed, Plan, Problem, Ready, ServerMessage, State, TextWords
 
 # While a change is being made, what can be read is what a player in real time would have played, and this much more.
 PACE_SLACK_S, PACE_MAX_S = 0.2, 10.0
@@ -20,13 +20,17 @@ RESUMED_S = 10.0
 
 
 class Receiver:
-    """The listener of a session: its audio, its last state, and why it has stopped. Filled by the host's thread."""
+    """The listener of a session: its audio, its last state, and why it has stopped. Filled by the host's thread.
+
+    words: of its prompts and negative prompt, as they were found last.
+    """
 
     def __init__(self, sample_rate_hz: int, channels: int) -> None:
         self.ring = AudioRing(sample_rate_hz, channels)
         self.state: State | None = None
         self.plan: Plan | None = None
         self.seed = 0
+        self.words: list[TextWords] = []
         self._rate_hz, self._channels = sample_rate_hz, channels
         self._error: TickError | None = None
         self._end: TickError | None = None
@@ -46,12 +50,13 @@ class Receiver:
                 case Ready():
                     if not self._continues(message):
                         self.ring.clear(message.next_sample)
-                    self.seed = message.controls.seed
+                    self.seed, self.words = message.controls.seed, message.controls.prompt_words
                 case State():
                     self.state = message
                 case Plan():
                     self.plan = message
                 case Applied(seq=seq, first_sample=first_sample):
+                    self.words = self.words if message.prompt_words is None else message.prompt_words
                     if seq >= self._pending_seq and first_sample is not None:
                         self._pending_seq = 0
                 case Problem():

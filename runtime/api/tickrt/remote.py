@@ -30,7 +30,6 @@ from runtime.sessions.protocol.frames import decode_chunk
 from runtime.sessions.protocol.messages import (
     SUBPROTOCOL,
     Ack,
-    Applied,
     ClientMessage,
     Close,
     Closed,
@@ -103,7 +102,7 @@ class RemoteSession:
         self._connection = ExitStack()
         self._ready, self._socket = self._open_anywhere(message)
         self.sample_rate_hz, self.channels = self._ready.sample_rate_hz, self._ready.channels
-        self._words, self._end_sample = self._ready.controls.prompt_words, self._ready.next_sample
+        self._end_sample = self._ready.next_sample
         self._receiver: Receiver
         self._is_connected, self._is_ended = threading.Event(), threading.Event()
         self._is_connected.set()
@@ -164,8 +163,12 @@ class RemoteSession:
 
     def words(self, texts: list[str]) -> PromptWords:
         """Which words of the prompts and the negative prompt are understood, as the server said last."""
-        understood = tuple(phrase for words in self._words for phrase in words.understood)
-        return PromptWords(understood, tuple(phrase for words in self._words for phrase in words.unknown))
+        known = self._receiver.words
+        return PromptWords(
+            tuple(phrase for words in known for phrase in words.understood),
+            tuple(phrase for words in known for phrase in words.unknown),
+            {word: tuple(near) for words in known for word, near in words.near.items()},
+        )
 
     def audio(self, pcm: NDArray[np.float32], seed: int, prompt_words: PromptWords) -> Audio:
         """PCM of the session as an Audio, without latents."""
@@ -273,7 +276,7 @@ class RemoteSession:
             self._send(Close())
             self._connection.close()
             return False
-        self._words, self._end_sample = ready.controls.prompt_words, ready.next_sample
+        self._end_sample = ready.next_sample
         self._receiver.on_message(ready)
         self._is_connected.set()
         return True
@@ -310,8 +313,6 @@ class RemoteSession:
                 return False
             self._finish(DrainingError(f"the session has ended: {message.reason}"))
             return True
-        if isinstance(message, Applied) and message.prompt_words is not None:
-            self._words = message.prompt_words
         self._receiver.on_message(message)
         return None
 

@@ -11,6 +11,7 @@ from runtime.devices.device import Device, Tensor
 from runtime.engines.tensorrt.library import Context, LoadedPlan
 
 _activation: WeakKeyDictionary[Device, Tensor] = WeakKeyDictionary()
+# Held while memory grows: by the thread of the ticks, those that open engines, and that of compiled kernels.
 _lock = threading.Lock()
 
 

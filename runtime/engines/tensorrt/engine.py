@@ -44,6 +44,7 @@ class TensorRtEngine:
         self.name, self.manifest = manifest.name, manifest
         self._device, self._is_in_tick = device, in_tick
         self._host: HostExecution | None = None
+        # Held for a whole execute on host arrays: callers of `run` and `profile` take turns. Ticks never wait for it.
         self._host_lock = threading.Lock()
         self._plan = self._load(folder, fix)
         if weights is not None:

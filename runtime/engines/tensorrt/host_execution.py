@@ -48,6 +48,7 @@ class HostBuffers:
         arrays = {name: self._stage(name, tensor) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
             self._device.download(arrays[name], tensor, stream)
+        # Until the copies are in the staging memory, which the next call overwrites.
         stream.record().wait()
         return {name: array.copy() for name, array in arrays.items()}
 
@@ -101,6 +102,7 @@ class HostExecution:
     def close(self) -> None:
         """Wait for pending work and destroy the contexts."""
         with suppress(EngineDeadError):
+            # Until no execute uses the contexts any more.
             self._stream.record().wait()
         while self._contexts:
             self._contexts.popitem()[1].close()

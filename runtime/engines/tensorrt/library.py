@@ -76,6 +76,7 @@ class Library:
 
 
 _library: Library | None = None
+# The first holds for the start of the library, the second while one plan is deserialized: loading threads take turns.
 _library_lock = threading.Lock()
 _load_lock = threading.Lock()
 
@@ -288,6 +289,7 @@ class Context:
         """
         for _ in range(WARM_UP_RUNS):
             self.launch(settings, stream)
+        # Until the warm-up is over, which would be part of the first times otherwise.
         stream.record().wait()
         # Reporting inside an enqueue would make it wait for the device.
         self._context.enqueue_emits_profile = False

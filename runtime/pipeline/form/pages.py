@@ -158,6 +158,16 @@ def _silent(planner: PlannerSpec, section: PlanSection) -> list[int | None]:
     return [next((token for token in silent if token in group.tokens), None) for group in planner.codes.groups]
 
 
+def layers_of_codes(planner: PlannerSpec, section: PlanSection) -> tuple[str, ...]:
+    """The layers that a section lacks and that its codes sound: made codes are silent there, given ones may not be."""
+    layers, silent = {token: layer for layer, token in _plan(planner).silent.items()}, _silent(planner, section)
+    if all(token is None for token in silent):
+        return ()
+    tokens = {token for code in set(section.codes) for token in planner.codes.tokens(code)}
+    groups = zip(planner.codes.groups, silent, strict=True)
+    return tuple(layers[token] for group, token in groups if token is not None and tokens & {*group.tokens} - {token})
+
+
 def _rests(spec: PlanSpec, section: PlanSection) -> dict[int, int]:
     """By token of silence of the section's layers how many codes in a row may have it: a bar of them."""
     layers = spec.layers.value(section.item[1]).split("+")

@@ -14,7 +14,7 @@ from runtime.errors import TickError
 from runtime.language.sequence import ENDLESS
 from runtime.pipeline.form.edits import code_at, continued, cut, following, num_made, section_at, with_codes
 from runtime.pipeline.form.fitting import bars_of, fitted
-from runtime.pipeline.form.pages import CodesPage, codes_page, plan_page
+from runtime.pipeline.form.pages import CodesPage, codes_page, layers_of_codes, plan_page
 from runtime.pipeline.form.prompt import SongPrompt, read_prompt
 from runtime.pipeline.sequences import Caller, SequenceRun, Sequences
 from runtime.requests.form.rhythm import Rhythm
@@ -25,6 +25,7 @@ from runtime.requests.form.sections import (
     PlanSection,
     SectionRequest,
     Song,
+    header_options,
     header_values,
     item_of,
     song_of,
@@ -93,7 +94,7 @@ class FormPlan:
         with self._lock:
             oldest = self._oldest_frame
             return tuple(
-                section.planned(self._spec, self._total_frames)
+                section.planned(self._spec, self._total_frames, layers_of_codes(self._sequences.spec, section))
                 for section in self._sections
                 if section.end_frame > oldest and (self._total_frames or ENDLESS) > section.start_frame
             )
@@ -150,6 +151,11 @@ class FormPlan:
         if self._options.blend == "tokens":
             return prompt
         return section_prompts(self._spec, prompt, self.sections, 0, self._total_frames)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What its header says, by option of a prompt."""
+        return header_options(self.header)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def section_prompts(
 
 
 def _words(spec: PlanSpec, section: PlannedSection) -> str:
-    return ", ".join(words[layer not in section.layers] for layer, words in spec.layer_words.items())
+    sounding = {*section.layers, *section.others}
+    return ", ".join(words[layer not in sounding] for layer, words in spec.layer_words.items())
 
 
 def _joined(prompt: str, words: str) -> str:

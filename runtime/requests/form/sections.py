@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config.plan_spec import BPM, METER, PlanSpec
+from runtime.config.plan_spec import BPM, KEY, METER, MODE, PlanSpec
 from runtime.errors import RequestError
 from runtime.requests.form.rhythm import Rhythm
 
@@ -27,7 +27,10 @@ class SectionRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedSection:
-    """A section of a plan, from `start_frame` to `end_frame`; codes: once there are all of them."""
+    """A section of a plan, from `start_frame` to `end_frame`; codes: once there are all of them.
+
+    others: layers that it lacks, and that codes which it was given sound all the same.
+    """
 
     index: int
     kind: str
@@ -36,6 +39,7 @@ class PlannedSection:
     start_frame: int
     end_frame: int
     codes: tuple[int, ...] | None
+    others: tuple[str, ...] = ()
 
     def values(self, rate_hz: float) -> dict[str, Any]:
         """As JSON has it, without its codes."""
@@ -86,13 +90,15 @@ class PlanSection:
         """The first bar after it."""
         return self.first_bar + self.bars
 
-    def planned(self, spec: PlanSpec, last_frame: int | None) -> PlannedSection:
-        """As users see it; a plan may end before it does."""
+    def planned(self, spec: PlanSpec, last_frame: int | None, others: tuple[str, ...] = ()) -> PlannedSection:
+        """As users see it; a plan may end before it does. others: as PlannedSection has them."""
         kind, layers, _ = (found.value(token) for found, token in zip(spec.item, self.item, strict=True))
         end = self.end_frame if last_frame is None else min(self.end_frame, last_frame)
         count = -(-end // self.song.rhythm.frames_per_code) - self.span.start
         codes = tuple(self.codes) if len(self.codes) >= min(count, len(self.span)) else None
-        return PlannedSection(self.index, kind, tuple(layers.split("+")), self.bars, self.start_frame, end, codes)
+        return PlannedSection(
+            self.index, kind, tuple(layers.split("+")), self.bars, self.start_frame, end, codes, others
+        )
 
 
 def song_of(spec: PlanSpec, header: Sequence[int], style: Sequence[int], bpm: float | None, rhythm: Rhythm) -> Song:
@@ -116,6 +122,14 @@ def header_values(spec: PlanSpec, song: Song) -> dict[str, Any]:
     """What a song's header says, by field; the tempo exactly."""
     values = {found.name: found.value(token) for found, token in zip(spec.header, song.header, strict=True)}
     return {**values, BPM: round(song.rhythm.bpm, 3)}
+
+
+def header_options(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What a header says that prompts have options for: tempo, beats of a bar, and the key where there is one."""
+    if not header:
+        return {}
+    options = {"bpm": header[BPM], "time_signature": int(header[METER].split("/")[0])}
+    return options | ({"key": f"{header[KEY].capitalize()} {header[MODE]}"} if KEY in header and MODE in header else {})
 
 
 def given_header(spec: PlanSpec, tokens: Collection[int], bpm: float | None) -> dict[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.errors import RequestError
 from runtime.requests.option_types import MAX_PROMPTS, AdapterOptions, WeightedPrompt
-from runtime.requests.options import GenerationOptions
+from runtime.requests.options import TEXT_OPTIONS, GenerationOptions, given_options
 from runtime.sessions.control.controls import (
     CONTROL_NAMES,
     LIVE_ONLY,
@@ -23,7 +23,7 @@ from runtime.sessions.control.controls import (
     prompt_weights,
 )
 from runtime.sessions.playback.playhead import Playhead, SessionClock
-from runtime.sessions.protocol.actions import CheckedControls, LiveModel
+from runtime.sessions.protocol.actions import NO_OPTIONS, CheckedControls, LiveModel
 from runtime.sessions.protocol.client_seqs import ClientSeqs
 from runtime.sessions.protocol.messages import Blend, LivePrompt, SetAdapter, SetControls
 from runtime.sessions.storage.document import damaged
@@ -31,8 +31,6 @@ from runtime.sessions.storage.document import damaged
 # A session's options have these always; numbers without ramps are these and the metadata.
 WHOLE_NUMBERS = ("seed", "steps")
 WITHOUT_RAMP = (*WHOLE_NUMBERS, "bpm", "time_signature")
-# Copies with other values are not validated: these are controls, or lie between two of them.
-NO_OPTIONS = GenerationOptions(prompt="")
 NO_PROMPT, NO_ADAPTER = WeightedPrompt(text=""), AdapterOptions(id="none")
 
 
@@ -247,6 +245,11 @@ class ControlState:
     def final_options(self) -> GenerationOptions:
         """Options of a generation with hints, once nothing moves."""
         return self._options_at(math.inf, has_source=False, has_structure=True)
+
+    def text_options(self) -> GenerationOptions:
+        """Options with those alone that fill the prompts' templates, once nothing moves."""
+        final = self.final_options()
+        return NO_OPTIONS.model_copy(update={name: getattr(final, name) for name in given_options(final, TEXT_OPTIONS)})
 
     def snapshot(self) -> dict[str, Any]:
         """JSON values that `restore` takes; times are relative to now."""

@@ -315,7 +315,7 @@ class Generations(ABC):
 
     def _running(self, job_id: str, segment: Segment, **job: Any) -> Running:
         key = self.key()
-        options = self.references.prompted(key[0], segment).model_copy(update={"seed": job.pop("seed")})
+        options = key[0].model_copy(update={"seed": job.pop("seed")})
         full_seq = self._controls.full_seq
         return Running(
             job=SessionJob(job_id, options, segment, full_seq=full_seq, **self.references.inputs(segment), **job),

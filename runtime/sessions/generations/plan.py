@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from runtime.errors import RequestError, TickError
-from runtime.requests.form.section_prompts import section_prompts
 from runtime.requests.form.sections import PlannedSection, SectionRequest, item_of
 from runtime.requests.form.state import PlanState
 from runtime.requests.options import GenerationOptions, parse_options
@@ -112,14 +111,14 @@ class SessionPlan:
             return None
         return self._hints.rows([known.start] * (known.start - first) + list(known))  # [known.stop - first, C]
 
-    def prompted(self, options: GenerationOptions, start: int, frames: int) -> GenerationOptions:
-        """Options of a generation of canvas frames from `start` on, whose prompts say what its sections sound like."""
+    def sections_in(self, start: int, frames: int) -> tuple[PlannedSection, ...]:
+        """Those of canvas frames from `start` on; theirs count from there."""
         first = 0 if self.origin is None else start - self.origin
-        inside = [each for each in self.sections if each.start_frame < first + frames and each.end_frame > first]
-        if options.blend == "tokens":  # its weights are no curves
-            return options
-        prompt = section_prompts(self.facts.spec, options.prompt, inside, first, frames)
-        return options.model_copy(update={"prompt": prompt})
+        return tuple(
+            replace(each, start_frame=each.start_frame - first, end_frame=each.end_frame - first)
+            for each in self.sections
+            if each.start_frame < first + frames and each.end_frame > first
+        )
 
     def has_hints(self, canvas_end: int) -> bool:
         """Whether they are known up to a canvas frame; frames are the plan's after a reset."""
@@ -376,5 +375,7 @@ class SessionPlan:
 
 
 def _section(values: Mapping[str, Any]) -> PlannedSection:
-    codes = values["codes"]
-    return PlannedSection(**{**values, "layers": tuple(values["layers"]), "codes": codes and tuple(codes)})
+    codes, others = values["codes"], tuple(values["others"])
+    return PlannedSection(
+        **{**values, "layers": tuple(values["layers"]), "codes": codes and tuple(codes), "others": others}
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.requests.options import GenerationOptions
+from runtime.requests.form.sections import PlannedSection
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Piece, PlacedSource
@@ -57,18 +57,15 @@ class References:
             return CheckedControls({})
         return CheckedControls({control: 1.0 - strength if is_source else strength})
 
-    def prompted(self, options: GenerationOptions, segment: Segment) -> GenerationOptions:
-        """Options with the words of the plan's sections, where there is one."""
-        if self.plan is None or not self.is_planned:
-            return options
-        return self.plan.prompted(options, segment.start_frame, segment.frames)
-
     def inputs(self, segment: Segment) -> dict[str, Any]:
-        """Members of a GenerationJob: source and hints `[T, C]` of a segment's frames, timbre `[F, C]`."""
+        """Members of a SessionJob: source, hints `[T, C]` and sections of a segment's frames, timbre `[F, C]`."""
         source, hints = (
             None if found is None else found.frames(segment.start_frame, segment.frames)
             for found in (self.source, self.structure)
         )
+        sections: tuple[PlannedSection, ...] = ()
         if self.plan is not None and self.is_planned:
             hints = self.plan.hints(segment.start_frame, segment.frames)
-        return {"source": source, "hints": hints, "timbre": None if self.timbre is None else self.timbre.piece.latents}
+            sections = self.plan.sections_in(segment.start_frame, segment.frames)
+        timbre = None if self.timbre is None else self.timbre.piece.latents
+        return {"source": source, "hints": hints, "timbre": timbre, "sections": sections}

@@ -13,7 +13,6 @@ from typing import Any
 
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import DrainingError, EngineDeadError, InternalError, QueueFullError, RequestError, TickError
-from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.form.plan import FormPlan
 from runtime.requests.options import StepOptions
 from runtime.requests.request import GenerationRequest
@@ -23,7 +22,7 @@ from runtime.sessions.hosting.controllers import Controllers
 from runtime.sessions.hosting.inbox import Inbox, Received, timed
 from runtime.sessions.hosting.services import Clock, HostServices, SessionListener
 from runtime.sessions.hosting.slots import Demand
-from runtime.sessions.hosting.work import PlanWork, expected, report
+from runtime.sessions.hosting.work import PlanWork, compose_job, expected, report
 from runtime.sessions.protocol import actions
 from runtime.sessions.protocol.actions import Action, DecodeWindow, SessionJob
 from runtime.sessions.protocol.frames import AudioChunk
@@ -92,7 +91,8 @@ class HostedSession:
         self._next_words: actions.FindWords | None = None
         if clock is not services.clock:
             session.wait_for_plan()
-        self._plans = PlanWork(self._open_form, services.call)
+        with_drawn = partial(services.pipeline.with_drawn, seed=session.seed)
+        self._plans = PlanWork(self._open_form, with_drawn, services.call)
         self.controllers = Controllers(session.values)
         self.demand = Demand(session_id, 0)
 
@@ -324,7 +324,8 @@ class HostedSession:
             self._next_words = action
             return
         self._words = action
-        finding = self._services.words_thread.submit(timed, partial(prompt_words, self.session.model, action.texts))
+        find = partial(prompt_words, self.session.model, action.texts, action.options, action.seed)
+        finding = self._services.words_thread.submit(timed, find)
         finding.add_done_callback(partial(report, self._services.call, partial(self.attempted, self._words_found)))
 
     def _words_found(self, found: tuple[list[TextWords], float] | BaseException) -> None:
@@ -357,14 +358,9 @@ class HostedSession:
 
     def _submit(self, job: SessionJob) -> None:
         services = self._services
-        inputs = GenerationInputs(
-            source=job.source, noise=job.noise, timbre=job.timbre, hints=job.hints, session=job.id, client=self.id
-        )
         self._times.mark("submitted", job.full_seq)
         services.generations_started += 1
-        composing = services.compose_threads.submit(
-            services.pipeline.compose, job.options, job.segment, inputs, job.tail
-        )
+        composing = services.compose_threads.submit(compose_job, services.pipeline, job, self.session.seed, self.id)
         self._jobs[job.id] = _Job(job.segment, job.full_seq, services.clock(), composing)
         done = partial(self.attempted, self._composed, job.id)
         composing.add_done_callback(partial(report, services.call, done))  # `done` on the host's thread

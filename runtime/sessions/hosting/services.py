@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.audio.formats import Latents
 from runtime.errors import ConfigError, RequestError, TickError
+from runtime.pipeline.meanings import prompt_meaning
 from runtime.requests.option_types import DcwOptions
 from runtime.requests.tasks import PLAIN_TASKS, known_tasks
 from runtime.requests.validation import plan_text_options, untaken_options
@@ -160,6 +162,9 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         | ({"task"} if known_tasks(bundle) == list(PLAIN_TASKS) else set()),
         ranges=bundle.options,
         words=pipeline.text_encoder.words if pipeline.text_encoder else None,
+        meaning=partial(prompt_meaning, pipeline.text_encoder)
+        if pipeline.text_encoder and pipeline.text_encoder.names
+        else None,
         catalog=lambda: pipeline.engines.adapters,
         plan=PlanFacts.of(bundle),
     )

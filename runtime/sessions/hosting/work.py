@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,11 +18,16 @@ from runtime.audio.codec_queue import Urgency
 from runtime.audio.finishing import soft_limited
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import DrainingError, TickError
-from runtime.sessions.protocol.actions import DecodeWindow, MakePlan, PlanBeginning, PlanPart
+from runtime.pipeline.compose import GenerationInputs
+from runtime.requests.form.section_prompts import section_prompts
+from runtime.requests.options import GenerationOptions
+from runtime.requests.request import GenerationRequest
+from runtime.sessions.protocol.actions import DecodeWindow, MakePlan, PlanBeginning, PlanPart, SessionJob
 from runtime.sessions.protocol.messages import WriteAudio
 
 if TYPE_CHECKING:
     from runtime.pipeline.form.plan import FormPlan
+    from runtime.pipeline.pipeline import Pipeline
 
 # A session may begin so late: those that play have less time.
 BEGIN_S = 0.4
@@ -92,6 +98,20 @@ def expected(given: T | BaseException) -> T | TickError:
     return given
 
 
+def compose_job(pipeline: Pipeline, job: SessionJob, seed: int, client: str = "") -> GenerationRequest:
+    """The request of a session's generation. seed: the session's. Raises RequestError, EngineError."""
+    inputs = GenerationInputs(
+        source=job.source, noise=job.noise, timbre=job.timbre, hints=job.hints, session=job.id, client=client
+    )
+    options, planner = pipeline.with_drawn(job.options, seed), pipeline.planner
+    if job.sections and options.blend != "tokens":  # whose weights are no curves
+        assert planner is not None
+        assert planner.spec.plan is not None
+        prompt = section_prompts(planner.spec.plan, options.prompt, job.sections, 0, job.segment.frames)
+        options = options.model_copy(update={"prompt": prompt})
+    return pipeline.compose(options, job.segment, inputs, job.tail)
+
+
 def make_part(form: FormPlan, work: MakePlan) -> PlanPart:
     """What a session asks for; `hints` blocks until it is made. Raises TickError."""
     if (change := work.change) is not None:
@@ -106,11 +126,17 @@ def make_part(form: FormPlan, work: MakePlan) -> PlanPart:
 class PlanWork:
     """Makes parts of a plan for the host's thread, which calls all methods; `call` puts results into its queue.
 
-    open_form: opens a plan; in the thread, which begins with the first work.
+    open_form: opens a plan; in the thread, which begins with the first work. with_drawn: what is planned for options;
+    in the thread, too.
     """
 
-    def __init__(self, open_form: Callable[[PlanBeginning], FormPlan], call: Call) -> None:
-        self._open_form, self._call = open_form, call
+    def __init__(
+        self,
+        open_form: Callable[[PlanBeginning], FormPlan],
+        with_drawn: Callable[[GenerationOptions], GenerationOptions],
+        call: Call,
+    ) -> None:
+        self._open_form, self._with_drawn, self._call = open_form, with_drawn, call
         self._form: FormPlan | None = None
         self._begun: MakePlan | None = None  # What the newest plan begins with.
         self._is_closed = False
@@ -140,11 +166,14 @@ class PlanWork:
         """In the thread."""
         if self._is_closed:
             raise DrainingError("the session has ended")
-        if work.begin is not None:
-            self._form = self._open_form(work.begin)
+        begin, change = work.begin, work.change
+        if begin is not None:
+            self._form = self._open_form(replace(begin, options=self._with_drawn(begin.options)))
             if self._begun is not work:
                 self._form.close()
         assert self._form is not None
+        if change is not None and change.options is not None:
+            work = replace(work, change=replace(change, options=self._with_drawn(change.options)))
         return make_part(self._form, work)
 
     def _report(self, done: PlanDone, made: Future[PlanPart]) -> None:

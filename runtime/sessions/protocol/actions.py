@@ -15,7 +15,7 @@ from runtime.errors import RequestError
 from runtime.requests.form.sections import PlannedSection, SectionRequest
 from runtime.requests.form.state import PlanState, check_state
 from runtime.requests.options import GenerationOptions, parse_options
-from runtime.requests.prompt_words import PromptWords
+from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import PlanChoices, ServerMessage
@@ -23,6 +23,8 @@ from runtime.sessions.protocol.messages import PlanChoices, ServerMessage
 # Controls' values by name as the option table has them, None for the default: what `check_controls` has passed. Nothing
 # behind it validates a value again.
 CheckedControls = NewType("CheckedControls", dict[str, Any])
+# Copies with other values are not validated: these are controls, or lie between two of them.
+NO_OPTIONS = GenerationOptions(prompt="")
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,9 @@ class LiveModel:
     latent_channels: C. lengths: the values of T that generations have, in order; the last is the canvas. margin_frames,
     window_frames: the codec's context on both sides of a window, and its longest window. defaults: the values of
     controls that the model sets, by name. untaken: controls that it can make nothing of. ranges: of
-    controls that are numbers. words: which words of texts
-    are understood; None where the model has no text. catalog: the adapters that there are now. plan: None where no
-    session has one.
+    controls that are numbers. words: which words of texts are understood; None where the model has no text. meaning:
+    what is played of a text, with the options that its template has and a session's seed; None where the model does not
+    tell. catalog: the adapters that there are now. plan: None where no session has one.
     """
 
     sample_rate_hz: int
@@ -101,6 +103,7 @@ class LiveModel:
     untaken: frozenset[str] = frozenset()
     ranges: OptionRanges = ANY_MODEL
     words: Callable[[Iterable[str]], PromptWords] | None = None
+    meaning: Callable[[str, GenerationOptions, int], PromptMeaning] | None = None
     catalog: Callable[[], AdapterCatalog] = lambda: NO_ADAPTERS
     plan: PlanFacts | None = None
 
@@ -123,6 +126,7 @@ class SessionJob:
     keeps none. source `[T, C]`: already the segment's frames. noise `[T, C]`: instead of the seed's. full_seq: the
     newest seq whose change the job has from its first step on. is_refresh: it replaces audio that exists. timbre
     `[F, C]`: latents of a reference. hints `[T, C]`: of the structure that it follows, already the segment's frames.
+    sections: of the plan whose hints these are, by the segment's frames; the prompts say what sounds in each.
     """
 
     id: str
@@ -135,6 +139,7 @@ class SessionJob:
     is_refresh: bool
     timbre: Latents | None = None
     hints: Latents | None = None
+    sections: tuple[PlannedSection, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,10 +247,15 @@ class PlanPart:
 
 @dataclass(frozen=True)
 class FindWords:
-    """Find the words of texts, in another thread; `words_found(seq, ...)` takes them. Only the newest counts."""
+    """Find the words of texts, in another thread; `words_found(seq, ...)` takes them. Only the newest counts.
+
+    options: those that fill the prompts' templates. seed: the session's.
+    """
 
     seq: int
     texts: tuple[str, ...]
+    options: GenerationOptions = NO_OPTIONS
+    seed: int = 0
 
 
 @dataclass(frozen=True)

@@ -307,11 +307,19 @@ class CanvasLayout(Message):
 
 
 class TextWords(Message):
-    """Which phrases of one of the session's texts the model understands."""
+    """Which phrases of one of the session's texts the model understands, and what of it is played."""
 
     text: str
     understood: list[str]
     unknown: list[str]
+    near: dict[str, list[str]] = Field(
+        default={}, description="By unknown word those that the model understands and that are written most like it."
+    )
+    plays: str = Field(default="", description="What of a prompt is played, in one line; empty where it is not told.")
+    meaning: dict[str, list[str]] = Field(default={}, description="The same by kind, such as layers or genre.")
+    drawn: dict[str, str] = Field(
+        default={}, description="By kind what the session's seed has drawn, as the prompt names nothing of it."
+    )
 
 
 class ReadyControls(Message):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from runtime.audio.formats import Pcm
@@ -27,6 +28,7 @@ from runtime.sessions.playback.navigation import Navigation
 from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import (
+    NO_OPTIONS,
     Action,
     CancelJob,
     Commit,
@@ -66,7 +68,8 @@ class LiveSession:
     def __init__(
         self, session_id: str, model: LiveModel, opened: Open, now_s: float, source: Latents | None = None
     ) -> None:
-        clock, seed = SessionClock(now_s), draw_seed() if opened.seed is None else opened.seed
+        given = opened.controls.get("seed") if opened.seed is None else opened.seed
+        clock, seed = SessionClock(now_s), draw_seed() if given is None else given
         controls = ControlState(model, clock, opened.controls, opened.prompts, opened.blend, seed)
         frames, playhead = model.canvas_frames(opened.seconds), Playhead(clock, model.sample_rate_hz)
         playhead.is_playing = not opened.paused
@@ -93,11 +96,17 @@ class LiveSession:
         self._stated_s = -math.inf  # last `state`
         self._due_s: float | None = None
         self._problem = ""
-        self._texts = reports.texts(model, self._controls)  # Whose words are known, or being found.
-        self._words = reports.prompt_words(model, self._texts)  # As the client knows them.
+        self._asked_words = self._find_words(0)  # What is known of words, or being found.
+        asked = self._asked_words
+        self._words = reports.prompt_words(model, asked.texts, asked.options, asked.seed)  # As the client knows them.
         self._words_seq: int | None = None  # Of a change that may be one of texts.
         self._sent_plan: Any = None  # As the client knows it.
         self._is_picture_wanted = False
+
+    @property
+    def seed(self) -> int:
+        """The one that it was opened with: later changes of the control do not alter what it draws."""
+        return int(self._controls.defaults["seed"])
 
     @property
     def num_jobs(self) -> int:
@@ -393,13 +402,17 @@ class LiveSession:
             yield reports.picture(self.model, self._timeline.canvas, start)
 
     def _new_words(self) -> Iterator[Action]:
-        """Ask for the words of texts that have changed, once for all changes since the last call."""
+        """Ask for the words of texts that have changed, or their options, once for all changes since the last call."""
         if (seq := self._words_seq) is None:
             return
-        self._words_seq, texts = None, reports.texts(self.model, self._controls)
-        if texts != self._texts:
-            self._texts = texts
-            yield FindWords(seq, texts)
+        self._words_seq, wanted = None, self._find_words(seq)
+        if replace(wanted, seq=self._asked_words.seq) != self._asked_words:
+            self._asked_words = wanted
+            yield wanted
+
+    def _find_words(self, seq: int) -> FindWords:
+        options = NO_OPTIONS if self.model.meaning is None else self._controls.text_options()
+        return FindWords(seq, reports.texts(self.model, self._controls), options, self.seed)
 
     def _commit(self) -> Iterator[Action]:
         if self._commits.take():

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.errors import RequestError
+from runtime.errors import RequestError, TickError
+from runtime.requests.options import GenerationOptions
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.control.controls import controls_schema
 from runtime.sessions.generations.plan import SessionPlan
@@ -16,7 +17,7 @@ from runtime.sessions.generations.references import References
 from runtime.sessions.playback.canvas import Canvas, PlacedSource, Timeline
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol import messages
-from runtime.sessions.protocol.actions import LiveModel
+from runtime.sessions.protocol.actions import NO_OPTIONS, LiveModel
 from runtime.sessions.protocol.messages import Plan, SectionMessage
 from runtime.sessions.session.stored import SessionParts
 
@@ -102,13 +103,34 @@ def texts(model: LiveModel, state: ControlState) -> tuple[str, ...]:
     return tuple(text for text in found if text and model.words)
 
 
-def prompt_words(model: LiveModel, texts: Iterable[str]) -> list[messages.TextWords]:
-    """Which words of each text are understood. Takes as long as the tokenizer needs."""
+def prompt_words(
+    model: LiveModel, texts: Iterable[str], options: GenerationOptions = NO_OPTIONS, seed: int = 0
+) -> list[messages.TextWords]:
+    """Which words of each text are understood, and what of it is played, with the options that its template has.
+
+    Takes as long as tokenizer and text encoder need.
+    """
     found = [(text, model.words([text])) for text in texts if text and model.words]
     return [
-        messages.TextWords(text=text, understood=list(words.understood), unknown=list(words.unknown))
+        messages.TextWords(
+            text=text,
+            understood=list(words.understood),
+            unknown=list(words.unknown),
+            near={word: list(near) for word, near in words.near.items()},
+            **_meaning(model, text, options, seed),
+        )
         for text, words in found
     ]
+
+
+def _meaning(model: LiveModel, text: str, options: GenerationOptions, seed: int) -> dict[str, Any]:
+    """Members of TextWords; none where the model does not tell, or cannot encode the text: its generation says so."""
+    if model.meaning is None:
+        return {}
+    try:
+        return model.meaning(text, options, seed).values
+    except TickError:
+        return {}
 
 
 def state(

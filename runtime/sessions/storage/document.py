@@ -102,6 +102,7 @@ class StoredSection(BaseModel):
     start_frame: SignedNumber
     end_frame: SignedNumber
     codes: tuple[Number, ...] | None
+    others: Annotated[tuple[Identifier, ...], Field(max_length=64)] = ()
 
 
 class StoredChange(BaseModel):

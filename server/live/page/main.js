@@ -63,7 +63,7 @@ const pad = new PromptPad(
   find("pad"),
   /** @type {HTMLTextAreaElement[]} */ (all(".prompt textarea")),
   all(".share"),
-  all(".unknown"),
+  all(".words"),
 );
 const band = new Band(find("band"));
 const plan = new Plan(connection);

@@ -137,6 +137,18 @@ def test_a_layout_node_with_a_full_precision_reader_stays_in_full_precision() ->
     assert rules(moved)["Transpose"] == "layout, full"
 
 
+def test_a_layout_node_of_rounded_values_stays_rounded_before_a_full_precision_reader() -> None:
+    """The cast comes behind the transposition, which moves half of the bytes."""
+
+    def moved(graph: GraphWriter, x: str) -> str:
+        there = graph.op("Transpose", x, perm=[0, 2, 1])
+        mean = graph.op("ReduceMean", there, graph.constant([2], np.int64), keepdims=1)
+        return graph.op("Add", x, graph.op("Transpose", mean, perm=[0, 2, 1]))
+
+    found = rules(moved)
+    assert (found["Transpose"], found["ReduceMean"]) == ("layout", "reduction")
+
+
 def test_sources_follow_all_operators_except_shape() -> None:
     graph = GraphWriter("sources")
     x, t = graph.input("x", ("rows", "frames", 8)), graph.input("t", ("rows",))

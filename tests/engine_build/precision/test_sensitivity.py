@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from math import sqrt
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from helpers.factories import tiny_bundle
+from helpers.paths import DEMO_BUNDLE
 
 from engine_build.graphs.graph_file import graph_of, read_graph
 from engine_build.graphs.graph_writer import GraphWriter
@@ -92,6 +95,23 @@ def test_a_product_whose_error_is_no_number_is_not_in_8_bits() -> None:
 def test_every_generation_is_probed(steps: int, expected: list[str]) -> None:
     states = [{"x": f"{name}{step}"} for name in "abc" for step in range(steps)]
     assert [state["x"] for state in _probed(states, steps)] == expected  # type: ignore[arg-type]
+
+
+def test_errors_are_measured_over_64_frames_from_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, graph = load_bundle(DEMO_BUNDLE), SimpleNamespace(sha256="of no graph")
+    names, probed = bundle.decoder.inputs, list[Any]()
+    assert names.context is not None
+    assert names.condition is not None
+    frames = np.zeros((1, 101, 1), np.float32) + np.arange(101)[:, None]
+    state = {names.latents: frames, names.context: frames, names.condition: frames}
+    monkeypatch.setattr(sensitivity, "_DECIDED", {})
+    monkeypatch.setattr(sensitivity, "steps_of", lambda graph: 2)
+    monkeypatch.setattr(sensitivity, "calibration_states", lambda *about, **more: [state, state])
+    monkeypatch.setattr(sensitivity, "quantization_of", lambda *about, **more: probed.extend(about[3]))
+    quantization_for("tensorrt-rtx", "int8", bundle, graph)  # type: ignore[arg-type]
+    (probe,) = probed
+    assert probe[names.latents][0, :, 0].tolist() == probe[names.context][0, :, 0].tolist() == list(range(18, 82))
+    assert probe[names.condition].shape == (1, 101, 1)
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "int8"])

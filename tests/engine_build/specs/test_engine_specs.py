@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from helpers.factories import tiny_deployment
+from helpers.factories import NUM_NAMES, tiny_deployment
 
 from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
@@ -141,6 +141,36 @@ def test_another_condition_width_in_the_text_encoder_is_noticed(tmp_path: Path) 
     tiny_deployment(tmp_path / "other", condition_width=10)
     (tmp_path / "other" / "tiny" / "text_encoder.onnx").replace(tmp_path / "tiny" / "text_encoder.onnx")
     with pytest.raises(ConfigError, match=r"condition width\) is 10, expected 12"):
+        engine_specs(load_request(path))
+
+
+def test_what_a_text_means_is_an_output_of_its_graph_alone(tmp_path: Path) -> None:
+    made = specs(tmp_path, meaning=True, conditions=True)
+    assert [(port.name, port.letters) for port in made["text_encoder"].outputs][2:] == [("meaning", "BN")]
+    assert made["text_encoder"].largest["N"] == NUM_NAMES
+    assert len(made["lyric_encoder"].outputs) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('output = "meaning"', 'output = "means"', "text_encoder.meaning.output names 'means', not an output"),
+        ("meaning = {", "# ", "text_encoder.onnx has the outputs meaning, which have no role in bundle.toml"),
+    ],
+)
+def test_a_meaning_without_a_role_or_an_output_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    path = tiny_deployment(tmp_path, meaning=True)
+    bundle = tmp_path / "tiny" / "bundle.toml"
+    assert old in bundle.read_text()
+    bundle.write_text(bundle.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=says):
+        engine_specs(load_request(path))
+
+
+def test_another_number_of_names_than_the_graph_has_is_refused(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path, meaning=True)
+    (tmp_path / "tiny" / "meaning.json").write_text('{"genre": ["rock"]}')
+    with pytest.raises(ConfigError, match=rf"names of a meaning\) is {NUM_NAMES}, expected 1"):
         engine_specs(load_request(path))
 
 

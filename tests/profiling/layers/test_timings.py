@@ -54,6 +54,7 @@ def test_kinds_and_modules_of_a_recorded_transformer(version: str, tmp_path: Pat
     assert counts == expected
     (subgraph,) = (layer for layer in profile.layers if layer.kind == OPAQUE)
     assert (subgraph.name, subgraph.module, subgraph.is_wide) == (FOREIGN_NODE, "decoder", True)
+    assert not any(layer.is_wide for layer in profile.layers if layer is not subgraph)
     assert subgraph.contents == ("Pow", "ReduceMean", "Sqrt", "Div", "MatMul")
     rows = {row.name: row for row in by_module(profile)}
     assert rows[UNKNOWN_MODULE].layers == 3

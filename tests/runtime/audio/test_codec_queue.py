@@ -8,10 +8,12 @@ from concurrent.futures import Future
 from functools import partial
 
 import pytest
+from helpers.lock_check import lock_checked
 
 from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, RISK_S, WORK_WEIGHT, CodecQueue, Urgency
 
 TIMEOUT_S = 60
+CheckedQueue = lock_checked(CodecQueue, "_waiting", "_num_busy", "_is_held", "_prune_at", lock="_changed")
 
 
 class Busy:
@@ -19,7 +21,7 @@ class Busy:
 
     def __init__(self, size: int = 1) -> None:
         self.now_s, self.is_alone, self.go, self.order = 100.0, True, threading.Event(), list[str]()
-        self.queue = CodecQueue(size, lambda: self.is_alone, lambda: self.now_s)
+        self.queue = CheckedQueue(size, lambda: self.is_alone, lambda: self.now_s)
         self.begun = [self.queue.submit(self.wait) for _ in range(size)]
 
     def wait(self) -> None:
@@ -74,13 +76,14 @@ def test_what_is_not_wanted_any_more_is_not_done_nor_kept_behind_what_is_more_ur
         wanted.add(n)
         work, is_wanted = partial(one.order.append, str(n)), partial(wanted.__contains__, n)
         waiting.append(one.queue.submit(work, Urgency.CHANGING, 0.0, is_wanted))
-    assert len(one.queue._waiting) <= MIN_PRUNED + 1
+    with one.queue._changed:
+        assert len(one.queue._waiting) <= MIN_PRUNED + 1
     assert sum(each.cancelled() for each in waiting) >= number - MIN_PRUNED - 1
     assert one.finish() == [str(number - 1)]
 
 
 def test_an_error_is_the_result_and_gives_the_worker_back() -> None:
-    queue = CodecQueue()
+    queue = CheckedQueue()
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             queue.submit(lambda: 1 / 0).result(TIMEOUT_S)
@@ -90,7 +93,7 @@ def test_an_error_is_the_result_and_gives_the_worker_back() -> None:
 
 @pytest.mark.parametrize(("size", "is_alone", "free"), [(3, True, 2), (3, False, 0), (1, True, 0)])
 def test_one_worker_works_while_ticks_run(size: int, is_alone: bool, free: int) -> None:
-    queue, go = CodecQueue(size, lambda: is_alone), threading.Event()
+    queue, go = CheckedQueue(size, lambda: is_alone), threading.Event()
     queue.submit(lambda: go.wait(TIMEOUT_S))
     started = [queue.submit_if_free(lambda: go.wait(TIMEOUT_S)) for _ in range(4)]
     assert [one is not None for one in started] == [True] * free + [False] * (4 - free)

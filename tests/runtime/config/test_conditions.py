@@ -76,3 +76,37 @@ def test_the_graphs_of_conditions_by_engine(tmp_path: Path) -> None:
     assert list(load_bundle(tiny_bundle(tmp_path / "a")).condition_graphs) == ["text_encoder"]
     names = ["text_encoder", "lyric_encoder", "timbre_encoder"]
     assert list(load_bundle(tiny_bundle(tmp_path / "b", conditions=True)).condition_graphs) == names
+
+
+def test_the_names_of_meanings_by_kind(tmp_path: Path) -> None:
+    names = load_bundle(tiny_bundle(tmp_path / "a", meaning=True)).meaning_names()
+    assert [*names.items()][1:] == [("genre", ("rock", "jazz", "ambient")), ("tempo", ("150 bpm",))]
+    assert load_bundle(tiny_bundle(tmp_path / "b")).meaning_names() == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, r"meaning\.json cannot be read"),
+        ("{", r"meaning\.json cannot be read"),
+        ("[" * 100_000, r"meaning\.json cannot be read"),
+        ("{}", "does not hold names by kind"),
+        ("3", "does not hold names by kind"),
+        ('[["genre", ["rock"]]]', "does not hold names by kind"),
+        ('{"genre": "rock"}', "does not hold names by kind"),
+        ('{"genre": []}', "does not hold names by kind"),
+        ('{"genre": ["rock", " "]}', "does not hold names by kind"),
+        ('{"genre": ["rock", 3]}', "does not hold names by kind"),
+        ('{" ": ["rock"]}', "does not hold names by kind"),
+        ('{"genre": ["rock"], "genre": ["jazz"]}', "has a kind twice: genre, genre"),
+        ('{"layers": ["drums"], "mood": ["calm"]}', "has no kind 'genre' to draw from, it has layers, mood"),
+    ],
+)
+def test_wrong_names_of_meanings_are_refused(tmp_path: Path, content: str | None, says: str) -> None:
+    file = tiny_bundle(tmp_path, meaning=True) / "meaning.json"
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=says):
+        load_bundle(tmp_path)

@@ -111,6 +111,14 @@ def test_the_option_table_is_bounded_by_the_ranges_of_any_model() -> None:
         assert (number["minimum"], number["maximum"]) == taken.ends, name
 
 
+def test_what_any_model_takes() -> None:
+    """Clients send these: a narrower range refuses what was taken, a wider one has to be one that models can play."""
+    assert {name: taken.ends for name, taken in ANY_MODEL} == {
+        "bpm": (30, 300), "steps": (1, 200), "shift": (0.01, 100), "guidance": (0, 50), "velocity_scale": (0, 4),
+        "momentum": (-1, 1), "ode_noise": (0, 4), "plan_temperature": (0, 2), "plan_guidance": (1, 20),
+    }  # fmt: skip
+
+
 def test_a_schema_says_the_bundles_range_of_numbers_and_of_curves() -> None:
     properties = GenerationOptions.model_json_schema()["properties"]
     OptionRanges.model_validate(

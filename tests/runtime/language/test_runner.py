@@ -452,6 +452,23 @@ def test_forced_tokens_that_are_fed_along_leave_the_tokens_as_they_are(
         np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
 
 
+class Forced:
+    """What a runner asks a sequence whose next tokens are forced, so many behind each that is drawn."""
+
+    def __init__(self, *runs: int) -> None:
+        self._runs = list(runs)
+
+    def forced_runs(self, steps: int, most: int, scratch: object) -> list[int]:
+        return [min(run, most) for run in self._runs]
+
+
+def test_a_wide_decode_is_for_more_tokens_on_a_cpu_than_on_a_gpu(planned: Planned) -> None:
+    """One more token in each of 12 rows costs a CPU more than the one that is forced, and a GPU next to nothing."""
+    ready: Any = [Forced(1), *[Forced(0)] * 11]
+    widths = [planned(on=on)._ticks._language._best_chain(ready, [0])[0] for on in (CPU, SIMULATED[0])]
+    assert widths == [1, 2]
+
+
 def test_progress_counts_tokens_and_tokens_arrive_as_they_are_drawn(planned: Planned) -> None:
     loop, inbox = planned(planner_steps=2), Inbox()
     arrived: list[list[int]] = []

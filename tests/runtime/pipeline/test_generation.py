@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 from conftest import Built
+from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
 from numpy.typing import NDArray
 
@@ -100,6 +101,45 @@ def test_the_first_segment_does_not_depend_on_the_length(pipeline: Pipeline) -> 
         whole(pipeline, LongGeneration(pipeline, options(seconds=1.28))),
     )
     assert np.array_equal(long[:T], short)
+
+
+@pytest.fixture(scope="module")
+def telling(built: Built) -> Iterator[Pipeline]:
+    """A model that tells what prompts mean."""
+    with open_pipeline(built(meaning=True, words=("calm", "chant"), more=FEW_VARIANTS)) as opened:
+        yield opened
+
+
+def test_what_the_seed_draws_is_in_every_segment_and_not_in_what_was_given(telling: Pipeline) -> None:
+    generation = LongGeneration(telling, options(prompt="chant", seed=5))
+    ((kind, genre),) = [meaning.drawn for meaning in generation.meanings if meaning.drawn]
+    tokens = telling.text_encoder.encode(f"chant, {genre}")
+    for index in range(3):
+        request = generation.next_request()
+        assert request is not None
+        assert np.array_equal(request.conditions[0].tokens, tokens)
+        generation.append(latents(request.frames, index))
+    assert (kind, generation.options.prompt) == ("genre", "chant")
+    assert generation.metadata().options["prompt"] == "chant"
+
+
+def test_what_a_file_says_draws_the_same_again(telling: Pipeline) -> None:
+    first = LongGeneration(telling, options(prompt="chant", seed=None, seconds=1.28))
+    again = LongGeneration(telling, parse_options(first.metadata().options))
+    assert again.meanings == first.meanings
+    assert np.array_equal(whole(telling, first), whole(telling, again))
+
+
+def test_a_condition_takes_the_place_of_prompts_and_what_they_mean(telling: Pipeline) -> None:
+    tokens = telling.text_encoder.encode("rock")
+    generation = LongGeneration(telling, options(prompt=""), GenerationInputs(condition=tokens))
+    request = generation.next_request()
+    assert request is not None
+    assert (generation.meanings, np.array_equal(request.conditions[0].tokens, tokens)) == ((), True)
+
+
+def test_a_model_that_does_not_tell_says_nothing(pipeline: Pipeline) -> None:
+    assert LongGeneration(pipeline, options(prompt="chant")).meanings == ()
 
 
 def test_a_missing_seed_is_drawn_once_per_generation(pipeline: Pipeline) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Built
-from helpers.factories import TinySpec
+from helpers.factories import MEANING, TinySpec
 from helpers.paths import ROOT
 from helpers.plans import plans_with_and_without_drafts
 from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES, hints_of
@@ -293,6 +293,40 @@ def test_sections_are_named_in_the_prompts_of_their_frames(form: Pipeline) -> No
     layers = {tuple(each["layers"]) for each in generation.metadata().plan["sections"]}
     assert (max(counts) > 1) == (len(layers) > 1)
     assert max(counts) <= len(layers)
+
+
+def test_what_is_played_is_told_at_the_tempo_of_the_plan(form: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[Any]()
+    monkeypatch.setattr(Pipeline, "meanings", lambda _, options, seed: told.append((options, seed)) or ())
+    generation = LongGeneration(form, options(seconds=2.4, plan_guidance=None))
+    assert generation.meanings == ()
+    ((said, seed),), header = told, generation.metadata().plan
+    assert (said.prompt, said.bpm, said.time_signature, seed) == ("calm", header["bpm"], int(header["meter"][0]), 3)
+    assert generation.options.bpm is None, "what was given stays"
+    generation.close()
+
+
+def test_planner_and_sections_get_what_the_seed_draws(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, plan = list[Any](), Planner.plan
+
+    def noted(self: Planner, given: Any, *others: Any) -> Any:
+        planned.append(given.prompt)
+        return plan(self, given, *others)
+
+    monkeypatch.setattr(Planner, "plan", noted)
+    words = ("chant", "no")
+    with open_pipeline(built(planner={"capacity": 1024, "plan": True}, meaning=True, words=words)) as opened:
+        pipeline = with_words(opened)
+        generation = LongGeneration(pipeline, options(prompt="chant", seconds=1.2, plan_guidance=None))
+        request = generation.next_request()
+        assert request is not None
+        (section,) = generation.metadata().plan["sections"][:1]
+        said = ", ".join(name if name in section["layers"] else f"no {name}" for name in ("drums", "bass"))
+        tokens = pipeline.text_encoder.encode(f"{planned[0]}, {said}")
+        assert planned[0] in [f"chant, {genre}" for genre in MEANING["genre"]]
+        assert planned[0] == generation.meanings[0].played_text
+        assert np.array_equal(request.conditions[0].tokens, tokens)
+        generation.close()
 
 
 @pytest.mark.parametrize("default", [True, False])

@@ -17,7 +17,7 @@ from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import ConfigError, RequestError
 from runtime.pipeline.content_cache import ContentCache
-from runtime.pipeline.text_encoder import TextEncoder, parse_condition
+from runtime.pipeline.text_encoder import MAX_NEAR_WORDS, MAX_VOCABULARY, TextEncoder, parse_condition
 from runtime.requests.prompt_words import PromptWords
 
 SPEC = TinySpec(prefix="y_")
@@ -138,6 +138,57 @@ def test_a_bundle_without_a_text_encoder_is_refused(tmp_path: Path, engine: Grap
         TextEncoder(load_bundle(tiny_bundle(tmp_path, text_encoder=False)), engine)
 
 
+MEANS = TinySpec(meaning=True, words=("calm",))
+
+
+@pytest.fixture(scope="module")
+def telling(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return load_bundle(tiny_bundle(tmp_path_factory.mktemp("meaning"), MEANS))
+
+
+def test_a_text_means_names_by_kind(telling: Bundle) -> None:
+    text_encoder = TextEncoder(telling, GraphEngine(tiny_text_encoder(MEANS)))
+    found = text_encoder.meaning("fast jazz drums rock bass")
+    assert list(found.items()) == [
+        ("layers", ("drums", "electric bass")),
+        ("genre", ("rock", "jazz")),
+        ("tempo", ("150 bpm",)),
+    ]
+    assert text_encoder.meaning("calm") == text_encoder.meaning("") == {}
+    assert text_encoder.drawn_kind == "genre"
+
+
+def test_a_meaning_costs_no_execute_of_its_own(telling: Bundle) -> None:
+    engine = GraphEngine(tiny_text_encoder(MEANS))
+    text_encoder = TextEncoder(telling, engine)
+    text_encoder.encode("fast drums")
+    assert text_encoder.meaning("fast drums") == {"layers": ("drums",), "tempo": ("150 bpm",)}
+    assert len(engine.feeds) == 1
+
+
+def test_a_bundle_that_does_not_tell_runs_nothing_for_a_meaning(bundle: Bundle, engine: GraphEngine) -> None:
+    text_encoder = TextEncoder(bundle, engine)
+    assert (text_encoder.meaning("drums"), text_encoder.names, text_encoder.drawn_kind) == ({}, {}, "")
+    assert engine.feeds == []
+
+
+def test_a_too_long_text_has_no_meaning(telling: Bundle) -> None:
+    with pytest.raises(RequestError, match="41 tokens") as caught:
+        TextEncoder(telling, GraphEngine(tiny_text_encoder(MEANS))).meaning("drums " * 40, field="prompt.1.text")
+    assert caught.value.field == "prompt.1.text"
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [(TinySpec(words=MEANS.known_words), "no such output"), (MEANS, r"one of shape \['batch', 6\]")],
+)
+def test_an_engine_without_the_meanings_of_the_bundle_is_refused(tmp_path: Path, spec: TinySpec, found: str) -> None:
+    folder = tiny_bundle(tmp_path, MEANS)
+    (folder / "meaning.json").write_text('{"genre": ["rock"]}')
+    with pytest.raises(ConfigError, match=rf"has 1 names, expected an output 'meaning' .* it has {found}"):
+        TextEncoder(load_bundle(folder), GraphEngine(tiny_text_encoder(spec)))
+
+
 @pytest.fixture(scope="module")
 def demo() -> TextEncoder:
     return TextEncoder(load_bundle(DEMO_BUNDLE), GraphEngine(onnx.load(DEMO_BUNDLE / "text_encoder.onnx")))
@@ -249,3 +300,43 @@ def test_an_error_is_not_kept() -> None:
     with pytest.raises(ZeroDivisionError):
         cache.get("a", lambda: 1 // 0)
     assert cache.get("a", lambda: 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("reggaeton", "reggae"),
+        ("Violinn", "violin"),
+        ("syntwave", "synthwave"),
+        ("hiphopp", "hip hop"),
+        ("kazoo", None),
+        ("xyzzy", None),
+        ("chant", None),
+        ("dubstep", None),
+        ("zz", None),
+    ],
+)
+def test_near_words_are_offered_for_unknown_ones(demo: TextEncoder, word: str, near: str | None) -> None:
+    found = demo.words([f"calm {word} yodel, pads"]).near
+    assert [*found] == ([word] if near else [])
+    assert found.get(word, (None,))[0] == near
+    assert demo.vocabulary is not None
+    assert set(found.get(word, ())) <= set(demo.vocabulary)
+
+
+def test_few_words_get_near_ones(demo: TextEncoder) -> None:
+    assert len(demo.words([" ".join(f"violinn{index}" for index in range(40))]).near) == MAX_NEAR_WORDS
+
+
+def test_a_tokenizer_without_a_closed_list_of_words_has_no_near_ones(tmp_path: Path, engine: GraphEngine) -> None:
+    vocabulary = {"<unk>": 0, **{f"word{index}": index + 1 for index in range(MAX_VOCABULARY)}}
+    folder = tiny_bundle(tmp_path, SPEC)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert TextEncoder(load_bundle(folder), engine).words(["wordd5"]) == PromptWords((), ("wordd5",))
+
+
+def test_near_words_in_a_sentence() -> None:
+    words = PromptWords(("drums",), ("violinn trio",), {"violinn": ("violin", "violins")})
+    assert str(words) == "understood: drums · not understood: violinn trio · violinn: violin or violins?"

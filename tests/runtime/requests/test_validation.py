@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.factories import tiny_deployment
+from helpers.factories import tiny_bundle, tiny_deployment
 from helpers.generations import CONTEXT, C, D, X, make, rand
 
 from runtime.config.bundle import Bundle, load_bundle
@@ -97,6 +97,26 @@ def test_a_condition_shorter_than_every_range_is_padded(model: Model) -> None:
     tokens = deployment.shapes[0].tokens.model_copy(update={"min": 8})
     shapes = (deployment.shapes[0].model_copy(update={"tokens": tokens}),)
     check((bundle, deployment.model_copy(update={"shapes": shapes})), conditions=(Condition(rand(3, D)),))
+
+
+OF_PARTS = {"timbre_strength", "structure_strength", "codes", "cover_strength"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "untaken"),
+    [
+        ((), OF_PARTS),
+        (("conditions",), {"structure_strength", "codes"}),
+        (("structure",), {"timbre_strength", "cover_strength"}),
+        (("conditions", "structure"), set()),
+    ],
+    ids=str,
+)
+def test_options_of_parts_that_a_bundle_lacks_are_not_taken(
+    parts: tuple[str, ...], untaken: set[str], tmp_path: Path
+) -> None:
+    bundle = load_bundle(tiny_bundle(tmp_path / "tiny", **dict.fromkeys(parts, True)))
+    assert untaken_options(bundle) & OF_PARTS == untaken
 
 
 def test_a_planner_takes_texts_that_the_decoder_does_not(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from helpers.generations import GUIDED, Inbox, make
 
 from runtime.tick import clock as tick_clock
 from runtime.tick.clock import PhaseClock
+from runtime.tick.in_flight import InFlight
 from runtime.tick.loop import TickLoop
 from runtime.tick.record import PHASES, TickRecord
 
@@ -79,6 +80,25 @@ def test_a_record_has_slots_rows_and_times_of_each_bucket(loops: Loops) -> None:
         assert second.begin_ms >= first.ms
         assert record.engine_ms == pytest.approx(first.ms + second.ms)
         assert sum(bucket.executes for bucket in record.buckets) == record.executes
+
+
+class Done:
+    """An event of a device; `waits` counts how often a host has waited for it."""
+
+    def __init__(self, is_done: bool) -> None:
+        self.is_done, self.waits = is_done, 0
+
+    def wait(self) -> None:
+        self.waits += 1
+
+
+@pytest.mark.parametrize("done", [(True, True), (True, False), (False, True), (False, False)])
+def test_a_tick_is_done_when_all_its_parts_are(done: tuple[bool, ...]) -> None:
+    events = tuple(Done(each) for each in done)
+    tick = InFlight((), events, (), blank())  # type: ignore[arg-type]
+    assert tick.is_done == all(done)
+    tick.wait()
+    assert [event.waits for event in events] == [1, 1]
 
 
 def test_the_device_begins_each_tick_after_the_one_before(loops: Loops) -> None:

@@ -49,6 +49,19 @@ async def echo(websocket: WebSocket) -> None:
         await websocket.send_bytes(bytes(100_000))
 
 
+async def talk(websocket: WebSocket) -> None:
+    """Sends much after one message, and takes the others only then."""
+    await websocket.accept()
+    await websocket.receive_text()
+    for _ in range(100):
+        await websocket.send_text("more")
+        await asyncio.sleep(0.001)
+    await websocket.send_text("enough")
+    while await websocket.receive_text() != "end":
+        pass
+    await websocket.send_text("all of it")
+
+
 async def refuse(websocket: WebSocket) -> None:
     raise RequestError("is not there", field="session")
 
@@ -61,7 +74,7 @@ async def close(websocket: WebSocket) -> None:
 def served(serve: Serve) -> Callable[..., Served]:
     def start(**settings: object) -> Served:
         served = serve(**settings)
-        for path, endpoint in ((ECHO, echo), ("/test/refuse", refuse), ("/test/close", close)):
+        for path, endpoint in ((ECHO, echo), ("/test/talk", talk), ("/test/refuse", refuse), ("/test/close", close)):
             served.app.add_api_websocket_route(path, endpoint)
         return served
 
@@ -148,6 +161,18 @@ def test_a_message_beyond_the_limit_closes_with_1009(served: Callable[..., Serve
         connection.sendall(b"\x81\xff" + (4 * 2**20 + 1).to_bytes(8, "big") + bytes(4))
         _, _, frame = read_all(connection).partition(b"\r\n\r\n")
     assert (frame[0], int.from_bytes(frame[2:4], "big")) == (0x88, 1009)
+
+
+def test_an_endpoint_that_sends_and_does_not_read_has_few_messages_waiting(served: Callable[..., Served]) -> None:
+    """What it sends does not make the server read on: what a client sends waits in its own buffers."""
+    server = served()
+    with open_websocket(server, "/test/talk") as websocket:
+        for text in (*["x" * 4000] * 60, "end"):
+            websocket.send(text)
+        while websocket.recv(TIMEOUT_S) != "enough":
+            (protocol,) = server.server.server_state.connections
+            assert protocol.queue.qsize() < 20
+        assert websocket.recv(TIMEOUT_S) == "all of it"
 
 
 def test_shutdown_closes_with_1001(served: Callable[..., Served]) -> None:

@@ -22,6 +22,7 @@ from helpers.paths import ROOT
 from helpers.redis_server import redis_server
 
 from runtime.config.deployment import Deployment
+from server.cluster import edge
 from server.cluster.edge import BACKENDS, AdminSocket, EdgeServer, commands, parse_servers, run
 from server.cluster.local_cluster import free_port
 from server.replicas.lease import Lease
@@ -307,6 +308,19 @@ def test_no_body_holds_a_request_past_the_edge(
     assert "/smuggled" not in caplog.text
     assert answer(port, b"GET /v1/schema HTTP/1.1\r\nhost: localhost\r\n\r\n" + SECOND).count("HTTP/1.1 ") == 2
     eventually(lambda: "/smuggled" in caplog.text)
+
+
+def test_a_haproxy_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the connection and the command, and never answers."""
+    monkeypatch.setattr(edge, "TIMEOUT_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as hanging:
+        hanging.bind(str(tmp_path / "edge.sock"))
+        hanging.listen()
+        ends = threading.Timer(20.0, hanging.close)
+        ends.start()
+        with pytest.raises(TimeoutError):
+            AdminSocket(tmp_path / "edge.sock").ask("show servers state")
+        ends.cancel()
 
 
 def test_an_edge_of_one_model_follows_its_replicas_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

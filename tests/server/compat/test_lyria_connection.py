@@ -143,6 +143,18 @@ def test_after_a_reset_the_client_waits_for_new_music_as_long_as_it_has_audio(
     assert heard[first:] == [{"seed": 5}] * (8 - first)
 
 
+def test_what_plays_after_a_stop_is_new_music(client: LyriaClient) -> None:
+    """What was made before the stop and not sent is not sent any more."""
+    client.send(playbackControl="PLAY")
+    client.audio(3.0)
+    client.send(playbackControl="STOP")
+    client.send(musicGenerationConfig={"seed": 6})
+    settle(client)
+    client.send(playbackControl="PLAY")
+    client.audio(0.2)
+    assert client.metadata["musicGenerationConfig"] == {"seed": 6}
+
+
 def test_a_config_replaces_the_whole_config(client: LyriaClient, posted: list[ClientMessage]) -> None:
     client.send(clientContent={"weightedPrompts": [{"text": "calm", "weight": 1}]})
     client.send(musicGenerationConfig={"guidance": 4, "seed": 3, "density": 0.9, "temperature": 3, "topK": 4})

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -89,6 +90,32 @@ def test_eight_short_streams_all_start_before_the_first_ends(serve: Serve) -> No
         served.resume()
         streams = pending.result()
     assert max(first for first, _, _ in streams) < min(end for _, end, _ in streams)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [(frozenset({"b"}), 3.0)]),
+        ({"first_sent_s": None}, []),
+        ({"lead_s": lambda: 2.0}, []),
+        ({"is_streamed": False}, []),
+    ],
+    ids=str,
+)
+def test_a_stream_ahead_of_real_time_waits_for_the_first_audio_of_its_peers(
+    changes: dict[str, Any], expected: list[Any]
+) -> None:
+    changes, waits = dict(changes), list[Any]()
+
+    async def wait_for(*arguments: Any) -> None:
+        waits.append(arguments)
+
+    tracker, settings = SimpleNamespace(wait_for=wait_for), SimpleNamespace(lead_s=2.0)
+    service = SimpleNamespace(first_audio_tracker=tracker, settings=settings)
+    request = SimpleNamespace(service=service, is_streamed=changes.pop("is_streamed", True))
+    job: Any = SimpleNamespace(**{"first_sent_s": 9.0, "lead_s": lambda: 5.0, **changes}, request=request)
+    asyncio.run(generation_stream._wait_for_peers(job, frozenset({"b"})))
+    assert waits == expected
 
 
 def test_a_stream_does_not_wait_for_slower_peers_beyond_its_lead(serve: Serve) -> None:

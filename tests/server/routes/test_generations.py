@@ -28,6 +28,7 @@ from runtime.audio.codec import Codec
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.audio.metadata import read_metadata
 from runtime.errors import EngineError
+from server.routes.generation_job import MEANINGS_BYTES
 from server.service.admission import Permit
 
 
@@ -85,6 +86,35 @@ def test_unknown_words_are_in_a_header(built: Built) -> None:
     assert "x-evil" not in some.headers
     assert len(many.headers["x-prompt-unknown"]) < 2500
     assert len(many.headers["x-prompt-unknown"].split(", ")) == 10
+
+
+def test_what_of_prompts_is_played_is_in_a_header(served: Served, built: Built) -> None:
+    assert "x-prompt-meaning" not in served.post(prompt="drums", steps=1).headers
+    with serving(built(meaning=True, words=("calm", "chant"), more=FEW_VARIANTS)) as telling:
+        prompts = [{"text": "fast jazz drums"}, {"text": "chant"}]
+        response = telling.post(prompt=prompts, seed=5, steps=1)
+        again = telling.post(prompt=prompts, seed=5, steps=1)
+        empty = telling.post(prompt="", steps=1)
+        near = telling.post(prompt="drumss, jaz", steps=1)
+        many = telling.post(prompt=8 * [{"text": "fast jazz drums bass"}], blend="tokens", steps=1)
+    first, second = json.loads(response.headers["x-prompt-meaning"])
+    assert first == {
+        "plays": "drums; jazz; 150 bpm",
+        "meaning": {"layers": ["drums"], "genre": ["jazz"], "tempo": ["150 bpm"]},
+        "drawn": {},
+    }
+    genre = second["drawn"]["genre"]
+    assert second == {
+        "plays": f"{genre} · genre drawn by the seed: {genre}",
+        "meaning": {"genre": [genre]},
+        "drawn": {"genre": genre},
+    }
+    assert json.loads(response.headers["x-parameters"])["prompt"] == prompts
+    assert again.headers["x-prompt-meaning"] == response.headers["x-prompt-meaning"]
+    assert json.loads(empty.headers["x-prompt-meaning"]) == [{"plays": "", "meaning": {}, "drawn": {}}]
+    assert json.loads(near.headers["x-prompt-near"]) == {"drumss": ["drums"]}
+    assert "x-prompt-near" not in response.headers
+    assert 500 < len(many.headers["x-prompt-meaning"]) <= MEANINGS_BYTES
 
 
 def test_a_drawn_seed_is_in_the_headers_and_reproduces_the_audio(served: Served) -> None:

@@ -38,6 +38,16 @@ def test_a_warm_server_is_live_and_ready(served: Served) -> None:
     assert served.metrics()["tickrt_ready"] == 1
 
 
+def test_open_live_sessions_are_counted_until_the_server_drains(serve: Serve) -> None:
+    served = serve(admin_key="k")
+    for _ in range(2):
+        served.service.live_host().open(Open(), Client())
+    with served.client() as client:
+        assert client.get("/health/ready").json()["live_sessions"] == 2
+        draining = client.post("/admin/drain", headers={"Authorization": "Bearer k"})
+    assert (draining.status_code, draining.json()) == (202, {"status": "draining", "live_sessions": 2})
+
+
 def test_a_loading_server_is_live_and_not_ready(tiny: Callable[..., Deployment]) -> None:
     loaded = threading.Event()
 

@@ -61,6 +61,7 @@ class RtxContextPool(ContextPool):
 
         def work() -> RtxContext:
             if pending is not None:
+                # On the specializer's thread: until ticks that still use the idle context have run.
                 pending.wait()
             return self._specializer.execute(plan, index, shapes, idle, SPECIALIZED)
 
@@ -82,6 +83,7 @@ class RtxContextPool(ContextPool):
 
     def abandon(self, job: Job) -> None:
         """Take back a job whose result nobody takes."""
+        # It had not begun.
         if job.cancel():
             return
         if self._is_closed:

@@ -43,6 +43,7 @@ class KernelCache:
         self._both: trt.IRuntimeCache | None = None
         # Seals of this process's kernels when they were last written or read, and of the file then.
         self._saved = self._seen = b""
+        # Held while the file is read or written: a thread that makes a context meanwhile waits for that.
         self._lock = threading.Lock()
 
     def attach(self, settings: Any) -> None:

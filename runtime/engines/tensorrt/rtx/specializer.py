@@ -30,6 +30,7 @@ class Specializer:
         self.users = 0
         self.cache = KernelCache(folder)
         self._device, self._stream = device, device.stream()
+        # One thread: executes never overlap, so one stream and one set of memory do for all of them.
         self._worker = ThreadPoolExecutor(1, "kernels")
         self._zeros = self._written = self._activation = device.zeros((1,), np.uint8)
 
@@ -39,6 +40,7 @@ class Specializer:
 
     def settle(self) -> None:
         """Wait for what was submitted, and save the kernels."""
+        # Until all that was submitted before has run: there is one thread, which takes work in order.
         self._worker.submit(_do_nothing).result()
         self.cache.save()
 
@@ -60,6 +62,7 @@ class Specializer:
             context.use_memory(self._activation)
             context.prepare(plan.shape_settings(shapes), self._stream)
             context.launch(plan.settings(self._tensors(plan, shapes, context)), self._stream)
+            # Until the device is done: from then on ticks may use the context, with memory of their own.
             self._stream.record().wait()
             context.use_memory(reserve_activation(self._device, plan.activation_bytes))
         except EngineError:
@@ -89,6 +92,7 @@ class Specializer:
 
 
 _open: dict[tuple[Path, Device], Specializer] = {}
+# Held while users are counted, and while a specializer is made; not while one waits for its thread or saves.
 _lock = threading.Lock()
 
 

@@ -3,7 +3,13 @@
 import { blendColor } from "../theme.js";
 
 /** @typedef {import("../theme.js").Color} Color */
-/** @typedef {{text: string, understood: string[], unknown: string[]}} PromptWords */
+/**
+ * @typedef {object} PromptWords
+ * @property {string} text
+ * @property {string[]} unknown
+ * @property {Record<string, string[]>} near by unknown word those that are written most like it
+ * @property {string} plays what of it is played
+ */
 
 const LETTERS = ["A", "B", "C", "D"];
 /** A weight below this share is 0: each prompt with a weight costs a row of the batch. */
@@ -25,7 +31,7 @@ export class PromptPad extends EventTarget {
    * @param {HTMLElement} pad
    * @param {HTMLTextAreaElement[]} inputs
    * @param {HTMLElement[]} shares
-   * @param {HTMLElement[]} notes what of a prompt the model does not understand
+   * @param {HTMLElement[]} notes what of a prompt is played, and what the model does not understand
    */
   constructor(pad, inputs, shares, notes) {
     super();
@@ -37,7 +43,7 @@ export class PromptPad extends EventTarget {
     this.surface = /** @type {HTMLCanvasElement} */ (pad.querySelector("canvas"));
     for (const [i, input] of inputs.entries()) {
       input.addEventListener("input", () => {
-        notes[i].textContent = notes[i].title = "";
+        this.#note(i);
         this.dispatchEvent(new Event("text"));
       });
       input.addEventListener("keydown", (event) => {
@@ -129,14 +135,38 @@ export class PromptPad extends EventTarget {
     return this.inputs.map((input) => input.value.trim());
   }
 
-  /** Show beside each prompt what of it the model does not understand. @param {PromptWords[]} words */
+  /** Show beside each prompt what of it is played, and what is not understood. @param {PromptWords[]} words */
   showWords(words) {
     this.texts.forEach((text, i) => {
       const found = words.find((one) => one.text === text);
       if (!found) return;
-      const unknown = found.unknown.join(", ");
-      this.notes[i].textContent = this.notes[i].title = unknown && `not understood: ${unknown}`;
+      const unknown = found.unknown.length ? [[`not understood: ${found.unknown.join(", ")}`]] : [];
+      const near = Object.entries(found.near).map(([word, others]) => [
+        `${word}:`,
+        ...others.flatMap((other) => [" ", this.#nearWord(i, word, other)]),
+      ]);
+      const parts = [...unknown, ...near, ...(found.plays ? [[found.plays]] : [])];
+      this.#note(i, ...parts.flatMap((part, k) => (k ? [" · ", ...part] : part)));
     });
+  }
+
+  /** @param {number} i @param {(string | HTMLElement)[]} parts */
+  #note(i, ...parts) {
+    this.notes[i].replaceChildren(...parts);
+    this.notes[i].title = this.notes[i].textContent ?? "";
+  }
+
+  /** A button that puts another word in the place of one. @param {number} i @param {string} word @param {string} other */
+  #nearWord(i, word, other) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = `${other}?`;
+    button.title = `${other} instead of ${word}`;
+    button.addEventListener("click", () => {
+      this.inputs[i].value = this.inputs[i].value.replace(word, () => other);
+      this.inputs[i].dispatchEvent(new Event("input"));
+    });
+    return button;
   }
 
   /** Prompts as the protocol takes them. */
@@ -172,7 +202,7 @@ export class PromptPad extends EventTarget {
   show(x, y, texts) {
     this.inputs.forEach((input, i) => {
       input.value = texts[i] ?? "";
-      this.notes[i].textContent = this.notes[i].title = "";
+      this.#note(i);
     });
     this.#place(x, y);
   }

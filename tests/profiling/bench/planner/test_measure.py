@@ -16,7 +16,15 @@ from helpers.tiny_planner import save_planner
 from rich.console import Console
 
 from profiling.bench.planner import in_place, measure
-from profiling.bench.planner.measure import PLAIN, PlannerStream, given_tokens, measure_planner, print_planner, spec_of
+from profiling.bench.planner.measure import (
+    PLAIN,
+    PlannerStream,
+    Timed,
+    given_tokens,
+    measure_planner,
+    print_planner,
+    spec_of,
+)
 from profiling.bench.session import BenchSession, open_session
 from profiling.bench.workload import Workload, workload_of
 from runtime.config.explain import validated
@@ -88,6 +96,18 @@ def test_a_ring_goes_on_for_ever_and_a_length_is_measured_in_place(
     text = StringIO()
     print_planner(Console(file=text, width=120), result)
     assert "ring:" in text.getvalue()
+
+
+def test_a_ring_s_figures_are_medians_of_its_begin_and_of_its_end(
+    session: BenchSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = iter([[9.0], [1.0, 1.2344, 9.0], [9.0], [1.0, 1.4326, 1.5]])
+    monkeypatch.setattr(PlannerStream, "time", lambda stream, ticks: Timed(next(timed), ticks, 0, 0))
+    resident = iter(2**20 * size for size in (10.0, 10.128))
+    monkeypatch.setattr(measure, "resident_bytes", lambda: next(resident))
+    figures = measure._ring(ring_of(session))
+    assert figures.pop("tokens") > 0
+    assert figures == {"first_ms": 1.234, "last_ms": 1.433, "grown_mib": 0.13}
 
 
 def test_codes_of_a_plan_have_the_tokens_of_its_pages_before_them(session: BenchSession, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
+from helpers.http_harness import eventually
 
 import tickrt
 from runtime.audio.finishing import KNEE
@@ -150,6 +151,21 @@ def test_it_says_which_words_are_understood(built: Built) -> None:
         live.set(negative_prompt="calm noise")
         assert live.prompt_words == tickrt.PromptWords(("drums", "calm"), ("trio", "noise"))
         assert live.record(0.1).prompt_words == live.prompt_words
+
+
+def test_it_says_what_prompts_mean_and_the_session_draws_once(built: Built) -> None:
+    path = built(meaning=True, words=("calm", "chant"), more=FEW_VARIANTS).path
+    with tickrt.open(path) as model, model.live("chant", seed=5) as live:
+        eventually(lambda: len(live.meanings) == 1)
+        (first,) = live.meanings
+        assert [first] == [*model.generate("chant", seed=5, seconds=0.5, steps=1).meanings], "the seed draws the same"
+        assert first.drawn is not None
+        assert (first.text, first.names) == ("chant", {"genre": (first.drawn[1],)})
+        live.set(seed=6)
+        live.prompts([{"text": "calm drums"}, {"text": "chant"}])
+        eventually(lambda: live.read(800) is not None and len(live.meanings) == 2)
+        assert [each.drawn for each in live.meanings] == [first.drawn, first.drawn]
+        assert live.meanings[0].names == {"layers": ("drums",), "genre": (first.drawn[1],)}
 
 
 def test_a_source_is_not_read_for_a_part_that_the_bundle_lacks(model: tickrt.Model, tmp_path: Path) -> None:

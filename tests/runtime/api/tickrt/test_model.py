@@ -43,6 +43,18 @@ def test_an_audio_says_which_words_are_understood(model: tickrt.Model, built: Bu
     assert words == tickrt.PromptWords(("calm",), ("jazz",))
 
 
+def test_an_audio_says_what_is_played_of_its_prompts(model: tickrt.Model, built: Built) -> None:
+    assert model.generate("jazz", seconds=0.5, steps=1).meanings == ()
+    with tickrt.open(built(meaning=True, words=("calm", "chant"), more=FEW_VARIANTS).path) as other:
+        named = other.generate("fast jazz", seconds=0.5, steps=1)
+        assert named.meanings == (tickrt.PromptMeaning("fast jazz", {"genre": ("jazz",), "tempo": ("150 bpm",)}),)
+        drawn = other.generate("chant", seconds=0.5, steps=1)
+        again = other.generate(**drawn.options)
+    assert drawn.options["prompt"] == "chant"
+    assert again.meanings == drawn.meanings
+    assert np.array_equal(again.latents, drawn.latents)
+
+
 def test_its_options_generate_it_again(model: tickrt.Model) -> None:
     audio = model.generate([{"text": "a", "weight": np.linspace(0, 1, 3)}], guidance=(1.0, 2.0), steps=2)
     assert audio.options == {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers.live_clients import ready
+from helpers.lock_check import lock_checked
 
 from runtime.errors import DrainingError, RequestError
 from runtime.sessions.protocol.frames import AudioChunk
@@ -12,9 +13,13 @@ from runtime.sessions.protocol.messages import Applied, Closed, problem_of
 from tickrt import receiver as receiver_module
 from tickrt.receiver import RESUMED_S, Receiver
 
+Checked = lock_checked(
+    Receiver, "ring", "_error", "_end", "_pending_seq", "_pending_s", "_pending_sample", lock="_changed"
+)
+
 
 def received(start: int, end: int, value: float = 1.0) -> Receiver:
-    receiver = Receiver(1000, 1)
+    receiver = Checked(1000, 1)
     receiver.on_message(ready(next_sample=start))
     receiver.on_audio(AudioChunk(1, start, np.full((end - start, 1), value, np.float32)))
     return receiver
@@ -24,7 +29,7 @@ def test_a_change_that_is_being_made_is_not_outrun(monkeypatch: pytest.MonkeyPat
     """By a clock that the test sets: 1000 samples per second are there, 4 s of them."""
     now_s = 10.0
     monkeypatch.setattr(receiver_module.time, "monotonic", lambda: now_s)
-    receiver = Receiver(1000, 1)
+    receiver = Checked(1000, 1)
     receiver.on_audio(AudioChunk(1, 0, np.ones((4000, 1), np.float32)))
     slack = round(receiver_module.PACE_SLACK_S * 1000)
     assert len(receiver.read(100)) == 100
@@ -53,13 +58,24 @@ def test_what_was_received_goes_where_other_audio_follows(next_sample: int, is_r
     receiver = received(0, 400)
     receiver.read(300)
     receiver.on_message(ready(next_sample=next_sample, resumed=is_resumed, epoch=2))
-    assert receiver.ring.playhead_sample == receiver.ring.end_sample == next_sample
+    with receiver._changed:
+        assert receiver.ring.playhead_sample == receiver.ring.end_sample == next_sample
+
+
+def test_a_session_that_has_failed_gives_what_was_received_and_then_its_error() -> None:
+    receiver = received(0, 400)
+    receiver.fail(DrainingError("the server is gone"))
+    assert len(receiver.read(1000)) == 400
+    for _ in range(2):
+        with pytest.raises(DrainingError, match="the server is gone"):
+            receiver.read(1)
 
 
 def test_what_is_too_far_ahead_goes() -> None:
     receiver = received(round(RESUMED_S * 1000) + 1, 11_000)
     receiver.on_message(ready(next_sample=0, resumed=True, epoch=2))
-    assert receiver.ring.playhead_sample == 0
+    with receiver._changed:
+        assert receiver.ring.playhead_sample == 0
 
 
 def test_the_end_is_raised_by_every_read_after_the_last_sample_and_a_problem_once() -> None:

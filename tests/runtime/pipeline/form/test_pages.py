@@ -20,7 +20,14 @@ from configs.demo.recipe.planner.tokens import header, planner_tables, rhythm_of
 from runtime.config.planner import PlannerSpec
 from runtime.errors import RequestError
 from runtime.pipeline.form.edits import following
-from runtime.pipeline.form.pages import FIRST_SECTIONS, NEW_SECTIONS, PAGE_SECTIONS, codes_page, plan_page
+from runtime.pipeline.form.pages import (
+    FIRST_SECTIONS,
+    NEW_SECTIONS,
+    PAGE_SECTIONS,
+    codes_page,
+    layers_of_codes,
+    plan_page,
+)
 from runtime.pipeline.form.prompt import SongPrompt
 from runtime.pipeline.sequences import plan_seed
 from runtime.pipeline.structure import StructureCodec
@@ -98,6 +105,25 @@ def test_layers_that_a_section_lacks_are_silent_in_its_codes() -> None:
             constraint.advance(int(np.flatnonzero(allowed)[0]))
             assert found in (set(), {token})
         assert seen == {token}
+
+
+@pytest.mark.parametrize(
+    ("section", "codes", "expected"),
+    [
+        ("verse 4 bass", [1, 6, 11], ()),
+        ("verse 4 bass", [1, 6, 2], ("drums",)),
+        ("verse 4 drums", [10, 14], ()),
+        ("verse 4 drums", [10, 5], ("bass",)),
+        ("verse 4 drums bass", [0, 7], ()),
+        ("verse 4 drums", [], ()),
+    ],
+)
+def test_codes_tell_which_layers_sound_that_a_section_lacks(
+    section: str, codes: list[int], expected: tuple[str, ...]
+) -> None:
+    (found,) = sections(section, made=0)
+    found.codes.extend(codes)
+    assert layers_of_codes(PLANNER, found) == expected
 
 
 def test_a_layer_that_sounds_is_silent_for_a_bar_at_most() -> None:

@@ -157,8 +157,11 @@ def test_a_section_is_replaced_with_its_codes(pipeline: Pipeline) -> None:
     second, codes = plan.sections[1], plan.codes(0, 60)
     first = second.start_frame // SIZE
     wanted = [(code + 1) % 25 for code in codes[first : first + 5]]
+    wanted[0] = 0  # sounds both layers
     plan.replace(second.start_frame, [SectionRequest("break", ("bass",), 2)], wanted)
     assert plan.codes(0, first + 5) == [*codes[:first], *wanted]
+    assert (plan.sections[1].layers, plan.sections[1].others) == (("bass",), ("drums",))
+    assert all(section.others == () for section in plan.sections if section.index != 1), "made codes are silent"
     assert (plan.sections[1].kind, plan.sections[1].start_frame) == ("break", second.start_frame)
     known = plan.sections
     with pytest.raises(RequestError, match="code 25 is unknown"):

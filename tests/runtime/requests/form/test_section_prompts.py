@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from helpers.songs import SPEC, sections
 
@@ -22,6 +24,10 @@ def test_every_section_has_its_words_in_its_frames() -> None:
     alike, alone = (np.array(item.weight) for item in found)
     assert np.flatnonzero(alone).tolist() == list(range(10, 60))
     assert np.array_equal(alike, 1 - alone), "sections with the same layers share a prompt"
+
+
+def test_what_given_codes_sound_is_not_said_to_be_silent() -> None:
+    assert section_prompts(WORDS, "calm", [replace(SECOND, others=("drums",))], 100, 50) == "calm, drums, bass"
 
 
 def test_one_prompt_stays_a_text_and_none_is_only_words() -> None:

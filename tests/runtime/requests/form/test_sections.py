@@ -11,6 +11,7 @@ from runtime.requests.form.sections import (
     SectionRequest,
     Song,
     given_header,
+    header_options,
     header_values,
     item_of,
     last_bar,
@@ -93,3 +94,10 @@ def test_a_planned_section_has_codes_once_there_are_all() -> None:
     assert section.planned(SPEC, 60).end_frame == 60
     assert section.planned(SPEC, 61).codes is None
     assert SONG.rhythm.frame(2) == 100
+
+
+def test_a_header_in_the_options_of_prompts() -> None:
+    header = {"genre": "funk", "bpm": 112.5, "meter": "6/8", "key": "f#", "mode": "harmonic minor"}
+    assert header_options(header) == {"bpm": 112.5, "time_signature": 6, "key": "F# harmonic minor"}
+    assert header_options({"bpm": 100, "meter": "3/4", "key": "c"}) == {"bpm": 100, "time_signature": 3}
+    assert header_options({}) == {}

@@ -126,6 +126,19 @@ def test_changes_of_nothing_raise_the_seq_of_what_is_there() -> None:
     assert loop.timeline.canvas.parts[0].full_seq == 4
 
 
+def test_a_change_of_nothing_counts_for_generations_in_flight_that_no_update_has_reached() -> None:
+    loop = Loop()
+    first = loop.at(0.0).generations.start("s")
+    loop.at(0.0).controls.change({"guidance": 5.0}, 1)
+    loop.at(0.0).generations.update()
+    loop.at(0.1).generations.start("s")
+    loop.at(0.1).controls.change({"guidance": 5.0}, 2)
+    loop.at(0.1).generations.settle()
+    mixed, other = (running.basis for running in loop.generations.running)
+    assert loop.generations.running[0].job is first
+    assert (mixed.full_seq, other.full_seq, other.first_seq) == (0, 2, 2)
+
+
 def test_a_source_is_part_of_what_a_generation_is_made_with() -> None:
     loop = Loop()
     loop.generate(0.0)

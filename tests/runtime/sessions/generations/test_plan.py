@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ from helpers.live_simulation import CHANNELS, FRAME, FRAME_RATE, HINT, HOP, NUMB
 from helpers.simulated_form import FRAMES_PER_CODE, SimulatedForm
 
 from runtime.errors import EngineError, RequestError
+from runtime.requests.form.section_prompts import section_prompts
 from runtime.requests.options import GenerationOptions
 from runtime.sessions.generations.plan import MAX_EDITS, MAX_PLAN_WAIT_S, SessionPlan
 from runtime.sessions.hosting.work import make_part
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import PlanBeginning
 from runtime.sessions.protocol.messages import GetPlan, NewSection, Plan, SetPlan
+from runtime.sessions.session.live_session import LiveSession
 
 BREAK = NewSection(kind="break", layers=["drums", "bass"], bars=1)
 TOO_MANY = list(range(20))  # for a bar
@@ -155,8 +158,20 @@ def test_prompts_say_which_layers_sound_in_each_section() -> None:
     first = round(start_s * FRAME_RATE)
     job = [job for job in simulation.jobs if job.segment.start_frame < first < job.segment.start_frame + 64][-1]
     row = first - job.segment.start_frame
-    weights = {item.text: item.weight[row - 1 : row + 1] for item in job.options.prompt}
+    prompts = section_prompts(session_plan(simulation).facts.spec, job.options.prompt, job.sections, 0, 64)
+    weights = {item.text: item.weight[row - 1 : row + 1] for item in prompts}
     assert weights == {"calm, drums": [1.0, 0.0], "calm, no drums": [0.0, 1.0]}
+
+
+def test_a_restored_plan_knows_what_codes_sound_beside_the_layers_of_a_section() -> None:
+    simulation = planned_session()
+    simulation.run(3.0)
+    plan = session_plan(simulation)
+    plan.sections = tuple(replace(each, others=("bass",)) for each in plan.sections)
+    session, now_s = simulation.session, simulation.now_s
+    restored = LiveSession.restore(session.snapshot(now_s), session.model, now_s).plan
+    assert restored is not None
+    assert restored.sections == plan.sections
 
 
 def test_another_prompt_or_tempo_plans_anew_what_is_not_heard() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -121,6 +122,35 @@ def test_a_further_client_changes_what_the_client_plays_and_the_client_counts_on
     host.end(session.id, "deleted")
     driven.run()
     assert not surface.of(Closed)
+
+
+def test_a_change_has_the_times_of_its_update_of_its_generation_and_of_its_audio(drive: Drive) -> None:
+    driven = drive()
+    session, client = driven.open()
+    job = session.job
+    session.job = lambda: replace(job(), full_seq=2)  # type: ignore[method-assign]
+    for seq, values in enumerate(({"guidance": 5.0}, {"shift": 2.0}), 1):
+        driven.host.post(session.id, SetControls(seq=seq, values=values))
+    driven.run()
+    driven.now_s += 0.1
+    session.next_actions = [UpdateSteps((), {"guidance": 5.0}, 1)]
+    driven.host.post(session.id, Play())
+    driven.run()
+    driven.now_s += 0.2
+    session.wants = 1
+    driven.host.post(session.id, Play())
+    driven.run()
+    driven.now_s += 0.3
+    driven.run(lambda: bool(session.of("finished")))
+    driven.now_s += 0.4
+    pcm = np.zeros((4, 2), np.float32)
+    session.next_actions = [AudioChunk(1, 0, pcm, full_seq=2, first_seq=2), Applied(seq=1, first_sample=0)]
+    session.next_actions.append(Applied(seq=2, first_sample=0))
+    driven.host.post(session.id, Play())
+    driven.run()
+    stages = [message.stages_ms for message in client.of(Applied)]
+    found = [(each.submitted, each.finished, each.decoded) for each in stages]
+    assert found == [pytest.approx((100, 600, 1000)), pytest.approx((300, 600, 1000))]
 
 
 def test_a_further_client_that_fails_ends_not_its_session(drive: Drive) -> None:
@@ -374,7 +404,7 @@ def test_words_of_a_new_session_are_found_in_the_thread_for_them(drive: Drive, m
 def test_words_of_the_newest_texts_are_found_in_another_thread(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     may_find, found = threading.Event(), list[tuple[str, ...]]()
 
-    def find(_: Any, texts: tuple[str, ...]) -> list[Any]:
+    def find(_: Any, texts: tuple[str, ...], *others: Any) -> list[Any]:
         may_find.wait(WAIT_S)
         found.append(texts)
         return []

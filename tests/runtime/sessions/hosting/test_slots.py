@@ -120,6 +120,7 @@ def test_one_more_session_of_a_client(limits: HostLimits, clients: list[str], re
     with pytest.raises(SessionsFullError, match=refused) as found:
         limits.check("a", clients, refresh_s)
     assert found.value.retry_after_s > 0
+    assert found.value.is_of_client == refused.startswith("this client")
 
 
 def test_a_place_is_free_when_the_first_session_without_a_client_ends() -> None:

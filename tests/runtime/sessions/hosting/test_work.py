@@ -5,19 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Built
 from helpers.simulated_form import SimulatedForm
 
 from runtime.audio.codec import Codec
 from runtime.errors import EngineError, ShapeError, TickError
-from runtime.pipeline.pipeline import Pipeline
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.pipeline.planning import Planner
+from runtime.requests.form.sections import PlannedSection
 from runtime.requests.options import GenerationOptions
-from runtime.sessions.hosting.work import BEGIN_S, CodecWork, PlanWork
-from runtime.sessions.protocol.actions import DecodeWindow, MakePlan, PlanBeginning, PlanChange, PlanPart
+from runtime.requests.segments import Segment
+from runtime.sessions.hosting.work import BEGIN_S, CodecWork, PlanWork, compose_job
+from runtime.sessions.protocol.actions import DecodeWindow, MakePlan, PlanBeginning, PlanChange, PlanPart, SessionJob
 from runtime.sessions.protocol.messages import WriteAudio
 
 
@@ -164,16 +169,23 @@ class PlanHost:
 
     def __init__(self, kinds: Iterator[type[SimulatedForm]]) -> None:
         self.forms: list[SimulatedForm] = []
+        self.begun: list[PlanBeginning] = []
         self.calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.made: list[PlanPart | TickError] = []
         self.is_opened = threading.Semaphore(0)
         self._kinds = kinds
-        self.work = PlanWork(self._open, self.calls.put)
+        self.work = PlanWork(self._open, self._with_drawn, self.calls.put)
 
     def _open(self, begin: PlanBeginning) -> SimulatedForm:
+        self.begun.append(begin)
         self.forms.append(next(self._kinds)(begin))
         self.is_opened.release()
         return self.forms[-1]
+
+    @staticmethod
+    def _with_drawn(options: GenerationOptions) -> GenerationOptions:
+        assert threading.current_thread().name.startswith("live-plan")
+        return options.model_copy(update={"prompt": f"{options.prompt}, drawn".lstrip(", ")})
 
     def start(self, begin: PlanBeginning | None, change: PlanChange | None = None) -> None:
         self.work.start(MakePlan(1, begin, change, 0, 50), self.made.append)
@@ -190,6 +202,34 @@ def plan_host() -> Iterator[PlanHost]:
     opened.work.close()
 
 
+def test_what_the_seed_draws_stands_before_the_words_of_the_sections(built: Built) -> None:
+    sections = (
+        PlannedSection(0, "verse", ("drums",), 1, -20, 10, None),
+        PlannedSection(1, "break", ("bass",), 1, 10, 40, None),
+    )
+    with open_pipeline(built(planner={"capacity": 1024, "plan": True}, meaning=True, words=("chant", "no"))) as opened:
+        assert opened.planner is not None
+        words = {"drums": ("drums", "no drums"), "bass": ("bass", "no bass")}
+        plan = opened.planner.spec.plan.model_copy(update={"layer_words": words})
+        spec = opened.planner.spec.model_copy(update={"plan": plan})
+        pipeline = replace(opened, planner=Planner(opened.bundle, spec, opened.loop, opened.planner.structure))
+        chant, blended = (GenerationOptions(prompt="chant", blend=blend, steps=1) for blend in ("velocity", "tokens"))
+        job = SessionJob("j", chant, Segment(0, 32), None, None, None, 0, False, sections=sections)
+        played = pipeline.meanings(chant, 5)[0].played_text
+        request = compose_job(pipeline, job, 5)
+        expected = [pipeline.text_encoder.encode(f"{played}, {said}") for said in ("drums, no bass", "no drums, bass")]
+        assert [np.array_equal(one.tokens, each) for one, each in zip(request.conditions, expected, strict=True)] == [
+            True,
+            True,
+        ]
+        assert [np.asarray(one.weight).tolist() for one in request.conditions] == [
+            [1.0] * 10 + [0.0] * 22,
+            [0.0] * 10 + [1.0] * 22,
+        ]
+        (plain,) = compose_job(pipeline, replace(job, options=blended), 5).conditions
+        assert np.array_equal(plain.tokens, pipeline.text_encoder.encode(played))
+
+
 def test_parts_are_made_in_order_and_reported_on_the_hosts_thread(plan_host: PlanHost) -> None:
     plan_host.start(BEGIN)
     plan_host.start(None, PlanChange(0, codes=(7,)))
@@ -198,6 +238,18 @@ def test_parts_are_made_in_order_and_reported_on_the_hosts_thread(plan_host: Pla
     assert isinstance(second, PlanPart)
     assert (len(first.hints), second.hints[0, 0], second.hints[5, 0]) == (50, 7.0, first.hints[5, 0])
     assert second.state.codes.tolist() == [7]
+
+
+def test_a_plan_is_for_prompts_with_what_the_seed_draws(plan_host: PlanHost) -> None:
+    plan_host.start(BEGIN)
+    plan_host.start(None, PlanChange(25, options=GenerationOptions(prompt="calm")))
+    first, second = plan_host.take(), plan_host.take()
+    assert isinstance(first, PlanPart)
+    assert isinstance(second, PlanPart)
+    assert plan_host.begun[0].options.prompt == "drawn"
+    other = SimulatedForm(plan_host.begun[0])
+    other.change(GenerationOptions(prompt="calm, drawn"), 25)
+    assert np.array_equal(second.hints, other.hints(0, 50))
 
 
 def test_what_fails_is_reported(plan_host: PlanHost) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +23,10 @@ from helpers.live_simulation import (
 
 from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError, StaleSeqError
-from runtime.requests.options import StepOptions
-from runtime.requests.prompt_words import PromptWords
+from runtime.requests.options import GenerationOptions, StepOptions
+from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.sessions.protocol import messages
-from runtime.sessions.protocol.actions import DecodeWindow, End, FindWords
+from runtime.sessions.protocol.actions import DecodeWindow, End, FindWords, LiveModel
 from runtime.sessions.protocol.messages import LivePrompt
 from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.session.reports import prompt_words
@@ -76,6 +77,63 @@ def test_the_words_of_the_prompts_are_reported_where_they_change() -> None:
     second = messages.TextWords(text="b", understood=["b"], unknown=["jazz"])
     assert applied.prompt_words == [first, second]
     assert reported(messages.SetPrompts(seq=3, items=[]))[0].prompt_words == [second]
+
+
+def telling_model() -> LiveModel:
+    """A model whose prompts mean themselves and the tempo that is set; "long" cannot be encoded."""
+
+    def meaning(text: str, options: GenerationOptions, seed: int) -> PromptMeaning:
+        if text == "long":
+            raise RequestError("too long")
+        return PromptMeaning(
+            text, {"tempo": (f"{options.bpm:g} bpm" if options.bpm else "no bpm",)}, ("genre", f"seed {seed}")
+        )
+
+    return dataclasses.replace(MODEL, words=lambda texts: PromptWords(tuple(texts)), meaning=meaning)
+
+
+def found_words(session: LiveSession, message: messages.ClientMessage) -> list[messages.TextWords] | None:
+    """What a message lets the session report of its texts."""
+    session.handle(message, 0.0)
+    for action in session.advance(0.0):
+        if isinstance(action, FindWords):
+            return prompt_words(session.model, action.texts, action.options, action.seed)
+    return None
+
+
+def test_what_prompts_mean_follows_their_options_and_not_the_control_seed() -> None:
+    opened = messages.Open(prompts=[LivePrompt(text="a")], controls={"bpm": 100}, seed=5)
+    session = LiveSession("s", telling_model(), opened, 0.0)
+    (first,) = session.attach("token", 0.0, keep_s=60.0).controls.prompt_words
+    assert first.meaning == {"tempo": ["100 bpm"]}
+    assert (first.plays, first.drawn) == ("100 bpm · genre drawn by the seed: seed 5", {"genre": "seed 5"})
+    assert found_words(session, messages.SetControls(seq=1, values={"seed": 9})) is None
+    assert found_words(session, messages.SetControls(seq=2, values={"guidance": 2.0})) is None
+    assert found_words(session, messages.SetPrompts(seq=3, items=[LivePrompt(text="a", weight=0.5)])) is None
+    (faster,) = found_words(session, messages.SetControls(seq=4, values={"bpm": 120, "seed": 7})) or []
+    assert (faster.meaning, faster.drawn) == ({"tempo": ["120 bpm"]}, first.drawn)
+    assert LiveSession.restore(session.snapshot(0.0), session.model, 0.0).seed == session.seed == 5
+
+
+@pytest.mark.parametrize("opening", [{"seed": 5}, {"controls": {"seed": 5}}, {"seed": 5, "controls": {"seed": 6}}])
+def test_the_seed_of_a_session_is_the_one_that_it_is_opened_with(opening: dict[str, Any]) -> None:
+    session = LiveSession("s", MODEL, messages.Open(**opening), 0.0)
+    assert session.seed == 5
+    assert session.attach("token", 0.0, keep_s=60.0).controls.seed == opening.get("controls", opening)["seed"]
+
+
+def test_a_prompt_that_cannot_be_encoded_has_words_and_no_meaning() -> None:
+    session = LiveSession("s", telling_model(), messages.Open(prompts=[LivePrompt(text="a")]), 0.0)
+    items = [LivePrompt(text="long"), LivePrompt(text="b")]
+    first, second = found_words(session, messages.SetPrompts(seq=1, items=items)) or []
+    assert (first.understood, first.plays, first.meaning) == (["long"], "", {})
+    assert second.meaning == {"tempo": ["no bpm"]}
+
+
+def test_options_are_no_words_where_the_model_does_not_tell() -> None:
+    model = dataclasses.replace(MODEL, words=lambda texts: PromptWords(tuple(texts)))
+    session = LiveSession("s", model, messages.Open(prompts=[LivePrompt(text="a")]), 0.0)
+    assert found_words(session, messages.SetControls(seq=1, values={"bpm": 120})) is None
 
 
 def test_a_picture_is_made_once_for_all_that_ask_for_it() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 from helpers.engine_behaviour import Bench, opened, written
+from helpers.lock_check import lock_checked
 from simulator.fixture import Machine, simulated
 
 RELEASE = "1.7.1.116"
@@ -23,15 +25,19 @@ def start(folder: Path, **options: str) -> Machine:
     with simulated(rtx=True, **options) as machine:
         if not folder.is_dir():
             written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
-        execution = engine.bind(bench.tensors())
-        execution.warm_up(bench.stream)
-        bench.stream.record().wait()
-        execution.release()
-        engine.close()
-        bench.close()
+        play(folder)
     return machine
+
+
+def play(folder: Path) -> None:
+    bench = Bench()
+    engine = opened(folder, bench.device, in_tick=True)
+    execution = engine.bind(bench.tensors())
+    execution.warm_up(bench.stream)
+    bench.stream.record().wait()
+    execution.release()
+    engine.close()
+    bench.close()
 
 
 def file_of(folder: Path, release: str = RELEASE, sm: str = "89") -> Path:
@@ -45,6 +51,19 @@ def test_the_next_start_compiles_nothing(folder: Path) -> None:
     second = start(folder)
     assert second.compiled == []
     assert second.counters["kernels_loaded"] >= 2
+    assert file_of(folder).read_bytes() == stored
+
+
+def test_threads_share_its_kernels_with_the_lock_held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts are made by the thread that opens engines, by that of ticks, and by one that compiles."""
+    with simulated(rtx=True):
+        specializer = importlib.import_module("runtime.engines.tensorrt.rtx.specializer")
+        checked = lock_checked(specializer.KernelCache, "_cache", "_both", "_saved", "_seen")
+        monkeypatch.setattr(specializer, "KernelCache", checked)
+        written(folder)
+        play(folder)
+        stored = file_of(folder).read_bytes()
+        play(folder)
     assert file_of(folder).read_bytes() == stored
 
 
