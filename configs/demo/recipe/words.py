@@ -8,7 +8,7 @@ WORDS: Final[dict[str, str]] = {
     " nappes, acorde, acordes, chordal, textures, swells, stabs",
     "layer:arp": "arp, arps, arpeggio, arpeggios, arpeggiated, arpeggiator, arpeggien, arpege, arpeges, arpegio,"
     " arpegios, pluck, plucks, plucked, plucky, broken-chords, sequence, sequencer, ostinato,"
-    " fingerpicked, arpeggiating",
+    " arpeggiating",
     "layer:bass": "bass, basses, bass-line, bass-lines, basse, bajo, bajos, bassy",
     "layer:melody": "melody, melodies, melodic, lead, leads, tune, topline, theme, melodie, melodien, melodia,"
     " melodias, riff, riffs, solos, thema",
