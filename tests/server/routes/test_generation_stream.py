@@ -100,7 +100,7 @@ def test_eight_short_streams_all_start_before_the_first_ends(serve: Serve) -> No
         ({"lead_s": lambda: 2.0}, []),
         ({"is_streamed": False}, []),
     ],
-    ids=str,
+    ids=["ahead", "nothing-sent", "not-ahead", "whole"],
 )
 def test_a_stream_ahead_of_real_time_waits_for_the_first_audio_of_its_peers(
     changes: dict[str, Any], expected: list[Any]
