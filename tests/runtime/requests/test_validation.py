@@ -110,7 +110,7 @@ OF_PARTS = {"timbre_strength", "structure_strength", "codes", "cover_strength"}
         (("structure",), {"timbre_strength", "cover_strength"}),
         (("conditions", "structure"), set()),
     ],
-    ids=str,
+    ids=["neither", "conditions", "structure", "both"],
 )
 def test_options_of_parts_that_a_bundle_lacks_are_not_taken(
     parts: tuple[str, ...], untaken: set[str], tmp_path: Path
