@@ -7,6 +7,7 @@ are no branches per slot. All arithmetic is float32 and per slot: a NaN stays in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -20,6 +21,18 @@ APG_NORM_LIMIT = 2.5
 BLEND_EPSILON = 1e-8
 NORM_EPSILON = 1e-12
 LARGEST = float(np.finfo(np.float32).max)
+
+
+class BlendRule(NamedTuple):
+    """How a slot's positive rows are blended: the power (2 or 4) of the mean of their clean latents, around `silence`
+    `[C]`; 1: the mean of their velocities.
+    """
+
+    power: int = 1
+    silence: tuple[float, ...] = ()
+
+
+MEAN = BlendRule()
 
 
 def rows_graph(channels: int, features: Iterable[str]) -> onnx.ModelProto:
@@ -39,7 +52,7 @@ def rows_graph(channels: int, features: Iterable[str]) -> onnx.ModelProto:
     return graph.model()
 
 
-def step_graph(channels: int, features: Iterable[str]) -> onnx.ModelProto:
+def step_graph(channels: int, features: Iterable[str], rule: BlendRule = MEAN) -> onnx.ModelProto:
     """Latents and velocities of all slots -> their next latents; steps 3 to 7. Raises BuildError.
 
     Outputs: next_latents `[S,T,C]`, finite `[S]` bool; with `guidance` next_momentum_state, with `rcfg`
@@ -49,6 +62,8 @@ def step_graph(channels: int, features: Iterable[str]) -> onnx.ModelProto:
     graph = GraphWriter(f"step.{variant_name(features)}")
     inputs = _Inputs(graph, channels, step_inputs(features))
     velocity = _velocity(graph, inputs, "positive")
+    if "blend" in features and rule.power > 1:
+        velocity = _keep_level(graph, inputs, velocity, rule)
     if "guidance" in features:
         velocity = _guide(graph, inputs, velocity, channels)
     latents = _integrate(graph, inputs, velocity, features)
@@ -132,6 +147,46 @@ def _blend(graph: GraphWriter, velocity: str, rows: str, weights: str) -> str:
         total = graph.op("ReduceSum", weighted, conditions, keepdims=0)
         share = graph.op("ReduceSum", weight, conditions, keepdims=0)
         return graph.op("Div", total, graph.op("Max", share, graph.constant(BLEND_EPSILON)))
+
+
+def _keep_level(graph: GraphWriter, inputs: _Inputs, mean: str, rule: BlendRule) -> str:
+    """3. x0 as the mean of signed powers of the rows' x0, each value by itself: the root of sum(w_i x0_i^p) / sum(w_i).
+
+    The mean of velocities halves what one of two rows has alone. Nothing changes where rows agree.
+    """
+    with graph.scope("level"):
+        time, weight = inputs.column("time"), _unsqueeze(graph, inputs["positive_weights"], 3)  # [S,1,1], [S,K,T,1]
+        distance = graph.op("Sub", inputs["latents"], graph.constant(rule.silence))  # [S,T,C]
+        powers = _signed_power(graph, _alone(graph, inputs, distance, weight), rule.power)
+        whole = graph.op("Max", _over_rows(graph, weight), graph.constant(BLEND_EPSILON))
+        total = graph.op("Div", _over_rows(graph, graph.op("Mul", weight, powers)), whole)
+        clean = _signed_root(graph, total, rule.power)  # [S,T,C]
+        missing = graph.op("Sub", clean, graph.op("Sub", distance, graph.op("Mul", mean, time)))
+        return graph.op("Sub", mean, graph.op("Div", missing, time))
+
+
+def _alone(graph: GraphWriter, inputs: _Inputs, distance: str, weight: str) -> str:
+    """How far each row's x0 is from silence `[S,K,T,C]`, 0 where it has no weight."""
+    velocity = graph.op("Gather", inputs["velocity"], inputs["positive_rows"], axis=0)
+    drift = graph.op("Mul", velocity, _unsqueeze(graph, inputs["time"], 1, 2, 3))
+    unused = graph.op("Equal", weight, graph.constant(0.0))
+    return graph.op("Where", unused, graph.constant(0.0), graph.op("Sub", _unsqueeze(graph, distance, 1), drift))
+
+
+def _signed_power(graph: GraphWriter, value: str, power: int) -> str:
+    """sign(x) |x|^p by products, of which the root is exactly x."""
+    signed = graph.op("Mul", value, graph.op("Abs", value))
+    return signed if power == 2 else graph.op("Mul", signed, graph.op("Mul", value, value))
+
+
+def _signed_root(graph: GraphWriter, value: str, power: int) -> str:
+    root = graph.op("Sqrt", graph.op("Abs", value))
+    return graph.op("Mul", graph.op("Sign", value), root if power == 2 else graph.op("Sqrt", root))
+
+
+def _over_rows(graph: GraphWriter, values: str) -> str:
+    """The sum over a slot's rows `[S,T,...]`."""
+    return graph.op("ReduceSum", values, graph.constant([1], np.int64), keepdims=0)
 
 
 def _guide(graph: GraphWriter, inputs: _Inputs, positive: str, channels: int) -> str:

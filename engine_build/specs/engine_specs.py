@@ -17,7 +17,7 @@ from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
 from engine_build.graphs.adapter_graph import adapter_graph
 from engine_build.graphs.graph_file import Graph, derived_graph, graph_of, read_graph
 from engine_build.graphs.reference_session import model_of
-from engine_build.graphs.step_graph import rows_graph, step_graph
+from engine_build.graphs.step_graph import BlendRule, rows_graph, step_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
 from engine_build.specs.engine_spec import EngineSpec, Range, Sizes, file_spec
 from engine_build.specs.planner_specs import planner_specs
@@ -143,6 +143,11 @@ def _rows_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSp
     return _tick_spec(f"rows.{variant}", graph, rows_inputs(features), outputs, features, bundle, deployment)
 
 
+def _blend_rule(bundle: Bundle) -> BlendRule:
+    silence = bundle.silence(bundle.latents.canvas_frames).mean(axis=0)  # [C]
+    return BlendRule(bundle.sampler.blend_power, tuple(silence.tolist()))
+
+
 def _step_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSpec:
     features = parse_variant(variant)
     outputs = [_output("next_latents", "STC"), Port("finite", "finite", "S", "bool")]
@@ -150,7 +155,7 @@ def _step_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSp
         outputs.append(_output("next_momentum_state", "STC"))
     if "rcfg" in features:
         outputs.append(_output("next_cached_negative_velocity", "STC"))
-    graph = graph_of(step_graph(bundle.latents.channels, features))
+    graph = graph_of(step_graph(bundle.latents.channels, features, _blend_rule(bundle)))
     name = f"step.{variant_name(features)}"
     return _tick_spec(name, graph, step_inputs(features), outputs, features, bundle, deployment)
 

@@ -123,7 +123,11 @@ class DcwSpec(TomlTable):
 
 
 class SamplerSpec(TomlTable):
-    """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon."""
+    """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon.
+
+    blend_power: several prompts are blended by the mean of this power of what each predicts, around silence; 1 is the
+    mean of velocities, in which what one prompt plays alone is as weak as its share.
+    """
 
     steps: int = Field(default=8, ge=1)
     live_steps: int = Field(default_factory=lambda data: data["steps"], ge=1)
@@ -131,6 +135,7 @@ class SamplerSpec(TomlTable):
     guidance: float = 1.0
     denoise: float = Field(default=1.0, ge=0, le=1)
     dcw: DcwSpec = DcwSpec()
+    blend_power: Literal[1, 2, 4] = 1
 
 
 class Bundle(TomlTable):

@@ -23,6 +23,17 @@ TINY = 1e-12
 
 
 @dataclass(frozen=True)
+class Rule:
+    """How positive conditions are blended: the power of the mean around `silence` (`[C]`); 1: of velocities."""
+
+    power: float = 1.0
+    silence: ArrayLike = 0.0
+
+
+MEAN = Rule()
+
+
+@dataclass(frozen=True)
 class State:
     """One generation between two steps: latents, APG momentum, the cached negative velocity of RCFG."""
 
@@ -67,6 +78,7 @@ def generate(
     decode: Decode,
     noises: Noises,
     overrides: Mapping[int, StepParameters] | None = None,
+    rule: Rule = MEAN,
 ) -> list[F64]:
     """The latents after each step, `[T, C]` each. `overrides` maps a step to the session's parameters at that step."""
     if request.denoise <= 1e-6:
@@ -80,19 +92,26 @@ def generate(
         now = request
         if overrides and k in overrides:
             now = replace(request, parameters=overrides[k].over(request.parameters))
-        state = step(now, state, decode, noises, k, float(times[k]), float(times[k + 1]))
+        state = step(now, state, decode, noises, k, float(times[k]), float(times[k + 1]), rule)
         results.append(state.x)
     return results
 
 
 def step(
-    request: GenerationRequest, state: State, decode: Decode, noises: Noises, k: int, t: float, t_next: float
+    request: GenerationRequest,
+    state: State,
+    decode: Decode,
+    noises: Noises,
+    k: int,
+    t: float,
+    t_next: float,
+    rule: Rule = MEAN,
 ) -> State:
     """One step of one generation: DESIGN section 5, numbers 1 to 7."""
     p = request.parameters
     x = mask_before(request, state.x, noises.mask, t)
     decoder_input = x * value_or(p.channel_gain, 1.0)
-    v = blend(request.conditions, decode, decoder_input, t, k, request)
+    v = blend(request.conditions, decode, decoder_input, t, k, request, lambda parts, w: level(rule, x, t, parts, w))
     momentum, kept = state.momentum, state.kept
     is_inside = value_or(p.cfg_interval_start, 0.0) <= 1 - np.float32(t) <= value_or(p.cfg_interval_end, 1.0)
     if guides(request) and is_inside:
@@ -119,17 +138,37 @@ def mask_before(request: GenerationRequest, x: F64, noise: NDArray[np.float32] |
     return m * x + (1 - m) * (t * noise + (1 - t) * request.original)
 
 
-def blend(conditions: Sequence[Condition], decode: Decode, x: F64, t: float, k: int, request: GenerationRequest) -> F64:
-    """3. Weighted mean over the active conditions, per frame; a single one counts fully, with any weight."""
+def blend(
+    conditions: Sequence[Condition],
+    decode: Decode,
+    x: F64,
+    t: float,
+    k: int,
+    request: GenerationRequest,
+    mix: Callable[[F64, F64], F64] | None = None,
+) -> F64:
+    """3. The active conditions as `mix` blends them, per frame; a single one counts fully, with any weight."""
     active = [c for c in conditions if c.start <= k / request.steps < c.end] or list(conditions[:1])
+    parts = np.stack([np.asarray(decode(x, t, c.tokens, request.context), np.float64) for c in active])
     if len(active) == 1:
-        return np.asarray(decode(x, t, active[0].tokens, request.context), np.float64)
-    total, weights = np.zeros_like(x), np.zeros((len(x), 1))
-    for condition in active:
-        w = np.broadcast_to(column(condition.weight), weights.shape)
-        total = total + w * np.asarray(decode(x, t, condition.tokens, request.context), np.float64)
-        weights = weights + w
-    return total / np.maximum(weights, 1e-8)
+        return np.asarray(parts[0])
+    weights = np.stack([np.broadcast_to(column(c.weight), (len(x), 1)) for c in active]).astype(np.float64)
+    return (mix or mean)(parts, weights)
+
+
+def mean(parts: F64, weights: F64) -> F64:
+    """Weighted mean of velocities `[K, T, C]`."""
+    return np.asarray((weights * parts).sum(axis=0) / np.maximum(weights.sum(axis=0), 1e-8))
+
+
+def level(rule: Rule, x: F64, t: float, parts: F64, weights: F64) -> F64:
+    """3. The mean; or, with a power, what has the mean of the signed powers of the parts' x0, each value by itself."""
+    if rule.power == 1:
+        return mean(parts, weights)
+    alone = x - rule.silence - t * parts
+    total = mean(np.sign(alone) * np.abs(alone) ** rule.power, weights)
+    clean = rule.silence + np.sign(total) * np.abs(total) ** (1 / rule.power)
+    return np.asarray((x - clean) / t)
 
 
 def guides(request: GenerationRequest) -> bool:

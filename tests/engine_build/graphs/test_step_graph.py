@@ -15,7 +15,7 @@ import pytest
 from helpers import oracle
 from numpy.typing import NDArray
 
-from engine_build.graphs.step_graph import rows_graph, step_graph
+from engine_build.graphs.step_graph import MEAN, BlendRule, rows_graph, step_graph
 from runtime.denoise.slot_fields import (
     ROWS_FEATURES,
     STEP_FEATURES,
@@ -51,15 +51,15 @@ MOMENTA = ("momentum_state", "cached_negative_velocity")
 
 
 @cache
-def session(kind: str, channels: int, features: Features) -> ort.InferenceSession:
-    graph = (step_graph if kind == "step" else rows_graph)(channels, features)
+def session(kind: str, channels: int, features: Features, rule: BlendRule = MEAN) -> ort.InferenceSession:
+    graph = step_graph(channels, features, rule) if kind == "step" else rows_graph(channels, features)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     return ort.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def execute(kind: str, channels: int, features: Features, feeds: Arrays) -> Arrays:
-    opened = session(kind, channels, features)
+def execute(kind: str, channels: int, features: Features, feeds: Arrays, rule: BlendRule = MEAN) -> Arrays:
+    opened = session(kind, channels, features, rule)
     names = [output.name for output in opened.get_outputs()]
     return dict(zip(names, opened.run(names, feeds), strict=True))
 
@@ -79,19 +79,23 @@ class Slot:
         times = oracle.schedule(STEPS, self.request.shift, 1.0)
         return float(times[self.k]), float(times[self.k + 1])
 
-    def expected(self) -> oracle.State:
+    def expected(self, rule: BlendRule = MEAN) -> oracle.State:
+        as_in_oracle = oracle.Rule(rule.power, np.array(rule.silence or 0.0))
+
         def decode(x: object, t: float, tokens: NDArray[np.float32], context: object) -> NDArray[np.float32]:
             return self.velocities[int(tokens[0, 0])]
 
         noises = oracle.Noises(self.step_noise, step=lambda k: self.step_noise)
         masked = replace(self.request, mask=None)
         if self.request.mask is None:
-            return oracle.step(masked, self.state, decode, noises, self.k, *self.times)
+            return oracle.step(masked, self.state, decode, noises, self.k, *self.times, as_in_oracle)
         # The rows graph has done the part before the decoder: a mask noise that gives x back undoes the oracle's.
         t = self.times[0]
         undone = (self.state.x - (1 - t) * np.float64(self.request.original)) / t
         mask = replace(self.request.mask, noise=undone)
-        return oracle.step(replace(self.request, mask=mask), self.state, decode, noises, self.k, *self.times)
+        return oracle.step(
+            replace(self.request, mask=mask), self.state, decode, noises, self.k, *self.times, as_in_oracle
+        )
 
 
 class Maker:
@@ -263,11 +267,11 @@ def _set_dcw(feeds: Arrays, slot_index: int, dcw: Dcw) -> None:
         _set(feeds, slot_index, "dcw_high", oracle.resample(dcw.high, bands)[:, 0])
 
 
-def check_against_oracle(slots: list[Slot], features: Features, channels: int) -> None:
-    results = execute("step", channels, features, feeds_of(slots, features, channels))
+def check_against_oracle(slots: list[Slot], features: Features, channels: int, rule: BlendRule = MEAN) -> None:
+    results = execute("step", channels, features, feeds_of(slots, features, channels), rule)
     assert results["finite"][:-1].all()
     for slot_index, slot in enumerate(slots):
-        expected = slot.expected()
+        expected = slot.expected(rule)
         np.testing.assert_allclose(results["next_latents"][slot_index], expected.x, atol=2e-5, rtol=1e-5)
         if slot.request.negatives:
             np.testing.assert_allclose(results["next_momentum_state"][slot_index], expected.momentum, atol=1e-5)
@@ -286,6 +290,67 @@ def test_every_set_of_features_agrees_with_the_oracle() -> None:
     for seed, features in enumerate(ALL):
         frames, count = 1 + seed % 9, 1 + seed % 4
         check_against_oracle(Maker(seed, frames, 3).batch(features, count), features, 3)
+
+
+BLENDS = [features for features in COMMON if "blend" in features]
+
+
+@pytest.mark.parametrize("power", [2, 4])
+@pytest.mark.parametrize("features", BLENDS, ids=variant_name)
+def test_blends_that_keep_their_level_agree_with_the_oracle(features: Features, power: int) -> None:
+    rule = BlendRule(power, (-0.25, 0.5, 0.0, 1.0))
+    for frames, count in ((8, 1), (7, 3), (12, 5)):
+        check_against_oracle(Maker(frames, frames, 4).batch(features, count), features, 4, rule)
+
+
+LEVELS = BlendRule(4, (-0.25, -0.25))
+
+
+def blended(*clean: Any, weights: list[float], rule: BlendRule = LEVELS) -> NDArray[np.float32]:
+    """What a last step makes of parts that predict these latents `[T, C]`."""
+    random, time = np.random.default_rng(5), 0.75
+    parts = np.array(clean, np.float32)
+    latents = random.standard_normal(parts.shape[1:]).astype(np.float32)
+    feeds = {
+        "latents": latents[None],
+        "velocity": (latents - parts) / np.float32(time),
+        "positive_rows": np.arange(len(parts))[None],
+        "time": np.array([time], np.float32),
+        "next_time": np.zeros(1, np.float32),
+        "velocity_scale": np.ones((1, len(latents)), np.float32),
+        "positive_weights": np.tile(np.array(weights, np.float32)[None, :, None], (1, 1, len(latents))),
+    }
+    return execute("step", parts.shape[2], frozenset({"blend"}), feeds, rule)["next_latents"][0]
+
+
+def test_what_one_part_has_alone_is_kept_and_what_all_have_stays() -> None:
+    silent = [-0.25, -0.25]
+    made = blended([[5.75, 5.75], silent], [silent, silent], weights=[1, 1])
+    np.testing.assert_allclose(made, [[-0.25 + 6 * 0.5 ** (1 / 4)] * 2, silent], atol=1e-5)
+    np.testing.assert_allclose(blended(*[[[5.75, 1.0]]] * 3, weights=[1, 2, 5]), [[5.75, 1.0]], atol=1e-5)
+
+
+def test_what_cancels_out_stays_small() -> None:
+    made = blended([[5.75, 5.75]], [[-6.25, -6.25]], weights=[1, 1])
+    np.testing.assert_allclose(made, [[-0.25, -0.25]], atol=0.06)
+    made = blended([[5.75, 5.75]], [[-6.25, -6.25]], weights=[3, 2])
+    np.testing.assert_allclose(made, [[-0.25 + 6 * 0.2 ** (1 / 4)] * 2], atol=1e-4)
+
+
+def test_a_part_without_weight_changes_nothing_even_where_it_is_not_finite() -> None:
+    alone = [[5.75, -0.25], [1.0, 2.0]]
+    for other in (np.full((2, 2), np.nan), np.full((2, 2), np.inf), np.full((2, 2), 3.0)):
+        np.testing.assert_allclose(blended(alone, other, weights=[0.3, 0]), alone, atol=1e-5)
+
+
+def test_a_slot_with_one_condition_is_bit_identical_beside_blends() -> None:
+    made = [blended([[5.75, 0.3], [1.0, 2.0]], np.zeros((2, 2)), weights=[1, 0], rule=rule) for rule in (LEVELS, MEAN)]
+    assert (made[0] == made[1]).all()
+
+
+def test_without_a_power_the_graph_is_the_same() -> None:
+    for features in COMMON:
+        assert step_graph(4, features, BlendRule(1, (0.5,) * 4)) == step_graph(4, features)
 
 
 @pytest.mark.parametrize("mode", ["low", "high", "double", "pix"])
