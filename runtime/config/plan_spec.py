@@ -83,7 +83,8 @@ class PlanSpec(TomlTable):
     means its silence, which is given in sections without it. absent: by layer the token of a prompt that leaves it out
     of all sections. named: by layer the token of a prompt that asks for it. main: the kinds that have the layers that a
     prompt asks for, the first one all of them, the others up to MAIN_LAYERS. most_in_a_row: how many sections of a kind
-    follow each other at most; 0: any number. scales: by value of the header's "mode" the semitones above its "key",
+    follow each other at most; 0: any number. beginning_bars: how many bars of `beginning` a song has at most, if
+    it can have so few; 0: any number. scales: by value of the header's "mode" the semitones above its "key",
     whose values are `KEYS`. pitches: by group of codes and its token the pitch classes that it sounds, one bit each,
     the lowest is C; a token that sounds one outside the song's scale is not sampled. Scales and pitches are given both
     or not at all.
@@ -114,6 +115,7 @@ class PlanSpec(TomlTable):
     named: Mapping[str, int] = {}
     main: tuple[str, ...] = ()
     most_in_a_row: int = Field(default=0, ge=0)
+    beginning_bars: int = Field(default=0, ge=0)
     scales: tuple[tuple[Step, ...], ...] = ()
     pitches: tuple[tuple[PitchClasses, ...], ...] = ()
     most_sections: int = Field(default=16, ge=1)
@@ -150,6 +152,12 @@ class PlanSpec(TomlTable):
         """Those of the layers that a prompt asks for that a section of a kind has at least."""
         is_full = kind in self.main[:1] or (kind in self.main and len(named) <= MAIN_LAYERS)
         return named if is_full else frozenset()
+
+    def bars_of_kind(self, kind: str) -> list[int]:
+        """How many bars a section of a kind may have."""
+        bars = [int(value) for value in self.bars.values]
+        most = self.beginning_bars if kind == self.beginning and self.beginning_bars else max(bars)
+        return [n for n in bars if n <= most] or [min(bars)]
 
     def scale(self, header: Sequence[int]) -> int:
         """The pitch classes of the scale that a header's tokens name, as in `pitches`; all of them without `scales`."""

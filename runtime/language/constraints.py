@@ -169,7 +169,8 @@ class PlanConstraint:
     given: place in the plan -> its token. without: tokens that may not come elsewhere. num_sections: that many, and no
     end token; None: until the end token comes, behind one section or more, at most `most_sections` of them. named: the
     layers that the prompt asks for: sections of the main kinds have them, and all sections together. The kind that
-    begins a song comes first only, and none more often in a row than `most_in_a_row`; what is given may differ.
+    begins a song comes first only, with at most `beginning_bars`, and none more often in a row than `most_in_a_row`;
+    what is given may differ.
     """
 
     is_greedy = False
@@ -233,7 +234,7 @@ class PlanConstraint:
         """The tokens that may come where none is given. Rules that leave none are dropped, the last one first."""
         field = self._spec.field_at(len(self._tokens))
         found = [token for token in field.tokens if token not in self._without]
-        rules = {self._spec.kind: self._follows, self._spec.layers: self._has_named}
+        rules = {self._spec.kind: self._follows, self._spec.layers: self._has_named, self._spec.bars: self._may_last}
         if len(self._tokens) >= len(self._spec.header) and (rule := rules.get(field)) is not None:
             found = [token for token in found if rule(token)] or found
         return [*found, self._end_token] if self._may_end else found
@@ -251,6 +252,11 @@ class PlanConstraint:
         if len(self._items) == self._most_sections - 1:
             needed |= self._missing
         return needed <= self._spec.layers_of((self._tokens[-1], layers))
+
+    def _may_last(self, bars: int) -> bool:
+        """Whether a section of its kind may have so many bars."""
+        kind = self._spec.kind.value(self._tokens[-2])
+        return int(self._spec.bars.value(bars)) in self._spec.bars_of_kind(kind)
 
     @property
     def _items(self) -> list[tuple[int, ...]]:

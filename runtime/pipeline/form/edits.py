@@ -11,14 +11,21 @@ from runtime.pipeline.form.fitting import bars_of
 from runtime.requests.form.sections import Item, PlanSection, Song
 
 
-def following(spec: PlanSpec, song: Song, items: Sequence[Item], before: Sequence[PlanSection]) -> list[PlanSection]:
-    """Sections, and those before them."""
+def following(
+    spec: PlanSpec,
+    song: Song,
+    items: Sequence[Item],
+    before: Sequence[PlanSection],
+    bars: Sequence[int] | None = None,
+) -> list[PlanSection]:
+    """Sections, and those before them. bars: theirs, where they are not as planned."""
     found = list(before)
-    for item in items:
+    planned = [bars_of(spec, item) for item in items] if bars is None else bars
+    for item, num_bars in zip(items, planned, strict=True):
         last = found[-1] if found else None
         first_bar = last.next_bar if last is not None and last.song is song else 0
         index = 0 if last is None else last.index + 1
-        found.append(PlanSection(index, song, item, first_bar, bars_of(spec, item)))
+        found.append(PlanSection(index, song, item, first_bar, num_bars))
     return found
 
 

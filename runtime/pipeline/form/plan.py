@@ -281,15 +281,17 @@ class FormPlan:
         if song is None:
             style = [] if self._spec.style is None else sorted(set(prompt.tokens) & set(self._spec.style.tokens))
             song = song_of(self._spec, header, style, prompt.bpm, self._grid)
+        bars: list[int] | None = None
         if self._num_codes is not None and is_first:
-            items = self._fitted(prompt, song, items, self._num_codes)
+            fitting = self._fitted(prompt, song, items, self._num_codes)
+            items, bars = [item for item, _ in fitting], [num_bars for _, num_bars in fitting]
         with self._lock:
             if version == self._version:
                 self._song = song
-                self._sections = following(self._spec, song, items, self._sections)
+                self._sections = following(self._spec, song, items, self._sections, bars)
 
-    def _fitted(self, prompt: SongPrompt, song: Song, items: list[Item], num_codes: int) -> list[Item]:
-        """The first page's sections, and more before the end where they are too few, as a plan of `num_codes`."""
+    def _fitted(self, prompt: SongPrompt, song: Song, items: list[Item], num_codes: int) -> list[tuple[Item, int]]:
+        """The first page's sections with their bars, and more before the end where they are too few."""
         spec, rhythm = self._spec, song.rhythm
         bars = next(bar for bar in count(1) if rhythm.code_range(0, bar).stop >= num_codes)
         ending = items[-1:] if spec.ending and spec.kind.value(items[-1][0]) == spec.ending else []

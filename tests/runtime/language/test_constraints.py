@@ -233,6 +233,19 @@ def test_the_first_kind_comes_first_only_and_no_kind_too_often_in_a_row() -> Non
     assert allowed_by(restored) == allowed_by(constraint)
 
 
+def test_what_begins_a_song_has_as_many_bars_as_the_model_says() -> None:
+    first, second, *_ = PLAN["kind"]["values"]
+    for most, expected in ((0, {24, 25, 26}), (2, {24, 25})):
+        constraint = planned(beginning=first, beginning_bars=most)
+        for token in (9, 12, 16, 22):
+            constraint.advance(token)
+        assert allowed_by(constraint) == expected
+    other = planned(beginning=second, beginning_bars=2)
+    for token in (9, 12, 16, 22):
+        other.advance(token)
+    assert allowed_by(other) == {24, 25, 26}
+
+
 def test_codes_that_are_known_are_given_with_their_markers() -> None:
     """As a section that is continued, or edited, begins; what comes behind them is chosen as ever."""
     constraint = CodesConstraint(PLANNED, 3, lambda code: (40 + code,), [7, 24])

@@ -2,38 +2,67 @@
 
 from __future__ import annotations
 
-import pytest
-from helpers.songs import SPEC, items, kinds
+from collections.abc import Sequence
 
-from runtime.pipeline.form.fitting import bars_of, fitted
+import pytest
+from helpers.songs import SPEC, items
+
+from runtime.pipeline.form.fitting import fitted
+from runtime.requests.form.sections import Item
 
 SONG = items("break 2 bass", "verse 4", "chorus 4", "verse 4", "chorus 4", "outro 2")
+
+
+def shown(found: Sequence[tuple[Item, int]]) -> str:
+    """Kind and bars of sections."""
+    return ", ".join(f"{SPEC.kind.value(item[0])} {bars}" for item, bars in found)
 
 
 @pytest.mark.parametrize(
     ("bars", "most", "expected"),
     [
-        (20, None, "break 2, verse 4, chorus 4, verse 4, chorus 4, outro 2"),
-        (19, None, "break 2, verse 4, chorus 4, verse 4, chorus 4, outro 2"),
-        (17, 6, "break 2, verse 4, chorus 4, verse 4, chorus 2, outro 2"),
-        (10, 4, "break 2, verse 4, chorus 2, outro 2"),
-        (8, 3, "verse 4, chorus 2, outro 2"),
-        (7, 2, "verse 4, chorus 4"),
+        (20, None, "break 2, verse 4, chorus 4, verse 4, chorus 2, outro 4"),
+        (19, None, "break 2, verse 4, chorus 4, verse 3, chorus 2, outro 4"),
+        (16, 6, "break 2, verse 4, chorus 2, verse 2, chorus 2, outro 4"),
+        (10, 4, "break 2, verse 2, chorus 2, outro 4"),
+        (8, 3, "verse 2, chorus 2, outro 4"),
+        (8, 2, "verse 4, outro 4"),
+        (7, 2, "verse 3, chorus 4"),
         (3, 1, "verse 4"),
-        (1, 1, "verse 4"),
+        (1, 1, "verse 2"),
     ],
 )
 def test_repeats_are_left_out_then_what_is_short(bars: int, most: int | None, expected: str) -> None:
+    """The last one is whole, and has 4 bars where it ends the song; a song below 8 bars has no end."""
     found = fitted(SPEC, SONG, bars, most)
-    assert ", ".join(kinds(found)) == expected
-    assert sum(bars_of(SPEC, item) for item in found) >= bars
-    assert {(kind, layers) for kind, layers, _ in found} <= {(kind, layers) for kind, layers, _ in SONG}
+    assert shown(found) == expected
+    assert sum(num_bars for _, num_bars in found) >= bars
+    assert {(kind, layers) for (kind, layers, _), _ in found} <= {(kind, layers) for kind, layers, _ in SONG}
+
+
+def test_every_length_has_a_whole_last_section() -> None:
+    for bars in range(8, 25):
+        found = fitted(SPEC, SONG, bars, None if bars > 16 else 4)
+        assert sum(num_bars for _, num_bars in found) == bars
+        assert shown(found).endswith("outro 4")
 
 
 def test_no_more_is_left_out_than_the_length_allows() -> None:
-    assert kinds(fitted(SPEC, items("verse 4", "chorus 4", "outro 2"), 11, 1)) == ["verse 4", "chorus 4", "outro 4"]
+    assert shown(fitted(SPEC, items("verse 4", "chorus 4", "outro 2"), 11, 1)) == "verse 4, chorus 3, outro 4"
 
 
 def test_no_section_is_left_out_that_alone_has_a_layer() -> None:
     song = items("break 2 drums", "verse 4 bass", "verse 4 bass", "chorus 4 bass")
-    assert kinds(fitted(SPEC, song, 4, 2)) == ["break 2", "verse 4"]
+    assert shown(fitted(SPEC, song, 4, 2)) == "break 2, verse 2"
+
+
+def test_sections_of_the_main_kinds_are_left_out_last() -> None:
+    song, spec = items("break 4", "chorus 2", "outro 4"), SPEC.model_copy(update={"main": ("chorus",)})
+    assert shown(fitted(spec, song, 8, 2)) == "chorus 4, outro 4"
+    assert shown(fitted(SPEC, song, 8, 2)) == "break 4, outro 4"
+
+
+def test_what_begins_a_song_becomes_no_longer_than_the_model_says() -> None:
+    song, spec = items("break 2", "verse 1", "outro 4"), SPEC.model_copy(update={"beginning": "break"})
+    assert shown(fitted(spec, song, 9, None)) == "break 4, verse 1, outro 4"
+    assert shown(fitted(spec.model_copy(update={"beginning_bars": 2}), song, 8, None)) == "break 2, verse 2, outro 4"
