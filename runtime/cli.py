@@ -35,6 +35,7 @@ from runtime.cli_options import (
 from runtime.command_line import Command, CommandLine, Config, Version
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.identity import ModelIdentity
 from runtime.config.option_ranges import ANY_MODEL
 from runtime.config.targets import Target
 from runtime.errors import ConfigError, FileError, RequestError, source_as
@@ -334,8 +335,14 @@ def _compare(made: GenerationMetadata, now: GenerationMetadata, console: Console
         notes.append(
             f"the file was made with {made.model} {made.model_version}, this is {now.model} {now.model_version}"
         )
+    elif difference := _identity(now).difference(_identity(made)):
+        notes.append(f"the file was made by {difference}")
     for note in notes if not quiet else ():
         print_line(f"note: {note}: the result will differ", console)
+
+
+def _identity(metadata: GenerationMetadata) -> ModelIdentity:
+    return ModelIdentity(metadata.bundle_sha256, metadata.precision)
 
 
 class _StandardOutput:

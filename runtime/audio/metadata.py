@@ -33,12 +33,15 @@ class GenerationMetadata(BaseModel):
     options: those that were given, and the seed. inputs: SHA-256 of the latents of `source` and `target` and of the
     tokens `condition`, where the generation had them. plan: what its planner made: metadata by the planner's names, and
     structure codes, as far as they are short enough. omitted: names of options that are too long for a tag.
+    bundle_sha256, precision: see ModelIdentity.
     """
 
     model_config = ConfigDict(frozen=True)
 
     model: str
     model_version: str
+    bundle_sha256: str = ""
+    precision: str = ""
     options: dict[str, Any]
     inputs: dict[str, str] = {}
     plan: dict[str, Any] = {}

@@ -5,6 +5,7 @@ Shape letters: S slots, R rows, T frames, C latent channels, X context channels,
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -134,8 +135,8 @@ class SamplerSpec(TomlTable):
     shift: float = Field(default=1.0, gt=0)
     guidance: float = 1.0
     denoise: float = Field(default=1.0, ge=0, le=1)
-    dcw: DcwSpec = DcwSpec()
     blend_power: Literal[1, 2, 4] = 1
+    dcw: DcwSpec = DcwSpec()
 
 
 class Bundle(TomlTable):
@@ -245,6 +246,13 @@ class Bundle(TomlTable):
     def canvas_s(self) -> float:
         """Length of a canvas in seconds."""
         return self.latents.canvas_frames / self.latents.frame_rate_hz
+
+    def settings_json(self) -> bytes:
+        """All of bundle.toml that its sound depends on, and the tokenizers it names, as JSON."""
+        words = {"folder", "license", "description", "training", "evaluation"}
+        names = [spec.tokenizer for spec in (self.text_encoder, self.planner) if spec is not None and spec.tokenizer]
+        files = [hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in names]
+        return f"{self.model_dump_json(exclude=words)} {' '.join(files)}".encode()
 
     def silence(self, frames: int) -> NDArray[np.float32]:
         """Silent latents `[frames, C]` from the start of a canvas; zeros where the bundle names none.

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from queue import SimpleQueue
 
@@ -154,6 +154,7 @@ class LongGeneration:
         return GenerationMetadata(
             model=self._pipeline.bundle.name,
             model_version=self._pipeline.bundle.version,
+            **asdict(self._pipeline.identity),
             options=options | {"seed": self.seed},
             plan={} if self.plan is None else self.plan.summary,
             inputs={

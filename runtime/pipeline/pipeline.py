@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,7 @@ from runtime.audio.decoding import audio_chunks, convert_audio, within
 from runtime.audio.formats import Pcm, is_latents_file, read_latents
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, build_command, load_deployment
+from runtime.config.identity import ModelIdentity
 from runtime.config.targets import Target
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
@@ -87,6 +89,22 @@ class Pipeline:
     def engines(self) -> EngineSet:
         """The engines that ticks execute."""
         return self.loop.engines
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Which model this is: its bundle, with the graphs that its engines were built of, and their precision."""
+        names = {"decoder", *(engine.manifest.name for engine in self.other_engines)}
+        manifests = {engine.manifest.name: engine.manifest for engine in self.all_engines()}
+        own = {name: manifest for name, manifest in sorted(manifests.items()) if name in names or name == "planner"}
+        digest = hashlib.sha256(self._settings_json)
+        for name, manifest in own.items():
+            digest.update(f"{name} {manifest.graph_sha256}\n".encode())
+        precisions = [manifest.build.get("precision", "fp32") for manifest in own.values()]
+        return ModelIdentity(digest.hexdigest(), "+".join(sorted(set(precisions))))
+
+    @cached_property
+    def _settings_json(self) -> bytes:
+        return self.bundle.settings_json()
 
     def reload(self, merged: Mapping[str, float] | None = None) -> None:
         """Replace the tick's engines with those that are in the deployment's folder now.

@@ -310,6 +310,25 @@ def test_what_differs_from_the_file_to_generate_again_is_said(generate: Generate
     assert "note: the file was made with tiny 0.9, this is tiny 1.0.0: the result will differ" in said
 
 
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"bundle_sha256": 64 * "ab"[0]}, "note: the file was made by another model (aaaaaaaaaaaa; this is "),
+        ({"precision": "int8"}, "by this model in another precision (int8; this is fp32): the result will differ"),
+    ],
+)
+def test_a_file_of_another_model_or_precision_is_said_to_be(
+    generate: Generate, changed: dict[str, str], expected: str
+) -> None:
+    assert generate("--prompt", "a", "--seed", 1, "-o", "a.wav").exit_code == 0
+    other = read_metadata(Path("a.wav")).model_copy(update=changed)
+    writer = AudioWriter("wav", RATE_HZ, 2, metadata=other.to_tag("wav"))
+    Path("b.wav").write_bytes(writer.write(np.zeros((9, 2), np.float32)) + writer.close())
+    result = generate("--like", "b.wav", "-o", "c.wav")
+    assert expected in " ".join(result.stderr.split())
+    assert Path("c.wav").read_bytes() == Path("a.wav").read_bytes(), "options and seed go on"
+
+
 def test_covers_repaints_and_targets(generate: Generate) -> None:
     generate("--prompt", "a", "--seed", 1, "-o", "a.wav", "-q")
     assert generate("--prompt", "b", "--source", "a.wav", "--denoise", 0.5, "-o", "b.wav").exit_code == 0

@@ -283,6 +283,25 @@ class ControlState:
         ]
         return state
 
+    @classmethod
+    def renew(cls, stored: Mapping[str, Any], model: LiveModel, clock: SessionClock) -> tuple[ControlState, list[str]]:
+        """The state of another model's snapshot with all changes made, and the controls that this one does not take.
+
+        Raises RequestError where the prompts do not fit the model.
+        """
+        values, lost = dict(stored["values"]), list[str]()
+        for change in stored["scheduled"]:
+            values |= change["patch"]
+        for name, value in list(values.items()):
+            try:
+                check_controls({name: value}, model)
+            except RequestError:
+                lost.append(name)
+                del values[name]
+        changes = {"values": values, "seqs": 2 * [stored["seqs"][1]], "from_sample": 0}
+        without: dict[str, Any] = {"ramps": {}, "weight_ramps": {}, "scheduled": []}
+        return cls.restore({**stored, **changes, **without}, model, clock), lost
+
     def _prompt_at(self, at_s: float) -> str | list[WeightedPrompt]:
         weights = sorted(self._weights_at(at_s).items(), key=lambda item: -item[1])[:MAX_PROMPTS]
         if not weights:

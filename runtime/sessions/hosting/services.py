@@ -167,4 +167,5 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         else None,
         catalog=lambda: pipeline.engines.adapters,
         plan=PlanFacts.of(bundle),
+        identity=lambda: pipeline.identity,
     )

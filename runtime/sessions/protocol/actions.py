@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NewType
 
 from runtime.config.bundle import Bundle
+from runtime.config.identity import ModelIdentity
 from runtime.config.option_ranges import ANY_MODEL, OptionRanges
 from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
@@ -85,7 +86,8 @@ class LiveModel:
     controls that the model sets, by name. untaken: controls that it can make nothing of. ranges: of
     controls that are numbers. words: which words of texts are understood; None where the model has no text. meaning:
     what is played of a text, with the options that its template has and a session's seed; None where the model does not
-    tell. catalog: the adapters that there are now. plan: None where no session has one.
+    tell. catalog: the adapters that there are now. plan: None where no session has one. identity: which model it is
+    now.
     """
 
     sample_rate_hz: int
@@ -106,6 +108,7 @@ class LiveModel:
     meaning: Callable[[str, GenerationOptions, int], PromptMeaning] | None = None
     catalog: Callable[[], AdapterCatalog] = lambda: NO_ADAPTERS
     plan: PlanFacts | None = None
+    identity: Callable[[], ModelIdentity] = ModelIdentity
 
     def canvas_frames(self, seconds: float | None) -> int:
         """The first length that holds `seconds`. Raises RequestError."""

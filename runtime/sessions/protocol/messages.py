@@ -352,6 +352,11 @@ class Ready(Message):
     session: str
     resume_token: str
     resumed: bool
+    notice: str = Field(
+        default="",
+        description="What of a resumed session is new, in plain words: its canvas, which begins at sample 0 where "
+        'another model or precision made the one before. "": nothing.',
+    )
     epoch: Annotated[int, Field(ge=0, le=MAX_SEQ)]
     sample_rate_hz: Count
     channels: Count

@@ -51,7 +51,15 @@ from runtime.sessions.protocol.messages import (
     WriteAudio,
 )
 from runtime.sessions.session import reports
-from runtime.sessions.session.stored import CommitTimer, Pieces, SessionParts, checked, load_generations
+from runtime.sessions.session.stored import (
+    CommitTimer,
+    Pieces,
+    SessionParts,
+    check_fits,
+    load_generations,
+    new_canvas_notice,
+    parsed,
+)
 from runtime.sessions.storage.store import SessionSnapshot
 
 STATE_INTERVAL_S = 0.25
@@ -166,7 +174,7 @@ class LiveSession:
     def attach(self, token: str, now_s: float, *, keep_s: float) -> Ready:
         """A client has connected: a new epoch begins at the playhead. `token`: what resumes the session later."""
         self._clock.now_s = now_s
-        is_resumed = self._parts.set_token(token)
+        is_resumed, notice, self._parts.notice = self._parts.set_token(token), self._parts.notice, ""
         self._playhead.attach()
         self._audio.start_epoch()
         self._commits.is_changed = True
@@ -178,6 +186,7 @@ class LiveSession:
             self._words,
             resume_token=token,
             resumed=is_resumed,
+            notice=notice,
             epoch=self._audio.epoch,
             keep_s=keep_s,
         )
@@ -344,11 +353,18 @@ class LiveSession:
     def restore(cls, snapshot: SessionSnapshot, model: LiveModel, now_s: float) -> LiveSession:
         """A session as it was, without connection and without generations in flight.
 
-        Raises RequestError where the snapshot is of another format version or does not fit the model, StoreError where
-        it is damaged.
+        One of another model, or of another precision, has its prompts, controls and seed, and a new canvas. Raises
+        RequestError where the snapshot is of another format version or does not fit the model, StoreError where it is
+        damaged.
         """
-        pieces, meta, clock = Pieces(snapshot.pieces), checked(snapshot.meta, model), SessionClock(now_s)
+        pieces, meta, clock = Pieces(snapshot.pieces), parsed(snapshot.meta), SessionClock(now_s)
         session = cls.__new__(cls)
+        if notice := new_canvas_notice(meta, model):
+            session._set_up(model, SessionParts.renew(meta, model, clock, notice))
+            if meta["generations"]["plan"] is not None and model.plan is not None:
+                session._generations.begin_plan(0)
+            return session
+        check_fits(meta, model)
         session._set_up(model, SessionParts.restore(meta, pieces, model, clock))
         load_generations(session._generations, meta["generations"], pieces, model, clock)
         return session

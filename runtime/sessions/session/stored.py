@@ -6,9 +6,10 @@ import hashlib
 import hmac
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from runtime.config.identity import ModelIdentity
 from runtime.errors import RequestError
 from runtime.requests.segments import Latents
 from runtime.sessions.control.control_state import ControlState
@@ -24,6 +25,8 @@ from runtime.sessions.storage.document import LONGEST_S, damaged, parse_session
 from runtime.sessions.storage.store import SessionSnapshot
 
 VERSION = 1
+# Latents that the client has sent, which another model cannot read.
+REFERENCES = ("source", "structure", "timbre")
 PLAIN_PARTS = ("id", "mode", "format", "slots", "frames", "token_sha256")
 # The playhead is stored now and then; changes while it plays together, as a turned control makes many.
 COMMIT_INTERVAL_S, CHANGE_COMMIT_INTERVAL_S = 1.0, 0.05
@@ -51,7 +54,10 @@ class Pieces:
 
 @dataclass(eq=False)
 class SessionParts:
-    """What a session begins with, or goes on from. token_sha256: of the token that resumes it."""
+    """What a session begins with, or goes on from. token_sha256: of the token that resumes it.
+
+    notice: what is new in it for the client that resumes it, in plain words.
+    """
 
     id: str
     mode: Mode
@@ -63,6 +69,7 @@ class SessionParts:
     playhead: Playhead
     epoch: int = 0
     token_sha256: str = ""
+    notice: str = ""
 
     def set_token(self, token: str) -> bool:
         """Let a token resume the session; returns whether another one did."""
@@ -80,6 +87,7 @@ class SessionParts:
             "version": VERSION,
             **{name: getattr(self, name) for name in PLAIN_PARTS},
             "signal": signal_of(model),
+            "made_by": asdict(model.identity()),
             "epoch": epoch,
             "controls": self.controls.snapshot(),
             "playhead": self.playhead.snapshot(),
@@ -90,13 +98,32 @@ class SessionParts:
 
     @classmethod
     def restore(cls, meta: Mapping[str, Any], pieces: Pieces, model: LiveModel, clock: SessionClock) -> SessionParts:
-        """Those of a document that `checked` has passed. Raises RequestError and StoreError."""
+        """Those of a document that `check_fits` has passed. Raises RequestError and StoreError."""
         return cls(
             **{name: meta[name] for name in PLAIN_PARTS},
             epoch=meta["epoch"],
             controls=ControlState.restore(meta["controls"], model, clock),
             timeline=load_timeline(meta, pieces, model),
             playhead=Playhead.restore(meta["playhead"], clock, model.sample_rate_hz),
+        )
+
+    @classmethod
+    def renew(cls, meta: Mapping[str, Any], model: LiveModel, clock: SessionClock, notice: str) -> SessionParts:
+        """Those of a document that another model made: prompts, controls and seed go on, with a new canvas.
+
+        The playhead begins anew. Raises RequestError where the prompts do not fit the model.
+        """
+        controls, lost = ControlState.renew(meta["controls"], model, clock)
+        playhead = Playhead(clock, model.sample_rate_hz)
+        playhead.is_playing = meta["playhead"]["is_playing"]
+        return cls(
+            **{name: meta[name] for name in PLAIN_PARTS if name != "frames"},
+            frames=meta["frames"] if meta["frames"] in model.lengths else model.lengths[-1],
+            epoch=meta["epoch"],
+            controls=controls,
+            timeline=Timeline(),
+            playhead=playhead,
+            notice=f"{notice}; this model does not take {', '.join(lost)}" if lost else notice,
         )
 
 
@@ -128,15 +155,31 @@ def signal_of(model: LiveModel) -> list[int]:
     return [model.latent_channels, model.hop_samples, model.sample_rate_hz]
 
 
-def checked(stored: Mapping[str, Any], model: LiveModel) -> dict[str, Any]:
+def parsed(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The meta of a snapshot as `parse_session` gives it.
 
-    Raises StoreError where it is damaged, RequestError where it is of another version, or of a model with other
-    lengths, codec or parts.
+    Raises StoreError where it is damaged, RequestError where it is of another version.
     """
     if stored.get("version", VERSION) != VERSION:
         raise RequestError(f"the session was stored in format {stored['version']!r:.60}, expected {VERSION}")
-    meta = parse_session(stored)
+    return parse_session(stored)
+
+
+def new_canvas_notice(meta: Mapping[str, Any], model: LiveModel) -> str:
+    """Why a session goes on with a new canvas, in plain words; "" where it goes on as it was."""
+    made_by = model.identity().difference(ModelIdentity(**meta["made_by"]))
+    if not made_by:
+        return ""
+    lost = [name for name in REFERENCES if meta["generations"][name] is not None]
+    again = f"; the {' and the '.join(lost)} can be sent again" if lost else ""
+    return f"the canvas was made by {made_by}: prompts, controls and seed go on with a new one{again}"
+
+
+def check_fits(meta: Mapping[str, Any], model: LiveModel) -> None:
+    """Whether the model can go on from a snapshot of its own.
+
+    Raises StoreError where it is damaged, RequestError where it is of a model with other lengths, codec or parts.
+    """
     if meta["signal"] != signal_of(model):
         raise RequestError("the session was stored with a model of other latents or audio", fix="open a new session")
     if meta["frames"] not in model.lengths:
@@ -154,7 +197,6 @@ def checked(stored: Mapping[str, Any], model: LiveModel) -> dict[str, Any]:
     # Frames up to there are gone through one by one.
     if meta["controls"]["from_sample"] > meta["playhead"]["position"] + LONGEST_S * model.sample_rate_hz:
         raise damaged("controls.from_sample is too far ahead")
-    return meta
 
 
 def store_timeline(timeline: Timeline, pieces: Pieces) -> list[dict[str, Any]]:

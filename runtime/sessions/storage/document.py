@@ -153,6 +153,13 @@ class StoredGenerations(BaseModel):
     context_frame: Number | None = 0
 
 
+class StoredIdentity(BaseModel):
+    """See ModelIdentity."""
+
+    bundle_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    precision: Annotated[str, Field(max_length=64)] = ""
+
+
 class StoredSession(BaseModel):
     """See SessionParts.snapshot."""
 
@@ -163,6 +170,7 @@ class StoredSession(BaseModel):
     frames: Number
     token_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
     signal: list[int]
+    made_by: StoredIdentity = StoredIdentity()
     epoch: Annotated[int, Field(ge=0, le=MAX_EPOCH)]
     controls: StoredControls
     playhead: StoredPlayhead

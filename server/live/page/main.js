@@ -170,7 +170,9 @@ function onReady(ready) {
   panel.draw(ready.controls.schema);
   panel.show(ready.controls.values);
   midi.show();
-  sources.begin(!ready.resumed, panel.knobs);
+  // One that goes on with another model has a new canvas, which says so.
+  const isNew = !ready.resumed || ready.notice !== "";
+  sources.begin(isNew, panel.knobs);
   seed = ready.controls.seed;
   field("seed").value = String(seed);
   canvas.seconds = ready.canvas.seconds;
@@ -178,8 +180,8 @@ function onReady(ready) {
   plan.begin(ready.plan ?? null, canvas.isEndless);
   band.show(band.start, band.end, ready.canvas.seconds);
   find("band").classList.toggle("is-off", canvas.isEndless);
-  hasCanvas = ready.resumed;
-  isBandUnsent = !ready.resumed && !canvas.isEndless && !band.isWhole;
+  hasCanvas = !isNew;
+  isBandUnsent = isNew && !canvas.isEndless && !band.isWhole;
   offerLengths(ready.canvas.seconds);
   curveEditor.offer();
   pad.showWords(ready.controls.prompt_words);

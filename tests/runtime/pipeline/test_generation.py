@@ -18,6 +18,7 @@ from runtime.audio.codec_queue import CodecQueue
 from runtime.audio.encoding import to_s16
 from runtime.audio.loudness import block_energies, loudness_lufs
 from runtime.audio.splicing import CROSSFADE_S
+from runtime.config.identity import ModelIdentity
 from runtime.errors import QueueFullError, RequestError, ShapeError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
@@ -475,6 +476,7 @@ def test_metadata_has_what_was_given_and_digests_of_the_inputs(pipeline: Pipelin
     plain = LongGeneration(pipeline, parse_options({"prompt": "a"}))
     made = plain.metadata()
     assert (made.model, made.model_version) == (pipeline.bundle.name, pipeline.bundle.version)
+    assert ModelIdentity(made.bundle_sha256, made.precision) == pipeline.identity
     assert (made.options, made.inputs) == ({"prompt": "a", "seed": plain.seed}, {})
     given = options(prompt=[{"text": "a"}], dcw={"mode": "low", "low": 0.01})
     first, same, other = (

@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.formats import latents_bytes
 from runtime.config.deployment import load_deployment
+from runtime.config.identity import ModelIdentity
 from runtime.config.targets import ShapeRange
 from runtime.errors import ConfigError, EngineMismatchError, EngineNotBuiltError, RequestError
 from runtime.pipeline.compose import GenerationInputs
@@ -79,6 +81,25 @@ def test_a_too_long_source_is_refused(pipeline: Pipeline) -> None:
 def test_all_engines_are_listed(pipeline: Pipeline) -> None:
     names = {engine.name for engine in pipeline.all_engines()}
     assert {"decoder", "codec_decode", "codec_encode", "text_encoder", "step.plain", "rows.plain"} <= names
+
+
+def test_its_identity_is_that_of_what_its_sound_depends_on(pipeline: Pipeline) -> None:
+    identity, bundle, engine = pipeline.identity, pipeline.bundle, pipeline.engines.decoder
+    assert (len(identity.bundle_sha256), identity.precision) == (64, "fp32")
+
+    def with_bundle(**values: Any) -> ModelIdentity:
+        return replace(pipeline, bundle=bundle.model_copy(update=values)).identity
+
+    assert with_bundle(evaluation={"prompts": 1}, description="other") == identity
+    assert with_bundle(sampler=bundle.sampler.model_copy(update={"guidance": 9.0})) != identity
+    manifest = engine.manifest
+    try:
+        engine.manifest = manifest.model_copy(update={"graph_sha256": 64 * "0"})
+        assert pipeline.identity.bundle_sha256 != identity.bundle_sha256
+        engine.manifest = manifest.model_copy(update={"build": {**manifest.build, "precision": "int8"}})
+        assert (pipeline.identity.bundle_sha256, pipeline.identity.precision) == (identity.bundle_sha256, "fp32+int8")
+    finally:
+        engine.manifest = manifest
 
 
 def test_opening_a_deployment_reads_its_bundle_once(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from runtime.sessions.protocol.actions import DecodeWindow, PlanFacts
 def test_the_facts_of_a_pipeline(built: Built) -> None:
     with open_pipeline(built()) as pipeline:
         model = live_model(pipeline)
+        assert model.identity() == pipeline.identity
         assert model.hop_samples * model.frame_rate_hz == pytest.approx(model.sample_rate_hz)
         assert model.lengths == pipeline.lengths
         assert model.defaults["guidance"] == pipeline.bundle.sampler.guidance

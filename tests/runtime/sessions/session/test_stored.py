@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers.live_simulation import CHANNELS, MODEL, PLANNING, Simulation, new_session
 from helpers.simulated_form import FACTS
 
+from runtime.config.identity import ModelIdentity
 from runtime.config.option_ranges import NumberRange, OptionRanges
 from runtime.errors import RequestError
 from runtime.requests.form.state import PlanState
 from runtime.sessions.protocol import messages
+from runtime.sessions.protocol.actions import LiveModel
 from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.storage.store import SessionSnapshot
 
@@ -74,6 +77,80 @@ def test_a_session_whose_tempo_the_model_does_not_take_is_refused() -> None:
     planned.meta["generations"]["plan"]["values"]["options"]["bpm"] = 200.0
     with pytest.raises(RequestError, match=r"plan\.bpm: .*60 to 180"):
         LiveSession.restore(planned, replace(model, plan=FACTS), 0.0)
+
+
+HERE = ModelIdentity(64 * "a", "fp32")
+OTHERS = (ModelIdentity(64 * "b", "fp32"), ModelIdentity(64 * "a", "int8"), ModelIdentity())
+
+
+def of(identity: ModelIdentity, **changes: Any) -> LiveModel:
+    """MODEL as this model."""
+    return replace(MODEL, identity=lambda: identity, **changes)
+
+
+def played_by(model: LiveModel, **opened: object) -> Simulation:
+    simulation = Simulation(new_session(model=model, **opened))
+    simulation.run(2.0)
+    return simulation
+
+
+def test_a_session_of_the_same_model_goes_on_as_it_was() -> None:
+    simulation = played_by(of(HERE), controls={"guidance": 4.0})
+    restored = LiveSession.restore(simulation.session.snapshot(simulation.now_s), of(HERE), 0.0)
+    assert restored.snapshot(0.0).meta["timeline"] == simulation.session.snapshot(simulation.now_s).meta["timeline"]
+    assert restored.attach("token", 0.0, keep_s=60.0).notice == ""
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("mode", ["loop", "extend"])
+def test_a_session_of_another_model_goes_on_with_a_new_canvas(other: ModelIdentity, mode: str) -> None:
+    prompts = [{"text": "a", "weight": 0.25}, {"text": "b", "weight": 1.0}]
+    simulation = played_by(of(other), mode=mode, seed=7, prompts=prompts, controls={"guidance": 4.0})
+    simulation.handle(messages.SetControls(seq=5, values={"variation": 0.5}))
+    before = simulation.session.snapshot(simulation.now_s)
+    restored = LiveSession.restore(before, of(HERE), 0.0)
+    after = restored.snapshot(0.0).meta
+    assert (after["timeline"], after["generations"]["num_placed"]) == ([], 0)
+    for name in ("values", "weights", "blend", "seed"):
+        assert after["controls"][name] == before.meta["controls"][name]
+    assert after["made_by"] == {"bundle_sha256": 64 * "a", "precision": "fp32"}
+    ready = restored.attach("token", 0.0, keep_s=60.0)
+    assert (ready.resumed, ready.next_sample, ready.epoch) == (True, 0, before.meta["epoch"] + 1)
+    assert "prompts, controls and seed go on with a new one" in ready.notice
+    assert restored.attach("token", 0.0, keep_s=60.0).notice == "", "it is said once"
+    again = Simulation(restored)
+    again.handle(messages.SetControls(seq=6, values={"guidance": 2.0}))
+    again.run(2.0)
+    assert again.jobs[-1].options.seed == 7 or mode == "extend"
+    assert not np.isnan(again.heard[-10:]).any()
+
+
+def test_what_a_renewed_session_cannot_keep_is_said() -> None:
+    simulation = played_by(of(OTHERS[0]), controls={"bpm": 200.0, "guidance": 4.0})
+    simulation.handle(messages.SetSource(seq=1, id="x"), np.zeros((5, CHANNELS), np.float32))
+    model = of(HERE, ranges=OptionRanges(bpm=NumberRange(min=60, max=180)), lengths=(16, 32))
+    restored = LiveSession.restore(simulation.session.snapshot(simulation.now_s), model, 0.0)
+    ready = restored.attach("token", 0.0, keep_s=60.0)
+    assert ready.notice.endswith("the source can be sent again; this model does not take bpm")
+    assert (ready.canvas.frames, ready.controls.source_id) == (32, None)
+    assert ready.controls.values["guidance"] == 4.0
+
+
+def test_changes_that_a_renewed_session_waits_for_are_made_at_once() -> None:
+    simulation = played_by(of(OTHERS[0]))
+    simulation.handle(messages.SetControls(seq=3, values={"guidance": 6.0}, at=60.0))
+    restored = LiveSession.restore(simulation.session.snapshot(simulation.now_s), of(HERE), 0.0)
+    assert restored.attach("token", 0.0, keep_s=60.0).controls.values["guidance"] == 6.0
+    assert restored.next_seq == 4
+
+
+def test_a_renewed_session_that_plays_by_a_plan_gets_a_new_one() -> None:
+    simulation = played_by(of(OTHERS[0], plan=FACTS), mode="extend", plan=True)
+    restored = LiveSession.restore(simulation.session.snapshot(simulation.now_s), of(HERE, plan=FACTS), 0.0)
+    assert restored.plan is not None
+    assert restored.plan.sections == ()
+    without = LiveSession.restore(simulation.session.snapshot(simulation.now_s), of(HERE), 0.0)
+    assert without.plan is None
 
 
 def test_a_plan_that_the_model_cannot_go_on_from_is_refused() -> None:
