@@ -61,6 +61,7 @@ class TinySpec:
     hop_samples: int = 320
     max_tokens: int = 32
     guidance: float = 2.0
+    blend_power: int = 1
     steps: int = 4
     seed: int = 0
     prefix: str = ""
@@ -354,6 +355,7 @@ steps = {spec.steps}
 shift = 3.0
 guidance = {spec.guidance}
 denoise = 1.0
+blend_power = {spec.blend_power}
 """
     ]
     if spec.context:

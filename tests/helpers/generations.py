@@ -100,7 +100,8 @@ def expected_latents(
         mask=noise(*shape, seed, Purpose.MASK),
         step=lambda k: noise(*shape, seed, Purpose.STEP, k),
     )
-    return oracle.generate(request, decode, noises, overrides)[-1]
+    rule = oracle.Rule(loop.bundle.sampler.blend_power, loop.bundle.silence(1)[0])
+    return oracle.generate(request, decode, noises, overrides, rule)[-1]
 
 
 GUIDED = {"negatives": (CONDITIONS[1],), "parameters": StepParameters(guidance=3.0)}

@@ -60,6 +60,17 @@ def test_every_feature_agrees_with_the_oracle(name: str, loops: Loops, backend: 
     )
 
 
+@pytest.mark.parametrize("name", ["two_conditions", "interval_blend", "two_negatives", "guided"])
+def test_blends_that_keep_their_level_agree_with_the_oracle(name: str, loops: Loops, backend: Backend) -> None:
+    loop, request = (
+        loops(**EVERY_VARIANT if backend.target == "cpu" else {}, blend_power=4),
+        make(name, **FEATURES[name]),
+    )
+    np.testing.assert_allclose(
+        run_all(loop, request).latents(name), expected_latents(loop, request), atol=1e-4, rtol=1e-4
+    )
+
+
 def test_a_result_does_not_depend_on_which_generations_share_its_ticks(loops: Loops) -> None:
     requests = [make(name, **changes) for name, changes in list(FEATURES.items())[:14]]
     alone = {r.id: run_all(loops(), r).latents(r.id) for r in requests}
