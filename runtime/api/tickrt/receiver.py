@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -12,6 +13,8 @@ from runtime.errors import DrainingError, RequestError, TickError
 from runtime.sessions.playback.audio_ring import AudioRing
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import Applied, Closed, Plan, Problem, Ready, ServerMessage, State, TextWords
+
+logger = logging.getLogger("tickrt.live")
 
 # While a change is being made, what can be read is what a player in real time would have played, and this much more.
 PACE_SLACK_S, PACE_MAX_S = 0.2, 10.0
@@ -51,6 +54,8 @@ class Receiver:
                     if not self._continues(message):
                         self.ring.clear(message.next_sample)
                     self.seed, self.words = message.controls.seed, message.controls.prompt_words
+                    if message.notice:
+                        logger.warning("session %s: %s", message.session, message.notice)
                 case State():
                     self.state = message
                 case Plan():
@@ -67,8 +72,8 @@ class Receiver:
 
     def _continues(self, ready: Ready) -> bool:
         """Whether what is there fits to a session that was resumed: it goes back a little at most, without a hole."""
-        back = self.ring.playhead_sample - ready.next_sample
-        return ready.resumed and ready.next_sample <= self.ring.end_sample and back <= RESUMED_S * self._rate_hz
+        back, is_same = self.ring.playhead_sample - ready.next_sample, ready.resumed and not ready.notice
+        return is_same and ready.next_sample <= self.ring.end_sample and back <= RESUMED_S * self._rate_hz
 
     def fail(self, error: TickError) -> None:
         """The session has ended with an error."""

@@ -210,7 +210,7 @@ export class Connection {
     // A new session began with everything that waited: it is in its `open`.
     const waiting = ready.resumed ? [...this.#unsent.values()] : [];
     this.#unsent.clear();
-    this.handlers.status("live", ready.notice);
+    this.handlers.status("live", "");
     for (const { values } of waiting) Object.assign(ready.controls.values, values);
     this.handlers.ready(ready);
     for (const message of waiting) this.#post({ ...message, seq: ++this.#seq });

@@ -170,8 +170,9 @@ function onReady(ready) {
   panel.draw(ready.controls.schema);
   panel.show(ready.controls.values);
   midi.show();
-  // One that goes on with another model has a new canvas, which says so.
-  const isNew = !ready.resumed || ready.notice !== "";
+  // A session that another model goes on with has a new canvas, and says so.
+  const isNew = !ready.resumed || Boolean(ready.notice);
+  if (ready.notice) notify(ready.notice, true);
   sources.begin(isNew, panel.knobs);
   seed = ready.controls.seed;
   field("seed").value = String(seed);

@@ -40,7 +40,7 @@ export class Transport {
 
   /** Begin a new epoch of the stream. @param {import("./connection.js").Message} ready */
   begin(ready) {
-    this.player.clear(ready.sample_rate_hz, ready.channels, ready.next_sample, ready.resumed);
+    this.player.clear(ready.sample_rate_hz, ready.channels, ready.next_sample, ready.resumed && !ready.notice);
     // A session plays when it is opened; where nothing was played yet it waits for the first report.
     if (this.#playedS && !this.isPlaying) this.connection.send({ type: "pause" });
   }

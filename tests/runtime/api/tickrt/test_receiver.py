@@ -62,6 +62,15 @@ def test_what_was_received_goes_where_other_audio_follows(next_sample: int, is_r
         assert receiver.ring.playhead_sample == receiver.ring.end_sample == next_sample
 
 
+def test_a_new_canvas_begins_where_it_says_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    receiver = received(0, 400)
+    receiver.read(300)
+    receiver.on_message(ready(next_sample=0, resumed=True, epoch=2, notice="another model made the canvas"))
+    with receiver._changed:
+        assert receiver.ring.playhead_sample == receiver.ring.end_sample == 0
+    assert "another model made the canvas" in caplog.text
+
+
 def test_a_session_that_has_failed_gives_what_was_received_and_then_its_error() -> None:
     receiver = received(0, 400)
     receiver.fail(DrainingError("the server is gone"))
