@@ -248,11 +248,13 @@ class Bundle(TomlTable):
         return self.latents.canvas_frames / self.latents.frame_rate_hz
 
     def settings_json(self) -> bytes:
-        """All of bundle.toml that its sound depends on, and the tokenizers it names, as JSON."""
-        words = {"folder", "license", "description", "training", "evaluation"}
+        """All of bundle.toml that its sound depends on as JSON, and hashes of the texts that it names."""
+        others = {"folder", "license", "description", "training", "evaluation"}
         names = [spec.tokenizer for spec in (self.text_encoder, self.planner) if spec is not None and spec.tokenizer]
+        if self.text_encoder is not None and self.text_encoder.meaning is not None:
+            names.append(self.text_encoder.meaning.names)
         files = [hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in names]
-        return f"{self.model_dump_json(exclude=words)} {' '.join(files)}".encode()
+        return f"{self.model_dump_json(exclude=others)} {' '.join(files)}".encode()
 
     def silence(self, frames: int) -> NDArray[np.float32]:
         """Silent latents `[frames, C]` from the start of a canvas; zeros where the bundle names none.
