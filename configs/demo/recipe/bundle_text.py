@@ -112,7 +112,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "inputs": {"codes": "codes"},
         "outputs": {"hints": "hints"},
     },
-    "sampler": {"steps": 16, "live_steps": 8, "shift": 3.0, "guidance": 3.0, "denoise": 1.0},
+    "sampler": {"steps": 16, "live_steps": 8, "shift": 3.0, "guidance": 3.0, "denoise": 1.0, "blend_power": 4},
     "options": {"bpm": {"min": BPM_RANGE[0], "max": BPM_RANGE[1]}},  # of the corpus
     "controls": {
         "bpm": {"option": "bpm"},

@@ -131,6 +131,7 @@ def planner_tables() -> dict[str, Any]:
             "beats": [BEATS_PER_BAR[meter] for meter in METERS],
             "materials": [MATERIALS[kind] for kind in SECTIONS],
             "beginning": "intro",
+            "beginning_bars": 8,
             "ending": "outro",
             "tags": {"drop": "chorus"},
             "absent": {layer: TOKEN_IDS[f"no:{layer}"] for layer in LAYERS},
