@@ -3,7 +3,6 @@
 import io
 
 import numpy as np
-import pytest
 from rich.console import Console
 
 from runtime.progress import ProgressBar, ProgressLines, ProgressMeter, open_progress
