@@ -68,6 +68,7 @@ NUM_TOKENS: Final = len(TOKENS)
 MAX_CONDITION_TOKENS: Final = 32
 # How often a training prompt says a mood that is true of its song: what stays unsaid is mostly medium.
 MOOD_SHARE: Final = 0.4
+STACCATO: Final = "mood:staccato"
 
 # Concepts of words that the text encoder replaces by tokens: instruments by those of their layers, tempo words by bpm.
 PLAYED_BY: Final[dict[str, tuple[str, ...]]] = {
@@ -157,7 +158,12 @@ def draw_concepts(
         names.append(f"mode:{song.mode}")
     if song.section:
         names.append(f"section:{song.section}")
-    return (*names, *(mood for mood in moods_of(song) if rng.random() < MOOD_SHARE))
+    return (*names, *draw_moods(song, rng))
+
+
+def draw_moods(song: Song, rng: np.random.Generator) -> tuple[str, ...]:
+    """Some of the moods that are true of a song; always that it is staccato: what says nothing does not halve notes."""
+    return tuple(mood for mood in moods_of(song) if mood == STACCATO or rng.random() < MOOD_SHARE)
 
 
 def _draw_players(song: Song, rng: np.random.Generator, layers: frozenset[str]) -> list[str]:

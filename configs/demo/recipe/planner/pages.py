@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 
 from configs.demo.recipe.corpus.songs import draw_song
-from configs.demo.recipe.corpus.vocabulary import MOOD_SHARE, moods_of
+from configs.demo.recipe.corpus.vocabulary import draw_moods
 from configs.demo.recipe.instruments import LAYERS
 from configs.demo.recipe.latents import (
     CHANNELS,
@@ -131,8 +131,7 @@ def draw_form(rng: np.random.Generator) -> Piece:
     if rng.random() < _FULL_SHARE:
         song = replace(song, layers=song.layers | song.rule.layer_set)
     arrangement = draw_arrangement(song, rng)
-    moods = tuple(mood for mood in moods_of(arrangement.song) if rng.random() < MOOD_SHARE)
-    return Piece(arrangement, np.zeros(0, np.int64), moods)
+    return Piece(arrangement, np.zeros(0, np.int64), draw_moods(arrangement.song, rng))
 
 
 def played(structure: StructureCodes, piece: Piece) -> Piece:
