@@ -97,8 +97,8 @@ WORDS: Final[dict[str, str]] = {
     " gitarren, e-gitarre, guitare, guitares, guitarra, guitarras, strumming, strummed, spanish-guitar, nylon-guitar,"
     " distorted-guitar, distorted-guitars, guitarist",
     "instrument:harp": "harp, harps, harfe, harpe, arpa, zither, koto",
-    "instrument:bells": "bell, bells, glockenspiel, chimes, celesta, music-box, glocke, glocken, spieluhr, cloche,"
-    " cloches, boite-a-musique, campana, campanas, caja-de-musica, tubular-bells, wind-chimes",
+    "instrument:bells": "bell, bells, glockenspiel, chimes, celesta, glocke, glocken, cloche,"
+    " cloches, campana, campanas, tubular-bells, wind-chimes",
     "instrument:marimba": "marimba, xylophone, vibraphone, kalimba, mallets, xylophon, vibraphon, xilofono",
     "instrument:pizzicato": "pizzicato, pizz, pizzicati, plucked-strings",
     "instrument:flute": "flute, flutes, recorder, pan-flute, piccolo, clarinet, oboe, woodwind, flote, blockflote,"
@@ -167,6 +167,7 @@ FILLERS: Final = (
 
 # What means several words.
 COMPOUNDS: Final[dict[str, str]] = {
+    "music[ -]?box|spieluhr|boite[ -]a[ -]musique|caja[ -]de[ -]musica": "bells, arpeggio and melody",
     "(?:(?:heavy|death|black|thrash)[ -]?)?metal|metalcore|thrash": "aggressive rock",
     "dubstep|brostep": "trap with synth bass",
     "(?:finger[ -]?)?pick(?:ing|ed)|finger[ -]?style": "arpeggios and melody",

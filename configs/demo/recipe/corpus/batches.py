@@ -28,6 +28,8 @@ SONG_FRAMES: Final = 2 * CANVAS_FRAMES
 OVERLAP_FRAMES: Final = 64
 REFERENCE_FRAMES: Final = 6
 HINTED: Final = 0.26
+# Of the rows with known frames, those in which other layers sound there: what plays on is what prompt and hints say.
+CHANGING: Final = 0.4
 ABSENT_WEIGHT: Final = 2.0
 TIMBRE_WEIGHT: Final = 3.0
 FIRST_TIMBRE: Final = min(channel for channels in TIMBRE_CHANNELS.values() for channel in channels)
@@ -136,14 +138,18 @@ def _draw_row(pool: Pool, rng: np.random.Generator, frames: int) -> Row:
     start = 0 if kind == "free" and not is_hinted else int(rng.integers(SONG_FRAMES - frames + 1))
     layers = draw_layers(song, rng)
     latents = _crop(pool.levels[index], start, frames, layers)
+    generate = draw_generate_mask(rng, frames) if kind == "known" else np.ones(frames, bool)
     is_referred, names = rng.random() < 0.12, tuple[str, ...]()
     if rng.random() >= 0.1:
         names = draw_concepts(song, rng, layers, names_instruments=not is_referred)
+        if kind == "known" and rng.random() < CHANGING:
+            before = _crop(pool.levels[index], start, frames, draw_layers(song, rng))
+            latents = np.where(generate[:, None], latents, before)
     is_misled = is_hinted and rng.random() < 0.5
     return Row(
         latents=latents,
         given=_hints(pool.hints[partner], start, frames, rng) if is_hinted else _silence(frames),
-        generate=draw_generate_mask(rng, frames) if kind == "known" else np.ones(frames, bool),
+        generate=generate,
         reference=_reference(pool.levels[index, :1], layers, rng) if is_referred else _silence(REFERENCE_FRAMES),
         names=_misled(names, rng) if is_misled else tuple(names),
         layers=layers if names else frozenset(LAYERS),

@@ -110,9 +110,20 @@ def test_silent_layers_weigh_more_and_are_exactly_silent(batch: Batch) -> None:
     notes, timbres = batch.weight[:, 0, :FIRST_TIMBRE], batch.weight[:, 0, FIRST_TIMBRE:]
     silent = np.hstack([notes, timbres / TIMBRE_WEIGHT]) == ABSENT_WEIGHT
     assert 0.2 < silent.mean() < 0.7
-    for latents, channels in zip(batch.latents, silent, strict=True):
-        assert np.all(latents[:, channels] == np.float32(SILENCE))
+    for latents, context, channels in zip(batch.latents, batch.context, silent, strict=True):
+        is_generated = context[:, CHANNELS] == 1.0
+        assert np.all(latents[is_generated][:, channels] == np.float32(SILENCE))
     assert len(silent_channels(frozenset({"drums"}))) == 60
+
+
+def test_known_frames_are_as_they_were_and_may_have_other_layers(batch: Batch) -> None:
+    changes = []
+    for latents, context, weight in zip(batch.latents, batch.context, batch.weight, strict=True):
+        is_known = context[:, CHANNELS] == 0.0
+        np.testing.assert_array_equal(latents[is_known], context[is_known, :CHANNELS])
+        absent = np.flatnonzero(weight[0] == ABSENT_WEIGHT)
+        changes += [bool((latents[is_known][:, absent] != np.float32(SILENCE)).any())] * bool(is_known.any())
+    assert 0.1 < np.mean(changes) < 0.6
 
 
 def test_one_prompt_in_ten_is_empty(batch: Batch) -> None:
