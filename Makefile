@@ -52,7 +52,7 @@ test: .venv/.installed-test  ## the test suite: no torch, no GPU
 test-shipped: .venv/.installed-test  ## what is shipped, as a user runs it: the demo model, READMEs, the wheel, commands in processes of their own
 	$(BIN)/python -m pytest -m "shipped and not export and not slow" $(PARALLEL) $$(grep -rlF mark.shipped --include="test_*.py" tests) $(PYTEST_ARGS)
 
-test-recipe: .venv/.installed-test  ## the demo bundle's recipe: corpus, codec, tokenizers, evaluation
+test-recipe: .venv/.installed-recipe  ## the demo bundle's recipe: corpus, codec, tokenizers, evaluation
 	$(BIN)/python -m pytest -m "not export and not slow" $(PARALLEL) $(RECIPE_TESTS) $(PYTEST_ARGS)
 
 test-builder: .venv/.installed-builder .venv/.contract .venv-export/.installed-builder  ## NVIDIA's own packages: the bindings have our calls, parser and builder (TensorRT-RTX) take every engine: no GPU
@@ -118,6 +118,11 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 .venv/.installed-test: .venv/.installed
 	@echo "Installing the test tools into .venv ..."
 	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test]'
+	@touch $@
+
+.venv/.installed-recipe: .venv/.installed-test
+	@echo "Installing librosa into .venv ..."
+	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,recipe]'
 	@touch $@
 
 .venv/.installed-scale: .venv/.installed-test

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,17 @@ app.add_typer(planner, name="planner")
 TRAINING = ("torch", "diffusers", "onnxscript")
 DEFAULT_FOLDER = Path("configs/demo")
 DEFAULT_CHECKPOINT = Path("build/demo/checkpoint.pt")
+# Figures that are measured together -> their module in `evaluation`.
+GROUPS = {
+    "held-out": "evaluate",
+    "typed": "typed",
+    "plans": "plans",
+    "sustained": "sustained",
+    "tonic": "tonic",
+    "blends": "blends",
+    "steps": "steps",
+}
+DEFAULT_GROUP = "held-out"
 
 Folder = Annotated[Path, typer.Option(help="The bundle's folder.")]
 Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; an existing one is resumed.")]
@@ -51,7 +63,7 @@ def train(
         if not (adapter := checkpoint.with_name(_adapter_file(style))).exists():
             train_adapter(style, checkpoint=checkpoint)
         shutil.copy(adapter, folder / "adapters" / adapter.name)
-    evaluate(folder, write=True)
+    evaluate(folder=folder, write=True)
     commands.evaluate(folder, write=True)
 
 
@@ -102,17 +114,34 @@ def export(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHE
 
 @app.command()
 def evaluate(
+    groups: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Any of {', '.join(GROUPS)}, or all. Default: {DEFAULT_GROUP}; the others need librosa."),
+    ] = None,
     folder: Folder = DEFAULT_FOLDER,
     write: Annotated[bool, typer.Option(help="Write the figures into bundle.toml.")] = False,
+    tables: Annotated[
+        Path | None, typer.Option(help="A Markdown file for the figures and what is behind them.")
+    ] = None,
 ) -> None:
-    """Measure the bundle on held-out prompts, through the real tick loop. Needs no torch."""
+    """Measure the bundle through the real tick loop, also on what people type. Needs no torch."""
+    wanted = list(GROUPS) if groups == ["all"] else groups or [DEFAULT_GROUP]
+    if unknown := sorted(set(wanted) - set(GROUPS)):
+        raise ConfigError(f"there are no figures {', '.join(unknown)}", fix=f"any of {', '.join(GROUPS)}, or all")
+    if wanted != [DEFAULT_GROUP]:
+        need_packages("librosa", extra="recipe")
     from configs.demo.recipe.bundle_text import rewrite_bundle_file
-    from configs.demo.recipe.evaluation.evaluate import evaluate
     from configs.demo.recipe.evaluation.player import open_player
+    from configs.demo.recipe.evaluation.report import markdown
 
     with open_player(folder) as player:
-        figures = evaluate(player)
+        found = {
+            group: import_module(f"configs.demo.recipe.evaluation.{GROUPS[group]}").measure(player) for group in wanted
+        }
+    figures = {name: value for measured in found.values() for name, value in measured.figures.items()}
     print_line(json.dumps(figures))
+    if tables is not None:
+        tables.write_text(markdown(found), encoding="utf-8")
     if write:
         rewrite_bundle_file(folder, evaluation=figures)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from configs.demo.recipe.evaluation.measure import (
     layers_present,
 )
 from configs.demo.recipe.evaluation.player import Piece, Player
+from configs.demo.recipe.evaluation.report import Figures, Measured
 from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS, pitch_channels
 from configs.demo.recipe.latents import (
     CANVAS_FRAMES,
@@ -31,8 +32,6 @@ from configs.demo.recipe.latents import (
 )
 from runtime.audio.loudness import block_energies, loudness_lufs
 from runtime.pipeline.compose import GenerationInputs
-
-Figures = dict[str, float]
 
 HELD_OUT_SEED: Final = 2_000_003
 NUM_PROMPTS: Final = 64
@@ -95,9 +94,9 @@ def score(requests: Sequence[Request], rolls: Iterable[FloatArray]) -> Scores:
     return Scores(*means)
 
 
-def evaluate(player: Player) -> dict[str, Any]:
+def measure(player: Player) -> Measured:
     """All figures: of the bundle, also in live sessions, and of the corpus itself under the same detectors."""
-    return dict(figures(player))
+    return Measured(dict(figures(player)))
 
 
 def figures(player: Player) -> Iterator[tuple[str, float]]:

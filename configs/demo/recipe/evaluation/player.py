@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -16,11 +17,15 @@ from runtime.config.deployment import load_deployment
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.requests.form.section_prompts import section_prompts
+from runtime.requests.form.sections import PlannedSection
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
+from runtime.requests.seeds import segment_seed
 from runtime.requests.validation import plans_texts
 from runtime.tick.events import Event, Failed, Finished
 
+PLANS_AT_ONCE: Final = 8
 _DEPLOYMENT: Final = """\
 [deployment]
 bundle = "{bundle}"
@@ -40,12 +45,64 @@ planner_sequences = 8
 
 @dataclass(frozen=True)
 class Piece:
-    """What to generate: a prompt, other options by name, and sources."""
+    """What to generate: a prompt (or several with weights), other options by name, and sources."""
 
-    prompt: str
+    prompt: str | list[dict[str, Any]]
     seed: int
     options: Mapping[str, Any]
     inputs: GenerationInputs = NO_INPUTS
+
+
+class Generation(Protocol):
+    """What gives requests, one segment after the other, and takes their latents `[T, C]`."""
+
+    def next_request(self) -> GenerationRequest | None:
+        """The next segment's; None after the last one."""
+
+    def append(self, latents: FloatArray) -> FloatArray:
+        """Its new frames `[n, C]`."""
+
+
+class EndlessPiece:
+    """The first `frames` frames of a planned session without end, in which nothing is changed."""
+
+    def __init__(self, pipeline: Pipeline, piece: Piece, frames: int) -> None:
+        assert pipeline.planner is not None
+        self._pipeline, self._frames, self._seed = pipeline, frames, piece.seed
+        self._options = parse_options({"prompt": piece.prompt, "steps": pipeline.bundle.sampler.live_steps})
+        self.plan = pipeline.planner.form_plan(self._options, piece.seed)
+        self.sections: dict[int, PlannedSection] = {}  # by their number; the plan forgets what is long past
+        self._made = np.empty((0, pipeline.bundle.latents.channels), np.float32)
+        self._index = 0
+
+    def next_request(self) -> GenerationRequest | None:
+        """The next segment's, with the plan's hints, and the prompts of its sections."""
+        segment = self._pipeline.next_segment(len(self._made), None)
+        if segment is None or len(self._made) >= self._frames:
+            return None
+        first, planner = segment.start_frame, self._pipeline.planner
+        hints = self.plan.hints(first, segment.frames)
+        assert planner is not None
+        assert planner.spec.plan is not None
+        self.sections |= {each.index: each for each in self.plan.sections}
+        end = first + segment.frames
+        sections = [each for each in self.sections.values() if each.start_frame < end and each.end_frame > first]
+        prompt = section_prompts(planner.spec.plan, self._options.prompt, sections, first, segment.frames)
+        update = {"prompt": prompt, "seed": segment_seed(self._seed, self._index)}
+        options = self._options.model_copy(update=update)
+        return self._pipeline.compose(options, segment, GenerationInputs(hints=hints), self._made)
+
+    def append(self, latents: FloatArray) -> FloatArray:
+        """Its new frames, cut behind the last."""
+        segment = self._pipeline.next_segment(len(self._made), None)
+        assert segment is not None
+        new = latents[segment.keep_frames :][: self._frames - len(self._made)]
+        self._made, self._index = np.concatenate((self._made, new)), self._index + 1
+        return new
+
+    def close(self) -> None:
+        """End its plan."""
+        self.plan.close()
 
 
 class Player:
@@ -73,12 +130,13 @@ class Player:
         options = parse_options({"prompt": piece.prompt, "seed": piece.seed, **unplanned, **piece.options})
         return LongGeneration(self.pipeline, options, piece.inputs)
 
-    def finish(self, generations: Sequence[LongGeneration]) -> list[FloatArray]:
+    def finish(self, generations: Sequence[Generation]) -> list[FloatArray]:
         """Latents f32 `[N, C]` of generations, all of them at once, segment after segment."""
         done: list[list[FloatArray]] = [[] for _ in generations]
-        while requests := [(g, d, r) for g, d in zip(generations, done, strict=True) if (r := g.next_request())]:
-            for (generation, parts, _), latents in zip(requests, self._run([r for *_, r in requests]), strict=True):
-                parts.append(generation.append(latents))
+        with ThreadPoolExecutor(PLANS_AT_ONCE) as pool:
+            while requests := {i: request for i, request in enumerate(pool.map(_next, generations)) if request}:
+                for index, latents in zip(requests, self._run(list(requests.values())), strict=True):
+                    done[index].append(generations[index].append(latents))
         return [np.concatenate(parts) for parts in done]
 
     def finished_audio(self, piece: Piece) -> FloatArray:
@@ -121,6 +179,10 @@ def open_player(folder: Path) -> Iterator[Player]:
         build_deployment(deployment)
         with open_pipeline(deployment) as pipeline:
             yield Player(pipeline)
+
+
+def _next(generation: Generation) -> GenerationRequest | None:
+    return generation.next_request()
 
 
 def _latents(event: Event) -> FloatArray:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from configs.demo.recipe.latents import SAMPLE_RATE_HZ, FloatArray
 from engine_build.reports.mel_bands import mel_bands, spectrogram
+from runtime.audio.finishing import TARGET_LUFS
+from runtime.audio.loudness import block_energies, loudness_lufs
 
 Values = npt.NDArray[np.float64]
 
@@ -104,3 +106,9 @@ def num_clicks(audio: FloatArray, positions: list[int]) -> int:
 def _is_click(bend: Values, position: int) -> bool:
     around = np.concatenate([bend[position - _AROUND : position - 8], bend[position + 8 : position + _AROUND]])
     return bool(bend[position - 4 : position + 4].max() > CLICK_RATIO * around.max() + 1e-4)
+
+
+def at_loudness(audio: FloatArray, target_lufs: float = TARGET_LUFS) -> FloatArray:
+    """Audio as loud as finished audio is, by one gain; silence stays as it is."""
+    loudness = loudness_lufs(block_energies(audio, SAMPLE_RATE_HZ))
+    return audio if loudness is None else np.float32(10 ** ((target_lufs - loudness) / 20)) * audio

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from configs.demo.recipe import __main__ as main
 from configs.demo.recipe.bundle_text import read_bundle_file, write_bundle_file
+from configs.demo.recipe.evaluation.report import Measured
 
 
 def test_help_names_every_command() -> None:
@@ -24,7 +25,7 @@ def test_evaluate_writes_the_figures_and_keeps_those_of_training(
     matrices = {"layers.0.self_attn.to_q": {"weight": "w", "inputs": 3, "outputs": 4}}
     write_bundle_file(tmp_path, {"steps": 5}, {}, matrices)
     monkeypatch.setattr("configs.demo.recipe.evaluation.player.open_player", lambda folder: Opened())
-    monkeypatch.setattr("configs.demo.recipe.evaluation.evaluate.evaluate", lambda player: {"in_key": 0.5})
+    monkeypatch.setattr("configs.demo.recipe.evaluation.evaluate.measure", lambda player: Measured({"in_key": 0.5}))
     result = CliRunner().invoke(main.app, ["evaluate", "--folder", str(tmp_path), "--write"])
     assert result.output.strip() == '{"in_key": 0.5}'
     tables = read_bundle_file(tmp_path)
