@@ -150,14 +150,20 @@ def evaluate(
 def plot(
     folder: Folder = DEFAULT_FOLDER,
     out: Annotated[Path | None, typer.Option(help="The PNG; samples.png in the bundle's folder by default.")] = None,
+    pieces: Annotated[
+        Path | None, typer.Option(help="Instead: a folder for pictures of ten prompts, a song and 15 minutes live.")
+    ] = None,
 ) -> None:
-    """Draw spectrograms and piano rolls of three prompts. Needs matplotlib."""
-    need_packages("matplotlib")
+    """Draw spectrograms and piano rolls of prompts. Needs matplotlib."""
+    need_packages("matplotlib", extra="recipe")
     from configs.demo.recipe.evaluation.player import open_player
-    from configs.demo.recipe.evaluation.plot import plot
+    from configs.demo.recipe.evaluation.plot import plot, plot_pieces
 
     with open_player(folder) as player:
-        plot(player, out or folder / "samples.png")
+        if pieces is not None:
+            print_line("\n".join(map(str, plot_pieces(player, pieces))))
+        else:
+            plot(player, out or folder / "samples.png")
 
 
 if __name__ == "__main__":

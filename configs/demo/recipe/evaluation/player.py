@@ -71,9 +71,14 @@ class EndlessPiece:
         self._pipeline, self._frames, self._seed = pipeline, frames, piece.seed
         self._options = parse_options({"prompt": piece.prompt, "steps": pipeline.bundle.sampler.live_steps})
         self.plan = pipeline.planner.form_plan(self._options, piece.seed)
-        self.sections: dict[int, PlannedSection] = {}  # by their number; the plan forgets what is long past
+        self._sections: dict[int, PlannedSection] = {}  # by their number; the plan forgets what is long past
         self._made = np.empty((0, pipeline.bundle.latents.channels), np.float32)
         self._index = 0
+
+    @property
+    def sections(self) -> tuple[PlannedSection, ...]:
+        """Those that were planned so far."""
+        return tuple(self._sections.values())
 
     def next_request(self) -> GenerationRequest | None:
         """The next segment's, with the plan's hints, and the prompts of its sections."""
@@ -84,9 +89,9 @@ class EndlessPiece:
         hints = self.plan.hints(first, segment.frames)
         assert planner is not None
         assert planner.spec.plan is not None
-        self.sections |= {each.index: each for each in self.plan.sections}
+        self._sections |= {each.index: each for each in self.plan.sections}
         end = first + segment.frames
-        sections = [each for each in self.sections.values() if each.start_frame < end and each.end_frame > first]
+        sections = [each for each in self._sections.values() if each.start_frame < end and each.end_frame > first]
         prompt = section_prompts(planner.spec.plan, self._options.prompt, sections, first, segment.frames)
         update = {"prompt": prompt, "seed": segment_seed(self._seed, self._index)}
         options = self._options.model_copy(update=update)

@@ -6,16 +6,21 @@ import pytest
 pytest.importorskip("librosa")
 
 from configs.demo.recipe.evaluation.plans import (
+    NUM_SECTIONS,
     PROMPTS,
     form_figures,
     form_of,
     form_row,
+    planned,
     planned_shares,
     played_figures,
     played_row,
 )
+from configs.demo.recipe.evaluation.player import Player
 from configs.demo.recipe.instruments import LAYERS, pitch_channels
 from configs.demo.recipe.latents import CHANNELS, FloatArray
+from runtime.config.deployment import Deployment
+from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.form.sections import PlannedSection
 
 PROMPT = "dark bass and drums"
@@ -87,3 +92,12 @@ def test_planned_layers_sound_in_a_share_of_their_sections() -> None:
     levels = sounding(sections, "pad", 0.25) + sounding(sections, "drums")
     assert planned_shares(levels, sections) == {"drums": 1.0, "pad": 0.25}
     assert planned_shares(levels[:100], sections) == {"drums": 1.0}
+
+
+def test_plans_are_read_as_far_as_they_are_judged(built_demo: Deployment) -> None:
+    with open_pipeline(built_demo) as pipeline:
+        live = planned(Player(pipeline), PROMPT, 0, None)
+        song = planned(Player(pipeline), PROMPT, 0, 120.0)
+    assert len(live) >= NUM_SECTIONS
+    assert [section.index for section in live] == list(range(len(live)))
+    assert song[-1].end_frame == 3000

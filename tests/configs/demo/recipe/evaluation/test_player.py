@@ -13,7 +13,7 @@ from helpers.paths import ROOT
 from configs.demo.recipe.evaluation import sound
 from configs.demo.recipe.evaluation.evaluate import cover_source, held_out_requests, latents_of, score
 from configs.demo.recipe.evaluation.measure import difference, in_key_energy, layers_present
-from configs.demo.recipe.evaluation.player import Piece, Player, open_player
+from configs.demo.recipe.evaluation.player import EndlessPiece, Piece, Player, open_player
 from configs.demo.recipe.latents import CANVAS_FRAMES, CHANNELS, HOP_SAMPLES, FloatArray, levels_from_latents
 from configs.demo.recipe.planner.pages import StructureCodes
 from runtime.config.deployment import Deployment
@@ -79,6 +79,16 @@ def test_a_longer_piece_goes_on_as_it_began(player: Player) -> None:
     assert latents.shape == (500, CHANNELS)
     assert in_key_energy(levels[CANVAS_FRAMES:], 9, "minor") > 0.9
     assert layers_present(levels[CANVAS_FRAMES:]) == layers_present(levels) == {"pad", "bass", "drums"}
+
+
+def test_a_session_without_end_begins_as_its_plan_does(player: Player) -> None:
+    pieces = [EndlessPiece(player.pipeline, Piece(PROMPT, 3, {}), 300) for _ in range(2)]
+    first, again = player.finish(pieces)
+    assert first.shape == again.shape == (300, CHANNELS)
+    assert difference(levels_from_latents(first), levels_from_latents(again)) < 1e-3
+    assert pieces[0].sections[0].start_frame == 0
+    planned = {layer for section in pieces[0].sections if section.start_frame < 300 for layer in section.layers}
+    assert layers_present(levels_from_latents(first)) <= planned
 
 
 def test_a_plans_codes_are_in_a_rare_key_because_others_never_come(player: Player) -> None:
