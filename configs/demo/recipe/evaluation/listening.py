@@ -27,7 +27,7 @@ _LEVEL_HOP: Final = 1200  # 25 ms
 _NEAR_OCTAVES: Final = 0.2
 _SIZE, _HOP, _KERNEL = 2048, 1024, (17, 31)  # as long and as high as librosa's default at half its hop
 # Power of the percussive part above 4 kHz, of the harmonic part from 58 to 127 Hz, in dB of all power: a layer sounds
-# above the higher level and is silent below the lower one; between them audio cannot tell (kicks reach into the bass).
+# above the higher level and is silent below the lower one; between them audio cannot tell.
 _HISS_HZ: Final = 4000.0
 _DRUMS_DB: Final = (-29.0, -21.5)
 _BASS_HZ: Final = (58.0, 127.0)
@@ -83,16 +83,15 @@ def key_of_chroma(chroma: npt.ArrayLike) -> tuple[int, str]:
 
 
 def heard_layers(audio: FloatArray) -> dict[str, bool | None]:
-    """Whether drums and bass sound, None where audio cannot tell: other layers share their bands."""
+    """Whether drums and bass sound, None where audio cannot tell: kicks sound in the band of the bass."""
     spectrum = np.abs(librosa.stft(mono(audio), n_fft=_SIZE, hop_length=_HOP))
     harmonic, percussive = librosa.decompose.hpss(spectrum, kernel_size=_KERNEL)
     frequencies = librosa.fft_frequencies(sr=RATE_HZ, n_fft=_SIZE)
     is_bass = (frequencies > _BASS_HZ[0]) & (frequencies < _BASS_HZ[1])
     total = _power(spectrum)
-    return {
-        "drums": _decided(_power(percussive[frequencies > _HISS_HZ]) / total, _DRUMS_DB),
-        "bass": _decided(_power(harmonic[is_bass]) / total, _BASS_DB),
-    }
+    drums = _decided(_power(percussive[frequencies > _HISS_HZ]) / total, _DRUMS_DB)
+    bass = _decided(_power(harmonic[is_bass]) / total, _BASS_DB)
+    return {"drums": drums, "bass": None if bass and drums is not False else bass}
 
 
 def _power(spectrum: npt.NDArray[Any]) -> float:

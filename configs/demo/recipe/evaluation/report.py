@@ -37,6 +37,8 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(each)}" for key, each in value.items())
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, str) or not isinstance(value, Iterable):
