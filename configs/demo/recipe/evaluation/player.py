@@ -69,7 +69,8 @@ class EndlessPiece:
     def __init__(self, pipeline: Pipeline, piece: Piece, frames: int) -> None:
         assert pipeline.planner is not None
         self._pipeline, self._frames, self._seed = pipeline, frames, piece.seed
-        self._options = parse_options({"prompt": piece.prompt, "steps": pipeline.bundle.sampler.live_steps})
+        options = parse_options({"prompt": piece.prompt, "steps": pipeline.bundle.sampler.live_steps})
+        self._options = pipeline.with_drawn(options, piece.seed)
         self.plan = pipeline.planner.form_plan(self._options, piece.seed)
         self._sections: dict[int, PlannedSection] = {}  # by their number; the plan forgets what is long past
         self._made = np.empty((0, pipeline.bundle.latents.channels), np.float32)

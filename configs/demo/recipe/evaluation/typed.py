@@ -22,6 +22,7 @@ from configs.demo.recipe.instruments import LAYERS
 from configs.demo.recipe.latents import FloatArray, levels_from_latents
 from runtime.errors import ConfigError
 from runtime.requests.options import parse_options
+from runtime.requests.prompt_words import PromptWords
 
 FILE: Final = Path(__file__).with_name("typed_prompts.txt")
 NUM_GIVEN: Final = 20  # the first of the file
@@ -142,10 +143,8 @@ def measure(player: Player, expectations: Sequence[Expectation] | None = None) -
 def answer_of(player: Player, prompt: str, seed: int) -> Answer:
     """What a request's answer says of a prompt's words, and of what is played where the runtime tells."""
     options = parse_options({"prompt": prompt, "seed": seed})
-    words = player.pipeline.prompt_words(options)
-    meanings = getattr(player.pipeline, "meanings", None)
-    played = "; ".join(map(str, meanings(options, seed))) if meanings else ""
-    return Answer(() if words is None else words.unknown, getattr(words, "near", {}), played)
+    words = player.pipeline.prompt_words(options) or PromptWords()
+    return Answer(words.unknown, words.near, "; ".join(map(str, player.pipeline.meanings(options, seed))))
 
 
 def judge(wanted: Expectation, answer: Answer, levels: FloatArray, audio: FloatArray) -> dict[str, str]:
