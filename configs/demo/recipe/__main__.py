@@ -161,7 +161,8 @@ def plot(
 
     with open_player(folder) as player:
         if pieces is not None:
-            print_line("\n".join(map(str, plot_pieces(player, pieces))))
+            for file in plot_pieces(player, pieces):
+                print_line(str(file))
         else:
             plot(player, out or folder / "samples.png")
 

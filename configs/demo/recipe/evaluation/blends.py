@@ -34,7 +34,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
     ),
     "Clockwork": Preset(
         (
-            "house drums and synth bass, E dorian, 124 bpm",
+            "only house drums and synth bass, E dorian, 124 bpm",
             "marimba arpeggio and drums, E dorian, 124 bpm",
             "calm sparse whistle melody, E dorian, 124 bpm",
             "trance, E dorian, 124 bpm",

@@ -116,11 +116,12 @@ def draw_piece(
     axes[1].imshow(power.T, origin="lower", aspect="auto", extent=extent, vmin=-90.0, vmax=-25.0, cmap="magma")
     axes[1].set_ylim(0.0, 8000.0)
     _roll(axes[2], levels_from_latents(latents))
-    for section in sections:
+    for section in (each for each in sections if each.start_frame < len(latents)):
         start_s, layers = section.start_frame / FRAME_RATE_HZ, "".join(layer[0] for layer in section.layers)
         for axis in axes:
             axis.axvline(start_s, color="tab:green", linewidth=0.7)
         axes[0].text(start_s, 1.0, f"{section.kind} {section.bars} {layers}", fontsize=7, va="bottom", rotation=20)
+    axes[2].set_xlim(0.0, seconds)
     axes[2].set_xlabel("seconds")
     for axis, label in zip(axes, ("level", "Hz", "MIDI pitch, drums and timbres on top"), strict=True):
         axis.set_ylabel(label)
