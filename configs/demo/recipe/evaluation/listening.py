@@ -48,7 +48,7 @@ def mono(audio: FloatArray) -> FloatArray:
 def tempo_bpm(audio: FloatArray, near_bpm: float | None = None) -> float:
     """The tempo of the beats that librosa tracks, by their mean distance; 0.0 where it finds fewer than four.
 
-    near_bpm: the tempo to look around, as of somebody who was told it; None: as librosa's default, around 120 bpm.
+    near_bpm: the tempo to look around, as a listener does who was told it; None: as librosa's default, around 120 bpm.
     """
     strength = librosa.onset.onset_strength(y=mono(audio), sr=RATE_HZ, hop_length=_ONSET_HOP)
     grid: dict[str, Any] = {"onset_envelope": strength, "sr": RATE_HZ, "hop_length": _ONSET_HOP}
