@@ -40,6 +40,7 @@ def test_a_checkpoint_becomes_a_bundle(tmp_path: Path) -> None:
         "text_encoder.onnx",
         "decoder.onnx",
         "tokenizer.json",
+        "meaning.json",
     }
     assert bundle_size_bytes(tmp_path / "bundle") < SIZE_LIMIT_BYTES
     bundle = load_bundle(tmp_path / "bundle")

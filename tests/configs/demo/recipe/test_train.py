@@ -30,7 +30,6 @@ CONFIG = TrainConfig(
     checkpoint_every=2,
     log_every=2,
     warmup_steps=1,
-    minutes=5.0,
     tokenizer_steps=2,
 )
 

@@ -18,7 +18,7 @@ from configs.demo.recipe.corpus.theory import scale_pitch_classes  # noqa: E402
 from configs.demo.recipe.evaluation.player import Piece as PieceRequest  # noqa: E402
 from configs.demo.recipe.evaluation.player import open_player  # noqa: E402
 from configs.demo.recipe.instruments import LAYERS  # noqa: E402
-from configs.demo.recipe.planner.arrangement import Section  # noqa: E402
+from configs.demo.recipe.planner.arrangement import BAR_COUNTS, Section  # noqa: E402
 from configs.demo.recipe.planner.evaluate import prompt_of  # noqa: E402
 from configs.demo.recipe.planner.export import (  # noqa: E402
     export_planner,
@@ -86,6 +86,13 @@ def test_sixteen_bits_change_logits_a_little(trainer: PlannerTrainer) -> None:
     assert 0.0 < np.abs(graph_logits(half_planner_graph(model), tokens) - wanted).max() < 0.02
 
 
+def uncut(piece: Piece, index: int) -> Piece:
+    """A piece with a section in the length that was planned, before half of it was cut to fit."""
+    sections, bars = list(piece.arrangement.sections), piece.arrangement.sections[index].bars
+    sections[index] = replace(sections[index], bars=bars if bars in BAR_COUNTS else 2 * bars)
+    return replace(piece, arrangement=replace(piece.arrangement, sections=tuple(sections)))
+
+
 def likeliest_codes(
     model: Planner, table: "torch.Tensor", structure: StructureCodes, piece: Piece, index: int
 ) -> Codes:
@@ -93,10 +100,8 @@ def likeliest_codes(
     song = piece.arrangement.song
     scale = sum(1 << pitch for pitch in scale_pitch_classes(song.root, song.mode))
     is_outside = torch.tensor(structure.pitches) & ~scale != 0
-    tokens, markers = (
-        section_prompt(piece, index),
-        section_markers(piece, index, recalled_codes(structure, piece, index)),
-    )
+    tokens = section_prompt(uncut(piece, index), index)
+    markers = section_markers(piece, index, recalled_codes(structure, piece, index))
     found = list[list[int]]()
     for place in range(len(section_span(piece, index))):
         tokens += markers(place)
