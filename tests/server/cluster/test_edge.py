@@ -207,7 +207,11 @@ def test_haproxy_sends_work_where_the_leases_say(haproxy: str, tmp_path: Path) -
         replicas[0].server.shutdown()
         replicas[0].server.server_close()
         time.sleep(0.01)
-        assert names(*sessions, "/work", "/v1/live") == {"two": 42}
+        answers = [client.get(path) for path in (*sessions, "/work", "/v1/live")]
+        served = [answer for answer in answers if answer.text == "two"]
+        # One may be on its way to the replica in the moment in which checks mark it down: that ends what it has.
+        assert {answer.status_code for answer in answers if answer not in served} <= {502}
+        assert len(served) >= 41
 
 
 # Each of these is a page of a replica's own, to a replica that is asked itself.
