@@ -101,8 +101,7 @@ def train_terms(
     optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.learning_rate, total_steps=config.steps)
     for step in range(config.steps):
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = flow_loss(model, adapter_batch(pool, config, step))
+        loss = flow_loss(model, adapter_batch(pool, config, step))
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()

@@ -35,9 +35,12 @@ SHORT_EVERY = 8
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The recipe. It ends after `steps`, 100 minutes of two cores, so that a slower machine has the same result."""
+    """The recipe, in float32: a CPU without bfloat16 takes three times as long for that.
 
-    steps: int = 14_000
+    It ends after `steps`, 100 minutes of two cores, so that a slower machine has the same result.
+    """
+
+    steps: int = 12_000
     batch_size: int = 16
     learning_rate: float = 1.5e-3
     weight_decay: float = 0.01
@@ -47,7 +50,6 @@ class TrainConfig:
     num_songs: int = 14_000
     seed: int = 1
     threads: int = 2
-    exact_share: float = 0.04
     checkpoint_every: int = 250
     log_every: int = 100
     tokenizer_steps: int = 2500
@@ -83,9 +85,7 @@ class Trainer:
         """One optimizer step; returns the loss."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.step, self.progress)
-        coarse = self.progress < 1.0 - self.config.exact_share
-        with torch.autocast("cpu", torch.bfloat16, enabled=coarse):
-            loss = flow_loss(self.model, batch)
+        loss = flow_loss(self.model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
