@@ -18,7 +18,7 @@ from typer.core import TyperOption
 
 from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.files import complete_file, format_of
-from runtime.audio.formats import FORMATS, Latents, Pcm, latents_bytes
+from runtime.audio.formats import AUDIO_FORMATS, FORMATS, Latents, Pcm, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags, read_metadata
 from runtime.audio.playback import AudioPlayer, open_player
 from runtime.cli_options import (
@@ -39,6 +39,7 @@ from runtime.config.identity import ModelIdentity
 from runtime.config.option_ranges import ANY_MODEL
 from runtime.config.targets import Target
 from runtime.errors import ConfigError, FileError, RequestError, source_as
+from runtime.notes.midi_file import midi_bytes
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
@@ -70,6 +71,7 @@ class Job:
     target: Target | None
     like: GenerationMetadata | None
     has_metadata: bool
+    quantize: bool
     quiet: bool
 
 
@@ -142,6 +144,7 @@ def tickrt_generate(
     metadata: Annotated[
         bool, typer.Option(help="Write the options, the prompt among them, and the seed into the file.")
     ] = True,
+    quantize: Annotated[bool, typer.Option("--quantize", help="Notes of .mid lie on the beat of the plan.")] = False,
     format: Annotated[str | None, typer.Option(metavar="|".join(FORMATS), help="Overrides the suffix.")] = None,
     target: Annotated[
         Target | None, typer.Option(metavar="|".join(get_args(Target)), help="Overrides the deployment's target.")
@@ -150,19 +153,21 @@ def tickrt_generate(
     version: Version = False,
     **flags: Any,
 ) -> None:
-    """Generate audio or latents from a text.
+    """Generate audio, notes or latents from a text.
 
-    Suffixes: .wav .flac .ogg .opus .mp3 .pcm .ulaw .alaw .safetensors (latents). An existing file is replaced once the
-    new one is complete. CURVE is a number, or numbers over time: 1,2,1 or @FILE with a JSON list; they are interpolated
-    over the generation.
+    Suffixes: .wav .flac .ogg .opus .mp3 .pcm .ulaw .alaw .mid (notes) .safetensors (latents). An existing file is
+    replaced once the new one is complete. CURVE is a number, or several over time: 1,2,1 or @FILE with a JSON list, and
+    what lies between them.
     """
     with exit_on_error("interrupted; nothing was written"), named_as_flags():
         made = None if like is None else read_metadata(like)
         values = merged({} if made is None else made.options, {} if options is None else file_values(options))
         values = merged(values, flag_values(prompt or [], repaint or [], flags, adapter or []))
         format = _checked_format(out, format, play)
+        if quantize and format != "mid":
+            raise RequestError(f"has no effect on {format}", field="quantize", fix="--out NAME.mid")
         files = condition, source, target_source, timbre, structure
-        _run(Job(config, out, format, play, values, *files, target, made, metadata, quiet))
+        _run(Job(config, out, format, play, values, *files, target, made, metadata, quantize, quiet))
 
 
 class _GenerateCommand(Command):
@@ -221,8 +226,8 @@ def _checked_format(out: Path | None, format: str | None, play: bool) -> str:
     if out is None and not play:
         raise ConfigError("there is nowhere to send the audio", fix="--out NAME.wav, or --play")
     found = format_of(out, format) if out is not None else "wav"
-    if play and found == "latents":
-        raise ConfigError("latents cannot be played", fix="--out NAME.wav, or leave --play out")
+    if play and found not in AUDIO_FORMATS:
+        raise ConfigError(f"{found} cannot be played", fix="--out NAME.wav, or leave --play out")
     return found
 
 
@@ -234,7 +239,7 @@ def _run(job: Job) -> None:
     needs_text = condition is None and bundle.text_encoder is not None
     options = parse_options(job.values if needs_text else {"prompt": "", **job.values}, bundle.options)
     with _open(job, deployment) as pipeline, ExitStack() as stack:
-        if pipeline.codec is None and job.format != "latents":
+        if pipeline.codec is None and job.format in AUDIO_FORMATS:
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
         files = {"source": job.source, "target": job.target_source, "structure": job.structure}
         source, target, structure = (_read_source(path, pipeline.read_source, name) for name, path in files.items())
@@ -242,6 +247,8 @@ def _run(job: Job) -> None:
         timbre = _read_source(job.timbre, pipeline.read_timbre, "timbre")
         inputs = GenerationInputs(condition, source, target, source_audio=audio, timbre=timbre, structure=structure)
         generation = LongGeneration(pipeline, options, inputs)
+        if job.format == "mid":
+            generation.check_score(quantize=job.quantize)
         if job.like is not None:
             _compare(job.like, generation.metadata(), console, quiet=job.quiet)
         words = None if condition is not None else pipeline.prompt_words(options)
@@ -302,15 +309,23 @@ def _write(
     if generation.plan is not None and player is None:
         generation.plan.finish()  # the tag has its codes
     tag = generation.metadata().to_tag(job.format) if job.has_metadata else ""
-    if job.format == "latents" or codec is None:
+    if job.format not in AUDIO_FORMATS or codec is None:
         parts = generate_latents(pipeline, generation, progress.on_event)
-        latents = np.concatenate(list(_counted(parts, pipeline.bundle.latents.frame_rate_hz, progress)))
-        file.write(latents_bytes(latents, latents_tags(pipeline.bundle.latents.frame_rate_hz, tag)))
+        frame_rate_hz = pipeline.bundle.latents.frame_rate_hz
+        latents = np.concatenate(list(_counted(parts, frame_rate_hz, progress)))
+        file.write(_file_of(job, latents, tag, generation, frame_rate_hz))
         return
     chunks = generate_audio(pipeline, generation, progress.on_event)
     rate_hz, samples = codec.sample_rate_hz, generation.total_samples
     writer = AudioWriter(job.format, rate_hz, codec.channels, total_samples=samples, metadata=tag)
     write_audio(file, writer, _counted(chunks if player is None else player.tee(chunks), rate_hz, progress))
+
+
+def _file_of(job: Job, latents: Latents, tag: str, generation: LongGeneration, frame_rate_hz: float) -> bytes:
+    """The bytes of a file that is no audio. Raises ConfigError, RequestError."""
+    if job.format == "mid":
+        return midi_bytes(generation.score(latents, quantize=job.quantize), tag)
+    return latents_bytes(latents, latents_tags(frame_rate_hz, tag))
 
 
 def _counted(parts: Iterator[Pcm], rate_hz: float, progress: ProgressMeter) -> Iterator[Pcm]:

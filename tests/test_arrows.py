@@ -22,12 +22,13 @@ CONFIG = BASE | {"runtime.config"}
 DEVICES = CONFIG | {"runtime.devices"}
 ENGINES = DEVICES | {"runtime.engines"}
 AUDIO = ENGINES | {"runtime.audio"}
+NOTES = AUDIO | {"runtime.notes"}
 REQUESTS = CONFIG | {"runtime.requests"}
 SCHEDULING = REQUESTS | {"runtime.scheduling"}
 DENOISE = SCHEDULING | ENGINES | {"runtime.denoise"}
 LANGUAGE = SCHEDULING | ENGINES | {"runtime.language"}
 TICK = DENOISE | LANGUAGE | {"runtime.tick"}
-PIPELINE = TICK | AUDIO | {"runtime.pipeline"}
+PIPELINE = TICK | NOTES | {"runtime.pipeline"}
 PROTOCOL = REQUESTS | AUDIO | {"runtime.sessions.protocol"}
 PLAYBACK = PROTOCOL | {"runtime.sessions.playback"}
 STORAGE = PROTOCOL | {"runtime.sessions.storage"}
@@ -49,6 +50,7 @@ MAY_IMPORT = {
     "runtime.devices": DEVICES,
     "runtime.engines": ENGINES,
     "runtime.audio": AUDIO,
+    "runtime.notes": NOTES,
     "runtime.requests": REQUESTS,
     "runtime.scheduling": SCHEDULING,
     "runtime.denoise": DENOISE,
@@ -104,6 +106,7 @@ HEAVY = {
     "transformers": {"engine_build/export/acestep/", "profiling/bench/peers/"},
     "openvino": {"profiling/bench/peers/openvino_decoder.py"},
     "matplotlib": {"configs/demo/recipe/"},
+    "mido": {"runtime/notes/midi_file.py", "runtime/audio/metadata.py"},
     "tokenizers": {
         "runtime/pipeline/text_encoder.py",
         "configs/demo/recipe/",

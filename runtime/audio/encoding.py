@@ -140,6 +140,12 @@ def is_available(format: str) -> bool:
     return format != "mp3" or MP3.name in av.codecs_available
 
 
+def available_formats(*, audio: bool, notes: bool) -> list[str]:
+    """The formats that this machine can write of a model that makes audio, or tells its notes."""
+    found = (name for name in AUDIO_FORMATS if audio and is_available(name))
+    return [*found, *(["mid"] if notes else []), "latents"]
+
+
 def encoded_rate_hz(format: str, sample_rate_hz: int) -> int:
     """Samples per second in a file of `format`: the last one that it can have where it does not have the audio's."""
     rates_hz = FORMATS[format].rates_hz

@@ -26,8 +26,8 @@ LATENT_DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "F32": np.dty
 class Format:
     """A format of a generation: its name in requests, the file suffix, the media type.
 
-    rates_hz: samples per second that it can have (None: any), the last one in place of others. max_channels: more are
-    an error, or mixed down to mono where it is 1. has_bit_rate: whether a bit rate can be chosen.
+    rates_hz: samples per second that it can have, the last one in place of others; None: any, (): it is no audio.
+    max_channels: more are an error, or mixed down to mono where it is 1. has_bit_rate: whether one can be chosen.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Format:
     has_bit_rate: bool = False
 
 
-FormatName = Literal["wav", "pcm", "flac", "ogg", "mp3", "ulaw", "alaw", "latents"]
+FormatName = Literal["wav", "pcm", "flac", "ogg", "mp3", "ulaw", "alaw", "mid", "latents"]
 OPUS_RATE_HZ = 48_000
 MP3_RATES_HZ = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 
@@ -53,10 +53,11 @@ FORMATS = {
         Format("mp3", ".mp3", "audio/mpeg", MP3_RATES_HZ, max_channels=2, has_bit_rate=True),
         Format("ulaw", ".ulaw", "audio/basic", (8_000,), max_channels=1),
         Format("alaw", ".alaw", "audio/x-alaw-basic", (8_000,), max_channels=1),
+        Format("mid", ".mid", "audio/midi", ()),
         Format("latents", ".safetensors", "application/vnd.safetensors", ()),
     )
 }
-AUDIO_FORMATS = tuple(name for name in FORMATS if name != "latents")
+AUDIO_FORMATS = tuple(name for name, item in FORMATS.items() if item.rates_hz != ())
 
 
 def latents_bytes(latents: Latents, metadata: Mapping[str, str]) -> bytes:

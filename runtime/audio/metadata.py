@@ -1,10 +1,12 @@
 """What a file was made from: model, options and seed as JSON, in the tags of audio files and of latents files.
 
-The tag is TICKRT in flac, ogg (Vorbis comments), mp3 (ID3) and safetensors, and the comment ICMT in wav.
+The tag is TICKRT in flac, ogg (Vorbis comments), mp3 (ID3) and safetensors, the comment ICMT in wav, a text event in
+mid.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from runtime.audio.decoding import read_tags
-from runtime.audio.formats import is_latents_file
+from runtime.audio.formats import FORMATS, is_latents_file
 from runtime.errors import FileError, RequestError
 from runtime.untrusted import safetensors_header
 
@@ -25,6 +27,8 @@ WAV_TAG_NAME = "COMMENT"
 MAX_BYTES = 2**20
 # libsndfile and FFmpeg find no mp3 after a longer tag.
 MP3_BYTES = 2**14
+# mido reads no longer text events than 10^6.
+MIDI_BYTES = 2**19
 
 
 class GenerationMetadata(BaseModel):
@@ -55,8 +59,8 @@ class GenerationMetadata(BaseModel):
         return self.model_copy(update={"options": options, "plan": plan, "omitted": (*self.omitted, *omitted)})
 
     def to_tag(self, format: str) -> str:
-        """The text of the tag of a file: JSON in ASCII, MAX_BYTES of options at most; MP3_BYTES in mp3."""
-        bounded = self.bounded(MP3_BYTES if format == "mp3" else MAX_BYTES)
+        """The text of the tag of a file: JSON in ASCII, of MAX_BYTES at most; MP3_BYTES in mp3, MIDI_BYTES in mid."""
+        bounded = self.bounded({"mp3": MP3_BYTES, "mid": MIDI_BYTES}.get(format, MAX_BYTES))
         return ascii_json(bounded.model_dump(exclude_defaults=True))
 
 
@@ -84,7 +88,7 @@ def ascii_json(value: Any) -> str:
 def read_metadata(path: Path) -> GenerationMetadata:
     """What a file was made from. Raises FileError where it cannot be read, RequestError where it does not say."""
     try:
-        text = _latents_tag(path) if is_latents_file(path) else _audio_tag(path)
+        text = _tag_of(path)
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
     try:
@@ -93,8 +97,26 @@ def read_metadata(path: Path) -> GenerationMetadata:
         raise RequestError(
             f"{path} does not say what it was made from: it has no tag {TAG}",
             field="like",
-            fix="give a wav, flac, ogg, mp3 or safetensors file that TickRT wrote with metadata",
+            fix="give a wav, flac, ogg, mp3, mid or safetensors file that TickRT wrote with metadata",
         ) from None
+
+
+def _tag_of(path: Path) -> str:
+    """The text of a file's tag; "" where there is none."""
+    if path.suffix.lower() == FORMATS["mid"].suffix:
+        return _midi_tag(path)
+    return _latents_tag(path) if is_latents_file(path) else _audio_tag(path)
+
+
+def _midi_tag(path: Path) -> str:
+    """The text event that begins with the tag's name."""
+    from mido import KeySignatureError, MidiFile
+
+    data = path.read_bytes()
+    with suppress(OSError, ValueError, EOFError, LookupError, KeySignatureError):  # no MIDI file, or a broken one
+        events = (event for track in MidiFile(file=io.BytesIO(data)).tracks for event in track if event.type == "text")
+        return next((event.text[len(TAG) + 1 :] for event in events if event.text.startswith(f"{TAG}=")), "")
+    return ""
 
 
 def _audio_tag(path: Path) -> str:

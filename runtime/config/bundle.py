@@ -22,6 +22,7 @@ from runtime.config.codec import CodecSpec
 from runtime.config.conditions import MeaningSpec, TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.controls import TEXT_OPTIONS, ControlsSpec
 from runtime.config.explain import TomlTable, read_toml, validated
+from runtime.config.notes import NotesSpec
 from runtime.config.option_ranges import OptionRanges
 from runtime.config.planner import PlannerSpec
 from runtime.config.structure import StructureSpec
@@ -157,6 +158,7 @@ class Bundle(TomlTable):
     timbre: TimbreSpec | None = None
     adapters: AdapterSpec | None = None
     structure: StructureSpec | None = None
+    notes: NotesSpec | None = None
     planner: PlannerSpec | None = None
     sampler: SamplerSpec = SamplerSpec()
     options: OptionRanges = OptionRanges()
@@ -197,6 +199,10 @@ class Bundle(TomlTable):
             raise ValueError("[structure] needs [context]: that is where its hints go")
         if self.planner is not None and self.structure is None:
             raise ValueError("[planner] needs [structure]: that makes hints of its codes")
+        if self.notes is not None and self.notes.last_channel >= self.latents.channels:
+            raise ValueError(
+                f"[notes] has channel {self.notes.last_channel}, latents.channels is {self.latents.channels}"
+            )
         silence = () if self.context is None else self.context.silence
         if self.context is not None and not isinstance(silence, str) and len(silence) != self.latents.channels:
             raise ValueError(f"context.silence has {len(silence)} values, latents.channels is {self.latents.channels}")
@@ -249,7 +255,7 @@ class Bundle(TomlTable):
 
     def settings_json(self) -> bytes:
         """All of bundle.toml that its sound depends on as JSON, and hashes of the texts that it names."""
-        others = {"folder", "license", "description", "training", "evaluation"}
+        others = {"folder", "license", "description", "notes", "training", "evaluation"}
         names = [spec.tokenizer for spec in (self.text_encoder, self.planner) if spec is not None and spec.tokenizer]
         if self.text_encoder is not None and self.text_encoder.meaning is not None:
             names.append(self.text_encoder.meaning.names)

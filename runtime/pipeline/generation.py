@@ -29,6 +29,8 @@ from runtime.audio.metadata import GenerationMetadata
 from runtime.audio.splicing import CROSSFADE_S, AudioSplicer, surrounding_loudness
 from runtime.audio.windows import Window
 from runtime.errors import ConfigError, GenerationCancelledError, ShapeError
+from runtime.notes.score import Score
+from runtime.notes.tracker import score_of
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.planning import AnyPlan, is_planned
@@ -161,6 +163,23 @@ class LongGeneration:
                 name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items() if array is not None
             },
         )
+
+    def score(self, latents: Latents, *, quantize: bool = False) -> Score:
+        """The notes of all its latents `[T, C]`, with its plan's or its options' tempo, meter and key.
+
+        quantize: they lie on the plan's beat. Raises RequestError where the bundle has no [notes], or no plan a beat.
+        """
+        said = self.options.model_dump(include={"bpm", "time_signature", "key"})
+        plan = {} if self.plan is None else self.plan.summary
+        said |= {} if self.plan is None else self.plan.options
+        found, codec = score_of(self._pipeline.bundle, latents, said, plan.get("sections", ())), self._pipeline.codec
+        if codec is not None and self.total_samples is not None:
+            found = found.until(self.total_samples / codec.sample_rate_hz)
+        return found.quantized() if quantize else found
+
+    def check_score(self, *, quantize: bool = False) -> None:
+        """Raise what score() would, before anything is generated."""
+        self.score(np.empty((0, self._pipeline.bundle.latents.channels), np.float32), quantize=quantize)
 
     def audio_decoder(self) -> AudioDecoder:
         """What decodes its windows, from the first one on. Raises ConfigError where the bundle has no codec."""

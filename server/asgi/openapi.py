@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema, models_json_schema
 from pydantic_core import PydanticCustomError
 
+from runtime.audio.encoding import available_formats
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.config.bundle import Bundle
 from runtime.config.option_ranges import NumberRange, found_outside
@@ -85,9 +86,10 @@ class GenerationBody(GenerationOptions):
     )
     response_format: FormatName = Field(
         default="wav",
-        description="wav, pcm (s16le without a header), flac, ogg (Opus), mp3, ulaw or alaw (G.711: 8 kHz, mono), or "
-        "latents (safetensors, float32 [T, C]).",
+        description="wav, pcm (s16le without a header), flac, ogg (Opus), mp3, ulaw or alaw (G.711: 8 kHz, mono), mid "
+        "(MIDI: its notes), or latents (safetensors, float32 [T, C]).",
     )
+    quantize: bool = Field(default=False, description="Notes of mid lie on the beat of the plan.")
     sample_rate_hz: int | None = Field(
         default=None, ge=8_000, le=192_000, description="Samples per second of the response. Default: the model's."
     )
@@ -130,11 +132,15 @@ def _model_fields(bundle: Bundle) -> dict[str, Any]:
     fields["dcw"] = _shown("dcw", default=bundle.sampler.dcw.model_dump())
     for name, taken in bundle.options.narrowed.items():
         fields[name] = _narrowed(name, taken, *fields.get(name, _shown(name)))
-    if bundle.codec is None:
-        annotation, info = _shown("response_format", enum=["latents"])
-        info.default = "latents"
-        fields["response_format"] = (annotation, info)
+    annotation, info = _shown("response_format", enum=formats_of(bundle))
+    info.default = info.default if bundle.codec else "latents"
+    fields["response_format"] = (annotation, info)
     return fields
+
+
+def formats_of(bundle: Bundle) -> list[str]:
+    """The formats of responses that a bundle can make on this machine."""
+    return available_formats(audio=bundle.codec is not None, notes=bundle.notes is not None)
 
 
 def _known_tasks(bundle: Bundle) -> dict[str, Any]:

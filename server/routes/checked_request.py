@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.audio.encoding import check_format, check_rates
-from runtime.audio.formats import Latents, Pcm
+from runtime.audio.formats import AUDIO_FORMATS, Latents, Pcm
 from runtime.audio.metadata import GenerationMetadata
-from runtime.errors import source_as
+from runtime.errors import RequestError, source_as
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
@@ -58,7 +58,9 @@ class CheckedRequest:
     def __post_init__(self) -> None:
         name, codec = self.body.response_format, self.pipeline.codec
         check_rates(name, self.body.sample_rate_hz, self.body.bit_rate_kbps)
-        if self.is_latents:
+        if self.body.quantize and name != "mid":
+            raise RequestError(f"has no effect on {name}", field="quantize", fix="leave it out, or ask for mid")
+        if not self.is_audio:
             return
         if codec is None:
             what = "this model makes latents, not audio"
@@ -66,14 +68,14 @@ class CheckedRequest:
         check_format(name, codec.channels, "response_format")
 
     @property
-    def is_latents(self) -> bool:
-        """Whether the client asked for latents instead of audio."""
-        return self.body.response_format == "latents"
+    def is_audio(self) -> bool:
+        """Whether the client asked for audio, not for latents or notes."""
+        return self.body.response_format in AUDIO_FORMATS
 
     @property
     def is_streamed(self) -> bool:
         """Whether audio is sent while later audio is generated."""
-        return self.body.stream and not self.is_latents
+        return self.body.stream and self.is_audio
 
     @property
     def has_files(self) -> bool:
@@ -109,6 +111,8 @@ class CheckedRequest:
             structure=structure,
         )
         generation = LongGeneration(self.pipeline, body, inputs, caller=caller)
+        if body.response_format == "mid":
+            generation.check_score(quantize=body.quantize)
         return ReadRequest(generation, generation.metadata(), words, generation.meanings, uploaded_bytes)
 
     def _timbre(self, data: bytes | None) -> Latents | None:

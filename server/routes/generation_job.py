@@ -121,7 +121,7 @@ class GenerationJob:
             "Content-Disposition": f'inline; filename="{self.request.id}{FORMATS[name].suffix}"',
         }
         headers |= prompt_headers(self.read.words, self.read.meanings)
-        if self.request.is_latents or codec is None:
+        if not self.request.is_audio or codec is None:
             return headers
         headers["X-Sample-Rate"] = str(body.sample_rate_hz or encoded_rate_hz(name, codec.sample_rate_hz))
         headers["X-Channels"] = str(min(codec.channels, FORMATS[name].max_channels))
@@ -142,7 +142,7 @@ class GenerationJob:
         """Record how much audio it made, and how fast."""
         elapsed_s, metrics = time.monotonic() - self.request.started_s, self.request.service.metrics
         metrics.audio_seconds.inc(self.sent_audio_s)
-        if outcome is Outcome.OK and not self.request.is_latents:
+        if outcome is Outcome.OK and self.request.is_audio:
             metrics.realtime.observe(self.sent_audio_s / max(elapsed_s, 1e-9))
 
     def lead_s(self) -> float:
@@ -156,7 +156,7 @@ class GenerationJob:
         request, layout = self.request, self.request.pipeline.bundle.latents
         codec = request.pipeline.codec
         latents_bytes = 4 * layout.channels * (self.generation.total_frames or 0)
-        if request.is_latents or codec is None:
+        if not request.is_audio or codec is None:
             return self.read.uploaded_bytes + 2 * latents_bytes
         # At a higher rate it takes more.
         rate = max(1.0, (request.body.sample_rate_hz or 0) / codec.sample_rate_hz)

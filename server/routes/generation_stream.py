@@ -22,6 +22,7 @@ from runtime.audio.formats import Latents, latents_bytes
 from runtime.audio.metadata import latents_tags
 from runtime.audio.windows import Window, WindowCutter
 from runtime.errors import GenerationCancelledError
+from runtime.notes.midi_file import midi_bytes
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished, Progress, Started
 from server.asgi.problems import ProblemError, retry_after
@@ -31,12 +32,12 @@ from server.service.codec_workers import run_to_end
 
 
 async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
-    """The response body in chunks: audio as it is made, or all latents as one.
+    """The response body in chunks: audio as it is made, or the latents or notes of all as one.
 
     Closing it cancels its requests in the tick loop. Raises TickError and ProblemError.
     """
-    if job.request.is_latents:
-        yield await _all_latents(job)
+    if not job.request.is_audio:
+        yield await _whole_file(job)
         return
     codec = job.request.pipeline.codec
     assert codec is not None
@@ -107,9 +108,13 @@ class _Encoder:
         return chunk + self._writer.close() if window.is_last else chunk
 
 
-async def _all_latents(job: GenerationJob) -> bytes:
+async def _whole_file(job: GenerationJob) -> bytes:
+    """Latents or notes."""
     async with aclosing(_segments(job)) as segments:
         latents = np.concatenate([part async for part in segments])
+    if job.request.body.response_format == "mid":
+        score = await run_in_threadpool(partial(job.generation.score, latents, quantize=job.request.body.quantize))
+        return await run_in_threadpool(midi_bytes, score, job.tag)
     tags = latents_tags(job.request.pipeline.bundle.latents.frame_rate_hz, job.tag)
     return await run_in_threadpool(latents_bytes, latents, tags)
 

@@ -10,11 +10,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from runtime.audio.encoding import is_available
-from runtime.audio.formats import FORMATS
 from runtime.config.bundle import BUNDLE_FILE, SamplerSpec
 from runtime.pipeline.pipeline import Pipeline
-from server.asgi.openapi import SCHEMA_TYPE, body_schema, problem_responses
+from server.asgi.openapi import SCHEMA_TYPE, body_schema, formats_of, problem_responses
 from server.asgi.problems import model_not_found
 from server.service.service import service_of
 
@@ -85,7 +83,7 @@ def model_card(pipeline: Pipeline, max_seconds: float) -> ModelCard:
         takes_source=bundle.codec is not None and bundle.codec.encode is not None,
         slots=deployment.runtime.depth,
         queue=deployment.runtime.queue,
-        response_formats=[name for name in FORMATS if is_available(name)] if bundle.codec else ["latents"],
+        response_formats=formats_of(bundle),
         defaults=bundle.sampler,
         engines={
             engine.name: EngineCard(target=engine.manifest.target, sha256=engine.manifest.engine_sha256)

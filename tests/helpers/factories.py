@@ -32,6 +32,20 @@ MEANING = {
     "genre": {"rock": "rock", "jazz": "jazz", "ambient": "ambient"},
     "tempo": {"150 bpm": "fast"},
 }
+# The notes of its first six channels.
+NOTES = """
+[notes]
+scale = 0.5
+on = 0.12
+off = 0.06
+layers = [
+    { name = "bass", channels = [0, 1, 2], keys = [36, 40, 43], timbre_channels = [5], instruments = [
+        { name = "sub bass", levels = [0.3], program = 39 },
+        { name = "upright bass", levels = [1.0], program = 32 },
+    ] },
+    { name = "drums", channels = [3, 4], keys = [36, 38], is_percussion = true },
+]
+"""
 NUM_NAMES = sum(map(len, MEANING.values()))
 TEXT_SEED = 3
 
@@ -43,7 +57,7 @@ class TinySpec:
     condition: "tokens" `[R, L, D]`, "vector" `[R, D]`, or "" for a decoder without one. axes: what the decoder's graph
     calls R, T and L; an empty name leaves the dimension without one. conditions: lyrics, timbre, metadata and tasks.
     planner: arguments of save_planner; with a planner there is structure, too. meaning: the text's graph says which
-    names of `MEANING` a text means, whose words the tokenizer then knows, and a genre is drawn.
+    names of `MEANING` a text means, whose words the tokenizer then knows, and a genre is drawn. notes: it has [notes].
     """
 
     channels: int = 8
@@ -75,6 +89,7 @@ class TinySpec:
     planner: dict[str, Any] | None = None
     gain_db: float = 0.0
     meaning: bool = False
+    notes: bool = False
 
     @property
     def known_words(self) -> tuple[str, ...]:
@@ -369,6 +384,8 @@ blend_power = {spec.blend_power}
         parts.append(_adapters_toml(spec))
     if spec.structure or spec.planner is not None:
         parts.append(STRUCTURE)
+    if spec.notes:
+        parts.append(NOTES)
     return "\n".join(parts)
 
 

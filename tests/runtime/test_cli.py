@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mido
 import numpy as np
 import pytest
 import soundfile
@@ -250,6 +251,30 @@ def test_a_file_is_generated_again_from_its_metadata(generate: Generate, name: s
     made, now = read_metadata(Path(name)), read_metadata(Path(f"changed-{name}"))
     dcw = {**made.options["dcw"], "low": 0.02}
     assert now == made.model_copy(update={"options": {**made.options, "dcw": dcw, "steps": 2}})
+
+
+def test_notes_are_written_and_repeated(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = str(built(notes=True, planner={"capacity": 512, "plan": True}).path)
+    flags = ["--prompt", "verse", "--seconds", "3", "--seed", "2", "--plan", "--quantize", "-o", "a.mid"]
+    made = CliRunner().invoke(app, [config, *flags])
+    assert made.exit_code == 0, made.output
+    file = mido.MidiFile("a.mid")
+    assert file.length == pytest.approx(3.0, abs=0.002), "76 frames of 40 ms"
+    assert "marker" in {event.type for event in file.tracks[0]}
+    assert CliRunner().invoke(app, [config, "--like", "a.mid", "--quantize", "-o", "b.mid"]).exit_code == 0
+    assert Path("b.mid").read_bytes() == Path("a.mid").read_bytes()
+
+
+def test_notes_that_cannot_be_are_refused(generate: Generate) -> None:
+    for flags, message in (
+        (("-o", "a.mid"), "no [notes]"),
+        (("-o", "a.wav", "--quantize"), "has no effect on wav"),
+        (("-o", "a.mid", "--play"), "mid cannot be played"),
+    ):
+        result = generate("--prompt", "a", *flags)
+        assert (result.exit_code, message in result.stderr) == (EXIT_INVALID, True), result.stderr
+    assert files() == []
 
 
 def test_a_file_without_metadata_cannot_be_generated_again(generate: Generate) -> None:

@@ -28,6 +28,7 @@ GROUPS = {
     "tonic": "tonic",
     "blends": "blends",
     "steps": "steps",
+    "notes": "notes",
 }
 DEFAULT_GROUP = "held-out"
 

@@ -13,12 +13,22 @@ from configs.demo.recipe.codec.encoder import ENCODE_MARGIN_FRAMES, build_encode
 from configs.demo.recipe.corpus.batches import OVERLAP_FRAMES
 from configs.demo.recipe.corpus.songs import BPM_RANGE
 from configs.demo.recipe.corpus.theory import MODES
+from configs.demo.recipe.instruments import (
+    INSTRUMENTS,
+    LAYERS,
+    TIMBRE_CHANNELS,
+    keys_of,
+    pitch_channels,
+    program_of,
+    timbre_levels,
+)
 from configs.demo.recipe.latents import (
     CANVAS_FRAMES,
     CHANNELS,
     FRAME_RATE_HZ,
     FRAMES_PER_CODE,
     HOP_SAMPLES,
+    LATENT_SCALE,
     NUM_CODES,
     SAMPLE_RATE_HZ,
     SILENCE,
@@ -46,6 +56,18 @@ PLANNER_CAPACITY: Final = 2336
 PLANNED_FROM_S: Final = 30.0
 # Names of modules in adapters of other trainers -> names here.
 ADAPTER_ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
+
+
+def _note_layer(layer: str) -> dict[str, Any]:
+    """A layer of `[notes]`."""
+    instruments = [
+        {"name": name, "levels": list(timbre_levels(layer, name)), "program": program_of(layer, name)}
+        for name in INSTRUMENTS[layer]
+    ]
+    channels = {"channels": list(pitch_channels(layer)), "keys": list(keys_of(layer))}
+    timbre = {"timbre_channels": list(TIMBRE_CHANNELS[layer]), "instruments": instruments}
+    return {"name": layer, **channels, **({"is_percussion": True} if layer == "drums" else {}), **timbre}
+
 
 _TABLES: Final[dict[str, dict[str, Any]]] = {
     "": {
@@ -111,6 +133,12 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "graph": "structure_decode.onnx",
         "inputs": {"codes": "codes"},
         "outputs": {"hints": "hints"},
+    },
+    "notes": {
+        "scale": LATENT_SCALE,
+        "on": 0.12,
+        "off": 0.06,
+        "layers": [_note_layer(layer) for layer in LAYERS],
     },
     "sampler": {"steps": 16, "live_steps": 8, "shift": 3.0, "guidance": 3.0, "denoise": 1.0, "blend_power": 4},
     "options": {"bpm": {"min": BPM_RANGE[0], "max": BPM_RANGE[1]}},  # of the corpus

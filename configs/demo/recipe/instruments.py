@@ -27,6 +27,17 @@ INSTRUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "drums": ("acoustic kit", "electronic kit", "brushes", "lo-fi kit"),
 }
 
+# General MIDI's programs of instruments, counted from 0; those of kits are Roland's GS.
+PROGRAMS: Final[dict[str, int]] = {
+    "electric bass": 33, "upright bass": 32, "synth bass": 38, "sub bass": 39,
+    "piano": 0, "electric piano": 4, "organ": 16, "strings": 48, "choir": 52, "synth": 81, "brass": 61, "guitar": 24,
+    "harp": 46, "bells": 14, "marimba": 12, "pizzicato": 45,
+    "flute": 73, "violin": 40, "trumpet": 56, "saxophone": 65, "whistle": 78,
+    "acoustic kit": 0, "electronic kit": 24, "brushes": 40, "lo-fi kit": 8,
+}  # fmt: skip
+PAD_SYNTH: Final = 89
+DRUM_KEYS: Final = (36, 38, 42)  # kick, snare, closed hat
+
 TIMBRE_CHANNELS: Final[dict[str, tuple[int, ...]]] = {
     "bass": (55, 56),
     "pad": (57, 58),
@@ -56,3 +67,13 @@ def pitch_channels(layer: str) -> range:
 def channels_of(layer: str) -> tuple[int, ...]:
     """All latent channels of a layer; no two layers share one."""
     return (*pitch_channels(layer), *TIMBRE_CHANNELS[layer])
+
+
+def keys_of(layer: str) -> tuple[int, ...]:
+    """The MIDI keys of a layer's pitch channels, in their order."""
+    return DRUM_KEYS if layer == "drums" else tuple(FIRST_PITCH + channel for channel in pitch_channels(layer))
+
+
+def program_of(layer: str, instrument: str) -> int:
+    """General MIDI's program of a layer's instrument."""
+    return PAD_SYNTH if (layer, instrument) == ("pad", "synth") else PROGRAMS[instrument]

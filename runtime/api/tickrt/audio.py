@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from runtime.audio.encoding import AudioWriter
 from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RequestError
+from runtime.notes.score import Note, Score
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 
 
@@ -40,6 +41,7 @@ class Audio:
     metadata: GenerationMetadata | None = None
     prompt_words: PromptWords = field(default_factory=PromptWords)
     meanings: tuple[PromptMeaning, ...] = ()
+    _score: Callable[[], Score] | None = None
 
     @property
     def pcm(self) -> NDArray[np.float32]:
@@ -57,23 +59,53 @@ class Audio:
         """The length in seconds."""
         return len(self) / (self.frame_rate_hz if self._pcm is None else self.sample_rate_hz)
 
+    @property
+    def score(self) -> Score:
+        """Its notes by layer, and tempo, meter, key and sections as far as they are known.
+
+        Raises RequestError where the model has no notes.
+        """
+        if self._score is None:
+            raise RequestError(
+                f"nothing tells the notes of {self.bundle[0]!r}", fix="use audio of a model with [notes]"
+            )
+        return self._score()
+
+    @property
+    def notes(self) -> list[Note]:
+        """Its notes by start. Raises RequestError where the model has none."""
+        return self.score.notes
+
+    def midi(self, *, quantize: bool = False) -> bytes:
+        """A Standard MIDI File with a track per layer. quantize: notes lie on the beat of its plan.
+
+        Raises RequestError where the model has no notes, or no plan says where the beat is.
+        """
+        from runtime.notes.midi_file import midi_bytes
+
+        score = self.score.quantized() if quantize else self.score
+        return midi_bytes(score, "" if self.metadata is None else self.metadata.to_tag("mid"))
+
     def save(self, path: str | Path, format: str | None = None) -> None:
         """Write a file; an existing one is replaced once the new one is complete.
 
-        Suffixes: .wav .flac .ogg .opus .mp3 .pcm .raw .ulaw .alaw, and .safetensors for the latents; `format`, as for
-        to_bytes(), comes before the suffix. The file contains the options and the seed, which `tickrt-generate --like`
-        reads; that of dataclasses.replace(audio, metadata=None) does not. Raises RequestError for another suffix,
-        ConfigError where the bundle has no codec, FileError where the file cannot be written.
+        Suffixes: .wav .flac .ogg .opus .mp3 .pcm .raw .ulaw .alaw, .mid for the notes, .safetensors for the latents;
+        `format`, as for to_bytes(), comes before the suffix. The file contains the options and the seed, which
+        `tickrt-generate --like` reads; that of dataclasses.replace(audio, metadata=None) does not. Raises RequestError
+        for another suffix and for notes that the model does not tell, ConfigError where the bundle has no codec,
+        FileError where the file cannot be written.
         """
         data = self.to_bytes(format_of(Path(path), format))
         with complete_file(Path(path)) as file:
             file.write(data)
 
     def to_bytes(self, format: str = "wav") -> bytes:
-        """The content of a file: wav, flac, ogg (Opus), mp3, pcm (16 bits, no header), ulaw, alaw, or latents.
+        """The content of a file: wav, flac, ogg (Opus), mp3, pcm (16 bits, no header), ulaw, alaw, mid, or latents.
 
         Raises RequestError for another format, ConfigError where the bundle has no codec.
         """
+        if format == "mid":
+            return self.midi()
         tag = "" if self.metadata is None else self.metadata.to_tag(format)
         if format == "latents":
             return latents_bytes(self.latents, latents_tags(self.frame_rate_hz, tag))

@@ -14,8 +14,10 @@ from helpers.tones import LENGTH, RATE_HZ, tone
 
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import AUDIO_FORMATS, FORMATS, latents_bytes
-from runtime.audio.metadata import MAX_BYTES, MP3_BYTES, TAG, GenerationMetadata, ascii_json, read_metadata
+from runtime.audio.metadata import MAX_BYTES, MIDI_BYTES, MP3_BYTES, TAG, GenerationMetadata, ascii_json, read_metadata
 from runtime.errors import FileError, RequestError
+from runtime.notes.midi_file import midi_bytes
+from runtime.notes.score import Score
 
 MADE = GenerationMetadata(
     model="demo",
@@ -42,6 +44,22 @@ def test_what_was_written_into_latents_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(latents_bytes(np.zeros((4, 8), np.float32), {TAG: MADE.to_tag("latents")}))
     assert read_metadata(path) == MADE
+
+
+def test_what_was_written_into_notes_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.mid"
+    path.write_bytes(midi_bytes(Score((), 1.0, 0.04), MADE.to_tag("mid")))
+    assert read_metadata(path) == MADE
+    long = MADE.model_copy(update={"options": {"prompt": "x" * MIDI_BYTES, "seed": 3}})
+    path.write_bytes(midi_bytes(Score((), 1.0, 0.04), long.to_tag("mid")))
+    assert (read_metadata(path).options, read_metadata(path).omitted) == ({"seed": 3}, ("prompt",))
+
+
+@pytest.mark.parametrize("data", [b"", b"MThd", b"RIFF1234", midi_bytes(Score((), 1.0, 0.04))])
+def test_notes_without_metadata_do_not_say_what_made_them(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.mid").write_bytes(data)
+    with pytest.raises(RequestError, match="does not say what it was made from"):
+        read_metadata(tmp_path / "a.mid")
 
 
 @pytest.mark.parametrize("format", ["flac", "ogg", "mp3"])

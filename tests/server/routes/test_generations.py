@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import av
 import httpx
+import mido
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -254,6 +255,27 @@ def test_ogg_holds_opus_of_the_right_length(served: Served, stream: bool) -> Non
         assert container.streams.audio[0].codec_context.name == "opus"
         samples = sum(frame.samples for frame in container.decode(audio=0))
     assert abs(samples - 2 * 48000) <= 960
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_notes_are_a_midi_file(built: Built, stream: bool, tmp_path: Path) -> None:
+    with serving(built(notes=True)) as served, served.client() as client:
+        assert "mid" in client.get("/v1/models/tiny").json()["response_formats"]
+        response = served.post(response_format="mid", seconds=2, stream=stream)
+        assert (response.status_code, response.headers["content-type"]) == (200, "audio/midi")
+        assert "x-sample-rate" not in response.headers
+        (tmp_path / "a.mid").write_bytes(response.content)
+        assert mido.MidiFile(tmp_path / "a.mid").length == pytest.approx(2.0, abs=0.002)
+        assert read_metadata(tmp_path / "a.mid").options == {"prompt": "a", "seed": 1, "seconds": 2}
+        document = problem(served.post(response_format="mid", quantize=True), 422)
+        assert (document["errors"][0]["pointer"], document["fix"]) == ("/quantize", "generate with a plan")
+
+
+def test_what_has_no_notes_is_refused_before_it_is_generated(served: Served) -> None:
+    assert "no [notes]" in problem(served.post(response_format="mid"), 422)["detail"]
+    assert problem(served.post(quantize=True), 422)["errors"][0]["pointer"] == "/quantize"
+    with served.client() as client:
+        assert "mid" not in client.get("/v1/models/tiny").json()["response_formats"]
 
 
 @pytest.mark.parametrize("stream", [True, False])

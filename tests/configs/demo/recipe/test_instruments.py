@@ -11,7 +11,9 @@ from configs.demo.recipe.instruments import (
     REGISTERS,
     TIMBRE_CHANNELS,
     channels_of,
+    keys_of,
     pitch_channels,
+    program_of,
     timbre_levels,
 )
 from configs.demo.recipe.latents import CHANNELS, FIRST_PITCH, NUM_PITCHES
@@ -39,3 +41,11 @@ def test_instruments_lie_apart(layer: str) -> None:
 def test_an_unknown_instrument_is_refused() -> None:
     with pytest.raises(ValueError, match="not in tuple"):
         timbre_levels("pad", "kazoo")
+
+
+def test_every_instrument_has_a_program_and_every_channel_a_key() -> None:
+    assert [key for layer in ("bass", "pad", "arp", "melody") for key in keys_of(layer)] == list(range(36, 88))
+    assert len(keys_of("drums")) == len(pitch_channels("drums"))
+    programs = {(layer, name): program_of(layer, name) for layer in LAYERS for name in INSTRUMENTS[layer]}
+    assert programs["pad", "synth"] != programs["arp", "synth"] == programs["melody", "synth"]
+    assert all(0 <= program <= 127 for program in programs.values())

@@ -15,6 +15,7 @@ import tickrt
 from runtime.audio.formats import read_latents
 from runtime.audio.metadata import GenerationMetadata, read_metadata
 from runtime.errors import FileError
+from runtime.notes.score import Marker, Note, Part, Score
 
 RATE_HZ = 48_000
 LATENTS = np.random.default_rng(1).standard_normal((25, 4)).astype(np.float32)
@@ -60,6 +61,18 @@ def test_metadata_is_in_the_file_unless_it_is_taken_away(suffix: str, tmp_path: 
     assert read_metadata(tmp_path / f"a{suffix}") == METADATA
     replace(audio(), metadata=None).save(tmp_path / f"b{suffix}")
     assert b"seed" not in (tmp_path / f"b{suffix}").read_bytes()
+
+
+def test_notes_of_a_score_are_listed_and_saved(tmp_path: Path) -> None:
+    notes = (Note("bass", 40, 100, 0.12, 0.1),)
+    score = Score((Part("bass", notes),), 1.0, 0.04, 120.0, sections=(Marker(0.0, "verse"),))
+    played = replace(audio(), _score=lambda: score)
+    assert (played.notes, played.score) == ([*notes], score)
+    played.save(tmp_path / "a.mid")
+    assert (tmp_path / "a.mid").read_bytes() == played.midi() != played.midi(quantize=True)
+    assert read_metadata(tmp_path / "a.mid") == METADATA
+    with pytest.raises(tickrt.RequestError, match="nothing tells the notes of 'tiny'"):
+        audio().midi()
 
 
 def test_a_format_comes_before_the_suffix(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""`[notes]` in bundle.toml: which latent channels hold the level of which MIDI key, layer by layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from runtime.config.explain import TomlTable
+
+Channel = Annotated[int, Field(ge=0)]
+MidiNumber = Annotated[int, Field(ge=0, le=127)]
+
+
+class InstrumentSpec(TomlTable):
+    """An instrument of a layer. levels: those of the layer's timbre channels. program: General MIDI's, 0 to 127."""
+
+    name: str
+    levels: tuple[float, ...]
+    program: MidiNumber
+
+
+class NoteLayerSpec(TomlTable):
+    """A layer: one channel for each of its MIDI keys, and where its instrument is written."""
+
+    name: str = Field(min_length=1)
+    channels: tuple[Channel, ...] = Field(min_length=1)
+    keys: tuple[MidiNumber, ...] = Field(min_length=1)
+    is_percussion: bool = False
+    timbre_channels: tuple[Channel, ...] = ()
+    instruments: tuple[InstrumentSpec, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.channels) != len(self.keys):
+            raise ValueError(f"layer {self.name!r} has {len(self.channels)} channels and {len(self.keys)} keys")
+        for instrument in self.instruments:
+            if len(instrument.levels) != len(self.timbre_channels):
+                raise ValueError(
+                    f"instrument {instrument.name!r} has {len(instrument.levels)} levels, layer {self.name!r} has "
+                    f"{len(self.timbre_channels)} timbre_channels"
+                )
+        return self
+
+    @property
+    def all_channels(self) -> tuple[int, ...]:
+        """Those of its notes and of its instrument."""
+        return (*self.channels, *self.timbre_channels)
+
+
+class NotesSpec(TomlTable):
+    """The notes that latents hold. A channel's level is `(latent - silence) / scale`, with [context] silence.
+
+    A note begins where a level comes above `on`, and ends where it falls below `off`.
+    """
+
+    scale: float = Field(gt=0)
+    on: float = Field(gt=0)
+    off: float = Field(gt=0)
+    layers: tuple[NoteLayerSpec, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.off >= self.on:
+            raise ValueError(f"off is {self.off:g}, expected less than on, {self.on:g}")
+        names = Counter(layer.name for layer in self.layers)
+        channels = Counter(channel for layer in self.layers for channel in layer.all_channels)
+        for what, counts in (("layer", names), ("channel", channels)):
+            if twice := [value for value, count in counts.items() if count > 1]:
+                raise ValueError(f"{what} {twice[0]!r} stands twice")
+        return self
+
+    @property
+    def last_channel(self) -> int:
+        """The highest channel that it names."""
+        return max(channel for layer in self.layers for channel in layer.all_channels)

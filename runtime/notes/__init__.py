@@ -1,0 +1,1 @@
+"""Notes: read out of latents, and written as MIDI."""

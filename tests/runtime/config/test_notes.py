@@ -1,0 +1,49 @@
+"""[notes]: what a bundle says of it, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.factories import tiny_bundle
+
+from runtime.config.bundle import load_bundle
+from runtime.errors import ConfigError
+
+
+def test_a_bundle_names_its_layers(tmp_path: Path) -> None:
+    notes = load_bundle(tiny_bundle(tmp_path, notes=True)).notes
+    assert notes is not None
+    assert [layer.name for layer in notes.layers] == ["bass", "drums"]
+    assert notes.layers[0].all_channels == (0, 1, 2, 5)
+    assert notes.last_channel == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("off = 0.06", "off = 0.12", "off is 0.12, expected less than on, 0.12"),
+        ("channels = [3, 4]", "channels = [2, 4]", "channel 2 stands twice"),
+        ("timbre_channels = [5]", "timbre_channels = [4]", "channel 4 stands twice"),
+        ('name = "drums"', 'name = "bass"', "layer 'bass' stands twice"),
+        ("keys = [36, 38]", "keys = [36]", "layer 'drums' has 2 channels and 1 keys"),
+        ("keys = [36, 38]", "keys = [36, 128]", "expected at most 127"),
+        ("channels = [3, 4]", "channels = [3, 8]", "channel 8, latents.channels is 8"),
+        ("channels = [3, 4]", "channels = [-1, 4]", "expected at least 0"),
+        ("levels = [0.3]", "levels = [0.3, 0.4]", "instrument 'sub bass' has 2 levels"),
+        ("program = 39", "program = 128", "expected at most 127"),
+        ("scale = 0.5", "scale = 0", "expected more than 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tiny_bundle(tmp_path, notes=True) / "bundle.toml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        load_bundle(tmp_path)
+
+
+def test_notes_are_no_part_of_what_sounds(tmp_path: Path) -> None:
+    with_notes, without = (load_bundle(tiny_bundle(tmp_path / str(has), notes=has)) for has in (True, False))
+    assert with_notes.settings_json() == without.settings_json()
