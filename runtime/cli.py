@@ -44,6 +44,7 @@ from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.pipeline.stem_files import StemFiles, save_files
 from runtime.pipeline.text_encoder import read_condition
 from runtime.progress import ProgressMeter, open_progress
 from runtime.requests.options import parse_options
@@ -72,6 +73,7 @@ class Job:
     like: GenerationMetadata | None
     has_metadata: bool
     quantize: bool
+    stems: Path | None
     quiet: bool
 
 
@@ -144,6 +146,12 @@ def tickrt_generate(
     metadata: Annotated[
         bool, typer.Option(help="Write the options, the prompt among them, and the seed into the file.")
     ] = True,
+    stems: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for the mix and its layers, FLAC of 24 bits, and its notes; --out may be left out."
+        ),
+    ] = None,
     quantize: Annotated[bool, typer.Option("--quantize", help="Notes of .mid lie on the beat of the plan.")] = False,
     format: Annotated[str | None, typer.Option(metavar="|".join(FORMATS), help="Overrides the suffix.")] = None,
     target: Annotated[
@@ -163,11 +171,11 @@ def tickrt_generate(
         made = None if like is None else read_metadata(like)
         values = merged({} if made is None else made.options, {} if options is None else file_values(options))
         values = merged(values, flag_values(prompt or [], repaint or [], flags, adapter or []))
-        format = _checked_format(out, format, play)
+        format = _checked_format(out, format, play, stems)
         if quantize and format != "mid":
             raise RequestError(f"has no effect on {format}", field="quantize", fix="--out NAME.mid")
         files = condition, source, target_source, timbre, structure
-        _run(Job(config, out, format, play, values, *files, target, made, metadata, quantize, quiet))
+        _run(Job(config, out, format, play, values, *files, target, made, metadata, quantize, stems, quiet))
 
 
 class _GenerateCommand(Command):
@@ -221,9 +229,9 @@ def main() -> None:
     app(prog_name="tickrt-generate")
 
 
-def _checked_format(out: Path | None, format: str | None, play: bool) -> str:
+def _checked_format(out: Path | None, format: str | None, play: bool, stems: Path | None) -> str:
     """The format to write; wav where nothing is written. Raises ConfigError, RequestError."""
-    if out is None and not play:
+    if out is None and not play and stems is None:
         raise ConfigError("there is nowhere to send the audio", fix="--out NAME.wav, or --play")
     found = format_of(out, format) if out is not None else "wav"
     if play and found not in AUDIO_FORMATS:
@@ -247,6 +255,8 @@ def _run(job: Job) -> None:
         timbre = _read_source(job.timbre, pipeline.read_timbre, "timbre")
         inputs = GenerationInputs(condition, source, target, source_audio=audio, timbre=timbre, structure=structure)
         generation = LongGeneration(pipeline, options, inputs)
+        if job.stems is not None:
+            generation.check_stems()
         if job.format == "mid":
             generation.check_score(quantize=job.quantize)
         if job.like is not None:
@@ -259,10 +269,12 @@ def _run(job: Job) -> None:
         player = stack.enter_context(closing(_open_player(pipeline, generation))) if job.play else None
         progress = open_progress(generation.num_segments or 1, console, quiet=job.quiet)
         with closing(progress), _output(job.out) as file:
-            _write(job, pipeline, generation, progress, file, player)
+            latents = _write(job, pipeline, generation, progress, file, player)
+        if job.stems is not None:
+            save_files(job.stems, StemFiles(generation, latents, metadata=job.has_metadata).finish())
         if not job.quiet:
             text = f"{progress.audio_s:.2f} s, seed {generation.seed}, {progress.timing}"
-            print_line(f"{job.out or 'audio'}: {text}", console)
+            print_line(f"{job.out or job.stems or 'audio'}: {text}", console)
         if player is not None:
             with exit_on_error("interrupted while playing"):
                 player.finish()
@@ -304,7 +316,8 @@ def _write(
     progress: ProgressMeter,
     file: BinaryIO,
     player: AudioPlayer | None,
-) -> None:
+) -> Latents:
+    """Write the file; returns all latents."""
     codec = pipeline.codec
     if generation.plan is not None and player is None:
         generation.plan.finish()  # the tag has its codes
@@ -314,11 +327,13 @@ def _write(
         frame_rate_hz = pipeline.bundle.latents.frame_rate_hz
         latents = np.concatenate(list(_counted(parts, frame_rate_hz, progress)))
         file.write(_file_of(job, latents, tag, generation, frame_rate_hz))
-        return
-    chunks = generate_audio(pipeline, generation, progress.on_event)
+        return latents
+    made: list[Latents] = []
+    chunks = generate_audio(pipeline, generation, progress.on_event, on_latents=made.append)
     rate_hz, samples = codec.sample_rate_hz, generation.total_samples
     writer = AudioWriter(job.format, rate_hz, codec.channels, total_samples=samples, metadata=tag)
     write_audio(file, writer, _counted(chunks if player is None else player.tee(chunks), rate_hz, progress))
+    return np.concatenate(made)
 
 
 def _file_of(job: Job, latents: Latents, tag: str, generation: LongGeneration, frame_rate_hz: float) -> bytes:

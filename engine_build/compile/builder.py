@@ -17,6 +17,7 @@ from engine_build.compile.engine_folder import locked, partial_folder, publish_e
 from engine_build.compile.environment import BuildEnvironment, build_environment
 from engine_build.compile.merged_adapters import with_merged_adapters
 from engine_build.compile.rebuild_check import RebuildDecision, check_graphs, check_rebuilds
+from engine_build.compile.stems_check import check_stems
 from engine_build.compile.targets import COMPILERS, BuildTask, Facts, engine_error, measured
 from engine_build.compile.worker import BuildLog, Worker
 from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE, BuildRequest, request_of
@@ -83,6 +84,8 @@ def build(
         for doubt in check_graphs(decisions):
             if report is not None:
                 report.note(doubt)
+        if request.bundle.stems is not None and any(each.action == "build" for each in decisions):
+            check_stems(request.bundle, request.options)
         with Worker() as worker:
             manifests = [
                 _build_or_reuse(decision, request, folder, environment, worker, report) for decision in decisions

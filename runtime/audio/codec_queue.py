@@ -14,6 +14,8 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
+from runtime.errors import DrainingError
+
 T = TypeVar("T")
 MAX_SIZE = 16
 # Ticks wait while audio that is played so soon, plus the time that all such audio takes to decode, waits. But a tick
@@ -64,7 +66,7 @@ class CodecQueue:
     ) -> None:
         self.size = size
         self._is_alone, self._clock = is_alone, clock
-        self._is_held = False
+        self._is_held = self._is_closed = False
         self._num_busy, self._prune_at = 0, MIN_PRUNED
         self._playing_work_s = 0.0  # what decoding audio that continues takes, a moving mean
         self._waiting: list[_Item] = []
@@ -88,6 +90,8 @@ class CodecQueue:
     ) -> Future[T]:
         """Let a worker run `work`. lead_s: in how many seconds its result is late. What waits can be cancelled.
 
+        Raises DrainingError after close().
+
         is_wanted: called by any thread; where it says no, `work` is cancelled. Called by a worker, this does what is
         more urgent than that one's own work, then `work`, before it returns.
         """
@@ -97,6 +101,8 @@ class CodecQueue:
             self._run(item)()
         else:
             with self._changed:
+                if self._is_closed:
+                    raise DrainingError("the model is closed", fix="open it again")
                 self._push(item)
         return item.future
 
@@ -104,7 +110,7 @@ class CodecQueue:
         """Let another worker run `work`; None where it would wait."""
         with self._changed:
             self._start()
-            if not self._has_free():
+            if self._is_closed or not self._has_free():
                 return None
             item = _Item(Urgency.BACKGROUND, math.inf, next(self._numbers), work)
             self._push(item)
@@ -127,6 +133,7 @@ class CodecQueue:
             for item in self._waiting:
                 item.future.cancel()
             self._waiting.clear()
+            self._is_closed = True
         # Waits until the workers have finished what they decode.
         self._threads.shutdown()
 

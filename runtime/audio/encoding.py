@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import av
 import numpy as np
@@ -33,6 +33,12 @@ def to_s16(pcm: Pcm) -> NDArray[np.int16]:
     return rounded
 
 
+def to_s24(pcm: Pcm) -> NDArray[np.int32]:
+    """As to_s16(), with 24 bits: 1.0 is 2^23."""
+    rounded = np.rint(_clipped(pcm).astype(np.float64) * 2**23)
+    return np.minimum(rounded, 2**23 - 1).astype(np.int32)
+
+
 def _clipped(pcm: Pcm) -> Pcm:
     if not np.isfinite(pcm).all():
         raise NonFiniteError("the audio has samples that are not finite", fix="lower guidance, scales or noise")
@@ -52,8 +58,8 @@ class AudioWriter:
     format: one of AUDIO_FORMATS. total_samples: the length for the header; where it is None the header has 0xFFFFFFFF
     (wav) or 0 (flac), "unknown", and `header()` returns the final one after the last write. metadata: a text for the
     file's tags; pcm, ulaw and alaw have none. file_rate_hz: samples per second in the file, None: encoded_rate_hz().
-    bit_rate_kbps: of all channels together, None: the codec's own. Raises RequestError for a format that is unknown or
-    cannot be written, and for rates that it does not have.
+    bit_rate_kbps: of all channels together, None: the codec's own. bits: 16, or 24 for wav and flac. Raises
+    RequestError for a format that is unknown or cannot be written, and for rates that it does not have.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class AudioWriter:
         metadata: str = "",
         file_rate_hz: int | None = None,
         bit_rate_kbps: int | None = None,
+        bits: Literal[16, 24] = 16,
     ) -> None:
         check_format(format, channels)
         check_rates(format, file_rate_hz, bit_rate_kbps)
@@ -76,7 +83,7 @@ class AudioWriter:
         file_channels = min(channels, self.format.max_channels)
         is_same = (rate_hz, file_channels) == (sample_rate_hz, channels)
         self._resampler = None if is_same else _Resampler(sample_rate_hz, rate_hz, file_channels)
-        self._encoder = _open_encoder(format, rate_hz, file_channels, metadata, bit_rate_kbps)
+        self._encoder = _open_encoder(format, rate_hz, file_channels, metadata, bit_rate_kbps, bits)
         self._header = self._header_of(total_samples)
         self._closed = False
 
@@ -205,39 +212,42 @@ def write_audio(file: BinaryIO, writer: AudioWriter, chunks: Iterable[Pcm]) -> N
 
 
 def _open_encoder(
-    format: str, sample_rate_hz: int, channels: int, metadata: str, bit_rate_kbps: int | None
+    format: str, sample_rate_hz: int, channels: int, metadata: str, bit_rate_kbps: int | None, bits: int
 ) -> _Encoder:
     if format == "flac":
-        return _FlacEncoder(FLAC, sample_rate_hz, channels, metadata)
+        return _FlacEncoder(FLAC if bits == 16 else FLAC_24, sample_rate_hz, channels, metadata)
     if format in CODECS:
         return _CodecEncoder(CODECS[format], sample_rate_hz, channels, metadata, bit_rate_kbps)
-    return _PcmEncoder(sample_rate_hz, channels, metadata, has_header=format == "wav")
+    return _PcmEncoder(sample_rate_hz, channels, metadata, has_header=format == "wav", bits=bits)
 
 
 class _PcmEncoder:
-    """s16le, with or without a wav header."""
+    """Little-endian samples of 16 or 24 bits, with or without a wav header."""
 
-    def __init__(self, sample_rate_hz: int, channels: int, metadata: str, *, has_header: bool) -> None:
+    def __init__(self, sample_rate_hz: int, channels: int, metadata: str, *, has_header: bool, bits: int) -> None:
         self._rate = sample_rate_hz
         self._channels = channels
         self._metadata = metadata
-        self._has_header = has_header
+        self._has_header, self._bits = has_header, bits
 
     def encode(self, pcm: Pcm) -> bytes:
+        if self._bits == 24:
+            return to_s24(pcm).astype("<i4", copy=False).view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
         return to_s16(pcm).astype("<i2", copy=False).tobytes()
 
     def finish(self) -> bytes:
         return b""
 
     def header(self, samples: int | None) -> bytes:
-        return wav_header(self._rate, self._channels, samples, self._metadata) if self._has_header else b""
+        header = wav_header(self._rate, self._channels, samples, self._metadata, self._bits)
+        return header if self._has_header else b""
 
 
-def wav_header(sample_rate_hz: int, channels: int, samples: int | None, metadata: str = "") -> bytes:
-    """What precedes s16le data: 44 bytes, more with metadata. Sizes that are unknown or too large are 0xFFFFFFFF."""
-    frame_bytes = 2 * channels
+def wav_header(sample_rate_hz: int, channels: int, samples: int | None, metadata: str = "", bits: int = 16) -> bytes:
+    """What precedes the samples: 44 bytes, more with metadata. Sizes that are unknown or too large are 0xFFFFFFFF."""
+    frame_bytes = bits // 8 * channels
     rates = (sample_rate_hz, sample_rate_hz * frame_bytes, frame_bytes)
-    chunks = _chunk(b"fmt ", struct.pack("<HHIIHH", 1, channels, *rates, 16))
+    chunks = _chunk(b"fmt ", struct.pack("<HHIIHH", 1, channels, *rates, bits))
     if metadata:
         # The text ends in a zero byte.
         chunks += _chunk(b"LIST", b"INFO" + _chunk(WAV_TAG, metadata.encode() + b"\0"))
@@ -284,6 +294,7 @@ class _Codec:
 
 
 FLAC = _Codec("flac", "flac", "s16")
+FLAC_24 = _Codec("flac", "flac", "s32")  # of which 24 bits are written
 # One page per 20 ms: low latency.
 OPUS = _Codec("libopus", "ogg", "flt", 64_000, {"page_duration": "20000"})
 MP3 = _Codec("libmp3lame", "mp3", "fltp", 96_000)
@@ -322,12 +333,17 @@ class _CodecEncoder:
         self._samples = 0
 
     def encode(self, pcm: Pcm) -> bytes:
-        frame = _frame(to_s16(pcm) if self._format == "s16" else _clipped(pcm), self._format, self._rate)
+        frame = _frame(self._samples_of(pcm), self._format, self._rate)
         frame.pts = self._samples
         frame.time_base = Fraction(1, self._rate)
         self._samples += len(pcm)
         self._container.mux(self._stream.encode(frame))
         return self._sink.take()
+
+    def _samples_of(self, pcm: Pcm) -> NDArray[Any]:
+        if self._format == "s32":
+            return to_s24(pcm) << 8
+        return to_s16(pcm) if self._format == "s16" else _clipped(pcm)
 
     def finish(self) -> bytes:
         self._container.mux(self._stream.encode(None))
@@ -339,7 +355,7 @@ class _CodecEncoder:
 
 
 class _FlacEncoder(_CodecEncoder):
-    """FLAC with 16 bits per sample."""
+    """FLAC, with its length in the header."""
 
     def header(self, samples: int | None) -> bytes:
         """STREAMINFO with its 36 bits of total samples: the low 4 of byte 21 and bytes 22..25; 0 is "unknown"."""

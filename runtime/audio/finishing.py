@@ -7,7 +7,7 @@ give the same samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,9 +80,14 @@ class Finisher:
 
     def finish(self, pcm: Pcm, start_sample: int) -> Pcm:
         """Finished `[n, channels]`, the first being number `start_sample`; both are multiples of a block."""
+        return self.finish_parts(pcm, start_sample, [pcm])[0]
+
+    def finish_parts(self, pcm: Pcm, start_sample: int, parts: Sequence[Pcm]) -> list[Pcm]:
+        """Parts whose sum is `pcm`, with the gain that finishes `pcm`: their sum is its finished audio."""
         positions = start_sample + self._block * np.arange(len(pcm) // self._block + 1)
-        gain = 10 ** (self._level_db(positions) / 20)
-        return apply_gain(pcm, gain * self._fades(positions), self._block)
+        gain = 10 ** (self._level_db(positions) / 20) * self._fades(positions)
+        gain = limited_gain(pcm, gain, self._block)
+        return [multiplied(part, gain, self._block) for part in parts]
 
     def _level_db(self, positions: NDArray[np.int64]) -> Gain:
         samples, levels_db = np.array(self._level).T
@@ -103,14 +108,17 @@ def block_samples(sample_rate_hz: int, hop_samples: int) -> int:
     return next((size for size in range(longest, TAPS - 1, -1) if hop_samples % size == 0), hop_samples)
 
 
-def apply_gain(pcm: Pcm, gain: Gain, block: int) -> Pcm:
-    """`[n, channels]` times a gain `[n / block + 1]`, lowered where a true peak would be above CEILING.
+def limited_gain(pcm: Pcm, gain: Gain, block: int) -> Gain:
+    """A gain `[n / block + 1]` of `[n, channels]`, lowered where a true peak would be above CEILING.
 
     What lies between the samples is judged where the audio goes on: a start or an end at full level has its fade.
     """
     peaks = _peaks(pcm, np.maximum(gain[:-1], gain[1:]), block)
-    if peaks.max() > CEILING:
-        gain = gain * _limit(CEILING / np.maximum(peaks, CEILING))
+    return gain * _limit(CEILING / np.maximum(peaks, CEILING)) if peaks.max() > CEILING else gain
+
+
+def multiplied(pcm: Pcm, gain: Gain, block: int) -> Pcm:
+    """`[n, channels]` times a gain `[n / block + 1]` at the boundaries of blocks, linear between them."""
     usual = gain[len(gain) // 2]
     (others,) = np.nonzero((gain[:-1] != usual) | (gain[1:] != usual))
     if usual == 1.0 and not len(others):

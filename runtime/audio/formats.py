@@ -38,6 +38,7 @@ class Format:
     has_bit_rate: bool = False
 
 
+StemFormat = Literal["wav", "flac"]
 FormatName = Literal["wav", "pcm", "flac", "ogg", "mp3", "ulaw", "alaw", "mid", "latents"]
 OPUS_RATE_HZ = 48_000
 MP3_RATES_HZ = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
@@ -57,6 +58,8 @@ FORMATS = {
         Format("latents", ".safetensors", "application/vnd.safetensors", ()),
     )
 }
+# Several files in one.
+ARCHIVE = Format("zip", ".zip", "application/zip", ())
 AUDIO_FORMATS = tuple(name for name, item in FORMATS.items() if item.rates_hz != ())
 
 

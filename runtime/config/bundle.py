@@ -25,6 +25,7 @@ from runtime.config.explain import TomlTable, read_toml, validated
 from runtime.config.notes import NotesSpec
 from runtime.config.option_ranges import OptionRanges
 from runtime.config.planner import PlannerSpec
+from runtime.config.stems import StemsSpec
 from runtime.config.structure import StructureSpec
 from runtime.errors import ConfigError
 
@@ -159,6 +160,7 @@ class Bundle(TomlTable):
     adapters: AdapterSpec | None = None
     structure: StructureSpec | None = None
     notes: NotesSpec | None = None
+    stems: StemsSpec | None = None
     planner: PlannerSpec | None = None
     sampler: SamplerSpec = SamplerSpec()
     options: OptionRanges = OptionRanges()
@@ -199,6 +201,8 @@ class Bundle(TomlTable):
             raise ValueError("[structure] needs [context]: that is where its hints go")
         if self.planner is not None and self.structure is None:
             raise ValueError("[planner] needs [structure]: that makes hints of its codes")
+        if self.stems is not None and (self.notes is None or self.codec is None):
+            raise ValueError("[stems] needs [codec], and [notes]: that names the layers")
         if self.notes is not None and self.notes.last_channel >= self.latents.channels:
             raise ValueError(
                 f"[notes] has channel {self.notes.last_channel}, latents.channels is {self.latents.channels}"
@@ -255,7 +259,7 @@ class Bundle(TomlTable):
 
     def settings_json(self) -> bytes:
         """All of bundle.toml that its sound depends on as JSON, and hashes of the texts that it names."""
-        others = {"folder", "license", "description", "notes", "training", "evaluation"}
+        others = {"folder", "license", "description", "notes", "stems", "training", "evaluation"}
         names = [spec.tokenizer for spec in (self.text_encoder, self.planner) if spec is not None and spec.tokenizer]
         if self.text_encoder is not None and self.text_encoder.meaning is not None:
             names.append(self.text_encoder.meaning.names)

@@ -11,24 +11,20 @@ LongGeneration has no thread and no clock: its user submits `next_request()` and
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
-from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
-from numpy.typing import NDArray
 
-from runtime.audio.codec import Codec
 from runtime.audio.finishing import TARGET_LUFS, Finisher
 from runtime.audio.formats import Pcm
 from runtime.audio.metadata import GenerationMetadata
 from runtime.audio.splicing import CROSSFADE_S, AudioSplicer, surrounding_loudness
-from runtime.audio.windows import Window
-from runtime.errors import ConfigError, GenerationCancelledError, ShapeError
+from runtime.audio.stems import StemDecoder
+from runtime.audio.window_decoder import AudioDecoder
+from runtime.errors import ConfigError, GenerationCancelledError, RequestError, ShapeError
 from runtime.notes.score import Score
 from runtime.notes.tracker import score_of
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
@@ -45,10 +41,6 @@ from runtime.tick.events import Cancelled, Event, Failed, Finished
 
 OnEvent = Callable[[Event], None]
 WINDOW_FRAMES = 64
-# The loudness of a part is that of pieces of this length, a fifth of the part but 3 to 8. They lie at multiples of the
-# golden ratio, which no rhythm shares.
-PROBE_S, PROBE_SHARE, MIN_PROBES, MAX_PROBES = 1.2, 0.2, 3, 8
-GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 class LongGeneration:
@@ -90,6 +82,7 @@ class LongGeneration:
         self._pipeline = pipeline
         self._inputs = inputs
         self._index = 0
+        self._part_frames: list[int] = []
         self._tail = np.empty((0, pipeline.bundle.latents.channels), np.float32)
 
     @property
@@ -199,6 +192,43 @@ class LongGeneration:
             finisher = Finisher(rate_hz, hop, self.total_samples, target_lufs=target_lufs)
         return AudioDecoder(hop, self.total_samples, splicer, finisher, np.flatnonzero(kept))
 
+    @property
+    def sample_rate_hz(self) -> int:
+        """Samples per second of its audio; 0 where the bundle has no codec."""
+        codec = self._pipeline.bundle.codec
+        return 0 if codec is None else codec.sample_rate_hz
+
+    @property
+    def num_stems(self) -> int:
+        """Its mix and its layers; 1 where the bundle has no [notes]."""
+        notes = self._pipeline.bundle.notes
+        return 1 if notes is None else 1 + len(notes.layers)
+
+    @property
+    def has_exact_stems(self) -> bool:
+        """Whether its stems sum to its mix: not where that has samples of a source."""
+        return self._inputs.source_audio is None
+
+    def stems(self, latents: Latents) -> Iterator[dict[str, Pcm]]:
+        """The finished audio of all its latents `[T, C]` and of their layers, in windows: as StemDecoder.decode().
+
+        Raises RequestError where the bundle has no [stems], EngineError.
+        """
+        self.check_stems()
+        codec = self._pipeline.codec
+        assert codec is not None
+        stems = StemDecoder(self.audio_decoder(), codec, self._pipeline.bundle)
+        cutter = codec.window_cutter(WINDOW_FRAMES, total_frames=len(latents))
+        # In the parts that they were made in: what is measured of loudness depends on them.
+        for part in np.split(latents, np.cumsum(self._part_frames[:-1])):
+            yield from map(stems.decode, cutter.cut(part))
+
+    def check_stems(self) -> None:
+        """Raises RequestError where the bundle has no [stems]."""
+        if self._pipeline.bundle.stems is None:
+            what = f"bundle {self._pipeline.bundle.name!r} has no [stems]: its layers cannot be told apart"
+            raise RequestError(what, field="stems", fix="leave them out")
+
     def append(self, latents: Latents) -> Latents:
         """Take the finished latents `[T, C]` of `segment`; returns its new frames `[n, C]`. Raises ShapeError."""
         segment = self.segment
@@ -212,98 +242,8 @@ class LongGeneration:
         self._tail = history[max(len(history) - self._pipeline.canvas_frames, 0) :]
         self.done_frames += len(new)
         self._index += 1
+        self._part_frames.append(len(new))
         return new
-
-
-class AudioDecoder:
-    """Decodes and finishes the windows of one generation, in order; what is kept of an audio source stays the source's.
-
-    From the second window on, others are decoded ahead where the codec has free workers. total_samples: where the audio
-    is cut; None without an end. kept_frames: the frames of which `splicer` has the source's samples. One thread at a
-    time.
-    """
-
-    def __init__(
-        self,
-        hop_samples: int,
-        total_samples: int | None,
-        splicer: AudioSplicer | None,
-        finisher: Finisher | None,
-        kept_frames: NDArray[np.int64],
-    ) -> None:
-        self.num_samples = 0
-        self._hop_samples, self._total_samples, self._splicer = hop_samples, total_samples, splicer
-        self._finisher, self._kept_frames = finisher, kept_frames
-        self._coming: tuple[Window, ...] = ()
-        self._decoded: dict[int, Future[Pcm]] = {}  # by the index of a window, with its margins
-
-    def decode(self, window: Window, codec: Codec) -> Pcm:
-        """The next window's PCM `[n, channels]` float32; empty behind the end. Raises EngineError, RequestError."""
-        if window.following is not None:
-            self._coming = tuple(each for each in window.following if len(self._generated_frames(each)))
-        if self._finisher is not None and window.following is not None:
-            pieces = self._probes([window, *window.following], codec)
-            self._finisher.measure(pieces, window.first_frame * self._hop_samples)
-        finish = partial(self._finish, window, codec)
-        pcm = finish() if self._splicer is None else self._splicer.splice(window.frames * self._hop_samples, finish)
-        self._decoded.pop(window.index, None)
-        if self._total_samples is not None:
-            pcm = pcm[: self._total_samples - self.num_samples]
-        self.num_samples += len(pcm)
-        return pcm
-
-    def _finish(self, window: Window, codec: Codec) -> Pcm:
-        coming = [each for each in self._coming if each.index > window.index][: codec.queue.size]
-        pcm = self._decode(window, codec, coming if window.index else ())
-        if self._finisher is not None:
-            pcm = self._finisher.finish(pcm, window.start_frame * self._hop_samples)
-        return codec.trimmed(pcm, window)
-
-    def _decode(self, window: Window, codec: Codec, others: Iterable[Window]) -> Pcm:
-        """With margins; meanwhile free workers decode others. What was decoded before is not decoded again."""
-        if window.index not in self._decoded and not codec.queue.is_inside:
-            self._decoded[window.index] = codec.start(window)
-        for other in others:
-            if other.index not in self._decoded and other.index != window.index:
-                if (started := codec.start_if_free(other)) is None:
-                    break
-                self._decoded[other.index] = started
-        if window.index not in self._decoded:  # This thread is the worker that decodes it.
-            self._decoded[window.index] = codec.start(window)
-        # Until a worker of the codec has decoded it.
-        return self._decoded[window.index].result()
-
-    def _generated_frames(self, window: Window) -> NDArray[np.int64]:
-        end = window.first_frame + window.frames
-        return np.setdiff1d(np.arange(window.first_frame, end), self._kept_frames)
-
-    def _probes(self, windows: Sequence[Window], codec: Codec) -> Iterator[Pcm]:
-        """A few pieces of what is generated of the windows' frames, for their loudness."""
-        frames = np.concatenate([self._generated_frames(window) for window in windows])
-        size = math.ceil(PROBE_S * codec.sample_rate_hz / codec.hop_samples)
-        wanted = len(frames) / size
-        number = math.ceil(min(wanted, MAX_PROBES, max(MIN_PROBES, wanted * PROBE_SHARE)))
-        starts = [int(index * GOLDEN_RATIO % 1 * max(0, len(frames) - size)) for index in range(number)]
-        pieces = [frames[first : first + size] for first in starts]
-        pieces = [piece[piece < piece[0] + size] for piece in pieces]
-        read = [window for window in windows if any(len(_inside(window, piece)) for piece in pieces)]
-        for piece in pieces:
-            yield self._frames(piece, read, codec)
-
-    def _frames(self, numbers: NDArray[np.int64], windows: Sequence[Window], codec: Codec) -> Pcm:
-        """PCM of frames that lie in these windows, which are all decoded sooner or later."""
-        pieces: list[Pcm] = []
-        for window in windows:
-            if len(inside := _inside(window, numbers)):
-                pcm = codec.trimmed(self._decode(window, codec, windows), window)
-                pieces.append(pcm.reshape(window.frames, -1)[inside])
-        return np.concatenate(pieces).reshape(-1, codec.channels)
-
-
-def _inside(window: Window, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of these frames that are a window's, counted from its first one after the margin."""
-    inside = numbers - window.first_frame
-    return inside[(inside >= 0) & (inside < window.frames)]
 
 
 def generate_latents(
@@ -336,13 +276,19 @@ def generate_audio(
     *,
     window_frames: int = WINDOW_FRAMES,
     wait: bool = False,
+    on_latents: Callable[[Latents], None] | None = None,
 ) -> Generator[Pcm, None, None]:
-    """As generate_latents(), but yields PCM `[N, channels]` float32, decoded in windows. Also raises ConfigError."""
+    """As generate_latents(), but yields PCM `[N, channels]` float32, decoded in windows. Also raises ConfigError.
+
+    on_latents: gets the new frames before they are decoded.
+    """
     decoder, codec = generation.audio_decoder(), pipeline.codec
     assert codec is not None
     cutter = codec.window_cutter(window_frames, total_frames=generation.total_frames)
     with closing(generate_latents(pipeline, generation, on_event, wait=wait)) as pieces:
         for latents in pieces:
+            if on_latents is not None:
+                on_latents(latents)
             for window in cutter.cut(latents):
                 pcm = decoder.decode(window, codec)
                 if len(pcm):

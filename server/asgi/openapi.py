@@ -15,7 +15,7 @@ from pydantic.json_schema import SkipJsonSchema, models_json_schema
 from pydantic_core import PydanticCustomError
 
 from runtime.audio.encoding import available_formats
-from runtime.audio.formats import FORMATS, FormatName
+from runtime.audio.formats import ARCHIVE, FORMATS, FormatName, StemFormat
 from runtime.config.bundle import Bundle
 from runtime.config.option_ranges import NumberRange, found_outside
 from runtime.requests.option_types import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL
@@ -88,6 +88,11 @@ class GenerationBody(GenerationOptions):
         default="wav",
         description="wav, pcm (s16le without a header), flac, ogg (Opus), mp3, ulaw or alaw (G.711: 8 kHz, mono), mid "
         "(MIDI: its notes), or latents (safetensors, float32 [T, C]).",
+    )
+    stems: StemFormat | None = Field(
+        default=None,
+        description="A zip archive in place of one file: the mix and its layers in this format with 24 bits, the notes "
+        "as MIDI, and the options.",
     )
     quantize: bool = Field(default=False, description="Notes of mid lie on the beat of the plan.")
     sample_rate_hz: int | None = Field(
@@ -235,7 +240,7 @@ def audio_response() -> dict[int | str, dict[str, Any]]:
         "X-Channels": {"description": "Audio channels", **integer},
         "X-Bit-Depth": {"description": "Bits per sample of wav, pcm and flac", **integer},
     }
-    content = {item.media_type: binary for item in FORMATS.values()}
+    content = {item.media_type: binary for item in (*FORMATS.values(), ARCHIVE)}
     return {200: {"description": "The audio, or the latents", "content": content, "headers": headers}}
 
 

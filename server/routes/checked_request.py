@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.audio.encoding import check_format, check_rates
-from runtime.audio.formats import AUDIO_FORMATS, Latents, Pcm
+from runtime.audio.formats import ARCHIVE, AUDIO_FORMATS, FORMATS, Format, Latents, Pcm
 from runtime.audio.metadata import GenerationMetadata
 from runtime.errors import RequestError, source_as
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
@@ -60,12 +60,20 @@ class CheckedRequest:
         check_rates(name, self.body.sample_rate_hz, self.body.bit_rate_kbps)
         if self.body.quantize and name != "mid":
             raise RequestError(f"has no effect on {name}", field="quantize", fix="leave it out, or ask for mid")
+        for other in ("response_format", "sample_rate_hz", "bit_rate_kbps") if self.body.stems else ():
+            if other in self.body.model_fields_set:
+                raise RequestError("has no effect on an archive of stems", field=other, fix="leave it out")
         if not self.is_audio:
             return
         if codec is None:
             what = "this model makes latents, not audio"
             raise ProblemError(422, "no_codec", what, fix='set "response_format": "latents"')
         check_format(name, codec.channels, "response_format")
+
+    @property
+    def file_format(self) -> Format:
+        """That of the response."""
+        return ARCHIVE if self.body.stems else FORMATS[self.body.response_format]
 
     @property
     def is_audio(self) -> bool:
@@ -75,7 +83,7 @@ class CheckedRequest:
     @property
     def is_streamed(self) -> bool:
         """Whether audio is sent while later audio is generated."""
-        return self.body.stream and self.is_audio
+        return self.body.stream and self.is_audio and not self.body.stems
 
     @property
     def has_files(self) -> bool:
@@ -111,6 +119,8 @@ class CheckedRequest:
             structure=structure,
         )
         generation = LongGeneration(self.pipeline, body, inputs, caller=caller)
+        if body.stems:
+            generation.check_stems()
         if body.response_format == "mid":
             generation.check_score(quantize=body.quantize)
         return ReadRequest(generation, generation.metadata(), words, generation.meanings, uploaded_bytes)

@@ -17,6 +17,7 @@ from runtime.audio.formats import FORMATS
 from runtime.audio.metadata import GenerationMetadata, ascii_json, without_longest
 from runtime.errors import DrainingError, EngineError, GenerationCancelledError, NonFiniteError, TickError
 from runtime.pipeline.sequences import Caller
+from runtime.pipeline.stem_files import STEM_BITS, stems_bytes
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from server.asgi.problems import ProblemError
 from server.config import MIB
@@ -118,11 +119,13 @@ class GenerationJob:
             **parameter_headers(self.read.metadata),
             "Cache-Control": "no-store",
             "X-Accel-Buffering": "no",
-            "Content-Disposition": f'inline; filename="{self.request.id}{FORMATS[name].suffix}"',
+            "Content-Disposition": f'inline; filename="{self.request.id}{self.request.file_format.suffix}"',
         }
         headers |= prompt_headers(self.read.words, self.read.meanings)
         if not self.request.is_audio or codec is None:
             return headers
+        if body.stems:
+            return headers | {"X-Sample-Rate": str(codec.sample_rate_hz), "X-Bit-Depth": str(STEM_BITS)}
         headers["X-Sample-Rate"] = str(body.sample_rate_hz or encoded_rate_hz(name, codec.sample_rate_hz))
         headers["X-Channels"] = str(min(codec.channels, FORMATS[name].max_channels))
         return headers | {"X-Bit-Depth": "16"} if name in ("wav", "pcm", "flac") else headers
@@ -158,6 +161,8 @@ class GenerationJob:
         latents_bytes = 4 * layout.channels * (self.generation.total_frames or 0)
         if not request.is_audio or codec is None:
             return self.read.uploaded_bytes + 2 * latents_bytes
+        if request.body.stems:
+            return self.read.uploaded_bytes + latents_bytes + stems_bytes(self.generation, codec.channels)
         # At a higher rate it takes more.
         rate = max(1.0, (request.body.sample_rate_hz or 0) / codec.sample_rate_hz)
         num_samples = round(rate * (self.generation.total_samples or 0))

@@ -23,6 +23,7 @@ from runtime.audio.metadata import latents_tags
 from runtime.audio.windows import Window, WindowCutter
 from runtime.errors import GenerationCancelledError
 from runtime.notes.midi_file import midi_bytes
+from runtime.pipeline.stem_files import StemFiles, zip_bytes
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished, Progress, Started
 from server.asgi.problems import ProblemError, retry_after
@@ -36,7 +37,7 @@ async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
 
     Closing it cancels its requests in the tick loop. Raises TickError and ProblemError.
     """
-    if not job.request.is_audio:
+    if job.request.body.stems or not job.request.is_audio:
         yield await _whole_file(job)
         return
     codec = job.request.pipeline.codec
@@ -109,9 +110,14 @@ class _Encoder:
 
 
 async def _whole_file(job: GenerationJob) -> bytes:
-    """Latents or notes."""
+    """Latents, notes, or an archive of stems."""
     async with aclosing(_segments(job)) as segments:
         latents = np.concatenate([part async for part in segments])
+    if (stems := job.request.body.stems) is not None:
+        files = StemFiles(job.generation, latents, stems, metadata=job.request.body.metadata)
+        while await run_in_threadpool(files.advance):
+            pass
+        return await run_in_threadpool(lambda: zip_bytes(files.finish()))
     if job.request.body.response_format == "mid":
         score = await run_in_threadpool(partial(job.generation.score, latents, quantize=job.request.body.quantize))
         return await run_in_threadpool(midi_bytes, score, job.tag)

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.audio.formats import FORMATS
 from runtime.errors import TickError
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.access_control import client_of
@@ -192,7 +191,7 @@ class _BodySender:
             job.record_sent()
 
     async def _start(self, job: GenerationJob, more: dict[str, str]) -> None:
-        media_type = FORMATS[self._request.body.response_format].media_type
+        media_type = self._request.file_format.media_type
         headers = {"Content-Type": media_type, **job.headers(), **more}
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._put({"type": "http.response.start", "status": 200, "headers": raw})

@@ -46,6 +46,7 @@ layers = [
     { name = "drums", channels = [3, 4], keys = [36, 38], is_percussion = true },
 ]
 """
+NOTE_CHANNELS = 6
 NUM_NAMES = sum(map(len, MEANING.values()))
 TEXT_SEED = 3
 
@@ -58,6 +59,7 @@ class TinySpec:
     calls R, T and L; an empty name leaves the dimension without one. conditions: lyrics, timbre, metadata and tasks.
     planner: arguments of save_planner; with a planner there is structure, too. meaning: the text's graph says which
     names of `MEANING` a text means, whose words the tokenizer then knows, and a genre is drawn. notes: it has [notes].
+    stems: and [stems]: its codec sums what the channels of these give.
     """
 
     channels: int = 8
@@ -90,6 +92,7 @@ class TinySpec:
     gain_db: float = 0.0
     meaning: bool = False
     notes: bool = False
+    stems: bool = False
 
     @property
     def known_words(self) -> tuple[str, ...]:
@@ -201,9 +204,16 @@ def tiny_codec_decode(spec: TinySpec) -> onnx.ModelProto:
     graph, weight = GraphWriter("codec_decode"), Weights(spec.seed + 1)
     latents = graph.input(f"{spec.prefix}latents", ("batch", "frames", spec.channels))
     start = graph.input(f"{spec.prefix}start_frame", ("batch",), np.int64)
+    if spec.stems:  # of what is not silence, and belongs to a layer
+        latents = graph.op("Sub", latents, graph.constant(np.array(spec.silence, np.float32)))
+        latents = graph.op(
+            "Mul", latents, graph.constant((np.arange(spec.channels) < NOTE_CHANNELS).astype(np.float32))
+        )
     hidden = _convolve_time(graph, latents, weight(graph, "w_conv", WIDTH, spec.channels, 3))
+    # Far from full scale, where float32 tells what a layer was before it was saturated.
+    hidden = graph.op("Mul", hidden, graph.constant(0.1)) if spec.stems else graph.op("Tanh", hidden)
     samples = spec.audio_channels * spec.hop_samples
-    audio = graph.op("MatMul", graph.op("Tanh", hidden), weight(graph, "w_audio", WIDTH, samples))
+    audio = graph.op("MatMul", hidden, weight(graph, "w_audio", WIDTH, samples))
     audio = graph.op("Tanh", graph.op("Mul", audio, _carrier(graph, latents, start)))
     shape = graph.constant([0, 0, spec.audio_channels, spec.hop_samples], np.int64)
     audio = graph.op("Transpose", graph.op("Reshape", audio, shape), perm=[0, 2, 1, 3])
@@ -384,8 +394,10 @@ blend_power = {spec.blend_power}
         parts.append(_adapters_toml(spec))
     if spec.structure or spec.planner is not None:
         parts.append(STRUCTURE)
-    if spec.notes:
+    if spec.notes or spec.stems:
         parts.append(NOTES)
+    if spec.stems:
+        parts.append('[stems]\nsaturation = "tanh"\n')
     return "\n".join(parts)
 
 

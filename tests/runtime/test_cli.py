@@ -266,11 +266,29 @@ def test_notes_are_written_and_repeated(built: Built, tmp_path: Path, monkeypatc
     assert Path("b.mid").read_bytes() == Path("a.mid").read_bytes()
 
 
+def test_stems_are_a_folder(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = str(built(stems=True).path)
+    flags = [config, "--prompt", "a", "--seconds", "2", "--seed", "2"]
+    made = CliRunner().invoke(app, [*flags, "--stems", "all/layers", "-o", "a.wav"])
+    assert made.exit_code == 0, made.output
+    folder = Path("all/layers")
+    assert files(folder) == ["bass.flac", "drums.flac", "mix.flac", "notes.mid", "options.json"]
+    pcm = {name: soundfile.read(folder / f"{name}.flac")[0] for name in ("mix", "bass", "drums")}
+    assert np.abs(pcm["bass"] + pcm["drums"] - pcm["mix"]).max() < 3 * 2**-23
+    assert np.abs(pcm["mix"] - soundfile.read("a.wav")[0]).max() <= 2**-15
+    assert read_metadata(folder / "bass.flac") == read_metadata(Path("a.wav"))
+    assert CliRunner().invoke(app, [*flags, "--stems", "b"]).exit_code == 0
+    (tmp_path / "file").write_text("")
+    assert CliRunner().invoke(app, [*flags, "--stems", "file"]).exit_code == EXIT_FILE
+
+
 def test_notes_that_cannot_be_are_refused(generate: Generate) -> None:
     for flags, message in (
         (("-o", "a.mid"), "no [notes]"),
         (("-o", "a.wav", "--quantize"), "has no effect on wav"),
         (("-o", "a.mid", "--play"), "mid cannot be played"),
+        (("--stems", "layers"), "no [stems]"),
     ):
         result = generate("--prompt", "a", *flags)
         assert (result.exit_code, message in result.stderr) == (EXIT_INVALID, True), result.stderr

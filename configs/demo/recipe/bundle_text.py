@@ -140,6 +140,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "off": 0.06,
         "layers": [_note_layer(layer) for layer in LAYERS],
     },
+    "stems": {"saturation": "tanh"},
     "sampler": {"steps": 16, "live_steps": 8, "shift": 3.0, "guidance": 3.0, "denoise": 1.0, "blend_power": 4},
     "options": {"bpm": {"min": BPM_RANGE[0], "max": BPM_RANGE[1]}},  # of the corpus
     "controls": {

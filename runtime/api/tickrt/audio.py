@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.files import complete_file, format_of
-from runtime.audio.formats import latents_bytes
+from runtime.audio.formats import StemFormat, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags
 from runtime.errors import ConfigError, RequestError
 from runtime.notes.score import Note, Score
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
+
+if TYPE_CHECKING:
+    from runtime.pipeline.generation import LongGeneration
+
+MIX = "mix"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,7 +46,7 @@ class Audio:
     metadata: GenerationMetadata | None = None
     prompt_words: PromptWords = field(default_factory=PromptWords)
     meanings: tuple[PromptMeaning, ...] = ()
-    _score: Callable[[], Score] | None = None
+    _generation: LongGeneration | None = None
 
     @property
     def pcm(self) -> NDArray[np.float32]:
@@ -65,11 +70,7 @@ class Audio:
 
         Raises RequestError where the model has no notes.
         """
-        if self._score is None:
-            raise RequestError(
-                f"nothing tells the notes of {self.bundle[0]!r}", fix="use audio of a model with [notes]"
-            )
-        return self._score()
+        return self._made_by("notes").score(self.latents)
 
     @property
     def notes(self) -> list[Note]:
@@ -83,8 +84,34 @@ class Audio:
         """
         from runtime.notes.midi_file import midi_bytes
 
-        score = self.score.quantized() if quantize else self.score
+        score = self._made_by("notes").score(self.latents, quantize=quantize)
         return midi_bytes(score, "" if self.metadata is None else self.metadata.to_tag("mid"))
+
+    def stems(self) -> dict[str, NDArray[np.float32]]:
+        """Its layers apart, float32 `[n, channels]` by name; their sum is `pcm`. The model has to be open.
+
+        Raises RequestError where the model cannot tell its layers apart, EngineError.
+        """
+        chunks = list(self._made_by("layers").stems(self.latents))
+        return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0] if name != MIX}
+
+    def save_stems(self, folder: str | Path, format: StemFormat = "flac") -> None:
+        """Write the mix and a file per layer, with 24 bits, its notes, and what it was made from.
+
+        Raises RequestError as stems(), FileError where a file cannot be written.
+        """
+        from runtime.pipeline.stem_files import StemFiles, save_files
+
+        save_files(Path(folder), StemFiles(self._made_by("layers"), self.latents, format).finish())
+
+    def _made_by(self, what: str) -> LongGeneration:
+        if self._generation is None:
+            raise RequestError(f"nothing tells the {what} of this audio", fix="use what generate() returned")
+        return self._generation
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have no model: neither notes nor stems."""
+        return self.__dict__ | {"_generation": None}
 
     def save(self, path: str | Path, format: str | None = None) -> None:
         """Write a file; an existing one is replaced once the new one is complete.

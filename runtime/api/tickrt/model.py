@@ -229,9 +229,8 @@ class Model:
             pieces.append(new)
             if codec and cutter and decoder:
                 chunks.extend(decoder.decode(window, codec) for window in cutter.cut(new))
-        made = np.concatenate(pieces)
         return Audio(
-            latents=made,
+            latents=np.concatenate(pieces),
             frame_rate_hz=latents.frame_rate_hz,
             sample_rate_hz=codec.sample_rate_hz if codec else 0,
             seed=generation.seed,
@@ -241,7 +240,7 @@ class Model:
             _pcm=np.concatenate(chunks) if codec else None,
             prompt_words=self._pipeline.prompt_words(generation.options) or PromptWords(),
             meanings=generation.meanings,
-            _score=partial(generation.score, made),
+            _generation=generation,
         )
 
     def _stream(self, generation: LongGeneration) -> Generator[NDArray[np.float32], None, None]:

@@ -11,6 +11,7 @@ import pytest
 from helpers.lock_check import lock_checked
 
 from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, RISK_S, WORK_WEIGHT, CodecQueue, Urgency
+from runtime.errors import DrainingError
 
 TIMEOUT_S = 60
 CheckedQueue = lock_checked(CodecQueue, "_waiting", "_num_busy", "_is_held", "_prune_at", lock="_changed")
@@ -192,3 +193,11 @@ def test_a_tick_waits_earlier_where_much_audio_that_plays_on_waits(
     one.submit("also played", Urgency.PLAYING, 2.0)
     one.queue.hold()
     assert waits == [False]
+
+
+def test_a_closed_queue_takes_no_work() -> None:
+    queue = CodecQueue(2)
+    queue.close()
+    with pytest.raises(DrainingError):
+        queue.submit(lambda: 1)
+    assert queue.submit_if_free(lambda: 1) is None

@@ -17,8 +17,9 @@ from runtime.audio.finishing import (
     SMOOTHING,
     TAPS,
     Finisher,
-    apply_gain,
     block_samples,
+    limited_gain,
+    multiplied,
     soft_limited,
 )
 from runtime.audio.formats import Pcm
@@ -66,18 +67,22 @@ def test_no_true_peak_is_above_minus_1_dbtp(seed: int, level: float) -> None:
     assert measured(finished(beats(seed, 1.0, level)), RATE_HZ).true_peak_dbtp <= CEILING_DBTP
 
 
+def applied(pcm: Pcm, gain: np.ndarray, block: int) -> Pcm:
+    return multiplied(pcm, limited_gain(pcm, gain, block), block)
+
+
 def test_peaks_between_samples_are_found() -> None:
     """A tone of a quarter of the rate whose samples lie 3 dB below its peaks."""
     time = np.arange(RATE_HZ)
     tone = np.sqrt(2) * np.sin(np.pi / 2 * time + np.pi / 4) * np.minimum(1, 4 * np.sin(np.pi * time / RATE_HZ))
     pcm = (0.8 * tone[:, None] * np.ones(2)).astype(np.float32)
     assert np.abs(pcm).max() < 0.81
-    limited = apply_gain(pcm, np.ones(len(pcm) // BLOCK + 1), BLOCK)
+    limited = applied(pcm, np.ones(len(pcm) // BLOCK + 1), BLOCK)
     assert -1.8 < measured(limited, RATE_HZ).true_peak_dbtp <= CEILING_DBTP
 
 
 def limited(pcm: Pcm) -> Pcm:
-    """apply_gain() of 1 as it is defined: every value between samples, the smallest gain near each boundary, a mean."""
+    """applied() of 1 as it is defined: every value between samples, the smallest gain near each boundary, a mean."""
     padded, needed = np.pad(pcm, ((TAPS - 1, TAPS), (0, 0))), np.ones(len(pcm) // BLOCK)
     for weights in ([0.0] * (TAPS - 1) + [1.0] + [0.0] * TAPS, *INTERPOLATION):
         values = [np.convolve(channel, weights[::-1], "valid") for channel in padded.T]
@@ -97,7 +102,7 @@ def test_the_limited_audio_is_what_the_definition_gives(level: float, cutoff_hz:
     spectrum[np.fft.rfftfreq(19_200, 1 / RATE_HZ) > cutoff_hz] = 0
     filtered = np.fft.irfft(spectrum, axis=0) * np.sin(np.pi * np.arange(19_200) / 19_200)[:, None]
     pcm = (4 * level / np.abs(filtered).max() * filtered).astype(np.float32)
-    found = apply_gain(pcm, np.ones(len(pcm) // BLOCK + 1), BLOCK)
+    found = applied(pcm, np.ones(len(pcm) // BLOCK + 1), BLOCK)
     assert np.abs(found - limited(pcm)).max() < 1e-6 * max(1.0, level)
 
 
@@ -162,7 +167,7 @@ def test_a_target_other_than_minus_16_lufs() -> None:
 
 def test_audio_below_the_ceiling_is_returned_as_it_is() -> None:
     pcm = np.clip(beats(0, 1.0, 0.2), -0.4, 0.4)
-    assert apply_gain(pcm, np.ones(len(pcm) // BLOCK + 1), BLOCK) is pcm
+    assert applied(pcm, np.ones(len(pcm) // BLOCK + 1), BLOCK) is pcm
 
 
 @pytest.mark.parametrize(
@@ -185,3 +190,16 @@ def test_live_audio_is_limited_sample_by_sample() -> None:
 def test_quiet_live_audio_stays_as_it_is() -> None:
     pcm = beats(3, 1.0, 0.05)
     np.testing.assert_array_equal(soft_limited(pcm, 1.0), pcm)
+
+
+def test_parts_get_the_gain_of_their_sum() -> None:
+    """Also where the sum is limited, and each part by itself would not be."""
+    parts = [beats(seed, 1.0, 0.6) for seed in (1, 2, 3)]
+    whole = np.sum(parts, axis=0)
+    finisher = Finisher(RATE_HZ, HOP, len(whole))
+    finisher.measure([whole], 0)
+    finished_parts = finisher.finish_parts(whole, 0, parts)
+    finished_whole = finisher.finish(whole, 0)
+    error = np.sum(finished_parts, axis=0, dtype=np.float64) - finished_whole
+    assert np.abs(error).max() < 1e-6
+    assert np.abs(finished_whole).max() < np.abs(whole).max()

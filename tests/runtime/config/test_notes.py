@@ -44,6 +44,15 @@ def test_what_cannot_be_is_refused(tmp_path: Path, old: str, new: str, message: 
         load_bundle(tmp_path)
 
 
+@pytest.mark.parametrize("lacking", ["notes", "codec"])
+def test_stems_need_notes_and_a_codec(tmp_path: Path, lacking: str) -> None:
+    path = tiny_bundle(tmp_path, stems=lacking != "notes", codec=lacking != "codec") / "bundle.toml"
+    if lacking == "notes":
+        path.write_text(path.read_text(encoding="utf-8") + "[stems]\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"\[stems\] needs \[codec\], and \[notes\]"):
+        load_bundle(tmp_path)
+
+
 def test_notes_are_no_part_of_what_sounds(tmp_path: Path) -> None:
     with_notes, without = (load_bundle(tiny_bundle(tmp_path / str(has), notes=has)) for has in (True, False))
     assert with_notes.settings_json() == without.settings_json()

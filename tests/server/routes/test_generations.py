@@ -4,6 +4,7 @@ import io
 import json
 import struct
 import wave
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -271,8 +272,32 @@ def test_notes_are_a_midi_file(built: Built, stream: bool, tmp_path: Path) -> No
         assert (document["errors"][0]["pointer"], document["fix"]) == ("/quantize", "generate with a plan")
 
 
+@pytest.mark.parametrize("format", ["wav", "flac"])
+def test_stems_are_an_archive_whose_layers_sum_to_the_mix(built: Built, format: str) -> None:
+    with serving(built(stems=True)) as served:
+        response = served.post(stems=format, seconds=2)
+        assert (response.status_code, response.headers["content-type"]) == (200, "application/zip")
+        assert (response.headers["x-bit-depth"], response.headers["x-sample-rate"]) == ("24", "8000")
+        assert response.headers["content-disposition"].endswith('.zip"')
+        with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+        assert list(files) == [f"{name}.{format}" for name in ("mix", "bass", "drums")] + ["notes.mid", "options.json"]
+        made = json.loads(files["options.json"])
+        assert (made["exact"], made["options"]) == (True, {"prompt": "a", "seed": 1, "seconds": 2})
+        mix, bass, drums = (
+            soundfile.read(io.BytesIO(files[f"{name}.{format}"]))[0] for name in ("mix", "bass", "drums")
+        )
+        assert mix.shape == (16_000, 2)
+        assert np.abs(bass + drums - mix).max() < 3 * 2**-23
+        assert served.post(stems=format, seconds=2).content == response.content
+        for name, value in (("response_format", "wav"), ("sample_rate_hz", 16_000), ("bit_rate_kbps", 64)):
+            document = problem(served.post(stems=format, **{name: value}), 422)
+            assert document["errors"][0]["pointer"] == f"/{name}"
+
+
 def test_what_has_no_notes_is_refused_before_it_is_generated(served: Served) -> None:
     assert "no [notes]" in problem(served.post(response_format="mid"), 422)["detail"]
+    assert "no [stems]" in problem(served.post(stems="flac"), 422)["detail"]
     assert problem(served.post(quantize=True), 422)["errors"][0]["pointer"] == "/quantize"
     with served.client() as client:
         assert "mid" not in client.get("/v1/models/tiny").json()["response_formats"]

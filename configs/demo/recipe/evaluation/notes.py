@@ -2,18 +2,20 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from configs.demo.recipe.corpus.batches import draw_songs
 from configs.demo.recipe.corpus.form import Note
 from configs.demo.recipe.corpus.rendering import notes_of, write_levels
 from configs.demo.recipe.corpus.songs import Song
-from configs.demo.recipe.evaluation.player import Player
+from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.instruments import LAYERS, keys_of, pitch_channels
-from configs.demo.recipe.latents import CANVAS_FRAMES, FRAME_RATE_HZ, latents_from_levels
+from configs.demo.recipe.latents import CANVAS_FRAMES, FRAME_RATE_HZ, FloatArray, latents_from_levels
+from runtime.audio.stems import layer_latents, summing
 from runtime.config.bundle import Bundle
 from runtime.notes.score import Score
 from runtime.notes.tracker import score_of
@@ -21,13 +23,43 @@ from runtime.notes.tracker import score_of
 NUM_SONGS: Final = 40
 FIRST_SEED: Final = 777
 TOLERANCE_S: Final = 0.04
+PIECES: Final = ("loud energetic rock", "calm piano", "techno, 130 bpm", "bass and drums", "slow strings and flute")
 _KEYS: Final = {c: key for layer in LAYERS for c, key in zip(pitch_channels(layer), keys_of(layer), strict=True)}
 
 
 def measure(player: Player) -> Measured:
-    """F1 of notes by layer, over `NUM_SONGS` songs of the corpus."""
+    """F1 of notes by layer, over `NUM_SONGS` songs of the corpus; how well stems of pieces sum to their mix."""
     figures, rows = note_figures(player.pipeline.bundle, draw_songs(NUM_SONGS, FIRST_SEED))
-    return Measured(figures, {f"Notes of {NUM_SONGS} songs, {TOLERANCE_S * 1000:.0f} ms": rows})
+    pieces = [Piece(prompt, FIRST_SEED + index, {}) for index, prompt in enumerate(PIECES)]
+    stems = [stem_row(player, *each) for each in zip(PIECES, player.generate(pieces), strict=True)]
+    figures["stems_error_db"] = max(row["error"] for row in stems)
+    figures["stems_silent_db"] = max(row["loudest silent layer"] for row in stems)
+    titles = (f"Notes of {NUM_SONGS} songs, {TOLERANCE_S * 1000:.0f} ms", "Stems, dB against the mix")
+    return Measured(figures, dict(zip(titles, (rows, stems), strict=True)))
+
+
+def stem_row(player: Player, prompt: str, latents: FloatArray) -> Row:
+    """The sum of a piece's layers, each decoded by itself, against its mix; and what layers sound that it lacks."""
+    bundle, codec = player.pipeline.bundle, player.pipeline.codec
+    assert codec is not None
+    assert bundle.stems is not None
+    mix = codec.decode(latents)
+    layers = layer_latents(bundle, latents)
+    stems = dict(
+        zip(layers, summing([codec.decode(each) for each in layers.values()], bundle.stems.saturation), strict=True)
+    )
+    silent = [part.layer for part in score_of(bundle, latents, {}).parts if not part.notes]
+    error = np.sum(list(stems.values()), axis=0, dtype=np.float64) - mix
+    return {
+        "prompt": prompt,
+        "error": round(_db(error) - _db(mix), 1),
+        "loudest silent layer": round(max((_db(stems[layer]) - _db(mix) for layer in silent), default=-300.0), 1),
+        **{layer: round(_db(stem) - _db(mix), 1) for layer, stem in stems.items()},
+    }
+
+
+def _db(values: npt.NDArray[Any]) -> float:
+    return max(-300.0, 10 * float(np.log10(np.mean(np.square(values, dtype=np.float64)) + 1e-40)))
 
 
 def note_figures(bundle: Bundle, songs: Iterable[Song]) -> tuple[Figures, list[Row]]:

@@ -1,6 +1,7 @@
 """tickrt.open and Model: what they generate is what the pipeline generates, and errors are those of HTTP."""
 
 import dataclasses
+import pickle
 import threading
 from pathlib import Path
 
@@ -206,3 +207,20 @@ def test_what_cannot_be_opened() -> None:
         tickrt.open("nowhere")
     with pytest.raises(tickrt.RequestError, match="target"):
         tickrt.open("demo", target="abacus")  # type: ignore[arg-type]
+
+
+def test_notes_and_stems_of_a_generation(built: Built, tmp_path: Path) -> None:
+    with tickrt.open(built(stems=True).path) as model:
+        audio = model.generate("a", seconds=2, seed=1)
+        stems = audio.stems()
+        assert list(stems) == ["bass", "drums"]
+        assert np.abs(sum(stems.values()) - audio.pcm).max() < 1e-6
+        assert {note.layer for note in audio.notes} <= set(stems)
+        audio.save_stems(tmp_path / "layers", "wav")
+        assert (tmp_path / "layers" / "drums.wav").exists()
+        copied = pickle.loads(pickle.dumps(audio))
+        assert np.array_equal(copied.pcm, audio.pcm)
+        with pytest.raises(tickrt.RequestError, match="nothing tells the layers"):
+            copied.stems()
+    with pytest.raises(tickrt.TickError):
+        audio.stems()

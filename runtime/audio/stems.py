@@ -1,0 +1,76 @@
+"""Stems: the layers of a generation apart, which sum to its mix.
+
+A codec that sums its layers and then saturates gives `mix = f(d_1 + ... + d_L)`. From the decode `f(d_l)` of each layer
+follows `d_l`, and a stem is `d_l f(s) / s` with `s = d_1 + ... + d_L`: stems sum to the mix, sample by sample. Each has
+the gain with which the mix is finished. In float32 this is exact where no layer alone is within 1e-3 of full scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from runtime.audio.codec import Codec
+from runtime.audio.formats import Latents, Pcm
+from runtime.audio.window_decoder import AudioDecoder
+from runtime.audio.windows import Window
+from runtime.config.bundle import Bundle
+
+MIX = "mix"
+# Audio this near to full scale has no inverse in float32.
+LARGEST = 1.0 - 2**-24
+# The ratio of a tanh to its argument is 1 below this, as exactly as float64 has it.
+LINEAR = 1e-8
+
+
+class StemDecoder:
+    """Decodes the windows of one generation, in order, into its mix and its stems. One thread at a time.
+
+    decoder: that of the generation, from its first window on. The bundle has [stems].
+    """
+
+    def __init__(self, decoder: AudioDecoder, codec: Codec, bundle: Bundle) -> None:
+        assert bundle.notes is not None
+        assert bundle.stems is not None
+        self._decoder, self._codec, self._bundle = decoder, codec, bundle
+        self._saturation = bundle.stems.saturation
+
+    def decode(self, window: Window) -> dict[str, Pcm]:
+        """The next window's PCM `[n, channels]` float32 of MIX and of each layer. Raises EngineError, RequestError."""
+        layers = layer_latents(self._bundle, window.values)
+        decoding = {name: self._codec.start(replace(window, values=values)) for name, values in layers.items()}
+        mix = self._decoder.decode(window, self._codec)
+        # Until workers of the codec have decoded them.
+        decoded = [each.result() for each in decoding.values()]
+        parts = summing(decoded, self._saturation)
+        if (finisher := self._decoder.finisher) is not None:
+            whole = np.asarray(np.sum(parts, axis=0), np.float32)
+            parts = finisher.finish_parts(whole, window.start_frame * self._codec.hop_samples, parts)
+        trimmed = (self._codec.trimmed(part, window)[: len(mix)] for part in parts)
+        return {MIX: mix, **dict(zip(decoding, trimmed, strict=True))}
+
+
+def layer_latents(bundle: Bundle, latents: Latents) -> dict[str, Latents]:
+    """Latents `[T, C]` by layer of a bundle with [notes], with the channels of all other layers silent."""
+    assert bundle.notes is not None
+    silence = bundle.silence(1)[0]
+    by_layer = {layer.name: layer.all_channels for layer in bundle.notes.layers}
+    found = dict[str, Latents]()
+    for name, channels in by_layer.items():
+        others = [channel for other in by_layer.values() for channel in other if channel not in channels]
+        found[name] = latents.copy()
+        found[name][:, others] = silence[others]
+    return found
+
+
+def summing(decoded: Sequence[Pcm], saturation: str) -> list[Pcm]:
+    """Stems `[n, channels]` of layers that were decoded apart: they sum to what the codec makes of all together."""
+    if saturation == "none":
+        return list(decoded)
+    layers = [np.arctanh(np.clip(part.astype(np.float64), -LARGEST, LARGEST)) for part in decoded]
+    total = np.sum(layers, axis=0)
+    is_linear = np.abs(total) < LINEAR
+    ratio = np.where(is_linear, 1.0, np.tanh(total) / np.where(is_linear, 1.0, total))
+    return [(layer * ratio).astype(np.float32) for layer in layers]

@@ -1,0 +1,91 @@
+"""A generation's stems as files: the mix, a file per layer, its notes, and what it was made from."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from runtime.audio.encoding import AudioWriter
+from runtime.audio.files import complete_file
+from runtime.audio.formats import FORMATS, Latents, StemFormat
+from runtime.audio.metadata import ascii_json
+from runtime.errors import FileError
+from runtime.notes.midi_file import midi_bytes
+from runtime.pipeline.generation import LongGeneration
+
+STEM_BITS: Final = 24
+# A fixed date: the same generation gives the same bytes.
+DATE = (1980, 1, 1, 0, 0, 0)
+
+
+class StemFiles:
+    """Writes "mix.flac" and a file per layer with 24 bits, "notes.mid" and "options.json". One thread at a time.
+
+    latents: all of the generation's `[T, C]`. metadata: the files say what they were made from. Raises RequestError
+    where the bundle has no [stems], EngineError.
+    """
+
+    def __init__(
+        self, generation: LongGeneration, latents: Latents, format: StemFormat = "flac", *, metadata: bool = True
+    ) -> None:
+        self._generation, self._latents, self._format, self._metadata = generation, latents, format, metadata
+        self._chunks = generation.stems(latents)
+        self._writers: dict[str, AudioWriter] = {}
+        self._encoded: dict[str, list[bytes]] = {}
+
+    def advance(self) -> bool:
+        """Decode and encode one more window; False behind the last one."""
+        if (chunk := next(self._chunks, None)) is None:
+            return False
+        made = self._generation
+        tag = made.metadata().to_tag(self._format) if self._metadata and not self._writers else ""
+        for name, pcm in chunk.items():
+            if name not in self._writers:
+                rate_hz, samples = made.sample_rate_hz, made.total_samples
+                self._writers[name] = AudioWriter(
+                    self._format, rate_hz, pcm.shape[1], total_samples=samples, metadata=tag, bits=STEM_BITS
+                )
+            self._encoded.setdefault(name, []).append(self._writers[name].write(pcm))
+        return True
+
+    def finish(self) -> dict[str, bytes]:
+        """The content of all files by name."""
+        while self.advance():
+            pass
+        suffix, made = FORMATS[self._format].suffix, self._generation.metadata()
+        files = {
+            f"{name}{suffix}": b"".join([*parts, self._writers[name].close()]) for name, parts in self._encoded.items()
+        }
+        tag = made.to_tag("mid") if self._metadata else ""
+        files["notes.mid"] = midi_bytes(self._generation.score(self._latents), tag)
+        said = made.model_dump(exclude_defaults=True) if self._metadata else {"model": made.model}
+        files["options.json"] = ascii_json({**said, "exact": self._generation.has_exact_stems}).encode()
+        return files
+
+
+def stems_bytes(generation: LongGeneration, channels: int) -> int:
+    """Memory for the archive of a generation's stems: its files, and all of them together."""
+    return 2 * generation.num_stems * channels * STEM_BITS // 8 * (generation.total_samples or 0)
+
+
+def save_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a folder, which is made where it is not there. Raises FileError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{folder} is no folder that can be written: {error.strerror}") from error
+    for name, data in files.items():
+        with complete_file(folder / name) as file:
+            file.write(data)
+
+
+def zip_bytes(files: Mapping[str, bytes]) -> bytes:
+    """Files as a zip archive, not compressed."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name, DATE), data)
+    return buffer.getvalue()
