@@ -99,11 +99,13 @@ class FormPlan:
                 if section.end_frame > oldest and (self._total_frames or ENDLESS) > section.start_frame
             )
 
-    def plan_sections(self) -> None:
-        """Make the first sections where there are none, blocking. Raises TickError."""
+    def plan_sections(self, num: int = 1) -> None:
+        """Make sections where there are none, without an end `num` at least, blocking. Raises TickError."""
         with self._making:
             while not self.sections:
                 self._advance(0)
+            while self._total_frames is None and len(self.sections) < num:
+                self._plan_sections(self._version)
 
     def hints(self, start_frame: int, frames: int) -> Latents:
         """Hints `[frames, C]`, blocking; codes are made as far as needed. Raises TickError.

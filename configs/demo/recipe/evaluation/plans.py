@@ -80,17 +80,10 @@ def planned(player: Player, prompt: str, seed: int, song_s: float | None) -> Seq
     frames = None if song_s is None else round(song_s * FRAME_RATE_HZ)
     plan = planner.form_plan(GenerationOptions(prompt=prompt), seed, frames)
     try:
-        plan.plan_sections()
-        while song_s is None and len(plan.sections) < NUM_SECTIONS:
-            _plan_more(plan)
+        plan.plan_sections(NUM_SECTIONS)
         return plan.sections
     finally:
         plan.close()
-
-
-def _plan_more(plan: FormPlan) -> None:
-    """The next page of sections, without codes: a session plans it when it reaches the last section."""
-    plan._plan_sections(plan._version)
 
 
 def form_of(sections: Sequence[PlannedSection], named: Iterable[str]) -> Form:

@@ -61,6 +61,17 @@ def test_a_plan_of_known_length_fits_it_and_is_the_same_for_a_seed(pipeline: Pip
     assert plan_of(pipeline, 400, bpm=120, seed=2).finish() != codes
 
 
+def test_without_an_end_more_sections_are_planned_without_codes(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, seed=4)
+    plan.plan_sections(9)
+    sections = plan.sections
+    assert len(sections) >= 9
+    assert all(section.codes is None for section in sections)
+    assert [before.end_frame for before in sections[:-1]] == [section.start_frame for section in sections[1:]]
+    plan.plan_sections(9)
+    assert plan.sections == sections
+
+
 def test_all_sections_of_a_plan_of_known_length_are_kept(pipeline: Pipeline) -> None:
     plan = plan_of(pipeline, round(1.5 * KEPT_S * RATE_HZ))
     plan.plan_sections()
