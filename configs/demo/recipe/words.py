@@ -132,6 +132,7 @@ WORDS: Final[dict[str, str]] = {
     "genre:disco": "disco, nu-disco",
     "genre:drum and bass": "drum-and-bass, drum-n-bass, drum-&-bass, dnb, d&b, jungle, breakbeat, liquid, neurofunk,"
     " breakbeats",
+    "genre:dubstep": "dubstep, brostep",
     "genre:folk": "folk, folky, celtic, irish, acoustic, medieval, volksmusik, akustisch, acoustique, acustico",
     "genre:funk": "funk, funky",
     "genre:hip hop": "hip-hop, rap, boom-bap, rapper",
@@ -142,6 +143,7 @@ WORDS: Final[dict[str, str]] = {
     "genre:lo-fi": "lo-fi, lo-fi-hip-hop, chillhop, study-beats, lo-fi-beats, study-music",
     "genre:lullaby": "lullaby, cradle-song, schlaflied, wiegenlied, berceuse, cancion-de-cuna, bedtime",
     "genre:march": "march, marching, parade, marsch, marche, marcha",
+    "genre:metal": "metal, heavy-metal, death-metal, thrash, thrash-metal, metalcore, black-metal",
     "genre:pop": "pop, indie, schlager, k-pop, dance-pop, indie-pop, britpop",
     "genre:reggae": "reggae, dub, ska, dancehall",
     "genre:rock": "rock, hard-rock, punk, grunge, rockig, punk-rock, indie-rock, alternative, post-rock, surf,"
@@ -168,8 +170,6 @@ FILLERS: Final = (
 # What means several words.
 COMPOUNDS: Final[dict[str, str]] = {
     "music[ -]?box|spieluhr|boite[ -]a[ -]musique|caja[ -]de[ -]musica": "bells, arpeggio and melody",
-    "(?:(?:heavy|death|black|thrash)[ -]?)?metal|metalcore|thrash": "aggressive rock",
-    "dubstep|brostep": "trap with synth bass",
     "(?:finger[ -]?)?pick(?:ing|ed)|finger[ -]?style": "arpeggios and melody",
 }
 

@@ -169,6 +169,15 @@ GENRES: Final[dict[str, Genre]] = {
         ),
         chord_size=5, progressions="drone",
     ),
+    "dubstep": Genre(
+        (136, 146), "pad bass arp drums", ("minor", "phrygian", "harmonic minor"),
+        _players("synth, strings, choir", "synth, bells", "synth", "synth bass, sub bass", "electronic kit"),
+        Groove(
+            "X.........x...o.", "........X.....o.", "X.x.X.xxX.x.X.xx",
+            ("R--r--R-r--r--R-", "R---r-r-R-----r-"), ("X---------------", "X-------........"),
+        ),
+        progressions="drone", arp=("0010", "0102"), is_riff=True,
+    ),
     "folk": Genre(
         (84, 124), "pad bass melody", ("major", "dorian", "mixolydian", "pentatonic"),
         _players("guitar", "guitar, harp", "flute, violin, whistle", "upright bass", "brushes"),
@@ -256,6 +265,15 @@ GENRES: Final[dict[str, Genre]] = {
             ("R-......F-......", "R-..r-..F-..r-.."), ("....X-......X-..", "X-..x-..X-..x-x-"),
         ),
         progressions="classical",
+    ),
+    "metal": Genre(
+        (124, 176), "pad bass melody drums", ("minor", "phrygian", "harmonic minor"),
+        _players("guitar", "guitar", "guitar", "electric bass", "acoustic kit"),
+        Groove(
+            "X.xxX.xxX.xxX.xx", "....X.......X..o", "X...X...X...X...",
+            ("R-rrR-rrR-rrR-rr", "R-r-R-rrR-r-f-a-"), ("X-xxX-xxX-xxX-xx", "X---X-x-X---X-x-"),
+        ),
+        chord_size=2, progressions="drone", is_riff=True,
     ),
     "pop": Genre(
         (92, 128), "pad bass melody drums", ("major", "minor", "mixolydian"),
