@@ -52,7 +52,7 @@ PLANNER_TOKENIZER_FILE: Final = "planner_tokenizer.json"
 PLANNER_LAYERS: Final = 4
 # Pages of training have at most 2304 tokens; longer sections are written in parts.
 PLANNER_CAPACITY: Final = 2336
-# Shorter music has no room for a plan. What is planned keeps its beat behind the first canvas, and plays its key's tonic
+# Shorter music has no room for a plan. What is planned keeps its beat behind the first canvas, and its key has a tonic
 # where the decoder alone knows the scale: 21 of 24 pieces against 6.
 PLANNED_FROM_S: Final = 6.0
 # Names of modules in adapters of other trainers -> names here.

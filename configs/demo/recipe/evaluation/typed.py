@@ -21,7 +21,7 @@ from configs.demo.recipe.evaluation.report import Measured, Row
 from configs.demo.recipe.instruments import LAYERS
 from configs.demo.recipe.latents import FloatArray, levels_from_latents
 from runtime.errors import ConfigError
-from runtime.requests.options import parse_options
+from runtime.pipeline.generation import LongGeneration
 from runtime.requests.prompt_words import PromptWords
 
 FILE: Final = Path(__file__).with_name("typed_prompts.txt")
@@ -126,12 +126,13 @@ def measure(player: Player, expectations: Sequence[Expectation] | None = None) -
     """All prompts on `NUM_SEEDS` seeds, as a request without other options plays them."""
     wanted = read_prompts() if expectations is None else expectations
     asked = [(one, FIRST_SEED + seed) for one in wanted for seed in range(NUM_SEEDS)]
-    latents = player.generate([Piece(one.prompt, seed, {"seconds": SECONDS, "plan": None}) for one, seed in asked])
+    made = [player.begin(Piece(one.prompt, seed, {"seconds": SECONDS, "plan": None})) for one, seed in asked]
+    latents = player.finish(made)
 
     def judged(index: int) -> dict[str, str]:
-        one, seed = asked[index]
+        one, _ = asked[index]
         audio = sound.at_loudness(player.decode(latents[index]))
-        return judge(one, answer_of(player, one.prompt, seed), levels_from_latents(latents[index]), audio)
+        return judge(one, answer_of(player, made[index]), levels_from_latents(latents[index]), audio)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(judged, range(len(asked))))
@@ -140,11 +141,10 @@ def measure(player: Player, expectations: Sequence[Expectation] | None = None) -
     return Measured(typed_figures(rows, found), {f"Typed prompts, {NUM_SEEDS} seeds from {FIRST_SEED}": rows})
 
 
-def answer_of(player: Player, prompt: str, seed: int) -> Answer:
+def answer_of(player: Player, generation: LongGeneration) -> Answer:
     """What a request's answer says of a prompt's words, and of what is played where the runtime tells."""
-    options = parse_options({"prompt": prompt, "seed": seed})
-    words = player.pipeline.prompt_words(options) or PromptWords()
-    return Answer(words.unknown, words.near, "; ".join(map(str, player.pipeline.meanings(options, seed))))
+    words = player.pipeline.prompt_words(generation.options) or PromptWords()
+    return Answer(words.unknown, words.near, "; ".join(map(str, generation.meanings)))
 
 
 def judge(wanted: Expectation, answer: Answer, levels: FloatArray, audio: FloatArray) -> dict[str, str]:
