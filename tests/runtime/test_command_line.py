@@ -281,7 +281,7 @@ def test_deployments_options_and_choices_are_completed(complete: Complete) -> No
     assert {"demo", "mine.toml", "list", "clean"} <= set(complete("tickrt-build "))
     assert "notes.txt" not in complete("tickrt-build ")
     assert complete("tickrt-build list de") == ["demo"]
-    assert complete("tickrt-generate demo --ste") == ["--steps"]
+    assert complete("tickrt-generate demo --step") == ["--steps"]
     assert complete("tickrt-build demo --dr") == ["--dry-run"]
     assert complete("tickrt-build demo --target c") == ["cpu", "cuda"]
 

@@ -45,7 +45,7 @@ def test_subcommands_and_their_options_are_completed() -> None:
         return CliRunner().invoke(app, [], prog_name="tickrt", env=environment).output.split()
 
     assert complete("tickrt b") == ["build", "bench"]
-    assert complete("tickrt generate demo --ste") == ["--steps"]
+    assert complete("tickrt generate demo --step") == ["--steps"]
 
 
 def test_help_imports_no_subcommand() -> None:

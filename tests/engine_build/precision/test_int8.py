@@ -137,7 +137,7 @@ def test_a_built_engine_has_its_error_in_the_manifest(tmp_path: Path) -> None:
     manifest = build_engine(check_rebuilds(request, "cpu")[0], request, tmp_path, environment)
     assert (manifest.name, manifest.build["precision"]) == ("decoder", "int8")
     assert 1e-3 < manifest.error["max_rel"] < 0.1
-    assert 1e-3 < manifest.error["recipe_rms_rel"] < 0.05
+    assert 1e-3 < manifest.error["recipe_rms_rel"] < 0.06
     assert manifest.error["recipe_low_work"] > 0.8
     kinds = {node.op_type for node in onnx.load(tmp_path / manifest.engine_file).graph.node}
     assert {"MatMulIntegerToFloat", "Attention", "RotaryEmbedding"} < kinds

@@ -14,7 +14,7 @@ import pytest
 from helpers.factories import tiny_bundle
 from helpers.http_harness import GENERATIONS, Served
 
-from runtime.audio.formats import FORMATS
+from runtime.audio.formats import ARCHIVE, FORMATS
 from runtime.config.bundle import load_bundle
 from server.asgi.openapi import body_model, body_schema
 
@@ -63,7 +63,7 @@ def test_the_schema_accepts_what_the_server_accepts(served: Served) -> None:
 
 def test_openapi_describes_binary_responses_and_problems(served: Served) -> None:
     responses = document(served)["paths"][GENERATIONS]["post"]["responses"]
-    assert set(responses["200"]["content"]) == {item.media_type for item in FORMATS.values()}
+    assert set(responses["200"]["content"]) == {item.media_type for item in (*FORMATS.values(), ARCHIVE)}
     for status in ("400", "401", "403", "404", "408", "413", "415", "422", "429", "500", "503", "504"):
         assert list(responses[status]["content"]) == ["application/problem+json"]
     assert "Retry-After" in responses["503"]["headers"]

@@ -49,7 +49,7 @@ def test_every_option_is_once_in_the_schema_and_a_flag_of_tickrt_generate(served
     assert {"lyrics", "bpm", "timbre_strength"} < untaken
     assert not properties & {*untaken, "timbre_id"}
     options = set(GenerationOptions.model_fields)
-    of_the_response = {"response_format", "sample_rate_hz", "bit_rate_kbps", "stream", "metadata"}
+    of_the_response = {"response_format", "stems", "quantize", "sample_rate_hz", "bit_rate_kbps", "stream", "metadata"}
     assert properties - options == {*of_the_response, "source_id", "target_id", "model"}
     assert options - untaken <= properties
     flat = options - {"dcw"} | {f"dcw_{name}" for name in DcwOptions.model_fields}
