@@ -11,6 +11,7 @@ from profiling.bench.live.client import SessionRefusedError
 from profiling.bench.live.run import LiveLoad, generating, note_planning, parse_sessions, refusals
 from profiling.bench.live.script import Script
 from runtime.errors import ConfigError, TickError
+from server.asgi.problems import draining
 
 
 def test_sessions_are_one_number_or_several() -> None:
@@ -51,7 +52,11 @@ def test_clients_in_the_background_generate_until_the_sessions_have_played(
     made = len(took_s)
     assert served.metrics()["tickrt_generations_total{outcome=ok}"] == made
     assert LiveLoad((8,), Script("loop", 2.0, 30.0), background=2).shape()["background"] == 2
-    monkeypatch.setattr(served.service.admission, "is_draining", True)  # Only refused: a drained server ends.
+
+    def refuse(client: str) -> None:
+        raise draining()
+
+    monkeypatch.setattr(served.service.admission, "admit", refuse)  # A server that is drained ends.
     with pytest.raises(TickError, match="shutting down"), generating(served.url, 1):
         pass
 
