@@ -88,15 +88,16 @@ def _ending_bars(spec: PlanSpec) -> int:
 
 
 def _least_needed(spec: PlanSpec, items: Sequence[Item], *, has_end: bool) -> int:
-    """The last of the kind that comes most often, else what has the fewest layers; what ends a song if it has no end.
+    """The last of the kind that comes most often, else what has the fewest layers.
 
-    No section goes that alone has a layer, if there is another.
+    What ends a song goes first if the song has no end, or would be nothing else. No section goes that alone has a layer, if there is another.
     """
     layers = [spec.layers_of(item) for item in items]
     spare = [place for place in range(len(items)) if layers[place] <= frozenset[str]().union(*_others(layers, place))]
     spare = spare or list(range(len(items)))
     places = [place for place in spare if spec.kind.value(items[place][0]) != spec.ending]
-    if not has_end and len(places) < len(spare):
+    num_others = sum(spec.kind.value(kind) != spec.ending for kind, _, _ in items)
+    if (not has_end or num_others == 1) and len(places) < len(spare):
         return next(place for place in spare if place not in places)
     places = places or spare
     counts = Counter(items[place][0] for place in places)

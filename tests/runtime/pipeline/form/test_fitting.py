@@ -51,6 +51,16 @@ def test_no_more_is_left_out_than_the_length_allows() -> None:
     assert shown(fitted(SPEC, items("verse 4", "chorus 4", "outro 2"), 11, 1)) == "verse 4, chorus 3, outro 4"
 
 
+def test_a_song_is_never_an_ending_alone() -> None:
+    """Also where the ending has as many layers, and the length has room for one: with bars of up to 8."""
+    bars = SPEC.bars.model_copy(update={"values": (*SPEC.bars.values, "8")})
+    spec = SPEC.model_copy(update={"bars": bars})
+    longest = bars.token("8")
+    song = [(kind, layers, longest) for kind, layers, _ in items("verse 4", "outro 4")]
+    assert shown(fitted(spec, song, 8, 1)) == "verse 8"
+    assert shown(fitted(spec, song, 8, 2)) == "verse 4, outro 4"
+
+
 def test_no_section_is_left_out_that_alone_has_a_layer() -> None:
     song = items("break 2 drums", "verse 4 bass", "verse 4 bass", "chorus 4 bass")
     assert shown(fitted(SPEC, song, 4, 2)) == "break 2, verse 2"
