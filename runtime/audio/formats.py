@@ -58,6 +58,8 @@ FORMATS = {
         Format("latents", ".safetensors", "application/vnd.safetensors", ()),
     )
 }
+# What the stem of all layers together is called.
+MIX = "mix"
 # Several files in one.
 ARCHIVE = Format("zip", ".zip", "application/zip", ())
 AUDIO_FORMATS = tuple(name for name, item in FORMATS.items() if item.rates_hz != ())

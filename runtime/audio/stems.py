@@ -13,12 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from runtime.audio.codec import Codec
-from runtime.audio.formats import Latents, Pcm
+from runtime.audio.formats import MIX, Latents, Pcm
 from runtime.audio.window_decoder import AudioDecoder
 from runtime.audio.windows import Window
 from runtime.config.bundle import Bundle
 
-MIX = "mix"
 # Audio this near to full scale has no inverse in float32.
 LARGEST = 1.0 - 2**-24
 # The ratio of a tanh to its argument is 1 below this, as exactly as float64 has it.

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from runtime.config.explain import TomlTable
 
 Channel = Annotated[int, Field(ge=0)]
+# MIDI has 16 channels, one of them for percussion.
+MAX_PITCHED = 15
 MidiNumber = Annotated[int, Field(ge=0, le=127)]
 
 
@@ -22,9 +24,9 @@ class InstrumentSpec(TomlTable):
 
 
 class NoteLayerSpec(TomlTable):
-    """A layer: one channel for each of its MIDI keys, and where its instrument is written."""
+    """A layer: one channel for each of its MIDI keys, and where its instrument is written. name: also of its stem."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9 _-]*$")
     channels: tuple[Channel, ...] = Field(min_length=1)
     keys: tuple[MidiNumber, ...] = Field(min_length=1)
     is_percussion: bool = False
@@ -35,6 +37,8 @@ class NoteLayerSpec(TomlTable):
     def _check(self) -> Self:
         if len(self.channels) != len(self.keys):
             raise ValueError(f"layer {self.name!r} has {len(self.channels)} channels and {len(self.keys)} keys")
+        if self.name == "mix":
+            raise ValueError("a layer is named 'mix', as all of them together are")
         for instrument in self.instruments:
             if len(instrument.levels) != len(self.timbre_channels):
                 raise ValueError(
@@ -64,6 +68,9 @@ class NotesSpec(TomlTable):
     def _check(self) -> Self:
         if self.off >= self.on:
             raise ValueError(f"off is {self.off:g}, expected less than on, {self.on:g}")
+        num_pitched = sum(not layer.is_percussion for layer in self.layers)
+        if num_pitched > MAX_PITCHED:
+            raise ValueError(f"there are {num_pitched} layers beside percussion, MIDI has channels for {MAX_PITCHED}")
         names = Counter(layer.name for layer in self.layers)
         channels = Counter(channel for layer in self.layers for channel in layer.all_channels)
         for what, counts in (("layer", names), ("channel", channels)):

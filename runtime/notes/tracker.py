@@ -41,10 +41,7 @@ class FrameNote(NamedTuple):
 
 
 class NoteTracker:
-    """Finds notes in levels that arrive in pieces, in order. The pieces' lengths change nothing. One thread at a time.
-
-    Raises ValueError where the spec names a channel that is not there.
-    """
+    """Finds notes in levels that arrive in pieces, in order, of any length. One thread at a time."""
 
     def __init__(self, spec: NotesSpec, silence: Levels) -> None:
         self._spec, self._num_frames = spec, 0

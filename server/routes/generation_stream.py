@@ -117,6 +117,7 @@ async def _whole_file(job: GenerationJob) -> bytes:
         files = StemFiles(job.generation, latents, stems, metadata=job.request.body.metadata)
         while await run_in_threadpool(files.advance):
             pass
+        job.sent_audio_s = (job.generation.total_samples or 0) / job.generation.sample_rate_hz
         return await run_in_threadpool(lambda: zip_bytes(files.finish()))
     if job.request.body.response_format == "mid":
         score = await run_in_threadpool(partial(job.generation.score, latents, quantize=job.request.body.quantize))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.files import complete_file, format_of
-from runtime.audio.formats import StemFormat, latents_bytes
+from runtime.audio.formats import MIX, StemFormat, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags
 from runtime.errors import ConfigError, RequestError
 from runtime.notes.score import Note, Score
@@ -21,8 +21,6 @@ from runtime.requests.prompt_words import PromptMeaning, PromptWords
 
 if TYPE_CHECKING:
     from runtime.pipeline.generation import LongGeneration
-
-MIX = "mix"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

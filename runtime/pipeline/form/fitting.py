@@ -90,7 +90,8 @@ def _ending_bars(spec: PlanSpec) -> int:
 def _least_needed(spec: PlanSpec, items: Sequence[Item], *, has_end: bool) -> int:
     """The last of the kind that comes most often, else what has the fewest layers.
 
-    What ends a song goes first if the song has no end, or would be nothing else. No section goes that alone has a layer, if there is another.
+    What ends a song goes first if the song has no end, or would be nothing else. No section goes that alone has a
+    layer, if there is another.
     """
     layers = [spec.layers_of(item) for item in items]
     spare = [place for place in range(len(items)) if layers[place] <= frozenset[str]().union(*_others(layers, place))]

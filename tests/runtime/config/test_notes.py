@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from helpers.factories import tiny_bundle
+from pydantic import ValidationError
 
 from runtime.config.bundle import load_bundle
+from runtime.config.notes import NotesSpec
 from runtime.errors import ConfigError
 
 
@@ -25,6 +27,8 @@ def test_a_bundle_names_its_layers(tmp_path: Path) -> None:
         ("off = 0.06", "off = 0.12", "off is 0.12, expected less than on, 0.12"),
         ("channels = [3, 4]", "channels = [2, 4]", "channel 2 stands twice"),
         ("timbre_channels = [5]", "timbre_channels = [4]", "channel 4 stands twice"),
+        ('name = "drums"', 'name = "../drums"', "layers.1.name: expected text that matches"),
+        ('name = "drums"', 'name = "mix"', "a layer is named 'mix'"),
         ('name = "drums"', 'name = "bass"', "layer 'bass' stands twice"),
         ("keys = [36, 38]", "keys = [36]", "layer 'drums' has 2 channels and 1 keys"),
         ("keys = [36, 38]", "keys = [36, 128]", "expected at most 127"),
@@ -42,6 +46,14 @@ def test_what_cannot_be_is_refused(tmp_path: Path, old: str, new: str, message: 
     path.write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         load_bundle(tmp_path)
+
+
+def test_there_are_no_more_layers_than_midi_has_channels() -> None:
+    layers = [{"name": f"layer {number}", "channels": [number], "keys": [60]} for number in range(16)]
+    values = {"scale": 1.0, "on": 0.2, "off": 0.1}
+    with pytest.raises(ValidationError, match="16 layers beside percussion"):
+        NotesSpec(**values, layers=layers)
+    NotesSpec(**values, layers=[*layers[:15], {**layers[15], "is_percussion": True}])
 
 
 @pytest.mark.parametrize("lacking", ["notes", "codec"])

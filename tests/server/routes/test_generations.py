@@ -290,6 +290,7 @@ def test_stems_are_an_archive_whose_layers_sum_to_the_mix(built: Built, format: 
         assert mix.shape == (16_000, 2)
         assert np.abs(bass + drums - mix).max() < 3 * 2**-23
         assert served.post(stems=format, seconds=2).content == response.content
+        assert served.metrics()["tickrt_audio_seconds_total"] == 4.0
         for name, value in (("response_format", "wav"), ("sample_rate_hz", 16_000), ("bit_rate_kbps", 64)):
             document = problem(served.post(stems=format, **{name: value}), 422)
             assert document["errors"][0]["pointer"] == f"/{name}"
