@@ -21,7 +21,7 @@ def _key(name: str) -> str:
 def value_text(value: Any) -> str:
     """One TOML value; JSON's strings are TOML's basic strings."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {value_text(inner)}" for key, inner in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {value_text(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(value_text(inner) for inner in value) + "]"
     if isinstance(value, bool):

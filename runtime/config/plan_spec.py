@@ -84,10 +84,11 @@ class PlanSpec(TomlTable):
     of all sections. named: by layer the token of a prompt that asks for it. main: the kinds that have the layers that a
     prompt asks for, the first one all of them, the others up to MAIN_LAYERS. most_in_a_row: how many sections of a kind
     follow each other at most; 0: any number. beginning_bars: how many bars of `beginning` a song has at most, if
-    it can have so few; 0: any number. scales: by value of the header's "mode" the semitones above its "key",
-    whose values are `KEYS`. pitches: by group of codes and its token the pitch classes that it sounds, one bit each,
-    the lowest is C; a token that sounds one outside the song's scale is not sampled. Scales and pitches are given both
-    or not at all.
+    it can have so few; 0: any number. tempos: by value of a header's field, such as a genre, the lowest and the highest
+    tempo of songs whose prompts name it and no tempo. scales: by value of the header's "mode" the semitones above its
+    "key", whose values are `KEYS`. pitches: by group of codes and its token the pitch classes that it sounds, one bit
+    each, the lowest is C; a token that sounds one outside the song's scale is not sampled. Scales and pitches are given
+    both or not at all.
     """
 
     prompt: str = "{prompt}"
@@ -116,6 +117,7 @@ class PlanSpec(TomlTable):
     main: tuple[str, ...] = ()
     most_in_a_row: int = Field(default=0, ge=0)
     beginning_bars: int = Field(default=0, ge=0)
+    tempos: Mapping[str, tuple[int, int]] = {}
     scales: tuple[tuple[Step, ...], ...] = ()
     pitches: tuple[tuple[PitchClasses, ...], ...] = ()
     most_sections: int = Field(default=16, ge=1)
@@ -139,6 +141,32 @@ class PlanSpec(TomlTable):
         absent = {layer for layer, token in self.absent.items() if token in prompt}
         found = [self.layers.token(value) for value in self.layers.values if absent & set(value.split("+"))]
         return found if len(found) < len(self.layers.values) else []
+
+    def tempo(self, token: int) -> int:
+        """Beats per minute: the middle of the range that a token of "bpm" stands for."""
+        lowest, width = self._tempos_of(token)
+        return lowest + width // 2
+
+    def tempos_without(self, prompt: Collection[int]) -> list[int]:
+        """The tokens of "bpm" that do not fit what a prompt names; none where it names a tempo, or no token fits."""
+        tokens = self.field(BPM).tokens
+        named = {field.value(token) for field in self.header for token in field.tokens if token in prompt}
+        ranges = [self.tempos[value] for value in named if value in self.tempos]
+        fit = {token for token in tokens for low, high in ranges if self._has_tempo(token, low, high)}
+        return [] if not fit or any(token in prompt for token in tokens) else sorted(set(tokens) - fit)
+
+    def _has_tempo(self, token: int, low: int, high: int) -> bool:
+        lowest, width = self._tempos_of(token)
+        return lowest <= high and low < lowest + width
+
+    def _tempos_of(self, token: int) -> tuple[int, int]:
+        """The least tempo of a token and how many there are; the last range is as wide as the one before it."""
+        field = self.field(BPM)
+        lowest, index = [int(value) for value in field.values], token - field.first
+        if len(lowest) == 1:
+            return lowest[0], 1
+        later = min(index + 1, len(lowest) - 1)
+        return lowest[index], lowest[later] - lowest[later - 1]
 
     def layers_named(self, prompt: Collection[int]) -> frozenset[str]:
         """The layers that a prompt's tokens ask for."""
@@ -188,6 +216,10 @@ class PlanSpec(TomlTable):
         for name, (numbers, field) in lengths.items():
             if len(numbers) != len(field.values):
                 raise ValueError(f"{name} has {len(numbers)} numbers, expected one for each of {len(field.values)}")
+        known = {value for field in self.header for value in field.values}
+        for value, (low, high) in self.tempos.items():
+            if value not in known or low > high:
+                raise ValueError(f"tempos has {value!r} from {low} to {high} bpm: a value of header, and ascending")
         for kind in (*self.tags.values(), *self.main, self.beginning, self.ending):
             if kind and kind not in self.kind.values:
                 raise ValueError(f"there is no kind {kind!r}, there are {', '.join(self.kind.values)}")

@@ -187,7 +187,7 @@ NEAREST: Final[dict[str, str]] = {
     "harmonica": "whistle",
     "opera": "classical",
     "polka": "march",
-    "reggaeton": "latin beat",
+    "reggaeton": "latin beat 94 bpm",
     "sitar": "guitar",
     "steel[ -]?(?:drums?|pans?)": "marimba",
     "tango": "latin",

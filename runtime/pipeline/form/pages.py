@@ -92,6 +92,7 @@ def plan_page(
         num_sections = max(len(prompt.kinds), min(fewest, spec.most_sections)) or None
     kinds = (spec.beginning if earlier else "", "" if may_end else spec.ending)
     without = [spec.kind.token(kind) for kind in kinds if kind] + spec.layers_without(prompt.tokens)
+    without += spec.tempos_without(prompt.tokens) if prompt.bpm is None and song is None else []
     order = SequenceOrder(
         (plan_prompt(spec, prompt.tokens), plan_prompt(spec, prompt.negative)),
         PlanConstraint(planner, given, num_sections, without, spec.layers_named(prompt.tokens)),

@@ -105,17 +105,9 @@ def song_of(spec: PlanSpec, header: Sequence[int], style: Sequence[int], bpm: fl
     """A song of these tokens; bpm: exactly, where it is given. `rhythm`: of the model's grid, with any tempo."""
     fields = {found.name: (found, token) for found, token in zip(spec.header, header, strict=True)}
     meter, meter_token = fields[METER]
-    bpm_field, bpm_token = fields[BPM]
-    tempo = middle_bpm([int(value) for value in bpm_field.values], bpm_token - bpm_field.first) if bpm is None else bpm
+    _, bpm_token = fields[BPM]
+    tempo = spec.tempo(bpm_token) if bpm is None else bpm
     return Song(tuple(header), tuple(style), rhythm.at(tempo, spec.beats[meter_token - meter.first]))
-
-
-def middle_bpm(lowest: Sequence[int], index: int) -> int:
-    """The middle of one of the ranges that begin at `lowest`; the last is as wide as the one before it."""
-    if len(lowest) == 1:
-        return lowest[0]
-    width = lowest[index + 1] - lowest[index] if index + 1 < len(lowest) else lowest[index] - lowest[index - 1]
-    return lowest[index] + width // 2
 
 
 def header_values(spec: PlanSpec, song: Song) -> dict[str, Any]:

@@ -13,7 +13,7 @@ VALUES = {
     "small": 1e-05,
     "is_turbo": True,
     "silence": [-0.25, 0.5],
-    "inputs": {"latents": "hidden_states", "sizes": [1, 2]},
+    "inputs": {"latents": "hidden_states", "sizes": [1, 2], "two words": 1},
     "empty": [],
 }
 

@@ -30,9 +30,34 @@ def test_tokens_stand_for_the_values_of_their_field() -> None:
         SPEC.kind.token("solo")
 
 
+def with_tempos(values: list[str], tempos: dict[str, list[int]]) -> PlanSpec:
+    """A plan whose prompts name genres (tokens 200 to 202) and tempos (from 300 on)."""
+    genre = {"name": "genre", "first": 200, "values": ["house", "waltz", "noise"]}
+    header = [genre, {"name": "bpm", "first": 300, "values": values}, PLAN["header"][1]]
+    return validated(PlanSpec, {**PLAN, "header": header, "tempos": tempos}, "plan")
+
+
+def test_a_tempo_is_the_middle_of_its_range() -> None:
+    spec = with_tempos(["60", "68", "80"], {})
+    assert [spec.tempo(token) for token in (300, 301, 302)] == [64, 74, 86]
+    assert with_tempos(["90"], {}).tempo(300) == 90
+
+
+def test_what_a_prompt_names_limits_its_tempo() -> None:
+    spec = with_tempos(["60", "70", "80", "90", "100"], {"house": [80, 99], "waltz": [65, 70], "noise": [1, 2]})
+    assert spec.tempos_without([200]) == [300, 301, 304], "85 and 95 bpm are left"
+    assert spec.tempos_without([201]) == [302, 303, 304], "a part of a range is enough"
+    assert spec.tempos_without([200, 201]) == [304], "either genre's"
+    assert spec.tempos_without([200, 300]) == [], "the prompt names a tempo"
+    assert spec.tempos_without([202]) == [], "no tempo fits: none is ruled out"
+    assert spec.tempos_without([7]) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
+        ({"tempos": {"polka": [90, 100]}}, "tempos has 'polka' from 90 to 100 bpm"),
+        ({"tempos": {"3/4": [100, 90]}}, "tempos has '3/4' from 100 to 90 bpm"),
         ({"header": PLAN["header"][:1]}, "header has bpm, expected meter once"),
         ({"beats": [4]}, "beats has 1 numbers, expected one for each of 2"),
         ({"materials": []}, "materials has 0 numbers, expected one for each of 4"),

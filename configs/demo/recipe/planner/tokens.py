@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from configs.demo.recipe.corpus.genres import BEATS_PER_BAR, METERS
+from configs.demo.recipe.corpus.genres import BEATS_PER_BAR, GENRES, METERS
 from configs.demo.recipe.corpus.songs import BPM_RANGE, SECTIONS, Song
 from configs.demo.recipe.corpus.vocabulary import (
     GENRE_CONCEPTS,
@@ -35,8 +35,8 @@ NUM_GROUPS: Final = CODE_DIGITS // DIGITS_PER_GROUP
 GROUP_SIZE: Final = CODE_LEVELS**DIGITS_PER_GROUP
 CLOCKS_PER_BEAT: Final = 24
 BPM_STEP: Final = 8
-TEMPERATURE: Final = 0.8
-TOP_P: Final = 0.6
+TEMPERATURE: Final = 0.7
+TOP_P: Final = 0.5
 
 PAD, END, START, PLAN, RECALL, BEFORE, SECTION = "pad", "end", "start", "plan", "recall", "before", "section"
 _LAYER_SETS: Final = tuple("+".join(names) for count in range(1, 6) for names in combinations(LAYERS, count))
@@ -132,6 +132,7 @@ def planner_tables() -> dict[str, Any]:
             "materials": [MATERIALS[kind] for kind in SECTIONS],
             "beginning": "intro",
             "beginning_bars": 8,
+            "tempos": {name: list(genre.bpm) for name, genre in GENRES.items()},
             "ending": "outro",
             "tags": {"drop": "chorus"},
             "absent": {layer: TOKEN_IDS[f"no:{layer}"] for layer in LAYERS},

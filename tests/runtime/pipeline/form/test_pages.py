@@ -228,6 +228,15 @@ def test_layers_that_the_prompt_leaves_out_are_in_no_section() -> None:
         assert set(np.flatnonzero(allowed).tolist()) == expected
 
 
+def test_what_the_prompt_names_limits_the_tempo_unless_it_is_given() -> None:
+    spec = SPEC.model_copy(update={"tempos": {"4/4": (SPEC.tempo(8), SPEC.tempo(8))}})
+    planner, allowed = PLANNER.model_copy(update={"plan": spec}), np.zeros(PLANNER.vocabulary, bool)
+    for bpm, expected in ((None, [8]), (SPEC.tempo(9), [9])):
+        prompt = SongPrompt((12, 28), (), bpm, ())
+        plan_page(planner, prompt, None, [], number=0, seed=3, has_end=True).order.constraint.write_allowed(allowed)
+        assert np.flatnonzero(allowed).tolist() == expected
+
+
 def test_tags_are_the_first_sections_and_all_of_a_plan_with_an_end() -> None:
     tagged = SongPrompt((), (), None, (17, 19))
     for has_end in (True, False):

@@ -15,7 +15,6 @@ from runtime.requests.form.sections import (
     header_values,
     item_of,
     last_bar,
-    middle_bpm,
     plan_prompt,
     recalled_frames,
     recalled_section,
@@ -25,8 +24,6 @@ from runtime.requests.form.sections import (
 
 
 def test_a_tempo_is_the_exact_one_or_the_middle_of_its_range() -> None:
-    assert [middle_bpm([60, 68, 76], index) for index in range(3)] == [64, 72, 80]
-    assert middle_bpm([90], 0) == 90
     assert song_of(SPEC, (9, 13), (), 131, GRID) == Song((9, 13), (), GRID.at(131, 3))
     assert song_of(SPEC, (8, 12), (28,), None, GRID).rhythm.bpm == 108
     assert header_values(SPEC, song_of(SPEC, (9, 13), (), 131.5, GRID)) == {"bpm": 131.5, "meter": "3/4"}
