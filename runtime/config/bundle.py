@@ -201,6 +201,8 @@ class Bundle(TomlTable):
             raise ValueError("[structure] needs [context]: that is where its hints go")
         if self.planner is not None and self.structure is None:
             raise ValueError("[planner] needs [structure]: that makes hints of its codes")
+        if self._tells_openings and self.notes is None:
+            raise ValueError("planner.plan.openings needs [notes]: that tells their tonic")
         if self.stems is not None and (self.notes is None or self.codec is None):
             raise ValueError("[stems] needs [codec], and [notes]: that names the layers")
         if self.notes is not None and self.notes.last_channel >= self.latents.channels:
@@ -259,12 +261,18 @@ class Bundle(TomlTable):
 
     def settings_json(self) -> bytes:
         """All of bundle.toml that its sound depends on as JSON, and hashes of the texts that it names."""
-        others = {"folder", "license", "description", "notes", "stems", "training", "evaluation"}
+        others = {"folder", "license", "description", "stems", "training", "evaluation"}
+        others |= set() if self._tells_openings else {"notes"}
         names = [spec.tokenizer for spec in (self.text_encoder, self.planner) if spec is not None and spec.tokenizer]
         if self.text_encoder is not None and self.text_encoder.meaning is not None:
             names.append(self.text_encoder.meaning.names)
         files = [hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in names]
         return f"{self.model_dump_json(exclude=others)} {' '.join(files)}".encode()
+
+    @property
+    def _tells_openings(self) -> bool:
+        """Whether notes decide which of a plan's openings is played."""
+        return self.planner is not None and self.planner.plan is not None and self.planner.plan.openings > 1
 
     def silence(self, frames: int) -> NDArray[np.float32]:
         """Silent latents `[frames, C]` from the start of a canvas; zeros where the bundle names none.

@@ -88,7 +88,9 @@ class PlanSpec(TomlTable):
     tempo of songs whose prompts name it and no tempo. scales: by value of the header's "mode" the semitones above its
     "key", whose values are `KEYS`. pitches: by group of codes and its token the pitch classes that it sounds, one bit
     each, the lowest is C; a token that sounds one outside the song's scale is not sampled. Scales and pitches are given
-    both or not at all.
+    both or not at all. openings: how many times the first codes of a section that recalls none are drawn at most,
+    until their notes, as [notes] of the bundle tells them, have the tonic that the header names; 1: once, whatever they
+    sound.
     """
 
     prompt: str = "{prompt}"
@@ -120,6 +122,7 @@ class PlanSpec(TomlTable):
     tempos: Mapping[str, tuple[int, int]] = {}
     scales: tuple[tuple[Step, ...], ...] = ()
     pitches: tuple[tuple[PitchClasses, ...], ...] = ()
+    openings: int = Field(default=1, ge=1, le=16)
     most_sections: int = Field(default=16, ge=1)
 
     @property
@@ -191,8 +194,15 @@ class PlanSpec(TomlTable):
         """The pitch classes of the scale that a header's tokens name, as in `pitches`; all of them without `scales`."""
         if not self.scales:
             return (1 << len(KEYS)) - 1
-        values = {field.name: token - field.first for field, token in zip(self.header, header, strict=True)}
-        return sum({1 << (values[KEY] + step) % len(KEYS) for step in self.scales[values[MODE]]})
+        steps = self.scales[self._index(header, MODE)]
+        return sum({1 << (self.tonic(header) + step) % len(KEYS) for step in steps})
+
+    def tonic(self, header: Sequence[int]) -> int:
+        """The pitch class of the key that a header's tokens name, 0 is C."""
+        return self._index(header, KEY)
+
+    def _index(self, header: Sequence[int], name: str) -> int:
+        return next(token - each.first for each, token in zip(self.header, header, strict=True) if each.name == name)
 
     def ends(self) -> Iterator[tuple[str, int]]:
         """The last token of everything, plus 1, with its name."""
@@ -229,18 +239,28 @@ class PlanSpec(TomlTable):
         return self
 
     @model_validator(mode="after")
+    def _check_openings(self) -> Self:
+        if self.openings > 1:
+            self._check_keys()
+        return self
+
+    @model_validator(mode="after")
     def _check_scales(self) -> Self:
         if bool(self.scales) != bool(self.pitches):
             raise ValueError("scales and pitches are read together: give both, or neither")
         if not self.scales:
             return self
-        self._check_header(KEY, MODE)
-        keys, modes = self.field(KEY).values, self.field(MODE).values
-        if keys != KEYS:
-            raise ValueError(f"values of {KEY} are {', '.join(keys)}; scales count from {', '.join(KEYS)}")
+        self._check_keys()
+        self._check_header(MODE)
+        modes = self.field(MODE).values
         if len(self.scales) != len(modes):
             raise ValueError(f"scales has {len(self.scales)} of them, expected one for each of {', '.join(modes)}")
         return self
+
+    def _check_keys(self) -> None:
+        self._check_header(KEY)
+        if (keys := self.field(KEY).values) != KEYS:
+            raise ValueError(f"values of {KEY} are {', '.join(keys)}; expected {', '.join(KEYS)}")
 
     def _check_header(self, *expected: str) -> None:
         names = [field.name for field in self.header]

@@ -111,18 +111,19 @@ def save_planner(
     thinking: bool = True,
     draft: bool = False,
     seed: int = 0,
-    plan: bool = False,
+    plan: bool | Mapping[str, Any] = False,
 ) -> str:
     """Write the graph and the tokenizer into `folder`; returns `[planner]` of bundle.toml.
 
-    With `draft` a smaller graph drafts. plan: with sections, and without thinking.
+    With `draft` a smaller graph drafts. plan: with sections, those of `PLAN` or of another one, and without thinking.
     """
     if draft:
         save_draft(folder / "planner_draft.onnx", capacity)
     onnx.save(planner_graph(PlannerSizes.of(CONFIG), capacity, tiny_weights(seed).__getitem__), folder / "planner.onnx")
     (word_tokenizer() if plan else byte_tokenizer()).save(str(folder / "planner_tokenizer.json"))
     toml = planner_toml(capacity, window, thinking=thinking and not plan, draft=draft)
-    return f"{toml}[planner.plan]\n{_toml_lines(PLAN)}" if plan else toml
+    lines = _toml_lines(PLAN if plan is True else plan or {})
+    return f"{toml}[planner.plan]\n{lines}" if plan else toml
 
 
 def save_draft(path: Path, capacity: int) -> None:

@@ -52,6 +52,8 @@ PLANNER_TOKENIZER_FILE: Final = "planner_tokenizer.json"
 PLANNER_LAYERS: Final = 4
 # Pages of training have at most 2304 tokens; longer sections are written in parts.
 PLANNER_CAPACITY: Final = 2336
+# Of plans that are drawn once, 88 % have the tonic that they name, as songs of the corpus do; of these, 96 %.
+PLANNER_OPENINGS: Final = 4
 # Shorter music has no room for a plan. What is planned keeps its beat behind the first canvas, and its key has a tonic
 # where the decoder alone knows the scale: 21 of 24 pieces against 6.
 PLANNED_FROM_S: Final = 6.0
@@ -199,7 +201,8 @@ def _planner_tables(folder: Path) -> dict[str, dict[str, Any]]:
     """`[planner]` and its tables."""
     tables, names = planner_tables(), cache_names(PLANNER_LAYERS)
     structure = StructureCodes(folder)
-    tables["plan"] |= {"silent": structure.silent, "scales": list(MODES.values()), "pitches": structure.pitches}
+    tables["plan"] |= {"silent": structure.silent, "openings": PLANNER_OPENINGS}
+    tables["plan"] |= {"scales": list(MODES.values()), "pitches": structure.pitches}
     nested = {f"planner.{name}": tables.pop(name) for name in ("sampler", "plan", "codes")}
     files = {"graph": PLANNER_FILE, "tokenizer": PLANNER_TOKENIZER_FILE, "capacity": PLANNER_CAPACITY}
     files |= {"default": True, "default_from_s": PLANNED_FROM_S}

@@ -12,6 +12,7 @@ import numpy as np
 
 from runtime.errors import TickError
 from runtime.language.sequence import ENDLESS
+from runtime.notes.tonic import tonic_lead
 from runtime.pipeline.form.edits import code_at, continued, cut, following, num_made, section_at, with_codes
 from runtime.pipeline.form.fitting import bars_of, fitted
 from runtime.pipeline.form.pages import CodesPage, codes_page, layers_of_codes, plan_page
@@ -28,6 +29,7 @@ from runtime.requests.form.sections import (
     header_options,
     header_values,
     item_of,
+    recalled_section,
     song_of,
 )
 from runtime.requests.form.state import PlanState, packed, unpacked
@@ -38,6 +40,8 @@ from runtime.requests.segments import Latents
 KEPT_S, KEPT_SECTIONS = 60.0, 8
 # Hints are decoded in this many pieces per canvas.
 PIECES = 4
+# So much of a section says whether its tonic is heard, and by so much it has to be ahead of others.
+OPENING_S, CLEAR_LEAD = 10.0, 0.2
 # A generation of known length gets at most a section for each of these.
 SECTION_S = 16.0
 
@@ -254,7 +258,9 @@ class FormPlan:
                 self._plan_sections(version)
                 return
             task = task or self._start(section, others, version)
-            last = min(max(end - section.span.start - task.page.first, 1), len(task.page.ends))
+            first = task.page.first
+            # Codes that are known come again, as tokens that are given: all of them are waited for.
+            last = min(max(end - section.span.start - first, len(section.codes) - first, 1), len(task.page.ends))
             # Until the planner has written so many tokens; `_making` is held meanwhile, `_lock` is not.
             tokens = task.run.wait(task.page.ends[last - 1])
         except TickError:
@@ -315,16 +321,51 @@ class FormPlan:
 
     def _start(self, section: PlanSection, others: Sequence[PlanSection], version: int) -> _Task:
         """The sequence of a section's next codes."""
-        page = codes_page(
-            self._sequences.spec, self._structure, section, others, seed=self._seed, most_codes=self._num_codes
-        )
-        task = _Task(page, self._sequences.start(page.order, self._options, self._caller))
+        task = self._begin(section, others)
+        is_new = not section.codes and recalled_section(self._spec, others, section) is None
+        if is_new and self._spec.openings > 1:
+            task = self._opened(task, section, others)
         with self._lock:
             if version == self._version:
                 self._task = task
             else:
                 task.run.cancel()
         return task
+
+    def _begin(self, section: PlanSection, others: Sequence[PlanSection], draw: int = 0) -> _Task:
+        page = codes_page(
+            self._sequences.spec, self._structure, section, others, seed=self._seed, most_codes=self._num_codes
+        )
+        order = replace(page.order, seed=page.order.seed ^ draw)
+        return _Task(page, self._sequences.start(order, self._options, self._caller))
+
+    def _opened(self, task: _Task, section: PlanSection, others: Sequence[PlanSection]) -> _Task:
+        """The sequence of the one of a section's openings that has the clearest tonic; `task` is the first.
+
+        No more are drawn once one is clear.
+        """
+        rate_hz, drawn = self._grid.frame_rate_hz, list[tuple[float, list[int]]]()
+        num_codes = round(OPENING_S * rate_hz / self._grid.frames_per_code)
+        while True:
+            end = task.page.ends[:num_codes][-1]
+            # Until the planner has written the opening; `_making` is held meanwhile, `_lock` is not.
+            codes = task.page.read(task.run.wait(end)[:end])
+            drawn.append((self._lead(section, codes), codes))
+            if len(drawn) == 1 and drawn[0][0] >= CLEAR_LEAD:
+                return task
+            task.run.cancel()
+            if drawn[-1][0] >= CLEAR_LEAD or len(drawn) == self._spec.openings:
+                break
+            task = self._begin(section, others, len(drawn))
+        with self._lock:
+            section.codes[:] = max(drawn)[1][: len(task.page.ends) - 1]  # A page has one code to make at least.
+        return self._begin(section, others)
+
+    def _lead(self, section: PlanSection, codes: Sequence[int]) -> float:
+        """By how much the tonic that the section's song names is ahead of others in codes."""
+        bundle, tonic = self._sequences.bundle, self._spec.tonic(section.song.header)
+        assert bundle.notes is not None
+        return tonic_lead(bundle.notes, bundle.silence(1)[0], self._structure.hints_of_codes(codes), tonic)
 
     def _take(self, section: PlanSection, task: _Task, tokens: Sequence[int]) -> None:
         """Note the codes that are complete, and forget what is long past."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.factories import tiny_bundle
+from helpers.tiny_planner import KEYED_PLAN
 from pydantic import ValidationError
 
 from runtime.config.bundle import load_bundle
@@ -68,3 +69,14 @@ def test_stems_need_notes_and_a_codec(tmp_path: Path, lacking: str) -> None:
 def test_notes_are_no_part_of_what_sounds(tmp_path: Path) -> None:
     with_notes, without = (load_bundle(tiny_bundle(tmp_path / str(has), notes=has)) for has in (True, False))
     assert with_notes.settings_json() == without.settings_json()
+
+
+def test_several_openings_need_notes_which_are_then_a_part_of_what_sounds(tmp_path: Path) -> None:
+    keyed = {"plan": {**KEYED_PLAN, "openings": 2}}
+    with pytest.raises(ConfigError, match=r"planner.plan.openings needs \[notes\]"):
+        load_bundle(tiny_bundle(tmp_path / "none", planner=keyed))
+    path = tiny_bundle(tmp_path / "notes", planner=keyed, notes=True)
+    before = load_bundle(path).settings_json()
+    file = path / "bundle.toml"
+    file.write_text(file.read_text(encoding="utf-8").replace("on = 0.", "on = 0.9"), encoding="utf-8")
+    assert load_bundle(path).settings_json() != before

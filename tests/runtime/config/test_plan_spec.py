@@ -59,6 +59,7 @@ def test_what_a_prompt_names_limits_its_tempo() -> None:
         ({"tempos": {"polka": [90, 100]}}, "tempos has 'polka' from 90 to 100 bpm"),
         ({"tempos": {"3/4": [100, 90]}}, "tempos has '3/4' from 100 to 90 bpm"),
         ({"header": PLAN["header"][:1]}, "header has bpm, expected meter once"),
+        ({"openings": 2}, "header has bpm, meter, expected key once"),
         ({"beats": [4]}, "beats has 1 numbers, expected one for each of 2"),
         ({"materials": []}, "materials has 0 numbers, expected one for each of 4"),
         ({"beginning": "prelude"}, "there is no kind 'prelude'"),
@@ -79,6 +80,7 @@ def test_a_scale_is_its_modes_steps_above_the_key() -> None:
     assert keyed.scale((9, 12, 100, 121)) == 1 << 0 | 1 << 3 | 1 << 7
     assert keyed.scale((8, 13, 110, 120)) == 1 << 10 | 1 << 2 | 1 << 5, "B flat, and over the octave D and F"
     assert SPEC.scale((9, 12)) == 0b1111_1111_1111
+    assert (keyed.tonic((9, 12, 100, 121)), keyed.tonic((8, 13, 110, 120))) == (0, 10)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_a_scale_is_its_modes_steps_above_the_key() -> None:
         ({"pitches": [[0, 1, -1, 2, 3], [0] * 5]}, "pitches.0.2"),
         (
             {"header": [*PLAN["header"], {"name": "key", "first": 100, "values": ["a", "b"]}, KEYED_PLAN["header"][3]]},
-            "values of key are a, b; scales count from c, c#, d, d#",
+            "values of key are a, b; expected c, c#, d, d#",
         ),
     ],
 )

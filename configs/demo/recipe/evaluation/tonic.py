@@ -39,6 +39,7 @@ PIECES: Final = (
     ("blues in A", "A", "blues"),
 )
 FIRST_SEED: Final = 8200
+NUM_SEEDS: Final = 3
 SECONDS: Final = 20.0
 # The mode whose scale holds that of others, for which a profile has no name.
 _PARENTS: Final = {"pentatonic": "major", "minor pentatonic": "minor", "blues": "minor", "harmonic minor": "minor"}
@@ -46,14 +47,13 @@ _THREADS: Final = 2
 
 
 def measure(player: Player) -> Measured:
-    """One piece of each prompt, of `SECONDS`."""
-    pieces = [
-        Piece(prompt, FIRST_SEED + i, {"seconds": SECONDS, "plan": None}) for i, (prompt, *_) in enumerate(PIECES)
-    ]
+    """`NUM_SEEDS` pieces of each prompt, of `SECONDS`."""
+    asked = NUM_SEEDS * PIECES
+    pieces = [Piece(prompt, FIRST_SEED + i, {"seconds": SECONDS, "plan": None}) for i, (prompt, *_) in enumerate(asked)]
     latents = player.generate(pieces)
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda each: listening.key_of(player.decode(each)), latents))
-    rows = [tonic_row(*each) for each in zip(PIECES, found, latents, strict=True)]
+    rows = [tonic_row(*each) for each in zip(asked, found, latents, strict=True)]
     return Measured(tonic_figures(rows), {f"Tonic, seeds from {FIRST_SEED}": rows})
 
 

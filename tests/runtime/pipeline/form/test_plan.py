@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from runtime.errors import GenerationCancelledError, RequestError, TickError
 from runtime.pipeline import planning
 from runtime.pipeline.form.plan import KEPT_S, FormPlan
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.requests.form.sections import SectionRequest
+from runtime.requests.form.sections import PlanSection, SectionRequest
 from runtime.requests.form.state import PlanState
 from runtime.requests.options import parse_options
 
@@ -125,6 +126,66 @@ def test_a_restored_plan_goes_on_with_the_same_codes(pipeline: Pipeline) -> None
     assert restored.sections[0].start_frame == 0
     assert np.array_equal(restored.hints(100, 300), expected)
     assert restored.header == plan.header
+
+
+def with_openings(
+    pipeline: Pipeline, num: int, leads: Sequence[float], monkeypatch: pytest.MonkeyPatch
+) -> list[list[int]]:
+    """Draw as many openings; the tonics of those that are drawn lead by so much. Returns the openings."""
+    assert pipeline.planner is not None
+    sequences, opened, scripted = copy(pipeline.planner.sequences), list[list[int]](), iter(leads)
+    assert sequences.spec.plan is not None
+    plan = sequences.spec.plan.model_copy(update={"openings": num})
+    sequences.spec = sequences.spec.model_copy(update={"plan": plan})
+    monkeypatch.setattr(pipeline.planner, "sequences", sequences)
+
+    def lead(plan: FormPlan, section: PlanSection, codes: list[int]) -> float:
+        opened.append(codes)
+        return next(scripted)
+
+    monkeypatch.setattr(FormPlan, "_lead", lead)
+    return opened
+
+
+def test_the_first_opening_whose_tonic_is_clear_is_played(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = plan_of(pipeline, 120, lyrics="[verse]").finish()
+    opened = with_openings(pipeline, 3, [0.19, -0.1, 0.2] + 9 * [1.0], monkeypatch)
+    codes = plan_of(pipeline, 120, lyrics="[verse]").finish()
+    assert codes[: len(opened[0])] != alone[: len(opened[0])]
+    assert opened[0] == alone[: len(opened[0])], "the first draw is the only one without openings"
+    assert codes[: len(opened[2]) - 1] == opened[2][:-1]
+
+
+def test_of_openings_without_a_clear_tonic_the_clearest_is_played(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = with_openings(pipeline, 3, [-0.5, -0.1, -0.2] + 9 * [1.0], monkeypatch)
+    codes = plan_of(pipeline, 120, lyrics="[verse]").finish()
+    assert codes[: len(opened[1]) - 1] == opened[1][:-1]
+    assert opened[1] not in (opened[0], opened[2])
+
+
+def test_a_clear_opening_is_the_one_of_a_plan_that_draws_once(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = plan_of(pipeline, 400, bpm=120).finish()
+    opened = with_openings(pipeline, 3, 99 * [0.2], monkeypatch)
+    plan = plan_of(pipeline, 400, bpm=120)
+    assert plan.finish() == alone
+    kinds = [section.kind for section in plan.sections]
+    assert 1 <= len(opened) <= len(set(kinds)), "sections that recall others are drawn once"
+
+
+def test_a_plan_that_is_restored_within_a_drawn_opening_goes_on_with_it(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_openings(pipeline, 2, [-1.0, 0.5] + 99 * [1.0], monkeypatch)
+    plan = plan_of(pipeline, seed=4)
+    plan.hints(0, SIZE)
+    state = plan.state()
+    expected = plan.hints(0, 150)
+    restored = plan_of(pipeline, seed=4, state=state)
+    assert np.array_equal(restored.hints(0, 150), expected)
 
 
 def test_sections_are_replaced_from_a_start_on(pipeline: Pipeline) -> None:
