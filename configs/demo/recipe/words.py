@@ -124,7 +124,7 @@ WORDS: Final[dict[str, str]] = {
     "genre:bossa nova": "bossa-nova, bossa, samba",
     "genre:chiptune": "chiptune, 8-bit, video-game, arcade, videospiel, jeu-video, videojuego, nes, game-boy,"
     " nintendo, video-game-music",
-    "genre:cinematic": "cinematic, film-score, film-music, soundtrack, orchestral, trailer, filmmusik, orchestermusik,"
+    "genre:cinematic": "cinematic, film-score, film-music, soundtrack, orchestral, filmmusik, orchestermusik,"
     " movie, film, score, orchestral-score",
     "genre:classical": "classical, baroque, chamber-music, klassik, klassisch, klassische, classique, clasica, sonata,"
     " symphony, symphonic, concerto, nocturne, prelude, minuet, barock, klassische-musik",
@@ -192,6 +192,7 @@ NEAREST: Final[dict[str, str]] = {
     "steel[ -]?(?:drums?|pans?)": "marimba",
     "tango": "latin",
     "theremin": "whistle",
+    "trailers?": "cinematic dense",
     "wobble": "synth bass",
 }
 

@@ -25,9 +25,11 @@ _BARS: Final = ((1.0, 2.0), (2.0, 2.0), (4.0, 2.0))
 
 def in_key_energy(levels: FloatArray, root: int, mode: str) -> float:
     """Share of the pitches' energy (squared levels) on pitch classes of the scale; 1 where no pitch sounds."""
+    if levels[:, :NUM_PITCHES].max(initial=0.0) <= SOUNDING_LEVEL:
+        return 1.0
     energy = np.square(levels[:, :NUM_PITCHES]).sum(axis=0)
     in_key = np.isin((np.arange(NUM_PITCHES) + FIRST_PITCH) % 12, scale_pitch_classes(root, mode))
-    return float(energy[in_key].sum() / energy.sum()) if energy.sum() > 0 else 1.0
+    return float(energy[in_key].sum() / energy.sum())
 
 
 def layer_share(levels: FloatArray, layer: str) -> float:

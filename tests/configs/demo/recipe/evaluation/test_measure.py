@@ -52,6 +52,7 @@ def test_half_of_the_energy_out_of_key_is_half() -> None:
     levels[:, [60 - FIRST_PITCH, 61 - FIRST_PITCH]] = 0.5
     assert in_key_energy(levels, 0, "major") == pytest.approx(0.5)
     assert in_key_energy(np.zeros_like(levels), 0, "major") == 1.0
+    assert in_key_energy(0.2 * levels, 0, "major") == 1.0, "what does not sound is in no other key"
 
 
 def test_difference_is_a_distance() -> None:

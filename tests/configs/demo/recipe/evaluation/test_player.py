@@ -92,7 +92,8 @@ def test_a_session_without_end_begins_as_its_plan_does(player: Player) -> None:
 
 
 def test_a_plans_codes_are_in_a_rare_key_because_others_never_come(player: Player) -> None:
-    pipeline, options = player.pipeline, {"seconds": 20.0, "plan": True}
+    pipeline = player.pipeline
+    options = {"seconds": 20.0, "plan": True, "plan_temperature": 1.0, "plan_top_p": 1.0}
     assert pipeline.planner is not None
     assert pipeline.structure is not None
     spec = pipeline.planner.spec
