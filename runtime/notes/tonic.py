@@ -18,6 +18,8 @@ PROFILES: Final = np.array(
     ]
 )  # [2, 12]
 NUM_PITCHES: Final = 12
+# Semitones above a note, over whole octaves, that its third and its fifth harmonic sound, and their share of its level.
+HARMONICS: Final = ((7, 0.3), (4, 0.1))
 
 
 def tonic_lead(spec: NotesSpec, silence: Levels, latents: Latents, tonic: int) -> float:
@@ -31,6 +33,7 @@ def tonic_lead(spec: NotesSpec, silence: Levels, latents: Latents, tonic: int) -
     pitches = np.array([key % NUM_PITCHES for layer in pitched for key in layer.keys])  # [K]
     levels = np.maximum((latents - silence)[:, channels] / spec.scale, 0.0)  # [T, K]
     chroma = np.bincount(pitches, levels.sum(axis=0), NUM_PITCHES)  # [12]
+    chroma = chroma + sum(share * np.roll(chroma, step) for step, share in HARMONICS)
     if not np.ptp(chroma):
         return 0.0
     rolled = np.stack([np.roll(PROFILES, pitch, axis=1) for pitch in range(NUM_PITCHES)])  # [12, 2, 12]

@@ -41,7 +41,7 @@ KEPT_S, KEPT_SECTIONS = 60.0, 8
 # Hints are decoded in this many pieces per canvas.
 PIECES = 4
 # So much of a section says whether its tonic is heard, and by so much it has to be ahead of others.
-OPENING_S, CLEAR_LEAD = 15.0, 0.2
+OPENING_S, CLEAR_LEAD = 15.0, 0.1
 # A generation of known length gets at most a section for each of these.
 SECTION_S = 16.0
 

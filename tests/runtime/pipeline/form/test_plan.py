@@ -149,7 +149,7 @@ def with_openings(
 
 def test_the_first_opening_whose_tonic_is_clear_is_played(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = plan_of(pipeline, 120, lyrics="[verse]").finish()
-    opened = with_openings(pipeline, 3, [0.19, -0.1, 0.2] + 9 * [1.0], monkeypatch)
+    opened = with_openings(pipeline, 3, [0.09, -0.1, 0.1] + 9 * [1.0], monkeypatch)
     codes = plan_of(pipeline, 120, lyrics="[verse]").finish()
     assert codes[: len(opened[0])] != alone[: len(opened[0])]
     assert opened[0] == alone[: len(opened[0])], "the first draw is the only one without openings"
@@ -169,7 +169,7 @@ def test_a_clear_opening_is_the_one_of_a_plan_that_draws_once(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = plan_of(pipeline, 400, bpm=120).finish()
-    opened = with_openings(pipeline, 3, 99 * [0.2], monkeypatch)
+    opened = with_openings(pipeline, 3, 99 * [0.1], monkeypatch)
     plan = plan_of(pipeline, 400, bpm=120)
     assert plan.finish() == alone
     kinds = [section.kind for section in plan.sections]
