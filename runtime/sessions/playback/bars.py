@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
+from runtime.errors import RequestError
 from runtime.requests.form.tempo import Tempo
 from runtime.sessions.playback.canvas import Placement, Timeline
 from runtime.sessions.protocol.actions import LiveModel
+from runtime.sessions.protocol.messages import SetClock
 
 # What is so much nearer than a frame counts as equal.
 CLOSE = 1e-6
@@ -153,3 +155,24 @@ def _bars(grids: Sequence[Grid], frame: float, end: float) -> Iterator[tuple[Gri
             if grid.frame_of(bar) >= frame:
                 yield grid, bar
             bar += 1
+
+
+def next_line(lines: BarLines, sample: int, number: int = 1, *, field: str = "type") -> BarLine:
+    """The first bar line from a sample on, or a later one by `number`. Raises RequestError where no beat is known."""
+    line = lines.after(sample, number)
+    if line is None:
+        fix = 'play by a plan, or a loop whose tempo bpm or a prompt says, such as "120 bpm"'
+        raise RequestError("no beat is known", field=field, fix=fix)
+    return line
+
+
+def following(lines: BarLines, clock: SetClock, possible: int, rate_hz: int) -> tuple[BarLine, int]:
+    """The next bar line of which the nearest beat of a clock is still possible, and the sample of that beat."""
+    beat = 60.0 * rate_hz / clock.bpm
+    number = 1
+    while True:
+        line = next_line(lines, possible, number)
+        late = (line.sample - clock.sample + beat / 2) % beat - beat / 2
+        if line.sample - late >= possible:
+            return line, round(line.sample - late)
+        number += 1

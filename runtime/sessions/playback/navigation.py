@@ -10,6 +10,9 @@ from runtime.sessions.playback.canvas import Band, Canvas, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol.actions import LiveModel
 
+# Of a frame: what a jump has to come nearer.
+LEAST_GAIN = 0.125
+
 
 class Navigation:
     """Moves a session on its canvas of `frames` frames; changes take effect after the playhead's reach."""
@@ -48,6 +51,25 @@ class Navigation:
         if not first <= frame < end:
             raise RequestError(f"plays {self._span(first, end)}", field="to_s")
         self._timeline.move(sample, sample // self._model.hop_samples, frame, here.band)
+
+    def put(self, sample: int, to_sample: int, *, at_least: float) -> bool:
+        """Let what is played at a sample be played at another one, by whole frames: what is between goes, or repeats.
+
+        at_least: not where it is so near already, in seconds, or comes hardly nearer. Returns whether it is moved.
+        """
+        hop, here = self._model.hop_samples, self._timeline.at(sample)
+        late = sample - to_sample
+        frames = round(late / hop)
+        gained = abs(late) - abs(late - frames * hop)
+        if here is None or abs(late) <= at_least * self._model.sample_rate_hz or gained < hop * LEAST_GAIN:
+            return False
+        first = min(sample, to_sample)
+        frame = first // hop
+        position = here.canvas_frame + frame - here.play_frame + frames
+        if here.band is not None:
+            position = here.band[0] + (position - here.band[0]) % (here.band[1] - here.band[0])
+        self._timeline.move(first, frame, position, here.band)
+        return True
 
     @property
     def picture_start(self) -> int:

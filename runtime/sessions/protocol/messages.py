@@ -200,6 +200,18 @@ class SetBand(Message):
         return self
 
 
+class SetClock(Message):
+    """Follows a clock of others: from the next bar on its tempo, and its beats, where they differ enough to be heard.
+
+    That is by more than 0.3 beats per minute, or 20 ms. Needs a beat, as `at` "bar" does. Sent once a second or less.
+    """
+
+    type: Literal["clock"] = "clock"
+    seq: Seq
+    bpm: float = Field(ge=1.0, le=1000.0, description="As measured over some beats.")
+    sample: Sample = Field(description="Where one of its beats lies, on the play axis.")
+
+
 class Seek(Message):
     """Continues at another position of the canvas."""
 
@@ -508,6 +520,7 @@ ClientMessage = (
     | SetAdapter
     | WriteAudio
     | SetBand
+    | SetClock
     | Seek
     | Reset
     | Play

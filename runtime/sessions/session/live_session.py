@@ -17,13 +17,13 @@ from runtime.errors import RequestError, StaleSeqError, TickError
 from runtime.requests.seeds import draw_seed
 from runtime.requests.segments import Latents
 from runtime.sessions.control.control_state import ControlState
-from runtime.sessions.control.controls import prompt_weights
+from runtime.sessions.control.controls import check_controls, prompt_weights
 from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.audio_schedule import AudioSchedule
-from runtime.sessions.playback.bars import BarLines
+from runtime.sessions.playback.bars import BarLines, following, next_line
 from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.navigation import Navigation
 from runtime.sessions.playback.playhead import Playhead, SessionClock
@@ -67,6 +67,8 @@ from runtime.sessions.session.waiting import Change, Waiting, WaitingMessages
 from runtime.sessions.storage.store import SessionSnapshot
 
 STATE_INTERVAL_S = 0.25
+# A clock that is followed may differ so much.
+TEMPO_TOLERANCE_BPM, PHASE_TOLERANCE_S = 0.3, 0.02
 SCHEDULE_MARGIN_S = 0.3  # `advance` is called at least once per STATE_INTERVAL_S.
 MODES: dict[str, type[Generations]] = {"loop": LoopGenerations, "extend": ExtendGenerations}
 
@@ -238,6 +240,8 @@ class LiveSession:
             case messages.SetBand():
                 self._navigation.set_band(message.start_s, message.end_s, at_sample)
                 self._controls.accept(message.seq)
+            case messages.SetClock():
+                at_sample = self._follow(message)
             case messages.Seek():
                 self._navigation.seek(message.to_s, at_sample)
                 if message.seq is not None:
@@ -269,6 +273,11 @@ class LiveSession:
         if isinstance(message, messages.Play | messages.Pause | messages.Seek | messages.SetBand):
             self._stated_s = -math.inf
 
+    @property
+    def _possible_sample(self) -> int:
+        """What is to begin there can still be made."""
+        return self._playhead.reach + self._samples(self._generations.lead_time_s)
+
     def _at_sample(self, message: ClientMessage) -> int | None:
         """The sample that a message is to begin at; None: at once. Raises RequestError where it names a bar in vain."""
         at: messages.InBars | str | float | None = getattr(message, "at", None)
@@ -277,12 +286,24 @@ class LiveSession:
             return sample if sample >= self._playhead.wanted_until else None
         if at is None:
             return None
-        possible = self._playhead.reach + self._samples(self._generations.lead_time_s)
-        line = self._lines.after(possible, at.bars if isinstance(at, messages.InBars) else 1)
-        if line is None:
-            fix = "play by a plan, or a loop whose tempo bpm or a prompt says, such as 120 bpm"
-            raise RequestError("no beat is known", field="at", fix=fix)
-        return line.sample
+        number = at.bars if isinstance(at, messages.InBars) else 1
+        return next_line(self._lines, self._possible_sample, number, field="at").sample
+
+    def _follow(self, message: messages.SetClock) -> int | None:
+        """Take the tempo and the beats of a clock from a bar on; returns its sample, None where nothing changes.
+
+        Raises RequestError where there is no beat.
+        """
+        line, sample = following(self._lines, message, self._possible_sample, self.model.sample_rate_hz)
+        asked = self._controls.value("bpm") if "bpm" not in self.model.untaken else None
+        is_other = abs(message.bpm - (asked or line.tempo.bpm)) > TEMPO_TOLERANCE_BPM
+        is_moved = self._navigation.put(line.sample, sample, at_least=PHASE_TOLERANCE_S)
+        if is_other:
+            values = check_controls({"bpm": round(message.bpm, 2)}, self.model, "clock")
+            self._controls.schedule(sample if is_moved else line.sample, values, message.seq)
+        else:
+            self._controls.accept(message.seq)
+        return (sample if is_moved else line.sample) if is_moved or is_other else None
 
     def _change(self, message: Change, latents: Latents | None, at_sample: int | None = None) -> None:
         """Take prompts or a reference, now or from a sample on. Raises RequestError; then nothing has changed."""

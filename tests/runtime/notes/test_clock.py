@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_another_tempo_begins_with_its_bar() -> None:
     clock.start(0)
     clock.line(Line(96_000, 1, 100.0, 4))
     found = pulses(clock.until(3 * RATE))
-    steps = [after - before for before, after in zip(found, found[1:], strict=False)]
+    steps = [after - before for before, after in pairwise(found)]
     assert steps[:96] == [1000] * 96
     assert steps[96:] == [1200] * len(steps[96:])
     assert 96_000 in found
