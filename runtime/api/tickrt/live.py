@@ -29,6 +29,7 @@ from runtime.sessions.protocol.messages import (
     parse_client_message,
 )
 from tickrt.audio import Audio
+from tickrt.midi import Input, MidiClock, Output, Played, open_input, open_output
 from tickrt.options import At, Blend, Controls, Prompt, Source, plain_values
 from tickrt.receiver import Receiver
 
@@ -78,6 +79,7 @@ class Live:
     def __init__(self, sessions: Sessions, message: Open, chunk_s: float, owner: object) -> None:
         self._sessions, self._owner = sessions, owner
         self._receiver = receiver = Receiver(sessions.sample_rate_hz, sessions.channels)
+        self._played, self._clocks = Played(sessions.sample_rate_hz), list[MidiClock]()
         self._chunk_samples = max(1, round(chunk_s * sessions.sample_rate_hz))
         # Held from the choice of a number until its message is handled, so that messages go in the order of numbers.
         self._sending, self._seqs = threading.Lock(), count(1)
@@ -97,6 +99,8 @@ class Live:
 
     def close(self) -> None:
         """End the session. Again does nothing."""
+        for clock in self._clocks:
+            clock.close()
         self._closing()
 
     @property
@@ -139,6 +143,7 @@ class Live:
         Raises what a generation raised while there is nothing to play, and DrainingError after the end.
         """
         parts: list[NDArray[np.float32]] = []
+        self._played.note(self._receiver.ring.playhead_sample)
         while samples > 0:
             self._check_open()
             parts.append(self._receiver.read(samples))
@@ -235,6 +240,28 @@ class Live:
     def seek(self, to_s: float, *, at: At = None) -> None:
         """Go on at another position of the canvas, in seconds."""
         self._send("seek", to_s=float(to_s), at=plain_values(at))
+        for clock in self._clocks:
+            clock.jump()
+
+    def follow(self, bpm: float, sample: int) -> None:
+        """Take the tempo of a clock, one beat of which lies on a sample of the session, from the next bar on.
+
+        Nothing changes where it differs by 0.3 beats per minute and 20 ms at most.
+        """
+        self._send("clock", bpm=float(bpm), sample=int(sample))
+
+    def midi_clock(
+        self, output: str | Output | None = None, input: str | Input | None = None, *, latency_s: float = 0.0
+    ) -> MidiClock:
+        """Send MIDI clock to the port `output`, and follow the clock of the port `input`, until closed; or one of them.
+
+        Ports are names, or parts of them, for which python-rtmidi is needed (extra midi), or open ports. What is
+        iterated has to be played in real time; latency_s: from when it is read until it is heard. Raises ConfigError.
+        """
+        out, into = None if output is None else open_output(output), None if input is None else open_input(input)
+        clock = MidiClock(self, self._played, self._sessions.sample_rate_hz, out, into, latency_s)
+        self._clocks.append(clock)
+        return clock
 
     def reset(self) -> None:
         """Begin anew: what is generated next does not continue what was heard. For sessions with mode "extend"."""

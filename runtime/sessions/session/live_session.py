@@ -299,7 +299,8 @@ class LiveSession:
         is_other = abs(message.bpm - (asked or line.tempo.bpm)) > TEMPO_TOLERANCE_BPM
         is_moved = self._navigation.put(line.sample, sample, at_least=PHASE_TOLERANCE_S)
         if is_other:
-            values = check_controls({"bpm": round(message.bpm, 2)}, self.model, "clock")
+            bpm = self.model.ranges.bpm.nearest(round(message.bpm, 2))
+            values = check_controls({"bpm": bpm}, self.model, "clock")
             self._controls.schedule(sample if is_moved else line.sample, values, message.seq)
         else:
             self._controls.accept(message.seq)

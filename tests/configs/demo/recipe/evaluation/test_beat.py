@@ -6,20 +6,21 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from helpers.paths import ROOT
 
 from configs.demo.recipe.evaluation import beat
-from configs.demo.recipe.evaluation.player import Player, open_player
+from configs.demo.recipe.evaluation.player import Player
 from configs.demo.recipe.latents import SILENCE
+from runtime.config.deployment import Deployment
+from runtime.pipeline.pipeline import open_pipeline
 from runtime.sessions.protocol.messages import Beat
 
 PROMPTS = beat.PROMPTS[:1]
 
 
 @pytest.fixture(scope="module")
-def player() -> Iterator[Player]:
-    with open_player(ROOT / "configs" / "demo") as opened:
-        yield opened
+def player(built_demo: Deployment) -> Iterator[Player]:
+    with open_pipeline(built_demo) as pipeline:
+        yield Player(pipeline)
 
 
 def test_onsets_on_a_grid_and_beside_it() -> None:
