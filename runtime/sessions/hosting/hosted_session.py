@@ -291,6 +291,7 @@ class HostedSession:
             message = self.state = message.model_copy(
                 update={"ticks": stats.ticks, "tick_ms": tick_ms, "stored": services.is_storing}
             )
+            self.controllers.tell(message)
         elif isinstance(message, Applied):
             playhead = self.session.playhead_sample(self.clock())
             message = self._times.apply(message, playhead, services.sample_rate_hz)
