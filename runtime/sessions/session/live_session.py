@@ -112,7 +112,9 @@ class LiveSession:
         )
         self._commits = CommitTimer(self._playhead)
         self._outbox: list[Action] = []
-        self._stated_s = -math.inf  # last `state`
+        self._stated_s = -math.inf  # last `state`, and its beat
+        self._told_beat: messages.Beat | None = None
+        self._beat_version: Any = None  # What `_has_new_beat` has judged.
         self._due_s: float | None = None
         self._problem = ""
         self._asked_words = self._find_words(0)  # What is known of words, or being found.
@@ -474,13 +476,28 @@ class LiveSession:
         return f"{self.id}/{self._audio.epoch}"
 
     def _state(self) -> Iterator[Action]:
-        is_due = self._clock.now_s >= self._stated_s + STATE_INTERVAL_S
+        is_due = self._clock.now_s >= self._stated_s + STATE_INTERVAL_S or self._has_new_beat()
         if not self._playhead.is_attached or not is_due or not (self.is_active or self._stated_s == -math.inf):
             return
         self._stated_s = self._clock.now_s
         estimate_s, parts = self._generations.times.estimate_s, (self.model, self._timeline, self._playhead)
         state = reports.state(*parts, lines=self._lines, generations_in_flight=self.num_jobs, generation_s=estimate_s)
+        self._told_beat = state.beat
         yield state
+
+    def _has_new_beat(self) -> bool:
+        """Whether the bars go on otherwise than the newest `state` says."""
+        plan = self.plan
+        version = self._timeline.version, None if plan is None else plan.sections
+        if version == self._beat_version:
+            return False
+        self._beat_version = version
+        beat, told = reports.beat(self._lines, self._playhead), self._told_beat
+        if beat is None or told is None:
+            return beat is not told
+        bar = 60.0 * self.model.sample_rate_hz * beat.beats / beat.bpm
+        off = (beat.sample - told.sample + bar / 2) % bar - bar / 2
+        return (beat.bpm, beat.beats) != (told.bpm, told.beats) or abs(off) > 1.0
 
     def _plan(self) -> Iterator[Action]:
         """The plan, where the client does not have it."""

@@ -112,6 +112,16 @@ def test_the_state_has_the_newest_bar_line_that_was_sent() -> None:
     assert len(states) > 5
 
 
+def test_a_beat_that_changes_is_told_at_once() -> None:
+    simulation = playing(2.0, controls=BARS)
+    before = len(simulation.messages)
+    simulation.handle(messages.SetControls(seq=1, values={"bpm": 250.0}))
+    simulation.run(0.16)
+    told = [each for each in simulation.messages[before:] if isinstance(each, messages.State) and each.beat is not None]
+    assert told[-1].beat is not None
+    assert told[-1].beat.bpm == 250.0
+
+
 def test_controls_change_at_a_bar() -> None:
     simulation = playing(2.05, controls=BARS)
     sample = send(simulation, type="set", seq=1, values={"guidance": 5.0}, at="bar")
