@@ -24,7 +24,8 @@ from runtime.sessions.protocol.messages import Beat, LivePrompt, Mode, State
 Values = npt.NDArray[np.float64]
 
 TEMPOS: Final = (97, 120, 124, 140)
-PROMPTS: Final = tuple(f"{genre}, {{bpm}} bpm, drums and bass" for genre in ("techno", "trance", "disco"))
+GENRES: Final = ("techno", "house", "trance", "disco", "rock", "pop")
+PROMPTS: Final = tuple(f"{genre}, {{bpm}} bpm, drums and bass" for genre in GENRES)
 FIRST_SEED: Final = 500
 SECONDS: Final = 60.0
 LOOPED_S: Final = 30.0

@@ -15,6 +15,8 @@ from runtime.pipeline.pipeline import open_pipeline
 from runtime.sessions.protocol.messages import Beat
 
 PROMPTS = beat.PROMPTS[:1]
+# Of all genres, 60 s each, plans have 0.59 (140 bpm) to 0.75; pieces without a plan 0.04 to 0.4. Here is less music.
+LEAST_COHERENCE = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +51,9 @@ def test_each_onset_has_the_grid_of_its_bar() -> None:
 @pytest.mark.parametrize("bpm", [97, 140])
 def test_files_and_sessions_keep_the_beat_after_their_first_canvas(player: Player, bpm: int) -> None:
     for row in (beat.file_row, beat.live_row):
-        found = row(player, bpm, PROMPTS, 32.0)
-        assert found["onsets"] > 20
-        assert found["coherence"] >= 0.5, found  # by a few onsets; by those of all prompts, 0.6 and more
+        found = row(player, bpm, beat.PROMPTS[:4], 32.0)
+        assert found["onsets"] > 40
+        assert found["coherence"] >= LEAST_COHERENCE, found
         assert abs(found["offset ms"]) <= 25, found
 
 
@@ -67,4 +69,4 @@ def test_the_clock_is_exact_and_a_controllers_is_followed(player: Player) -> Non
     assert found["beat_followed_bpm"] == beat.FOLLOWED_BPM
     assert found["beat_followed_after_bars"] <= 1.5
     assert found["beat_followed_error_ms"] <= 22
-    assert found["beat_followed_coherence"] >= 0.5
+    assert found["beat_followed_coherence"] >= LEAST_COHERENCE
