@@ -14,13 +14,21 @@ from helpers.paths import ROOT
 
 from runtime.config.deployment import Deployment
 from runtime.sessions.protocol.frames import HEADER
-from runtime.sessions.protocol.messages import CLIENT_MESSAGES, SERVER_MESSAGES, SUBPROTOCOL, Applied
+from runtime.sessions.protocol.messages import (
+    CLIENT_MESSAGES,
+    SERVER_MESSAGES,
+    SUBPROTOCOL,
+    Applied,
+    parse_client_message,
+    parse_server_message,
+)
 from server.live.connection import CLOSE_CODES
 
 __all__ = ["tiny"]
 DOCUMENT = (ROOT / "server" / "live" / "PROTOCOL.md").read_text(encoding="utf-8")
 (PLAN,) = re.findall(r"^```plan\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
 (EXCHANGE,) = re.findall(r"^```exchange\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+(BEAT,) = re.findall(r"^```beat\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
 EXACT = (
     "type",
     "mode",
@@ -75,7 +83,7 @@ def receive_shown(client: Player, shown: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", sorted({*CLIENT_MESSAGES, *SERVER_MESSAGES}))
 def test_every_message_is_described(name: str) -> None:
     assert f"`{name}`" in DOCUMENT
-    assert f'"type": "{name}"' in EXCHANGE + PLAN or name in (
+    assert f'"type": "{name}"' in EXCHANGE + PLAN + BEAT or name in (
         "source",
         "structure",
         "timbre",
@@ -86,6 +94,12 @@ def test_every_message_is_described(name: str) -> None:
         "reset",
         "changed",
     )
+
+
+def test_messages_about_the_beat_are_what_is_taken_and_sent() -> None:
+    for line in BEAT.splitlines():
+        direction, _, text = line.partition(" ")
+        (parse_client_message if direction == ">" else parse_server_message)(text)
 
 
 @pytest.mark.parametrize("name", sorted(CLIENT_MESSAGES))

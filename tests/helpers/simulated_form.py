@@ -17,6 +17,8 @@ from runtime.requests.options import GenerationOptions
 from runtime.sessions.protocol.actions import PlanBeginning, PlanFacts
 
 FRAMES_PER_CODE, NUM_CODES, FRAMES_PER_BAR, CHANNELS = 5, 5000, 12, 5
+# That of such bars at 25 frames a second.
+BPM = 500.0
 KINDS = ("verse", "chorus", "break")
 SPEC = PlanSpec(
     start=0,
@@ -130,7 +132,9 @@ class SimulatedForm:
         index, kind, layers, bars, start = request
         end = start + bars * FRAMES_PER_BAR
         codes = tuple(self._code(place) for place in range(start // FRAMES_PER_CODE, end // FRAMES_PER_CODE))
-        return PlannedSection(index, kind, tuple(layers), bars, start, end, codes)
+        return PlannedSection(
+            index, kind, tuple(layers), bars, start, end, codes, bpm=BPM, beats=4, first_bar=start // 12
+        )
 
     def _code(self, place: int) -> int:
         if place in self._given:

@@ -29,8 +29,10 @@ GROUPS = {
     "blends": "blends",
     "steps": "steps",
     "notes": "notes",
+    "beat": "beat",
 }
 DEFAULT_GROUP = "held-out"
+WITHOUT_LIBROSA = frozenset({DEFAULT_GROUP, "notes", "beat"})
 
 Folder = Annotated[Path, typer.Option(help="The bundle's folder.")]
 Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; an existing one is resumed.")]
@@ -117,7 +119,7 @@ def export(folder: Folder = DEFAULT_FOLDER, checkpoint: Checkpoint = DEFAULT_CHE
 def evaluate(
     groups: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Any of {', '.join(GROUPS)}, or all. Default: {DEFAULT_GROUP}; the others need librosa."),
+        typer.Argument(help=f"Any of {', '.join(GROUPS)}, or all. Default: {DEFAULT_GROUP}; most others need librosa."),
     ] = None,
     folder: Folder = DEFAULT_FOLDER,
     write: Annotated[bool, typer.Option(help="Write the figures into bundle.toml.")] = False,
@@ -129,7 +131,7 @@ def evaluate(
     wanted = list(GROUPS) if groups == ["all"] else groups or [DEFAULT_GROUP]
     if unknown := sorted(set(wanted) - set(GROUPS)):
         raise ConfigError(f"there are no figures {', '.join(unknown)}", fix=f"any of {', '.join(GROUPS)}, or all")
-    if wanted != [DEFAULT_GROUP]:
+    if set(wanted) - WITHOUT_LIBROSA:
         need_packages("librosa", extra="recipe")
     from configs.demo.recipe.bundle_text import rewrite_bundle_file
     from configs.demo.recipe.evaluation.player import open_player

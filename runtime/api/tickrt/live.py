@@ -19,6 +19,7 @@ from runtime.errors import DrainingError, TickError
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.sessions.protocol.messages import (
     Ack,
+    Beat,
     ClientMessage,
     Open,
     Plan,
@@ -28,7 +29,8 @@ from runtime.sessions.protocol.messages import (
     parse_client_message,
 )
 from tickrt.audio import Audio
-from tickrt.options import Blend, Controls, Prompt, Source, plain_values
+from tickrt.midi import Input, MidiClock, Output, Played, open_input, open_output
+from tickrt.options import At, Blend, Controls, Prompt, Source, plain_values
 from tickrt.receiver import Receiver
 
 REPLY_TIMEOUT_S = 60.0
@@ -77,6 +79,7 @@ class Live:
     def __init__(self, sessions: Sessions, message: Open, chunk_s: float, owner: object) -> None:
         self._sessions, self._owner = sessions, owner
         self._receiver = receiver = Receiver(sessions.sample_rate_hz, sessions.channels)
+        self._played, self._clocks = Played(sessions.sample_rate_hz), list[MidiClock]()
         self._chunk_samples = max(1, round(chunk_s * sessions.sample_rate_hz))
         # Held from the choice of a number until its message is handled, so that messages go in the order of numbers.
         self._sending, self._seqs = threading.Lock(), count(1)
@@ -96,6 +99,8 @@ class Live:
 
     def close(self) -> None:
         """End the session. Again does nothing."""
+        for clock in self._clocks:
+            clock.close()
         self._closing()
 
     @property
@@ -138,6 +143,7 @@ class Live:
         Raises what a generation raised while there is nothing to play, and DrainingError after the end.
         """
         parts: list[NDArray[np.float32]] = []
+        self._played.note(self._receiver.ring.playhead_sample)
         while samples > 0:
             self._check_open()
             parts.append(self._receiver.read(samples))
@@ -150,47 +156,68 @@ class Live:
         samples = max(1, round(seconds * self._sessions.sample_rate_hz))
         return self._sessions.audio(self.read(samples), self._receiver.seed, self.prompt_words)
 
-    def set(self, *, ramp_ms: float = 0.0, at: float | None = None, **controls: Unpack[Controls]) -> None:
+    @property
+    def beat(self) -> Beat | None:
+        """The newest bar line of what was received, as `state` has it; None where no beat is known."""
+        return None if self.state is None else self.state.beat
+
+    def set(self, *, ramp_ms: float = 0.0, at: At = None, **controls: Unpack[Controls]) -> None:
         """Change controls; None goes back to the default. ramp_ms: numbers move to their new value in this time.
 
-        at: the change is heard from this second of the session on, where that is still to be made.
+        at: here and below, the change is heard from this second of the session on, where that is still to be made; or
+        "bar": from the first bar on that begins when it can be made; {"bars": 2}: from the second.
         """
         values = {name: plain_values(value) for name, value in controls.items()}
-        self._send("set", values=values, ramp_ms=float(ramp_ms), at=at)
+        self._send("set", values=values, ramp_ms=float(ramp_ms), at=plain_values(at))
         if "negative_prompt" in values:
             self._negative_prompt = str(values["negative_prompt"] or "")
 
-    def prompts(self, prompts: Prompt, *, blend: Blend | None = None, ramp_ms: float = 0.0) -> None:
+    def prompts(self, prompts: Prompt, *, blend: Blend | None = None, ramp_ms: float = 0.0, at: At = None) -> None:
         """Replace the prompts: one text, or several with weights, which move in `ramp_ms`."""
         items = prompt_items(prompts)
-        self._send("prompts", items=items, blend=blend, ramp_ms=float(ramp_ms))
+        self._send("prompts", items=items, blend=blend, ramp_ms=float(ramp_ms), at=plain_values(at))
         self._texts = [item["text"] for item in items]
 
     def source(
-        self, source: Source | None, strength: float | None = None, *, sample_rate_hz: int | None = None
+        self,
+        source: Source | None,
+        strength: float | None = None,
+        *,
+        sample_rate_hz: int | None = None,
+        at: At = None,
     ) -> None:
         """Generate from a source: a file, an Audio, or PCM; None removes it. strength: 0 ignores it, 1 returns it."""
-        self._send_source("source", source, strength, sample_rate_hz)
+        self._send_source("source", source, strength, sample_rate_hz, at)
 
     def timbre(
-        self, source: Source | None, strength: float | None = None, *, sample_rate_hz: int | None = None
+        self,
+        source: Source | None,
+        strength: float | None = None,
+        *,
+        sample_rate_hz: int | None = None,
+        at: At = None,
     ) -> None:
         """Take the timbre of a source; None removes it. strength: from that of silence (0) to the source's own (1)."""
-        self._send_source("timbre", source, strength, sample_rate_hz)
+        self._send_source("timbre", source, strength, sample_rate_hz, at)
 
     def structure(
-        self, source: Source | None, strength: float | None = None, *, sample_rate_hz: int | None = None
+        self,
+        source: Source | None,
+        strength: float | None = None,
+        *,
+        sample_rate_hz: int | None = None,
+        at: At = None,
     ) -> None:
         """Keep melody and rhythm of a source; None removes it. strength: none of them (0) to all (1)."""
-        self._send_source("structure", source, strength, sample_rate_hz)
+        self._send_source("structure", source, strength, sample_rate_hz, at)
 
     def _send_source(
-        self, type: ReferenceKind, source: Source | None, strength: float | None, sample_rate_hz: int | None
+        self, type: ReferenceKind, source: Source | None, strength: float | None, sample_rate_hz: int | None, at: At
     ) -> None:
         self._check_open()
         source_id = None if source is None else self._sessions.add_source(type, source, sample_rate_hz)
         try:
-            self._send(type, id=source_id, strength=strength)
+            self._send(type, id=source_id, strength=strength, at=plain_values(at))
         finally:
             self._sessions.remove_source(source_id)
 
@@ -202,17 +229,39 @@ class Live:
         audio = np.ascontiguousarray(pcm, np.float32)
         self._send("write", audio, at_s=float(at_s), mode=mode, samples=len(audio), format="f32")
 
-    def band(self, start_s: float | None, end_s: float | None) -> None:
-        """Play only this part of the canvas, in seconds; None and None: the whole."""
-        self._send("band", start_s=start_s, end_s=end_s)
+    def band(self, start_s: float | None, end_s: float | None, *, at: At = None) -> None:
+        """Play only this part of the canvas, in seconds; None and None: the whole, or the bars of `loop_bars`."""
+        self._send("band", start_s=start_s, end_s=end_s, at=plain_values(at))
 
     def adapter(self, id: str, strength: float | None, *, ramp_ms: float = 0.0) -> None:
         """Add a LoRA adapter or change its strength, moving there in `ramp_ms`; None removes it."""
         self._send("adapter", id=id, strength=strength, ramp_ms=float(ramp_ms))
 
-    def seek(self, to_s: float) -> None:
+    def seek(self, to_s: float, *, at: At = None) -> None:
         """Go on at another position of the canvas, in seconds."""
-        self._post({"type": "seek", "to_s": float(to_s)})
+        self._send("seek", to_s=float(to_s), at=plain_values(at))
+        for clock in self._clocks:
+            clock.jump()
+
+    def follow(self, bpm: float, sample: int) -> None:
+        """Take the tempo of a clock, one beat of which lies on a sample of the session, from the next bar on.
+
+        Nothing changes where it differs by 0.3 beats per minute and 20 ms at most.
+        """
+        self._send("clock", bpm=float(bpm), sample=int(sample))
+
+    def midi_clock(
+        self, output: str | Output | None = None, input: str | Input | None = None, *, latency_s: float = 0.0
+    ) -> MidiClock:
+        """Send MIDI clock to the port `output`, and follow the clock of the port `input`, until closed; or one of them.
+
+        Ports are names, or parts of them, for which python-rtmidi is needed (extra midi), or open ports. What is
+        iterated has to be played in real time; latency_s: from when it is read until it is heard. Raises ConfigError.
+        """
+        out, into = None if output is None else open_output(output), None if input is None else open_input(input)
+        clock = MidiClock(self, self._played, self._sessions.sample_rate_hz, out, into, latency_s)
+        self._clocks.append(clock)
+        return clock
 
     def reset(self) -> None:
         """Begin anew: what is generated next does not continue what was heard. For sessions with mode "extend"."""

@@ -50,6 +50,8 @@ class AdapterOptions(TypedDict, total=False):
 
 Prompt = str | Sequence[WeightedPrompt]
 Blend = Literal["velocity", "tokens"]
+# Seconds of the session, its next bar, or a later one: {"bars": 2}.
+At = float | Literal["bar"] | Mapping[str, int] | None
 
 
 class _Common(TypedDict, total=False):
@@ -110,6 +112,7 @@ class Controls(_Common, total=False):
     """The controls of a live session. A curve is a number, or a list or array that is stretched over the canvas."""
 
     variation: float
+    loop_bars: int | None
 
 
 class Arguments(Options, total=False):

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.config.conditions import filled
-from runtime.config.option_ranges import ANY_MODEL, NumberRange
 from runtime.config.plan_spec import PlanSpec
 from runtime.errors import RequestError
 from runtime.pipeline.sequences import Sequences
+from runtime.requests.form.tempo import prompt_tempo
 from runtime.requests.options import TEXT_OPTIONS, GenerationOptions
 
 _TAG, _TAG_NAME = re.compile(r"\[([^\]\n]*)\]"), re.compile(r"[a-z -]+")
-_BPM = re.compile(r"(?<![\d.])(\d{2,3}(?:\.\d+)?) ?bpm\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -35,20 +34,10 @@ def read_prompt(sequences: Sequences, options: GenerationOptions) -> SongPrompt:
     prompt = ", ".join(texts)
     given = {name: getattr(options, name) for name in TEXT_OPTIONS}
     tokens = sequences.tokens(filled(spec.prompt, {**given, "prompt": prompt}))
-    bpm = tempo_of(prompt, bundle.options.bpm) if options.bpm is None else options.bpm
+    bpm = prompt_tempo(prompt, bundle.options.bpm) if options.bpm is None else options.bpm
     sings = bundle.text_encoder is not None and "lyrics" in bundle.text_encoder.placeholders
     negative = sequences.tokens(options.negative_prompt)
     return SongPrompt(tokens, negative, bpm, section_tags(spec, options.lyrics, sings=sings))
-
-
-def tempo_of(prompt: str, taken: NumberRange) -> float | None:
-    """The tempo that a text names, such as "124 bpm": the nearest that the model takes.
-
-    None where it names none that any model takes.
-    """
-    found = _BPM.search(prompt)
-    bpm = 0.0 if found is None else float(found[1])
-    return None if ANY_MODEL.bpm.outside(bpm) is not None else taken.nearest(bpm)
 
 
 def section_tags(spec: PlanSpec, lyrics: str, *, sings: bool) -> tuple[int, ...]:

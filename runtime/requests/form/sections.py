@@ -29,7 +29,9 @@ class SectionRequest(NamedTuple):
 class PlannedSection:
     """A section of a plan, from `start_frame` to `end_frame`; codes: once there are all of them.
 
-    others: layers that it lacks, and that codes which it was given sound all the same.
+    others: layers that it lacks, and that codes which it was given sound all the same. bpm, beats: its tempo, and the
+    beats of its bars; bpm 0: not known. first_bar: its first bar's number. offset: where that begins exactly, in frames
+    from `start_frame` on.
     """
 
     index: int
@@ -40,6 +42,10 @@ class PlannedSection:
     end_frame: int
     codes: tuple[int, ...] | None
     others: tuple[str, ...] = ()
+    bpm: float = 0.0
+    beats: int = 0
+    first_bar: int = 0
+    offset: float = 0.0
 
     def values(self, rate_hz: float) -> dict[str, Any]:
         """As JSON has it, without its codes."""
@@ -96,8 +102,20 @@ class PlanSection:
         end = self.end_frame if last_frame is None else min(self.end_frame, last_frame)
         count = -(-end // self.song.rhythm.frames_per_code) - self.span.start
         codes = tuple(self.codes) if len(self.codes) >= min(count, len(self.span)) else None
+        rhythm, start = self.song.rhythm, self.start_frame
         return PlannedSection(
-            self.index, kind, tuple(layers.split("+")), self.bars, self.start_frame, end, codes, others
+            self.index,
+            kind,
+            tuple(layers.split("+")),
+            self.bars,
+            start,
+            end,
+            codes,
+            others,
+            bpm=rhythm.bpm,
+            beats=rhythm.beats,
+            first_bar=self.first_bar,
+            offset=rhythm.exact_frame(self.first_bar) - start,
         )
 
 

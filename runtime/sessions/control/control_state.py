@@ -30,7 +30,7 @@ from runtime.sessions.storage.document import damaged
 
 # A session's options have these always; numbers without ramps are these and the metadata.
 WHOLE_NUMBERS = ("seed", "steps")
-WITHOUT_RAMP = (*WHOLE_NUMBERS, "bpm", "time_signature")
+WITHOUT_RAMP = (*WHOLE_NUMBERS, "bpm", "time_signature", "loop_bars")
 NO_PROMPT, NO_ADAPTER = WeightedPrompt(text=""), AdapterOptions(id="none")
 
 
@@ -124,7 +124,7 @@ class ControlState:
 
     def accept(self, seq: int) -> None:
         """Take a change that is none of a control."""
-        self.seq = self.accepted_seq = seq
+        self.seq, self.accepted_seq = max(self.seq, seq), max(self.accepted_seq, seq)
         self._forget_options()
 
     def change(self, patch: CheckedControls, seq: int, ramp_s: float = 0.0) -> None:
@@ -132,11 +132,10 @@ class ControlState:
         self._merge(patch, self.clock.now_s, ramp_s, self.accepted_seq)
         self.accept(seq)
 
-    def set(self, message: SetControls, playhead: Playhead) -> None:
-        """Take a client's values, now or from the time that the message names. Raises RequestError."""
+    def set(self, message: SetControls, at_sample: int | None) -> None:
+        """Take a client's values, now or from a sample on. Raises RequestError."""
         values = check_controls(message.values, self._model, others={**self.defaults, **self._values})
-        at_sample = 0 if message.at is None else round(message.at * playhead.rate_hz)
-        if at_sample >= playhead.wanted_until:
+        if at_sample is not None:
             self.schedule(at_sample, values, message.seq, message.ramp_ms / 1e3)
         else:
             self.change(values, message.seq, message.ramp_ms / 1e3)
@@ -167,13 +166,20 @@ class ControlState:
             self.seq = max(self.seq, change.seq)
             self._forget_options()
 
-    def change_prompts(self, weights: Mapping[str, float], blend: Blend | None, seq: int, ramp_s: float = 0.0) -> None:
-        """Replace the prompts, text -> weight; with a ramp, texts that go away fade out."""
+    def change_prompts(
+        self,
+        weights: Mapping[str, float],
+        blend: Blend | None,
+        seq: int,
+        ramp_s: float = 0.0,
+        start_s: float | None = None,
+    ) -> None:
+        """Replace the prompts, text -> weight; with a ramp, texts that go away fade out, from `start_s` on."""
         now_s = self.clock.now_s
-        before = self._weights_at(now_s)
+        start_s, before = now_s if start_s is None else start_s, self._weights_at(now_s)
         for text in {**before, **weights}:
             ends = before.get(text, 0.0), weights.get(text, 0.0)
-            _set_ramp(self._weight_ramps, text, *ends, now_s, now_s + ramp_s, self.accepted_seq)
+            _set_ramp(self._weight_ramps, text, *ends, start_s, start_s + ramp_s, min(self.accepted_seq, seq - 1))
         self._weights = dict(weights)
         self.blend = blend or self.blend
         self.accept(seq)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic.config import JsonDict
@@ -25,7 +25,7 @@ from runtime.requests.options import (
 )
 from runtime.requests.request import NEUTRAL
 from runtime.sessions.protocol.actions import CheckedControls, LiveModel
-from runtime.sessions.protocol.messages import LivePrompt
+from runtime.sessions.protocol.messages import MAX_LOOP_BARS, LivePrompt
 
 # Options that are no controls: prompts have a message of their own, a session has no length, a mask says more than
 # repaint, steps and shift are controls, a session's structure is a source, nothing of it is planned, and the level of
@@ -40,6 +40,11 @@ class _LiveOnly(BaseModel):
 
     variation: Share = Field(
         default=0.0, description="In a loop: how much new noise each pass mixes in; 0 repeats the canvas as it is."
+    )
+    loop_bars: Annotated[int, Field(ge=0, le=MAX_LOOP_BARS)] | None = Field(
+        default=None,
+        description="In a loop: its length in bars, as many as fit, where bpm or a prompt gives a tempo; 0: the whole "
+        "canvas. Default: the number that fits the canvas best; without a tempo the whole canvas.",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from runtime.requests.segments import Latents, Segment
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.control.controls import NEEDS_SOURCE_NAMES
 from runtime.sessions.generations.references import References
+from runtime.sessions.playback.bars import Grid
 from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol.actions import (
@@ -240,6 +241,24 @@ class Generations(ABC):
     def reset(self) -> list[str]:
         """Let the next generation continue nothing. Returns the ids of those in flight, which are forgotten."""
         raise RequestError("a loop continues nothing", field="type", fix="open the session with mode extend")
+
+    def grids(self) -> Sequence[Grid]:
+        """The bars of the canvas as far as they are planned; a loop's follow from its tempo."""
+        return ()
+
+    def own_band(self, canvas: Canvas) -> Band | None:
+        """The band where the client has chosen none."""
+        return None
+
+    def check_bars(self, values: Mapping[str, Any], field: str) -> None:
+        """Raise RequestError where `loop_bars` is not for what is played once these controls are set."""
+        if values.get("loop_bars") is not None:
+            raise RequestError("music without an end has no loop", field=field, fix="open the session with mode loop")
+
+    @property
+    def lead_time_s(self) -> float:
+        """How long a change takes until it is generated, at most, as far as is known."""
+        return self.times.estimate_s
 
     def begin_plan(self, origin: int | None) -> None:
         """Play by a plan from canvas frame `origin` on."""

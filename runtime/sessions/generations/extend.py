@@ -5,6 +5,7 @@ With a plan, a generation starts once the plan's hints of its frames are there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from runtime.errors import RequestError
@@ -13,6 +14,7 @@ from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Segment
 from runtime.sessions.generations.base import Generations, Running
 from runtime.sessions.generations.plan import SessionPlan
+from runtime.sessions.playback.bars import Grid
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource
 from runtime.sessions.protocol.actions import CancelJob, EndPlan, MakePlan, PlanPart
 from runtime.sessions.protocol.messages import SetPlan
@@ -120,6 +122,19 @@ class ExtendGenerations(Generations):
         until_s = 2 * self.times.estimate_s + plan.duration_s(self.frames)
         earliest = self._first_unplayed(self._playhead.reach + self._samples(until_s))
         plan.edit(message, earliest, self._model.frame_rate_hz)
+
+    def grids(self) -> Sequence[Grid]:
+        """The bars of the plan's sections; none where something else is played."""
+        plan = self.references.plan
+        if plan is None or plan.is_idle or not plan.is_known or not self.references.is_planned:
+            return ()
+        return plan.grids(self._model.frame_rate_hz)
+
+    @property
+    def lead_time_s(self) -> float:
+        """A plan's part is made before what is played by it."""
+        plan = self.references.plan
+        return self.times.estimate_s + (0.0 if plan is None else plan.duration_s(self.frames))
 
     def _plan_options(self) -> GenerationOptions:
         """What the plan is for: the session's options once nothing moves."""

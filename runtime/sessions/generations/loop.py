@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from runtime.errors import RequestError
+from runtime.requests.form.tempo import best_bars, loop_frames, most_bars, tempo_of
 from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
 from runtime.sessions.control.controls import STEP_CONTROLS
 from runtime.sessions.generations.base import Generations, Key, Running
-from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource
+from runtime.sessions.playback.bars import loop_grid
+from runtime.sessions.playback.canvas import Band, Canvas, Part, Piece, PlacedSource, Placement
 from runtime.sessions.protocol.actions import CancelJob, EndPlan
 
 DRAFT_DENOISE = 0.5
@@ -55,7 +58,13 @@ class LoopGenerations(Generations):
         return super().stop()
 
     def note(self) -> None:
-        """What was played may change in the next pass."""
+        """What was played may change in the next pass. Its length is that of its bars, unless the client has chosen."""
+        newest = self._timeline.newest
+        if newest is None or newest.is_chosen or (band := self.own_band(newest.canvas)) == newest.band:
+            return
+        from_sample = max(self._playhead.reach, self._controls.from_sample, newest.from_sample)
+        frame = from_sample // self._model.hop_samples
+        self._timeline.move(from_sample, frame, newest.canvas_frame_at(frame) % band[1], band)
 
     def _ready_s(self) -> float:
         """Generations in flight are spread evenly over the time that one takes."""
@@ -126,12 +135,54 @@ class LoopGenerations(Generations):
             return False
         self._placed_number, self.placed_noise = done.number, self._noises[done.number]
         self._noises = {number: state for number, state in self._noises.items() if number > done.number}
-        canvas = Canvas((Part(piece, 0, 0, self.frames, done.basis.first_seq, done.basis.full_seq),))
+        part = Part(piece, 0, 0, self.frames, done.basis.first_seq, done.basis.full_seq)
+        canvas = Canvas((part,), tempo_of(done.basis.key[0], self._model.ranges.bpm))
         if self._timeline.newest is None:
-            self._timeline.place(self._first_placement(canvas, (0, self.frames)))
+            self._timeline.place(self._first_placement(canvas, self.own_band(canvas)))
         else:
-            self._timeline.place_canvas(max(self._playhead.reach, done.from_sample), canvas)
+            self._place_canvas(max(self._playhead.reach, done.from_sample), canvas)
         return True
+
+    def _place_canvas(self, from_sample: int, canvas: Canvas) -> None:
+        """At the position that was to be played there; at another tempo at the same place of the same bar."""
+        here, band, rate_hz = self._timeline.at(from_sample), self.own_band(canvas), self._model.frame_rate_hz
+        assert here is not None
+        assert here.band is not None
+        old, new = here.canvas.tempo, canvas.tempo
+        if here.is_chosen or old is None or new is None or old == new:
+            self._timeline.place_canvas(from_sample, canvas)
+            return
+        before, after = loop_grid(old, here.band, rate_hz), loop_grid(new, band, rate_hz)
+        frame, rest = divmod(from_sample, self._model.hop_samples)
+        share = rest / self._model.hop_samples
+        bars = (here.canvas_frame_at(frame) + share - before.first_frame) / before.bar_frames
+        position = round(bars * after.bar_frames - share) % band[1]
+        self._timeline.place(Placement(from_sample, canvas, frame, position, band))
+
+    def own_band(self, canvas: Canvas) -> Band:
+        """As many bars as `loop_bars` says and as fit; the whole canvas where it has no tempo."""
+        bars = self._controls.value("loop_bars")
+        if canvas.tempo is None or bars == 0:
+            return (0, self.frames)
+        rate_hz = self._model.frame_rate_hz
+        if bars is None:
+            bars = best_bars(canvas.tempo, self.frames, rate_hz)
+        bars = min(bars, most_bars(canvas.tempo, self.frames, rate_hz))
+        return (0, loop_frames(canvas.tempo, bars, rate_hz) or self.frames)
+
+    def check_bars(self, values: Mapping[str, Any], field: str) -> None:
+        """Bars need a tempo, and have to fit on the canvas."""
+        if not (bars := values.get("loop_bars")):
+            return
+        given = {name: values[name] for name in ("bpm", "time_signature") if name in values}
+        tempo = tempo_of(self._controls.final_options().model_copy(update=given), self._model.ranges.bpm)
+        if tempo is None:
+            fix = 'set bpm, or name it in a prompt, such as "120 bpm"'
+            raise RequestError("a loop of bars needs a tempo", field=field, fix=fix)
+        most = most_bars(tempo, self.frames, self._model.frame_rate_hz)
+        if bars > most:
+            text = f"{most} bars of {tempo.beats} beats fit on the canvas at {tempo.bpm:g} bpm"
+            raise RequestError(text, field=field, fix="give a smaller number, or open a longer canvas")
 
     def region(self, start: int, frames: int) -> int:
         """A write may go over the end of the canvas and on at its beginning."""

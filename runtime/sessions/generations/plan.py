@@ -16,8 +16,10 @@ import numpy as np
 from runtime.errors import RequestError, TickError
 from runtime.requests.form.sections import PlannedSection, SectionRequest, item_of
 from runtime.requests.form.state import PlanState
+from runtime.requests.form.tempo import Tempo
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Latents
+from runtime.sessions.playback.bars import Grid
 from runtime.sessions.playback.canvas import Canvas, Part, Piece
 from runtime.sessions.playback.playhead import SessionClock
 from runtime.sessions.protocol.actions import LiveModel, MakePlan, PlanBeginning, PlanChange, PlanPart
@@ -58,7 +60,7 @@ class SessionPlan:
         self.sections: tuple[PlannedSection, ...] = ()
         self.end = self._first = 0  # Before `_first` nothing is shown.
         self._is_begun = self.is_idle = False
-        self._frames = frames
+        self._frames, self._frame_rate_hz = frames, model.frame_rate_hz
         size = self.facts.frames_per_code
         self._step = math.ceil(STEP_S * model.frame_rate_hz / size) * size
         self._hints = Canvas()
@@ -120,6 +122,15 @@ class SessionPlan:
             if each.start_frame < first + frames and each.end_frame > first
         )
 
+    def grids(self, frame_rate_hz: float) -> list[Grid]:
+        """The bars of its sections, by canvas frames."""
+        origin, sections = self.origin or 0, [each for each in self.sections if each.bpm]
+        tempos = [Tempo(each.bpm, each.beats) for each in sections]
+        return [
+            Grid(origin + each.start_frame + each.offset, tempo, tempo.bar_frames(frame_rate_hz), each.first_bar)
+            for each, tempo in zip(sections, tempos, strict=True)
+        ]
+
     def has_hints(self, canvas_end: int) -> bool:
         """Whether they are known up to a canvas frame; frames are the plan's after a reset."""
         return self.end >= canvas_end - (self.origin or 0)
@@ -155,7 +166,9 @@ class SessionPlan:
             self._options = options
             if self._changes and self._changes[-1].options is not None:  # Nothing was made of it.
                 self._changes.pop()
-            frame = self._code_frame(max(0, canvas_frame - self.origin), up=True)
+            frame = max(0, canvas_frame - self.origin)
+            if not self._is_bar(frame):
+                frame = self._code_frame(frame, up=True)
             self._changes.append(PlanChange(frame, options=options))
 
     def work(self, first: int, known: int) -> MakePlan | None:
@@ -211,6 +224,16 @@ class SessionPlan:
         self._retry_s = self.clock.now_s + backoff_s(self._num_failed, FIRST_RETRY_S, LONGEST_RETRY_S)
         self._num_failed += 1
         return problem_of(error)
+
+    def _is_bar(self, frame: int) -> bool:
+        """Whether a bar of its sections begins nearest to a frame."""
+        grids = self.grids(self._frame_rate_hz)
+        first = frame + (self.origin or 0)
+        before = [grid for grid in grids if grid.first_frame < first + 0.5]
+        if not before:
+            return False
+        grid = before[-1]
+        return abs(grid.frame_of(round((first - grid.first_frame) / grid.bar_frames) + grid.first_bar) - first) <= 0.5
 
     @property
     def _can_go_on(self) -> bool:

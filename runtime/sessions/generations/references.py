@@ -45,9 +45,7 @@ class References:
 
         A source of strength 0 is removed. Raises RequestError; then nothing has changed.
         """
-        is_source, control = kind == "source", control_of(kind, self._untaken)
-        if source_id is not None and latents is None:
-            raise RequestError(f"there is no source {source_id!r}", field="id", fix="POST it to /v1/sources")
+        is_source, control = kind == "source", self.check(kind, source_id, latents)
         if latents is None or (is_source and strength == 0.0):
             self.put(kind, None)
         else:
@@ -56,6 +54,13 @@ class References:
         if strength is None:
             return CheckedControls({})
         return CheckedControls({control: 1.0 - strength if is_source else strength})
+
+    def check(self, kind: ReferenceKind, source_id: str | None, latents: Latents | None) -> str:
+        """The control that the strength of a reference sets. Raises RequestError where it cannot be taken."""
+        control = control_of(kind, self._untaken)
+        if source_id is not None and latents is None:
+            raise RequestError(f"there is no source {source_id!r}", field="id", fix="POST it to /v1/sources")
+        return control
 
     def inputs(self, segment: Segment) -> dict[str, Any]:
         """Members of a SessionJob: source, hints `[T, C]` and sections of a segment's frames, timbre `[F, C]`."""

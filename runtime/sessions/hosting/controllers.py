@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from runtime.errors import TickError
 from runtime.sessions.hosting.services import SessionListener
-from runtime.sessions.protocol.messages import Changed, ClientMessage, Closed
+from runtime.sessions.protocol.messages import Changed, ClientMessage, Closed, State
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,6 +83,11 @@ class Controllers:
                 listener.on_message(changed)
             else:
                 self.attempt(listener, listener.on_message, changed)
+
+    def tell(self, message: State) -> None:
+        """Send all further clients the state."""
+        for listener in list(self._waiting):
+            self.attempt(listener, listener.on_message, message)
 
     def close(self, message: Closed) -> None:
         """The session has ended."""

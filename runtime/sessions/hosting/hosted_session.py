@@ -38,6 +38,7 @@ from runtime.sessions.protocol.messages import (
     State,
     TextWords,
     problem_of,
+    seq_in,
 )
 from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.session.reports import prompt_words
@@ -194,8 +195,8 @@ class HostedSession:
         try:
             message = self._numbered(received)
             self.session.handle(message, self.clock(), latents)
-            if received.sender is not None and hasattr(message, "seq"):
-                self.session.client_seqs.add(message.seq)
+            if received.sender is not None and (seq := seq_in(message)) is not None:
+                self.session.client_seqs.add(seq)
             self.controllers.note(received.sender)
             self._times.receive(message)
         except RequestError as error:
@@ -214,13 +215,13 @@ class HostedSession:
     def _numbered(self, received: Received) -> ClientMessage:
         """The message with the session's seq in place of the client's. Raises RequestError."""
         message: ClientMessage = received.message
-        if not hasattr(message, "seq"):
+        if (client_seq := seq_in(message)) is None:
             return message
         seqs = self.session.client_seqs
-        seq = seqs.number(message.seq) if received.sender is None else self.session.next_seq
+        seq = seqs.number(client_seq) if received.sender is None else self.session.next_seq
         if seq > MAX_SEQ:
             raise RequestError("the session has no numbers left", field="seq", fix="open a new session")
-        return message if seq == message.seq else message.model_copy(update={"seq": seq})
+        return message if seq == client_seq else message.model_copy(update={"seq": seq})
 
     def refuse(self, received: Received, error: TickError) -> None:
         """Say why a message is not handled."""
@@ -290,6 +291,7 @@ class HostedSession:
             message = self.state = message.model_copy(
                 update={"ticks": stats.ticks, "tick_ms": tick_ms, "stored": services.is_storing}
             )
+            self.controllers.tell(message)
         elif isinstance(message, Applied):
             playhead = self.session.playhead_sample(self.clock())
             message = self._times.apply(message, playhead, services.sample_rate_hz)

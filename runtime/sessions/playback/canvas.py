@@ -8,9 +8,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from runtime.requests.form.tempo import Tempo
 from runtime.requests.segments import Latents
 
 Band = tuple[int, int]
@@ -49,9 +51,10 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """Parts that follow each other without a gap."""
+    """Parts that follow each other without a gap. tempo: of a loop, whose bar 0 begins at frame 0; None: not known."""
 
     parts: tuple[Part, ...] = ()
+    tempo: Tempo | None = None
 
     @property
     def start(self) -> int:
@@ -82,20 +85,21 @@ class Canvas:
 
     def cut(self, start: int, end: int) -> Canvas:
         """What of it lies in frames `start` .. `end`."""
-        return Canvas(tuple(cut for part in self.parts if (cut := part.cut(start, end)) is not None))
+        return self._with(cut for part in self.parts if (cut := part.cut(start, end)) is not None)
 
     def with_part(self, new: Part) -> Canvas:
         """The same with a part in place of what was there."""
-        return Canvas((*self.cut(self.start, new.start).parts, new, *self.cut(new.end, self.end).parts))
+        return self._with((*self.cut(self.start, new.start).parts, new, *self.cut(new.end, self.end).parts))
 
     def with_seq(self, before: int, seq: int) -> Canvas:
         """The same where everything that was complete up to `before` is complete up to `seq`."""
-        return Canvas(
-            tuple(
-                replace(part, first_seq=max(seq, part.first_seq), full_seq=seq) if part.full_seq == before else part
-                for part in self.parts
-            )
+        return self._with(
+            replace(part, first_seq=max(seq, part.first_seq), full_seq=seq) if part.full_seq == before else part
+            for part in self.parts
         )
+
+    def _with(self, parts: Iterable[Part]) -> Canvas:
+        return replace(self, parts=tuple(parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,13 +122,17 @@ class PlacedSource:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """From `from_sample` on a canvas is played, `play_frame` of the axis at `canvas_frame`; `band`, if any, repeats."""
+    """From `from_sample` on a canvas is played, `play_frame` of the axis at `canvas_frame`; `band`, if any, repeats.
+
+    is_chosen: a client has chosen the band.
+    """
 
     from_sample: int
     canvas: Canvas
     play_frame: int
     canvas_frame: int
     band: Band | None
+    is_chosen: bool = False
 
     def canvas_frame_at(self, play_frame: int) -> int:
         """The canvas frame that is played at a play frame."""
@@ -133,6 +141,11 @@ class Placement:
             return frame
         begin, end = self.band
         return begin + (frame - begin) % (end - begin)
+
+    def continues(self, other: Placement) -> bool:
+        """Whether both play the same positions."""
+        moved = self.canvas_frame - self.play_frame, self.band, self.is_chosen
+        return moved == (other.canvas_frame - other.play_frame, other.band, other.is_chosen)
 
     def part_at(self, play_frame: int) -> Part | None:
         """The part that is played at a play frame; None where the canvas is not known."""
@@ -181,22 +194,31 @@ class Timeline:
         self._set([*kept, placement])
 
     def place_canvas(self, from_sample: int, canvas: Canvas) -> None:
-        """Play another canvas from a sample on, at the position that was to be played there."""
-        newest = self.newest
-        assert newest is not None
-        self.place(replace(newest, from_sample=from_sample, canvas=canvas))
-
-    def move(self, from_sample: int, play_frame: int, canvas_frame: int, band: Band | None) -> None:
-        """From a sample on, continue at another position; canvases that follow keep their samples."""
-        kept = [before for before in self.placements if before.from_sample < from_sample]
+        """Play another canvas from a sample on, at the positions that were to be played there, and where it moves."""
         here = self.at(from_sample)
         assert here is not None
+        kept = [before for before in self.placements if before.from_sample < from_sample]
+        kept.append(replace(here, from_sample=from_sample, canvas=canvas))
+        for after in self.placements:
+            if after.from_sample > from_sample and not after.continues(kept[-1]):
+                kept.append(replace(after, canvas=canvas))
+        self._set(kept)
+
+    def move(
+        self, from_sample: int, play_frame: int, canvas_frame: int, band: Band | None, *, is_chosen: bool | None = None
+    ) -> None:
+        """From a sample on, continue at another position; what follows keeps its sample, and its position if it moves.
+
+        is_chosen: None, as it is there.
+        """
+        here = self.at(from_sample)
+        assert here is not None
+        position: dict[str, Any] = {"play_frame": play_frame, "canvas_frame": canvas_frame, "band": band}
+        position["is_chosen"] = here.is_chosen if is_chosen is None else is_chosen
+        kept = [before for before in self.placements if before.from_sample < from_sample]
         later = [after for after in self.placements if after.from_sample > from_sample]
-        moved = (
-            replace(item, play_frame=play_frame, canvas_frame=canvas_frame, band=band)
-            for item in (replace(here, from_sample=from_sample), *later)
-        )
-        self._set([*kept, *moved])
+        moved = [replace(item, **position) if item.continues(here) else item for item in later]
+        self._set([*kept, replace(here, from_sample=from_sample, **position), *moved])
 
     def set_seq(self, before: int, seq: int) -> None:
         """What was complete up to `before` is complete up to `seq`: the changes between them change no latents."""

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from runtime.config.targets import Strength
 from runtime.errors import RequestError, TickError, did_you_mean
-from runtime.requests.option_types import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, Share, Text
+from runtime.requests.option_types import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, OneOf, Share, Text
 from runtime.requests.options import options_error
 from runtime.requests.request import MAX_SEED
 from runtime.untrusted import one_line, parse_json_object
@@ -34,6 +34,8 @@ MAX_SLOTS = 4
 MAX_CONTROLS = 64
 MAX_SECTIONS = 64
 MAX_CODES = 4096
+MAX_LOOP_BARS = 64
+MAX_WAIT_BARS = 64
 
 Seq = Annotated[int, Field(ge=1, le=MAX_SEQ, description="The client's counter, larger than in any message before.")]
 Sample = Annotated[int, Field(ge=0, le=MAX_SAMPLE)]
@@ -54,6 +56,25 @@ class Message(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, strict=True, populate_by_name=True, serialize_by_alias=True
     )
+
+
+class InBars(Message):
+    """A bar line that is to come: the first is 1."""
+
+    bars: int = Field(ge=1, le=MAX_WAIT_BARS)
+
+
+At = Annotated[
+    Annotated[
+        Seconds | Literal["bar"] | InBars,
+        OneOf(f'expected seconds, "bar", or {{"bars": 1}} to {{"bars": {MAX_WAIT_BARS}}}'),
+    ]
+    | None,
+    Field(
+        description='Played from here on: seconds on the play axis, where that is still to be sent; "bar": from the '
+        'first bar on that begins when it can be made; {"bars": 2}: from the second. `applied` has its sample.'
+    ),
+]
 
 
 class LivePrompt(Message):
@@ -87,6 +108,7 @@ class Open(Message):
     format: AudioFormat = Field(default="s16", description="Encoding of the audio that the server sends.")
     paused: bool = Field(default=False, description="Nothing is generated before `play`.")
     plan: bool | None = Field(default=None, description="Play by a plan. Default: where mode and model have one.")
+    bars: int | None = Field(default=None, ge=0, le=MAX_LOOP_BARS, description="The control `loop_bars`.")
     resume: Identifier | None = Field(default=None, description="The resume token of an earlier connection.")
 
 
@@ -97,9 +119,7 @@ class SetControls(Message):
     seq: Seq
     values: Controls
     ramp_ms: RampMs = 0.0
-    at: Seconds | None = Field(
-        default=None, description="Played from here on (seconds on the play axis), where that is still to be sent."
-    )
+    at: At = None
 
 
 class SetPrompts(Message):
@@ -110,12 +130,14 @@ class SetPrompts(Message):
     items: Prompts
     blend: Blend | None = Field(default=None, description="Left out: unchanged.")
     ramp_ms: RampMs = 0.0
+    at: At = None
 
 
 class _Reference(Message):
     seq: Seq
     id: Identifier | None = Field(description="An id of /v1/sources; null: none.")
     strength: Share | None = Field(default=None, description="0 ignores it, 1 is its full effect.")
+    at: At = None
 
 
 class SetSource(_Reference):
@@ -161,12 +183,13 @@ class WriteAudio(Message):
 
 
 class SetBand(Message):
-    """Plays only a part of the canvas; both null: the whole canvas."""
+    """Plays only a part of the canvas; both null: the whole canvas, or the bars of `loop_bars`."""
 
     type: Literal["band"] = "band"
     seq: Seq
     start_s: Seconds | None
     end_s: Seconds | None
+    at: At = None
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -177,11 +200,25 @@ class SetBand(Message):
         return self
 
 
+class SetClock(Message):
+    """Follows a clock of others: from the next bar on its tempo, and its beats, where they differ enough to be heard.
+
+    That is by more than 0.3 beats per minute, or 20 ms. Needs a beat, as `at` "bar" does. Sent once a second or less.
+    """
+
+    type: Literal["clock"] = "clock"
+    seq: Seq
+    bpm: float = Field(ge=1.0, le=1000.0, description="As measured over some beats.")
+    sample: Sample = Field(description="Where one of its beats lies, on the play axis.")
+
+
 class Seek(Message):
     """Continues at another position of the canvas."""
 
     type: Literal["seek"] = "seek"
     to_s: Seconds
+    at: At = None
+    seq: Seq | None = None
 
 
 class Reset(Message):
@@ -390,13 +427,24 @@ class Applied(Message):
     first_sample: Sample | None = None
     full_sample: Sample | None = None
     stages_ms: Stages | None = None
+    at_sample: Sample | None = Field(default=None, description="At once: where a change with `at` begins.")
     prompt_words: list[TextWords] | None = Field(
         default=None, description="Of the prompts and the negative prompt: where they have changed, at once."
     )
 
 
+class Beat(Message):
+    """The newest bar line of what was sent: up to `sent_until_sample`."""
+
+    bpm: float = Field(description="As it sounds, from that line on.")
+    beats: Count = Field(description="Of the bar.")
+    bar: Count = Field(description="Its number: of a song since its beginning or its last change, or of a loop's pass.")
+    phase: float = Field(description="How much of a bar has passed at `playhead_sample`: 0 to 1.")
+    sample: int = Field(description="Where it begins, on the play axis.")
+
+
 class State(Message):
-    """The session's state, 4 times a second."""
+    """The session's state, 4 times a second, and where the beat changes."""
 
     type: Literal["state"] = "state"
     playhead_sample: Sample
@@ -411,6 +459,7 @@ class State(Message):
     playing: bool
     stored: bool = Field(default=False, description="Whether the session survives its server.")
     client_time_s: float | None = Field(default=None, description="Of the newest `ack`.")
+    beat: Beat | None = Field(default=None, description="null: none is known. Of plans, and of loops with a tempo.")
 
 
 class CanvasPicture(Message):
@@ -471,6 +520,7 @@ ClientMessage = (
     | SetAdapter
     | WriteAudio
     | SetBand
+    | SetClock
     | Seek
     | Reset
     | Play
@@ -521,6 +571,12 @@ def seq_of(data: str | bytes) -> int | None:
     except RequestError:
         return None
     return seq if type(seq) is int and 0 < seq <= MAX_SEQ else None
+
+
+def seq_in(message: ClientMessage) -> int | None:
+    """The `seq` of a message, where it has one."""
+    seq: int | None = getattr(message, "seq", None)
+    return seq
 
 
 def message_text(message: ClientMessage | ServerMessage) -> str:

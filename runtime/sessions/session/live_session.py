@@ -17,12 +17,13 @@ from runtime.errors import RequestError, StaleSeqError, TickError
 from runtime.requests.seeds import draw_seed
 from runtime.requests.segments import Latents
 from runtime.sessions.control.control_state import ControlState
-from runtime.sessions.control.controls import prompt_weights
+from runtime.sessions.control.controls import check_controls, prompt_weights
 from runtime.sessions.generations.base import Generations
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.generations.loop import LoopGenerations
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.audio_schedule import AudioSchedule
+from runtime.sessions.playback.bars import BarLines, following, next_line
 from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.navigation import Navigation
 from runtime.sessions.playback.playhead import Playhead, SessionClock
@@ -31,6 +32,7 @@ from runtime.sessions.protocol.actions import (
     NO_OPTIONS,
     Action,
     CancelJob,
+    CheckedControls,
     Commit,
     DecodeWindow,
     End,
@@ -48,6 +50,7 @@ from runtime.sessions.protocol.messages import (
     ReferenceKind,
     ServerMessage,
     SetPlan,
+    SetPrompts,
     WriteAudio,
 )
 from runtime.sessions.session import reports
@@ -60,9 +63,12 @@ from runtime.sessions.session.stored import (
     new_canvas_notice,
     parsed,
 )
+from runtime.sessions.session.waiting import Change, Waiting, WaitingMessages
 from runtime.sessions.storage.store import SessionSnapshot
 
 STATE_INTERVAL_S = 0.25
+# A clock that is followed may differ so much.
+TEMPO_TOLERANCE_BPM, PHASE_TOLERANCE_S = 0.3, 0.02
 SCHEDULE_MARGIN_S = 0.3  # `advance` is called at least once per STATE_INTERVAL_S.
 MODES: dict[str, type[Generations]] = {"loop": LoopGenerations, "extend": ExtendGenerations}
 
@@ -78,13 +84,15 @@ class LiveSession:
     ) -> None:
         given = opened.controls.get("seed") if opened.seed is None else opened.seed
         clock, seed = SessionClock(now_s), draw_seed() if given is None else given
-        controls = ControlState(model, clock, opened.controls, opened.prompts, opened.blend, seed)
+        values = opened.controls if opened.bars is None else {**opened.controls, "loop_bars": opened.bars}
+        controls = ControlState(model, clock, values, opened.prompts, opened.blend, seed)
         frames, playhead = model.canvas_frames(opened.seconds), Playhead(clock, model.sample_rate_hz)
         playhead.is_playing = not opened.paused
         parts = SessionParts(
             session_id, opened.mode, opened.format, opened.slots, frames, controls, Timeline(), playhead
         )
         self._set_up(model, parts)
+        self._generations.check_bars(values, "controls.loop_bars" if opened.bars is None else "bars")
         if reports.has_plan(model, opened):
             self._generations.begin_plan(0)
         if opened.source_id is not None:
@@ -98,10 +106,15 @@ class LiveSession:
         self._generations = MODES[parts.mode](
             model, parts.frames, parts.slots, self._controls, self._timeline, self._playhead
         )
-        self._navigation = Navigation(model, parts.frames, parts.mode == "loop", self._timeline, self._playhead)
+        self._lines = BarLines(model, self._timeline, self._generations.grids)
+        self._navigation = Navigation(
+            model, parts.frames, parts.mode == "loop", self._timeline, self._playhead, self._generations.own_band
+        )
         self._commits = CommitTimer(self._playhead)
         self._outbox: list[Action] = []
-        self._stated_s = -math.inf  # last `state`
+        self._stated_s = -math.inf  # last `state`, and its beat
+        self._told_beat: messages.Beat | None = None
+        self._beat_version: Any = None  # What `_has_new_beat` has judged.
         self._due_s: float | None = None
         self._problem = ""
         self._asked_words = self._find_words(0)  # What is known of words, or being found.
@@ -209,29 +222,32 @@ class LiveSession:
         WriteAudio, the frames of `write_region` with the audio in them.
         """
         self._clock.now_s = now_s
-        seq = getattr(message, "seq", None)
+        seq = messages.seq_in(message)
         if seq is not None and seq <= self._controls.accepted_seq:
             raise StaleSeqError(f"got {seq} after {self._controls.accepted_seq}", field="seq", fix="count up")
+        at_sample = self._at_sample(message)
         match message:
             case messages.Ack():
                 self._ack(message)
             case messages.SetControls():
-                self._controls.set(message, self._playhead)
+                self._generations.check_bars(message.values, "values.loop_bars")
+                self._controls.set(message, at_sample)
                 self._words_seq = message.seq
-            case messages.SetPrompts():
-                weights = prompt_weights(message.items, self.model, "items")
-                self._controls.change_prompts(weights, message.blend, message.seq, message.ramp_ms / 1e3)
-                self._words_seq = message.seq
-            case messages.SetSource() | messages.SetTimbre() | messages.SetStructure():
-                self._set_reference(message.type, message.id, message.strength, latents, message.seq)
+            case messages.SetPrompts() | messages.SetSource() | messages.SetTimbre() | messages.SetStructure():
+                self._change(message, latents, at_sample)
             case messages.SetAdapter():
                 self._controls.set_adapter(message)
             case WriteAudio():
                 self._write(message, latents)
             case messages.SetBand():
-                self._set_band(message)
+                self._navigation.set_band(message.start_s, message.end_s, at_sample)
+                self._controls.accept(message.seq)
+            case messages.SetClock():
+                at_sample = self._follow(message)
             case messages.Seek():
-                self._navigation.seek(message.to_s)
+                self._navigation.seek(message.to_s, at_sample)
+                if message.seq is not None:
+                    self._controls.accept(message.seq)
             case messages.Reset():
                 self._stop(self._generations.reset())
                 self._controls.accept(message.seq)
@@ -252,10 +268,69 @@ class LiveSession:
                 self._outbox.append(End())
             case Open():
                 raise RequestError("the session is open already", field="type")
+        if at_sample is not None and seq is not None:
+            self._send(Applied(seq=seq, at_sample=at_sample))
         if not isinstance(message, messages.Ack | messages.GetCanvas | GetPlan):
             self._commits.is_changed = True
         if isinstance(message, messages.Play | messages.Pause | messages.Seek | messages.SetBand):
             self._stated_s = -math.inf
+
+    @property
+    def _possible_sample(self) -> int:
+        """What is to begin there can still be made."""
+        return self._playhead.reach + self._samples(self._generations.lead_time_s)
+
+    def _at_sample(self, message: ClientMessage) -> int | None:
+        """The sample that a message is to begin at; None: at once. Raises RequestError where it names a bar in vain."""
+        at: messages.InBars | str | float | None = getattr(message, "at", None)
+        if isinstance(at, int | float):
+            sample = round(at * self.model.sample_rate_hz)
+            return sample if sample >= self._playhead.wanted_until else None
+        if at is None:
+            return None
+        number = at.bars if isinstance(at, messages.InBars) else 1
+        return next_line(self._lines, self._possible_sample, number, field="at").sample
+
+    def _follow(self, message: messages.SetClock) -> int | None:
+        """Take the tempo and the beats of a clock from a bar on; returns its sample, None where nothing changes.
+
+        Raises RequestError where there is no beat.
+        """
+        line, sample = following(self._lines, message, self._possible_sample, self.model.sample_rate_hz)
+        asked = self._controls.value("bpm") if "bpm" not in self.model.untaken else None
+        is_other = abs(message.bpm - (asked or line.tempo.bpm)) > TEMPO_TOLERANCE_BPM
+        is_moved = self._navigation.put(line.sample, sample, at_least=PHASE_TOLERANCE_S)
+        if is_other:
+            bpm = self.model.ranges.bpm.nearest(round(message.bpm, 2))
+            values = check_controls({"bpm": bpm}, self.model, "clock")
+            self._controls.schedule(sample if is_moved else line.sample, values, message.seq)
+        else:
+            self._controls.accept(message.seq)
+        return (sample if is_moved else line.sample) if is_moved or is_other else None
+
+    def _change(self, message: Change, latents: Latents | None, at_sample: int | None = None) -> None:
+        """Take prompts or a reference, now or from a sample on. Raises RequestError; then nothing has changed."""
+        if isinstance(message, SetPrompts):
+            prompt_weights(message.items, self.model, "items")
+        else:
+            self._generations.references.check(message.type, message.id, latents)
+        piece = None if latents is None else Piece(f"waiting/{message.seq}", latents)
+        if at_sample is not None:
+            self._parts.waiting.add(Waiting(at_sample, message, piece))
+            self._controls.schedule(at_sample, CheckedControls({}), message.seq)
+            return
+        self._begin(Waiting(self._playhead.position, message, piece))
+
+    def _begin(self, item: Waiting) -> None:
+        """Carry out a message that was checked."""
+        message, latents = item.message, None if item.piece is None else item.piece.latents
+        if isinstance(message, SetPrompts):
+            weights = prompt_weights(message.items, self.model, "items")
+            start_s = self._playhead.reaches_s(item.at_sample)
+            self._controls.change_prompts(weights, message.blend, message.seq, message.ramp_ms / 1e3, start_s)
+            self._words_seq = message.seq
+        else:
+            self._set_reference(message.type, message.id, message.strength, latents, message.seq)
 
     def write_region(self, message: WriteAudio) -> tuple[int, Latents]:
         """What a write overwrites, as it is now: the offset of its first sample in the region, the frames `[n, C]`.
@@ -363,6 +438,9 @@ class LiveSession:
             session._set_up(model, SessionParts.renew(meta, model, clock, notice))
             if meta["generations"]["plan"] is not None and model.plan is not None:
                 session._generations.begin_plan(0)
+            for item in WaitingMessages.restored(meta["waiting"], pieces.load).take(math.inf):
+                if isinstance(item.message, SetPrompts):
+                    session._begin(item)
             return session
         check_fits(meta, model)
         session._set_up(model, SessionParts.restore(meta, pieces, model, clock))
@@ -375,6 +453,8 @@ class LiveSession:
             estimate_s = self._generations.times.estimate_s
             soon = self._playhead.wanted_until + self._samples(2 * estimate_s + SCHEDULE_MARGIN_S)
             self._controls.begin_scheduled(soon, self._playhead)
+            for item in self._parts.waiting.take(soon):
+                self._begin(item)
             self._generations.note()
         if not self._playhead.is_attached:
             yield from self._generations.stop()
@@ -396,13 +476,28 @@ class LiveSession:
         return f"{self.id}/{self._audio.epoch}"
 
     def _state(self) -> Iterator[Action]:
-        is_due = self._clock.now_s >= self._stated_s + STATE_INTERVAL_S
+        is_due = self._clock.now_s >= self._stated_s + STATE_INTERVAL_S or self._has_new_beat()
         if not self._playhead.is_attached or not is_due or not (self.is_active or self._stated_s == -math.inf):
             return
         self._stated_s = self._clock.now_s
         estimate_s, parts = self._generations.times.estimate_s, (self.model, self._timeline, self._playhead)
-        state = reports.state(*parts, generations_in_flight=self.num_jobs, generation_s=estimate_s)
+        state = reports.state(*parts, lines=self._lines, generations_in_flight=self.num_jobs, generation_s=estimate_s)
+        self._told_beat = state.beat
         yield state
+
+    def _has_new_beat(self) -> bool:
+        """Whether the bars go on otherwise than the newest `state` says."""
+        plan = self.plan
+        version = self._timeline.version, None if plan is None else plan.sections
+        if version == self._beat_version:
+            return False
+        self._beat_version = version
+        beat, told = reports.beat(self._lines, self._playhead), self._told_beat
+        if beat is None or told is None:
+            return beat is not told
+        bar = 60.0 * self.model.sample_rate_hz * beat.beats / beat.bpm
+        off = (beat.sample - told.sample + bar / 2) % bar - bar / 2
+        return (beat.bpm, beat.beats) != (told.bpm, told.beats) or abs(off) > 1.0
 
     def _plan(self) -> Iterator[Action]:
         """The plan, where the client does not have it."""
@@ -462,10 +557,6 @@ class LiveSession:
 
     def _stop(self, job_ids: Iterable[str]) -> None:
         self._outbox += [CancelJob(job_id) for job_id in job_ids]
-
-    def _set_band(self, message: messages.SetBand) -> None:
-        self._navigation.set_band(message.start_s, message.end_s)
-        self._controls.accept(message.seq)
 
     def _report(self, problem: messages.Problem) -> None:
         """Send a problem; one that answers no message only once where it comes again."""

@@ -14,6 +14,7 @@ from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.control.controls import controls_schema
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
+from runtime.sessions.playback.bars import BarLines
 from runtime.sessions.playback.canvas import Canvas, PlacedSource, Timeline
 from runtime.sessions.playback.playhead import Playhead
 from runtime.sessions.protocol import messages
@@ -80,7 +81,7 @@ def values(
 ) -> dict[str, Any]:
     """All that a client may have changed, by name, as in `changed`; prompt_words is the caller's."""
     newest = timeline.newest
-    band = None if newest is None or newest.band == (0, newest.canvas.end) else newest.band
+    band = newest.band if newest is not None and newest.is_chosen else None
     return {
         **state.published,
         "prompts": [prompt.model_dump() for prompt in state.prompts],
@@ -138,6 +139,7 @@ def state(
     timeline: Timeline,
     playhead: Playhead,
     *,
+    lines: BarLines,
     generations_in_flight: int,
     generation_s: float,
 ) -> messages.State:
@@ -157,7 +159,20 @@ def state(
         canvas_position_s=max(0.0, frame + position % hop / hop) / model.frame_rate_hz,
         playing=playhead.is_playing,
         client_time_s=playhead.client_time_s,
+        beat=beat(lines, playhead),
     )
+
+
+def beat(lines: BarLines, playhead: Playhead) -> messages.Beat | None:
+    """The newest bar line of what was sent, and where in its bar the playhead is; None where no beat is known."""
+    position = playhead.position
+    newest, here = lines.at(max(position, playhead.sent_until)), lines.at(position)
+    if newest is None:
+        return None
+    played = newest if here is None else here
+    phase = (position - played.sample) / played.bar_samples % 1.0
+    bpm, beats = newest.tempo
+    return messages.Beat(bpm=bpm, beats=beats, bar=newest.bar, phase=phase, sample=newest.sample)
 
 
 def has_plan(model: LiveModel, opened: messages.Open) -> bool:

@@ -6,11 +6,12 @@ import hashlib
 import hmac
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from runtime.config.identity import ModelIdentity
 from runtime.errors import RequestError
+from runtime.requests.form.tempo import Tempo
 from runtime.requests.segments import Latents
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.base import Generations
@@ -21,6 +22,7 @@ from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, 
 from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.actions import LiveModel
 from runtime.sessions.protocol.messages import AudioFormat, Mode
+from runtime.sessions.session.waiting import WaitingMessages
 from runtime.sessions.storage.document import LONGEST_S, damaged, parse_session
 from runtime.sessions.storage.store import SessionSnapshot
 
@@ -70,6 +72,7 @@ class SessionParts:
     epoch: int = 0
     token_sha256: str = ""
     notice: str = ""
+    waiting: WaitingMessages = field(default_factory=WaitingMessages)
 
     def set_token(self, token: str) -> bool:
         """Let a token resume the session; returns whether another one did."""
@@ -93,6 +96,7 @@ class SessionParts:
             "playhead": self.playhead.snapshot(),
             "timeline": store_timeline(self.timeline, pieces),
             "generations": store_generations(generations, pieces),
+            "waiting": self.waiting.stored(pieces.store),
         }
         return SessionSnapshot(meta, pieces.arrays)
 
@@ -105,6 +109,7 @@ class SessionParts:
             controls=ControlState.restore(meta["controls"], model, clock),
             timeline=load_timeline(meta, pieces, model),
             playhead=Playhead.restore(meta["playhead"], clock, model.sample_rate_hz),
+            waiting=WaitingMessages.restored(meta["waiting"], pieces.load),
         )
 
     @classmethod
@@ -207,6 +212,8 @@ def store_timeline(timeline: Timeline, pieces: Pieces) -> list[dict[str, Any]]:
             "play_frame": placement.play_frame,
             "canvas_frame": placement.canvas_frame,
             "band": None if placement.band is None else list(placement.band),
+            "is_chosen": placement.is_chosen,
+            "tempo": placement.canvas.tempo,
             "parts": _store_parts(placement.canvas.parts, pieces),
         }
         for placement in timeline.placements
@@ -218,10 +225,16 @@ def load_timeline(meta: Mapping[str, Any], pieces: Pieces, model: LiveModel) -> 
     placements = [
         Placement(
             from_sample=values["from_sample"],
-            canvas=Canvas(_load_parts(values["parts"], pieces, model.latent_channels)),
+            canvas=Canvas(
+                _load_parts(values["parts"], pieces, model.latent_channels), values["tempo"] and Tempo(*values["tempo"])
+            ),
             play_frame=values["play_frame"],
             canvas_frame=values["canvas_frame"],
             band=values["band"],
+            # Of a document without it, what is not the whole loop was chosen.
+            is_chosen=values["band"] not in (None, (0, meta["frames"]))
+            if values["is_chosen"] is None
+            else values["is_chosen"],
         )
         for values in meta["timeline"]
     ]

@@ -25,6 +25,8 @@ SeqOrNone = Annotated[int, Field(ge=0, le=MAX_SEQ)]  # 0: none
 Duration = Annotated[float, Field(ge=0.0, le=LONGEST_S)]
 Time = Annotated[float, Field(ge=-float(MAX_NUMBER), le=float(MAX_NUMBER))]
 Weight = Annotated[float, Field(ge=0.0, le=10.0)]
+StoredBpm = Annotated[float, Field(ge=0.0, le=1000.0)]
+StoredBeats = Annotated[int, Field(ge=0, le=64)]
 # piece, row, start, end, first_seq, full_seq
 StoredPart = tuple[str, Number, Number, Number, SeqOrNone, SeqOrNone]
 # id, strength, piece, start
@@ -89,6 +91,8 @@ class StoredPlacement(BaseModel):
     play_frame: Number
     canvas_frame: Number
     band: tuple[Number, Number] | None
+    is_chosen: bool | None = None
+    tempo: tuple[Annotated[float, Field(ge=1.0, le=1000.0)], Annotated[int, Field(ge=1, le=64)]] | None = None
     parts: list[StoredPart]
 
 
@@ -103,6 +107,10 @@ class StoredSection(BaseModel):
     end_frame: SignedNumber
     codes: tuple[Number, ...] | None
     others: Annotated[tuple[Identifier, ...], Field(max_length=64)] = ()
+    bpm: StoredBpm = 0.0
+    beats: StoredBeats = 0
+    first_bar: SignedNumber = 0
+    offset: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
 
 
 class StoredChange(BaseModel):
@@ -176,6 +184,7 @@ class StoredSession(BaseModel):
     playhead: StoredPlayhead
     timeline: list[StoredPlacement]
     generations: StoredGenerations
+    waiting: list[tuple[Number, dict[str, Any], str | None]] = []
 
 
 def parse_session(meta: Any) -> dict[str, Any]:

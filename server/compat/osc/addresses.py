@@ -200,8 +200,9 @@ def _messages(schema: Mapping[str, Any]) -> Iterator[Address]:
 @cache
 def _member_kinds(model: type[BaseModel]) -> dict[str, AddressKind]:
     """Kinds of the members of a message that are arguments."""
-    properties = model.model_json_schema()["properties"]
-    kinds = {name: _kind(schema, {}) for name, schema in properties.items() if name not in NO_ARGUMENTS}
+    schema = model.model_json_schema()
+    properties, definitions = schema["properties"], schema.get("$defs", {})
+    kinds = {name: _kind(member, definitions) for name, member in properties.items() if name not in NO_ARGUMENTS}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 

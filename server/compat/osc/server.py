@@ -22,7 +22,7 @@ from runtime.sessions.control.controls import controls_schema
 from runtime.sessions.hosting.controllers import Values
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S, Changed, Problem, ServerMessage
+from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S, Changed, Problem, ServerMessage, State
 from server.asgi.rate_limit import RateLimit
 from server.compat.osc.addresses import AddressTable
 from server.compat.osc.packets import BUNDLE, Argument, build_packet, parse_packet
@@ -66,6 +66,9 @@ class Surface:
             self.server.refuse(self.peer, message.detail, message.fix)
         elif isinstance(message, Changed):
             self._show(message.values)
+        elif isinstance(message, State) and message.beat is not None:
+            beat = message.beat
+            self.send("beat", [beat.bpm, beat.beats, beat.bar, beat.phase, beat.sample])
 
     def query(self, name: str, values: Values) -> None:
         """On the host's thread: describe an address, or all of them for ""."""

@@ -52,6 +52,16 @@ def test_a_section_that_cannot_be_is_refused(request_: SectionRequest, expected:
         item_of(SPEC, request_)
 
 
+def test_a_planned_section_tells_where_its_bars_are_exactly() -> None:
+    song = Song((9, 12), (), GRID.at(124.3, 4))
+    for section in sections("verse 2", "chorus 1", "verse 4", song=song):
+        planned = section.planned(SPEC, None)
+        exact = planned.first_bar * 4 * 60 / 124.3 * GRID.frame_rate_hz
+        assert planned.start_frame + planned.offset == pytest.approx(exact, abs=1e-9)
+        assert abs(planned.offset) <= 0.51
+        assert (planned.bpm, planned.beats) == (124.3, 4)
+
+
 def test_a_section_recalls_the_first_of_its_kind_or_of_its_material() -> None:
     found = sections("verse 2", "chorus 2", "break 1", "chorus 1", "outro 1")
     recalled = [recalled_section(SPEC, found, section) for section in found]

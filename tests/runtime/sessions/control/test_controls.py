@@ -14,7 +14,7 @@ from runtime.sessions.protocol.messages import LivePrompt
 
 
 def test_every_option_of_a_generation_is_a_control_or_excluded() -> None:
-    assert set(GenerationOptions.model_fields) | {"variation"} == set(CONTROL_NAMES) | set(EXCLUDED)
+    assert set(GenerationOptions.model_fields) | {"variation", "loop_bars"} == set(CONTROL_NAMES) | set(EXCLUDED)
 
 
 def test_the_schema_marks_the_kind_and_has_the_models_defaults() -> None:

@@ -71,6 +71,18 @@ def test_a_later_canvas_keeps_its_sample_when_the_position_moves() -> None:
     assert [item.from_sample for item in timeline.placements] == [0, 500, 600]
 
 
+def test_a_move_that_is_to_come_stays_when_canvas_or_position_change_before() -> None:
+    timeline = Timeline([Placement(0, canvas(), 0, 0, (0, 8))])
+    timeline.move(1000, 100, 5, (4, 6), is_chosen=True)
+    timeline.place_canvas(500, canvas(name="new"))
+    timeline.move(600, 60, 2, (0, 8))
+    assert [item.from_sample for item in timeline.placements] == [0, 500, 600, 1000]
+    later = timeline.at(1000)
+    assert later is not None
+    assert (later.canvas_frame_at(100), later.band, later.is_chosen) == (5, (4, 6), True)
+    assert set(later.canvas.pieces) == {"new"}
+
+
 def test_what_was_played_is_forgotten() -> None:
     timeline = Timeline([Placement(0, canvas(), 0, 0, None), Placement(100, canvas(), 0, 0, None)])
     timeline.forget(99)

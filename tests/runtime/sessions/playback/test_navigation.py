@@ -18,7 +18,13 @@ def navigation(frames: int = 64, *, is_loop: bool = True, position: int = 0) -> 
     """Of a session that plays a canvas of `frames` frames."""
     canvas = Canvas((Part(Piece("p", np.zeros((frames, CHANNELS), np.float32)), 0, 0, frames, 0, 0),))
     timeline = Timeline([Placement(0, canvas, 0, 0, (0, frames) if is_loop else None)])
-    return Navigation(MODEL, 64, is_loop, timeline, Playhead(SessionClock(0.0), RATE, position)), timeline
+    return moves(timeline, position, is_loop=is_loop), timeline
+
+
+def moves(timeline: Timeline, position: int = 0, *, is_loop: bool = True) -> Navigation:
+    """Of a session whose own band is its whole loop."""
+    playhead, band = Playhead(SessionClock(0.0), RATE, position), (0, 64) if is_loop else None
+    return Navigation(MODEL, 64, is_loop, timeline, playhead, lambda canvas: band)
 
 
 def heard(timeline: Timeline, sample: int) -> int:
@@ -28,31 +34,31 @@ def heard(timeline: Timeline, sample: int) -> int:
 
 
 def test_a_band_goes_on_inside_and_jumps_to_its_beginning_from_outside() -> None:
-    moves, timeline = navigation(position=20 * HOP)
-    moves.set_band(0.4, 1.2)
+    chosen, timeline = navigation(position=20 * HOP)
+    chosen.set_band(0.4, 1.2)
     assert heard(timeline, 20 * HOP + REACH) == 21
-    moves.set_band(0.0, 0.4)
+    chosen.set_band(0.0, 0.4)
     assert [heard(timeline, 20 * HOP + REACH + frame * HOP) for frame in (0, 9, 10)] == [0, 9, 0]
-    moves.set_band(None, None)
+    chosen.set_band(None, None)
     assert timeline.newest is not None
     assert timeline.newest.band == (0, 64)
 
 
 def test_seek_is_heard_after_the_reach() -> None:
-    moves, timeline = navigation()
-    moves.seek(1.0)
+    sought, timeline = navigation()
+    sought.seek(1.0)
     assert (heard(timeline, REACH - 1), heard(timeline, REACH)) == (1, 25)
 
 
 def test_positions_outside_are_refused() -> None:
-    moves, _ = navigation()
+    wrong, _ = navigation()
     with pytest.raises(RequestError, match=r"from 0\.00 to 2\.56 s"):
-        moves.set_band(1.0, 3.0)
-    moves.set_band(0.4, 0.8)
+        wrong.set_band(1.0, 3.0)
+    wrong.set_band(0.4, 0.8)
     with pytest.raises(RequestError, match=r"plays from 0\.40 to 0\.80 s"):
-        moves.seek(1.0)
+        wrong.seek(1.0)
     with pytest.raises(RequestError, match="no canvas yet"):
-        Navigation(MODEL, 64, True, Timeline(), Playhead(SessionClock(0.0), RATE)).seek(0.0)
+        moves(Timeline()).seek(0.0)
 
 
 def test_a_picture_begins_with_the_loop_or_half_a_canvas_before_the_playhead() -> None:

@@ -16,6 +16,7 @@ from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
 from runtime.sessions.hosting.work import make_part
+from runtime.sessions.playback.bars import BarLines
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.messages import LivePrompt, Open
@@ -47,7 +48,7 @@ def test_controls_name_the_source() -> None:
 
 def test_values_are_all_that_a_client_may_have_changed() -> None:
     state = ControlState(MODEL, CLOCK, {"guidance": 4.0}, [LivePrompt(text="a", weight=0.5)], "tokens", 9)
-    timeline, references = Timeline([Placement(0, canvas(10), 0, 0, (2, 8))]), References(MODEL)
+    timeline, references = Timeline([Placement(0, canvas(10), 0, 0, (2, 8), is_chosen=True)]), References(MODEL)
     references.put("source", PlacedSource("abc", 0.5, Piece("s", np.zeros((4, 2), np.float32))))
     found = reports.values(state, references, timeline, Playhead(CLOCK, RATE), 2.0)
     assert (found["guidance"], found["seed"], found["blend"]) == (4.0, 9, "tokens")
@@ -59,7 +60,11 @@ def test_values_are_all_that_a_client_may_have_changed() -> None:
 
 def test_the_position_on_the_canvas_is_that_of_the_playhead() -> None:
     timeline = Timeline([Placement(0, canvas(10), 0, 4, (0, 10))])
-    state = reports.state(MODEL, timeline, Playhead(CLOCK, RATE, 500), generations_in_flight=1, generation_s=0.1)
+    lines = BarLines(MODEL, timeline, list)
+    state = reports.state(
+        MODEL, timeline, Playhead(CLOCK, RATE, 500), lines=lines, generations_in_flight=1, generation_s=0.1
+    )
+    assert state.beat is None
     assert state.canvas_position_s == (4 + 12.5 - 10) / 25
     assert (state.playhead_sample, state.generations_in_flight) == (500, 1)
 

@@ -66,6 +66,8 @@ def test_what_a_model_does_not_take_has_no_address() -> None:
         ("band", [], {"type": "band", "start_s": None, "end_s": None}),
         ("band", [1, 2.5], {"type": "band", "start_s": 1.0, "end_s": 2.5}),
         ("seek", [1.5], {"type": "seek", "to_s": 1.5}),
+        ("seek", [1.5, "bar"], {"type": "seek", "to_s": 1.5, "at": "bar"}),
+        ("band", [None, None, 7.5], {"type": "band", "start_s": None, "end_s": None, "at": 7.5}),
         ("play", [], {"type": "play"}),
         ("pause", [1.0], {"type": "pause"}),
         ("playing", [0.0], {"type": "pause"}),
@@ -136,7 +138,7 @@ def test_values_are_shown_at_the_addresses_that_have_them(table: AddressTable) -
 def test_a_description_has_range_choices_and_value(table: AddressTable) -> None:
     assert table.find("guidance").description(VALUES) == ["f", 0.0, 50.0, "", 3.0]
     assert table.find("dcw/mode").description(VALUES) == ["s", None, None, "low|high|double|pix", "double"]
-    assert table.find("timbre").description(VALUES) == ["sf", None, None, "", "abc"]
+    assert table.find("timbre").description(VALUES) == ["sff", None, None, "", "abc"]
     assert table.find("play").description(VALUES) == ["", None, None, ""]
 
 

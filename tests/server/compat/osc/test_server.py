@@ -24,7 +24,7 @@ from pythonosc.udp_client import SimpleUDPClient
 
 from runtime.config.deployment import Deployment
 from runtime.errors import ConfigError
-from runtime.sessions.protocol.messages import Applied, Changed, Problem
+from runtime.sessions.protocol.messages import Applied, Changed, Problem, State
 from server.compat.osc.opening import open_osc
 from server.compat.osc.server import MAX_SURFACES, SURFACE_KEEP_S, OscServer, open_udp_socket
 from server.config import ServerSettings
@@ -189,7 +189,7 @@ def test_surfaces_see_each_other_and_other_sessions_by_their_id(served: Served, 
         ("/tickrt/solver", ["ode", "sde"], "got 2 arguments"),
         ("/tickrt/steps", [float("inf")], "values.steps: "),
         ("/tickrt/seek", [-1.0], "to_s: "),
-        ("/tickrt/seek", [1.0, 2.0, 3.0], "at most 1"),
+        ("/tickrt/seek", [1.0, 2.0, 3.0], "at most 2"),
         ("/tickrt/band", [3.0, 1.0], "start_s < end_s"),
         ("/tickrt/mode", ["extend"], "keeps its mode"),
         ("/tickrt/prompt/1/weight", [-1.0], "weight: "),
@@ -412,3 +412,15 @@ def test_osc_without_its_package_is_a_config_error_that_names_the_extra(monkeypa
     with pytest.raises(ConfigError) as error:
         open_osc(ServerSettings(osc_port=0))
     assert "tickrt[osc]" in error.value.fix
+
+
+def test_a_surface_gets_the_beat(served: Served, surface: Surface) -> None:
+    with player(served) as page:
+        page.open(prompts=[{"text": "a, 240 bpm"}], seed=3)
+        page.receive_until(is_audio)
+        surface.send("/tickrt/guidance", 4.0)
+        page.receive_until(lambda item: isinstance(item, State) and item.sent_until_sample)
+        bpm, beats, bar, phase, sample = surface.until("/tickrt/beat")
+    assert (bpm, beats, bar) == (240.0, 4, 0)
+    assert 0 <= phase < 1
+    assert sample >= 0
