@@ -29,6 +29,11 @@ def untaken_options(bundle: Bundle) -> frozenset[str]:
     return lacking | {name for name, is_there in parts.items() if not is_there}
 
 
+def takes_notes(bundle: Bundle) -> bool:
+    """Whether its generations follow notes: its latents have them, and its decoder takes such latents as hints."""
+    return bundle.notes is not None and bundle.structure is not None and bundle.context is not None
+
+
 def plans_texts(bundle: Bundle) -> bool:
     """Whether its planner makes structure codes of a request's texts."""
     return bundle.structure is not None and bundle.planner is not None and bundle.planner.tokenizer is not None

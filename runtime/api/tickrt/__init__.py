@@ -26,6 +26,7 @@ from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from tickrt.audio import Audio
 from tickrt.live import Live
 from tickrt.model import Model, open
+from tickrt.note_events import NoteEvent
 from tickrt.options import (
     AdapterOptions,
     Arguments,
@@ -56,6 +57,7 @@ __all__ = [
     "Live",
     "Model",
     "NonFiniteError",
+    "NoteEvent",
     "Options",
     "Prompt",
     "PromptMeaning",

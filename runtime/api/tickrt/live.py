@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
 from types import TracebackType
 from typing import Any, Protocol, Self, Unpack
@@ -28,6 +29,7 @@ from runtime.sessions.protocol.messages import (
     parse_client_message,
 )
 from tickrt.audio import Audio
+from tickrt.note_events import NoteEvent
 from tickrt.options import Blend, Controls, Prompt, Source, plain_values
 from tickrt.receiver import Receiver
 
@@ -82,6 +84,7 @@ class Live:
         self._sending, self._seqs = threading.Lock(), count(1)
         self._texts = [prompt.text for prompt in message.prompts]
         self._negative_prompt = str(message.controls.get("negative_prompt") or "")
+        self._has_notes = "notes" in message.events
         self._id = sessions.open(message, receiver)
         self._closing = weakref.finalize(self, sessions.end, self._id)
         self._acknowledge()
@@ -97,6 +100,7 @@ class Live:
     def close(self) -> None:
         """End the session. Again does nothing."""
         self._closing()
+        self._receiver.end_notes()
 
     @property
     def state(self) -> State | None:
@@ -126,6 +130,14 @@ class Live:
             for words in told
         )
 
+    @property
+    def events(self) -> list[NoteEvent]:
+        """What begins and ends in the audio that was taken since the last time, in order; [] without events "notes".
+
+        Every note that begins ends, also where the session does.
+        """
+        return self._receiver.take_events()
+
     def __iter__(self) -> Self:
         return self
 
@@ -146,9 +158,13 @@ class Live:
         return np.concatenate(parts)
 
     def record(self, seconds: float) -> Audio:
-        """The next `seconds` as an Audio. Raises as read() does."""
+        """The next `seconds` as an Audio; with events "notes" it knows its notes. Raises as read() does."""
         samples = max(1, round(seconds * self._sessions.sample_rate_hz))
-        return self._sessions.audio(self.read(samples), self._receiver.seed, self.prompt_words)
+        self._receiver.record()
+        pcm = self.read(samples)
+        audio = self._sessions.audio(pcm, self._receiver.seed, self.prompt_words)
+        score = self._receiver.recorded(1 / audio.frame_rate_hz) if self._has_notes else None
+        return replace(audio, _score=score)
 
     def set(self, *, ramp_ms: float = 0.0, at: float | None = None, **controls: Unpack[Controls]) -> None:
         """Change controls; None goes back to the default. ramp_ms: numbers move to their new value in this time.

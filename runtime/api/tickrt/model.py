@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
@@ -25,6 +25,7 @@ from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, 
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptWords
+from runtime.sessions.protocol.messages import EventKind
 from runtime.tick.events import Event
 from tickrt.audio import Audio
 from tickrt.live import CHUNK_S, Live, open_message
@@ -157,14 +158,15 @@ class Model:
         slots: int = 2,
         plan: bool | None = None,
         chunk_s: float = CHUNK_S,
+        events: Sequence[EventKind] = (),
         **controls: Unpack[Controls],
     ) -> Live:
         """Open a live session: audio without end, whose prompts and controls change while it plays.
 
         mode: "loop" repeats a canvas of `seconds` and generates it again where something changes; "extend" continues
         without repeating. slots: generations in flight at a time. plan: whether it plays by a plan; None: where mode
-        and bundle have one. chunk_s: seconds per item of the iterator. source, sample_rate_hz: as of generate(). Raises
-        RequestError, and ConfigError where the bundle has no codec.
+        and bundle have one. chunk_s: seconds per item of the iterator. events: ["notes"] for Live.events. source,
+        sample_rate_hz: as of generate(). Raises RequestError, and ConfigError where the bundle has no codec.
         """
         sessions = self._live_sessions()
         source_id = None if source is None else sessions.add_source("source", source, sample_rate_hz)
@@ -179,6 +181,7 @@ class Model:
                 source_strength=source_strength,
                 slots=slots,
                 plan=plan,
+                events=list(events),
             )
             return Live(sessions, message, chunk_s, self)
         finally:

@@ -44,6 +44,7 @@ Mode = Literal["loop", "extend"]
 AudioFormat = Literal["s16", "f32", "opus"]
 Blend = Literal["velocity", "tokens"]
 ReferenceKind = Literal["source", "timbre", "structure"]
+EventKind = Literal["notes"]
 RampMs = Annotated[float, Field(ge=0.0, le=MAX_RAMP_MS, description="Numbers move to their new value in this time.")]
 Controls = Annotated[dict[Annotated[str, Field(max_length=100)], Any], Field(max_length=MAX_CONTROLS)]
 
@@ -87,6 +88,9 @@ class Open(Message):
     format: AudioFormat = Field(default="s16", description="Encoding of the audio that the server sends.")
     paused: bool = Field(default=False, description="Nothing is generated before `play`.")
     plan: bool | None = Field(default=None, description="Play by a plan. Default: where mode and model have one.")
+    events: list[EventKind] = Field(
+        default=[], max_length=8, description="What else to tell with the audio: notes, of a model that has them."
+    )
     resume: Identifier | None = Field(default=None, description="The resume token of an earlier connection.")
 
 
@@ -345,6 +349,14 @@ class Limits(Message):
     keep_s: float = Field(description="How long a session is kept without a connection.")
 
 
+class LayerKeys(Message):
+    """A layer of the model's notes and its MIDI keys; of percussion every key is a drum."""
+
+    name: str
+    keys: list[int]
+    is_percussion: bool
+
+
 class Ready(Message):
     """The session is open. `next_sample`: the first sample that will be sent in this epoch."""
 
@@ -368,6 +380,7 @@ class Ready(Message):
     limits: Limits
     edges: list[str] = Field(default=[], description="Further addresses of this session's servers.")
     plan: PlanChoices | None = Field(default=None, description="Of its plan; null: it has none.")
+    layers: list[LayerKeys] = Field(default=[], description="That its notes have; empty: the model tells none.")
 
 
 class Stages(Message):
@@ -411,6 +424,26 @@ class State(Message):
     playing: bool
     stored: bool = Field(default=False, description="Whether the session survives its server.")
     client_time_s: float | None = Field(default=None, description="Of the newest `ack`.")
+
+
+# Layer, pitch (MIDI's; of percussion the key), velocity (1 to 127), first sample, length in samples or null.
+LiveNote = tuple[str, int, int, Sample, Count | None]
+
+
+class TrackedNotes(Message):
+    """The notes of the chunk of audio that follows, sent to clients that open with events ["notes"].
+
+    Each is [layer, pitch, velocity, sample, samples], samples null where it goes on behind `end_sample`. `notes` begin
+    in the chunk; `open` began before it, and sound in it. What is in neither does not sound there. With `replaces` it
+    holds in place of what was told of these samples before.
+    """
+
+    type: Literal["notes"] = "notes"
+    start_sample: Sample
+    end_sample: Sample
+    replaces: bool
+    notes: list[LiveNote]
+    open: list[LiveNote]
 
 
 class CanvasPicture(Message):
@@ -481,7 +514,7 @@ ClientMessage = (
     | GetPlan
     | Close
 )
-ServerMessage = Ready | Applied | State | CanvasPicture | Plan | Changed | Problem | Closed
+ServerMessage = Ready | Applied | State | TrackedNotes | CanvasPicture | Plan | Changed | Problem | Closed
 # Gets the error of a message that was posted, or None.
 Reply = Callable[[TickError | None], None]
 _Parsed = TypeVar("_Parsed", bound=Message)

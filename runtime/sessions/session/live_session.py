@@ -25,6 +25,7 @@ from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.audio_schedule import AudioSchedule
 from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.navigation import Navigation
+from runtime.sessions.playback.played_notes import PlayedNotes
 from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import (
@@ -81,9 +82,10 @@ class LiveSession:
         controls = ControlState(model, clock, opened.controls, opened.prompts, opened.blend, seed)
         frames, playhead = model.canvas_frames(opened.seconds), Playhead(clock, model.sample_rate_hz)
         playhead.is_playing = not opened.paused
-        parts = SessionParts(
-            session_id, opened.mode, opened.format, opened.slots, frames, controls, Timeline(), playhead
-        )
+        if opened.events:
+            model.known_notes("events")
+        plain = (session_id, opened.mode, opened.format, opened.slots, frames)
+        parts = SessionParts(*plain, controls, Timeline(), playhead, events=list(opened.events))
         self._set_up(model, parts)
         if reports.has_plan(model, opened):
             self._generations.begin_plan(0)
@@ -94,7 +96,10 @@ class LiveSession:
         self.id, self.model, self._parts = parts.id, model, parts
         self._controls, self._timeline, self._playhead = parts.controls, parts.timeline, parts.playhead
         self._clock = parts.playhead.clock
-        self._audio = AudioSchedule(model, self._timeline, self._playhead, parts.epoch)
+        notes = None
+        if "notes" in parts.events and (facts := model.notes) is not None:
+            notes = PlayedNotes(facts.spec, facts.silence, model.hop_samples, self._playhead)
+        self._audio = AudioSchedule(model, self._timeline, self._playhead, parts.epoch, notes)
         self._generations = MODES[parts.mode](
             model, parts.frames, parts.slots, self._controls, self._timeline, self._playhead
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,14 +20,14 @@ from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.actions import LiveModel
-from runtime.sessions.protocol.messages import AudioFormat, Mode
+from runtime.sessions.protocol.messages import AudioFormat, EventKind, Mode
 from runtime.sessions.storage.document import LONGEST_S, damaged, parse_session
 from runtime.sessions.storage.store import SessionSnapshot
 
 VERSION = 1
 # Latents that the client has sent, which another model cannot read.
 REFERENCES = ("source", "structure", "timbre")
-PLAIN_PARTS = ("id", "mode", "format", "slots", "frames", "token_sha256")
+PLAIN_PARTS = ("id", "mode", "format", "slots", "frames", "token_sha256", "events")
 # The playhead is stored now and then; changes while it plays together, as a turned control makes many.
 COMMIT_INTERVAL_S, CHANGE_COMMIT_INTERVAL_S = 1.0, 0.05
 
@@ -56,7 +56,7 @@ class Pieces:
 class SessionParts:
     """What a session begins with, or goes on from. token_sha256: of the token that resumes it.
 
-    notice: what is new in it for the client that resumes it, in plain words.
+    notice: what is new in it for the client that resumes it, in plain words. events: what else its client is told.
     """
 
     id: str
@@ -70,6 +70,7 @@ class SessionParts:
     epoch: int = 0
     token_sha256: str = ""
     notice: str = ""
+    events: Sequence[EventKind] = ()
 
     def set_token(self, token: str) -> bool:
         """Let a token resume the session; returns whether another one did."""

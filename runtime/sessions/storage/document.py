@@ -9,7 +9,16 @@ from pydantic import BaseModel, Field, ValidationError
 from runtime.errors import StoreError
 from runtime.requests.option_types import Share, Text
 from runtime.requests.request import MAX_SEED
-from runtime.sessions.protocol.messages import MAX_RAMP_MS, MAX_SEQ, MAX_SLOTS, AudioFormat, Blend, Identifier, Mode
+from runtime.sessions.protocol.messages import (
+    MAX_RAMP_MS,
+    MAX_SEQ,
+    MAX_SLOTS,
+    AudioFormat,
+    Blend,
+    EventKind,
+    Identifier,
+    Mode,
+)
 
 # Larger than any frame, sample or count of a session, and small enough for sums of them in 64 bits.
 MAX_NUMBER = 2**53
@@ -169,6 +178,7 @@ class StoredSession(BaseModel):
     slots: Annotated[int, Field(ge=1, le=MAX_SLOTS)]
     frames: Number
     token_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+    events: list[EventKind] = []
     signal: list[int]
     made_by: StoredIdentity = StoredIdentity()
     epoch: Annotated[int, Field(ge=0, le=MAX_EPOCH)]
