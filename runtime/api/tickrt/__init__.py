@@ -22,6 +22,7 @@ from runtime.errors import (
     ShapeError,
     TickError,
 )
+from runtime.notes.score import Note
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from tickrt.audio import Audio
 from tickrt.live import Live
@@ -34,6 +35,8 @@ from tickrt.options import (
     Curve,
     DcwOptions,
     Generation,
+    NoteOptions,
+    Notes,
     Options,
     Prompt,
     Source,
@@ -57,7 +60,10 @@ __all__ = [
     "Live",
     "Model",
     "NonFiniteError",
+    "Note",
     "NoteEvent",
+    "NoteOptions",
+    "Notes",
     "Options",
     "Prompt",
     "PromptMeaning",

@@ -19,12 +19,15 @@ from runtime.audio.codec import Codec
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
 from runtime.errors import ConfigError, DrainingError, RequestError, TickError, source_as
+from runtime.notes.note_files import read_notes
+from runtime.notes.score import Note
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptWords
+from runtime.requests.validation import note_spec
 from runtime.sessions.protocol.messages import EventKind
 from runtime.tick.events import Event
 from tickrt.audio import Audio
@@ -36,6 +39,7 @@ from tickrt.options import (
     Blend,
     Controls,
     Generation,
+    Notes,
     Prompt,
     Source,
     documented,
@@ -206,6 +210,8 @@ class Model:
         condition, rate_hz = arguments.get("condition"), arguments.get("sample_rate_hz")
         if prompt is not None or condition is not None or self._pipeline.text_encoder is None:
             options["prompt"] = plain_values(prompt or "")
+        if (notes := arguments.get("notes")) is not None:
+            options["notes"] = self._note_values(notes)
         parsed = parse_options(options, self._pipeline.bundle.options)
         inputs = GenerationInputs(
             condition=None if condition is None else np.asarray(condition, np.float32),
@@ -216,6 +222,11 @@ class Model:
             timbre=_timbre(self._pipeline, arguments.get("timbre"), rate_hz),
         )
         return LongGeneration(self._pipeline, parsed, inputs)
+
+    def _note_values(self, notes: Notes) -> Any:
+        if isinstance(notes, str | Path):
+            return read_notes(Path(notes), note_spec(self._pipeline.bundle))
+        return [note._asdict() if isinstance(note, Note) else plain_values(note) for note in notes]
 
     def _input(self, arguments: Mapping[str, Any], name: str) -> NDArray[np.float32] | None:
         source = arguments.get(name)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.conditions import Task
+from runtime.notes.score import Note
 from runtime.requests.options import GenerationOptions
 from tickrt.audio import Audio
 
@@ -24,6 +25,16 @@ class WeightedPrompt(TypedDict, total=False):
     weight: Curve
     start: float
     end: float
+
+
+class NoteOptions(TypedDict, total=False):
+    """A note to play, in seconds."""
+
+    layer: str | None
+    pitch: Required[int]
+    start_s: Required[float]
+    seconds: Required[float]
+    velocity: int
 
 
 class Span(TypedDict):
@@ -49,6 +60,8 @@ class AdapterOptions(TypedDict, total=False):
 
 
 Prompt = str | Sequence[WeightedPrompt]
+# Notes as Audio.notes has them, objects, or the path of a MIDI or JSON file.
+Notes = str | Path | Sequence[Note | NoteOptions]
 Blend = Literal["velocity", "tokens"]
 
 
@@ -98,6 +111,9 @@ class Options(_Common, total=False):
     seconds: float | None
     repaint: Sequence[Span] | None
     codes: str | Sequence[int] | None
+    notes: Notes | None
+    notes_strength: Curve | None
+    notes_exact: bool
     timesteps: Sequence[float] | NDArray[np.floating[Any]] | None
     plan: bool | None
     plan_temperature: float | None
