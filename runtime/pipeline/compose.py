@@ -293,9 +293,10 @@ class RequestComposer:
         if not phrases:
             return given
         assert self.bundle.notes is not None
+        spec, silence = self.bundle.notes, self.bundle.silence(1)[0]
         share = segment.curve(1.0 if options.notes_strength is None else options.notes_strength)
-        silence = self.bundle.silence(1)[0]
-        return with_notes(given, phrases, self.bundle.notes, silence, segment.first_frame, share)
+        hints = [phrase.moved(spec.hint_delay) for phrase in phrases]
+        return with_notes(given, hints, spec, silence, segment.first_frame, share)
 
     @property
     def _rate_hz(self) -> float:

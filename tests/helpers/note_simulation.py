@@ -24,6 +24,8 @@ SPEC = NotesSpec(
         NoteLayerSpec(name="drums", channels=(3, 4), keys=(36, 38), is_percussion=True),
     ),
 )
+# Keys of the bass that sound where a client plays them alone.
+FREE = (38, 40)
 SILENCE = np.full(CHANNELS, 0.25, np.float32)
 FACTS = NoteFacts(SPEC, SILENCE)
 NOTED = replace(MODEL, margin_frames=6, notes=FACTS)
@@ -31,7 +33,7 @@ NOTED_PLAN = replace(PLANNING, margin_frames=6, notes=FACTS)
 
 
 class NoteSimulation(Simulation):
-    """Generations are random notes; what is heard is tracked again as a whole.
+    """Generations are random notes of all keys but FREE; what is heard is tracked again as a whole.
 
     A generation with an overlay has it in its latents, as a decoder that follows its hints exactly.
     """
@@ -39,7 +41,7 @@ class NoteSimulation(Simulation):
     def _latents(self, flight: Flight) -> NDArray[np.float32]:
         segment, rng = flight.job.segment, np.random.default_rng([flight.number, 7])
         levels = np.zeros((segment.frames, CHANNELS), np.float32)
-        for channel in range(CHANNELS):
+        for channel in (0, 3, 4):
             frame = int(rng.integers(0, 6))
             while frame < segment.frames:
                 length = int(rng.integers(3, 12))

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 from types import TracebackType
-from typing import Any, Protocol, Self, Unpack
+from typing import Any, Literal, Protocol, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from tickrt.receiver import Receiver
 
 REPLY_TIMEOUT_S = 60.0
 CHUNK_S = 0.1
+PlayMode = Literal["echo", "hold", "at"]
 PACED = ("set", "prompts", "source", "structure", "timbre", "adapter", "reset")
 
 
@@ -248,6 +249,28 @@ class Live:
         """
         chosen = None if sections is None else [dict(section) for section in sections]
         self._send("set_plan", start_s=float(start_s), sections=chosen, codes=None if codes is None else list(codes))
+
+    def notes(
+        self,
+        items: Iterable[Mapping[str, Any]],
+        *,
+        mode: PlayMode = "echo",
+        layer: str | None = None,
+        at: float = 0.0,
+        bars: int = 1,
+        quantize: bool = True,
+        exact: bool = False,
+    ) -> None:
+        """Play notes that the session follows. items: each with pitch, and start_s, seconds and velocity where needed.
+
+        mode: "echo": a bar that was played comes back `bars` bars later; "hold": they are the harmony of all bars from
+        the next one on, without items the plan's again; "at": at their times. layer: None: the one that has the pitch.
+        at: what start_s counts from, in seconds of the session. quantize: an echo lies on sixteenths. exact: write them
+        into what is generated, too. Echo and hold need a plan, or in a loop its length.
+        """
+        played = [plain_values(item) for item in items]
+        times: dict[str, Any] = {"mode": mode, "at": float(at), "bars": bars, "quantize": quantize}
+        self._send("notes", None, items=played, layer=layer, exact=exact, **times)
 
     def _send(self, type: str, pcm: NDArray[np.float32] | None = None, **members: Any) -> None:
         """Post a message that changes sound."""

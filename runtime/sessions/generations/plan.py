@@ -9,15 +9,18 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from runtime.config.plan_spec import METER
 from runtime.errors import RequestError, TickError
 from runtime.requests.form.sections import PlannedSection, SectionRequest, item_of
 from runtime.requests.form.state import PlanState
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Latents
+from runtime.sessions.generations.given_notes import Bar
 from runtime.sessions.playback.canvas import Canvas, Part, Piece
 from runtime.sessions.playback.playhead import SessionClock
 from runtime.sessions.protocol.actions import LiveModel, MakePlan, PlanBeginning, PlanChange, PlanPart
@@ -119,6 +122,17 @@ class SessionPlan:
             for each in self.sections
             if each.start_frame < first + frames and each.end_frame > first
         )
+
+    @property
+    def bars(self) -> tuple[Bar, ...]:
+        """Those of its sections."""
+        beats, part = str(self.header.get(METER, "4/4")).split("/")
+        sixteenths, found = int(beats) * 16 // int(part), list[Bar]()
+        for section in self.sections:
+            start, length = section.start_frame + (self.origin or 0), section.end_frame - section.start_frame
+            lines = [start + length * bar / section.bars for bar in range(section.bars + 1)]
+            found += [Bar(*line, sixteenths) for line in pairwise(lines)]
+        return tuple(found)
 
     def has_hints(self, canvas_end: int) -> bool:
         """Whether they are known up to a canvas frame; frames are the plan's after a reset."""

@@ -14,6 +14,7 @@ from runtime.config.option_ranges import ANY_MODEL, OptionRanges
 from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.errors import NoNotesError, RequestError
+from runtime.notes.note_levels import Phrase
 from runtime.requests.form.sections import PlannedSection, SectionRequest
 from runtime.requests.form.state import PlanState, check_state
 from runtime.requests.options import GenerationOptions, parse_options
@@ -157,7 +158,8 @@ class SessionJob:
     keeps none. source `[T, C]`: already the segment's frames. noise `[T, C]`: instead of the seed's. full_seq: the
     newest seq whose change the job has from its first step on. is_refresh: it replaces audio that exists. timbre
     `[F, C]`: latents of a reference. hints `[T, C]`: of the structure that it follows, already the segment's frames.
-    sections: of the plan whose hints these are, by the segment's frames; the prompts say what sounds in each.
+    sections: of the plan whose hints these are, by the segment's frames; the prompts say what sounds in each. phrases:
+    notes over the hints, by the segment's frames; exact: those of them that the session writes into its latents, too.
     """
 
     id: str
@@ -171,6 +173,8 @@ class SessionJob:
     timbre: Latents | None = None
     hints: Latents | None = None
     sections: tuple[PlannedSection, ...] = ()
+    phrases: tuple[Phrase, ...] = ()
+    exact: tuple[Phrase, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

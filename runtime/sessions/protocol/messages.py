@@ -34,6 +34,8 @@ MAX_SLOTS = 4
 MAX_CONTROLS = 64
 MAX_SECTIONS = 64
 MAX_CODES = 4096
+MAX_ITEMS = 256
+MAX_ECHO_BARS = 16
 
 Seq = Annotated[int, Field(ge=1, le=MAX_SEQ, description="The client's counter, larger than in any message before.")]
 Sample = Annotated[int, Field(ge=0, le=MAX_SAMPLE)]
@@ -265,6 +267,37 @@ class GetPlan(Message):
     """Asks for the plan."""
 
     type: Literal["get_plan"] = "get_plan"
+
+
+class NoteItem(Message):
+    """A note that a client plays."""
+
+    pitch: int = Field(ge=0, le=127, description="MIDI's; moved by octaves into the layer's keys. Of drums the key.")
+    start_s: Seconds = Field(default=0.0, description="Seconds from `at` on.")
+    seconds: float = Field(default=0.5, gt=0.0, le=MAX_SECONDS, description="How long it sounds.")
+    velocity: int = Field(default=100, ge=1, le=127, description="How loud it is.")
+
+
+class PlayNotes(Message):
+    """Plays notes: generations follow them, in place of what their layer would play.
+
+    echo: a bar that was played comes back `bars` bars later. hold: the notes are a chord, the harmony of all bars from
+    the next one on, until another one is held; without items the plan's again. at: at their times.
+    """
+
+    type: Literal["notes"] = "notes"
+    seq: Seq
+    mode: Literal["echo", "hold", "at"] = "echo"
+    items: Annotated[list[NoteItem], Field(max_length=MAX_ITEMS)]
+    layer: Identifier | None = Field(
+        default=None, description="Null: the one whose keys have the pitch; of hold, pad and bass."
+    )
+    at: Seconds = Field(
+        default=0.0, description="What the items' `start_s` counts from: seconds on the play axis. Not for hold."
+    )
+    bars: int = Field(default=1, ge=1, le=MAX_ECHO_BARS, description="Of echo: so many bars later.")
+    quantize: bool = Field(default=True, description="Of echo: onsets lie on sixteenths.")
+    exact: bool = Field(default=False, description="Write them into what is generated, too.")
 
 
 # What a server sends.
@@ -512,6 +545,7 @@ ClientMessage = (
     | GetCanvas
     | SetPlan
     | GetPlan
+    | PlayNotes
     | Close
 )
 ServerMessage = Ready | Applied | State | TrackedNotes | CanvasPicture | Plan | Changed | Problem | Closed

@@ -253,6 +253,9 @@ class LiveSession:
                 if self.plan is None:
                     raise RequestError("the session has no plan", field="type")
                 self._sent_plan = None
+            case messages.PlayNotes():
+                self._generations.play_notes(message)
+                self._controls.accept(message.seq)
             case messages.Close():
                 self._outbox.append(End())
             case Open():

@@ -251,6 +251,7 @@ def store_generations(generations: Generations, pieces: Pieces) -> dict[str, Any
         "timbre": given.timbre and pieces.store(given.timbre.piece),
         "structure": _store_source(given.structure, pieces),
         "plan": given.plan and _store_plan(given.plan, pieces),
+        "notes": given.notes and given.notes.store(),
         **_store_mode(generations, pieces),
     }
 
@@ -267,6 +268,8 @@ def load_generations(
         if hints and hints[-1].end != plan["values"]["end"]:
             raise damaged("generations.plan.values.end is not that of its hints")
         given.plan = SessionPlan.restored(model, clock, generations.frames, plan["values"], hints)
+    if given.notes is not None and stored["notes"] is not None:
+        given.notes.restore(stored["notes"])
     timbre = stored["timbre"]
     given.put("timbre", _load_source(timbre and [None, None, timbre, 0], pieces))
     generations.times.newest_s.extend(stored["times_s"])

@@ -146,6 +146,21 @@ class StoredPlan(BaseModel):
     hints: list[StoredPart]
 
 
+Velocity = Annotated[int, Field(ge=1, le=127)]
+Key = Annotated[int, Field(ge=0, le=127)]
+# A note's frames are gone through one by one.
+NoteFrames = Annotated[int, Field(ge=1, le=2**20)]
+
+
+class StoredNotes(BaseModel):
+    """See GivenNotes.store."""
+
+    given: list[
+        tuple[Identifier, SignedNumber, SignedNumber, bool, bool, list[tuple[Key, Velocity, SignedNumber, NoteFrames]]]
+    ]
+    held: list[tuple[SignedNumber, list[Key], Velocity, Identifier | None, bool]]
+
+
 class StoredGenerations(BaseModel):
     """See store_generations."""
 
@@ -157,6 +172,7 @@ class StoredGenerations(BaseModel):
     timbre: str | None = None
     structure: StoredSource | None = None
     plan: StoredPlan | None = None
+    notes: StoredNotes | None = None
     noise: tuple[Seed, Number, str | None] | None = None
     heard_frame: Number = 0
     context_frame: Number | None = 0
