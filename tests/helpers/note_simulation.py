@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from runtime.config.notes import NoteLayerSpec, NotesSpec
 from runtime.notes.tracker import FrameNote, NoteTracker
+from runtime.sessions.playback.note_stream import NoteEvent, NoteStream
 from runtime.sessions.protocol.actions import NoteFacts
 from runtime.sessions.protocol.messages import TrackedNotes
-from tickrt.note_events import NoteEvent, NoteStream
 
 SPEC = NotesSpec(
     scale=2.0,

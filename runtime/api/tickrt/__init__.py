@@ -24,10 +24,10 @@ from runtime.errors import (
 )
 from runtime.notes.score import Note
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
+from runtime.sessions.playback.note_stream import NoteEvent
 from tickrt.audio import Audio
 from tickrt.live import Live
 from tickrt.model import Model, open
-from tickrt.note_events import NoteEvent
 from tickrt.options import (
     AdapterOptions,
     Arguments,

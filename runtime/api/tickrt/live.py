@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, TickError
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
+from runtime.sessions.playback.note_stream import NoteEvent
 from runtime.sessions.protocol.messages import (
     Ack,
     ClientMessage,
@@ -29,7 +30,6 @@ from runtime.sessions.protocol.messages import (
     parse_client_message,
 )
 from tickrt.audio import Audio
-from tickrt.note_events import NoteEvent
 from tickrt.options import Blend, Controls, Prompt, Source, plain_values
 from tickrt.receiver import Receiver
 
@@ -259,14 +259,15 @@ class Live:
         at: float = 0.0,
         bars: int = 1,
         quantize: bool = True,
-        exact: bool = False,
+        exact: bool = True,
     ) -> None:
         """Play notes that the session follows. items: each with pitch, and start_s, seconds and velocity where needed.
 
         mode: "echo": a bar that was played comes back `bars` bars later; "hold": they are the harmony of all bars from
         the next one on, without items the plan's again; "at": at their times. layer: None: the one that has the pitch.
-        at: what start_s counts from, in seconds of the session. quantize: an echo lies on sixteenths. exact: write them
-        into what is generated, too. Echo and hold need a plan, or in a loop its length.
+        at: what start_s counts from, in seconds of the session. quantize: an echo lies on sixteenths. exact: they are
+        written into what is generated, too; else it may vary them. Echo and hold need a plan; in a loop notes stay where
+        they were played, until a call without any removes those of the layer.
         """
         played = [plain_values(item) for item in items]
         times: dict[str, Any] = {"mode": mode, "at": float(at), "bars": bars, "quantize": quantize}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.notes.score import Score
 from runtime.sessions.playback.audio_ring import AudioRing
+from runtime.sessions.playback.note_stream import NoteEvent, NoteStream
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (
     Applied,
@@ -25,7 +26,6 @@ from runtime.sessions.protocol.messages import (
     TextWords,
     TrackedNotes,
 )
-from tickrt.note_events import NoteEvent, NoteStream
 
 logger = logging.getLogger("tickrt.live")
 

@@ -13,7 +13,7 @@ from runtime.requests.options import GenerationOptions
 from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Segment
 from runtime.sessions.generations.base import Generations, Running
-from runtime.sessions.generations.given_notes import CLOSE_S, Bar, GivenNotes, bar_at, echoed
+from runtime.sessions.generations.given_notes import CLOSE_MARGIN_S, CLOSE_S, Bar, GivenNotes, bar_at, echoed
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource
 from runtime.sessions.playback.playhead import REACH_S
@@ -181,7 +181,8 @@ class ExtendGenerations(Generations):
 
     def _close_frames(self) -> float:
         """How long before its beginning a bar closes."""
-        return max(CLOSE_S, REACH_S + self.times.estimate_s) * self._model.frame_rate_hz
+        made_s = REACH_S + self.times.estimate_s + CLOSE_MARGIN_S
+        return max(CLOSE_S, made_s) * self._model.frame_rate_hz
 
     def _exact_position(self) -> float:
         hop = self._model.hop_samples

@@ -13,9 +13,9 @@ from runtime.notes.tracker import FrameNote
 from runtime.sessions.protocol.actions import NoteFacts
 from runtime.sessions.protocol.messages import NoteItem, PlayNotes
 
-# An echo is made so long before its bar begins, or as long before as a generation takes: what is played later is of
-# the next pass.
-CLOSE_S = 0.3
+# An echo is made so long before its bar begins, or as long before as a generation takes, and a little more: what is
+# played later is of the next pass.
+CLOSE_S, CLOSE_MARGIN_S = 0.3, 0.1
 MAX_PHRASES = 256
 # The layers that a chord is held in, its lowest pitch in the second one.
 CHORD, BASS = "pad", "bass"

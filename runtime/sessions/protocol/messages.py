@@ -297,7 +297,9 @@ class PlayNotes(Message):
     )
     bars: int = Field(default=1, ge=1, le=MAX_ECHO_BARS, description="Of echo: so many bars later.")
     quantize: bool = Field(default=True, description="Of echo: onsets lie on sixteenths.")
-    exact: bool = Field(default=False, description="Write them into what is generated, too.")
+    exact: bool = Field(
+        default=True, description="Write them into what is generated, too; false: it may vary what was played."
+    )
 
 
 # What a server sends.

@@ -141,7 +141,7 @@ class Player:
         done: list[list[FloatArray]] = [[] for _ in generations]
         with ThreadPoolExecutor(PLANS_AT_ONCE) as pool:
             while requests := {i: request for i, request in enumerate(pool.map(_next, generations)) if request}:
-                for index, latents in zip(requests, self._run(list(requests.values())), strict=True):
+                for index, latents in zip(requests, self.run(list(requests.values())), strict=True):
                     done[index].append(generations[index].append(latents))
         return [np.concatenate(parts) for parts in done]
 
@@ -158,7 +158,7 @@ class Player:
         """Latents f32 `[T, C]` of audio `[samples, 2]`."""
         return np.asarray(self.pipeline.encode_source(audio, SAMPLE_RATE_HZ), np.float32)
 
-    def _run(self, requests: Sequence[GenerationRequest]) -> list[FloatArray]:
+    def run(self, requests: Sequence[GenerationRequest]) -> list[FloatArray]:
         """Put all requests into the loop at once and wait for the last. Raises the error of one that failed."""
         ended: dict[str, Event] = {}
         all_ended = threading.Event()

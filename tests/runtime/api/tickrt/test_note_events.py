@@ -11,8 +11,8 @@ from mido import MidiFile
 
 import tickrt
 from runtime.notes.score import Note
+from runtime.sessions.playback.note_stream import NoteEvent, NoteStream
 from runtime.sessions.protocol.messages import LayerKeys, LiveNote, TrackedNotes
-from tickrt.note_events import NoteEvent, NoteStream
 
 
 def told(start: int, end: int, notes: list[LiveNote], held: list[LiveNote] | None = None) -> TrackedNotes:

@@ -162,7 +162,7 @@ def test_a_loop_plays_notes_where_they_were_played_until_they_are_removed() -> N
     simulation.run(6.0)
     starts = [note.start_frame for note in simulation.offline if note.key == 40 and note.layer == "bass"]
     passes = [start for start in starts if start % frames == 25 and start > 50]
-    assert passes == [start for start in range(25 + frames, passes[-1] + 1, frames)]
+    assert passes == list(range(25 + frames, passes[-1] + 1, frames))
     assert len(passes) >= 2
     play(simulation, 2, layer="bass")
     simulation.run(0.5)
