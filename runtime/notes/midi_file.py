@@ -9,7 +9,16 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from mido import Message, MetaMessage, MidiFile, MidiTrack, bpm2tempo, second2tick, tick2second
+from mido import (
+    KeySignatureError,
+    Message,
+    MetaMessage,
+    MidiFile,
+    MidiTrack,
+    bpm2tempo,
+    second2tick,
+    tick2second,
+)
 
 from runtime.audio.metadata import TAG
 from runtime.config.notes import NotesSpec
@@ -80,7 +89,7 @@ def notes_of_midi(data: bytes, spec: NotesSpec) -> list[dict[str, Any]]:
         raise RequestError(f"a MIDI file has at most {MAX_FILE_BYTES} bytes", field="notes")
     try:
         file = MidiFile(file=io.BytesIO(data))
-    except (EOFError, OSError, ValueError, LookupError, TypeError) as error:
+    except (EOFError, OSError, ValueError, LookupError, TypeError, KeySignatureError) as error:
         raise RequestError(f"the file is not MIDI: {error}", field="notes") from None
     if file.type == 2 or not 0 < file.ticks_per_beat < 2**15:
         what = "several songs" if file.type == 2 else "times that are no parts of beats"
