@@ -111,7 +111,6 @@ class Options(_Common, total=False):
     seconds: float | None
     repaint: Sequence[Span] | None
     codes: str | Sequence[int] | None
-    notes: Notes | None
     notes_strength: Curve | None
     notes_exact: bool
     timesteps: Sequence[float] | NDArray[np.floating[Any]] | None
@@ -135,6 +134,7 @@ class Arguments(Options, total=False):
     target_source: Source | None
     timbre: Source | None
     structure: Source | None
+    notes: Notes | None
     condition: NDArray[np.float32] | None
     sample_rate_hz: int | None
 
@@ -151,6 +151,7 @@ INPUTS = {
     "target_source": "What x0_strength and target_curve draw to, in the same forms. Default: the source.",
     "timbre": "A reference whose timbre the generation takes, in the same forms. Default: that of silence.",
     "structure": "What a cover keeps melody and rhythm of, in the same forms. Default: the source.",
+    "notes": "Notes to play, as Audio.notes has them, as objects, or the path of a MIDI or JSON file.",
     "condition": "Tokens [L, D], float32, in place of the prompt.",
     "sample_rate_hz": "Samples per second of PCM that is given as a source. Default: the model's.",
 }
