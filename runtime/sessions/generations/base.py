@@ -265,6 +265,7 @@ class Generations(ABC):
         notes = self.references.notes
         if notes is None:
             raise NoNotesError("the model makes nothing of notes", field="type", fix="a bundle with [notes]")
+        notes.check_room(len(message.items))
         self._play(notes, message)
 
     @abstractmethod

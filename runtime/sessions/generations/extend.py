@@ -167,6 +167,8 @@ class ExtendGenerations(Generations):
         closed = self._exact_position() + self._close_frames()
         placed = []
         for index, (item, frame) in enumerate(zip(message.items, times, strict=True)):
+            if frame > self._exact_position() + bars[-1].end - bars[-1].start:
+                raise RequestError("that is not played yet", field=f"items.{index}", fix="send what was played")
             number, offset = echoed(bars, frame, message.bars, quantize=message.quantize)
             while bar_at(bars, number).start <= closed:
                 number += message.bars

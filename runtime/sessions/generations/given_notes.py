@@ -16,7 +16,8 @@ from runtime.sessions.protocol.messages import NoteItem, PlayNotes
 # An echo is made so long before its bar begins, or as long before as a generation takes, and a little more: what is
 # played later is of the next pass.
 CLOSE_S, CLOSE_MARGIN_S = 0.3, 0.1
-MAX_PHRASES = 256
+# Those of one session that are not played yet.
+MAX_NOTES = 4096
 # The layers that a chord is held in, its lowest pitch in the second one.
 CHORD, BASS = "pad", "bass"
 # A held chord is struck with every bar, its bass every second beat.
@@ -68,6 +69,11 @@ class GivenNotes:
         self._given.clear()
         self._held.clear()
 
+    def check_room(self, num: int) -> None:
+        """Whether so many notes may be added. Raises RequestError."""
+        if sum(len(each.phrase.notes) for each in self._given) + num > MAX_NOTES:
+            raise RequestError(f"{MAX_NOTES} notes are not played yet", field="items", fix="send them later")
+
     def placed(self, message: PlayNotes, item: NoteItem, index: int, frame: float) -> FrameNote:
         """A note of a message that begins at a canvas frame. Raises RequestError."""
         layer, key = key_of(self._facts.spec, message.layer, item.pitch, f"items.{index}")
@@ -77,7 +83,6 @@ class GivenNotes:
 
     def add(self, notes: Sequence[FrameNote], *, is_exact: bool) -> int:
         """Play notes as they are, each layer from its first to its last one. Returns the first canvas frame of them."""
-        self._check_room()
         for name in dict.fromkeys(note.layer for note in notes):
             those = tuple(note for note in notes if note.layer == name)
             start, end = min(note.start_frame for note in those), max(note.end_frame for note in those)
@@ -89,7 +94,6 @@ class GivenNotes:
         start, end = round(bar.start), round(bar.end)
         same = next((each for each in self._given if each.is_waiting and each.phrase[:2] == (note.layer, start)), None)
         if same is None:
-            self._check_room()
             self._given.append(Given(Phrase(note.layer, start, end, (note,)), is_exact, is_waiting=True))
         else:
             phrase = same.phrase._replace(notes=(*same.phrase.notes, note))
@@ -165,10 +169,6 @@ class GivenNotes:
             wanted = held.layer or f"{CHORD} or {BASS}"
             raise RequestError(f"the model has no layer {wanted}", field="layer", fix=f"one of {', '.join(names)}")
         return phrases
-
-    def _check_room(self) -> None:
-        if len(self._given) >= MAX_PHRASES:
-            raise RequestError(f"{MAX_PHRASES} phrases are not played yet", field="items", fix="send them later")
 
     # Snapshots.
 

@@ -189,6 +189,20 @@ def test_what_has_no_effect_is_refused() -> None:
         play(loop, 1, {"pitch": 38}, mode="hold")
 
 
+def test_what_was_not_played_yet_is_no_echo_and_pending_notes_are_bounded() -> None:
+    simulation = planned()
+    with pytest.raises(RequestError, match=r"items\.0: that is not played yet"):
+        play(simulation, 1, {"pitch": 38}, at=1e6, layer="bass")
+    simulation.run(20.0)
+    with pytest.raises(RequestError, match="too long ago"):
+        play(simulation, 1, {"pitch": 38}, at=0.0, layer="bass")
+    now_s, items = heard_s(simulation), [{"pitch": 38}] * 256
+    for seq in range(1, 17):
+        play(simulation, seq, *items, at=now_s, layer="bass", bars=8, quantize=False)
+    with pytest.raises(RequestError, match="4096 notes are not played yet"):
+        play(simulation, 17, {"pitch": 38}, at=now_s, layer="bass", bars=8)
+
+
 def test_a_reset_forgets_what_was_played() -> None:
     simulation = planned()
     play(simulation, 1, {"pitch": 38}, mode="hold", layer="bass")
