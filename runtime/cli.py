@@ -22,6 +22,7 @@ from runtime.audio.formats import AUDIO_FORMATS, FORMATS, Latents, Pcm, latents_
 from runtime.audio.metadata import GenerationMetadata, latents_tags, read_metadata
 from runtime.audio.playback import AudioPlayer, open_player
 from runtime.cli_options import (
+    NOTES,
     SOURCE,
     TEXT,
     description,
@@ -40,6 +41,7 @@ from runtime.config.option_ranges import ANY_MODEL
 from runtime.config.targets import Target
 from runtime.errors import ConfigError, FileError, RequestError, source_as
 from runtime.notes.midi_file import midi_bytes
+from runtime.notes.note_files import read_notes
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
@@ -49,6 +51,7 @@ from runtime.pipeline.text_encoder import read_condition
 from runtime.progress import ProgressMeter, open_progress
 from runtime.requests.options import parse_options
 from runtime.requests.prompt_words import PromptMeaning
+from runtime.requests.validation import note_spec
 from runtime.terminal import Terminal, exit_on_error, print_line
 
 STDOUT = Path("-")
@@ -69,6 +72,7 @@ class Job:
     target_source: Path | None
     timbre: Path | None
     structure: Path | None
+    notes: Path | None
     target: Target | None
     like: GenerationMetadata | None
     has_metadata: bool
@@ -120,6 +124,10 @@ def tickrt_generate(
         typer.Option(
             help="Audio or latents whose melody and rhythm a cover keeps. Default: the source.", rich_help_panel=SOURCE
         ),
+    ] = None,
+    notes: Annotated[
+        Path | None,
+        typer.Option(help=f"A .mid file, or JSON. {description('notes')}", rich_help_panel=NOTES),
     ] = None,
     repaint: Annotated[
         list[str] | None,
@@ -174,7 +182,7 @@ def tickrt_generate(
         format = _checked_format(out, format, play, stems)
         if quantize and format != "mid":
             raise RequestError(f"has no effect on {format}", field="quantize", fix="--out NAME.mid")
-        files = condition, source, target_source, timbre, structure
+        files = condition, source, target_source, timbre, structure, notes
         _run(Job(config, out, format, play, values, *files, target, made, metadata, quantize, stems, quiet))
 
 
@@ -245,7 +253,8 @@ def _run(job: Job) -> None:
     condition = None if job.condition is None else read_condition(job.condition)
     bundle = deployment.loaded_bundle
     needs_text = condition is None and bundle.text_encoder is not None
-    options = parse_options(job.values if needs_text else {"prompt": "", **job.values}, bundle.options)
+    values = job.values if job.notes is None else {**job.values, "notes": read_notes(job.notes, note_spec(bundle))}
+    options = parse_options(values if needs_text else {"prompt": "", **values}, bundle.options)
     with _open(job, deployment) as pipeline, ExitStack() as stack:
         if pipeline.codec is None and job.format in AUDIO_FORMATS:
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")

@@ -19,17 +19,19 @@ from runtime.requests.option_types import DcwOptions, WeightedPrompt
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions
 from runtime.requests.text_options import TextOptions
 
-# Options whose flags have a syntax of their own: repeatable prompts, spans and adapters, one flag per DCW parameter.
-SPECIAL_OPTIONS = ("prompt", "repaint", "dcw", "adapters")
+# Options whose flags have a syntax of their own: repeatable prompts, spans and adapters, one flag per DCW parameter, a
+# file of notes.
+SPECIAL_OPTIONS = ("prompt", "repaint", "dcw", "adapters", "notes")
 CURVE, NAMES, NUMBERS = "CURVE", "TEXT,TEXT", "NUMBERS"
 CODE_TYPES = ["string", "array"]
 TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT", "array": NUMBERS}
 # Sections of --help. What needs a source is in SOURCE, the rest in STEPS.
-TEXT, SOURCE, STEPS = "Text", "Source and target", "Each step"
+TEXT, SOURCE, NOTES, STEPS = "Text", "Source and target", "Notes", "Each step"
 SECTIONS = {
     TEXT: ("negative_prompt", "blend", *TextOptions.model_fields, "timbre_strength"),
     "Length and sampling": ("seconds", "seed", "noise", "steps", "shift", "timesteps", "solver", "finish"),
     "Plan": PLAN_OPTIONS,
+    NOTES: ("notes_strength", "notes_exact"),
     "Guidance": ("guidance", "guidance_mode", "momentum", "rescale", "cfg_interval_start", "cfg_interval_end"),
     SOURCE: ("target_gate", "codes"),
 }

@@ -72,6 +72,12 @@ class StaleSeqError(RequestError):
     status = 409
 
 
+class NoNotesError(RequestError):
+    """A request for notes, or with notes, of a bundle that has none."""
+
+    code = "no_notes"
+
+
 class SourceNotFoundError(RequestError):
     """There is no uploaded source with this id."""
 

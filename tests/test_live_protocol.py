@@ -27,6 +27,7 @@ from server.live.connection import CLOSE_CODES
 __all__ = ["tiny"]
 DOCUMENT = (ROOT / "server" / "live" / "PROTOCOL.md").read_text(encoding="utf-8")
 (PLAN,) = re.findall(r"^```plan\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+NOTES = "".join(re.findall(r"^```notes\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))
 (EXCHANGE,) = re.findall(r"^```exchange\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
 (BEAT,) = re.findall(r"^```beat\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
 EXACT = (
@@ -83,7 +84,7 @@ def receive_shown(client: Player, shown: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", sorted({*CLIENT_MESSAGES, *SERVER_MESSAGES}))
 def test_every_message_is_described(name: str) -> None:
     assert f"`{name}`" in DOCUMENT
-    assert f'"type": "{name}"' in EXCHANGE + PLAN + BEAT or name in (
+    assert f'"type": "{name}"' in EXCHANGE + PLAN + BEAT + NOTES or name in (
         "source",
         "structure",
         "timbre",
@@ -106,6 +107,12 @@ def test_messages_about_the_beat_are_what_is_taken_and_sent() -> None:
 def test_every_member_that_a_client_sends_is_described(name: str) -> None:
     (row,) = re.findall(rf"^\| [^|]*`{name}`[^|]*\|([^|]*)\|", DOCUMENT.partition("## The server")[0], re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", row)) == set(CLIENT_MESSAGES[name].model_fields) - {"type"}
+
+
+def test_shown_notes_are_messages() -> None:
+    for line in NOTES.splitlines():
+        models = CLIENT_MESSAGES if line.startswith("> ") else SERVER_MESSAGES
+        assert models["notes"].model_validate_json(line[2:]).type == "notes"
 
 
 def test_every_server_message_of_the_exchange_has_members_that_exist() -> None:

@@ -56,12 +56,14 @@ class NoteLayerSpec(TomlTable):
 class NotesSpec(TomlTable):
     """The notes that latents hold. A channel's level is `(latent - silence) / scale`, with [context] silence.
 
-    A note begins where a level comes above `on`, and ends where it falls below `off`.
+    A note begins where a level comes above `on`, and ends where it falls below `off`. hint_delay: a note that is given
+    as a hint is played so many frames before it, in the middle: hints come so much later than what they are to cause.
     """
 
     scale: float = Field(gt=0)
     on: float = Field(gt=0)
     off: float = Field(gt=0)
+    hint_delay: int = Field(default=0, ge=0, le=16)
     layers: tuple[NoteLayerSpec, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -1,12 +1,28 @@
-"""Scores as Standard MIDI Files, format 1: tempo, meter, key and sections in the first track, a track per layer."""
+"""Scores as Standard MIDI Files, format 1: tempo, meter, key and sections in the first track, a track per layer.
+
+Files of others are read as notes: format 0 and 1, at any tempo.
+"""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
+from typing import Any
 
-from mido import Message, MetaMessage, MidiFile, MidiTrack, bpm2tempo, second2tick
+from mido import (
+    KeySignatureError,
+    Message,
+    MetaMessage,
+    MidiFile,
+    MidiTrack,
+    bpm2tempo,
+    second2tick,
+    tick2second,
+)
 
 from runtime.audio.metadata import TAG
+from runtime.config.notes import NotesSpec
+from runtime.errors import RequestError
 from runtime.notes.score import Part, Score
 
 TICKS_PER_QUARTER = 480
@@ -22,6 +38,10 @@ MAJOR_BELOW = {"major": 0, "dorian": 2, "phrygian": 4, "lydian": 5, "mixolydian"
 MINOR_MODES = ("minor", "harmonic minor", "aeolian", "blues")
 MAJOR_KEYS = ("C", "Db", "D", "Eb", "E", "F", "F#", "G", "Ab", "A", "Bb", "B")
 MINOR_KEYS = ("Cm", "C#m", "Dm", "Ebm", "Em", "Fm", "F#m", "Gm", "G#m", "Am", "Bbm", "Bm")
+
+MAGIC = b"MThd"
+MAX_FILE_BYTES = 2**20
+DEFAULT_TEMPO = 500_000  # microseconds of a quarter, where a file says none
 
 Timed = tuple[int, Message | MetaMessage]
 
@@ -57,6 +77,76 @@ def midi_bytes(score: Score, tag: str = "") -> bytes:
     buffer = io.BytesIO()
     file.save(file=buffer)
     return buffer.getvalue()
+
+
+def notes_of_midi(data: bytes, spec: NotesSpec) -> list[dict[str, Any]]:
+    """The notes of a MIDI file by start, as values of the option `notes`.
+
+    A track that is named as a layer is of it, what is on channel 10 of the first layer of percussion, all else of the
+    layer that has the pitch. Raises RequestError.
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise RequestError(f"a MIDI file has at most {MAX_FILE_BYTES} bytes", field="notes")
+    try:
+        file = MidiFile(file=io.BytesIO(data))
+    except (EOFError, OSError, ValueError, LookupError, TypeError, KeySignatureError) as error:
+        raise RequestError(f"the file is not MIDI: {error}", field="notes") from None
+    if file.type == 2 or not 0 < file.ticks_per_beat < 2**15:
+        what = "several songs" if file.type == 2 else "times that are no parts of beats"
+        raise RequestError(f"the MIDI file has {what}", field="notes", fix="save it as format 0 or 1, in ticks")
+    tempos = _tempos(file)
+    layers = {layer.name.casefold(): layer.name for layer in spec.layers}
+    percussion = next((layer.name for layer in spec.layers if layer.is_percussion), None)
+    found: list[dict[str, Any]] = []
+    for track in file.tracks:
+        named = layers.get(track.name.strip().casefold())
+        for channel, pitch, velocity, start, end in _played(track):
+            if channel == PERCUSSION_CHANNEL and named is None and percussion is None:
+                continue
+            layer = named or (percussion if channel == PERCUSSION_CHANNEL else None)
+            start_s = _seconds(start, tempos, file.ticks_per_beat)
+            seconds = _seconds(end, tempos, file.ticks_per_beat) - start_s
+            note = {"pitch": pitch, "velocity": velocity, "start_s": start_s, "seconds": max(seconds, 1e-3)}
+            found.append(note if layer is None else {"layer": layer, **note})
+    return sorted(found, key=lambda note: float(note["start_s"]))
+
+
+def _tempos(file: MidiFile) -> list[tuple[int, int]]:
+    """Tick and tempo of every change, in order; the first one is at tick 0."""
+    found = [(0, DEFAULT_TEMPO)]
+    for track in file.tracks:
+        tick = 0
+        for message in track:
+            tick += message.time
+            if message.type == "set_tempo":
+                found.append((tick, message.tempo))
+    return sorted(found, key=lambda change: change[0])
+
+
+def _seconds(tick: int, tempos: Iterable[tuple[int, int]], ticks_per_beat: int) -> float:
+    seconds, (last, tempo) = 0.0, (0, DEFAULT_TEMPO)
+    for start, following in tempos:
+        if start >= tick:
+            break
+        seconds += tick2second(start - last, ticks_per_beat, tempo)
+        last, tempo = start, following
+    return float(round(seconds + tick2second(tick - last, ticks_per_beat, tempo), 6))
+
+
+def _played(track: MidiTrack) -> Iterable[tuple[int, int, int, int, int]]:
+    """Channel, pitch, velocity, and the ticks of its start and end, of every note; open ones end with the track."""
+    tick, begun = 0, dict[tuple[int, int], list[tuple[int, int]]]()
+    for message in track:
+        tick += message.time
+        if message.type not in ("note_on", "note_off"):
+            continue
+        key = (message.channel, message.note)
+        if message.type == "note_on" and message.velocity:
+            begun.setdefault(key, []).append((message.velocity, tick))
+        elif begun.get(key):
+            yield (*key, *begun[key].pop(0), tick)
+    for key, notes in begun.items():
+        yield from ((*key, *note, tick) for note in notes)
 
 
 def key_signature(key: str) -> str | None:

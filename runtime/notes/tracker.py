@@ -6,7 +6,8 @@ Letters: T frames, C latent channels, K keys of all layers together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from copy import copy
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from runtime.audio.formats import Latents
 from runtime.config.bundle import Bundle
 from runtime.config.notes import NoteLayerSpec, NotesSpec
-from runtime.errors import RequestError
+from runtime.errors import NoNotesError
 from runtime.notes.score import Instrument, Marker, Note, Part, Score
 
 Levels = NDArray[np.float32]
@@ -31,7 +32,7 @@ MIN_FRAMES = 2
 
 
 class FrameNote(NamedTuple):
-    """A note in frames from the first one that was tracked. key: MIDI's, 0 to 127; velocity: 1 to 127."""
+    """A note in frames. key: MIDI's, 0 to 127; velocity: 1 to 127."""
 
     layer: str
     key: int
@@ -39,12 +40,20 @@ class FrameNote(NamedTuple):
     start_frame: int
     num_frames: int
 
+    @property
+    def end_frame(self) -> int:
+        """The frame after its last one."""
+        return self.start_frame + self.num_frames
+
 
 class NoteTracker:
-    """Finds notes in levels that arrive in pieces, in order, of any length. One thread at a time."""
+    """Finds notes in levels that arrive in pieces, in order, of any length. One thread at a time.
 
-    def __init__(self, spec: NotesSpec, silence: Levels) -> None:
-        self._spec, self._num_frames = spec, 0
+    silence `[C]`. next_frame: the number of the first frame that it gets.
+    """
+
+    def __init__(self, spec: NotesSpec, silence: Levels, next_frame: int = 0) -> None:
+        self._spec, self.next_frame = spec, next_frame
         keys = [(layer, key) for layer in spec.layers for key in layer.keys]
         self._names = [(layer.name, key) for layer, key in keys]
         self._channels = np.array([channel for layer in spec.layers for channel in layer.channels])
@@ -53,7 +62,7 @@ class NoteTracker:
         size = len(keys)
         self._before = np.zeros(size, np.float32)  # the level in the frame before; all of these are [K]
         self._start = np.full(size, -1)  # of the note that sounds, -1: none
-        self._rising = np.zeros(size, np.int64)  # the first frame of the present rise
+        self._rising = np.full(size, next_frame)  # the first frame of the present rise
         # Of the note that sounds: its highest level, the lowest one since then, the highest one of its first frames.
         self._peak, self._dip, self._attack = (np.zeros(size, np.float32) for _ in range(3))
 
@@ -61,10 +70,18 @@ class NoteTracker:
         """Take more latents `[T, C]`; returns the notes that end in them, by their end."""
         levels = (latents[:, self._channels] - self._silence) / np.float32(self._spec.scale)  # [T, K]
         found: list[FrameNote] = []
-        for frame, level in enumerate(levels, self._num_frames):
+        for frame, level in enumerate(levels, self.next_frame):
             found += self._take(level, frame)
-        self._num_frames += len(levels)
+        self.next_frame += len(levels)
         return found
+
+    def copy(self) -> Self:
+        """Another one that goes on from here."""
+        made = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(made, name, value.copy())
+        return made
 
     def _take(self, level: Levels, frame: int) -> list[FrameNote]:
         """The level of each key in one frame, `[K]`; the notes that end before it."""
@@ -87,7 +104,7 @@ class NoteTracker:
 
     def sounding(self) -> list[FrameNote]:
         """The notes that have begun and not ended, as long as they are so far."""
-        return self._ended(np.flatnonzero(self._start >= 0), np.full(len(self._start), self._num_frames))
+        return self._ended(np.flatnonzero(self._start >= 0), np.full(len(self._start), self.next_frame))
 
     def _ended(self, places: NDArray[np.int64], ends: NDArray[np.int64]) -> list[FrameNote]:
         """The notes that sound in these places and end before these frames `[K]`."""
@@ -106,11 +123,11 @@ def score_of(
 ) -> Score:
     """The score of whole latents `[T, C]`. said: `bpm`, `time_signature` and `key`, as far as they are known.
 
-    sections: a plan's, with `start_s` and `kind`. Raises RequestError where the bundle has no [notes].
+    sections: a plan's, with `start_s` and `kind`. Raises NoNotesError where the bundle has no [notes].
     """
     spec = bundle.notes
     if spec is None:
-        raise RequestError(f"bundle {bundle.name!r} has no [notes]: nothing tells its notes", fix="ask for audio")
+        raise NoNotesError(f"bundle {bundle.name!r} has no [notes]: nothing tells its notes", fix="ask for audio")
     silence, frame_s = bundle.silence(1)[0], 1 / bundle.latents.frame_rate_hz
     tracker = NoteTracker(spec, silence)
     found = sorted([*tracker.track(latents), *tracker.sounding()], key=lambda note: (note.start_frame, note.key))

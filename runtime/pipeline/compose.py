@@ -13,6 +13,7 @@ from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import DEFAULTS, Task
 from runtime.errors import RequestError
+from runtime.notes.note_levels import Phrase, with_notes
 from runtime.pipeline.structure import StructureCodec, given_latents, hints_of
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
 from runtime.requests.curves import Curve
@@ -41,7 +42,7 @@ class GenerationInputs:
     generations applies. source_audio: opens the samples that the source was encoded from; the audio of what is kept
     consists of them. timbre `[F, C]` float32: latents of a reference, as Pipeline.read_timbre gives them. structure
     `[N, C]` float32: latents whose structure is kept; None: a cover's source. hints `[N, C]` float32: those of a
-    structure, in its place. Arrays stay the caller's and are not written to.
+    structure, in its place. phrases: notes to play, over the hints. Arrays stay the caller's and are not written to.
     """
 
     condition: Tokens | None = None
@@ -54,6 +55,7 @@ class GenerationInputs:
     timbre: Latents | None = None
     structure: Latents | None = None
     hints: Latents | None = None
+    phrases: tuple[Phrase, ...] = ()
 
     @property
     def known(self) -> Latents | None:
@@ -274,7 +276,8 @@ class RequestComposer:
         silence, hints = self.bundle.silence(segment.frames), inputs.hints
         if hints is None:
             hints = hints_of(self.structure, options, inputs.source, inputs.structure)
-        context[:, :channels] = given_latents(options, segment, silence, inputs.source, hints)
+        given = given_latents(options, segment, silence, inputs.source, hints)
+        context[:, :channels] = self._with_notes(given, options, segment, inputs.phrases)
         if options.task == "lego" and (window := masked_frames(options, segment, self._rate_hz)) is not None:
             context[window == 0.0, channels:] = 0.0
         if mask is not None and mask.original is not None:
@@ -282,6 +285,18 @@ class RequestComposer:
             context[known, :channels] = mask.original[known]
             context[known, channels:] = 0.0
         return context
+
+    def _with_notes(
+        self, given: Latents, options: GenerationOptions, segment: Segment, phrases: Sequence[Phrase]
+    ) -> Latents:
+        """What is given to generations, `[T, C]`, with notes to play."""
+        if not phrases:
+            return given
+        assert self.bundle.notes is not None
+        spec, silence = self.bundle.notes, self.bundle.silence(1)[0]
+        share = segment.curve(1.0 if options.notes_strength is None else options.notes_strength)
+        hints = [phrase.moved(spec.hint_delay) for phrase in phrases]
+        return with_notes(given, hints, spec, silence, segment.first_frame, share)
 
     @property
     def _rate_hz(self) -> float:

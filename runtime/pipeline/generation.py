@@ -25,6 +25,7 @@ from runtime.audio.splicing import CROSSFADE_S, AudioSplicer, surrounding_loudne
 from runtime.audio.stems import StemDecoder
 from runtime.audio.window_decoder import AudioDecoder
 from runtime.errors import ConfigError, GenerationCancelledError, RequestError, ShapeError
+from runtime.notes.note_levels import phrases_of, with_notes
 from runtime.notes.score import Score
 from runtime.notes.tracker import score_of
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
@@ -37,6 +38,7 @@ from runtime.requests.prompt_words import PromptMeaning
 from runtime.requests.request import GenerationRequest
 from runtime.requests.seeds import draw_seed, segment_seed
 from runtime.requests.segments import Latents, Segment
+from runtime.requests.validation import note_spec
 from runtime.tick.events import Cancelled, Event, Failed, Finished
 
 OnEvent = Callable[[Event], None]
@@ -64,6 +66,9 @@ class LongGeneration:
         self.seed = draw_seed() if options.seed is None else options.seed
         pipeline.bundle.options.check(dict(options))
         self._given, thinking = options, None
+        if options.notes is not None:
+            rate_hz = pipeline.bundle.latents.frame_rate_hz
+            inputs = replace(inputs, phrases=phrases_of(note_spec(pipeline.bundle), options.notes, rate_hz))
         self._caller = Caller(inputs.client) if caller is None else caller
         if pipeline.planner is not None and not is_endless and is_planned(options, inputs, pipeline.bundle):
             thinking = pipeline.planner.think(pipeline.with_drawn(options, self.seed), self.seed, self._caller)
@@ -116,7 +121,10 @@ class LongGeneration:
         options = options.model_copy(update={"seed": segment_seed(self.seed, self._index)})
         if self.plan is not None:
             self._inputs = replace(self._inputs, hints=self._planned_hints(self.plan, segment))
-            options = options.model_copy(update={"prompt": self.plan.prompts(options.prompt)})
+            played = (
+                (note.layer, note.start_frame, note.end_frame) for each in self._inputs.phrases for note in each.notes
+            )
+            options = options.model_copy(update={"prompt": self.plan.prompts(options.prompt, played)})
         return self._pipeline.compose(options, segment, self._inputs, self._tail)
 
     @property
@@ -238,12 +246,20 @@ class LongGeneration:
         new = latents[segment.keep_frames :]
         if self.total_frames is not None:
             new = new[: self.total_frames - self.done_frames]
+        if self.options.notes_exact:
+            new = self._with_exact_notes(new)
         history = np.concatenate((self._tail, new))
         self._tail = history[max(len(history) - self._pipeline.canvas_frames, 0) :]
         self.done_frames += len(new)
         self._index += 1
         self._part_frames.append(len(new))
         return new
+
+    def _with_exact_notes(self, new: Latents) -> Latents:
+        """The next frames `[n, C]` with exactly the notes that were given."""
+        bundle = self._pipeline.bundle
+        assert bundle.notes is not None
+        return with_notes(new, self._inputs.phrases, bundle.notes, bundle.silence(1)[0], self.done_frames)
 
 
 def generate_latents(

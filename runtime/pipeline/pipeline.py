@@ -186,7 +186,7 @@ class Pipeline:
     def total_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
         """Frames of a whole generation, rounded up: enough for `seconds`, else the source's, its codes', else a canvas.
 
-        Raises RequestError for codes that the model does not have.
+        A canvas is extended to the end of the notes. Raises RequestError for codes that the model does not have.
         """
         structure = self.bundle.structure
         if options.seconds is not None:
@@ -195,6 +195,8 @@ class Pipeline:
             frames = len(source)
         elif options.codes is not None and structure is not None:
             frames = len(parse_codes(options.codes, structure.num_codes)) * structure.frames_per_code
+        elif options.notes is not None:
+            frames = max(self.canvas_frames, self._frames_for(max(note.end_s for note in options.notes)))
         else:
             frames = self.canvas_frames
         return self.bundle.latents.round_up(frames)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -68,8 +68,11 @@ class AnyPlan(Protocol):
     def finish(self) -> list[int]:
         """All codes, blocking. Raises TickError."""
 
-    def prompts(self, prompt: PromptText) -> PromptText:
-        """The prompts that its frames are generated with, of those that have hints."""
+    def prompts(self, prompt: PromptText, played: Iterable[tuple[str, int, int]] = ()) -> PromptText:
+        """The prompts that its frames are generated with, of those that have hints.
+
+        played: layer, first frame and the one behind it of notes that sound beside the plan.
+        """
 
     @property
     def options(self) -> dict[str, Any]:
@@ -226,7 +229,7 @@ class CodesPlan:
         """All codes, blocking. Raises TickError."""
         return self.codes(self.num_codes)
 
-    def prompts(self, prompt: PromptText) -> PromptText:
+    def prompts(self, prompt: PromptText, played: Iterable[tuple[str, int, int]] = ()) -> PromptText:
         """As they are."""
         return prompt
 

@@ -13,7 +13,7 @@ from runtime.requests.option_types import MAX_SECONDS, Span
 from runtime.requests.options import TEXT_OPTIONS, GenerationOptions, given_options
 from runtime.requests.request import DENOISE_MIN
 from runtime.requests.segments import Segment
-from runtime.requests.tasks import check_task, is_cover, task_of
+from runtime.requests.tasks import TRACK_OPTIONS, check_task, has_mask, is_cover, task_of
 from runtime.requests.validation import untaken_options
 
 # A generation that is longer than its source by no more than this is a cover, and silence at its end.
@@ -98,6 +98,10 @@ def _check_effects(options: GenerationOptions, inputs: GenerationInputs, bundle:
             "without structure to keep",
         ),
         (options.codes is not None and inputs.structure is not None, "structure", "beside codes"),
+        (options.notes is not None and options.task in TRACK_OPTIONS, "notes", f"in task {options.task}"),
+        (options.notes is None and options.notes_strength is not None, "notes_strength", "without notes"),
+        (options.notes is None and options.notes_exact, "notes_exact", "without notes"),
+        (options.notes_exact and has_mask(options), "notes_exact", "beside what is kept of a source"),
         (dcw is not None and dcw.model_fields_set == {"mode"}, "dcw.mode", "without dcw.low or dcw.high"),
     ):
         if is_ineffective:

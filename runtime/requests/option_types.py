@@ -31,6 +31,7 @@ MAX_CHANNELS = 1024
 MAX_PROMPT_CHARACTERS = 2000
 MAX_PROMPTS = 8
 MAX_ADAPTERS = 8
+MAX_NOTES = 16_384
 MAX_CODES = 4096
 MAX_CODE_CHARACTERS = 32
 # Mark in the published schema: the list has one value per latent channel.
@@ -133,6 +134,31 @@ class Span(OptionModel):
     def _ordered(self) -> Self:
         if not self.start_s < self.end_s:
             raise PydanticCustomError("range", "needs start_s < end_s")
+        return self
+
+
+class NoteOptions(OptionModel):
+    """A note that the generation plays."""
+
+    layer: str | None = Field(
+        default=None, max_length=100, description="The layer that plays it. Default: the one whose keys have the pitch."
+    )
+    pitch: int = Field(
+        ge=0, le=127, description="MIDI's, 60 is middle C; moved by octaves into the layer's keys. Of drums the key."
+    )
+    start_s: float = Field(ge=0.0, le=MAX_SECONDS, description="When it begins, in seconds.")
+    seconds: float = Field(gt=0.0, le=MAX_SECONDS, description="How long it sounds.")
+    velocity: int = Field(default=100, ge=1, le=127, description="How loud it is.")
+
+    @property
+    def end_s(self) -> float:
+        """When it ends."""
+        return self.start_s + self.seconds
+
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        if self.end_s > MAX_SECONDS:
+            raise PydanticCustomError("range", f"needs start_s + seconds <= {MAX_SECONDS:g}")
         return self
 
 

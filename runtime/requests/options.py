@@ -23,6 +23,7 @@ from runtime.config.explain import key_of, sentence, similar_name
 from runtime.config.option_ranges import ANY_MODEL, OptionRanges, within
 from runtime.errors import RequestError
 from runtime.requests.option_types import (
+    MAX_NOTES,
     MAX_SECONDS,
     MIN_SECONDS,
     Adapters,
@@ -30,6 +31,7 @@ from runtime.requests.option_types import (
     DcwOptions,
     Gain,
     NoiseScale,
+    NoteOptions,
     OptionModel,
     Prompt,
     Share,
@@ -209,6 +211,17 @@ class GenerationOptions(TextOptions, StepOptions):
         default=None,
         description="Structure codes in place of a source's: a text <|audio_code_12|><|audio_code_7|>, or numbers.",
     )
+    notes: Annotated[list[NoteOptions], Field(min_length=1, max_length=MAX_NOTES, fail_fast=True)] | None = Field(
+        default=None,
+        description="Notes to play: from its first to its last one each layer plays these, all else is generated with "
+        "them. Over the plan's structure where there is one. For models with notes.",
+    )
+    notes_strength: UnitCurve | None = Field(
+        default=None, description="How closely notes are followed, from not at all (0) to as given (1). Default: 1."
+    )
+    notes_exact: bool = Field(
+        default=False, description="Write the notes into what was generated, too: they sound exactly as given."
+    )
     plan: bool | None = Field(
         default=None,
         description="Let the model's planner fill in what is not given of tempo, key, time signature, language and "
@@ -263,6 +276,7 @@ class GenerationOptions(TextOptions, StepOptions):
 # Options that become text for the model besides the prompts.
 TEXT_OPTIONS = (*TextOptions.model_fields, "task", "track", "track_classes")
 PLAN_OPTIONS = ("plan", "plan_temperature", "plan_guidance", "plan_top_p")
+NOTE_OPTIONS = ("notes", "notes_strength", "notes_exact")
 
 
 def given_options(options: GenerationOptions, names: Iterable[str]) -> list[str]:

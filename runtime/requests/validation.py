@@ -7,8 +7,9 @@ import numpy as np
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import placeholders
 from runtime.config.deployment import Deployment, build_command
-from runtime.errors import RequestError, ShapeError
-from runtime.requests.options import PLAN_OPTIONS, TEXT_OPTIONS
+from runtime.config.notes import NotesSpec
+from runtime.errors import NoNotesError, RequestError, ShapeError
+from runtime.requests.options import NOTE_OPTIONS, PLAN_OPTIONS, TEXT_OPTIONS
 from runtime.requests.request import MAX_CONDITIONS, Condition, GenerationRequest
 
 
@@ -25,8 +26,22 @@ def untaken_options(bundle: Bundle) -> frozenset[str]:
         "codes": bundle.structure is not None,
         "cover_strength": "instruction" in heard,
         **dict.fromkeys(PLAN_OPTIONS, plans_texts(bundle)),
+        **dict.fromkeys(NOTE_OPTIONS, takes_notes(bundle)),
     }
     return lacking | {name for name, is_there in parts.items() if not is_there}
+
+
+def takes_notes(bundle: Bundle) -> bool:
+    """Whether its generations follow notes: its latents have them, and its decoder takes such latents as hints."""
+    return bundle.notes is not None and bundle.structure is not None and bundle.context is not None
+
+
+def note_spec(bundle: Bundle) -> NotesSpec:
+    """What a bundle says of the notes that its generations follow. Raises NoNotesError where they follow none."""
+    if bundle.notes is None or not takes_notes(bundle):
+        part = "[notes]" if bundle.notes is None else "[structure], by which it would follow them"
+        raise NoNotesError(f"bundle {bundle.name!r} has no {part}", field="notes", fix="leave them out")
+    return bundle.notes
 
 
 def plans_texts(bundle: Bundle) -> bool:

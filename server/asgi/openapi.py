@@ -39,6 +39,11 @@ CONDITION = {
     "description": 'Condition tokens in place of the prompt: safetensors with a tensor "condition", F32 [L, D], D the '
     "decoder's condition width; [1, D] where its condition is one vector.",
 }
+NOTES = {
+    "type": "string",
+    "format": "binary",
+    "description": "A MIDI file with notes to play, in place of `notes`.",
+}
 FILE = {"type": "string", "format": "binary", "description": "wav, flac, ogg, mp3, ... or latents (safetensors)"}
 STATUS_TEXTS = {
     400: "The body is malformed",
@@ -247,7 +252,7 @@ def audio_response() -> dict[int | str, dict[str, Any]]:
 def request_body() -> dict[str, Any]:
     """The OpenAPI entry of the request body: JSON or multipart."""
     body = {"$ref": REF.format(model="GenerationBody")}
-    files = dict.fromkeys(FILE_PARTS, FILE) | {"condition": CONDITION}
+    files = dict.fromkeys(FILE_PARTS, FILE) | {"condition": CONDITION, "notes": NOTES}
     form = {
         "type": "object",
         "required": ["request"],

@@ -23,7 +23,7 @@ from server.config import KIB, ServerSettings
 
 JSON = "application/json"
 MULTIPART = "multipart/form-data"
-FILE_PARTS = ("source", "timbre", "structure", "condition")
+FILE_PARTS = ("source", "timbre", "structure", "condition", "notes")
 SMALL_JSON_BYTES = 64 * KIB
 # The first bytes of every body, for which there is always room: the number of requests bounds them.
 UNCOUNTED_BYTES = 64 * KIB
@@ -68,6 +68,7 @@ class Upload:
     timbre: bytes | None = None
     structure: bytes | None = None
     condition: bytes | None = None
+    notes: bytes | None = None
     is_large: bool = False
 
 
@@ -202,13 +203,13 @@ async def _read_multipart(request: Request, settings: ServerSettings, budget: Bo
 
 
 async def parse_form(
-    request: Request, limit: int, field_limit: int, budget: BodyBudget, *, max_fields: int = 5
+    request: Request, limit: int, field_limit: int, budget: BodyBudget, *, max_fields: int = 6
 ) -> FormData:
     """A multipart form, to be closed by the caller; its texts are latin-1. Raises ProblemError 4xx or 503."""
     # latin-1 keeps the exact bytes of a text field, so that invalid UTF-8 is refused instead of replaced.
     headers = Headers({"content-type": request.headers["content-type"] + "; charset=latin-1"})
     async with aclosing(_limited(request, limit, budget)) as stream:
-        parser = _FormParser(headers, stream, max_files=5, max_fields=max_fields, max_part_size=field_limit)
+        parser = _FormParser(headers, stream, max_files=6, max_fields=max_fields, max_part_size=field_limit)
         try:
             return await parser.parse()
         except MultiPartException as error:

@@ -58,6 +58,7 @@ class CheckedRequest:
     def __post_init__(self) -> None:
         name, codec = self.body.response_format, self.pipeline.codec
         check_rates(name, self.body.sample_rate_hz, self.body.bit_rate_kbps)
+        self._check_notes()
         if self.body.quantize and name != "mid":
             raise RequestError(f"has no effect on {name}", field="quantize", fix="leave it out, or ask for mid")
         for other in ("response_format", "sample_rate_hz", "bit_rate_kbps") if self.body.stems else ():
@@ -69,6 +70,13 @@ class CheckedRequest:
             what = "this model makes latents, not audio"
             raise ProblemError(422, "no_codec", what, fix='set "response_format": "latents"')
         check_format(name, codec.channels, "response_format")
+
+    def _check_notes(self) -> None:
+        """A generation without `seconds` is as long as its notes. Raises RequestError."""
+        last_s = max((note.end_s for note in self.body.notes or ()), default=0.0)
+        if last_s and last_s > (most_s := self.service.settings.max_seconds):
+            what = f"the last one ends at {last_s:g} s, this server makes at most {most_s:g} s"
+            raise RequestError(what, field="notes")
 
     @property
     def file_format(self) -> Format:

@@ -7,11 +7,14 @@ import logging
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.errors import TickError
+from runtime.errors import RequestError, TickError
+from runtime.notes.midi_file import notes_of_midi
 from runtime.pipeline.pipeline import Pipeline
+from runtime.requests.validation import note_spec
 from server.asgi.access_control import client_of
 from server.asgi.connection import abort_of, first_completed, wait_disconnected
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
@@ -51,6 +54,8 @@ async def create_generation(request: Request) -> Response:
     upload = await read_upload(request, service.settings, service.budget)
     if upload.condition is not None:
         upload.values.setdefault("prompt", "")
+    if upload.notes is not None:
+        await run_in_threadpool(add_notes, pipeline, upload)
     body = await validate_upload(service.body_model, upload, service.budget)
     check_model(pipeline, body)
     check_inputs(upload, body)
@@ -62,6 +67,14 @@ def check_model(pipeline: Pipeline, body: GenerationBody) -> None:
     """Refuse a model that is not the server's. Raises ProblemError 404."""
     if body.model not in (None, pipeline.bundle.name):
         raise model_not_found(pipeline.bundle.name, str(body.model), pointer="/model")
+
+
+def add_notes(pipeline: Pipeline, upload: Upload) -> None:
+    """Read the form's part `notes` into the body. Raises RequestError."""
+    if upload.values.get("notes") is not None:
+        raise RequestError("the form has a part `notes`: send one of them", field="notes")
+    assert upload.notes is not None
+    upload.values["notes"] = notes_of_midi(upload.notes, note_spec(pipeline.bundle))
 
 
 def check_inputs(upload: Upload, body: GenerationBody) -> None:

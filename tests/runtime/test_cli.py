@@ -266,6 +266,30 @@ def test_notes_are_written_and_repeated(built: Built, tmp_path: Path, monkeypatc
     assert Path("b.mid").read_bytes() == Path("a.mid").read_bytes()
 
 
+def test_notes_are_played_from_midi_and_json(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = str(built(notes=True, structure=True).path)
+    flags = [config, "--prompt", "a", "--seconds", "1.28", "--seed", "2", "--notes-exact", "-o"]
+    Path("a.json").write_text('[{"layer": "bass", "pitch": 40, "start_s": 0.4, "seconds": 0.4, "velocity": 127}]')
+    made = CliRunner().invoke(app, [*flags, "a.mid", "--notes", "a.json"])
+    assert made.exit_code == 0, made.output
+    first = read_metadata(Path("a.mid"))
+    assert [note["pitch"] for note in first.options["notes"]] == [40]
+    # Its own notes, all of them this time.
+    assert CliRunner().invoke(app, [*flags, "b.wav", "--notes", "a.mid"]).exit_code == 0
+    assert len(read_metadata(Path("b.wav")).options["notes"]) > 1
+    again = [config, "--like", "a.mid", "-o"]
+    assert CliRunner().invoke(app, [*again, "c.mid"]).exit_code == 0
+    assert Path("c.mid").read_bytes() == Path("a.mid").read_bytes()
+    for name, content, message in (("d.json", "{", "neither MIDI nor JSON"), ("e.mid", "MThd", "not MIDI")):
+        Path(name).write_text(content)
+        refused = CliRunner().invoke(app, [*flags, "f.wav", "--notes", name])
+        assert (refused.exit_code, message in refused.stderr) == (EXIT_INVALID, True), refused.stderr
+    assert CliRunner().invoke(app, [*flags, "f.wav", "--notes", "none.mid"]).exit_code == EXIT_FILE
+    plain = CliRunner().invoke(app, [str(built().path), "--prompt", "a", "--notes", "a.mid", "-o", "f.wav"])
+    assert (plain.exit_code, "no [notes]" in plain.stderr) == (EXIT_INVALID, True)
+
+
 def test_stems_are_a_folder(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = str(built(stems=True).path)

@@ -28,7 +28,7 @@ def test_every_option_is_a_flag_with_its_description() -> None:
 
 
 def test_flags_are_the_options_and_the_dcw_parameters() -> None:
-    options = set(GenerationOptions.model_fields) - {"prompt", "repaint", "dcw", "adapters"}
+    options = set(GenerationOptions.model_fields) - {"prompt", "repaint", "dcw", "adapters", "notes"}
     assert {flag.name for flag in option_flags()} == options | {f"dcw_{name}" for name in DcwOptions.model_fields}
 
 

@@ -46,6 +46,8 @@ ENCODER_FILE: Final = "codec_encoder.npz"  # beside the checkpoint, not in the b
 TIMBRE_FRAMES: Final = 150
 TIMBRE_TOKENS: Final = 2
 SIZE_LIMIT_BYTES: Final = 32 * 2**20
+# Frames between a note's hint and its sound, in the middle; measured, as evaluation/notes.py does.
+HINT_DELAY: Final = 2
 MEANING_FILE: Final = "meaning.json"
 PLANNER_FILE: Final = "planner.onnx"
 PLANNER_TOKENIZER_FILE: Final = "planner_tokenizer.json"
@@ -141,6 +143,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "scale": LATENT_SCALE,
         "on": 0.12,
         "off": 0.06,
+        "hint_delay": HINT_DELAY,
         "layers": [_note_layer(layer) for layer in LAYERS],
     },
     "stems": {"saturation": "tanh"},

@@ -22,7 +22,9 @@ from runtime.errors import (
     ShapeError,
     TickError,
 )
+from runtime.notes.score import Note
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
+from runtime.sessions.playback.note_stream import NoteEvent
 from tickrt.audio import Audio
 from tickrt.live import Live
 from tickrt.model import Model, open
@@ -33,6 +35,8 @@ from tickrt.options import (
     Curve,
     DcwOptions,
     Generation,
+    NoteOptions,
+    Notes,
     Options,
     Prompt,
     Source,
@@ -56,6 +60,10 @@ __all__ = [
     "Live",
     "Model",
     "NonFiniteError",
+    "Note",
+    "NoteEvent",
+    "NoteOptions",
+    "Notes",
     "Options",
     "Prompt",
     "PromptMeaning",

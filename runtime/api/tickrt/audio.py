@@ -45,6 +45,7 @@ class Audio:
     prompt_words: PromptWords = field(default_factory=PromptWords)
     meanings: tuple[PromptMeaning, ...] = ()
     _generation: LongGeneration | None = None
+    _score: Score | None = None
 
     @property
     def pcm(self) -> NDArray[np.float32]:
@@ -68,7 +69,7 @@ class Audio:
 
         Raises RequestError where the model has no notes.
         """
-        return self._made_by("notes").score(self.latents)
+        return self._made_by("notes").score(self.latents) if self._score is None else self._score
 
     @property
     def notes(self) -> list[Note]:
@@ -82,7 +83,10 @@ class Audio:
         """
         from runtime.notes.midi_file import midi_bytes
 
-        score = self._made_by("notes").score(self.latents, quantize=quantize)
+        if self._score is not None:
+            score = self._score.quantized() if quantize else self._score
+        else:
+            score = self._made_by("notes").score(self.latents, quantize=quantize)
         return midi_bytes(score, "" if self.metadata is None else self.metadata.to_tag("mid"))
 
     def stems(self) -> dict[str, NDArray[np.float32]]:

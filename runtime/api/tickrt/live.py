@@ -7,9 +7,10 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
 from types import TracebackType
-from typing import Any, Protocol, Self, Unpack
+from typing import Any, Literal, Protocol, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, TickError
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
+from runtime.sessions.playback.note_stream import NoteEvent
 from runtime.sessions.protocol.messages import (
     Ack,
     Beat,
@@ -35,6 +37,7 @@ from tickrt.receiver import Receiver
 
 REPLY_TIMEOUT_S = 60.0
 CHUNK_S = 0.1
+PlayMode = Literal["echo", "hold", "at"]
 PACED = ("set", "prompts", "source", "structure", "timbre", "adapter", "reset")
 
 
@@ -85,6 +88,7 @@ class Live:
         self._sending, self._seqs = threading.Lock(), count(1)
         self._texts = [prompt.text for prompt in message.prompts]
         self._negative_prompt = str(message.controls.get("negative_prompt") or "")
+        self._has_notes = "notes" in message.events
         self._id = sessions.open(message, receiver)
         self._closing = weakref.finalize(self, sessions.end, self._id)
         self._acknowledge()
@@ -102,6 +106,7 @@ class Live:
         for clock in self._clocks:
             clock.close()
         self._closing()
+        self._receiver.end_notes()
 
     @property
     def state(self) -> State | None:
@@ -131,6 +136,14 @@ class Live:
             for words in told
         )
 
+    @property
+    def events(self) -> list[NoteEvent]:
+        """What begins and ends in the audio that was taken since the last time, in order; [] without events "notes".
+
+        Every note that begins ends, also where the session does.
+        """
+        return self._receiver.take_events()
+
     def __iter__(self) -> Self:
         return self
 
@@ -152,9 +165,13 @@ class Live:
         return np.concatenate(parts)
 
     def record(self, seconds: float) -> Audio:
-        """The next `seconds` as an Audio. Raises as read() does."""
+        """The next `seconds` as an Audio; with events "notes" it knows its notes. Raises as read() does."""
         samples = max(1, round(seconds * self._sessions.sample_rate_hz))
-        return self._sessions.audio(self.read(samples), self._receiver.seed, self.prompt_words)
+        self._receiver.record()
+        pcm = self.read(samples)
+        audio = self._sessions.audio(pcm, self._receiver.seed, self.prompt_words)
+        score = self._receiver.recorded(1 / audio.frame_rate_hz) if self._has_notes else None
+        return replace(audio, _score=score)
 
     @property
     def beat(self) -> Beat | None:
@@ -281,6 +298,29 @@ class Live:
         """
         chosen = None if sections is None else [dict(section) for section in sections]
         self._send("set_plan", start_s=float(start_s), sections=chosen, codes=None if codes is None else list(codes))
+
+    def notes(
+        self,
+        items: Iterable[Mapping[str, Any]],
+        *,
+        mode: PlayMode = "echo",
+        layer: str | None = None,
+        at: float = 0.0,
+        bars: int = 1,
+        quantize: bool = True,
+        exact: bool = True,
+    ) -> None:
+        """Play notes that the session follows. items: each with pitch, and start_s, seconds and velocity where needed.
+
+        mode: "echo": a bar that was played comes back `bars` bars later; "hold": they are the harmony of all bars from
+        the next one on, without items the plan's again; "at": at their times. layer: None: the one that has the pitch.
+        at: what start_s counts from, in seconds of the session. quantize: an echo lies on sixteenths. exact: they are
+        written into what is generated, too; else it may vary them. Echo and hold need a plan. In a loop notes stay
+        where they were played, until a call without any removes those of the layer.
+        """
+        played = [plain_values(item) for item in items]
+        times: dict[str, Any] = {"mode": mode, "at": float(at), "bars": bars, "quantize": quantize}
+        self._send("notes", None, items=played, layer=layer, exact=exact, **times)
 
     def _send(self, type: str, pcm: NDArray[np.float32] | None = None, **members: Any) -> None:
         """Post a message that changes sound."""

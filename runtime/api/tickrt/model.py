@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
@@ -19,12 +19,16 @@ from runtime.audio.codec import Codec
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
 from runtime.errors import ConfigError, DrainingError, RequestError, TickError, source_as
+from runtime.notes.note_files import read_notes
+from runtime.notes.score import Note
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptWords
+from runtime.requests.validation import note_spec
+from runtime.sessions.protocol.messages import EventKind
 from runtime.tick.events import Event
 from tickrt.audio import Audio
 from tickrt.live import CHUNK_S, Live, open_message
@@ -35,6 +39,7 @@ from tickrt.options import (
     Blend,
     Controls,
     Generation,
+    Notes,
     Prompt,
     Source,
     documented,
@@ -157,14 +162,15 @@ class Model:
         slots: int = 2,
         plan: bool | None = None,
         chunk_s: float = CHUNK_S,
+        events: Sequence[EventKind] = (),
         **controls: Unpack[Controls],
     ) -> Live:
         """Open a live session: audio without end, whose prompts and controls change while it plays.
 
         mode: "loop" repeats a canvas of `seconds` and generates it again where something changes; "extend" continues
         without repeating. slots: generations in flight at a time. plan: whether it plays by a plan; None: where mode
-        and bundle have one. chunk_s: seconds per item of the iterator. source, sample_rate_hz: as of generate(). Raises
-        RequestError, and ConfigError where the bundle has no codec.
+        and bundle have one. chunk_s: seconds per item of the iterator. events: ["notes"] for Live.events. source,
+        sample_rate_hz: as of generate(). Raises RequestError, and ConfigError where the bundle has no codec.
         """
         sessions = self._live_sessions()
         source_id = None if source is None else sessions.add_source("source", source, sample_rate_hz)
@@ -179,6 +185,7 @@ class Model:
                 source_strength=source_strength,
                 slots=slots,
                 plan=plan,
+                events=list(events),
             )
             return Live(sessions, message, chunk_s, self)
         finally:
@@ -203,6 +210,8 @@ class Model:
         condition, rate_hz = arguments.get("condition"), arguments.get("sample_rate_hz")
         if prompt is not None or condition is not None or self._pipeline.text_encoder is None:
             options["prompt"] = plain_values(prompt or "")
+        if (notes := arguments.get("notes")) is not None:
+            options["notes"] = self._note_values(notes)
         parsed = parse_options(options, self._pipeline.bundle.options)
         inputs = GenerationInputs(
             condition=None if condition is None else np.asarray(condition, np.float32),
@@ -213,6 +222,11 @@ class Model:
             timbre=_timbre(self._pipeline, arguments.get("timbre"), rate_hz),
         )
         return LongGeneration(self._pipeline, parsed, inputs)
+
+    def _note_values(self, notes: Notes) -> Any:
+        if isinstance(notes, str | Path):
+            return read_notes(Path(notes), note_spec(self._pipeline.bundle))
+        return [note._asdict() if isinstance(note, Note) else plain_values(note) for note in notes]
 
     def _input(self, arguments: Mapping[str, Any], name: str) -> NDArray[np.float32] | None:
         source = arguments.get(name)

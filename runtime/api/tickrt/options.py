@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.conditions import Task
+from runtime.notes.score import Note
 from runtime.requests.options import GenerationOptions
 from tickrt.audio import Audio
 
@@ -24,6 +25,16 @@ class WeightedPrompt(TypedDict, total=False):
     weight: Curve
     start: float
     end: float
+
+
+class NoteOptions(TypedDict, total=False):
+    """A note to play, in seconds."""
+
+    layer: str | None
+    pitch: Required[int]
+    start_s: Required[float]
+    seconds: Required[float]
+    velocity: int
 
 
 class Span(TypedDict):
@@ -49,6 +60,8 @@ class AdapterOptions(TypedDict, total=False):
 
 
 Prompt = str | Sequence[WeightedPrompt]
+# Notes as Audio.notes has them, objects, or the path of a MIDI or JSON file.
+Notes = str | Path | Sequence[Note | NoteOptions]
 Blend = Literal["velocity", "tokens"]
 # Seconds of the session, its next bar, or a later one: {"bars": 2}.
 At = float | Literal["bar"] | Mapping[str, int] | None
@@ -100,6 +113,8 @@ class Options(_Common, total=False):
     seconds: float | None
     repaint: Sequence[Span] | None
     codes: str | Sequence[int] | None
+    notes_strength: Curve | None
+    notes_exact: bool
     timesteps: Sequence[float] | NDArray[np.floating[Any]] | None
     plan: bool | None
     plan_temperature: float | None
@@ -122,6 +137,7 @@ class Arguments(Options, total=False):
     target_source: Source | None
     timbre: Source | None
     structure: Source | None
+    notes: Notes | None
     condition: NDArray[np.float32] | None
     sample_rate_hz: int | None
 
@@ -138,6 +154,7 @@ INPUTS = {
     "target_source": "What x0_strength and target_curve draw to, in the same forms. Default: the source.",
     "timbre": "A reference whose timbre the generation takes, in the same forms. Default: that of silence.",
     "structure": "What a cover keeps melody and rhythm of, in the same forms. Default: the source.",
+    "notes": "Notes to play, as Audio.notes has them, as objects, or the path of a MIDI or JSON file.",
     "condition": "Tokens [L, D], float32, in place of the prompt.",
     "sample_rate_hz": "Samples per second of PCM that is given as a source. Default: the model's.",
 }

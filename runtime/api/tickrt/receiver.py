@@ -10,9 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DrainingError, RequestError, TickError
+from runtime.notes.score import Score
 from runtime.sessions.playback.audio_ring import AudioRing
+from runtime.sessions.playback.note_stream import NoteEvent, NoteStream
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Applied, Closed, Plan, Problem, Ready, ServerMessage, State, TextWords
+from runtime.sessions.protocol.messages import (
+    Applied,
+    Closed,
+    LayerKeys,
+    Plan,
+    Problem,
+    Ready,
+    ServerMessage,
+    State,
+    TextWords,
+    TrackedNotes,
+)
 
 logger = logging.getLogger("tickrt.live")
 
@@ -25,7 +38,7 @@ RESUMED_S = 10.0
 class Receiver:
     """The listener of a session: its audio, its last state, and why it has stopped. Filled by the host's thread.
 
-    words: of its prompts and negative prompt, as they were found last.
+    words: of its prompts and negative prompt, as they were found last. layers: of the model's notes.
     """
 
     def __init__(self, sample_rate_hz: int, channels: int) -> None:
@@ -34,6 +47,7 @@ class Receiver:
         self.plan: Plan | None = None
         self.seed = 0
         self.words: list[TextWords] = []
+        self.notes, self.layers = NoteStream(), list[LayerKeys]()
         self._rate_hz, self._channels = sample_rate_hz, channels
         self._error: TickError | None = None
         self._end: TickError | None = None
@@ -53,11 +67,15 @@ class Receiver:
                 case Ready():
                     if not self._continues(message):
                         self.ring.clear(message.next_sample)
+                        self.notes.clear(message.next_sample)
+                    self.layers = message.layers
                     self.seed, self.words = message.controls.seed, message.controls.prompt_words
                     if message.notice:
                         logger.warning("session %s: %s", message.session, message.notice)
                 case State():
                     self.state = message
+                case TrackedNotes():
+                    self.notes.take(message)
                 case Plan():
                     self.plan = message
                 case Applied(seq=seq, first_sample=first_sample):
@@ -68,6 +86,7 @@ class Receiver:
                     self._error = error_of(message)
                 case Closed():
                     self._end = self._end or DrainingError(f"the session has ended: {message.reason}")
+                    self.notes.clear(self.ring.playhead_sample)
             self._changed.notify_all()
 
     def _continues(self, ready: Ready) -> bool:
@@ -99,7 +118,31 @@ class Receiver:
                 raise error
             pcm = np.empty((min(self._num_ready, most), self._channels), np.float32)
             self.ring.read(pcm)
+            self.notes.advance(self.ring.playhead_sample)
             return pcm
+
+    def take_events(self) -> list[NoteEvent]:
+        """What begins and ends in what was read since the last time."""
+        with self._changed:
+            events = list(self.notes.events)
+            self.notes.events.clear()
+            return events
+
+    def end_notes(self) -> None:
+        """What sounds ends here."""
+        with self._changed:
+            self.notes.clear(self.ring.playhead_sample)
+
+    def record(self) -> None:
+        """Remember the notes of what is read from here on."""
+        with self._changed:
+            self.notes.record()
+
+    def recorded(self, frame_s: float) -> Score | None:
+        """The notes since `record`; None where the model tells none."""
+        with self._changed:
+            score = self.notes.recorded(self.layers, self._rate_hz, frame_s)
+            return score if self.layers else None
 
     @property
     def _num_ready(self) -> int:

@@ -33,6 +33,7 @@ from runtime.sessions.protocol.messages import (
     ClientMessage,
     Close,
     Closed,
+    EventKind,
     Open,
     Problem,
     Ready,
@@ -77,6 +78,7 @@ class TickRT:
         slots: int = 2,
         chunk_s: float = CHUNK_S,
         plan: bool | None = None,
+        events: Sequence[EventKind] = (),
         **controls: Unpack[Controls],
     ) -> Live:
         """Open a live session, as Model.live() does; what is wrong with a later change is raised by the next read().
@@ -85,7 +87,15 @@ class TickRT:
         Raises RequestError, and the error of the last address where none opens it.
         """
         message = open_message(
-            prompts, controls, mode=mode, seconds=seconds, blend=blend, slots=slots, plan=plan, format="f32"
+            prompts,
+            controls,
+            mode=mode,
+            seconds=seconds,
+            blend=blend,
+            slots=slots,
+            plan=plan,
+            events=list(events),
+            format="f32",
         )
         session = RemoteSession(self._urls, self._key, message)
         return Live(session, message, chunk_s, self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from runtime.pipeline.form.pages import CodesPage, codes_page, layers_of_codes, 
 from runtime.pipeline.form.prompt import SongPrompt, read_prompt
 from runtime.pipeline.sequences import Caller, SequenceRun, Sequences
 from runtime.requests.form.rhythm import Rhythm
-from runtime.requests.form.section_prompts import PromptText, section_prompts
+from runtime.requests.form.section_prompts import PromptText, section_prompts, with_layers
 from runtime.requests.form.sections import (
     Item,
     PlannedSection,
@@ -151,12 +151,15 @@ class FormPlan:
         assert self._num_codes is not None
         return self.codes(0, self._num_codes)
 
-    def prompts(self, prompt: PromptText) -> PromptText:
-        """The prompts of all its frames, with the layers of every section; blended tokens stay as they are."""
+    def prompts(self, prompt: PromptText, played: Iterable[tuple[str, int, int]] = ()) -> PromptText:
+        """The prompts of all its frames, with the layers of every section; blended tokens stay as they are.
+
+        played: as `with_layers` takes it.
+        """
         assert self._total_frames is not None
         if self._options.blend == "tokens":
             return prompt
-        return section_prompts(self._spec, prompt, self.sections, 0, self._total_frames)
+        return section_prompts(self._spec, prompt, with_layers(self.sections, played), 0, self._total_frames)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,19 @@ def section_prompts(
         for item in given
         for words, share in shares.items()
     ]
+
+
+def with_layers(
+    sections: Sequence[PlannedSection], played: Iterable[tuple[str, int, int]]
+) -> tuple[PlannedSection, ...]:
+    """The sections with the layers of what is played in them beside the plan: layer, first frame, the one behind it."""
+    spans = list(played)
+    return tuple(
+        replace(section, others=tuple(dict.fromkeys((*section.others, *layers))))
+        if (layers := [name for name, start, end in spans if start < section.end_frame and end > section.start_frame])
+        else section
+        for section in sections
+    )
 
 
 def _words(spec: PlanSpec, section: PlannedSection) -> str:

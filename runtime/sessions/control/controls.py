@@ -18,6 +18,7 @@ from runtime.requests.options import (
     COVER_DENOISE,
     NEEDS_SOURCE,
     NEEDS_SOURCE_OR_STRUCTURE,
+    NOTE_OPTIONS,
     PLAN_OPTIONS,
     GenerationOptions,
     StepOptions,
@@ -27,10 +28,10 @@ from runtime.requests.request import NEUTRAL
 from runtime.sessions.protocol.actions import CheckedControls, LiveModel
 from runtime.sessions.protocol.messages import MAX_LOOP_BARS, LivePrompt
 
-# Options that are no controls: prompts have a message of their own, a session has no length, a mask says more than
-# repaint, steps and shift are controls, a session's structure is a source, nothing of it is planned, and the level of
-# live audio is the model's.
-EXCLUDED = ("prompt", "blend", "seconds", "repaint", "timesteps", "codes", *PLAN_OPTIONS, "finish")
+# Options that are no controls: prompts and notes have messages of their own, a session has no length, a mask says more
+# than repaint, steps and shift are controls, a session's structure is a source, nothing of it is planned, and the level
+# of live audio is the model's.
+EXCLUDED = ("prompt", "blend", "seconds", "repaint", "timesteps", "codes", *NOTE_OPTIONS, *PLAN_OPTIONS, "finish")
 STEP_CONTROLS = tuple(StepOptions.model_fields)
 MAX_WEIGHT = 10.0
 

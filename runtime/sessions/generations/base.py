@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.errors import RequestError
+from runtime.errors import NoNotesError, RequestError
+from runtime.notes.note_levels import with_notes
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.control.controls import NEEDS_SOURCE_NAMES
+from runtime.sessions.generations.given_notes import GivenNotes
 from runtime.sessions.generations.references import References
 from runtime.sessions.playback.bars import Grid
 from runtime.sessions.playback.canvas import Band, Canvas, Piece, Placement, Timeline
@@ -29,7 +31,7 @@ from runtime.sessions.protocol.actions import (
     UpdateSteps,
 )
 from runtime.sessions.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
-from runtime.sessions.protocol.messages import SetPlan
+from runtime.sessions.protocol.messages import PlayNotes, SetPlan
 
 UPDATE_INTERVAL_S = 0.02
 ESTIMATE_START_S, ESTIMATE_MARGIN, ESTIMATE_SAMPLES = 0.5, 1.1, 8
@@ -145,6 +147,8 @@ class Generations(ABC):
         if not done.is_draft:
             self.times.newest_s.append(self._clock.now_s - done.started_s if took_s is None else took_s)
         self._num_failed, self._retry_s = 0, -math.inf
+        if done.job.exact and (facts := self._model.notes) is not None:
+            latents = with_notes(latents, done.job.exact, facts.spec, facts.silence)
         if not self._place(done, Piece(f"latents/{done.number}", latents)):
             return False
         self.num_placed += 1
@@ -275,6 +279,18 @@ class Generations(ABC):
         """Take an edit of the plan. Raises RequestError; then nothing has changed."""
         raise RequestError("the session has no plan", field="type", fix="open it with mode extend and plan true")
 
+    def play_notes(self, message: PlayNotes) -> None:
+        """Take notes that the client plays. Raises RequestError; then nothing has changed."""
+        notes = self.references.notes
+        if notes is None:
+            raise NoNotesError("the model makes nothing of notes", field="type", fix="a bundle with [notes]")
+        notes.check_room(len(message.items))
+        self._play(notes, message)
+
+    @abstractmethod
+    def _play(self, notes: GivenNotes, message: PlayNotes) -> None:
+        """Take the notes of a message."""
+
     @abstractmethod
     def _is_wanted(self) -> bool:
         """Whether one more generation is wanted."""
@@ -331,6 +347,12 @@ class Generations(ABC):
             if (has_source or name not in NEEDS_SOURCE_NAMES) and any(item.steps[name] != value for item in reached)
         }
         return reached, CheckedControls(missing)
+
+    def _canvas_frame(self, seconds: float) -> float:
+        """The canvas frame, between frames, that is played at a second of the play axis."""
+        frame, part = divmod(seconds * self._model.sample_rate_hz, self._model.hop_samples)
+        here = self._timeline.at(round(seconds * self._model.sample_rate_hz))
+        return part / self._model.hop_samples + (frame if here is None else here.canvas_frame_at(int(frame)))
 
     def _running(self, job_id: str, segment: Segment, **job: Any) -> Running:
         key = self.key()

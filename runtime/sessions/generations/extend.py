@@ -13,11 +13,13 @@ from runtime.requests.options import GenerationOptions
 from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Segment
 from runtime.sessions.generations.base import Generations, Running
+from runtime.sessions.generations.given_notes import CLOSE_MARGIN_S, CLOSE_S, Bar, GivenNotes, bar_at, echoed
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.bars import Grid
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource
+from runtime.sessions.playback.playhead import REACH_S
 from runtime.sessions.protocol.actions import CancelJob, EndPlan, MakePlan, PlanPart
-from runtime.sessions.protocol.messages import SetPlan
+from runtime.sessions.protocol.messages import PlayNotes, SetPlan
 
 HISTORY_S = 600.0
 
@@ -44,6 +46,9 @@ class ExtendGenerations(Generations):
         first = max(self._noted_frame, frame - self.frames)
         self.played_frame = max(self.played_frame, self._end_of(first, frame + 1))
         self._noted_frame = frame
+        if (notes := self.references.notes) is not None:
+            self._renew(notes.close(self._exact_position() + self._close_frames()))
+            notes.forget(self._position() - self.frames)
         self._timeline.forget(0, self._position() - round(HISTORY_S * self._model.frame_rate_hz))
 
     @property
@@ -68,6 +73,8 @@ class ExtendGenerations(Generations):
         stopped = [running.job.id for running in self.running]
         self.running.clear()
         self._latest = self.context_frame = self._stale_frame = self._bare_frame = None
+        if self.references.notes is not None:
+            self.references.notes.clear()
         if self.references.plan is not None:
             self.begin_plan(None)
         return stopped
@@ -79,10 +86,19 @@ class ExtendGenerations(Generations):
         self.references.plan.restart(self._plan_options(), seed, origin)
 
     def settle(self) -> None:
-        """An edit of the plan is complete once it is made, or of no effect any more."""
-        plan = self.references.plan
-        if plan is None or plan.is_idle or not plan.has_edits:
+        """An edit of the plan is complete once it is made, or of no effect any more; a note, once its bar is closed."""
+        plan, notes = self.references.plan, self.references.notes
+        if (plan is None or plan.is_idle or not plan.has_edits) and not (notes is not None and notes.is_waiting):
             super().settle()
+
+    def due_s(self) -> float | None:
+        """Also when a bar closes."""
+        times, notes = [super().due_s()], self.references.notes
+        if notes is not None and (frame := notes.next_bar_frame) is not None:
+            frames = max(0.0, frame - self._close_frames() - self._exact_position())
+            # One frame's rounding later it is closed for certain.
+            times.append(self._clock.now_s + (frames + 1) / self._model.frame_rate_hz)
+        return min((time for time in times if time is not None), default=None)
 
     def plan_work(self) -> MakePlan | None:
         """The plan is made anew where prompt, tempo or key have changed, and goes on ahead of what is generated."""
@@ -108,10 +124,72 @@ class ExtendGenerations(Generations):
         if self._bare_frame is not None and plan.has_hints(self._bare_frame + 1):
             changed.append(self._bare_frame)
             self._bare_frame = None
+        self._renew(*changed)
+
+    def _renew(self, *frames: int | None) -> None:
+        """What is known from these canvas frames on is made again; None: from none."""
         ends = [running.job.segment.start_frame + running.job.segment.frames for running in self.running]
         known = max([self._timeline.canvas.end, *ends])
-        stale = [frame for frame in (*changed, self._stale_frame) if frame is not None and frame < known]
+        stale = [frame for frame in (*frames, self._stale_frame) if frame is not None and frame < known]
         self._stale_frame = min(stale, default=None)
+
+    def _play(self, notes: GivenNotes, message: PlayNotes) -> None:
+        """Echo and chord need the plan's bars."""
+        bars = self.references.bars
+        if not bars and message.mode != "at":
+            fix = "wait for the message plan" if self.references.is_planned else 'mode "at", or a session with a plan'
+            raise RequestError("the session has no bars", field="mode", fix=fix)
+        if message.mode == "hold":
+            earliest = self._earliest()
+            first = next((bar for bar in bars if bar.start >= earliest), bar_at(bars, len(bars)))
+            notes.hold(message, round(first.start))
+            self._renew(round(first.start))
+            return
+        if not message.items:
+            raise RequestError("there are no notes", field="items", fix="send what was played")
+        times = [self._canvas_frame(message.at + item.start_s) for item in message.items]
+        if message.mode == "at":
+            self._renew(self._play_at(notes, message, times))
+        else:
+            self._echo(notes, message, times, bars)
+
+    def _play_at(self, notes: GivenNotes, message: PlayNotes, times: Sequence[float]) -> int:
+        earliest = self._earliest()
+        if min(times) < earliest:
+            late_s = (earliest - min(times)) / self._model.frame_rate_hz
+            what = f"the first note is {late_s:.2f} s too early: what is played soon stays as it is"
+            raise RequestError(what, field="at", fix=f"{message.at + late_s:.2f} or later")
+        played = zip(message.items, times, strict=True)
+        placed = [notes.placed(message, item, index, frame) for index, (item, frame) in enumerate(played)]
+        return notes.add(placed, is_exact=message.exact)
+
+    def _echo(self, notes: GivenNotes, message: PlayNotes, times: Sequence[float], bars: Sequence[Bar]) -> None:
+        """What is played too late for its bar is echoed one pass later."""
+        closed = self._exact_position() + self._close_frames()
+        placed = []
+        for index, (item, frame) in enumerate(zip(message.items, times, strict=True)):
+            if frame > self._exact_position() + bars[-1].end - bars[-1].start:
+                raise RequestError("that is not played yet", field=f"items.{index}", fix="send what was played")
+            number, offset = echoed(bars, frame, message.bars, quantize=message.quantize)
+            while bar_at(bars, number).start <= closed:
+                number += message.bars
+            bar = bar_at(bars, number)
+            placed.append((notes.placed(message, item, index, bar.start + offset), bar))
+        for note, bar in placed:
+            notes.echo(note, bar, is_exact=message.exact)
+
+    def _earliest(self) -> int:
+        """The first canvas frame that a change now can reach."""
+        return self._first_unplayed(self._playhead.reach + self._samples(self.times.estimate_s))
+
+    def _close_frames(self) -> float:
+        """How long before its beginning a bar closes."""
+        made_s = REACH_S + self.times.estimate_s + CLOSE_MARGIN_S
+        return max(CLOSE_S, made_s) * self._model.frame_rate_hz
+
+    def _exact_position(self) -> float:
+        hop = self._model.hop_samples
+        return self._position() + self._playhead.position % hop / hop
 
     def edit_plan(self, message: SetPlan) -> None:
         """An edit is played from its beginning: the time to make it has to be left."""

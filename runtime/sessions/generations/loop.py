@@ -16,9 +16,11 @@ from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
 from runtime.sessions.control.controls import STEP_CONTROLS
 from runtime.sessions.generations.base import Generations, Key, Running
+from runtime.sessions.generations.given_notes import GivenNotes
 from runtime.sessions.playback.bars import loop_grid
 from runtime.sessions.playback.canvas import Band, Canvas, Part, Piece, PlacedSource, Placement
 from runtime.sessions.protocol.actions import CancelJob, EndPlan
+from runtime.sessions.protocol.messages import PlayNotes
 
 DRAFT_DENOISE = 0.5
 
@@ -183,6 +185,21 @@ class LoopGenerations(Generations):
         if bars > most:
             text = f"{most} bars of {tempo.beats} beats fit on the canvas at {tempo.bpm:g} bpm"
             raise RequestError(text, field=field, fix="give a smaller number, or open a longer canvas")
+
+    def _play(self, notes: GivenNotes, message: PlayNotes) -> None:
+        """Notes stay where they were played in the loop; a message without any removes those of its layer."""
+        if message.mode == "hold":
+            raise RequestError("a loop has no harmony to hold", field="mode", fix="open the session with mode extend")
+        placed = []
+        for index, item in enumerate(message.items):
+            note = notes.placed(message, item, index, self._canvas_frame(message.at + item.start_s))
+            start = note.start_frame % self.frames
+            placed.append(note._replace(start_frame=start, num_frames=min(note.num_frames, self.frames - start)))
+        if placed:
+            notes.add(placed, is_exact=message.exact)
+        else:
+            notes.remove(message.layer)
+        self.references.version += 1
 
     def region(self, start: int, frames: int) -> int:
         """A write may go over the end of the canvas and on at its beginning."""

@@ -9,16 +9,19 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from runtime.config.plan_spec import METER
 from runtime.errors import RequestError, TickError
 from runtime.requests.form.sections import PlannedSection, SectionRequest, item_of
 from runtime.requests.form.state import PlanState
 from runtime.requests.form.tempo import Tempo
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.segments import Latents
+from runtime.sessions.generations.given_notes import Bar
 from runtime.sessions.playback.bars import Grid
 from runtime.sessions.playback.canvas import Canvas, Part, Piece
 from runtime.sessions.playback.playhead import SessionClock
@@ -130,6 +133,17 @@ class SessionPlan:
             Grid(origin + each.start_frame + each.offset, tempo, tempo.bar_frames(frame_rate_hz), each.first_bar)
             for each, tempo in zip(sections, tempos, strict=True)
         ]
+
+    @property
+    def bars(self) -> tuple[Bar, ...]:
+        """Those of its sections."""
+        beats, part = str(self.header.get(METER, "4/4")).split("/")
+        sixteenths, found = int(beats) * 16 // int(part), list[Bar]()
+        for section in self.sections:
+            start, length = section.start_frame + (self.origin or 0), section.end_frame - section.start_frame
+            lines = [start + length * bar / section.bars for bar in range(section.bars + 1)]
+            found += [Bar(*line, sixteenths) for line in pairwise(lines)]
+        return tuple(found)
 
     def has_hints(self, canvas_end: int) -> bool:
         """Whether they are known up to a canvas frame; frames are the plan's after a reset."""

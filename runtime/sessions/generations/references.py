@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.errors import RequestError
+from runtime.notes.note_levels import Phrase
+from runtime.requests.form.section_prompts import with_layers
 from runtime.requests.form.sections import PlannedSection
 from runtime.requests.segments import Latents, Segment
+from runtime.sessions.generations.given_notes import Bar, GivenNotes
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Piece, PlacedSource
 from runtime.sessions.protocol.actions import CheckedControls, LiveModel
@@ -17,7 +20,8 @@ class References:
     """What is in force, from the next generation on; `version` counts the changes.
 
     source: latents `[N, C]` on the canvas; timbre: latents `[F, C]` of a reference; structure: hints `[N, C]` on the
-    canvas. plan: what is planned where there is neither source nor structure; None: nothing.
+    canvas. plan: what is planned where there is neither source nor structure; None: nothing. notes: what the client
+    plays; None where the model makes nothing of it.
     """
 
     def __init__(self, model: LiveModel) -> None:
@@ -26,6 +30,9 @@ class References:
         self.structure: PlacedSource | None = None
         self.plan: SessionPlan | None = None
         self.version = 0
+        facts = model.notes
+        has_notes = facts is not None and facts.takes_hints
+        self.notes = GivenNotes(facts, model.frame_rate_hz) if facts is not None and has_notes else None
         self._untaken = model.untaken
 
     @property
@@ -63,7 +70,7 @@ class References:
         return control
 
     def inputs(self, segment: Segment) -> dict[str, Any]:
-        """Members of a SessionJob: source, hints `[T, C]` and sections of a segment's frames, timbre `[F, C]`."""
+        """Members of a SessionJob: source, hints `[T, C]`, sections, notes of a segment's frames, timbre `[F, C]`."""
         source, hints = (
             None if found is None else found.frames(segment.start_frame, segment.frames)
             for found in (self.source, self.structure)
@@ -72,5 +79,17 @@ class References:
         if self.plan is not None and self.is_planned:
             hints = self.plan.hints(segment.start_frame, segment.frames)
             sections = self.plan.sections_in(segment.start_frame, segment.frames)
+        phrases: tuple[Phrase, ...] = ()
+        exact: tuple[Phrase, ...] = ()
+        if self.notes is not None:
+            phrases, exact = self.notes.phrases(segment.start_frame, segment.frames, self.bars)
+            played = ((note.layer, note.start_frame, note.end_frame) for phrase in phrases for note in phrase.notes)
+            sections = with_layers(sections, played)
         timbre = None if self.timbre is None else self.timbre.piece.latents
-        return {"source": source, "hints": hints, "timbre": timbre, "sections": sections}
+        notes = {"phrases": phrases, "exact": exact}
+        return {"source": source, "hints": hints, "timbre": timbre, "sections": sections, **notes}
+
+    @property
+    def bars(self) -> tuple[Bar, ...]:
+        """Those that are planned; none without a plan."""
+        return self.plan.bars if self.plan is not None and self.is_planned else ()

@@ -18,7 +18,7 @@ from runtime.requests.validation import plan_text_options, untaken_options
 from runtime.sessions.hosting.control_times import ControlKind, Observer
 from runtime.sessions.hosting.slots import TickTimes
 from runtime.sessions.hosting.work import CodecWork
-from runtime.sessions.protocol.actions import LiveModel, PlanFacts
+from runtime.sessions.protocol.actions import LiveModel, NoteFacts, PlanFacts
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import Plan, ReferenceKind, ServerMessage, State, control_of
 from runtime.sessions.storage.store import SessionStore
@@ -168,4 +168,5 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         catalog=lambda: pipeline.engines.adapters,
         plan=PlanFacts.of(bundle),
         identity=lambda: pipeline.identity,
+        notes=NoteFacts.of(bundle),
     )

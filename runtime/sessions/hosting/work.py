@@ -101,7 +101,13 @@ def expected(given: T | BaseException) -> T | TickError:
 def compose_job(pipeline: Pipeline, job: SessionJob, seed: int, client: str = "") -> GenerationRequest:
     """The request of a session's generation. seed: the session's. Raises RequestError, EngineError."""
     inputs = GenerationInputs(
-        source=job.source, noise=job.noise, timbre=job.timbre, hints=job.hints, session=job.id, client=client
+        source=job.source,
+        noise=job.noise,
+        timbre=job.timbre,
+        hints=job.hints,
+        phrases=job.phrases,
+        session=job.id,
+        client=client,
     )
     options, planner = pipeline.with_drawn(job.options, seed), pipeline.planner
     if job.sections and options.blend != "tokens":  # whose weights are no curves

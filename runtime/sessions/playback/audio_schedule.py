@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from runtime.audio.formats import Pcm
 from runtime.sessions.playback.canvas import Placement, Timeline
+from runtime.sessions.playback.played_notes import PlayedNotes
 from runtime.sessions.playback.playhead import LEAD_PER_DIP, Playhead
 from runtime.sessions.protocol.actions import DecodeWindow, LiveModel
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Applied
+from runtime.sessions.protocol.messages import Applied, TrackedNotes
 
 # The shortest window, except where the placement ends, and how long those become that a client with a long lead gets.
 # Both margins of a window of LONG_MARGINS margins are two fifths of its work.
@@ -59,10 +60,18 @@ class AudioSchedule:
     """Cuts windows out of the timeline and sends their audio in the order of the windows.
 
     `requested_until`: everything before is sent, being decoded, or skipped. `tick`: what `applied` messages name.
+    notes: what tells the notes of every chunk; None: nothing does.
     """
 
-    def __init__(self, model: LiveModel, timeline: Timeline, playhead: Playhead, epoch: int = 0) -> None:
-        self.epoch = epoch
+    def __init__(
+        self,
+        model: LiveModel,
+        timeline: Timeline,
+        playhead: Playhead,
+        epoch: int = 0,
+        notes: PlayedNotes | None = None,
+    ) -> None:
+        self.epoch, self._notes = epoch, notes
         self.tick: int | None = None
         self.requested_until = playhead.sent_until
         self._model, self._timeline, self._playhead = model, timeline, playhead
@@ -84,6 +93,8 @@ class AudioSchedule:
         self._has_begun = self._has_underrun = False
         self._ledger.clear()
         self._pending.clear()
+        if self._notes is not None:
+            self._notes.clear()
 
     def skip_missing(self, playhead_sample: int) -> None:
         """The client has played what there was: count an underrun, and go on with what comes next after its playhead.
@@ -129,7 +140,7 @@ class AudioSchedule:
         if pending is not None and window.epoch == self.epoch:
             pending.pcm, pending.is_done = pcm, True  # [samples, channels]
 
-    def sendable(self) -> Iterator[AudioChunk | Applied]:
+    def sendable(self) -> Iterator[AudioChunk | TrackedNotes | Applied]:
         """The chunks and messages to send now, in the order of the windows.
 
         What continues the audio does not wait for replacements before it, which may come late without a gap.
@@ -346,8 +357,8 @@ class AudioSchedule:
         wanted = self._playhead.wanted_until - pending.next_sample
         return min(pending.num_sent + -(-max(wanted, 0) // chunk) * chunk, window.num_samples)
 
-    def _chunk(self, pending: _Pending, end: int) -> Iterator[AudioChunk]:
-        """The chunk of a decoded window up to its sample `end`, only the part after the playhead."""
+    def _chunk(self, pending: _Pending, end: int) -> Iterator[AudioChunk | TrackedNotes]:
+        """The chunk of a decoded window up to its sample `end`, only the part after the playhead; first its notes."""
         window, pcm, start = pending.window, pending.pcm, pending.num_sent
         if not start and not window.is_replacing:
             self._waited_s = self._playhead.clock.now_s - pending.requested_s
@@ -357,6 +368,8 @@ class AudioSchedule:
         self._playhead.underruns += pcm is None and not window.is_replacing and late < end
         if pcm is None or late >= end:
             return
+        if self._notes is not None:
+            yield self._notes.told(window, window.start_sample + late, window.start_sample + end)
         yield AudioChunk(
             epoch=window.epoch,
             start_sample=window.start_sample + late,

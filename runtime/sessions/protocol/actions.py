@@ -9,15 +9,18 @@ from typing import Any, NewType
 
 from runtime.config.bundle import Bundle
 from runtime.config.identity import ModelIdentity
+from runtime.config.notes import NotesSpec
 from runtime.config.option_ranges import ANY_MODEL, OptionRanges
 from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
-from runtime.errors import RequestError
+from runtime.errors import NoNotesError, RequestError
+from runtime.notes.note_levels import Phrase
 from runtime.requests.form.sections import PlannedSection, SectionRequest
 from runtime.requests.form.state import PlanState, check_state
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.requests.segments import Latents, Segment
+from runtime.requests.validation import takes_notes
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import PlanChoices, ServerMessage
 
@@ -77,6 +80,25 @@ class PlanFacts:
         return replace(facts, silent=tuple([silent[layer] - group.first for layer, group in pairs]))
 
 
+@dataclass(frozen=True, eq=False)
+class NoteFacts:
+    """What a session has to know of a model's notes: where latents have them, and silence `[C]`.
+
+    takes_hints: generations follow notes that they are given.
+    """
+
+    spec: NotesSpec
+    silence: Latents
+    takes_hints: bool = True
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> NoteFacts | None:
+        """Those of a bundle; None where it has no [notes]."""
+        if bundle.notes is None:
+            return None
+        return cls(bundle.notes, bundle.silence(1)[0], takes_notes(bundle))
+
+
 @dataclass(frozen=True)
 class LiveModel:
     """What a session has to know of an open pipeline.
@@ -87,7 +109,7 @@ class LiveModel:
     controls that are numbers. words: which words of texts are understood; None where the model has no text. meaning:
     what is played of a text, with the options that its template has and a session's seed; None where the model does not
     tell. catalog: the adapters that there are now. plan: None where no session has one. identity: which model it is
-    now.
+    now. notes: what its latents say of notes, and silence `[C]`; None: nothing.
     """
 
     sample_rate_hz: int
@@ -109,6 +131,13 @@ class LiveModel:
     catalog: Callable[[], AdapterCatalog] = lambda: NO_ADAPTERS
     plan: PlanFacts | None = None
     identity: Callable[[], ModelIdentity] = ModelIdentity
+    notes: NoteFacts | None = None
+
+    def known_notes(self, field: str) -> NoteFacts:
+        """What it says of notes. field: of the message that needs them. Raises NoNotesError."""
+        if self.notes is None:
+            raise NoNotesError("the bundle has no [notes]", field=field, fix="leave it out")
+        return self.notes
 
     def canvas_frames(self, seconds: float | None) -> int:
         """The first length that holds `seconds`. Raises RequestError."""
@@ -129,7 +158,8 @@ class SessionJob:
     keeps none. source `[T, C]`: already the segment's frames. noise `[T, C]`: instead of the seed's. full_seq: the
     newest seq whose change the job has from its first step on. is_refresh: it replaces audio that exists. timbre
     `[F, C]`: latents of a reference. hints `[T, C]`: of the structure that it follows, already the segment's frames.
-    sections: of the plan whose hints these are, by the segment's frames; the prompts say what sounds in each.
+    sections: of the plan whose hints these are, by the segment's frames; the prompts say what sounds in each. phrases:
+    notes over the hints, by the segment's frames; exact: those of them that the session writes into its latents, too.
     """
 
     id: str
@@ -143,6 +173,8 @@ class SessionJob:
     timbre: Latents | None = None
     hints: Latents | None = None
     sections: tuple[PlannedSection, ...] = ()
+    phrases: tuple[Phrase, ...] = ()
+    exact: tuple[Phrase, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

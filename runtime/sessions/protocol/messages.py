@@ -36,6 +36,8 @@ MAX_SECTIONS = 64
 MAX_CODES = 4096
 MAX_LOOP_BARS = 64
 MAX_WAIT_BARS = 64
+MAX_ITEMS = 256
+MAX_ECHO_BARS = 16
 
 Seq = Annotated[int, Field(ge=1, le=MAX_SEQ, description="The client's counter, larger than in any message before.")]
 Sample = Annotated[int, Field(ge=0, le=MAX_SAMPLE)]
@@ -46,6 +48,7 @@ Mode = Literal["loop", "extend"]
 AudioFormat = Literal["s16", "f32", "opus"]
 Blend = Literal["velocity", "tokens"]
 ReferenceKind = Literal["source", "timbre", "structure"]
+EventKind = Literal["notes"]
 RampMs = Annotated[float, Field(ge=0.0, le=MAX_RAMP_MS, description="Numbers move to their new value in this time.")]
 Controls = Annotated[dict[Annotated[str, Field(max_length=100)], Any], Field(max_length=MAX_CONTROLS)]
 
@@ -109,6 +112,9 @@ class Open(Message):
     paused: bool = Field(default=False, description="Nothing is generated before `play`.")
     plan: bool | None = Field(default=None, description="Play by a plan. Default: where mode and model have one.")
     bars: int | None = Field(default=None, ge=0, le=MAX_LOOP_BARS, description="The control `loop_bars`.")
+    events: list[EventKind] = Field(
+        default=[], max_length=8, description="What else to tell with the audio: notes, of a model that has them."
+    )
     resume: Identifier | None = Field(default=None, description="The resume token of an earlier connection.")
 
 
@@ -300,6 +306,39 @@ class GetPlan(Message):
     type: Literal["get_plan"] = "get_plan"
 
 
+class NoteItem(Message):
+    """A note that a client plays."""
+
+    pitch: int = Field(ge=0, le=127, description="MIDI's; moved by octaves into the layer's keys. Of drums the key.")
+    start_s: Seconds = Field(default=0.0, description="Seconds from `at` on.")
+    seconds: float = Field(default=0.5, gt=0.0, le=MAX_SECONDS, description="How long it sounds.")
+    velocity: int = Field(default=100, ge=1, le=127, description="How loud it is.")
+
+
+class PlayNotes(Message):
+    """Plays notes: generations follow them, in place of what their layer would play.
+
+    echo: a bar that was played comes back `bars` bars later. hold: the notes are a chord, the harmony of all bars from
+    the next one on, until another one is held; without items the plan's again. at: at their times.
+    """
+
+    type: Literal["notes"] = "notes"
+    seq: Seq
+    mode: Literal["echo", "hold", "at"] = "echo"
+    items: Annotated[list[NoteItem], Field(max_length=MAX_ITEMS)]
+    layer: Identifier | None = Field(
+        default=None, description="Null: the one whose keys have the pitch; of hold, pad and bass."
+    )
+    at: Seconds = Field(
+        default=0.0, description="What the items' `start_s` counts from: seconds on the play axis. Not for hold."
+    )
+    bars: int = Field(default=1, ge=1, le=MAX_ECHO_BARS, description="Of echo: so many bars later.")
+    quantize: bool = Field(default=True, description="Of echo: onsets lie on sixteenths.")
+    exact: bool = Field(
+        default=True, description="Write them into what is generated, too; false: it may vary what was played."
+    )
+
+
 # What a server sends.
 
 
@@ -382,6 +421,14 @@ class Limits(Message):
     keep_s: float = Field(description="How long a session is kept without a connection.")
 
 
+class LayerKeys(Message):
+    """A layer of the model's notes and its MIDI keys; of percussion every key is a drum."""
+
+    name: str
+    keys: list[int]
+    is_percussion: bool
+
+
 class Ready(Message):
     """The session is open. `next_sample`: the first sample that will be sent in this epoch."""
 
@@ -405,6 +452,7 @@ class Ready(Message):
     limits: Limits
     edges: list[str] = Field(default=[], description="Further addresses of this session's servers.")
     plan: PlanChoices | None = Field(default=None, description="Of its plan; null: it has none.")
+    layers: list[LayerKeys] = Field(default=[], description="That its notes have; empty: the model tells none.")
 
 
 class Stages(Message):
@@ -460,6 +508,26 @@ class State(Message):
     stored: bool = Field(default=False, description="Whether the session survives its server.")
     client_time_s: float | None = Field(default=None, description="Of the newest `ack`.")
     beat: Beat | None = Field(default=None, description="null: none is known. Of plans, and of loops with a tempo.")
+
+
+# Layer, pitch (MIDI's; of percussion the key), velocity (1 to 127), first sample, length in samples or null.
+LiveNote = tuple[str, int, int, Sample, Count | None]
+
+
+class TrackedNotes(Message):
+    """The notes of the chunk of audio that follows, sent to clients that open with events ["notes"].
+
+    Each is [layer, pitch, velocity, sample, samples], samples null where it goes on behind `end_sample`. `notes` begin
+    in the chunk; `open` began before it, and sound in it. What is in neither does not sound there. With `replaces` it
+    holds in place of what was told of these samples before.
+    """
+
+    type: Literal["notes"] = "notes"
+    start_sample: Sample
+    end_sample: Sample
+    replaces: bool
+    notes: list[LiveNote]
+    open: list[LiveNote]
 
 
 class CanvasPicture(Message):
@@ -529,9 +597,10 @@ ClientMessage = (
     | GetCanvas
     | SetPlan
     | GetPlan
+    | PlayNotes
     | Close
 )
-ServerMessage = Ready | Applied | State | CanvasPicture | Plan | Changed | Problem | Closed
+ServerMessage = Ready | Applied | State | TrackedNotes | CanvasPicture | Plan | Changed | Problem | Closed
 # Gets the error of a message that was posted, or None.
 Reply = Callable[[TickError | None], None]
 _Parsed = TypeVar("_Parsed", bound=Message)

@@ -26,6 +26,7 @@ from runtime.sessions.playback.audio_schedule import AudioSchedule
 from runtime.sessions.playback.bars import BarLines, following, next_line
 from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.navigation import Navigation
+from runtime.sessions.playback.played_notes import PlayedNotes
 from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import (
@@ -88,9 +89,10 @@ class LiveSession:
         controls = ControlState(model, clock, values, opened.prompts, opened.blend, seed)
         frames, playhead = model.canvas_frames(opened.seconds), Playhead(clock, model.sample_rate_hz)
         playhead.is_playing = not opened.paused
-        parts = SessionParts(
-            session_id, opened.mode, opened.format, opened.slots, frames, controls, Timeline(), playhead
-        )
+        if opened.events:
+            model.known_notes("events")
+        plain = (session_id, opened.mode, opened.format, opened.slots, frames)
+        parts = SessionParts(*plain, controls, Timeline(), playhead, events=list(opened.events))
         self._set_up(model, parts)
         self._generations.check_bars(values, "controls.loop_bars" if opened.bars is None else "bars")
         if reports.has_plan(model, opened):
@@ -102,7 +104,10 @@ class LiveSession:
         self.id, self.model, self._parts = parts.id, model, parts
         self._controls, self._timeline, self._playhead = parts.controls, parts.timeline, parts.playhead
         self._clock = parts.playhead.clock
-        self._audio = AudioSchedule(model, self._timeline, self._playhead, parts.epoch)
+        notes = None
+        if "notes" in parts.events and (facts := model.notes) is not None:
+            notes = PlayedNotes(facts.spec, facts.silence, model.hop_samples, self._playhead)
+        self._audio = AudioSchedule(model, self._timeline, self._playhead, parts.epoch, notes)
         self._generations = MODES[parts.mode](
             model, parts.frames, parts.slots, self._controls, self._timeline, self._playhead
         )
@@ -264,6 +269,9 @@ class LiveSession:
                 if self.plan is None:
                     raise RequestError("the session has no plan", field="type")
                 self._sent_plan = None
+            case messages.PlayNotes():
+                self._generations.play_notes(message)
+                self._controls.accept(message.seq)
             case messages.Close():
                 self._outbox.append(End())
             case Open():

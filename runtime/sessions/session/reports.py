@@ -56,8 +56,17 @@ def ready(
         next_sample=parts.playhead.sent_until,
         limits=messages.Limits(keep_s=keep_s),
         plan=None if references.plan is None else references.plan.facts.choices,
+        layers=layers(model),
         **members,
     )
+
+
+def layers(model: LiveModel) -> list[messages.LayerKeys]:
+    """Those of the model's notes; none where it has none."""
+    found = () if model.notes is None else model.notes.spec.layers
+    return [
+        messages.LayerKeys(name=layer.name, keys=list(layer.keys), is_percussion=layer.is_percussion) for layer in found
+    ]
 
 
 def controls(

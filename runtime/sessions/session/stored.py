@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol.actions import LiveModel
-from runtime.sessions.protocol.messages import AudioFormat, Mode
+from runtime.sessions.protocol.messages import AudioFormat, EventKind, Mode
 from runtime.sessions.session.waiting import WaitingMessages
 from runtime.sessions.storage.document import LONGEST_S, damaged, parse_session
 from runtime.sessions.storage.store import SessionSnapshot
@@ -29,7 +29,7 @@ from runtime.sessions.storage.store import SessionSnapshot
 VERSION = 1
 # Latents that the client has sent, which another model cannot read.
 REFERENCES = ("source", "structure", "timbre")
-PLAIN_PARTS = ("id", "mode", "format", "slots", "frames", "token_sha256")
+PLAIN_PARTS = ("id", "mode", "format", "slots", "frames", "token_sha256", "events")
 # The playhead is stored now and then; changes while it plays together, as a turned control makes many.
 COMMIT_INTERVAL_S, CHANGE_COMMIT_INTERVAL_S = 1.0, 0.05
 
@@ -58,7 +58,7 @@ class Pieces:
 class SessionParts:
     """What a session begins with, or goes on from. token_sha256: of the token that resumes it.
 
-    notice: what is new in it for the client that resumes it, in plain words.
+    notice: what is new in it for the client that resumes it, in plain words. events: what else its client is told.
     """
 
     id: str
@@ -73,6 +73,7 @@ class SessionParts:
     token_sha256: str = ""
     notice: str = ""
     waiting: WaitingMessages = field(default_factory=WaitingMessages)
+    events: Sequence[EventKind] = ()
 
     def set_token(self, token: str) -> bool:
         """Let a token resume the session; returns whether another one did."""
@@ -263,6 +264,7 @@ def store_generations(generations: Generations, pieces: Pieces) -> dict[str, Any
         "timbre": given.timbre and pieces.store(given.timbre.piece),
         "structure": _store_source(given.structure, pieces),
         "plan": given.plan and _store_plan(given.plan, pieces),
+        "notes": given.notes and given.notes.store(),
         **_store_mode(generations, pieces),
     }
 
@@ -279,6 +281,8 @@ def load_generations(
         if hints and hints[-1].end != plan["values"]["end"]:
             raise damaged("generations.plan.values.end is not that of its hints")
         given.plan = SessionPlan.restored(model, clock, generations.frames, plan["values"], hints)
+    if given.notes is not None and stored["notes"] is not None:
+        given.notes.restore(stored["notes"])
     timbre = stored["timbre"]
     given.put("timbre", _load_source(timbre and [None, None, timbre, 0], pieces))
     generations.times.newest_s.extend(stored["times_s"])

@@ -9,7 +9,16 @@ from pydantic import BaseModel, Field, ValidationError
 from runtime.errors import StoreError
 from runtime.requests.option_types import Share, Text
 from runtime.requests.request import MAX_SEED
-from runtime.sessions.protocol.messages import MAX_RAMP_MS, MAX_SEQ, MAX_SLOTS, AudioFormat, Blend, Identifier, Mode
+from runtime.sessions.protocol.messages import (
+    MAX_RAMP_MS,
+    MAX_SEQ,
+    MAX_SLOTS,
+    AudioFormat,
+    Blend,
+    EventKind,
+    Identifier,
+    Mode,
+)
 
 # Larger than any frame, sample or count of a session, and small enough for sums of them in 64 bits.
 MAX_NUMBER = 2**53
@@ -145,6 +154,21 @@ class StoredPlan(BaseModel):
     hints: list[StoredPart]
 
 
+Velocity = Annotated[int, Field(ge=1, le=127)]
+Key = Annotated[int, Field(ge=0, le=127)]
+# A note's frames are gone through one by one.
+NoteFrames = Annotated[int, Field(ge=1, le=2**20)]
+
+
+class StoredNotes(BaseModel):
+    """See GivenNotes.store."""
+
+    given: list[
+        tuple[Identifier, SignedNumber, SignedNumber, bool, bool, list[tuple[Key, Velocity, SignedNumber, NoteFrames]]]
+    ]
+    held: list[tuple[SignedNumber, list[Key], Velocity, Identifier | None, bool]]
+
+
 class StoredGenerations(BaseModel):
     """See store_generations."""
 
@@ -156,6 +180,7 @@ class StoredGenerations(BaseModel):
     timbre: str | None = None
     structure: StoredSource | None = None
     plan: StoredPlan | None = None
+    notes: StoredNotes | None = None
     noise: tuple[Seed, Number, str | None] | None = None
     heard_frame: Number = 0
     context_frame: Number | None = 0
@@ -177,6 +202,7 @@ class StoredSession(BaseModel):
     slots: Annotated[int, Field(ge=1, le=MAX_SLOTS)]
     frames: Number
     token_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+    events: list[EventKind] = []
     signal: list[int]
     made_by: StoredIdentity = StoredIdentity()
     epoch: Annotated[int, Field(ge=0, le=MAX_EPOCH)]

@@ -7,8 +7,13 @@ import io
 import mido
 import pretty_midi
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 
-from runtime.notes.midi_file import CHANNELS, key_signature, midi_bytes
+from runtime.config.notes import NoteLayerSpec, NotesSpec
+from runtime.errors import RequestError
+from runtime.notes.midi_file import CHANNELS, MAX_FILE_BYTES, key_signature, midi_bytes, notes_of_midi
 from runtime.notes.score import Instrument, Marker, Note, Part, Score
 
 BASS = (Note("bass", 40, 100, 0.5, 0.5), Note("bass", 40, 80, 1.0, 0.25), Note("bass", 47, 60, 1.0, 1.5))
@@ -97,3 +102,94 @@ def test_six_eight_counts_dotted_quarters() -> None:
 )  # fmt: skip
 def test_keys_as_midi_names_them(key: str, expected: str | None) -> None:
     assert key_signature(key) == expected
+
+
+def midi(*tracks: list[mido.Message | mido.MetaMessage], **members: int) -> bytes:
+    file = mido.MidiFile(**{"type": 1, "ticks_per_beat": 100, **members})
+    for track in tracks:
+        file.tracks.append(mido.MidiTrack(track))
+    buffer = io.BytesIO()
+    file.save(file=buffer)
+    return buffer.getvalue()
+
+
+def on(note: int, time: int, channel: int = 0, velocity: int = 80) -> mido.Message:
+    return mido.Message("note_on", note=note, time=time, channel=channel, velocity=velocity)
+
+
+NOTES = NotesSpec(
+    scale=1.0,
+    on=0.12,
+    off=0.06,
+    layers=(
+        NoteLayerSpec(name="bass", channels=(0, 1), keys=(40, 47)),
+        NoteLayerSpec(name="drums", channels=(2, 3), keys=(36, 38), is_percussion=True),
+    ),
+)
+
+
+def test_a_file_of_a_score_is_read_as_its_notes() -> None:
+    found = notes_of_midi(midi_bytes(SCORE), NOTES)
+    expected = sorted((*BASS, *DRUMS), key=lambda note: note.start_s)
+    assert sorted((note["layer"], note["pitch"], note["velocity"]) for note in found) == sorted(
+        note[:3] for note in expected
+    )
+    for note, given in zip(found, expected, strict=True):
+        assert note["start_s"] == pytest.approx(given.start_s, abs=2e-3)
+    by_pitch = {(note["pitch"], note["velocity"]): note["seconds"] for note in found}
+    assert by_pitch[47, 60] == pytest.approx(1.5, abs=2e-3)
+
+
+def test_tracks_channels_and_tempos_of_other_files() -> None:
+    tempo = [mido.MetaMessage("set_tempo", tempo=1_000_000), mido.MetaMessage("set_tempo", tempo=500_000, time=100)]
+    named = [mido.MetaMessage("track_name", name=" BASS"), on(40, 50), on(40, 100, velocity=0)]
+    other = [
+        mido.MetaMessage("track_name", name="Piano"),
+        on(60, 0, 3),
+        on(36, 0, 9),
+        on(36, 10, 9, 0),
+        on(60, 190, 3, 0),
+    ]
+    unended = [on(50, 100), mido.MetaMessage("end_of_track", time=100)]
+    found = notes_of_midi(midi(tempo, named, [mido.MetaMessage("track_name", name="Piano"), *other], unended), NOTES)
+    assert [(note.get("layer"), note["pitch"], note["start_s"], note["seconds"]) for note in found] == [
+        ("drums", 36, 0.0, pytest.approx(0.1)),
+        (None, 60, 0.0, pytest.approx(1.5)),
+        ("bass", 40, 0.5, pytest.approx(0.75)),
+        (None, 50, 1.0, pytest.approx(0.5)),
+    ]
+
+
+def test_one_track_with_everything_is_read_by_channels_and_pitch() -> None:
+    found = notes_of_midi(midi([on(40, 0), on(38, 0, 9), on(40, 100, velocity=0), on(38, 0, 9, 0)], type=0), NOTES)
+    assert {note["pitch"]: note.get("layer") for note in found} == {40: None, 38: "drums"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"MThd",
+        b"RIFF" + bytes(100),
+        midi_bytes(SCORE)[:-9],
+        midi_bytes(SCORE)[:60] + bytes(range(256)),
+        midi([on(40, 0)], type=2),
+        b"MThd" + bytes(MAX_FILE_BYTES),
+    ],
+)
+def test_what_is_no_midi_is_refused(data: bytes) -> None:
+    with pytest.raises(RequestError) as error:
+        notes_of_midi(data, NOTES)
+    assert error.value.field == "notes"
+
+
+@settings(max_examples=200, deadline=None)
+@drawn(st.data())
+def test_a_damaged_file_is_refused_or_read(data: st.DataObject) -> None:
+    content = bytearray(midi_bytes(SCORE))
+    for _ in range(data.draw(st.integers(1, 8))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        notes = notes_of_midi(bytes(content), NOTES)
+    except RequestError:
+        return
+    assert all(0 <= note["pitch"] <= 127 and note["seconds"] > 0 for note in notes)

@@ -19,7 +19,8 @@ from runtime.audio.encoding import to_s16
 from runtime.audio.loudness import block_energies, loudness_lufs
 from runtime.audio.splicing import CROSSFADE_S
 from runtime.config.identity import ModelIdentity
-from runtime.errors import QueueFullError, RequestError, ShapeError
+from runtime.errors import NoNotesError, QueueFullError, RequestError, ShapeError
+from runtime.notes.note_levels import level_curve
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
@@ -494,3 +495,79 @@ def test_the_number_of_steps_counts_all_segments(pipeline: Pipeline) -> None:
     assert LongGeneration(pipeline, options(steps=5)).num_steps == 3 * 5
     assert LongGeneration(pipeline, options()).num_steps == 3 * pipeline.bundle.sampler.steps
     assert LongGeneration(pipeline, options(), is_endless=True).num_steps == 0
+
+
+@pytest.fixture(scope="module")
+def noted(built: Built) -> Iterator[Pipeline]:
+    with open_pipeline(built(notes=True, structure=True)) as opened:
+        yield opened
+
+
+NOTE = {"pitch": 40, "start_s": 1.0, "seconds": 0.4, "velocity": 127, "layer": "bass"}
+
+
+def test_notes_are_hints_over_those_that_are_there_in_every_segment(noted: Pipeline) -> None:
+    """The bass has channels 0 to 2; frames 25 to 34 are the note's, and the phrase's."""
+    structure = latents(80)
+    inputs = GenerationInputs(structure=structure)
+    notes = [NOTE, {**NOTE, "start_s": 2.2}]
+    contexts = []
+    for values in ({}, {"notes": notes}, {"notes": notes, "notes_strength": 0.5}):
+        generation = LongGeneration(noted, options(**values), inputs)
+        hints = np.zeros((generation.total_frames or 0, C), np.float32)
+        while (request := generation.next_request()) is not None:
+            segment = generation.segment
+            assert segment is not None
+            assert request.context is not None
+            new = slice(segment.start_frame + segment.keep_frames, segment.start_frame + segment.frames)
+            hints[new] = request.context[segment.keep_frames :, :C][: len(hints[new])]
+            generation.append(np.zeros((segment.frames, C), np.float32))
+        contexts.append(hints)
+    plain, full, half = contexts
+    assert np.flatnonzero((plain != full).any(axis=1)).tolist() == list(range(25, 65))
+    assert np.flatnonzero((plain != full).any(axis=0)).tolist() == [0, 1, 2]
+    levels = (full - noted.bundle.silence(len(full)))[:, 1] / 0.5
+    assert levels[[25, 26, 35, 54, 55]] == pytest.approx([1.0, 0.92, 0.0, 0.0, 1.0], abs=1e-5)
+    np.testing.assert_allclose(half, (plain + full) / 2, atol=1e-5)
+
+
+def test_exact_notes_are_in_the_latents(noted: Pipeline) -> None:
+    generation = LongGeneration(noted, options(notes=[NOTE], notes_exact=True))
+    made = whole(noted, generation)
+    levels = (made - noted.bundle.silence(len(made)))[25:35, :3] / 0.5
+    np.testing.assert_allclose(levels[:, 1], level_curve(10), atol=1e-5)
+    assert np.abs(levels[:, [0, 2]]).max() < 1e-5
+    other = whole(noted, LongGeneration(noted, options(notes=[NOTE])))
+    assert not np.array_equal(made[25:35, :3], other[25:35, :3])
+    np.testing.assert_array_equal(made[25:32, 3:], other[25:32, 3:])  # of the same segment
+
+
+def test_a_generation_without_a_length_is_as_long_as_its_notes(noted: Pipeline) -> None:
+    long = options(notes=[{**NOTE, "start_s": 3.0}], seconds=None)
+    assert LongGeneration(noted, long).total_frames == 86
+    assert LongGeneration(noted, options(notes=[NOTE], seconds=None)).total_frames == max(T, 36)
+    assert LongGeneration(noted, options(notes=[NOTE], seconds=0.5)).total_samples == 4000
+
+
+def test_notes_that_would_have_no_effect_are_refused(noted: Pipeline, pipeline: Pipeline, built: Built) -> None:
+    source = GenerationInputs(source=latents(76))
+    for values, inputs, field in (
+        ({"notes_strength": 0.5}, GenerationInputs(), "notes_strength"),
+        ({"notes_exact": True}, GenerationInputs(), "notes_exact"),
+        ({"notes": [NOTE], "notes_exact": True, "mask": [0, 1]}, source, "notes_exact"),
+        ({"notes": [{**NOTE, "layer": "flute"}]}, GenerationInputs(), "notes.0.layer"),
+    ):
+        with pytest.raises(RequestError) as error:
+            LongGeneration(noted, options(**values), inputs)
+        assert error.value.field == field
+    with pytest.raises(NoNotesError, match=r"has no \[notes\]") as refused:
+        LongGeneration(pipeline, options(notes=[NOTE]))
+    assert (refused.value.code, refused.value.field) == ("no_notes", "notes")
+    with open_pipeline(built(notes=True)) as without_hints, pytest.raises(NoNotesError, match=r"\[structure\]"):
+        LongGeneration(without_hints, options(notes=[NOTE]))
+
+
+def test_what_a_file_says_plays_the_same_notes_again(noted: Pipeline) -> None:
+    generation = LongGeneration(noted, options(notes=[NOTE], notes_exact=True))
+    again = LongGeneration(noted, parse_options(generation.metadata().options))
+    np.testing.assert_array_equal(whole(noted, generation), whole(noted, again))

@@ -258,6 +258,33 @@ def test_ogg_holds_opus_of_the_right_length(served: Served, stream: bool) -> Non
     assert abs(samples - 2 * 48000) <= 960
 
 
+def test_notes_are_played_from_the_body_and_from_a_midi_file(built: Built) -> None:
+    note = {"layer": "bass", "pitch": 40, "start_s": 0.4, "seconds": 0.4}
+    with serving(built(notes=True, structure=True), max_seconds=3.0) as served, served.client() as client:
+        late = problem(client.post(GENERATIONS, json={"prompt": "a", "notes": [{**note, "start_s": 2.8}]}), 422)
+        assert "this server makes at most 3 s" in late["detail"]
+        body = {"prompt": "a", "seed": 1, "seconds": 1.28, "notes_exact": True, "response_format": "mid"}
+        made = client.post(GENERATIONS, json={**body, "notes": [note]})
+        assert made.status_code == 200, made.text
+        assert json.loads(made.headers["x-parameters"])["notes"] == [note]
+        form = {"request": (None, json.dumps(body), "application/json"), "notes": ("a.mid", made.content)}
+        again = client.post(GENERATIONS, files=form)
+        assert again.status_code == 200, again.text
+        assert 40 in {given["pitch"] for given in json.loads(again.headers["x-parameters"])["notes"]}
+        for changes, status, field in (
+            ({"notes": ("a.mid", b"MThd")}, 422, "/notes"),
+            ({"request": (None, json.dumps({**body, "notes": [note]}), "application/json")}, 422, "/notes"),
+        ):
+            document = problem(client.post(GENERATIONS, files={**form, **changes}), status)
+            assert document["errors"][0]["pointer"] == field
+
+
+def test_a_model_without_notes_plays_none(served: Served) -> None:
+    note = {"pitch": 40, "start_s": 0.4, "seconds": 0.4}
+    document = problem(served.post(notes=[note]), 422, "no_notes")
+    assert document["errors"][0]["pointer"] == "/notes"
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_notes_are_a_midi_file(built: Built, stream: bool, tmp_path: Path) -> None:
     with serving(built(notes=True)) as served, served.client() as client:

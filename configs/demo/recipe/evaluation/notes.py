@@ -1,4 +1,7 @@
-"""Are the notes of latents those that were played? What the tracker finds, against the corpus' own notes."""
+"""Are the notes of latents those that were played? What the tracker finds, against the corpus' own notes.
+
+And are notes that are given to generations played, in pieces and in live sessions?
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -8,22 +11,32 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.demo.recipe.corpus.batches import draw_songs
-from configs.demo.recipe.corpus.form import Note
+from configs.demo.recipe.corpus.form import Note as CorpusNote
 from configs.demo.recipe.corpus.rendering import notes_of, write_levels
 from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.evaluation.played import LiveClient
 from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.instruments import LAYERS, keys_of, pitch_channels
 from configs.demo.recipe.latents import CANVAS_FRAMES, FRAME_RATE_HZ, FloatArray, latents_from_levels
 from runtime.audio.stems import layer_latents, summing
 from runtime.config.bundle import Bundle
-from runtime.notes.score import Score
+from runtime.notes.score import Note, Score
 from runtime.notes.tracker import score_of
 
 NUM_SONGS: Final = 40
 FIRST_SEED: Final = 777
 TOLERANCE_S: Final = 0.04
 PIECES: Final = ("loud energetic rock", "calm piano", "techno, 130 bpm", "bass and drums", "slow strings and flute")
+# A melody of d minor, over a bass that is free.
+GIVEN_PROMPT: Final = "piano melody and bass, 120 bpm, d minor"
+GIVEN_PITCHES: Final = (74, 76, 77, 79, 81, 82, 84, 86)
+GIVEN_SCALE: Final = frozenset(pitch % 12 for pitch in GIVEN_PITCHES)
+GIVEN_TOLERANCE_S: Final = 0.06
+NUM_MELODIES: Final = 8
+# The first notes of eighths are played; of the last ones it is too late to come back in the next bar.
+ECHO_PROMPT: Final = "piano melody, bass and drums, 120 bpm, d minor"
+ECHO_NOTES, ECHO_BARS, NUM_ECHOES = 6, 3, 3
 _KEYS: Final = {c: key for layer in LAYERS for c, key in zip(pitch_channels(layer), keys_of(layer), strict=True)}
 
 
@@ -34,8 +47,74 @@ def measure(player: Player) -> Measured:
     stems = [stem_row(player, *each) for each in zip(PIECES, player.generate(pieces), strict=True)]
     figures["stems_error_db"] = max(row["error"] for row in stems)
     figures["stems_silent_db"] = max(row["loudest silent layer"] for row in stems)
+    given = [given_row(player, **options) for options in ({}, {"plan": True}, {"plan": True, "notes_exact": True})]
+    echo = [echo_row(player, seed, exact=exact) for exact in (False, True) for seed in range(NUM_ECHOES)]
+    figures |= {f"notes_given_{row['way'].replace(' ', '_')}_f1": row["F1"] for row in given}
+    for exact in (False, True):
+        found = [row["F1"] for row in echo if row["exact"] == exact]
+        figures[f"notes_echo{'_exact' * exact}_f1"] = round(float(np.mean(found)), 4)
     titles = (f"Notes of {NUM_SONGS} songs, {TOLERANCE_S * 1000:.0f} ms", "Stems, dB against the mix")
-    return Measured(figures, dict(zip(titles, (rows, stems), strict=True)))
+    ways = (f"Notes that are given, {GIVEN_TOLERANCE_S * 1000:.0f} ms", "A bar that is echoed in a live session")
+    return Measured(figures, dict(zip((*titles, *ways), (rows, stems, given, echo), strict=True)))
+
+
+def given_row(player: Player, *, num_melodies: int = NUM_MELODIES, **options: Any) -> Row:
+    """Of a melody that pieces are given: how much of it is played, and how much of the bass is in its scale."""
+    pieces, melodies = [], [melody(seed) for seed in range(num_melodies)]
+    for seed, notes in enumerate(melodies):
+        values = [note._asdict() for note in notes]
+        given = {"notes": values, "seconds": CANVAS_FRAMES / FRAME_RATE_HZ, **options}
+        pieces.append(Piece(GIVEN_PROMPT, seed, given))
+    generations = [player.begin(piece) for piece in pieces]
+    scores = [score_of(player.pipeline.bundle, latents, {}).notes for latents in player.finish(generations)]
+    end_s = max(note.start_s for note in melodies[0]) + GIVEN_TOLERANCE_S
+    played = [[note for note in notes if note.layer == "melody" and note.start_s <= end_s] for notes in scores]
+    bass = [note.pitch for notes in scores for note in notes if note.layer == "bass"]
+    row = {"F1": float(np.mean([melody_f1(*both) for both in zip(melodies, played, strict=True)]))}
+    row["bass in key"] = float(np.mean([pitch % 12 in GIVEN_SCALE for pitch in bass]))
+    way = " ".join(name.removeprefix("notes_") for name in options) or "free"
+    return {"way": way, **{name: round(value, 4) for name, value in row.items()}}
+
+
+def echo_row(player: Player, seed: int, *, exact: bool) -> Row:
+    """Bars that a client plays to a live session, each one bar before it is to be heard again."""
+    client, rng = LiveClient(player, ECHO_PROMPT, seed), np.random.default_rng(seed)
+    client.play(1.0)
+    lines = client.bar_lines()
+    first, expected, spans = next(i for i, line in enumerate(lines) if line > client.now_s), list[Note](), []
+    for bar in range(first, first + 2 * ECHO_BARS, 2):
+        start, eighth = lines[bar], (lines[bar + 1] - lines[bar]) / 8
+        for place in range(ECHO_NOTES):
+            pitch = int(rng.choice(GIVEN_PITCHES))
+            client.play(start + (place + 0.8) * eighth)
+            item = {"pitch": pitch, "start_s": place * eighth, "seconds": 0.8 * eighth}
+            client.send([item], start + float(rng.uniform(-0.01, 0.01)), exact=exact)
+            expected.append(Note("melody", pitch, 100, lines[bar + 1] + place * eighth, 0.8 * eighth))
+        spans.append((lines[bar + 1] - GIVEN_TOLERANCE_S, lines[bar + 2] - GIVEN_TOLERANCE_S))
+    client.play(spans[-1][1] + 1.0)
+    heard = [note for note in client.heard("melody") if any(start <= note.start_s < end for start, end in spans)]
+    client.close()
+    return {"exact": exact, "seed": seed, "played": len(expected), "F1": round(melody_f1(expected, heard), 4)}
+
+
+def melody(seed: int) -> list[Note]:
+    """Notes of a scale on every beat of a canvas at 120 bpm, never the same twice in a row."""
+    rng, notes, last = np.random.default_rng(seed), list[Note](), 0
+    for beat in range(int(2 * CANVAS_FRAMES / FRAME_RATE_HZ)):
+        last = int(rng.choice([pitch for pitch in GIVEN_PITCHES if pitch != last]))
+        notes.append(Note("melody", last, 100, beat / 2, 0.42))
+    return notes
+
+
+def melody_f1(played: Iterable[Note], found: Iterable[Note]) -> float:
+    """Of the onsets of two melodies."""
+    both = [dict[int, list[float]]() for _ in range(2)]
+    for onsets, notes in zip(both, (played, found), strict=True):
+        for note in notes:
+            onsets.setdefault(note.pitch, []).append(note.start_s)
+    hits = len(matched(both[0], both[1], GIVEN_TOLERANCE_S))
+    total = sum(len(times) for onsets in both for times in onsets.values())
+    return 2 * hits / total if total else 1.0
 
 
 def stem_row(player: Player, prompt: str, latents: FloatArray) -> Row:
@@ -94,7 +173,7 @@ def f1(hits: Counter[str], played: Counter[str], found: Counter[str], *layers: s
     return round(2 * sum(hits[layer] for layer in layers) / total, 4) if total else 1.0
 
 
-def onsets_of(song: Song, notes: Mapping[str, list[Note]]) -> dict[str, dict[int, list[float]]]:
+def onsets_of(song: Song, notes: Mapping[str, list[CorpusNote]]) -> dict[str, dict[int, list[float]]]:
     """By layer and key the exact times in s of the notes that begin, and last, within a canvas."""
     found: dict[str, dict[int, list[float]]] = {}
     for layer, played in notes.items():
@@ -106,14 +185,16 @@ def onsets_of(song: Song, notes: Mapping[str, list[Note]]) -> dict[str, dict[int
     return found
 
 
-def matched(played: Mapping[int, Iterable[float]], found: Mapping[int, Iterable[float]]) -> list[tuple[float, float]]:
+def matched(
+    played: Mapping[int, Iterable[float]], found: Mapping[int, Iterable[float]], tolerance_s: float = TOLERANCE_S
+) -> list[tuple[float, float]]:
     """Pairs of onsets of the same key within the tolerance, each used once, the nearest first."""
     pairs: list[tuple[float, float]] = []
     for key, times in played.items():
         left = list(found.get(key, ()))
         for time in sorted(times):
             near = min(left, key=lambda other: abs(other - time), default=None)
-            if near is not None and abs(near - time) <= TOLERANCE_S + 1e-6:
+            if near is not None and abs(near - time) <= tolerance_s + 1e-6:
                 left.remove(near)
                 pairs.append((time, near))
     return pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import threading
 import time
 from itertools import islice
@@ -13,9 +14,11 @@ import pytest
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.http_harness import eventually
+from mido import MidiFile
 
 import tickrt
 from runtime.audio.finishing import KNEE
+from runtime.sessions.playback.note_stream import NoteEvent
 from runtime.sessions.protocol.messages import CLIENT_MESSAGES
 from tickrt import live as live_module
 from tickrt.receiver import PACE_SLACK_S
@@ -61,7 +64,7 @@ def test_a_change_is_heard(mode: str, model: tickrt.Model) -> None:
 
 def test_every_change_of_what_is_generated_is_waited_for() -> None:
     changes = {name for name, message in CLIENT_MESSAGES.items() if "seq" in message.model_fields}
-    assert set(live_module.PACED) == changes - {"write", "band", "seek", "clock", "set_plan"}
+    assert set(live_module.PACED) == changes - {"write", "band", "seek", "clock", "set_plan", "notes"}
 
 
 def test_a_change_is_heard_soon_by_a_fast_reader(model: tickrt.Model) -> None:
@@ -216,3 +219,34 @@ def test_a_closed_model_leaves_no_thread(built: Built) -> None:
         take(live, 1000)
     with pytest.raises(tickrt.DrainingError):
         model.live("a")
+
+
+@pytest.mark.parametrize("mode", ["loop", "extend"])
+def test_a_session_in_this_process_tells_and_records_its_notes(mode: str, built: Built) -> None:
+    with tickrt.open(built(notes=True).path) as model:
+        with model.live("a", mode=mode, seed=1, events=["notes"]) as live:  # type: ignore[arg-type]
+            events: list[NoteEvent] = []
+            for _ in range(20):
+                next(live)
+                events += live.events
+                assert all(event.sample < live._receiver.ring.playhead_sample for event in events)
+            audio = live.record(2.0)
+            events += live.events
+        events += live.events
+        begun = np.array([(event.velocity > 0) for event in events])
+        assert begun.sum() == (~begun).sum() > 10
+        assert [event.sample for event in events] == sorted(event.sample for event in events)
+        assert audio.score.seconds == pytest.approx(2.0)
+        assert 0 < len(audio.notes) <= begun.sum()
+        tracks = [track.name for track in MidiFile(file=io.BytesIO(audio.midi())).tracks]
+        assert {"bass", "drums"} & set(tracks)
+        with model.live("a", seed=1) as silent:
+            next(silent)
+            assert silent.events == []
+            with pytest.raises(tickrt.RequestError, match="notes"):
+                _ = silent.record(0.1).notes
+
+
+def test_a_model_without_notes_refuses_to_tell_them(model: tickrt.Model) -> None:
+    with pytest.raises(tickrt.RequestError, match="events: the bundle has no"):
+        model.live("a", events=["notes"])

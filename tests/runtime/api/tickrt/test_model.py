@@ -224,3 +224,18 @@ def test_notes_and_stems_of_a_generation(built: Built, tmp_path: Path) -> None:
             copied.stems()
     with pytest.raises(tickrt.TickError):
         audio.stems()
+
+
+def test_notes_are_given_as_a_generation_has_them_as_objects_or_as_a_file(built: Built, tmp_path: Path) -> None:
+    with tickrt.open(built(notes=True, structure=True).path) as model:
+        note = {"layer": "bass", "pitch": 40, "start_s": 0.4, "seconds": 0.4}
+        first = model.generate("a", seed=1, seconds=1.28, notes=[note], notes_exact=True)  # type: ignore[list-item]
+        assert first.options["notes"][0]["pitch"] == 40
+        again = model.generate(**first.options)
+        np.testing.assert_array_equal(again.latents, first.latents)
+        first.save(tmp_path / "a.mid")
+        for notes in (first.notes, tmp_path / "a.mid", str(tmp_path / "a.mid")):
+            played = model.generate("a", seed=1, seconds=1.28, notes=notes)
+            assert len(played.options["notes"]) == len(first.notes)
+        with pytest.raises(tickrt.RequestError, match=r"notes\.0\.pitch"):
+            model.generate("a", notes=[{**note, "pitch": 128}])  # type: ignore[list-item]

@@ -20,6 +20,7 @@ TYPED_DICTS = {
     types.Span: tickrt.Span,
     types.DcwOptions: tickrt.DcwOptions,
     types.AdapterOptions: tickrt.AdapterOptions,
+    types.NoteOptions: tickrt.NoteOptions,
 }
 CURVE, FRAMES = "curve", "frames of channels"
 
@@ -65,7 +66,7 @@ def test_nested_types_have_the_models_fields(model: type[BaseModel]) -> None:
 
 
 def test_options_have_the_fields_of_generation_options() -> None:
-    assert_same_fields(source.GenerationOptions, tickrt.Options, hidden=("prompt",))
+    assert_same_fields(source.GenerationOptions, tickrt.Options, hidden=("prompt", "notes"))
     assert kinds(tickrt.Prompt) == kinds(source.GenerationOptions.model_fields["prompt"].annotation)
     assert not tickrt.Options.__required_keys__
 

@@ -38,7 +38,8 @@ def test_a_source_of_strength_0_is_none_a_timbre_of_strength_0_is_one() -> None:
 
 def test_a_segment_takes_its_frames_of_source_and_structure_and_all_of_a_timbre() -> None:
     references = References(MODEL)
-    assert references.inputs(Segment(6, 8)) == {"source": None, "hints": None, "timbre": None, "sections": ()}
+    nothing = {"source": None, "hints": None, "timbre": None, "sections": (), "phrases": (), "exact": ()}
+    assert references.inputs(Segment(6, 8)) == nothing
     for seq, kind in enumerate(("source", "timbre", "structure")):
         references.take(kind, "x", None, LATENTS, seq)
     inputs = references.inputs(Segment(6, 8))

@@ -57,6 +57,8 @@ EXAMPLES = [
     {"type": "get_plan"},
     {"type": "set_plan", "seq": 10, "start_s": 64, "sections": [{"kind": "break", "layers": ["pads"], "bars": 8}]},
     {"type": "set_plan", "seq": 11, "start_s": 66.4, "codes": [7, 5**20 - 1]},
+    {"type": "notes", "seq": 12, "items": [{"pitch": 60, "start_s": 0.5, "velocity": 90}], "layer": "bass", "bars": 2},
+    {"type": "notes", "seq": 13, "mode": "hold", "items": []},
     {"type": "close"},
 ]
 

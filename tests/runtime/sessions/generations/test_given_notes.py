@@ -1,0 +1,241 @@
+"""Notes that a client plays, in a simulated session: where they are hints, what of them is heard, what is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers.live_simulation import FRAME_RATE, HOP, MODEL, RATE, new_session
+from helpers.note_simulation import NoteSimulation, noted
+from helpers.simulated_form import FRAMES_PER_BAR
+
+from runtime.errors import NoNotesError, RequestError
+from runtime.notes.tracker import FrameNote
+from runtime.sessions.generations.given_notes import Bar, bar_at, echoed
+from runtime.sessions.protocol.messages import Applied, NoteItem, PlayNotes, Reset, SetPlan
+
+BAR_S = FRAMES_PER_BAR / FRAME_RATE
+
+
+def play(simulation: NoteSimulation, seq: int, *items: dict[str, Any], **members: Any) -> None:
+    simulation.handle(PlayNotes(seq=seq, items=[NoteItem(**item) for item in items], **members))
+
+
+def planned(seconds: float = 3.0, **opened: Any) -> NoteSimulation:
+    return noted(seconds, mode="extend", plan=True, **opened)
+
+
+def heard_s(simulation: NoteSimulation) -> float:
+    assert simulation.playhead is not None
+    return simulation.playhead / RATE
+
+
+def bar_of(simulation: NoteSimulation) -> int:
+    """The number of the bar that is played; canvas and play axis begin together, sections are whole bars."""
+    return int(heard_s(simulation) / BAR_S)
+
+
+def played(simulation: NoteSimulation, first: int, last: int) -> list[FrameNote]:
+    return [note for note in simulation.offline if first <= note.start_frame < last and note.layer == "bass"]
+
+
+def test_notes_at_their_times_are_played() -> None:
+    simulation = planned()
+    at = 5.0
+    play(simulation, 1, {"pitch": 38, "velocity": 90, "seconds": 0.2}, mode="at", at=at, exact=True, layer="bass")
+    simulation.run(4.0)
+    start = round(at * FRAME_RATE)
+    assert FrameNote("bass", 38, 90, start, 5) in simulation.offline
+    applied = simulation.applied(1)
+    assert applied is not None
+    assert applied.first_sample is not None
+    assert applied.first_sample <= start * HOP
+
+
+def test_what_is_played_soon_cannot_be_changed() -> None:
+    simulation = planned()
+    with pytest.raises(RequestError, match="too early") as error:
+        play(simulation, 1, {"pitch": 38}, mode="at", at=heard_s(simulation))
+    assert error.value.field == "at"
+    earliest = float(error.value.fix.split()[0])
+    assert 0.1 < earliest - heard_s(simulation) < 0.5
+    play(simulation, 1, {"pitch": 38}, mode="at", at=earliest + 0.01)
+
+
+def test_a_bar_that_was_played_comes_back_a_bar_later() -> None:
+    """In one message at its end, and note by note."""
+    for seq, is_single in ((1, False), (1, True)):
+        simulation = planned()
+        bar = bar_of(simulation) + 1
+        start_s = bar * BAR_S
+        places = (0, 3, 6)  # of the sixteenths
+        items = [
+            {"pitch": pitch, "start_s": place * BAR_S / 16 + 0.011, "seconds": 0.08}
+            for place, pitch in zip(places, (38, 40, 38), strict=True)
+        ]
+        simulation.run(start_s + 7 / 16 * BAR_S - heard_s(simulation) - 0.30)
+        if is_single:
+            for number, item in enumerate(items):
+                play(simulation, seq + number, item, at=start_s, layer="bass", exact=True)
+        else:
+            play(simulation, seq, *items, at=start_s, layer="bass", exact=True)
+        simulation.run(2.5 * BAR_S + 0.5)
+        first = (bar + 1) * FRAMES_PER_BAR
+        found = [(note.start_frame - first, note.key) for note in played(simulation, first, first + FRAMES_PER_BAR)]
+        expected = [(round(place * FRAMES_PER_BAR / 16), key) for place, key in zip(places, (38, 40, 38), strict=True)]
+        assert found == expected
+
+
+def test_what_is_played_too_late_comes_back_a_pass_later() -> None:
+    simulation = planned()
+    bar = bar_of(simulation) + 1
+    simulation.run((bar + 1) * BAR_S - heard_s(simulation) - 0.05)  # just before the bar ends
+    play(simulation, 1, {"pitch": 40, "seconds": 0.2}, at=bar * BAR_S, layer="bass", exact=True)
+    simulation.run(3 * BAR_S)
+    late = (bar + 2) * FRAMES_PER_BAR
+    assert [(note.start_frame, note.key) for note in played(simulation, late, late + FRAMES_PER_BAR)] == [(late, 40)]
+
+
+def test_a_bar_waits_for_more_until_it_closes() -> None:
+    simulation = planned()
+    jobs = len(simulation.jobs)
+    bar = bar_of(simulation) + 1
+    play(simulation, 1, {"pitch": 40}, at=bar * BAR_S, layer="bass", bars=4)
+    simulation.run(0.3)
+    assert not any(job.phrases for job in simulation.jobs[jobs:])
+    assert not any(isinstance(message, Applied) and message.seq == 1 for message in simulation.messages)
+    simulation.run(5 * BAR_S)
+    assert any(job.phrases for job in simulation.jobs[jobs:])
+    assert simulation.applied(1) is not None
+
+
+def test_a_chord_is_held_from_the_next_bar_until_it_is_released() -> None:
+    simulation = planned()
+    play(simulation, 1, {"pitch": 62}, {"pitch": 52}, mode="hold", layer="bass", exact=True)
+    simulation.run(6 * BAR_S)
+    starts = range(10 * FRAMES_PER_BAR, 12 * FRAMES_PER_BAR, FRAMES_PER_BAR)
+    for start in starts:
+        keys = {note.key for note in played(simulation, start, start + FRAMES_PER_BAR)}
+        assert keys == {38, 40}
+    play(simulation, 2, mode="hold")
+    simulation.run(6 * BAR_S)
+    assert simulation.jobs[-1].phrases == ()
+
+
+def test_sections_that_lack_the_layer_say_it_where_it_plays() -> None:
+    simulation = planned()
+    play(simulation, 1, {"pitch": 38}, {"pitch": 38, "start_s": 3.0}, mode="at", at=5.0, layer="bass")
+    jobs = len(simulation.jobs)
+    simulation.run(4.0)
+    played_frames = (round(5.0 * FRAME_RATE), round(8.0 * FRAME_RATE))
+    named = 0
+    for job in simulation.jobs[jobs:]:
+        for section in job.sections:
+            start, end = (job.segment.start_frame + frame for frame in (section.start_frame, section.end_frame))
+            is_played = any(start < frame + 12 and end > frame for frame in played_frames)
+            named += "bass" in section.others
+            assert is_played or "bass" not in section.others
+    assert named
+
+
+def test_notes_are_kept_with_the_session() -> None:
+    simulation = planned()
+    play(simulation, 1, {"pitch": 40, "seconds": 0.2}, mode="at", at=7.0, layer="bass", exact=True)
+    bar = bar_of(simulation) + 1
+    play(simulation, 2, {"pitch": 38}, at=bar * BAR_S, layer="bass", bars=2, exact=True)
+    play(simulation, 3, {"pitch": 36}, mode="hold", layer="bass")
+    before = simulation.session._generations.references.notes
+    assert before is not None
+    stored = before.store()
+    simulation.restart()
+    after = simulation.session._generations.references.notes
+    assert after is not None
+    assert after.store() == stored
+    simulation.run(5.0)
+    assert any(note.start_frame == round(7.0 * FRAME_RATE) and note.key == 40 for note in simulation.offline)
+
+
+def test_a_loop_plays_notes_where_they_were_played_until_they_are_removed() -> None:
+    simulation = noted(2.0)
+    frames = 64
+    play(simulation, 1, {"pitch": 40, "seconds": 0.2}, at=1.0, layer="bass", exact=True)
+    simulation.run(6.0)
+    starts = [note.start_frame for note in simulation.offline if note.key == 40 and note.layer == "bass"]
+    passes = [start for start in starts if start % frames == 25 and start > 50]
+    assert passes == list(range(25 + frames, passes[-1] + 1, frames))
+    assert len(passes) >= 2
+    play(simulation, 2, layer="bass")
+    simulation.run(0.5)
+    assert simulation.jobs[-1].phrases == ()
+
+
+def test_what_has_no_effect_is_refused() -> None:
+    simulation = noted(1.0, mode="extend")
+    for members, field in (({"mode": "echo"}, "mode"), ({"mode": "hold"}, "mode")):
+        with pytest.raises(RequestError) as error:
+            play(simulation, 1, {"pitch": 38}, **members)
+        assert error.value.field == field
+    with pytest.raises(RequestError, match="no layer 'flute'"):
+        play(simulation, 1, {"pitch": 38}, mode="at", at=9.0, layer="flute")
+    with pytest.raises(RequestError, match=r"items\.0\.pitch"):
+        play(simulation, 1, {"pitch": 37}, mode="at", at=9.0, layer="bass")
+    with pytest.raises(RequestError, match="no notes"):
+        play(simulation, 1, mode="at", at=9.0)
+    plain = NoteSimulation(new_session(model=MODEL))
+    with pytest.raises(NoNotesError):
+        play(plain, 1, {"pitch": 38}, mode="at", at=9.0)
+    loop = noted(1.0)
+    with pytest.raises(RequestError, match="hold"):
+        play(loop, 1, {"pitch": 38}, mode="hold")
+
+
+def test_what_was_not_played_yet_is_no_echo_and_pending_notes_are_bounded() -> None:
+    simulation = planned()
+    with pytest.raises(RequestError, match=r"items\.0: that is not played yet"):
+        play(simulation, 1, {"pitch": 38}, at=1e6, layer="bass")
+    simulation.run(20.0)
+    with pytest.raises(RequestError, match="too long ago"):
+        play(simulation, 1, {"pitch": 38}, at=0.0, layer="bass")
+    now_s, items = heard_s(simulation), [{"pitch": 38}] * 256
+    for seq in range(1, 17):
+        play(simulation, seq, *items, at=now_s, layer="bass", bars=8, quantize=False)
+    with pytest.raises(RequestError, match="4096 notes are not played yet"):
+        play(simulation, 17, {"pitch": 38}, at=now_s, layer="bass", bars=8)
+
+
+def test_a_reset_forgets_what_was_played() -> None:
+    simulation = planned()
+    play(simulation, 1, {"pitch": 38}, mode="hold", layer="bass")
+    simulation.handle(Reset(seq=2))
+    simulation.run(1.0)
+    assert simulation.jobs[-1].phrases == ()
+
+
+def test_an_edit_of_the_plan_leaves_notes_where_they_are() -> None:
+    simulation = planned()
+    play(simulation, 1, {"pitch": 40, "seconds": 0.2}, mode="at", at=8.0, layer="bass", exact=True)
+    section = next(each for each in simulation.session.plan.sections if each.start_frame > 6 * FRAME_RATE)  # type: ignore[union-attr]
+    simulation.handle(SetPlan(seq=2, start_s=section.start_frame / FRAME_RATE, sections=[]))
+    simulation.run(7.0)
+    assert any(note.start_frame == round(8.0 * FRAME_RATE) and note.key == 40 for note in simulation.offline)
+
+
+@pytest.mark.parametrize(
+    ("frame", "quantize", "expected"),
+    [
+        (0.0, True, (1, 0.0)),
+        (10.2, True, (1, 10.0)),
+        (15.9, True, (2, 0.0)),  # just before the bar: of that bar
+        (10.2, False, (1, 10.2)),
+        (40.0, True, (3, 8.0)),
+        (70.0, True, (5, 6.0)),  # behind the last one that is known
+    ],
+)
+def test_a_place_in_a_bar_stays_where_it_is_in_another(
+    frame: float, quantize: bool, expected: tuple[int, float]
+) -> None:
+    bars = [Bar(0.0, 16.0, 16), Bar(16.0, 32.0, 16), Bar(32.0, 48.0, 16)]
+    assert echoed(bars, frame, 1, quantize=quantize) == pytest.approx(expected)
+    assert bar_at(bars, 4) == Bar(64.0, 80.0, 16)
+    with pytest.raises(RequestError, match="too long ago"):
+        echoed(bars, -1.0, 1, quantize=True)
