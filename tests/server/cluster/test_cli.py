@@ -74,7 +74,10 @@ def test_a_second_up_says_what_runs(cluster: RayCluster) -> None:
     assert cluster.applied is None
 
 
-def test_a_port_in_use_and_too_few_cores_are_reported_before_anything_starts(cluster: RayCluster) -> None:
+def test_a_port_in_use_and_too_few_cores_are_reported_before_anything_starts(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.cluster.local_cluster.find_program", lambda name: f"/usr/sbin/{name}")
     with open_socket("127.0.0.1", 0, 65536) as taken:
         port = taken.getsockname()[1]
         code, text = run(cluster, "up", DEMO, "--port", port)
