@@ -22,8 +22,9 @@ def test_statuses_are_what_clients_act_on() -> None:
     statuses = {kind.code: kind.status for kind in KINDS}
     assert {code: status for code, status in statuses.items() if status != 500} == {
         "invalid_request": 422, "no_notes": 422, "shape_out_of_range": 422, "source_not_found": 404,
-        "unknown_session": 404, "stale_seq": 409, "cancelled": 409, "checkpoint_error": 409, "engine_not_built": 503, "engine_dead": 503,
-        "queue_full": 503, "sessions_full": 503, "draining": 503, "store_unavailable": 503, "queue_timeout": 504,
+        "unknown_session": 404, "stale_seq": 409, "cancelled": 409, "checkpoint_error": 409, "engine_not_built": 503,
+        "engine_dead": 503, "queue_full": 503, "sessions_full": 503, "draining": 503, "store_unavailable": 503,
+        "queue_timeout": 504,
     }  # fmt: skip
 
 
