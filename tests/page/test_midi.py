@@ -36,6 +36,18 @@ NO_PORTS = "delete Navigator.prototype.requestMIDIAccess;"
 NOTE_OFF, NOTE_ON, CLOCK, START, CONTINUE, STOP = 0x80, 0x90, 0xF8, 0xFA, 0xFB, 0xFC
 TOLERANCE_S = 0.08
 RATE = 48000
+# How bright a note is where it lies on a canvas, beside it, and where another layer has its lane.
+PAINTED = """async () => {
+  const { NoteView } = await import("./page/widgets/note_view.js");
+  const view = new NoteView(), canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [200, 100];
+  const context = canvas.getContext("2d");
+  view.begin([{ name: "low", keys: [36, 37], is_percussion: false }, { name: "high", keys: [60, 61], is_percussion: false }]);
+  const note = { layer: "low", pitch: 36, velocity: 127, start: 0, end: 0, isOpen: false };
+  view.paint(context, { startS: 10, seconds: 4 }, [{ note, startS: 11, seconds: 1 }], { top: 0, bottom: 100 },
+    { ink: "#fff", shade: "#000" });
+  return [[75, 90], [125, 90], [75, 60], [75, 20]].map(([x, y]) => context.getImageData(x, y, 1, 1).data[0]);
+}"""
 # Places in sixteenths and pitches: what is played in the last 0.3 s of a bar comes back later.
 PLAYED = ((0, 36), (2, 40), (3, 43), (5, 36), (6, 43), (8, 40))
 
@@ -139,7 +151,6 @@ def test_a_bar_that_is_played_comes_back_a_bar_later(session: Session) -> None:
         any(pitch == other and abs(time_s - other_s) <= TOLERANCE_S for other, other_s in heard)
         for pitch, time_s in expected
     )
-    print(expected, heard, beat, session.of("state")[-1]["generation_s"])
     assert 2 * hits / (len(expected) + len(heard)) >= 0.9, (expected, heard)
     assert page.inner_text("#messages") == ""
 
@@ -177,9 +188,7 @@ def test_a_seek_ends_what_sounds(session: Session) -> None:
     page.locator("#stage").press("ArrowLeft")
     session.until(lambda: session.of("seek", session.sent))
     assert "at" not in session.of("seek", session.sent)[0]
-    sounding = Counter(
-        (data[0] & 0x0F, data[1]) for data, _ in session.midi()[:before] if data[0] & 0xF0 == NOTE_ON
-    )
+    sounding = Counter((data[0] & 0x0F, data[1]) for data, _ in session.midi()[:before] if data[0] & 0xF0 == NOTE_ON)
     sounding.subtract((data[0] & 0x0F, data[1]) for data, _ in session.midi()[:before] if data[0] & 0xF0 == NOTE_OFF)
     page.wait_for_timeout(400)
     ended = {(data[0] & 0x0F, data[1]) for data, _ in session.midi()[before:] if data[0] & 0xF0 == NOTE_OFF}
@@ -268,16 +277,14 @@ def test_the_passage_is_saved_as_midi(session: Session) -> None:
     tempo = next(message.tempo for message in file.tracks[0] if message.type == "set_tempo")
     assert 60e6 / tempo == pytest.approx(session.beat["bpm"], abs=0.01)
     told = {(note[0], note[1]) for message in session.of("notes") for note in message["notes"]}
-    saved = {
-        (track.name, message.note) for track in file.tracks[1:] for message in track if message.type == "note_on"
-    }
+    saved = {(track.name, message.note) for track in file.tracks[1:] for message in track if message.type == "note_on"}
     assert saved
     assert saved <= told
     drums = [m.channel for track in file.tracks if track.name == "drums" for m in track if m.type == "note_on"]
     assert set(drums) <= {9}
 
 
-def test_a_loop_has_bars_and_draws_its_notes(server: Any, open_page: OpenPage) -> None:
+def test_a_loop_has_a_length_in_bars(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     session = Session(page)
     page.get_by_role("button", name="Clockwork").click()
@@ -293,6 +300,10 @@ def test_a_loop_has_bars_and_draws_its_notes(server: Any, open_page: OpenPage) -
     session.until(lambda: session.of("set", session.sent))
     assert session.of("set", session.sent)[-1]["values"] == {"loop_bars": 4}
     assert page.inner_text("#messages") == ""
+
+
+def test_notes_are_drawn_in_the_lanes_of_their_layers(server: Any, open_page: OpenPage) -> None:
+    assert open_page(server.url).evaluate(PAINTED) == [255, 0, 0, 0]
 
 
 def test_it_says_what_cannot_be_used(serve: Serve, built: Built, open_page: OpenPage) -> None:

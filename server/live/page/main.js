@@ -41,7 +41,7 @@ let name = "";
 /** Whether the session has a canvas: it takes a band only then. */ let hasCanvas = false;
 let isBandUnsent = false;
 /** Whether this model tells its notes: it is not known before it was asked. */ let hasNotes = true;
-/** Of the newest seek, and of what its sound begins with. */ let seekSeq = 0;
+/** Of the newest seek. */ let seekSeq = 0;
 let position = { seconds: 0, sample: 0 };
 let colors = { ink: "", shade: "", wave: "" };
 
@@ -120,7 +120,7 @@ function change(type, members) {
   if (connection.isLive) figures.await(seq);
 }
 
-/** Calls `send` at once, and at most every SEND_EVERY_MS, less often where changes wait for a bar. @param {() => void} send */
+/** Calls `send` at once, and then not sooner than SEND_EVERY_MS, or SEND_AT_BAR_EVERY_MS. @param {() => void} send */
 function limited(send) {
   let timer = 0;
   let sentMs = -Infinity;

@@ -29,7 +29,7 @@ export class ClockOut {
     this.isRunning = this.#isBeginning = false;
   }
 
-  /** Take a bar line of `state.beat`: it holds from its sample on, in place of all that were to follow. @param {Line} line */
+  /** Take a bar line: it holds from its sample on, in place of all that were to follow. @param {Line} line */
   line(line) {
     const kept = this.#lines.filter((before) => before.sample < line.sample);
     this.#lines = [...kept.slice(-LINES_KEPT), line];

@@ -2,9 +2,11 @@
 
 const [NOTE_OFF, NOTE_ON] = [0x80, 0x90];
 /** Keys of the computer by their place, from C on: two rows as on a piano. */
-const KEYS = "KeyA KeyW KeyS KeyE KeyD KeyF KeyT KeyG KeyY KeyH KeyU KeyJ KeyK KeyO KeyL KeyP Semicolon Quote".split(" ");
+const KEYS = [..."AWSEDFTGYHUJKOLP"].map((letter) => `Key${letter}`).concat("Semicolon", "Quote");
 const OCTAVE_KEYS = /** @type {Record<string, number>} */ ({ KeyZ: -12, KeyX: 12 });
 const COMPUTER_VELOCITY = 96;
+/** Where keys write or choose instead. */
+const WRITTEN = "input:not([type=checkbox]), textarea, select, dialog";
 
 /** @typedef {{pitch: number, velocity: number, beganMs: number, endedMs: number}} PlayedNote */
 /**
@@ -46,7 +48,7 @@ export class Keyboard {
 
   /** @param {KeyboardEvent} event */
   #keyDown(event) {
-    const isElsewhere = event.target instanceof Element && event.target.closest("input:not([type=checkbox]), textarea, select, dialog");
+    const isElsewhere = event.target instanceof Element && event.target.closest(WRITTEN);
     const isCommand = event.ctrlKey || event.metaKey || event.altKey;
     if (!this.hasComputerKeys || isElsewhere || isCommand || event.repeat) return;
     const key = KEYS.indexOf(event.code);

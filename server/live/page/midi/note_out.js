@@ -12,7 +12,7 @@ const LATE_S = 0.04;
 export class NoteOut {
   /** Note-ons that were given and have no note-off yet, by layer, pitch and start. @type {Map<string, Sounding>} */
   #sounding = new Map();
-  /** Starts of all that were given and may be told again, by the same key. @type {Map<string, number>} */ #given = new Map();
+  /** Starts of all that were given and may be told again. @type {Map<string, number>} */ #given = new Map();
 
   /**
    * What is to be sent of the notes before `until`, in order.
@@ -25,7 +25,8 @@ export class NoteOut {
   due(notes, channelOf, playhead, until) {
     const earliest = playhead - LATE_S * notes.rateHz;
     for (const [key, start] of this.#given) if (start < earliest) this.#given.delete(key);
-    const told = new Map(notes.all.filter((note) => note.end > earliest - notes.rateHz).map((note) => [keyOf(note), note]));
+    const recent = notes.all.filter((note) => note.end > earliest - notes.rateHz);
+    const told = new Map(recent.map((note) => [keyOf(note), note]));
     const due = this.#ends(told, playhead, until);
     for (const note of told.values()) {
       const channel = channelOf(note.layer);
@@ -38,8 +39,11 @@ export class NoteOut {
     return due.sort((one, other) => one.sample - other.sample);
   }
 
-  /** Ends of what sounds: where they are told, or at once where the note is not told any more.
-   * @param {Map<string, import("./notes.js").Note>} told @param {number} playhead @param {number} until
+  /**
+   * Ends of what sounds: where they are told, or at once where the note is not told any more.
+   * @param {Map<string, import("./notes.js").Note>} told
+   * @param {number} playhead
+   * @param {number} until
    */
   #ends(told, playhead, until) {
     /** @type {Due[]} */ const due = [];
@@ -51,7 +55,12 @@ export class NoteOut {
     return due;
   }
 
-  /** A note-on; the same pitch of its channel ends before. @param {string} key @param {Sounding} note @param {number} velocity */
+  /**
+   * A note-on; the same pitch of its channel ends before.
+   * @param {string} key
+   * @param {Sounding} note
+   * @param {number} velocity
+   */
   #strike(key, note, velocity) {
     /** @type {Due[]} */ const due = [];
     for (const [other, { channel, pitch }] of this.#sounding)
@@ -67,7 +76,7 @@ export class NoteOut {
     return { data: [NOTE_OFF | channel, pitch, 0], sample };
   }
 
-  /** Note-offs for all that sounds: at its start where that is still to come. @param {number} playhead @returns {Due[]} */
+  /** Note-offs for all that sounds, behind its start where that is still to come. @param {number} playhead */
   stop(playhead) {
     const keys = [...this.#sounding];
     return keys.map(([key, { start }]) => this.#end(key, Math.max(start + 1, playhead)));

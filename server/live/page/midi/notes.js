@@ -29,8 +29,8 @@ export class SessionNotes {
   tell({ start_sample, end_sample, notes, open }) {
     const sounding = new Map(open.map((/** @type {ToldNote} */ note) => [key(note[0], note[1]), note]));
     const oldest = end_sample - KEPT_S * this.rateHz;
-    const isKept = (/** @type {Note} */ note) => note.end > oldest && (note.start < start_sample || note.start >= end_sample);
-    this.all = this.all.filter(isKept);
+    const kept = this.all.filter((note) => note.end > oldest);
+    this.all = kept.filter((note) => note.start < start_sample || note.start >= end_sample);
     for (const note of this.all) {
       if (note.start >= start_sample || (note.end < start_sample && !note.isOpen)) continue;
       const told = sounding.get(key(note.layer, note.pitch));

@@ -274,7 +274,7 @@ export class MidiPanel {
     enable(["clock-out", "clock-in"], hasPorts && hasBeat);
     enable(KEYBOARD_FIELDS, this.#canPlay);
     enable(["midi-save"], hasNotes);
-    explain("midi-out-note", !hasPorts ? NO_WEB_MIDI : !hasNotes ? NO_NOTES : !hasBeat ? `${NO_BEAT} So it has no clock.` : "");
+    explain("midi-out-note", !hasPorts ? NO_WEB_MIDI : !hasNotes ? NO_NOTES : !hasBeat ? NO_BEAT : "");
     explain("clock-in-note", !hasPorts ? NO_WEB_MIDI : !hasBeat ? NO_BEAT : "");
     const isTaken = this.#takesNotes && hasNotes;
     explain("keys-note", !isTaken ? "This model does not play notes of others." : !this.#canPlay ? NO_BEAT : "");

@@ -1,4 +1,4 @@
-/** Notes by their place on the canvas: what the playhead has passed lies where it was heard, until it passes there again. */
+/** Notes by their place on the canvas: they lie where they were heard, until the playhead passes there again. */
 
 /** @typedef {{note: import("./notes.js").Note, startS: number, seconds: number}} PlacedNote */
 /** @typedef {{seconds: number, sample: number}} Position of the playhead, on the canvas and on the play axis */

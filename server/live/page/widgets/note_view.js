@@ -31,8 +31,9 @@ export class NoteView {
       const length = Math.max(2 * ratio, (seconds / view.seconds) * width - ratio);
       if (index < 0 || left > width || left + length < 0) continue;
       const keys = this.#layers[index].keys;
-      const height = Math.max(LEAST_HEIGHT * ratio, (lane * (1 - LANE_GAP)) / keys.length);
-      const y = room.top + (index + 1) * lane - (keys.indexOf(note.pitch) + 1) * ((lane * (1 - LANE_GAP)) / keys.length);
+      const row = (lane * (1 - LANE_GAP)) / keys.length;
+      const height = Math.max(LEAST_HEIGHT * ratio, row);
+      const y = room.top + (index + 1) * lane - (keys.indexOf(note.pitch) + 1) * row;
       context.fillStyle = shade;
       context.fillRect(left - ratio, y - ratio, length + 2 * ratio, height + 2 * ratio);
       context.globalAlpha = 0.45 + (0.55 * note.velocity) / 127;
