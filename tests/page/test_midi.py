@@ -42,7 +42,8 @@ PAINTED = """async () => {
   const view = new NoteView(), canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [200, 100];
   const context = canvas.getContext("2d");
-  view.begin([{ name: "low", keys: [36, 37], is_percussion: false }, { name: "high", keys: [60, 61], is_percussion: false }]);
+  const layer = (name, lowest) => ({ name, keys: [lowest, lowest + 1], is_percussion: false });
+  view.begin([layer("low", 36), layer("high", 60)]);
   const note = { layer: "low", pitch: 36, velocity: 127, start: 0, end: 0, isOpen: false };
   view.paint(context, { startS: 10, seconds: 4 }, [{ note, startS: 11, seconds: 1 }], { top: 0, bottom: 100 },
     { ink: "#fff", shade: "#000" });
