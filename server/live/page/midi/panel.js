@@ -66,7 +66,6 @@ export class MidiPanel {
     ports.addEventListener("message", (event) => this.#receive(/** @type {CustomEvent} */ (event).detail));
     this.#listen();
     this.#offerPorts();
-    this.#show();
   }
 
   #listen() {
@@ -141,6 +140,7 @@ export class MidiPanel {
 
   /** Hand on what is due, and follow the clock of others: 20 times a second. */
   tick() {
+    this.#showAtBar();
     if (!this.#isHeard) return this.#silence();
     const now = this.#playhead;
     const until = now + AHEAD_S * this.notes.rateHz;
@@ -267,7 +267,7 @@ export class MidiPanel {
   /** What can be used in this session, and why the rest cannot. */
   #show() {
     const [hasBeat, hasNotes, hasPorts] = [this.#beat !== null, this.#layers.length > 0, this.ports.areOffered];
-    this.connection.isAtBar = hasBeat && field("at-bar").checked;
+    this.#showAtBar();
     find("at-bar-field").title = hasBeat ? "Changes begin with the next bar that can be reached" : NO_BEAT;
     enable(["at-bar"], hasBeat);
     enable(["midi-out"], hasPorts && (hasNotes || hasBeat));
@@ -280,6 +280,11 @@ export class MidiPanel {
     explain("keys-note", !isTaken ? "This model does not play notes of others." : !this.#canPlay ? NO_BEAT : "");
     explain("midi-save-note", hasNotes ? "" : NO_NOTES);
     this.#showMode();
+  }
+
+  /** While nothing plays no bar comes, and changes are made at once. */
+  #showAtBar() {
+    this.connection.isAtBar = this.isPlaying() && this.#beat !== null && field("at-bar").checked;
   }
 
   #showMode() {
