@@ -30,7 +30,8 @@ OpenPage = Callable[..., Any]
 
 FAKE_MIDI = """
 const input = { onmidimessage: null };
-navigator.requestMIDIAccess = async () => ({ inputs: new Map([["one", input]]), onstatechange: null });
+navigator.requestMIDIAccess = async () =>
+  ({ inputs: new Map([["one", input]]), outputs: new Map(), onstatechange: null });
 window.turnController = (number, value) => input.onmidimessage({ data: new Uint8Array([0xb0, number, value]) });
 """
 TAPPED = "() => { const all = []; for (const [l, r] of tapped) l.forEach((x, i) => all.push(x, r[i])); return all; }"

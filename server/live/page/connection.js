@@ -8,8 +8,8 @@
  *   open: () => Message, status: (status: Status, text: string) => void, audio: (chunk: Chunk) => void,
  *   ready: (message: Message) => void, applied: (message: Message) => void, state: (message: Message) => void,
  *   changed: (message: Message) => void,
- *   canvas: (message: Message) => void, plan: (message: Message) => void, problem: (message: Message) => void,
- *   refused: () => void,
+ *   notes: (message: Message) => void, canvas: (message: Message) => void, plan: (message: Message) => void,
+ *   problem: (message: Message) => void, refused: (problem: Message) => void,
  * }} Handlers
  */
 
@@ -22,6 +22,8 @@ const JITTER_MS = 100;
 const SILENCE_MS = 3000;
 const WATCH_MS = 500;
 const KEY_ITEM = "tickrt.key";
+/** Changes that can begin with a bar. */
+const AT_BAR = ["set", "prompts", "source", "structure", "timbre", "band", "seek"];
 
 export class Connection {
   /** @type {WebSocket | null} */ #socket = null;
@@ -39,6 +41,7 @@ export class Connection {
   #epoch = -1;
   #receivedBytes = 0;
   isLive = false;
+  /** Whether changes begin with the next bar that can be reached. */ isAtBar = false;
 
   /** @param {Handlers} handlers */
   constructor(handlers) {
@@ -103,7 +106,7 @@ export class Connection {
   change(type, members, binary) {
     const seq = ++this.#seq;
     const message = { type, seq, ...members };
-    if (this.isLive) this.#post(message, binary);
+    if (this.isLive) this.#post(this.isAtBar && AT_BAR.includes(type) ? { ...message, at: "bar" } : message, binary);
     else if (!binary) this.#keep(type, message);
     return seq;
   }
@@ -193,6 +196,7 @@ export class Connection {
         break;
       case "applied":
       case "changed":
+      case "notes":
       case "canvas":
       case "plan":
         this.handlers[message.type](message);
@@ -226,8 +230,8 @@ export class Connection {
       this.#attempts = 0;
       this.handlers.problem({ ...problem, detail: "The session is gone. A new one begins as it was.", fix: null });
     } else {
-      if (!this.isLive) this.handlers.refused();
-      this.handlers.problem(problem);
+      if (!this.isLive) this.handlers.refused(problem);
+      else this.handlers.problem(problem);
     }
   }
 

@@ -4,7 +4,9 @@ import { Connection } from "./connection.js";
 import { ControlPanel } from "./controls.js";
 import { CurveEditor } from "./curve_editor.js";
 import { Figures } from "./figures.js";
-import { MidiLearn } from "./midi.js";
+import { MidiLearn } from "./midi/learn.js";
+import { MidiPanel } from "./midi/panel.js";
+import { MidiPorts } from "./midi/ports.js";
 import { Plan } from "./plan.js";
 import { PresetBar } from "./preset_bar.js";
 import { Sources } from "./sources.js";
@@ -20,6 +22,8 @@ import { PromptPad } from "./widgets/pad.js";
 /** @typedef {import("./connection.js").Message} Message */
 
 const SEND_EVERY_MS = 25;
+/** Changes that wait for a bar: the server holds some tens of them. */
+const SEND_AT_BAR_EVERY_MS = 250;
 const TYPING_MS = 600;
 const PICTURE_EVERY_MS = 400;
 const FRAME_MS = 30;
@@ -36,6 +40,8 @@ let name = "";
 /** The newest values of controls that are not sent yet. @type {Record<string, any>} */ let changedValues = {};
 /** Whether the session has a canvas: it takes a band only then. */ let hasCanvas = false;
 let isBandUnsent = false;
+/** Whether this model tells its notes: it is not known before it was asked. */ let hasNotes = true;
+/** Of the newest seek. */ let seekSeq = 0;
 let position = { seconds: 0, sample: 0 };
 let colors = { ink: "", shade: "", wave: "" };
 
@@ -48,16 +54,18 @@ const connection = new Connection({
   applied: onApplied,
   changed: onChanged,
   state: onState,
+  notes: (message) => midiPanel.notes.tell(message),
   canvas: (message) => canvas.show(message),
   plan: (message) => plan.show(message),
   refused: forgetWhatMayBeWrong,
   problem: showProblem,
 });
-const transport = new Transport({ connection, figures, notify });
+const transport = new Transport({ connection, figures, notify, reported: () => midiPanel.tick() });
 const { player } = transport;
 const panel = new ControlPanel(find("knobs"), find("more-knobs"), {
   timbre_strength: find("timbre-strength"),
   structure_strength: find("structure-strength"),
+  loop_bars: find("bars"),
 });
 const pad = new PromptPad(
   find("pad"),
@@ -68,7 +76,7 @@ const pad = new PromptPad(
 const band = new Band(find("band"));
 const plan = new Plan(connection);
 const canvas = new CanvasView(find("stage"), band, plan.view, {
-  seek: (to_s) => connection.send({ type: "seek", to_s }),
+  seek,
   curve: (values) => curveEditor.drawn(values),
 });
 const curveEditor = new CurveEditor(panel, canvas);
@@ -82,7 +90,9 @@ const glide = new Knob({
   integer: true,
   format: (ms) => `${(ms / 1000).toFixed(2)} s`,
 });
-const midi = new MidiLearn(midiTargets, notify);
+const ports = new MidiPorts();
+const midi = new MidiLearn(ports, midiTargets, notify);
+const midiPanel = new MidiPanel({ connection, player, ports, notify, isPlaying: () => transport.isPlaying });
 const presetBar = new PresetBar({ current: currentPreset, use: usePreset, notify });
 
 // To the server.
@@ -99,6 +109,7 @@ function openMessage() {
     ...(seed === null ? {} : { seed }),
     ...sources.open,
     ...(mode === "extend" && !plan.isWanted ? { plan: false } : {}),
+    ...(hasNotes ? { events: ["notes"] } : {}),
     format: "s16",
   };
 }
@@ -109,7 +120,7 @@ function change(type, members) {
   if (connection.isLive) figures.await(seq);
 }
 
-/** Calls `send` at once, and at most every SEND_EVERY_MS. @param {() => void} send */
+/** Calls `send` at once, and then not sooner than SEND_EVERY_MS, or SEND_AT_BAR_EVERY_MS. @param {() => void} send */
 function limited(send) {
   let timer = 0;
   let sentMs = -Infinity;
@@ -119,7 +130,7 @@ function limited(send) {
     send();
   };
   return () => {
-    const wait = sentMs + SEND_EVERY_MS - performance.now();
+    const wait = sentMs + (connection.isAtBar ? SEND_AT_BAR_EVERY_MS : SEND_EVERY_MS) - performance.now();
     if (!timer) wait <= 0 ? run() : (timer = setTimeout(run, wait));
   };
 }
@@ -139,6 +150,13 @@ function sendBand() {
   connection.change("band", { start_s, end_s });
 }
 
+/** @param {number} to_s */
+function seek(to_s) {
+  if (!connection.isLive) return;
+  seekSeq = connection.change("seek", { to_s });
+  if (!connection.isAtBar) midiPanel.jump(null);
+}
+
 /** @param {number | null} value */
 function setSeed(value) {
   seed = value;
@@ -146,8 +164,16 @@ function setSeed(value) {
   change("set", { values: { seed: value } });
 }
 
-/** The server took no session with these settings, such as controls of another model: the next one has fewer. */
-function forgetWhatMayBeWrong() {
+/**
+ * The server took no session with these settings, such as controls of another model: the next one has fewer.
+ * @param {Message} problem
+ */
+function forgetWhatMayBeWrong(problem) {
+  if (problem.code === "no_notes") {
+    hasNotes = false;
+    return;
+  }
+  showProblem(problem);
   seconds = null;
   panel.show({});
   sources.forget();
@@ -174,6 +200,8 @@ function onReady(ready) {
   const isNew = !ready.resumed || Boolean(ready.notice);
   if (ready.notice) notify(ready.notice, true);
   sources.begin(isNew, panel.knobs);
+  canvas.noteView.begin(ready.layers);
+  midiPanel.begin(ready, panel.knobs.has("structure_strength"));
   seed = ready.controls.seed;
   field("seed").value = String(seed);
   canvas.seconds = ready.canvas.seconds;
@@ -181,6 +209,7 @@ function onReady(ready) {
   plan.begin(ready.plan ?? null, canvas.isEndless);
   band.show(band.start, band.end, ready.canvas.seconds);
   find("band").classList.toggle("is-off", canvas.isEndless);
+  find("bars").hidden = canvas.isEndless;
   hasCanvas = !isNew;
   isBandUnsent = isNew && !canvas.isEndless && !band.isWhole;
   offerLengths(ready.canvas.seconds);
@@ -198,6 +227,7 @@ function onAudio(chunk) {
 
 /** @param {Message} applied */
 function onApplied(applied) {
+  if (applied.seq === seekSeq && applied.at_sample) midiPanel.jump(applied.at_sample);
   if (applied.prompt_words) pad.showWords(applied.prompt_words);
   askForPicture();
 }
@@ -224,6 +254,7 @@ function onChanged({ values }) {
 /** @param {Message} state */
 function onState(state) {
   position = { seconds: state.canvas_position_s, sample: state.playhead_sample };
+  midiPanel.state(state, canvas.isEndless ? 0 : canvas.playable.start);
   const hasTicked = figures.state(state);
   if (hasTicked || canvas.isEndless) askForPicture();
 }
@@ -274,6 +305,7 @@ function paint(now) {
   paintedMs = now;
   canvas.positionS = playPosition();
   plan.follow(canvas.positionS);
+  canvas.notes = midiPanel.placed.all;
   canvas.paint(colors, stillness.matches);
   transport.scope.paint(player.analyser, colors.wave);
 }
@@ -348,10 +380,10 @@ function offerLengths(whole) {
   select.value = seconds === null ? "" : String(seconds);
 }
 
-/** @returns {Map<string, import("./midi.js").Target>} */
+/** @returns {Map<string, import("./midi/learn.js").Target>} */
 function midiTargets() {
   const axis = (/** @type {(level: number) => void} */ turn) => ({ root: pad.root, turn, showController: () => {} });
-  /** @type {[string, import("./midi.js").Target][]} */
+  /** @type {[string, import("./midi/learn.js").Target][]} */
   const others = [
     ["volume", transport.volume],
     ["glide", glide],

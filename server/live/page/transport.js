@@ -10,7 +10,8 @@ const STATUS_S = 0.05;
 
 /**
  * @typedef {{connection: import("./connection.js").Connection, figures: import("./figures.js").Figures,
- *   notify: (text: string, isNote?: boolean) => void}} Parts
+ *   notify: (text: string, isNote?: boolean) => void, reported: () => void}} Parts
+ *   reported: twenty times a second, and where playing stops
  */
 
 export class Transport {
@@ -20,10 +21,11 @@ export class Transport {
   #recordedS = 0;
 
   /** @param {Parts} parts */
-  constructor({ connection, figures, notify }) {
+  constructor({ connection, figures, notify, reported }) {
     this.connection = connection;
     this.figures = figures;
     this.notify = notify;
+    this.reported = reported;
     this.player = new Player({
       status: (status) => this.#show(status),
       heard: (firstSeq, fullSeq) => figures.heard(firstSeq, fullSeq),
@@ -62,6 +64,7 @@ export class Transport {
   async follow(isPlaying) {
     if (isPlaying === this.isPlaying) return;
     this.isPlaying = isPlaying;
+    this.reported();
     find("play").setAttribute("aria-pressed", String(this.isPlaying));
     find("play").setAttribute("aria-label", this.isPlaying ? "Pause" : "Play");
     find("hint").hidden = true;
@@ -95,6 +98,7 @@ export class Transport {
     find("record-text").textContent = this.isRecording ? clockText(this.#recordedS) : "Record";
     this.scope.level(status.peaks);
     this.figures.playerStatus(status);
+    this.reported();
   }
 }
 

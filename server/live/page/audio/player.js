@@ -3,8 +3,9 @@
 import { wavFile } from "./wav.js";
 
 /**
- * @typedef {{playheadSample: number, isRunning: boolean, leadS: number, worstLeadS: number, underruns: number,
- *   peaks: [number, number]}} PlayerStatus
+ * @typedef {{playheadSample: number, contextTimeS: number, isRunning: boolean, leadS: number, worstLeadS: number,
+ *   underruns: number, peaks: [number, number]}} PlayerStatus
+ *   contextTimeS: when the sample of the playhead leaves the context
  * @typedef {{status: (status: PlayerStatus) => void,
  *   heard: (firstSeq: number, fullSeq: number) => void}} PlayerHandlers
  */
@@ -23,7 +24,7 @@ export class Player {
   /** @type {GainNode | null} */ #gain = null;
   #volume = 1;
   #isOn = false;
-  #playhead = { sample: 0, atMs: 0, isRunning: false };
+  #playhead = { sample: 0, atMs: 0, contextTimeS: 0, isRunning: false };
   /** What the audio thread reports of an older one is not of this stream. */ #epoch = 0;
   rateHz = 48000;
   channels = 2;
@@ -45,7 +46,7 @@ export class Player {
     if (this.context && isOther) this.#close();
     this.rateHz = rateHz;
     this.channels = channels;
-    this.#playhead = { sample: startSample, atMs: performance.now(), isRunning: false };
+    this.#playhead = { sample: startSample, atMs: performance.now(), contextTimeS: 0, isRunning: false };
     this.#waiting = [];
     this.#post({ type: "clear", startSample, isResumed, epoch: ++this.#epoch });
     if (this.#isOn && isOther) this.play(true);
@@ -104,6 +105,7 @@ export class Player {
         this.#playhead = {
           sample: message.playheadSample,
           atMs: performance.now(),
+          contextTimeS: message.contextTimeS,
           isRunning: message.isRunning,
         };
         this.handlers.status(message);
@@ -121,6 +123,29 @@ export class Player {
   get playheadSample() {
     const { sample, atMs, isRunning } = this.#playhead;
     return sample + (isRunning ? ((performance.now() - atMs) / 1000) * this.rateHz : 0);
+  }
+
+  /** Whether it plays, and has audio to play. */
+  get isRunning() {
+    return this.#playhead.isRunning;
+  }
+
+  /** When a sample is heard, as of performance.now(). @param {number} sample */
+  timeMs(sample) {
+    return this.#outputMs + 1000 * (this.#playhead.contextTimeS + (sample - this.#playhead.sample) / this.rateHz);
+  }
+
+  /** The sample that is heard at a time of performance.now(). @param {number} timeMs */
+  sampleAt(timeMs) {
+    const { sample, contextTimeS } = this.#playhead;
+    return sample + ((timeMs - this.#outputMs) / 1000 - contextTimeS) * this.rateHz;
+  }
+
+  /** When time 0 of the context was heard. */
+  get #outputMs() {
+    const { contextTime = 0, performanceTime = 0 } = this.context?.getOutputTimestamp() ?? {};
+    if (contextTime && performanceTime) return performanceTime - 1000 * contextTime;
+    return performance.now() - 1000 * (this.context?.currentTime ?? 0);
   }
 
   /** @param {number} volume 0 to 1, as a fader: its square is the gain */

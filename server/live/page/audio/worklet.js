@@ -3,6 +3,7 @@
 import { AudioRing } from "./ring.js";
 
 const { AudioWorkletProcessor, registerProcessor, sampleRate } = /** @type {any} */ (globalThis);
+/** Of each call of `process`. */ const BLOCK_SAMPLES = 128;
 
 const STATUS_S = 0.05;
 const BEGIN_LEAD_S = 0.08;
@@ -93,6 +94,7 @@ class Player extends AudioWorkletProcessor {
       type: "status",
       epoch: this.epoch,
       playheadSample: this.ring.playheadSample,
+      contextTimeS: /** @type {any} */ (globalThis).currentTime + BLOCK_SAMPLES / sampleRate,
       isRunning: this.isPlaying && this.hasBegun,
       leadS: this.ring.lead / sampleRate,
       worstLeadS: this.ring.takeWorstLeadS(),

@@ -1,6 +1,7 @@
 /** The canvas: its picture, the plan and the playhead, and the curve that is drawn over it. */
 
 import { Curve } from "./curve.js";
+import { NoteView } from "./note_view.js";
 import { Picture } from "./picture.js";
 
 const GLOW_PIXELS = 46;
@@ -14,6 +15,8 @@ export class CanvasView {
   positionS = 0;
   /** Whether the view follows the playhead, which stays in its place. */ isEndless = false;
   picture = new Picture();
+  noteView = new NoteView();
+  /** @type {import("../midi/placed_notes.js").PlacedNote[]} */ notes = [];
   /** @type {Curve | null} */ #curve = null;
   #describedMs = -Infinity;
 
@@ -135,6 +138,8 @@ export class CanvasView {
     const view = { startS: this.viewStartS, seconds: this.viewS, positionS: this.positionS };
     this.picture.paint(context, view.startS, view.seconds, !isStill);
     if (this.#isPlanned) this.plan.paint(context, view, colors);
+    const room = this.#isPlanned ? this.plan.room(context) : { top: 0, bottom: height };
+    this.noteView.paint(context, view, this.notes, room, colors);
     if (!this.isEndless) {
       context.fillStyle = colors.shade;
       context.fillRect(0, 0, this.band.start * width, height);

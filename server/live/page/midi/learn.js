@@ -1,6 +1,6 @@
 /** MIDI learn: a controller that moves after a knob was chosen turns this knob from then on. */
 
-import { all, find } from "./widgets/element.js";
+import { all, find } from "../widgets/element.js";
 
 const ITEM = "tickrt.midi";
 const CONTROL_CHANGE = 0xb0;
@@ -12,10 +12,15 @@ const CONTROL_CHANGE = 0xb0;
 export class MidiLearn {
   /** Controller ("channel:number") -> id of a target. @type {Record<string, string>} */ #targetOf = load();
   /** @type {string | null} */ #chosen = null;
-  #isOpen = false;
 
-  /** @param {() => Map<string, Target>} targets by id @param {(text: string, isNote?: boolean) => void} notify */
-  constructor(targets, notify) {
+  /**
+   * @param {import("./ports.js").MidiPorts} ports
+   * @param {() => Map<string, Target>} targets by id
+   * @param {(text: string, isNote?: boolean) => void} notify
+   */
+  constructor(ports, targets, notify) {
+    this.ports = ports;
+    ports.addEventListener("message", (event) => this.#receive(/** @type {CustomEvent} */ (event).detail));
     this.targets = targets;
     this.notify = notify;
     find("midi").addEventListener("click", (event) => (event.shiftKey ? this.#forget() : this.#toggle()));
@@ -30,7 +35,7 @@ export class MidiLearn {
   async #toggle() {
     const isLearning = !this.#isLearning;
     try {
-      if (isLearning) await this.#open();
+      if (isLearning) await this.ports.open();
     } catch (error) {
       this.notify(`MIDI cannot be used: ${/** @type {Error} */ (error).message}`);
       return;
@@ -39,17 +44,6 @@ export class MidiLearn {
     find("midi").setAttribute("aria-pressed", String(isLearning));
     this.#mark(null, null);
     if (isLearning) this.notify("Touch a knob, then move a controller. Shift-click on MIDI learn forgets all.", true);
-  }
-
-  async #open() {
-    if (this.#isOpen) return;
-    if (!navigator.requestMIDIAccess)
-      throw new Error("this browser has no Web MIDI. Chrome, Edge and Firefox have it.");
-    const access = await navigator.requestMIDIAccess();
-    const listen = () => access.inputs.forEach((input) => (input.onmidimessage = (event) => this.#receive(event)));
-    access.onstatechange = listen;
-    listen();
-    this.#isOpen = true;
   }
 
   /**
@@ -71,9 +65,9 @@ export class MidiLearn {
     root?.classList.add("is-target");
   }
 
-  /** @param {MIDIMessageEvent} event */
+  /** @param {import("./ports.js").MidiMessage} message */
   #receive({ data }) {
-    if (!data || (data[0] & 0xf0) !== CONTROL_CHANGE) return;
+    if ((data[0] & 0xf0) !== CONTROL_CHANGE) return;
     const controller = `${(data[0] & 0x0f) + 1}:${data[1]}`;
     if (this.#chosen) {
       this.#targetOf[controller] = this.#chosen;

@@ -1,0 +1,317 @@
+"""The MIDI panel of the page, with ports that are simulated: notes and clock go out, a clock and a keyboard come in."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mido
+import pytest
+from conftest import Built
+from helpers.backends import FEW_VARIANTS
+from helpers.page_player import play
+
+pytestmark = pytest.mark.page
+
+Serve = Callable[..., Any]
+OpenPage = Callable[..., Any]
+
+# One output that keeps what is sent with its times in ms, and one input that a test plays.
+PORTS = """
+window.midiSent = [];
+const input = { name: "keys", onmidimessage: null };
+const output = { name: "synth", send: (data, timeMs) => midiSent.push([[...data], timeMs, performance.now()]) };
+navigator.requestMIDIAccess = async () =>
+  ({ inputs: new Map([["in", input]]), outputs: new Map([["out", output]]), onstatechange: null });
+window.midiReceive = (data, timeStamp) => input.onmidimessage({ data: new Uint8Array(data), timeStamp });
+"""
+SIZES: dict[str, Any] = {
+    "sample_rate_hz": 48000, "hop_samples": 1920, "words": ("pads", "and", "bass"), "canvas_frames": 64
+}  # fmt: skip
+NO_PORTS = "delete Navigator.prototype.requestMIDIAccess;"
+NOTE_OFF, NOTE_ON, CLOCK, START, CONTINUE, STOP = 0x80, 0x90, 0xF8, 0xFA, 0xFB, 0xFC
+TOLERANCE_S = 0.08
+RATE = 48000
+# How bright a note is where it lies on a canvas, beside it, and where another layer has its lane.
+PAINTED = """async () => {
+  const { NoteView } = await import("./page/widgets/note_view.js");
+  const view = new NoteView(), canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [200, 100];
+  const context = canvas.getContext("2d");
+  const layer = (name, lowest) => ({ name, keys: [lowest, lowest + 1], is_percussion: false });
+  view.begin([layer("low", 36), layer("high", 60)]);
+  const note = { layer: "low", pitch: 36, velocity: 127, start: 0, end: 0, isOpen: false };
+  view.paint(context, { startS: 10, seconds: 4 }, [{ note, startS: 11, seconds: 1 }], { top: 0, bottom: 100 },
+    { ink: "#fff", shade: "#000" });
+  return [[75, 90], [125, 90], [75, 60], [75, 20]].map(([x, y]) => context.getImageData(x, y, 1, 1).data[0]);
+}"""
+# Places in sixteenths and pitches: what is played in the last 0.3 s of a bar comes back later.
+PLAYED = ((0, 36), (2, 40), (3, 43), (5, 36), (6, 43), (8, 40))
+
+
+class Session:
+    """The page, its MIDI output, and the messages of its session."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.sent: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
+        page.on("websocket", self._follow)
+
+    def _follow(self, socket: Any) -> None:
+        socket.on("framesent", lambda payload: self._note(self.sent, payload))
+        socket.on("framereceived", lambda payload: self._note(self.received, payload))
+
+    def _note(self, messages: list[dict[str, Any]], payload: Any) -> None:
+        if isinstance(payload, str) and '"ack"' not in payload and '"canvas"' not in payload:
+            messages.append(json.loads(payload))
+
+    def of(self, kind: str, messages: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+        return [one for one in (self.received if messages is None else messages) if one["type"] == kind]
+
+    @property
+    def beat(self) -> dict[str, Any] | None:
+        """The newest bar line."""
+        states = self.of("state")
+        return states[-1]["beat"] if states else None
+
+    def until(self, condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
+        for _ in range(int(timeout_s * 20)):
+            if condition():
+                return
+            self.page.wait_for_timeout(50)
+        pytest.fail("it did not happen in time")
+
+    def midi(self) -> list[tuple[list[int], float]]:
+        """What was sent to the output, with its times in ms."""
+        return [(data, time_ms) for data, time_ms, _ in self.page.evaluate("midiSent")]
+
+    def receive(self, data: list[int], time_ms: float) -> None:
+        self.page.evaluate("([data, time]) => midiReceive(data, time)", [data, time_ms])
+
+
+@pytest.fixture
+def session(serve: Serve, built: Built, open_page: OpenPage) -> Session:
+    """A planned session of a tiny model, without an end, that plays with its notes at the output."""
+    planner = {"capacity": 1024, "plan": True}
+    config = built(**SIZES, planner=planner, conditions=True, notes=True, more=FEW_VARIANTS).path
+    page = open_page(serve(config=config).url, script=PORTS)
+    session = Session(page)
+    page.get_by_text("Extend", exact=True).click()
+    page.click("#midi-panel-button")
+    page.select_option("#midi-out", label="synth")
+    play(page)
+    session.until(lambda: session.beat)
+    return session
+
+
+def notes_on(session: Session) -> list[tuple[int, int, float]]:
+    """Channel (from 1), pitch and time in ms of the note-ons."""
+    return [(data[0] % 16 + 1, data[1], ms) for data, ms in session.midi() if data[0] & 0xF0 == NOTE_ON]
+
+
+def test_a_bar_that_is_played_comes_back_a_bar_later(session: Session) -> None:
+    page = session.page
+    page.select_option("#keys", label="keys")
+    page.select_option("#keys-layer", "bass")
+    session.until(lambda: session.of("state")[-1]["playhead_sample"] > 4 * RATE)
+    # One short note tells which time of the page a sample has.
+    now_ms = page.evaluate("performance.now()")
+    session.receive([NOTE_ON, 36, 100], now_ms - 60)
+    session.receive([NOTE_OFF, 36, 0], now_ms - 10)
+    session.until(lambda: session.of("notes", session.sent))
+    offset_s = session.of("notes", session.sent)[0]["at"] - (now_ms - 60) / 1000
+    beat = session.beat
+    assert beat is not None
+    bar_s = beat["beats"] * 60 / beat["bpm"]
+    sixteenth_s = bar_s / (4 * beat["beats"])
+    line_s = beat["sample"] / RATE
+    while line_s < page.evaluate("performance.now()") / 1000 + offset_s:
+        line_s += bar_s
+    for place, pitch in PLAYED:
+        began_ms = 1000 * (line_s + place * sixteenth_s + 0.012 - offset_s)
+        ended_ms = began_ms + 900 * sixteenth_s
+        page.wait_for_function("(end) => performance.now() > end", arg=ended_ms)
+        session.receive([NOTE_ON, pitch, 96], began_ms)
+        session.receive([NOTE_OFF, pitch, 0], ended_ms)
+    session.until(lambda: len(session.of("notes", session.sent)) == 1 + len(PLAYED))
+    messages = session.of("notes", session.sent)[1:]
+    assert {(one["mode"], one["layer"], one["bars"]) for one in messages} == {("echo", "bass", 1)}
+    assert [one["items"][0]["pitch"] for one in messages] == [pitch for _, pitch in PLAYED]
+    channel = int(page.locator("#midi-channels select[data-layer=bass]").input_value())
+    line_s += bar_s
+    page.wait_for_function("(end) => performance.now() > end", arg=1000 * (line_s + bar_s - offset_s))
+    expected = [(pitch, line_s + place * sixteenth_s) for place, pitch in PLAYED]
+    all_heard = [(pitch, ms / 1000 + offset_s) for its, pitch, ms in notes_on(session) if its == channel]
+    heard = [one for one in all_heard if line_s - TOLERANCE_S <= one[1] < line_s + bar_s - TOLERANCE_S]
+    hits = sum(
+        any(pitch == other and abs(time_s - other_s) <= TOLERANCE_S for other, other_s in heard)
+        for pitch, time_s in expected
+    )
+    assert 2 * hits / (len(expected) + len(heard)) >= 0.9, (expected, heard)
+    assert page.inner_text("#messages") == ""
+
+
+def test_notes_go_out_on_the_channels_of_their_layers_and_end_at_a_pause(session: Session) -> None:
+    page = session.page
+    session.until(lambda: len(notes_on(session)) >= 12)
+    channels = {
+        select.get_attribute("data-layer"): int(select.input_value())
+        for select in page.locator("#midi-channels select").all()
+    }
+    assert channels["drums"] == 10
+    assert len(set(channels.values())) == len(channels)
+    told = {(channels[note[0]], note[1]) for message in session.of("notes") for note in message["notes"]}
+    assert {(channel, pitch) for channel, pitch, _ in notes_on(session)} <= told
+    early_ms = page.evaluate("Math.max(...midiSent.map(([, due, sent]) => due - sent))")
+    assert early_ms <= 105
+    page.click("#play")
+    page.wait_for_timeout(300)
+    sounding: Counter[tuple[int, int]] = Counter()
+    for data, _ in session.midi():
+        if data[0] & 0xF0 in (NOTE_ON, NOTE_OFF):
+            sounding[data[0] & 0x0F, data[1]] += 1 if data[0] & 0xF0 == NOTE_ON else -1
+    assert set(sounding.values()) == {0}
+    count = len(session.midi())
+    page.wait_for_timeout(500)
+    assert len(session.midi()) == count
+
+
+def test_a_seek_ends_what_sounds(session: Session) -> None:
+    page = session.page
+    page.uncheck("#at-bar")
+    session.until(lambda: len(notes_on(session)) >= 8)
+    before = len(session.midi())
+    page.locator("#stage").press("ArrowLeft")
+    session.until(lambda: session.of("seek", session.sent))
+    assert "at" not in session.of("seek", session.sent)[0]
+    sounding = Counter((data[0] & 0x0F, data[1]) for data, _ in session.midi()[:before] if data[0] & 0xF0 == NOTE_ON)
+    sounding.subtract((data[0] & 0x0F, data[1]) for data, _ in session.midi()[:before] if data[0] & 0xF0 == NOTE_OFF)
+    page.wait_for_timeout(400)
+    ended = {(data[0] & 0x0F, data[1]) for data, _ in session.midi()[before:] if data[0] & 0xF0 == NOTE_OFF}
+    assert {place for place, count in sounding.items() if count} <= ended
+
+
+def test_the_clock_has_24_pulses_a_beat(session: Session) -> None:
+    page = session.page
+    page.check("#clock-out")
+    session.until(lambda: sum(data == [CLOCK] for data, _ in session.midi()) > 120)
+    system = [(data, ms) for data, ms in session.midi() if data[0] >= 0xF0]
+    assert system[0][0] == [START] or (system[0][0][0], system[1][0]) == (0xF2, [CONTINUE])
+    times = [ms for data, ms in system if data == [CLOCK]]
+    assert times == sorted(times)
+    assert session.beat is not None
+    pulse_ms = 60_000 / (24 * session.beat["bpm"])
+    assert abs((times[-1] - times[0]) / pulse_ms - (len(times) - 1)) < 1
+    page.click("#play")
+    session.until(lambda: session.midi()[-1][0] == [STOP])
+    count = len(session.midi())
+    page.click("#play")
+    session.until(lambda: len(session.midi()) > count + 24)
+    system = [data for data, _ in session.midi()[count:] if data[0] >= 0xF0]
+    assert [system[0][0], system[1]] == [0xF2, [CONTINUE]]
+
+
+def test_it_follows_the_clock_of_others(session: Session) -> None:
+    page = session.page
+    page.select_option("#clock-in", label="keys")
+    session.until(lambda: session.of("state")[-1]["playhead_sample"] > 2 * RATE)
+    now_ms = page.evaluate("performance.now()")
+    pulse_ms = 60_000 / (24 * 110.5)
+    session.receive([START], now_ms - 60 * pulse_ms)
+    for number in range(60):
+        session.receive([CLOCK], now_ms - (60 - number) * pulse_ms)
+    session.until(lambda: session.of("clock", session.sent))
+    assert session.of("clock", session.sent)[0]["bpm"] == pytest.approx(110.5, abs=0.05)
+    assert page.inner_text("#clock-tempo") == "110.5 bpm"
+    session.until(lambda: session.beat and abs(session.beat["bpm"] - 110.5) < 0.3)
+
+
+def test_changes_begin_with_a_bar_where_that_is_on(session: Session) -> None:
+    page = session.page
+    guidance = page.get_by_role("slider", name="guidance", exact=True)
+    guidance.press("PageUp")
+    session.until(lambda: any("at_sample" in one for one in session.of("applied")))
+    assert session.of("set", session.sent)[-1]["at"] == "bar"
+    at_sample = next(one["at_sample"] for one in session.of("applied") if one.get("at_sample"))
+    beats = [one["beat"] for one in session.of("state") if one["beat"]]
+    bar = RATE * beats[-1]["beats"] * 60 / beats[-1]["bpm"]
+    off = min((at_sample - beat["sample"]) % bar for beat in beats)
+    assert min(off, bar - off) < 0.03 * RATE
+    page.uncheck("#at-bar")
+    guidance.press("PageDown")
+    session.until(lambda: len(session.of("set", session.sent)) == 2)
+    assert "at" not in session.of("set", session.sent)[-1]
+
+
+def test_a_held_chord_is_the_harmony_and_the_computers_keys_play(session: Session) -> None:
+    page = session.page
+    page.select_option("#keys", label="computer keys")
+    page.select_option("#keys-mode", "hold")
+    page.locator("#keys-mode").evaluate("(node) => node.blur()")
+    for key in ("a", "d", "g"):
+        page.keyboard.down(key)
+    # A slow machine presses them one after the other.
+    session.until(lambda: any(len(one["items"]) == 3 for one in session.of("notes", session.sent)))
+    for key in ("a", "d", "g"):
+        page.keyboard.up(key)
+    message = session.of("notes", session.sent)[-1]
+    lowest = min(item["pitch"] for item in message["items"])
+    assert message["mode"] == "hold"
+    assert sorted(item["pitch"] - lowest for item in message["items"]) == [0, 4, 7]
+    page.fill("#prompt-b", "asdf")
+    page.click("#keys-forget")
+    session.until(lambda: session.of("notes", session.sent)[-1]["items"] == [])
+
+
+def test_the_passage_is_saved_as_midi(session: Session) -> None:
+    page = session.page
+    session.until(lambda: len(notes_on(session)) >= 20)
+    with page.expect_download() as download:
+        page.click("#midi-save")
+    file = mido.MidiFile(file=io.BytesIO(Path(download.value.path()).read_bytes()))
+    assert session.beat is not None
+    tempo = next(message.tempo for message in file.tracks[0] if message.type == "set_tempo")
+    assert 60e6 / tempo == pytest.approx(session.beat["bpm"], abs=0.01)
+    told = {(note[0], note[1]) for message in session.of("notes") for note in message["notes"]}
+    saved = {(track.name, message.note) for track in file.tracks[1:] for message in track if message.type == "note_on"}
+    assert saved
+    assert saved <= told
+    drums = [m.channel for track in file.tracks if track.name == "drums" for m in track if m.type == "note_on"]
+    assert set(drums) <= {9}
+
+
+def test_a_loop_has_a_length_in_bars(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    session = Session(page)
+    page.get_by_role("button", name="Clockwork").click()
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+    page.fill("#prompt-a", "house drums and synth bass, 124 bpm")
+    play(page)
+    session.until(lambda: session.beat)
+    assert not page.is_disabled("#at-bar")
+    page.uncheck("#at-bar")
+    page.locator("#bars input").fill("4")
+    page.locator("#bars input").press("Enter")
+    session.until(lambda: session.of("set", session.sent))
+    assert session.of("set", session.sent)[-1]["values"] == {"loop_bars": 4}
+    assert page.inner_text("#messages") == ""
+
+
+def test_notes_are_drawn_in_the_lanes_of_their_layers(server: Any, open_page: OpenPage) -> None:
+    assert open_page(server.url).evaluate(PAINTED) == [255, 0, 0, 0]
+
+
+def test_it_says_what_cannot_be_used(serve: Serve, built: Built, open_page: OpenPage) -> None:
+    page = open_page(serve(config=built(more=FEW_VARIANTS).path).url, script=NO_PORTS)
+    page.click("#midi-panel-button")
+    assert page.is_disabled("#midi-out")
+    assert "no Web MIDI" in page.inner_text("#midi-out-note")
+    assert "does not tell its notes" in page.inner_text("#midi-save-note")
+    assert "does not play notes" in page.inner_text("#keys-note")
+    assert page.is_disabled("#at-bar")
