@@ -25,6 +25,16 @@ def test_loops_share_the_engines_and_the_session_closes_them(built: Built, monke
     assert len(closed) == 1
 
 
+def test_a_stream_runs_by_the_deployment_that_it_is_given(built: Built) -> None:
+    own = built()
+    other = own.model_copy(update={"runtime": own.runtime.model_copy(update={"captured_graphs": 3})})
+    with open_session(own) as session:
+        with session.stream(LOAD, other) as stream:
+            assert stream.loop.deployment.runtime.captured_graphs == 3
+        with session.stream(LOAD) as stream:
+            assert stream.loop.deployment.runtime.captured_graphs == own.runtime.captured_graphs != 3
+
+
 def test_a_measurement_and_its_result_agree(built: Built) -> None:
     with open_session(built()) as session:
         result, measured = session.measure(LOAD, ticks=3)
