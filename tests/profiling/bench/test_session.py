@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from conftest import Built
 
 from profiling.bench.session import open_session
 from profiling.bench.workload import Workload
+from runtime.devices.device import HostDevice
 from runtime.engines.engine import EngineSet
 from runtime.errors import ConfigError
 
@@ -56,8 +60,12 @@ def test_competitors_are_timed_in_turn_with_the_ticks(built: Built) -> None:
 
 def test_an_error_inside_closes_everything(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
-    close = EngineSet.close
-    monkeypatch.setattr(EngineSet, "close", lambda engines: (closed.append("engines"), close(engines))[1])
+    for kind in (EngineSet, HostDevice):
+        monkeypatch.setattr(kind, "close", noted(kind.close, kind.__name__, closed))
     with pytest.raises(ConfigError, match="in the test"), open_session(built()):
         raise ConfigError("an error in the test")
-    assert closed == ["engines"]
+    assert closed == ["EngineSet", "HostDevice"]
+
+
+def noted(close: Callable[[Any], None], name: str, closed: list[str]) -> Callable[[Any], None]:
+    return lambda item: (closed.append(name), close(item))[1]
