@@ -232,6 +232,12 @@ class TestTime:
         driven.run()
         assert len(session.of("advance")) > before
 
+    def test_the_session_that_is_due_first_is_waited_for(self, drive: Drive) -> None:
+        driven = drive()
+        for seconds in (3.0, 1.0, 2.0):
+            driven.open()[0].due = driven.now_s + seconds
+        assert driven.host.timeout_s() == pytest.approx(1.0)
+
     def test_a_clock_of_a_session_s_own_moves_by_calls_only(self, drive: Drive) -> None:
         driven = drive()
         driven.host.open(Open(), Client(), clock=lambda: 7.0)
