@@ -221,10 +221,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
 
     def _end_writing(self) -> None:
         """Close after what was written: with something of the client unread, a close resets, and loses that."""
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        else:
-            self.transport.close()
+        self.transport.write_eof()
         self._limit_closing()
 
     def _refuse_handshake(self, what: str) -> None:

@@ -47,6 +47,11 @@ def test_over_budget_fails_only_when_asked(built: Built) -> None:
     assert CliRunner().invoke(app, [*command, "--fail-over-budget"]).exit_code == 1
 
 
+def test_a_run_without_a_budget_is_not_over_it(built: Built) -> None:
+    command = [str(built().path), "--churn", "0.5", "--depth", "2", "--ticks", "4", "--fail-over-budget"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+
 def test_two_passes_take_two_executes(built: Built) -> None:
     command = [str(built().path), "--depth", "2", "--guidance", "3", "--ticks", "4"]
     fused, apart = (result_of(*command, *more) for more in ([], ["--two-pass"]))

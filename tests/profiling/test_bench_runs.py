@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import Built
 
+from profiling import bench_runs
 from profiling.bench.cluster_load import ClusterLoad
 from profiling.bench.live.run import LiveLoad
 from profiling.bench.live.script import Script
@@ -54,6 +55,13 @@ def test_a_run_has_a_kind_that_is_known_before(bench: Bench, changes: dict[str, 
 def test_options_that_exclude_each_other_are_refused(bench: Bench, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(bench, **changes).check()
+
+
+def test_live_sessions_are_measured_and_printed_without_a_plot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, measured = LiveLoad((1,), SCRIPT), {"kind": "live"}
+    monkeypatch.setattr(bench_runs, "measure_live", lambda deployment, wanted: measured if wanted is load else {})
+    result, _ = replace(bench, live=load).measure()
+    assert result == measured
 
 
 def test_the_shape_of_a_run() -> None:

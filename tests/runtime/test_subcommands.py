@@ -58,6 +58,7 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", program, "--help"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: tickrt " in done.stdout
 
 
 @pytest.mark.shipped

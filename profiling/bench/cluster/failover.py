@@ -68,7 +68,6 @@ class Replicas:
 
     def wait_idle(self) -> None:
         """Wait until exactly these replicas are ready behind the edge, without a session. Raises TickError."""
-        self.cluster.wait_ready(len(self.names))
         self.cluster.wait_until(lambda: self._sessions() == dict.fromkeys(self.names, 0), "the replicas are not idle")
         self.cluster.wait_ready(len(self.names))
 

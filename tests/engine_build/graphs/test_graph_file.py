@@ -178,6 +178,7 @@ def test_a_location_of_data_that_is_not_external_names_no_file(tmp_path: Path) -
         {"location": "weights", "offset": "-8"},
         {"location": "weights", "length": "0x8"},
         {"location": "weights", "offset": "9" * 5000},
+        {"location": "weights", "length": "9" * 20},
     ],
 )
 def test_external_data_that_says_no_span_is_refused(entries: dict[str, str], tmp_path: Path) -> None:

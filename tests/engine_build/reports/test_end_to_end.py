@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from conftest import Built
 from helpers.paths import ROOT
 
 from configs.demo.recipe.evaluation.evaluate import held_out_requests, score
@@ -66,3 +67,12 @@ def test_mel_bands_are_in_the_order_of_frequencies() -> None:
     assert len(found[0]) == (SAMPLE_RATE_HZ - 2048) // HOP + 1
     loudest = [int(bands.mean(axis=0).argmax()) for bands in found]
     assert loudest == sorted(set(loudest))
+
+
+def test_both_decoders_make_the_same_requests(built: Built) -> None:
+    found = compare_end_to_end(built(), "fp16", ["a", "b"], steps=2)
+    assert found.exact.shape == found.rounded.shape == (2, 32, 8)
+    assert len(found.audio) == 2
+    assert np.abs(found.exact[0] - found.exact[1]).max() > 0.1
+    assert (found.rms_rel > 1e-6).all()
+    assert (found.rms_rel < 0.05).all()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from conftest import Built
 
 from profiling.bench.session import open_session
 from profiling.bench.workload import Workload
+from runtime.devices.device import HostDevice
 from runtime.engines.engine import EngineSet
 from runtime.errors import ConfigError
 
@@ -23,6 +27,16 @@ def test_loops_share_the_engines_and_the_session_closes_them(built: Built, monke
                 assert stream.play()[0].shape == (32, session.bundle.latents.channels)
         assert closed == []
     assert len(closed) == 1
+
+
+def test_a_stream_runs_by_the_deployment_that_it_is_given(built: Built) -> None:
+    own = built()
+    other = own.model_copy(update={"runtime": own.runtime.model_copy(update={"captured_graphs": 3})})
+    with open_session(own) as session:
+        with session.stream(LOAD, other) as stream:
+            assert stream.loop.deployment.runtime.captured_graphs == 3
+        with session.stream(LOAD) as stream:
+            assert stream.loop.deployment.runtime.captured_graphs == own.runtime.captured_graphs != 3
 
 
 def test_a_measurement_and_its_result_agree(built: Built) -> None:
@@ -46,8 +60,12 @@ def test_competitors_are_timed_in_turn_with_the_ticks(built: Built) -> None:
 
 def test_an_error_inside_closes_everything(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
-    close = EngineSet.close
-    monkeypatch.setattr(EngineSet, "close", lambda engines: (closed.append("engines"), close(engines))[1])
+    for kind in (EngineSet, HostDevice):
+        monkeypatch.setattr(kind, "close", noted(kind.close, kind.__name__, closed))
     with pytest.raises(ConfigError, match="in the test"), open_session(built()):
         raise ConfigError("an error in the test")
-    assert closed == ["engines"]
+    assert closed == ["EngineSet", "HostDevice"]
+
+
+def noted(close: Callable[[Any], None], name: str, closed: list[str]) -> Callable[[Any], None]:
+    return lambda item: (closed.append(name), close(item))[1]

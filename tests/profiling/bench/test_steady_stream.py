@@ -10,7 +10,7 @@ import onnx
 import pytest
 from helpers.factories import tiny_deployment
 
-from profiling.bench.steady_stream import VERIFY_TOLERANCE, SteadyStream
+from profiling.bench.steady_stream import VERIFY_TOLERANCE, SteadyStream, tolerance_of
 from profiling.bench.workload import Workload
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
@@ -97,3 +97,13 @@ def _mix_rows(path: Path) -> None:
     model.graph.node.append(onnx.helper.make_node("ReduceMean", ["alone", "row_axis"], ["mean"], keepdims=1))
     model.graph.node.append(onnx.helper.make_node("Add", ["alone", "mean"], [output.name]))
     onnx.save(model, path)
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp16", 5e-3 * 4), ("fp32", VERIFY_TOLERANCE)])
+def test_low_precision_may_differ_by_a_share_of_the_largest_latent(
+    streams: Streams, precision: str, allowed: float
+) -> None:
+    engines = streams().engines
+    manifest = engines.decoder.manifest.model_copy(update={"build": {"precision": precision}})
+    latents = [np.array([[1.0, -4.0]], np.float32), np.array([[2.0, 0.0]], np.float32)]
+    assert tolerance_of(manifest, latents) == pytest.approx(allowed)

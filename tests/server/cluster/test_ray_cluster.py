@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.cluster import APPLIED
@@ -71,6 +72,32 @@ def test_a_command_that_fails_is_reported_with_its_last_line(cluster: RayCluster
     with pytest.raises(TickError, match="fails has ended with status 3: no room"):
         cluster.run("fails", "-c", "import sys; print('no room'); sys.exit(3)")
     assert cluster.launched == {}
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1:8000", None])
+def test_the_parts_of_a_cluster_are_started_in_order(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, bind: str | None
+) -> None:
+    started: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(cluster, "run", lambda *words: started.append(words))
+    monkeypatch.setattr(cluster, "start_redis", lambda: started.append(("redis",)))
+    monkeypatch.setattr(cluster, "start_edge", lambda at: started.append(("edge", at)))
+    monkeypatch.setattr(cluster, "wait_ready", lambda count, has_edge: started.append(("ready", count, has_edge)))
+    monkeypatch.setattr(cluster, "serve_status", lambda wait_s: {"demo": ("RUNNING", "")})
+    deployment = type("Deployment", (), {"target": "cpu", "path": Path("demo.toml")})()
+    applied = cluster.start(deployment, "demo", (1, 3), bind)
+    edge = ["edge"] if bind else []
+    assert [name for name, *_ in started] == ["redis", *edge, "ray", "serve", "ready"]
+    ray, serve, ready = started[-3:]
+    assert ray[ray.index("--port") + 1] == applied.ray.rpartition(":")[2]
+    assert ray[ray.index("--num-cpus") + 1] == "3"
+    assert applied.ray in serve
+    assert ready == ("ready", 1, bool(bind))
+    assert cluster.applied == applied
+    monkeypatch.setattr(cluster, "serve_status", lambda wait_s: {"demo": ("DEPLOY_FAILED", "no GPU")})
+    with pytest.raises(TickError, match="demo is DEPLOY_FAILED: no GPU"):
+        cluster.start(deployment, "demo", (1, 3), bind)
+    assert cluster.applied is None
 
 
 def test_a_start_that_fails_leaves_nothing(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ import asyncio
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -179,3 +181,36 @@ def test_a_server_that_drains_refuses_what_an_edge_can_send_on() -> None:
     with pytest.raises(ProblemError) as refused:
         asyncio.run(drain(behind_the_edge))
     assert (refused.value.code, refused.value.status) == ("draining", 503)
+
+
+def test_a_generation_that_waits_is_sent_where_it_waits_less() -> None:
+    waiting, idle = Lease("two", "two:1", "http://two", "ready", 0, 3, 9.0), Lease("three", "", "", "ready", 0, 3, 0.0)
+
+    async def elsewhere(*others: Lease) -> list[str | None]:
+        service = Service(lambda: pytest.fail("is not opened"), ServerSettings(client_in_flight=0))
+        service.admission.capacity, service.admission.ticks_s = 1, lambda num_steps: num_steps / 10
+        alone = service.generation_elsewhere()
+        service.membership = Membership.__new__(Membership)
+        service.membership.others = list(others)
+        free = service.generation_elsewhere()
+        service.admission.admit("a").remaining_steps = 80
+        return [alone, free, service.generation_elsewhere()]
+
+    assert asyncio.run(elsewhere(waiting, idle)) == [None, None, None]
+    assert asyncio.run(elsewhere(replace(waiting, queue_wait_s=7.9), idle)) == [None, None, "http://two"]
+
+
+@pytest.mark.parametrize(("limit", "is_limited"), [(0, False), (1, True), (None, True)])
+def test_one_address_gets_a_share_of_the_places_where_clients_are_limited(limit: int | None, is_limited: bool) -> None:
+    async def run() -> tuple[int, str]:
+        settings = ServerSettings(client_in_flight=limit, max_connections=4)
+        places = Service(lambda: pytest.fail("is not opened"), settings).places
+        with ExitStack() as taken:
+            for number in count():
+                try:
+                    taken.enter_context(places.take("a"))
+                except ProblemError as refused:
+                    return number, refused.code
+        raise AssertionError
+
+    assert asyncio.run(run()) == ((2, "too_many_requests") if is_limited else (4, "busy"))

@@ -13,6 +13,7 @@ from runtime.sessions.generations.base import ESTIMATE_START_S, GenerationTimes
 from runtime.sessions.generations.loop import LoopGenerations
 from runtime.sessions.playback.canvas import Piece, PlacedSource, Timeline
 from runtime.sessions.playback.playhead import Playhead, SessionClock
+from runtime.sessions.protocol.actions import CancelJob
 from runtime.sessions.protocol.messages import Ack
 
 
@@ -76,6 +77,19 @@ def test_a_failure_is_tried_again_after_longer_and_longer_times() -> None:
     for _ in range(1100):  # many hours
         assert loop.at(now_s).generations.fail(loop.at(now_s).generations.start("s").id)
     assert loop.at(now_s).generations.due_s() == now_s + 30.0
+
+
+def test_what_is_in_flight_is_wanted_again_after_a_stop() -> None:
+    loop = Loop()
+    older = loop.at(0.0).generations.start("s")
+    loop.at(0.1).controls.change({"shift": 2.0}, 1)
+    newest = loop.at(0.1).generations.start("s")
+    assert loop.at(0.1).generations.wanted_s() is None
+    assert loop.generations.stop() == [CancelJob(older.id), CancelJob(newest.id)]
+    assert loop.at(0.2).generations.wanted_s() == 0.2
+    loop.generate(0.2)
+    assert loop.generations.stop() == []
+    assert loop.at(0.3).generations.wanted_s() is None
 
 
 def test_step_controls_reach_generations_in_flight_at_most_every_20_ms() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.live_simulation import CHANNELS, FRAME, FRAME_RATE, HINT, HOP, NUMBER, Simulation, new_session
-from helpers.simulated_form import FRAMES_PER_CODE, SimulatedForm
+from helpers.simulated_form import FRAMES_PER_BAR, FRAMES_PER_CODE, SimulatedForm
 
 from runtime.errors import EngineError, RequestError
 from runtime.requests.form.section_prompts import section_prompts
@@ -214,6 +214,23 @@ def test_a_reset_begins_a_new_plan() -> None:
     assert hints is not None
     assert hints[:count, 0].tolist() == [simulation.planned(origin + row) for row in range(count)]
     assert hints[:count, 0].tolist() != of_form(simulation, count)
+
+
+def test_another_prompt_changes_a_plan_at_a_bar_wherever_that_plan_begins() -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    simulation.handle(messages.Reset(seq=1))
+    simulation.run(3.0)
+    plan = session_plan(simulation)
+    assert plan.origin
+    bar = 11 * FRAMES_PER_BAR
+    for frame, changed in ((bar, bar), (bar + 1, bar + 1 + -(bar + 1) % FRAMES_PER_CODE)):
+        plan.follow(GenerationOptions(prompt=f"from {frame}"), plan.origin + frame)
+        work = plan.work(plan.origin, plan.origin + frame)
+        assert work is not None
+        assert work.change is not None
+        assert work.change.from_frame == changed
+        plan.stop()
 
 
 def test_a_source_plays_without_a_plan_and_after_it_another_begins() -> None:

@@ -232,6 +232,12 @@ class TestTime:
         driven.run()
         assert len(session.of("advance")) > before
 
+    def test_the_session_that_is_due_first_is_waited_for(self, drive: Drive) -> None:
+        driven = drive()
+        for seconds in (3.0, 1.0, 2.0):
+            driven.open()[0].due = driven.now_s + seconds
+        assert driven.host.timeout_s() == pytest.approx(1.0)
+
     def test_a_clock_of_a_session_s_own_moves_by_calls_only(self, drive: Drive) -> None:
         driven = drive()
         driven.host.open(Open(), Client(), clock=lambda: 7.0)
@@ -290,6 +296,26 @@ class TestStore:
         other.run()
         assert len(new.of(Ready)) == 1
         assert other.host.stats().open == 1
+
+    def test_sessions_are_added_with_the_lock_held(self, drive: Drive) -> None:
+        """Two connections that resume one at a time get the same one."""
+
+        class Sessions(dict[str, Any]):
+            def __setitem__(self, name: str, session: Any) -> None:
+                held.append(driven.host._lock.locked())
+                super().__setitem__(name, session)
+
+        held: list[bool] = []
+        store = Store()
+        driven = drive(store=store)
+        driven.host._sessions = Sessions()
+        session, _ = driven.open()
+        driven.host.close("restart")
+        driven.host.run_once(0.0)
+        driven = drive(store=store)
+        driven.host._sessions = Sessions()
+        driven.host.resume(session.id, session.token, Client())
+        assert held == [True, True]
 
     def test_a_session_that_another_server_has_taken_ends_here_and_stays_in_the_store(self, drive: Drive) -> None:
         store = Store()

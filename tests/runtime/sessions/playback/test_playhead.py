@@ -45,6 +45,15 @@ def test_a_client_is_awaited_while_it_has_no_audio_and_then_for_some_seconds() -
     assert not at(playhead, 65.1).is_active
 
 
+def test_audio_that_is_sent_after_an_ack_is_no_sign_of_a_client() -> None:
+    playhead = Playhead(SessionClock(0.0), RATE)
+    playhead.attach()
+    at(playhead, 1.0).ack(Ack(playhead_sample=0))
+    at(playhead, 5.0).send(1000)
+    assert at(playhead, 5.9).is_active
+    assert not at(playhead, 6.1).is_active
+
+
 def test_it_never_passes_what_was_sent_and_never_runs_backwards() -> None:
     playhead = attached(sent_until=1000)
     at(playhead, 1.0).ack(Ack(playhead_sample=500))

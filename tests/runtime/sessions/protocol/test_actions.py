@@ -43,6 +43,18 @@ def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:
     assert PlanFacts.of(moved) == replace(facts, spec=plan, silent=(0, 2))
 
 
+def test_groups_of_codes_that_differ_in_size_are_no_layers(built: Built) -> None:
+    bundle = load_bundle(built(planner={"capacity": 1024, "plan": True}, conditions=True, more=FEW_VARIANTS).bundle)
+    assert bundle.planner is not None
+    drums, bass = bundle.planner.codes.groups
+    for groups in ((drums, TokenRange(first=bass.first, count=bass.count - 1)), (drums, bass, bass)):
+        codes = bundle.planner.codes.model_copy(update={"groups": groups})
+        planner = bundle.planner.model_copy(update={"codes": codes})
+        facts = PlanFacts.of(bundle.model_copy(update={"planner": planner}))
+        assert facts is not None
+        assert (facts.group_size, facts.silent) == (0, ())
+
+
 def test_a_windows_samples() -> None:
     window = DecodeWindow(0, 1, np.zeros((9, 1), np.float32), 4, 80, 280, 240, 1, 1)
     assert (window.num_samples, window.end_sample) == (200, 440)

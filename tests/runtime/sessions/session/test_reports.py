@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from helpers.simulated_form import FACTS, SimulatedForm
 
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
+from runtime.requests.prompt_words import PromptWords
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.generations.references import References
@@ -44,6 +46,13 @@ def test_controls_name_the_source() -> None:
     found = reports.controls(MODEL, state, source, [])
     assert (found.source_id, found.source_strength, found.seed, found.blend) == ("abc", 0.5, 9, "tokens")
     assert found.values["guidance"] == 4.0
+
+
+@pytest.mark.parametrize(("words", "texts"), [(lambda texts: PromptWords((), (), {}), ("a", "b")), (None, ())])
+def test_texts_are_those_that_say_something_to_a_model_that_reads(words: Any, texts: tuple[str, ...]) -> None:
+    prompts = [LivePrompt(text="a"), LivePrompt(text="")]
+    state = ControlState(MODEL, CLOCK, {"negative_prompt": "b"}, prompts, "tokens", 9)
+    assert reports.texts(replace(MODEL, words=words), state) == texts
 
 
 def test_values_are_all_that_a_client_may_have_changed() -> None:

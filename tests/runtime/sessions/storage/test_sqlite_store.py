@@ -56,6 +56,11 @@ def test_a_second_server_on_one_folder_is_refused(folder: Path, opened: Opened) 
         assert store.ids() == ["a"]
 
 
+def test_only_the_owner_enters_a_folder_that_the_store_makes(folder: Path, opened: Opened) -> None:
+    with opened():
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_only_the_owner_reads_sessions_in_a_folder_that_others_read(folder: Path, opened: Opened) -> None:
     folder.mkdir(mode=0o755)
 

@@ -24,6 +24,7 @@ class MemoryBackend:
     def __init__(self) -> None:
         self.stored: dict[str, tuple[bytes, dict[str, bytes]]] = {}
         self.writes: list[str] = []
+        self.attempts: list[str] = []
         self.error: Exception | None = None
         self.on_lost: Callable[[str], None] = lambda session_id: None
         self.gate = threading.Event()
@@ -38,6 +39,7 @@ class MemoryBackend:
         return set(self.stored.get(session_id, (b"", {}))[1])
 
     def write(self, session_id: str, document: bytes, new: Mapping[str, bytes], unused: set[str]) -> None:
+        self.attempts.append(session_id)
         self.is_writing.set()
         assert self.gate.wait(TIMEOUT_S)
         if self.error:
@@ -124,6 +126,20 @@ def test_the_first_error_ends_persistence_with_one_log_line(
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert store.failure in caplog.text
     assert_same(store.load("a"), snapshot(1))
+
+
+def test_what_waits_as_the_storage_fails_is_not_tried_until_it_has_rested(
+    backend: MemoryBackend, store: SessionStore
+) -> None:
+    backend.gate.clear()
+    store.save("a", snapshot())
+    assert backend.is_writing.wait(TIMEOUT_S)
+    store.save("b", snapshot())
+    store.save("c", snapshot())
+    backend.error = StoreError("disk is full", fix="free some")
+    backend.gate.set()
+    store.flush()
+    assert backend.attempts == ["a"]
 
 
 def test_a_session_that_cannot_be_stored_is_reported_once_and_the_others_are_stored(
