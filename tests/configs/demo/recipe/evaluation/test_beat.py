@@ -15,7 +15,7 @@ from runtime.pipeline.pipeline import open_pipeline
 from runtime.sessions.protocol.messages import Beat
 
 PROMPTS = beat.PROMPTS[:1]
-# Of all genres, 60 s each, plans have 0.59 (140 bpm) to 0.75; pieces without a plan 0.04 to 0.4. Here are 100 onsets at times.
+# Of all genres, 60 s each, plans have 0.59 (140 bpm) to 0.75, pieces without one 0.04 to 0.4. Here are 100 onsets.
 LEAST_COHERENCE = 0.4
 
 
