@@ -291,6 +291,8 @@ class LiveSession:
     def _at_sample(self, message: ClientMessage) -> int | None:
         """The sample that a message is to begin at; None: at once. Raises RequestError where it names a bar in vain."""
         at: messages.InBars | str | float | None = getattr(message, "at", None)
+        if isinstance(message, messages.PlayNotes):  # Its `at` says when they were played.
+            return None
         if isinstance(at, int | float):
             sample = round(at * self.model.sample_rate_hz)
             return sample if sample >= self._playhead.wanted_until else None

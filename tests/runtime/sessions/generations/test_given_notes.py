@@ -50,6 +50,8 @@ def test_notes_at_their_times_are_played() -> None:
     assert applied is not None
     assert applied.first_sample is not None
     assert applied.first_sample <= start * HOP
+    told = [message.at_sample for message in simulation.messages if isinstance(message, Applied)]
+    assert set(told) == {None}, "`at` says when they are played, not when the change begins"
 
 
 def test_what_is_played_soon_cannot_be_changed() -> None:
