@@ -35,8 +35,8 @@ NUM_GROUPS: Final = CODE_DIGITS // DIGITS_PER_GROUP
 GROUP_SIZE: Final = CODE_LEVELS**DIGITS_PER_GROUP
 CLOCKS_PER_BEAT: Final = 24
 BPM_STEP: Final = 8
-TEMPERATURE: Final = 0.7
-TOP_P: Final = 0.5
+TEMPERATURE: Final = 0.9
+TOP_P: Final = 0.8
 
 PAD, END, START, PLAN, RECALL, BEFORE, SECTION = "pad", "end", "start", "plan", "recall", "before", "section"
 _LAYER_SETS: Final = tuple("+".join(names) for count in range(1, 6) for names in combinations(LAYERS, count))
