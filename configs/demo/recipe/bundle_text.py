@@ -54,7 +54,7 @@ PLANNER_TOKENIZER_FILE: Final = "planner_tokenizer.json"
 PLANNER_LAYERS: Final = 4
 # Pages of training have at most 2304 tokens; longer sections are written in parts.
 PLANNER_CAPACITY: Final = 2336
-# Of plans that are drawn once, 88 % have the tonic that they name, as songs of the corpus do; of these, 96 %.
+# Songs of the corpus are heard in their tonic in 55 of 60 cases, plans that are drawn once in no more.
 PLANNER_OPENINGS: Final = 4
 # Shorter music has no room for a plan. What is planned keeps its beat behind the first canvas, and its key has a tonic
 # where the decoder alone knows the scale: 21 of 24 pieces against 6.
