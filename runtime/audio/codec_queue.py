@@ -1,4 +1,4 @@
-"""The one queue of a codec: whatever is decoded, for HTTP, live sessions or a program, waits here for a worker."""
+"""The one queue of a codec: all that is decoded, for HTTP, live sessions or a program, waits here for a worker."""
 
 from __future__ import annotations
 

@@ -89,8 +89,7 @@ class PlanSpec(TomlTable):
     "key", whose values are `KEYS`. pitches: by group of codes and its token the pitch classes that it sounds, one bit
     each, the lowest is C; a token that sounds one outside the song's scale is not sampled. Scales and pitches are given
     both or not at all. openings: how many times the first codes of a section that recalls none are drawn at most,
-    until their notes, as [notes] of the bundle tells them, have the tonic that the header names; 1: once, whatever they
-    sound.
+    until their notes, as [notes] of the bundle tells them, have the tonic that the header names; 1: once, unjudged.
     """
 
     prompt: str = "{prompt}"

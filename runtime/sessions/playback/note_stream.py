@@ -10,7 +10,7 @@ from typing import NamedTuple
 from runtime.notes.score import Note, Part, Score
 from runtime.sessions.protocol.messages import LayerKeys, LiveNote, TrackedNotes
 
-# Of events that nobody takes, so many are kept.
+# So many events are kept until they are taken.
 MAX_EVENTS = 65_536
 
 

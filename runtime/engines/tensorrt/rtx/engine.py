@@ -82,7 +82,7 @@ class RtxContextPool(ContextPool):
         return None
 
     def abandon(self, job: Job) -> None:
-        """Take back a job whose result nobody takes."""
+        """Take back a job whose result is not waited for."""
         # It had not begun.
         if job.cancel():
             return

@@ -1,4 +1,4 @@
-"""Notes of live sessions as events: every note that begins ends, whatever is told of it later."""
+"""Notes of live sessions as events: every note that begins ends, also where other notes are told later."""
 
 from __future__ import annotations
 
