@@ -36,18 +36,17 @@ NO_PORTS = "delete Navigator.prototype.requestMIDIAccess;"
 NOTE_OFF, NOTE_ON, CLOCK, START, CONTINUE, STOP = 0x80, 0x90, 0xF8, 0xFA, 0xFB, 0xFC
 TOLERANCE_S = 0.08
 RATE = 48000
-# How bright a note is where it lies on a canvas, beside it, and where another layer has its lane.
+# How bright a note's frame is on a canvas of four rows: above, at its left, in its middle, a row below, later.
 PAINTED = """async () => {
   const { NoteView } = await import("./page/widgets/note_view.js");
   const view = new NoteView(), canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [200, 100];
   const context = canvas.getContext("2d");
-  const layer = (name, lowest) => ({ name, keys: [lowest, lowest + 1], is_percussion: false });
-  view.begin([layer("low", 36), layer("high", 60)]);
-  const note = { layer: "low", pitch: 36, velocity: 127, start: 0, end: 0, isOpen: false };
-  view.paint(context, { startS: 10, seconds: 4 }, [{ note, startS: 11, seconds: 1 }], { top: 0, bottom: 100 },
-    { ink: "#fff", shade: "#000" });
-  return [[75, 90], [125, 90], [75, 60], [75, 20]].map(([x, y]) => context.getImageData(x, y, 1, 1).data[0]);
+  const layer = (name, key, row) => ({ name, keys: [key, key + 1], rows: [row, row + 1], is_percussion: false });
+  view.begin([layer("low", 36, 0), layer("high", 60, 2)]);
+  const note = { layer: "low", pitch: 37, velocity: 127, start: 0, end: 0, isOpen: false };
+  view.paint(context, { startS: 10, seconds: 4 }, [{ note, startS: 11, seconds: 1 }], 4, "#fff");
+  return [[75, 50], [50, 62], [75, 62], [75, 87], [125, 62]].map(([x, y]) => context.getImageData(x, y, 1, 1).data[0]);
 }"""
 # Places in sixteenths and pitches: what is played in the last 0.3 s of a bar comes back later.
 PLAYED = ((0, 36), (2, 40), (3, 43), (5, 36), (6, 43), (8, 40))
@@ -303,8 +302,8 @@ def test_a_loop_has_a_length_in_bars(server: Any, open_page: OpenPage) -> None:
     assert page.inner_text("#messages") == ""
 
 
-def test_notes_are_drawn_in_the_lanes_of_their_layers(server: Any, open_page: OpenPage) -> None:
-    assert open_page(server.url).evaluate(PAINTED) == [255, 0, 0, 0]
+def test_notes_are_framed_in_their_rows_of_the_picture(server: Any, open_page: OpenPage) -> None:
+    assert open_page(server.url).evaluate(PAINTED) == [255, 255, 0, 0, 0]
 
 
 def test_it_says_what_cannot_be_used(serve: Serve, built: Built, open_page: OpenPage) -> None:

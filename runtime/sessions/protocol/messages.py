@@ -422,10 +422,14 @@ class Limits(Message):
 
 
 class LayerKeys(Message):
-    """A layer of the model's notes and its MIDI keys; of percussion every key is a drum."""
+    """A layer of the model's notes and its MIDI keys; of percussion every key is a drum.
+
+    rows: of the canvas' picture, one for each key; row 0 is the lowest.
+    """
 
     name: str
     keys: list[int]
+    rows: list[int]
     is_percussion: bool
 
 

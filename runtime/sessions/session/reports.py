@@ -65,7 +65,10 @@ def layers(model: LiveModel) -> list[messages.LayerKeys]:
     """Those of the model's notes; none where it has none."""
     found = () if model.notes is None else model.notes.spec.layers
     return [
-        messages.LayerKeys(name=layer.name, keys=list(layer.keys), is_percussion=layer.is_percussion) for layer in found
+        messages.LayerKeys(
+            name=layer.name, keys=list(layer.keys), rows=list(layer.channels), is_percussion=layer.is_percussion
+        )
+        for layer in found
     ]
 
 

@@ -137,9 +137,8 @@ export class CanvasView {
     context.clearRect(0, 0, width, height);
     const view = { startS: this.viewStartS, seconds: this.viewS, positionS: this.positionS };
     this.picture.paint(context, view.startS, view.seconds, !isStill);
+    if (this.picture.rows) this.noteView.paint(context, view, this.notes, this.picture.rows, colors.ink);
     if (this.#isPlanned) this.plan.paint(context, view, colors);
-    const room = this.#isPlanned ? this.plan.room(context) : { top: 0, bottom: height };
-    this.noteView.paint(context, view, this.notes, room, colors);
     if (!this.isEndless) {
       context.fillStyle = colors.shade;
       context.fillRect(0, 0, this.band.start * width, height);

@@ -1,45 +1,37 @@
-/** The notes on the canvas: a lane per layer, low ones at the bottom. */
+/** The notes on the canvas: frames around what they are in its picture. */
 
-/** @typedef {{name: string, keys: number[], is_percussion: boolean}} Layer */
+/** @typedef {{name: string, keys: number[], rows: number[], is_percussion: boolean}} Layer */
 
-const LEAST_HEIGHT = 2;
-const LANE_GAP = 0.12;
+const LINE = 1.5;
 
 export class NoteView {
-  /** From high to low. @type {Layer[]} */ #layers = [];
+  /** Layer and key -> row of the picture, 0 is the lowest. @type {Map<string, number>} */ #rows = new Map();
 
   /** @param {Layer[]} layers */
   begin(layers) {
-    const height = (/** @type {Layer} */ layer) => (layer.is_percussion ? -1 : Math.max(...layer.keys));
-    this.#layers = [...layers].sort((one, other) => height(other) - height(one));
+    this.#rows = new Map(layers.flatMap(({ name, keys, rows }) => keys.map((key, i) => [`${name} ${key}`, rows[i]])));
   }
 
   /**
    * @param {CanvasRenderingContext2D} context
    * @param {{startS: number, seconds: number}} view
    * @param {import("../midi/placed_notes.js").PlacedNote[]} notes
-   * @param {{top: number, bottom: number}} room pixels of the screen
-   * @param {{ink: string, shade: string}} colors
+   * @param {number} rows how many the picture has
+   * @param {string} color
    */
-  paint(context, view, notes, room, { ink, shade }) {
-    const { width } = context.canvas;
-    const lane = (room.bottom - room.top) / Math.max(1, this.#layers.length);
+  paint(context, view, notes, rows, color) {
+    const { width, height } = context.canvas;
     const ratio = devicePixelRatio || 1;
+    context.strokeStyle = color;
+    context.lineWidth = LINE * ratio;
     for (const { note, startS, seconds } of notes) {
-      const index = this.#layers.findIndex((layer) => layer.name === note.layer);
+      const row = this.#rows.get(`${note.layer} ${note.pitch}`);
       const left = ((startS - view.startS) / view.seconds) * width;
       const length = Math.max(2 * ratio, (seconds / view.seconds) * width - ratio);
-      if (index < 0 || left > width || left + length < 0) continue;
-      const keys = this.#layers[index].keys;
-      const row = (lane * (1 - LANE_GAP)) / keys.length;
-      const height = Math.max(LEAST_HEIGHT * ratio, row);
-      const y = room.top + (index + 1) * lane - (keys.indexOf(note.pitch) + 1) * row;
-      context.fillStyle = shade;
-      context.fillRect(left - ratio, y - ratio, length + 2 * ratio, height + 2 * ratio);
-      context.globalAlpha = 0.45 + (0.55 * note.velocity) / 127;
-      context.fillStyle = ink;
-      context.fillRect(left, y, length, height);
-      context.globalAlpha = 1;
+      if (row === undefined || left > width || left + length < 0) continue;
+      context.globalAlpha = 0.35 + (0.65 * note.velocity) / 127;
+      context.strokeRect(left, ((rows - 1 - row) / rows) * height, length, height / rows);
     }
+    context.globalAlpha = 1;
   }
 }

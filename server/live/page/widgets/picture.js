@@ -31,6 +31,11 @@ export class Picture {
     this.#draw();
   }
 
+  /** How many rows it has; 0 before there is one. */
+  get rows() {
+    return this.#height;
+  }
+
   /** Colors of values from low to high. @param {Color[]} colors */
   setColors(colors) {
     for (let value = 0; value < 256; value++) {

@@ -12,7 +12,6 @@ export const barsText = (bars) => (bars === 1 ? "1 bar" : `${bars} bars`);
 const HEARD_ALPHA = 0.4;
 const FONT = "system-ui, sans-serif";
 /** Below this height there is no room for the names of layers. */ const LOW_STAGE = 200;
-/** Height of the texts of a section. */ const [NAMED_TOP, LOW_TOP] = [38, 22];
 
 export class PlanView {
   /** @type {Section[]} */ sections = [];
@@ -61,12 +60,6 @@ export class PlanView {
     return { ratio, hasNames, row, top: canvas.height - row * this.#rows.length };
   }
 
-  /** Between the texts of the sections and the codes, in pixels. @param {CanvasRenderingContext2D} context */
-  room(context) {
-    const { ratio, hasNames, top } = this.#sizes(context);
-    return { top: (hasNames ? NAMED_TOP : LOW_TOP) * ratio, bottom: top };
-  }
-
   /** Layers that have a row of codes. */
   get #rows() {
     return this.choices?.group_size ? this.choices.layers : [];
@@ -83,7 +76,7 @@ export class PlanView {
     const { ratio, hasNames, row, top } = this.#sizes(context);
     const x = Math.max(left, 0) + 8 * ratio;
     context.fillStyle = shade;
-    context.fillRect(left, 0, width, (hasNames ? NAMED_TOP : LOW_TOP) * ratio);
+    context.fillRect(left, 0, width, (hasNames ? 38 : 22) * ratio);
     context.fillRect(left, top, width, row * this.#rows.length);
     context.fillStyle = ink;
     context.fillRect(left, 0, ratio, context.canvas.height);

@@ -74,7 +74,7 @@ def test_notes_end_where_nothing_is_told_and_at_the_end() -> None:
 
 
 def test_a_recording_has_the_notes_that_sound_in_it() -> None:
-    stream, layers = NoteStream(), [LayerKeys(name="bass", keys=[36], is_percussion=False)]
+    stream, layers = NoteStream(), [LayerKeys(name="bass", keys=[36], rows=[0], is_percussion=False)]
     stream.take(told(0, 1000, [bass(36, 10, 300), bass(38, 200, 100), bass(36, 600, None)]))
     stream.advance(100)
     stream.record()
