@@ -1,14 +1,20 @@
-"""Is the tonic heard? A key profile on librosa's chroma of pieces whose keys are named."""
+"""Is the tonic heard, and does the music move? A key profile on librosa's chroma of pieces whose keys are named.
+
+A piece of one held note has the clearest tonic: so the layers that hold one are counted beside it.
+"""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+import numpy as np
+
 from configs.demo.recipe.corpus.theory import MODES, NOTE_NAMES, scale_pitch_classes
 from configs.demo.recipe.evaluation import listening
-from configs.demo.recipe.evaluation.measure import in_key_energy
+from configs.demo.recipe.evaluation.measure import SOUNDING_LEVEL, in_key_energy, layer_share
 from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
+from configs.demo.recipe.instruments import pitch_channels
 from configs.demo.recipe.latents import FloatArray, levels_from_latents
 
 # Prompt, tonic, mode.
@@ -43,6 +49,9 @@ NUM_SEEDS: Final = 3
 SECONDS: Final = 20.0
 # The mode whose scale holds that of others, for which a profile has no name.
 _PARENTS: Final = {"pentatonic": "major", "minor pentatonic": "minor", "blues": "minor", "harmonic minor": "minor"}
+# Of these, what sounds in this share of the frames is asked whether it moves.
+MOVING: Final = ("pad", "melody", "bass")
+_HEARD_SHARE: Final = 0.1
 _THREADS: Final = 2
 
 
@@ -60,14 +69,24 @@ def measure(player: Player) -> Measured:
 def tonic_row(piece: tuple[str, str, str], found: tuple[int, str], latents: FloatArray) -> Row:
     """What is heard of a piece `prompt, tonic, mode`."""
     prompt, name, mode = piece
-    tonic = NOTE_NAMES.index(name)
+    tonic, levels = NOTE_NAMES.index(name), levels_from_latents(latents)
+    moves = {layer: num_changes(levels, layer) for layer in MOVING if layer_share(levels, layer) > _HEARD_SHARE}
     return {
         "prompt": prompt,
         "asked": f"{name} {mode}",
         "heard": f"{NOTE_NAMES[found[0]]} {found[1]}",
         "is": relation(tonic, mode, *found),
-        "in key": round(in_key_energy(levels_from_latents(latents), tonic, mode), 3),
+        "in key": round(in_key_energy(levels, tonic, mode), 3),
+        "changes": " ".join(f"{layer} {changes}" for layer, changes in moves.items()),
+        "still": " ".join(layer for layer, changes in moves.items() if not changes),
     }
+
+
+def num_changes(levels: FloatArray, layer: str) -> int:
+    """How often another key of a layer becomes the loudest one, in levels `[T, C]`."""
+    played = levels[:, pitch_channels(layer)]  # [T, K]
+    loudest = played.argmax(axis=1)[played.max(axis=1) > SOUNDING_LEVEL]
+    return int(np.count_nonzero(np.diff(loudest)))
 
 
 def relation(tonic: int, mode: str, found_tonic: int, found_mode: str) -> str:
@@ -79,6 +98,10 @@ def relation(tonic: int, mode: str, found_tonic: int, found_mode: str) -> str:
 
 
 def tonic_figures(rows: Sequence[Row]) -> Figures:
-    """Shares of pieces."""
+    """Shares of pieces; still: of those that have a layer, in which it holds one note."""
     kinds = [row["is"] for row in rows]
-    return {f"tonic_{kind}": round(kinds.count(kind) / len(kinds), 4) for kind in ("exact", "relative", "other")}
+    figures = {f"tonic_{kind}": round(kinds.count(kind) / len(kinds), 4) for kind in ("exact", "relative", "other")}
+    for layer in MOVING:
+        still = [layer in str(row["still"]).split() for row in rows if f"{layer} " in str(row["changes"])]
+        figures |= {f"tonic_still_{layer}": round(sum(still) / len(still), 4)} if still else {}
+    return figures
