@@ -327,7 +327,7 @@ class FormPlan:
         task = self._begin(section, others)
         is_new = not section.codes and recalled_section(self._spec, others, section) is None
         if is_new and self._spec.openings > 1:
-            task = self._opened(task, section, others)
+            task = self._opened(task, section, others, version)
         with self._lock:
             if version == self._version:
                 self._task = task
@@ -342,10 +342,10 @@ class FormPlan:
         order = replace(page.order, seed=page.order.seed ^ draw)
         return _Task(page, self._sequences.start(order, self._options, self._caller))
 
-    def _opened(self, task: _Task, section: PlanSection, others: Sequence[PlanSection]) -> _Task:
+    def _opened(self, task: _Task, section: PlanSection, others: Sequence[PlanSection], version: int) -> _Task:
         """The sequence of the one of a section's openings that has the clearest tonic; `task` is the first.
 
-        No more are drawn once one is clear.
+        No more are drawn once one is clear, or the plan was changed.
         """
         rate_hz, drawn = self._grid.frame_rate_hz, list[tuple[float, list[int]]]()
         num_codes = round(OPENING_S * rate_hz / self._grid.frames_per_code)
@@ -354,7 +354,7 @@ class FormPlan:
             # Until the planner has written the opening; `_making` is held meanwhile, `_lock` is not.
             codes = task.page.read(task.run.wait(end)[:end])
             drawn.append((self._lead(section, codes), codes))
-            if len(drawn) == 1 and drawn[0][0] >= CLEAR_LEAD:
+            if version != self._version or (len(drawn) == 1 and drawn[0][0] >= CLEAR_LEAD):
                 return task
             task.run.cancel()
             if drawn[-1][0] >= CLEAR_LEAD or len(drawn) == self._spec.openings:

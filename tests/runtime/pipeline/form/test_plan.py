@@ -188,6 +188,26 @@ def test_a_plan_that_is_restored_within_a_drawn_opening_goes_on_with_it(
     assert np.array_equal(restored.hints(0, 150), expected)
 
 
+def test_a_plan_that_is_changed_draws_no_more_openings_of_what_it_was(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_openings(pipeline, 9, [], monkeypatch)
+    drawn: list[PlanSection] = []
+
+    def lead(plan: FormPlan, section: PlanSection, codes: list[int]) -> float:
+        drawn.append(section)
+        if len(drawn) == 1:
+            plan.replace(0, [SectionRequest("break", ("bass",), 2)])
+            return -1.0
+        return 1.0
+
+    monkeypatch.setattr(FormPlan, "_lead", lead)
+    plan = plan_of(pipeline, seed=4)
+    plan.hints(0, 100)
+    assert plan.sections[0].kind == "break"
+    assert len(drawn) == len({id(section) for section in drawn}) >= 2, "one opening of each section"
+
+
 def test_sections_are_replaced_from_a_start_on(pipeline: Pipeline) -> None:
     plan = plan_of(pipeline, seed=6)
     before = plan.hints(0, 200)
