@@ -6,8 +6,10 @@ Files of others are read as notes: format 0 and 1, at any tempo.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
-from typing import Any
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from mido import (
     KeySignatureError,
@@ -44,6 +46,18 @@ MAX_FILE_BYTES = 2**20
 DEFAULT_TEMPO = 500_000  # microseconds of a quarter, where a file says none
 
 Timed = tuple[int, Message | MetaMessage]
+
+
+class _TempoChange(NamedTuple):
+    """From a tick on, so many seconds after the beginning, a tick takes `tick_s`."""
+
+    tick: int
+    start_s: float
+    tick_s: float
+
+    def seconds_at(self, tick: int) -> float:
+        """When a later tick is, if the tempo stays."""
+        return self.start_s + (tick - self.tick) * self.tick_s
 
 
 def midi_bytes(score: Score, tag: str = "") -> bytes:
@@ -104,47 +118,45 @@ def notes_of_midi(data: bytes, spec: NotesSpec) -> list[dict[str, Any]]:
             if channel == PERCUSSION_CHANNEL and named is None and percussion is None:
                 continue
             layer = named or (percussion if channel == PERCUSSION_CHANNEL else None)
-            start_s = _seconds(start, tempos, file.ticks_per_beat)
-            seconds = _seconds(end, tempos, file.ticks_per_beat) - start_s
+            start_s = _seconds(start, tempos)
+            seconds = _seconds(end, tempos) - start_s
             note = {"pitch": pitch, "velocity": velocity, "start_s": start_s, "seconds": max(seconds, 1e-3)}
             found.append(note if layer is None else {"layer": layer, **note})
     return sorted(found, key=lambda note: float(note["start_s"]))
 
 
-def _tempos(file: MidiFile) -> list[tuple[int, int]]:
-    """Tick and tempo of every change, in order; the first one is at tick 0."""
-    found = [(0, DEFAULT_TEMPO)]
+def _tempos(file: MidiFile) -> list[_TempoChange]:
+    """In order; the first one is at tick 0."""
+    told: list[tuple[int, int]] = []
     for track in file.tracks:
         tick = 0
         for message in track:
             tick += message.time
             if message.type == "set_tempo":
-                found.append((tick, message.tempo))
-    return sorted(found, key=lambda change: change[0])
+                told.append((tick, message.tempo))
+    found = [_TempoChange(0, 0.0, tick2second(1, file.ticks_per_beat, DEFAULT_TEMPO))]
+    for tick, tempo in sorted(told, key=lambda each: each[0]):
+        found.append(_TempoChange(tick, found[-1].seconds_at(tick), tick2second(1, file.ticks_per_beat, tempo)))
+    return found
 
 
-def _seconds(tick: int, tempos: Iterable[tuple[int, int]], ticks_per_beat: int) -> float:
-    seconds, (last, tempo) = 0.0, (0, DEFAULT_TEMPO)
-    for start, following in tempos:
-        if start >= tick:
-            break
-        seconds += tick2second(start - last, ticks_per_beat, tempo)
-        last, tempo = start, following
-    return float(round(seconds + tick2second(tick - last, ticks_per_beat, tempo), 6))
+def _seconds(tick: int, tempos: Sequence[_TempoChange]) -> float:
+    last = tempos[bisect_right(tempos, tick, key=lambda change: change.tick) - 1]
+    return float(round(last.seconds_at(tick), 6))
 
 
 def _played(track: MidiTrack) -> Iterable[tuple[int, int, int, int, int]]:
     """Channel, pitch, velocity, and the ticks of its start and end, of every note; open ones end with the track."""
-    tick, begun = 0, dict[tuple[int, int], list[tuple[int, int]]]()
+    tick, begun = 0, dict[tuple[int, int], deque[tuple[int, int]]]()
     for message in track:
         tick += message.time
         if message.type not in ("note_on", "note_off"):
             continue
         key = (message.channel, message.note)
         if message.type == "note_on" and message.velocity:
-            begun.setdefault(key, []).append((message.velocity, tick))
+            begun.setdefault(key, deque()).append((message.velocity, tick))
         elif begun.get(key):
-            yield (*key, *begun[key].pop(0), tick)
+            yield (*key, *begun[key].popleft(), tick)
     for key, notes in begun.items():
         yield from ((*key, *note, tick) for note in notes)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from runtime.config.notes import NoteLayerSpec, NotesSpec
 from runtime.errors import RequestError
+from runtime.notes import midi_file
 from runtime.notes.midi_file import CHANNELS, MAX_FILE_BYTES, key_signature, midi_bytes, notes_of_midi
 from runtime.notes.score import Instrument, Marker, Note, Part, Score
 
@@ -163,6 +164,22 @@ def test_tracks_channels_and_tempos_of_other_files() -> None:
 def test_one_track_with_everything_is_read_by_channels_and_pitch() -> None:
     found = notes_of_midi(midi([on(40, 0), on(38, 0, 9), on(40, 100, velocity=0), on(38, 0, 9, 0)], type=0), NOTES)
     assert {note["pitch"]: note.get("layer") for note in found} == {40: None, 38: "drums"}
+
+
+def test_many_tempos_and_many_notes_are_read_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, converted = 500, 0
+
+    def counted(*arguments: float) -> float:
+        nonlocal converted
+        converted += 1
+        return float(mido.tick2second(*arguments))
+
+    monkeypatch.setattr(midi_file, "tick2second", counted)
+    tempos = [mido.MetaMessage("set_tempo", tempo=500_000 + index) for index in range(count)]
+    notes = [message for _ in range(count) for message in (on(40, 1), on(40, 1, velocity=0))]
+    found = notes_of_midi(midi(tempos, notes), NOTES)
+    assert len(found) == count
+    assert converted <= 2 * count, "one conversion for each tempo, or for each note, not for each pair of them"
 
 
 @pytest.mark.parametrize(
