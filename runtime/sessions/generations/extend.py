@@ -203,10 +203,8 @@ class ExtendGenerations(Generations):
 
     def grids(self) -> Sequence[Grid]:
         """The bars of the plan's sections; none where something else is played."""
-        plan = self.references.plan
-        if plan is None or plan.is_idle or not plan.is_known or not self.references.is_planned:
-            return ()
-        return plan.grids(self._model.frame_rate_hz)
+        plan = self.references.played_plan
+        return () if plan is None else plan.grids
 
     @property
     def lead_time_s(self) -> float:

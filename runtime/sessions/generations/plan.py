@@ -125,25 +125,30 @@ class SessionPlan:
             if each.start_frame < first + frames and each.end_frame > first
         )
 
-    def grids(self, frame_rate_hz: float) -> list[Grid]:
+    @property
+    def grids(self) -> list[Grid]:
         """The bars of its sections, by canvas frames."""
-        origin, sections = self.origin or 0, [each for each in self.sections if each.bpm]
-        tempos = [Tempo(each.bpm, each.beats) for each in sections]
-        return [
-            Grid(origin + each.start_frame + each.offset, tempo, tempo.bar_frames(frame_rate_hz), each.first_bar)
-            for each, tempo in zip(sections, tempos, strict=True)
-        ]
+        return [self._grid(each) for each in self._timed]
 
     @property
     def bars(self) -> tuple[Bar, ...]:
         """Those of its sections."""
         beats, part = str(self.header.get(METER, "4/4")).split("/")
         sixteenths, found = int(beats) * 16 // int(part), list[Bar]()
-        for section in self.sections:
-            start, length = section.start_frame + (self.origin or 0), section.end_frame - section.start_frame
-            lines = [start + length * bar / section.bars for bar in range(section.bars + 1)]
+        for section in self._timed:
+            grid = self._grid(section)
+            lines = [grid.frame_of(section.first_bar + bar) for bar in range(section.bars + 1)]
             found += [Bar(*line, sixteenths) for line in pairwise(lines)]
         return tuple(found)
+
+    @property
+    def _timed(self) -> list[PlannedSection]:
+        """The sections whose tempo is known."""
+        return [each for each in self.sections if each.bpm]
+
+    def _grid(self, section: PlannedSection) -> Grid:
+        tempo, start = Tempo(section.bpm, section.beats), (self.origin or 0) + section.start_frame
+        return Grid(start + section.offset, tempo, tempo.bar_frames(self._frame_rate_hz), section.first_bar)
 
     def has_hints(self, canvas_end: int) -> bool:
         """Whether they are known up to a canvas frame; frames are the plan's after a reset."""
@@ -241,7 +246,7 @@ class SessionPlan:
 
     def _is_bar(self, frame: int) -> bool:
         """Whether a bar of its sections begins nearest to a frame."""
-        grids = self.grids(self._frame_rate_hz)
+        grids = self.grids
         first = frame + (self.origin or 0)
         before = [grid for grid in grids if grid.first_frame < first + 0.5]
         if not before:

@@ -91,5 +91,12 @@ class References:
 
     @property
     def bars(self) -> tuple[Bar, ...]:
-        """Those that are planned; none without a plan."""
-        return self.plan.bars if self.plan is not None and self.is_planned else ()
+        """Those that are planned; none where something else than a plan is played."""
+        plan = self.played_plan
+        return () if plan is None else plan.bars
+
+    @property
+    def played_plan(self) -> SessionPlan | None:
+        """The plan that is played; None: something else, or it is not known yet where on the canvas it is."""
+        plan = self.plan
+        return plan if plan is not None and self.is_planned and plan.is_known and not plan.is_idle else None

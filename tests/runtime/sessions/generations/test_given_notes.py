@@ -213,6 +213,21 @@ def test_a_reset_forgets_what_was_played() -> None:
     assert simulation.jobs[-1].phrases == ()
 
 
+def test_after_a_reset_bars_are_known_once_the_plan_has_its_place() -> None:
+    simulation = planned()
+    simulation.handle(Reset(seq=1))
+    plan = simulation.session.plan
+    assert plan is not None
+    while not plan.sections:
+        simulation.run(0.01)
+    assert plan.origin is None
+    with pytest.raises(RequestError, match="the session has no bars"):
+        play(simulation, 2, {"pitch": 38}, at=heard_s(simulation), layer="bass")
+    while plan.origin is None:
+        simulation.run(0.01)
+    play(simulation, 2, {"pitch": 38}, mode="hold", layer="bass")
+
+
 def test_an_edit_of_the_plan_leaves_notes_where_they_are() -> None:
     simulation = planned()
     play(simulation, 1, {"pitch": 40, "seconds": 0.2}, mode="at", at=8.0, layer="bass", exact=True)

@@ -531,3 +531,21 @@ def test_a_client_that_was_away_is_told_which_edit_was_refused() -> None:
     simulation.run(1.0)
     assert [problem.seq for problem in problems(simulation)] == [1, 2]
     assert not session_plan(simulation).has_edits
+
+
+def test_bars_begin_exactly_where_the_beat_does() -> None:
+    simulation = planned_session()
+    plan = session_plan(simulation)
+    simulation.run(1.0)
+    first = plan.sections[0]
+    length = 4 * 60.0 / 123.0 * FRAME_RATE
+    ends = [round(length * bar) for bar in (1, 3, 6)]
+    plan.sections = tuple(
+        replace(
+            first, bars=bars, start_frame=start, end_frame=end, bpm=123.0, first_bar=bar, offset=bar * length - start
+        )
+        for bars, bar, start, end in zip((2, 3), (1, 3), ends[:2], ends[1:], strict=True)
+    )
+    starts = [bar.start for bar in plan.bars]
+    assert starts == pytest.approx([length * bar for bar in range(1, 6)], abs=1e-9)
+    assert [bar.end for bar in plan.bars] == pytest.approx([*starts[1:], 6 * length], abs=1e-9)
