@@ -31,7 +31,7 @@ from runtime.sessions.protocol.messages import (
     parse_client_message,
 )
 from tickrt.audio import Audio
-from tickrt.midi import Input, MidiClock, Output, Played, open_input, open_output
+from tickrt.midi import Input, MidiClock, Output, Played
 from tickrt.options import At, Blend, Controls, Prompt, Source, plain_values
 from tickrt.receiver import Receiver
 
@@ -275,8 +275,7 @@ class Live:
         Ports are names, or parts of them, for which python-rtmidi is needed (extra midi), or open ports. What is
         iterated has to be played in real time; latency_s: from when it is read until it is heard. Raises ConfigError.
         """
-        out, into = None if output is None else open_output(output), None if input is None else open_input(input)
-        clock = MidiClock(self, self._played, self._sessions.sample_rate_hz, out, into, latency_s)
+        clock = MidiClock(self, self._played, self._sessions.sample_rate_hz, output, input, latency_s)
         self._clocks.append(clock)
         return clock
 

@@ -83,7 +83,8 @@ class ClockedSession(Protocol):
 class MidiClock:
     """Sends the clock of a live session to a port, or lets it follow that of another, or both; see Live.midi_clock.
 
-    latency_s: from when audio is read until it is heard.
+    latency_s: from when audio is read until it is heard. Ports are open, or opened by their names; those are closed
+    with the clock. Raises ConfigError.
     """
 
     def __init__(
@@ -91,21 +92,26 @@ class MidiClock:
         session: ClockedSession,
         played: Played,
         sample_rate_hz: int,
-        output: Output | None,
-        input: Input | None,
+        output: str | Output | None,
+        input: str | Input | None,
         latency_s: float = 0.0,
     ) -> None:
         self._session, self._played, self._latency_s = session, played, latency_s
-        self._output, self._out, self._in = output, ClockOut(sample_rate_hz), ClockIn()
+        self._out, self._in = ClockOut(sample_rate_hz), ClockIn()
+        self._output = None if output is None else open_output(output)
+        received = None if input is None else open_input(input)
+        named = ((output, self._output), (input, received))
+        # A port that nobody holds is closed by python-rtmidi.
+        self._opened: list[Any] = [port for given, port in named if isinstance(given, str)]
         self._beat: Beat | None = None
         self._told_s = 0.0
         self._begins = True
         # Held while one of the clocks is read or changed: by the thread, the port's thread, and who jumps or closes.
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        if input is not None:
-            input.ignore_types(timing=False)
-            input.set_callback(self._receive)
+        if received is not None:
+            received.ignore_types(timing=False)
+            received.set_callback(self._receive)
         self._thread = threading.Thread(target=self._run, name="midi-clock", daemon=True)
         self._thread.start()
 
@@ -122,6 +128,8 @@ class MidiClock:
         self._closing.set()
         self._thread.join()  # until it has sent what it waits to send: AHEAD_S at most
         self._send(self._out.stop(0))
+        for port in self._opened:
+            port.close_port()
 
     def jump(self) -> None:
         """The session is about to play another position: stop, and continue there."""
@@ -203,5 +211,8 @@ def _opened(kind: str, name: str) -> Any:
     if not found:
         fix = f"one of {', '.join(names)}" if names else "connect a device, or make a virtual port"
         raise ConfigError(f"there is no MIDI port {name!r:.60}", fix=fix)
-    port.open_port(found[0])
+    try:
+        port.open_port(found[0])
+    except rtmidi.SystemError as error:
+        raise ConfigError(f"MIDI port {names[found[0]]!r:.60} cannot be opened: {error}") from None
     return port

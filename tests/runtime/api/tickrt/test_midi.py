@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import gc
+import sys
 import time
+import weakref
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -147,6 +151,38 @@ def test_ports_need_rtmidi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(tickrt.ConfigError, match=r"(?s)python-rtmidi.*tickrt\[midi\]"):
         open_output("synth")
+
+
+class NamedPort(Port):
+    """As python-rtmidi has it: it is closed once nobody holds it."""
+
+    opened: ClassVar[list[weakref.ref[NamedPort]]] = []
+    closed: ClassVar[list[int]] = []
+
+    def get_ports(self) -> list[str]:
+        return ["Other", "Drum machine"]
+
+    def open_port(self, index: int) -> None:
+        if index != 1:
+            raise OSError("busy")
+        self.opened.append(weakref.ref(self))
+
+    def close_port(self) -> None:
+        self.closed.append(id(self))
+
+
+def test_ports_that_were_opened_by_name_are_open_as_long_as_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    rtmidi = SimpleNamespace(MidiIn=NamedPort, MidiOut=NamedPort, SystemError=OSError)
+    monkeypatch.setitem(sys.modules, "rtmidi", rtmidi)
+    with MidiClock(Session(), Played(RATE), RATE, "drum", "drum"):
+        gc.collect()
+        ports = [port() for port in NamedPort.opened]
+        assert len(ports) == 2
+        assert all(port is not None for port in ports)
+        assert NamedPort.closed == []
+    assert sorted(NamedPort.closed) == sorted(map(id, ports))
+    with pytest.raises(tickrt.ConfigError, match="'Other' cannot be opened: busy"):
+        open_output("other")
 
 
 def test_a_port_that_is_not_there() -> None:
