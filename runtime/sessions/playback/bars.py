@@ -74,9 +74,10 @@ class BarLines:
 
     def after(self, sample: int, number: int = 1) -> BarLine | None:
         """The first bar line, or a later one by `number`, at a sample or behind it; None where no beat is known."""
-        return next(islice(self._from(sample), number - 1, None), None)
+        return next(islice(self.behind(sample), number - 1, None), None)
 
-    def _from(self, sample: int) -> Iterator[BarLine]:
+    def behind(self, sample: int) -> Iterator[BarLine]:
+        """All bar lines at a sample and behind it, without an end; none where no beat is known."""
         while True:
             here, following = self._timeline.at(sample), self._timeline.next_start(sample)
             if here is None:
@@ -161,18 +162,23 @@ def next_line(lines: BarLines, sample: int, number: int = 1, *, field: str = "ty
     """The first bar line from a sample on, or a later one by `number`. Raises RequestError where no beat is known."""
     line = lines.after(sample, number)
     if line is None:
-        fix = 'play by a plan, or a loop whose tempo bpm or a prompt says, such as "120 bpm"'
-        raise RequestError("no beat is known", field=field, fix=fix)
+        raise _no_beat(field)
     return line
 
 
 def following(lines: BarLines, clock: SetClock, possible: int, rate_hz: int) -> tuple[BarLine, int]:
-    """The next bar line of which the nearest beat of a clock is still possible, and the sample of that beat."""
+    """The next bar line of which the nearest beat of a clock is still possible, and the sample of that beat.
+
+    Raises RequestError where no beat is known.
+    """
     beat = 60.0 * rate_hz / clock.bpm
-    number = 1
-    while True:
-        line = next_line(lines, possible, number)
+    for line in lines.behind(possible):
         late = (line.sample - clock.sample + beat / 2) % beat - beat / 2
         if line.sample - late >= possible:
             return line, round(line.sample - late)
-        number += 1
+    raise _no_beat("type")
+
+
+def _no_beat(field: str) -> RequestError:
+    fix = 'play by a plan, or a loop whose tempo bpm or a prompt says, such as "120 bpm"'
+    return RequestError("no beat is known", field=field, fix=fix)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers.live_simulation import CHANNELS, FRAME_RATE, HOP, MODEL
+from helpers.live_simulation import CHANNELS, FRAME_RATE, HOP, MODEL, RATE
 
 from runtime.errors import RequestError
 from runtime.requests.form.tempo import Tempo
-from runtime.sessions.playback.bars import BarLines, Grid, loop_grid, next_line
+from runtime.sessions.playback.bars import BarLines, Grid, following, loop_grid, next_line
 from runtime.sessions.playback.canvas import Band, Canvas, Part, Piece, Placement, Timeline
+from runtime.sessions.protocol.messages import SetClock
 
 LOOP = Tempo(290.0, 4)  # bars of 20.69 frames, of which a loop of 62 frames has three
 FAST, SLOW = Tempo(250.0, 4), Tempo(200.0, 4)  # bars of 24 and of 30 frames
@@ -80,3 +81,24 @@ def test_without_a_beat() -> None:
         next_line(lines, 0, field="at")
     assert error.value.field == "at"
     assert BarLines(MODEL, Timeline(), list).at(0) is None
+
+
+class CountedTimeline(Timeline):
+    """A timeline that counts how often it is looked up."""
+
+    num_looked_up = 0
+
+    def at(self, sample: int) -> Placement | None:
+        self.num_looked_up += 1
+        return super().at(sample)
+
+
+def test_the_slowest_clock_in_the_shortest_loop_goes_through_its_bars_once() -> None:
+    timeline = CountedTimeline([placement(64, LOOP, (0, 1))])  # a bar line in every frame
+    clock = SetClock(seq=1, bpm=1.0, sample=0)
+    beat = 60 * RATE
+    line, sample = following(BarLines(MODEL, timeline, list), clock, 40, RATE)
+    assert (line.sample, sample) == (beat // 2, beat)
+    assert timeline.num_looked_up == 1
+    with pytest.raises(RequestError, match="no beat"):
+        following(BarLines(MODEL, Timeline(), list), clock, 0, RATE)
