@@ -156,6 +156,11 @@ class ControlState:
         self._scheduled.sort(key=lambda change: change.at_sample)
         self.accepted_seq = seq
 
+    @property
+    def num_scheduled(self) -> int:
+        """How many changes begin at a sample that is to come."""
+        return len(self._scheduled)
+
     def begin_scheduled(self, before_sample: int, playhead: Playhead) -> None:
         """Begin the changes of samples before this one; ramps begin when the playhead gets there."""
         while self._scheduled and self._scheduled[0].at_sample < before_sample:

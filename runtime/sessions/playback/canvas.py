@@ -188,6 +188,10 @@ class Timeline:
         index = max(index, 1)
         return self.placements[index].from_sample if index < len(self.placements) else None
 
+    def num_behind(self, sample: int) -> int:
+        """How many placements begin behind a sample."""
+        return len(self.placements) - bisect_right(self.placements, sample, key=lambda each: each.from_sample)
+
     def place(self, placement: Placement) -> None:
         """Play this from its sample on, and nothing that was to follow."""
         kept = [before for before in self.placements if before.from_sample < placement.from_sample]

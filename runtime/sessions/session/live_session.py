@@ -64,7 +64,7 @@ from runtime.sessions.session.stored import (
     new_canvas_notice,
     parsed,
 )
-from runtime.sessions.session.waiting import Change, Waiting, WaitingMessages
+from runtime.sessions.session.waiting import MAX_WAITING, Change, Waiting, WaitingMessages
 from runtime.sessions.storage.store import SessionSnapshot
 
 STATE_INTERVAL_S = 0.25
@@ -231,6 +231,8 @@ class LiveSession:
         if seq is not None and seq <= self._controls.accepted_seq:
             raise StaleSeqError(f"got {seq} after {self._controls.accepted_seq}", field="seq", fix="count up")
         at_sample = self._at_sample(message)
+        if at_sample is not None or isinstance(message, messages.SetClock):
+            self._check_room("at" if at_sample is not None else "type")
         match message:
             case messages.Ack():
                 self._ack(message)
@@ -287,6 +289,12 @@ class LiveSession:
     def _possible_sample(self) -> int:
         """What is to begin there can still be made."""
         return self._playhead.reach + self._samples(self._generations.lead_time_s)
+
+    def _check_room(self, field: str) -> None:
+        """Whether one more change may wait for its sample. Raises RequestError."""
+        waiting = self._controls.num_scheduled + self._timeline.num_behind(self._playhead.reach)
+        if waiting >= MAX_WAITING:
+            raise RequestError(f"{MAX_WAITING} changes wait already", field=field, fix="wait until they have begun")
 
     def _at_sample(self, message: ClientMessage) -> int | None:
         """The sample that a message is to begin at; None: at once. Raises RequestError where it names a bar in vain."""

@@ -12,7 +12,8 @@ from runtime.sessions.playback.canvas import Piece
 from runtime.sessions.protocol.messages import SetPrompts, SetReference, client_message, message_text
 from runtime.sessions.storage.document import damaged
 
-MAX_WAITING = 64
+# Of all kinds together: also controls, bands and positions that begin at a sample.
+MAX_WAITING = 256
 Change = SetPrompts | SetReference
 
 
@@ -32,9 +33,7 @@ class WaitingMessages:
         self._items = sorted(items, key=lambda each: each.at_sample)
 
     def add(self, item: Waiting) -> None:
-        """Let a message wait. Raises RequestError where too many do."""
-        if len(self._items) >= MAX_WAITING:
-            raise RequestError(f"{MAX_WAITING} changes wait already", field="at", fix="wait until they have begun")
+        """Let a message wait."""
         self._items = sorted([*self._items, item], key=lambda each: each.at_sample)
 
     def take(self, before_sample: float) -> list[Waiting]:

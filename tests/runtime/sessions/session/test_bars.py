@@ -12,6 +12,7 @@ from helpers.simulated_form import BPM, FRAMES_PER_BAR
 from runtime.errors import RequestError
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.messages import LivePrompt, client_message
+from runtime.sessions.session.waiting import MAX_WAITING
 
 BARS = {"bpm": 300.0}  # 20 frames each
 CANVAS = LENGTHS[-1]
@@ -241,3 +242,19 @@ def test_only_the_phase_of_a_clock_is_followed_where_the_tempo_is_the_same() -> 
     assert newest is not None
     assert newest.sample % 200 == 80
     assert len(simulation.jobs) == 1
+
+
+@pytest.mark.parametrize("members", [{"type": "seek", "to_s": 0.0}, {"type": "set", "values": {"shift": 2.0}}])
+def test_changes_that_wait_are_bounded(members: dict[str, Any]) -> None:
+    simulation = playing(2.0, controls=BARS)
+    for seq in range(1, MAX_WAITING + 1):
+        assert send(simulation, seq=seq, at=100.0 + seq, **members)
+    for refused in (members, {"type": "prompts", "items": []}, {"type": "band", "start_s": 0.0, "end_s": 0.4}):
+        with pytest.raises(RequestError, match=f"{MAX_WAITING} changes wait") as error:
+            send(simulation, seq=MAX_WAITING + 1, at=50.0, **refused)
+        assert error.value.field == "at"
+    with pytest.raises(RequestError, match="changes wait"):
+        send(simulation, type="clock", seq=MAX_WAITING + 1, bpm=130.0, sample=0)
+    simulation.set(MAX_WAITING + 1, guidance=5.0)
+    simulation.run(2.0)
+    assert heard(simulation, GUIDANCE)[-1] == 5.0
