@@ -33,7 +33,8 @@ class PlayedNotes:
         num_frames = last - first
         tracker = self._before.get(first) or NoteTracker(self._spec, self._silence, first)
         found: list[FrameNote] = []
-        self._before = {frame: kept for frame, kept in self._before.items() if self._oldest <= frame < first}
+        # Those behind `last` stay: what follows may have been told before what it replaces.
+        self._before = {frame: kept for frame, kept in self._before.items() if frame >= self._oldest}
         for row in range(num_frames):
             self._before[first + row] = tracker.copy()
             found += tracker.track(rows[row : row + 1])

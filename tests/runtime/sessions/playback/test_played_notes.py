@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
-from helpers.live_simulation import HOP, MODEL, new_session
-from helpers.note_simulation import NOTED, NoteSimulation, noted, paired
+from helpers.live_simulation import CHANNELS, HOP, MODEL, RATE, new_session
+from helpers.note_simulation import NOTED, SILENCE, SPEC, NoteSimulation, noted, paired
 
 from runtime.errors import NoNotesError
+from runtime.sessions.playback.note_stream import NoteStream
+from runtime.sessions.playback.played_notes import PlayedNotes
+from runtime.sessions.playback.playhead import Playhead, SessionClock
 from runtime.sessions.protocol import messages
+from runtime.sessions.protocol.actions import DecodeWindow
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import TrackedNotes
 from runtime.sessions.session.live_session import LiveSession
@@ -67,6 +72,37 @@ def _sent() -> list[object]:
     simulation._carry_out = note  # type: ignore[method-assign,assignment]
     simulation.run(1.0)
     return sent
+
+
+def test_what_replaces_audio_late_does_not_strike_again_what_sounds_behind_it() -> None:
+    levels = np.full((80, CHANNELS), SILENCE[0], np.float32)
+    levels[30:70, 0] += SPEC.scale * 0.9 * 0.97 ** np.arange(40, dtype=np.float32)
+    played = PlayedNotes(SPEC, SILENCE, HOP, Playhead(SessionClock(0.0), RATE))
+    stream = NoteStream()
+
+    def tell(first: int, last: int, *, is_replacing: bool = False) -> None:
+        window = DecodeWindow(
+            index=0,
+            epoch=1,
+            values=levels[first : last + 6],
+            start_frame=first,
+            trim_begin=0,
+            trim_end=(last - first) * HOP,
+            start_sample=first * HOP,
+            first_seq=0,
+            full_seq=0,
+            is_replacing=is_replacing,
+            is_after_underrun=False,
+            is_first=False,
+        )
+        stream.take(played.told(window, first * HOP, last * HOP))
+
+    tell(0, 40)
+    tell(40, 48)
+    tell(20, 40, is_replacing=True)
+    tell(48, 74)
+    stream.advance(74 * HOP)
+    assert [(note.start_frame, note.end_frame) for note in paired(list(stream.events))] == [(30, 70)]
 
 
 def test_notes_end_at_a_seek_and_where_audio_is_missing() -> None:
