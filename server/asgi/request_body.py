@@ -60,7 +60,7 @@ class BodyBudget:
 class Upload:
     """The parts of a request: the parsed JSON object, and the bytes of the files that were sent.
 
-    is_large: the JSON is.
+    is_large: the JSON is, or the notes are.
     """
 
     values: dict[str, Any]
@@ -199,7 +199,8 @@ async def _read_multipart(request: Request, settings: ServerSettings, budget: Bo
         files = {name: await field_bytes(fields[name], settings.upload_bytes) for name in FILE_PARTS if name in fields}
     finally:
         await form.close()
-    return Upload(await parse_json(text, budget, "/request"), **files, is_large=_is_large(text))
+    is_large = _is_large(text) or _is_large(files.get("notes", b""))
+    return Upload(await parse_json(text, budget, "/request"), **files, is_large=is_large)
 
 
 async def parse_form(
@@ -306,19 +307,20 @@ async def field_bytes(field: str | UploadFile, limit: int) -> bytes:
 
 async def parse_json(body: bytes, budget: BodyBudget, where: str = "") -> dict[str, Any]:
     """parse_object() in a thread."""
-    return await _in_thread(budget, _is_large(body), parse_object, body, where)
+    return await in_thread(budget, _is_large(body), parse_object, body, where)
 
 
 async def validate_upload(model: type[Model], upload: Upload, budget: BodyBudget) -> Model:
     """validate() in a thread."""
-    return await _in_thread(budget, upload.is_large, validate, model, upload.values)
+    return await in_thread(budget, upload.is_large, validate, model, upload.values)
 
 
-def _is_large(json: bytes) -> bool:
-    return len(json) > SMALL_JSON_BYTES
+def _is_large(data: bytes) -> bool:
+    return len(data) > SMALL_JSON_BYTES
 
 
-async def _in_thread(budget: BodyBudget, is_large: bool, work: Callable[..., Result], *arguments: object) -> Result:
+async def in_thread(budget: BodyBudget, is_large: bool, work: Callable[..., Result], *arguments: object) -> Result:
+    """What `work` gives, which holds the interpreter for long where `is_large`."""
     run = budget.large_json.run if is_large else run_in_threadpool
     return await run(work, *arguments)
 

@@ -7,7 +7,6 @@ import logging
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -19,7 +18,7 @@ from server.asgi.access_control import client_of
 from server.asgi.connection import abort_of, first_completed, wait_disconnected
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
 from server.asgi.problems import Finding, ProblemError, draining, model_not_found, request_id_of
-from server.asgi.request_body import Upload, check_source, read_upload, validate_upload
+from server.asgi.request_body import Upload, check_source, in_thread, read_upload, validate_upload
 from server.metrics.metrics import Outcome
 from server.routes.checked_request import CheckedRequest
 from server.routes.generation_job import GenerationJob, Tally, outcome_of
@@ -55,7 +54,7 @@ async def create_generation(request: Request) -> Response:
     if upload.condition is not None:
         upload.values.setdefault("prompt", "")
     if upload.notes is not None:
-        await run_in_threadpool(add_notes, pipeline, upload)
+        await in_thread(service.budget, upload.is_large, add_notes, pipeline, upload)
     body = await validate_upload(service.body_model, upload, service.budget)
     check_model(pipeline, body)
     check_inputs(upload, body)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from server.asgi.paced import Paced
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import BodyBudget, parse_object, validate
+from server.routes.generations import add_notes
 
 JSON = {"content-type": "application/json"}
 
@@ -332,6 +333,21 @@ def test_large_json_is_parsed_and_validated_at_its_pace(
     with served.client() as client:
         problem(client.post(GENERATIONS, files=files), 422, "invalid_request")
     assert paced == 2 * kinds
+
+
+def test_large_midi_files_are_read_at_the_pace_of_large_json(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    paced, run = list[Any](), Paced.run
+
+    async def watched(self: Paced, work: Any, *arguments: Any) -> Any:
+        paced.append(work)
+        return await run(self, work, *arguments)
+
+    monkeypatch.setattr(Paced, "run", watched)
+    for size, expected in ((10, []), (70_000, [add_notes])):
+        files = {"request": ("request.json", b"{}", "application/json"), "notes": ("a.mid", bytes(size))}
+        with served.client() as client:
+            problem(client.post(GENERATIONS, files=files), 422)
+        assert paced == expected
 
 
 json_values = st.recursive(
