@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -104,9 +105,13 @@ class GivenNotes:
         pitches = tuple(sorted({item.pitch for item in message.items}))
         velocity = max((item.velocity for item in message.items), default=100)
         held = Held(from_frame, pitches, velocity, message.layer, message.exact)
-        if pitches:
-            self._chord(held, Bar(from_frame, from_frame + self._rate_hz, 16))
+        self._check_chord(held)
         self._held = [each for each in self._held if each.from_frame < from_frame] + [held]
+
+    def _check_chord(self, held: Held) -> None:
+        """Whether the model has what is held. Raises RequestError."""
+        if held.pitches:
+            self._chord(held, Bar(held.from_frame, held.from_frame + self._rate_hz, 16))
 
     def close(self, frame: float) -> int | None:
         """Let bars that begin before a canvas frame get no more; the first frame of what is now to be played."""
@@ -188,7 +193,10 @@ class GivenNotes:
             if layer in keys:
                 self._given.append(Given(Phrase(layer, start, end, known), is_exact, is_waiting))
         for from_frame, pitches, velocity, layer, is_exact in stored["held"]:
-            self._held.append(Held(from_frame, tuple(pitches), velocity, layer, is_exact))
+            held = Held(from_frame, tuple(pitches), velocity, layer, is_exact)
+            with suppress(RequestError):
+                self._check_chord(held)
+                self._held.append(held)
 
 
 def echoed(bars: Sequence[Bar], frame: float, later: int, *, quantize: bool) -> tuple[int, float]:

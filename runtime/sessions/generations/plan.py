@@ -144,7 +144,7 @@ class SessionPlan:
     @property
     def _timed(self) -> list[PlannedSection]:
         """The sections whose tempo is known."""
-        return [each for each in self.sections if each.bpm]
+        return [each for each in self.sections if each.bpm and each.beats]
 
     def _grid(self, section: PlannedSection) -> Grid:
         tempo, start = Tempo(section.bpm, section.beats), (self.origin or 0) + section.start_frame

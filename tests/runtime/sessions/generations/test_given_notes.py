@@ -157,6 +157,19 @@ def test_notes_are_kept_with_the_session() -> None:
     assert any(note.start_frame == round(7.0 * FRAME_RATE) and note.key == 40 for note in simulation.offline)
 
 
+def test_what_is_stored_and_the_model_does_not_have_is_left_out() -> None:
+    simulation = planned()
+    notes = simulation.session._generations.references.notes
+    assert notes is not None
+    chord = [0, [36], 100, "bass", True]
+    given = ["bass", 0, 10, True, False, [[36, 100, 0, 5], [37, 100, 5, 5]]]
+    others = [[1, [60], 100, "harp", True], [2, [61], 100, "bass", True]]
+    notes.restore({"given": [given, ["harp", *given[1:]]], "held": [chord, *others]})
+    assert notes.store() == {"given": [[*given[:5], [given[5][0]]]], "held": [[*chord[:1], (36,), *chord[2:]]]}
+    simulation.handle(Reset(seq=1))
+    simulation.run(2.0)
+
+
 def test_a_loop_plays_notes_where_they_were_played_until_they_are_removed() -> None:
     simulation = noted(2.0)
     frames = 64

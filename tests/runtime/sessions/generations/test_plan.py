@@ -549,3 +549,5 @@ def test_bars_begin_exactly_where_the_beat_does() -> None:
     starts = [bar.start for bar in plan.bars]
     assert starts == pytest.approx([length * bar for bar in range(1, 6)], abs=1e-9)
     assert [bar.end for bar in plan.bars] == pytest.approx([*starts[1:], 6 * length], abs=1e-9)
+    plan.sections = (replace(first, beats=0),)  # as a damaged document has it
+    assert (plan.grids, plan.bars) == ([], ())
