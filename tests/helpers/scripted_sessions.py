@@ -29,7 +29,10 @@ WAIT_S = 60.0
 
 
 class ScriptedSession:
-    """`next_actions` are given by the next advance. It wants a generation while `wants` is more than it has."""
+    """`next_actions` are given by the next advance, and what is `waiting` begins with it.
+
+    It wants a generation while `wants` is more than it has.
+    """
 
     numbers = count()
     made: ClassVar[list[ScriptedSession]] = []
@@ -41,6 +44,7 @@ class ScriptedSession:
         self.next_actions: list[Action] = []
         self.calls: list[tuple[Any, ...]] = []
         self.wants = 0
+        self.waiting: list[dict[str, Any]] = []
         self.due: float | None = None
         self.outdated: set[int] = set()
         self.job_ids: list[str] = []
@@ -97,6 +101,10 @@ class ScriptedSession:
         return 0, np.zeros((4, self.model.latent_channels), np.float32)
 
     @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
     def is_ending(self) -> bool:
         return False
 
@@ -116,6 +124,9 @@ class ScriptedSession:
         self.calls.append(("advance", now_s))
         if self.due is not None and self.due <= now_s:
             self.due = None
+        for values in self.waiting:
+            self.controls |= values
+        self.waiting.clear()
         actions, self.next_actions = self.next_actions, []
         if may_generate and self.wanted_s() is not None:
             actions.append(self.job())

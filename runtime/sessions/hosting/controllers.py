@@ -59,16 +59,16 @@ class Controllers:
         """A client is about to change something: the values as they are before that."""
         self._known = self._known or values
 
-    def note(self, sender: SessionListener | None) -> None:
-        """A client has changed something; None: the one that the session was opened by."""
+    def note(self, sender: SessionListener | None, *, tells_all: bool = False) -> None:
+        """A client has changed something; None: the one that the session was opened by. tells_all: also the sender."""
         if not self._known:
             return
         before, self._known = self._known, self._values()
         changed = {name: value for name, value in self._known.items() if value != before.get(name, ...)}
         for listener, waiting in self._waiting.items():
-            if listener is not sender:
+            if tells_all or listener is not sender:
                 waiting.update(changed)
-        if sender is not None:
+        if tells_all or sender is not None:
             self._waiting_for_client.update(changed)
 
     def send(self, client: SessionListener | None) -> None:

@@ -236,12 +236,14 @@ class HostedSession:
 
     def advance(self, *, may_generate: bool = False, may_draft: bool = False) -> bool:
         """Carry out what the session asks for; returns whether the client has closed it."""
-        is_closed, is_changed = False, False
+        is_closed, is_changed, num_waiting = False, False, self.session.num_waiting
         for action in self.session.advance(self.clock(), may_generate=may_generate, may_draft=may_draft):
             is_closed |= isinstance(action, actions.End)
             is_changed |= isinstance(action, actions.Commit)
             if not self.is_ended:
                 self._perform(action)
+        if self.session.num_waiting < num_waiting:  # Who has sent what begins now is not known any more.
+            self.controllers.note(None, tells_all=True)
         self.controllers.send(self.listener)
         if is_changed and not self.is_ended and self._services.store is not None:
             self._services.store.save(self.id, self.session.snapshot(self.clock()))

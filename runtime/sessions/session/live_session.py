@@ -140,6 +140,11 @@ class LiveSession:
         return len(self._generations.running)
 
     @property
+    def num_waiting(self) -> int:
+        """Changes that begin at a sample that is to come."""
+        return self._controls.num_scheduled
+
+    @property
     def underruns(self) -> int:
         """How often the client has played all audio that was sent."""
         return self._playhead.underruns
@@ -292,7 +297,7 @@ class LiveSession:
 
     def _check_room(self, field: str) -> None:
         """Whether one more change may wait for its sample. Raises RequestError."""
-        waiting = self._controls.num_scheduled + self._timeline.num_behind(self._playhead.reach)
+        waiting = self.num_waiting + self._timeline.num_behind(self._playhead.reach)
         if waiting >= MAX_WAITING:
             raise RequestError(f"{MAX_WAITING} changes wait already", field=field, fix="wait until they have begun")
 

@@ -27,6 +27,7 @@ from runtime.sessions.protocol.messages import (
     Applied,
     Changed,
     Closed,
+    GetCanvas,
     LivePrompt,
     Open,
     Pause,
@@ -151,6 +152,18 @@ def test_a_change_has_the_times_of_its_update_of_its_generation_and_of_its_audio
     stages = [message.stages_ms for message in client.of(Applied)]
     found = [(each.submitted, each.finished, each.decoded) for each in stages]
     assert found == [pytest.approx((100, 600, 1000)), pytest.approx((300, 600, 1000))]
+
+
+def test_all_clients_are_told_when_a_change_begins_that_has_waited(drive: Drive) -> None:
+    driven, surface = drive(), Client()
+    session, client = driven.open()
+    driven.host.join(session.id, surface)
+    driven.run()
+    session.waiting = [{"guidance": 5.0}]
+    driven.host.post(session.id, GetCanvas())
+    driven.run()
+    for listener in (client, surface):
+        assert listener.of(Changed)[-1].values == {"guidance": 5.0}
 
 
 def test_a_further_client_that_fails_ends_not_its_session(drive: Drive) -> None:
