@@ -20,14 +20,31 @@ pytestmark = pytest.mark.page
 Serve = Callable[..., Any]
 OpenPage = Callable[..., Any]
 
-# One output that keeps what is sent with its times in ms, and one input that a test plays.
+# One output that keeps what is sent with its times in ms, and one input that a test plays. As in a browser a port that
+# was unplugged takes nothing. midiHeld: channels and pitches of what sounds.
 PORTS = """
 window.midiSent = [];
 const input = { name: "keys", onmidimessage: null };
-const output = { name: "synth", send: (data, timeMs) => midiSent.push([[...data], timeMs, performance.now()]) };
-navigator.requestMIDIAccess = async () =>
-  ({ inputs: new Map([["in", input]]), outputs: new Map([["out", output]]), onstatechange: null });
+const output = { name: "synth", state: "connected", send: (data, timeMs) => {
+  if (output.state === "disconnected") throw new DOMException("The port is disconnected.", "InvalidStateError");
+  midiSent.push([[...data], timeMs, performance.now()]);
+} };
+const access = { inputs: new Map([["in", input]]), outputs: new Map([["out", output]]), onstatechange: null };
+navigator.requestMIDIAccess = async () => access;
 window.midiReceive = (data, timeStamp) => input.onmidimessage({ data: new Uint8Array(data), timeStamp });
+window.midiUnplug = () => {
+  output.state = "disconnected";
+  access.outputs.delete("out");
+  access.onstatechange();
+};
+window.midiHeld = () => {
+  const held = new Set();
+  for (const [[status, pitch]] of midiSent) {
+    if ((status & 0xf0) === 0x90) held.add(`${status & 0x0f} ${pitch}`);
+    if ((status & 0xf0) === 0x80) held.delete(`${status & 0x0f} ${pitch}`);
+  }
+  return [...held];
+};
 """
 SIZES: dict[str, Any] = {
     "sample_rate_hz": 48000, "hop_samples": 1920, "words": ("pads", "and", "bass"), "canvas_frames": 64
@@ -48,6 +65,39 @@ PAINTED = """async () => {
   view.paint(context, { startS: 10, seconds: 4 }, [{ note, startS: 11, seconds: 1 }], 4, "#fff");
   return [[75, 50], [50, 62], [75, 62], [75, 87], [125, 62]].map(([x, y]) => context.getImageData(x, y, 1, 1).data[0]);
 }"""
+# Of a note that sounds: what is given while more is to be told of it, and where that does not come.
+CUT_OFF = """async () => {
+  const { NoteOut } = await import("./page/midi/note_out.js");
+  const { SessionNotes } = await import("./page/midi/notes.js");
+  const notes = new SessionNotes(1000), out = new NoteOut();
+  notes.tell({ start_sample: 0, end_sample: 500, notes: [["pad", 60, 90, 100, null]], open: [] });
+  return [0, 450, 510].map((playhead) => out.due(notes, () => 0, playhead, playhead + 100)
+    .concat(playhead ? [] : out.due(notes, () => 0, 50, 150)).map(({ data, sample }) => [...data, sample]));
+}"""
+# What is due before a pause and behind it: a note was handed on that begins behind the pause.
+PAUSED = """async () => {
+  const { NoteOut } = await import("./page/midi/note_out.js");
+  const { SessionNotes } = await import("./page/midi/notes.js");
+  const notes = new SessionNotes(1000), out = new NoteOut();
+  const told = [["pad", 60, 90, 10, 400], ["pad", 64, 90, 80, 400]];
+  notes.tell({ start_sample: 0, end_sample: 500, notes: told, open: [] });
+  const due = () => out.due(notes, () => 0, 20, 120).map(({ data }) => data);
+  const before = due(), ended = out.stop(50).map(({ data, sample }) => [...data, sample]);
+  out.clear(50);
+  return [before, ended, due()];
+}"""
+# Where the session plays and notes sound: does what is asked, and returns what sounded, and how much was sent then.
+HELD = """([id, type, key]) => {
+  const held = midiHeld(), count = midiSent.length;
+  if (held.length < 2) return null;
+  const target = id ? document.getElementById(id) : window;
+  key ? target.dispatchEvent(new KeyboardEvent(type, { key, bubbles: true })) : target.dispatchEvent(new Event(type));
+  return [held, count];
+}"""
+# Keeps what sounds right after the next session or epoch has begun.
+HELD_AT_READY = """() => new MutationObserver(() => {
+  if (document.getElementById("status").dataset.status === "live") window.heldAtReady = midiHeld();
+}).observe(document.getElementById("status"), { attributes: true })"""
 # Places in sixteenths and pitches: what is played in the last 0.3 s of a bar comes back later.
 PLAYED = ((0, 36), (2, 40), (3, 43), (5, 36), (6, 43), (8, 40))
 
@@ -88,6 +138,13 @@ class Session:
     def midi(self) -> list[tuple[list[int], float]]:
         """What was sent to the output, with its times in ms."""
         return [(data, time_ms) for data, time_ms, _ in self.page.evaluate("midiSent")]
+
+    def held(self, *event: str) -> tuple[set[tuple[int, int]], int]:
+        """Let something happen while notes sound: their channels (from 0) and pitches, and how much was sent then."""
+        done: list[Any] = []
+        self.until(lambda: done.append(self.page.evaluate(HELD, [*event, ""][:3])) or done[-1])
+        held, count = done[-1]
+        return {(int(channel), int(pitch)) for channel, pitch in (one.split() for one in held)}, count
 
     def receive(self, data: list[int], time_ms: float) -> None:
         self.page.evaluate("([data, time]) => midiReceive(data, time)", [data, time_ms])
@@ -181,18 +238,52 @@ def test_notes_go_out_on_the_channels_of_their_layers_and_end_at_a_pause(session
 
 
 def test_a_seek_ends_what_sounds(session: Session) -> None:
-    page = session.page
-    page.uncheck("#at-bar")
-    session.until(lambda: len(notes_on(session)) >= 8)
-    before = len(session.midi())
-    page.locator("#stage").press("ArrowLeft")
+    session.page.uncheck("#at-bar")
+    held, count = session.held("stage", "keydown", "ArrowLeft")
+    session.until(lambda: len(session.midi()) >= count + len(held))
+    # Before anything else goes out, so not because they are over.
+    following = [data for data, _ in session.midi()[count : count + len(held)]]
+    assert {(data[0] & 0x0F, data[1]) for data in following if data[0] & 0xF0 == NOTE_OFF} == held
     session.until(lambda: session.of("seek", session.sent))
     assert "at" not in session.of("seek", session.sent)[0]
-    sounding = Counter((data[0] & 0x0F, data[1]) for data, _ in session.midi()[:before] if data[0] & 0xF0 == NOTE_ON)
-    sounding.subtract((data[0] & 0x0F, data[1]) for data, _ in session.midi()[:before] if data[0] & 0xF0 == NOTE_OFF)
-    page.wait_for_timeout(400)
-    ended = {(data[0] & 0x0F, data[1]) for data, _ in session.midi()[before:] if data[0] & 0xF0 == NOTE_OFF}
-    assert {place for place, count in sounding.items() if count} <= ended
+
+
+def test_another_session_ends_what_sounds(session: Session) -> None:
+    session.page.evaluate(HELD_AT_READY)
+    session.page.evaluate("document.getElementById('mode-loop').checked = true")
+    session.held("mode-loop", "change")
+    session.until(lambda: session.page.evaluate("window.heldAtReady") is not None)
+    assert session.page.evaluate("heldAtReady") == []
+
+
+def test_the_page_that_is_closed_ends_what_sounds(session: Session) -> None:
+    held, count = session.held("", "pagehide")
+    ended = [(data[0] & 0x0F, data[1]) for data, _ in session.midi()[count:] if data[0] & 0xF0 == NOTE_OFF]
+    assert set(ended) == held
+
+
+def test_it_plays_on_where_the_output_is_unplugged(session: Session) -> None:
+    page = session.page
+    session.held("midi-out", "focus")
+    page.evaluate("midiUnplug()")
+    assert page.input_value("#midi-out") == ""
+    page.click("#play")
+    session.until(lambda: not session.of("state")[-1]["playing"])
+    assert page.get_attribute("#play", "aria-label") == "Play"
+
+
+def test_a_note_ends_where_the_session_falls_silent(server: Any, open_page: OpenPage) -> None:
+    struck, going_on, ended = open_page(server.url).evaluate(CUT_OFF)
+    assert struck == [[NOTE_ON, 60, 90, 100]]
+    assert going_on == []
+    assert ended == [[NOTE_OFF, 60, 0, 510]]
+
+
+def test_what_was_handed_on_at_a_pause_is_played_behind_it(server: Any, open_page: OpenPage) -> None:
+    before, ended, behind = open_page(server.url).evaluate(PAUSED)
+    assert before == [[NOTE_ON, 60, 90], [NOTE_ON, 64, 90]]
+    assert ended == [[NOTE_OFF, 60, 0, 50], [NOTE_OFF, 64, 0, 81]]
+    assert behind == [[NOTE_ON, 64, 90]]
 
 
 def test_the_clock_has_24_pulses_a_beat(session: Session) -> None:

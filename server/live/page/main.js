@@ -191,6 +191,7 @@ function askForPicture() {
 
 /** @param {Message} ready */
 function onReady(ready) {
+  midiPanel.silence(); // As long as the player tells the times of the older epoch.
   transport.begin(ready);
   figures.clear();
   panel.draw(ready.controls.schema);

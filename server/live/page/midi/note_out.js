@@ -29,9 +29,10 @@ export class NoteOut {
     const told = new Map(recent.map((note) => [keyOf(note), note]));
     const due = this.#ends(told, playhead, until);
     for (const note of told.values()) {
-      const channel = channelOf(note.layer);
       const key = keyOf(note);
-      if (channel === null || note.start < earliest || note.start >= until || this.#given.has(key)) continue;
+      if (note.start < earliest || note.start >= until || this.#given.has(key)) continue;
+      const channel = channelOf(note.layer);
+      if (channel === null) continue;
       this.#given.set(key, note.start);
       due.push(...this.#strike(key, { channel, pitch: note.pitch, start: note.start }, note.velocity));
       if (!note.isOpen && note.end <= until) due.push(this.#end(key, note.end));
@@ -40,7 +41,7 @@ export class NoteOut {
   }
 
   /**
-   * Ends of what sounds: where they are told, or at once where the note is not told any more.
+   * Ends of what sounds: where they are told, or at once where the note is not told any more, or nothing behind it is.
    * @param {Map<string, import("./notes.js").Note>} told
    * @param {number} playhead
    * @param {number} until
@@ -50,7 +51,7 @@ export class NoteOut {
     for (const [key, sounding] of this.#sounding) {
       const note = told.get(key);
       if (!note) due.push(this.#end(key, Math.max(playhead, sounding.start)));
-      else if (!note.isOpen && note.end <= until) due.push(this.#end(key, Math.max(playhead, note.end)));
+      else if (note.end <= (note.isOpen ? playhead : until)) due.push(this.#end(key, Math.max(playhead, note.end)));
     }
     return due;
   }
@@ -82,9 +83,9 @@ export class NoteOut {
     return keys.map(([key, { start }]) => this.#end(key, Math.max(start + 1, playhead)));
   }
 
-  /** Forget what was given: samples of another epoch are others. */
-  clear() {
-    this.#given.clear();
+  /** What begins from a sample on is due again, as where another epoch begins. @param {number} [sample] */
+  clear(sample = -Infinity) {
+    for (const [key, start] of this.#given) if (start >= sample) this.#given.delete(key);
   }
 }
 

@@ -11,7 +11,6 @@ const KEPT_S = 600;
 
 export class SessionNotes {
   /** In the order of their beginnings. @type {Note[]} */ all = [];
-  /** Behind the last sample that something is told of. */ endSample = 0;
 
   /** @param {number} rateHz samples per second */
   constructor(rateHz = 48000) {
@@ -22,7 +21,6 @@ export class SessionNotes {
   clear(rateHz) {
     this.rateHz = rateHz;
     this.all = [];
-    this.endSample = 0;
   }
 
   /** Take the notes of a chunk, in place of what was told of its samples. @param {any} message */
@@ -47,12 +45,6 @@ export class SessionNotes {
       isOpen: told[4] === null,
     }));
     this.all = [...this.all, ...added].sort((one, other) => one.start - other.start);
-    this.endSample = end_sample;
-  }
-
-  /** Those that sound in these samples. @param {number} start @param {number} end */
-  between(start, end) {
-    return this.all.filter((note) => note.start < end && note.end > start);
   }
 }
 

@@ -80,7 +80,7 @@ export class MidiPanel {
     on("at-bar", () => this.#show());
     on("keys-forget", () => this.#forget(), "click");
     on("midi-save", () => this.#save(), "click");
-    addEventListener("pagehide", () => this.#silence());
+    addEventListener("pagehide", () => this.silence());
   }
 
   async #toggle() {
@@ -97,7 +97,7 @@ export class MidiPanel {
 
   /** A session begins, or goes on in a new epoch. @param {Message} ready @param {boolean} takesNotes */
   begin(ready, takesNotes) {
-    this.#silence();
+    this.#jumpsAt = null;
     this.#noteOut.clear();
     this.notes.clear(ready.sample_rate_hz);
     this.#clockOut.clear(ready.sample_rate_hz);
@@ -141,7 +141,7 @@ export class MidiPanel {
   /** Hand on what is due, and follow the clock of others: 20 times a second. */
   tick() {
     this.#showAtBar();
-    if (!this.#isHeard) return this.#silence();
+    if (!this.#isHeard) return this.silence();
     const now = this.#playhead;
     const until = now + AHEAD_S * this.notes.rateHz;
     const jumpsAt = this.#jumpsAt !== null && this.#jumpsAt < until ? this.#jumpsAt : null;
@@ -183,14 +183,16 @@ export class MidiPanel {
 
   /** @param {number[]} data @param {number} dueMs */
   #sendAt(data, dueMs) {
-    this.#output?.send(data, Math.max(performance.now(), dueMs));
+    // A port that was unplugged takes nothing.
+    if (this.#output?.state !== "disconnected") this.#output?.send(data, Math.max(performance.now(), dueMs));
   }
 
   /** End all that sounds at the output, and its clock. */
-  #silence() {
-    this.#jumpsAt = null;
+  silence() {
     if (!this.#output) return;
-    for (const { data, sample } of this.#noteOut.stop(this.#playhead)) this.#sendAt(data, this.player.timeMs(sample));
+    const now = this.#playhead;
+    for (const { data, sample } of this.#noteOut.stop(now)) this.#sendAt(data, this.player.timeMs(sample));
+    this.#noteOut.clear(now);
     this.#stopClock();
   }
 
@@ -306,7 +308,7 @@ export class MidiPanel {
 
   #choose() {
     const output = this.ports.output(field("midi-out").value);
-    if (output !== this.#output) this.#silence();
+    if (output !== this.#output) this.silence();
     this.#output = output;
     find("midi-channels").hidden = !output;
   }
