@@ -86,6 +86,21 @@ PAUSED = """async () => {
   out.clear(50);
   return [before, ended, due()];
 }"""
+# Pitches and places of what was played in a loop of 2 s, a note every half second, reported four times a second: of one
+# pass and a half, and after a jump from there to 0.6 s.
+PLACED = """async () => {
+  const { PlacedNotes } = await import("./page/midi/placed_notes.js");
+  const { SessionNotes } = await import("./page/midi/notes.js");
+  const notes = new SessionNotes(1000), placed = new PlacedNotes();
+  const told = Array.from({ length: 12 }, (_, i) => ["bass", 36 + i, 90, 500 * i + 100, 200]);
+  notes.tell({ start_sample: 0, end_sample: 6000, notes: told, open: [] });
+  for (let sample = 0; sample <= 3000; sample += 250)
+    placed.follow({ sample, seconds: (sample / 1000) % 2 }, notes, 0);
+  const shown = () => placed.passed.map(({ note, startS }) => [note.pitch, startS]).sort((a, b) => a[1] - b[1]);
+  const loop = shown();
+  placed.follow({ sample: 3250, seconds: 0.6 }, notes, 0);
+  return [loop, shown()];
+}"""
 # Where the session plays and notes sound: does what is asked, and returns what sounded, and how much was sent then.
 HELD = """([id, type, key]) => {
   const held = midiHeld(), count = midiSent.length;
@@ -284,6 +299,13 @@ def test_what_was_handed_on_at_a_pause_is_played_behind_it(server: Any, open_pag
     assert before == [[NOTE_ON, 60, 90], [NOTE_ON, 64, 90]]
     assert ended == [[NOTE_OFF, 60, 0, 50], [NOTE_OFF, 64, 0, 81]]
     assert behind == [[NOTE_ON, 64, 90]]
+
+
+def test_the_notes_of_a_loop_are_those_of_one_pass(server: Any, open_page: OpenPage) -> None:
+    loop, jumped = open_page(server.url).evaluate(PLACED)
+    assert loop == [[pitch, pytest.approx(place)] for pitch, place in ((40, 0.1), (41, 0.6), (38, 1.1), (39, 1.6))]
+    # A quarter of a second was heard: what lay there goes, and nothing else.
+    assert jumped == [[pitch, pytest.approx(place)] for pitch, place in ((40, 0.1), (42, 0.45), (41, 0.6), (39, 1.6))]
 
 
 def test_the_clock_has_24_pulses_a_beat(session: Session) -> None:

@@ -367,7 +367,7 @@ export class MidiPanel {
   }
 
   #save() {
-    const notes = this.placed.all;
+    const notes = this.placed.passed;
     if (!notes.length) return this.notify("There are no notes yet: press play.");
     const { bpm, beats, sample } = this.#beat ?? { bpm: 120, beats: 4, sample: 0 };
     const barS = (beats * 60) / bpm;

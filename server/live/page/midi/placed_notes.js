@@ -10,17 +10,17 @@ const JUMP_S = 0.03;
 const LONGEST_GAP_S = 3;
 
 export class PlacedNotes {
-  /** @type {PlacedNote[]} */ #passed = [];
+  /** What was played, without what comes next. @type {PlacedNote[]} */ passed = [];
   /** What comes next, as far as it is told. @type {PlacedNote[]} */ #coming = [];
   /** @type {Position | null} */ #position = null;
 
   clear() {
-    this.#passed = this.#coming = [];
+    this.passed = this.#coming = [];
     this.#position = null;
   }
 
   get all() {
-    return [...this.#passed, ...this.#coming];
+    return [...this.passed, ...this.#coming];
   }
 
   /**
@@ -36,9 +36,12 @@ export class PlacedNotes {
     this.#position = now;
     if (before && elapsedS > 0 && elapsedS < LONGEST_GAP_S) {
       const hasJumped = Math.abs(now.seconds - before.seconds - elapsedS) > JUMP_S;
+      // Where it has jumped it is not known when: in this time, behind the one place or before the other.
+      const isWithin = (/** @type {number} */ startS, /** @type {number} */ fromS) =>
+        startS >= fromS && startS < fromS + elapsedS;
       const isPassed = (/** @type {number} */ startS) =>
         hasJumped
-          ? startS >= before.seconds || (startS >= loopStartS && startS < now.seconds)
+          ? isWithin(startS, before.seconds) || (startS >= loopStartS && isWithin(startS, now.seconds - elapsedS))
           : startS >= before.seconds && startS < now.seconds;
       const place = (/** @type {import("./notes.js").Note} */ note) => {
         const agoS = (now.sample - note.start) / rateHz;
@@ -46,8 +49,8 @@ export class PlacedNotes {
         return isBehindJump ? before.seconds + (note.start - before.sample) / rateHz : now.seconds - agoS;
       };
       const heard = notes.all.filter((note) => note.start >= before.sample && note.start < now.sample);
-      this.#passed = this.#passed.filter((one) => !isPassed(one.startS));
-      this.#passed = [...this.#passed, ...heard.map((note) => placed(note, place(note), rateHz))].slice(-MOST);
+      this.passed = this.passed.filter((one) => !isPassed(one.startS));
+      this.passed = [...this.passed, ...heard.map((note) => placed(note, place(note), rateHz))].slice(-MOST);
     }
     const coming = notes.all.filter((note) => note.start >= now.sample);
     this.#coming = coming.map((note) => placed(note, now.seconds + (note.start - now.sample) / rateHz, rateHz));
