@@ -375,6 +375,10 @@ def test_a_held_chord_is_the_harmony_and_the_computers_keys_play(session: Sessio
     lowest = min(item["pitch"] for item in message["items"])
     assert message["mode"] == "hold"
     assert sorted(item["pitch"] - lowest for item in message["items"]) == [0, 4, 7]
+    # As short as a key can be.
+    page.keyboard.press("f")
+    session.until(lambda: session.of("notes", session.sent)[-1] != message)
+    assert [item["pitch"] - lowest for item in session.of("notes", session.sent)[-1]["items"]] == [5]
     page.fill("#prompt-b", "asdf")
     page.click("#keys-forget")
     session.until(lambda: session.of("notes", session.sent)[-1]["items"] == [])

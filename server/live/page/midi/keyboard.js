@@ -54,8 +54,9 @@ export class Keyboard {
     const key = KEYS.indexOf(event.code);
     const moved = this.#lowest + (OCTAVE_KEYS[event.code] ?? 0);
     if (event.code in OCTAVE_KEYS && moved >= 0 && moved <= 108) this.#lowest = moved;
-    if (key >= 0 && this.#lowest + key <= 127)
-      this.#press(event.code, this.#lowest + key, COMPUTER_VELOCITY, event.timeStamp);
+    if (key < 0 || this.#lowest + key > 127) return;
+    event.preventDefault(); // Firefox searches at an apostrophe.
+    this.#press(event.code, this.#lowest + key, COMPUTER_VELOCITY, event.timeStamp);
   }
 
   /** @param {string} place @param {number} pitch @param {number} velocity @param {number} timeMs */

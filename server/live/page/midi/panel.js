@@ -50,6 +50,7 @@ export class MidiPanel {
   /** When the newest message of the clock is due. */ #clockMs = 0;
   #toldMs = 0;
   #chordTimer = 0;
+  /** Pitches of a chord, also of keys that are up again. @type {Set<number>} */ #chord = new Set();
 
   /** @param {Parts} parts */
   constructor({ connection, player, ports, notify, isPlaying }) {
@@ -221,10 +222,11 @@ export class MidiPanel {
     const isDrum = Boolean(this.#playedLayer?.is_percussion);
     if (context && field("keys-sound").checked) this.#synth.strike(context, pitch, velocity, isDrum);
     if (!this.#isHold) return;
+    this.#chord = new Set([...this.#chord, ...this.keyboard.held]);
     clearTimeout(this.#chordTimer);
     this.#chordTimer = setTimeout(() => {
-      const items = this.keyboard.held.map((held) => ({ pitch: held, velocity }));
-      if (items.length) this.#play({ mode: "hold", items });
+      this.#play({ mode: "hold", items: [...this.#chord].map((held) => ({ pitch: held, velocity })) });
+      this.#chord.clear();
     }, CHORD_MS);
   }
 
