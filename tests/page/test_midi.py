@@ -341,6 +341,9 @@ def test_it_follows_the_clock_of_others(session: Session) -> None:
     assert session.of("clock", session.sent)[0]["bpm"] == pytest.approx(110.5, abs=0.05)
     assert page.inner_text("#clock-tempo") == "110.5 bpm"
     session.until(lambda: session.beat and abs(session.beat["bpm"] - 110.5) < 0.3)
+    # Without another beat it is not told again.
+    page.wait_for_timeout(1500)
+    assert len(session.of("clock", session.sent)) == 1
 
 
 def test_changes_begin_with_a_bar_where_that_is_on(session: Session) -> None:

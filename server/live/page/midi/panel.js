@@ -48,7 +48,7 @@ export class MidiPanel {
   #synth = new Synth();
   /** Sample at which the music continues elsewhere. @type {number | null} */ #jumpsAt = null;
   /** When the newest message of the clock is due. */ #clockMs = 0;
-  #toldMs = 0;
+  /** The newest beat of a clock that the session was told of. */ #toldMs = 0;
   #chordTimer = 0;
   /** Pitches of a chord, also of keys that are up again. @type {Set<number>} */ #chord = new Set();
 
@@ -208,11 +208,10 @@ export class MidiPanel {
   #followClock() {
     const { bpm, beatMs, isRunning } = this.#clockIn;
     find("clock-tempo").textContent = bpm === null ? "" : `${bpm.toFixed(1)} bpm${isRunning ? "" : ", stopped"}`;
-    const nowMs = performance.now();
-    if (bpm === null || beatMs === null || !isRunning || !this.#beat || nowMs < this.#toldMs + TELL_MS) return;
+    if (bpm === null || beatMs === null || !isRunning || !this.#beat || beatMs < this.#toldMs + TELL_MS) return;
     const sample = Math.round(this.player.sampleAt(beatMs));
     if (sample < 0 || !this.connection.isLive) return;
-    this.#toldMs = nowMs;
+    this.#toldMs = beatMs;
     this.connection.change("clock", { bpm: Number(bpm.toFixed(2)), sample });
   }
 
