@@ -169,8 +169,9 @@ function setSeed(value) {
  * @param {Message} problem
  */
 function forgetWhatMayBeWrong(problem) {
-  if (problem.code === "no_notes") {
+  if (problem.code === "no_notes" && hasNotes) {
     hasNotes = false;
+    connection.restart();
     return;
   }
   showProblem(problem);

@@ -2,7 +2,9 @@
 
 /** @typedef {{port: string, data: Uint8Array, timeMs: number}} MidiMessage times as of performance.now() */
 
-export const NO_WEB_MIDI = "This browser has no Web MIDI. Chrome, Edge and Firefox have it.";
+export const NO_WEB_MIDI = isSecureContext
+  ? "This browser has no Web MIDI. Chrome, Edge and Firefox have it."
+  : "MIDI needs https, or http on localhost.";
 
 /** Reports `message` with a MidiMessage in `detail`, and `change` where a port comes or goes. */
 export class MidiPorts extends EventTarget {
