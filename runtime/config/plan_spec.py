@@ -90,6 +90,7 @@ class PlanSpec(TomlTable):
     each, the lowest is C; a token that sounds one outside the song's scale is not sampled. Scales and pitches are given
     both or not at all. openings: how many times the first codes of a section that recalls none are drawn at most,
     until their notes, as [notes] of the bundle tells them, have the tonic that the header names; 1: once, unjudged.
+    temperature, top_p: of header and sections, where they are not those of [planner.sampler].
     """
 
     prompt: str = "{prompt}"
@@ -122,6 +123,8 @@ class PlanSpec(TomlTable):
     scales: tuple[tuple[Step, ...], ...] = ()
     pitches: tuple[tuple[PitchClasses, ...], ...] = ()
     openings: int = Field(default=1, ge=1, le=16)
+    temperature: float | None = Field(default=None, gt=0.0, le=10.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     most_sections: int = Field(default=16, ge=1)
 
     @property

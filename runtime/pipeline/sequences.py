@@ -124,13 +124,19 @@ class SequenceRun:
 
 @dataclass(frozen=True)
 class SequenceOrder:
-    """A sequence to start. guided: whether the options' guidance applies, with the second of `prompts` as negative."""
+    """A sequence to start.
+
+    guided: whether the options' guidance applies, with the second of `prompts` as negative. temperature, top_p: where
+    the options have none; None: the sampler's.
+    """
 
     prompts: Prompts
     constraint: Constraint
     max_tokens: int
     seed: int
     is_guided: bool = True
+    temperature: float | None = None
+    top_p: float | None = None
 
 
 class Sequences:
@@ -167,11 +173,16 @@ class Sequences:
             max_tokens=order.max_tokens,
             seed=order.seed,
             guidance=guidance if order.is_guided else 1.0,
-            temperature=defaults.temperature if options.plan_temperature is None else options.plan_temperature,
+            temperature=_first(options.plan_temperature, order.temperature, defaults.temperature),
             top_k=defaults.top_k,
-            top_p=defaults.top_p if options.plan_top_p is None else options.plan_top_p,
+            top_p=_first(options.plan_top_p, order.top_p, defaults.top_p),
             constraint=order.constraint,
         )
+
+
+def _first(*values: float | None) -> float:
+    """The first that is given."""
+    return next(value for value in values if value is not None)
 
 
 def plan_seed(seed: int, *numbers: int) -> int:

@@ -98,6 +98,8 @@ def plan_page(
         PlanConstraint(planner, given, num_sections, without, spec.layers_named(prompt.tokens)),
         width + len(spec.item) * (num_sections or spec.most_sections) + 1,
         plan_seed(seed, _PLAN_PAGE, number),
+        temperature=spec.temperature,
+        top_p=spec.top_p,
     )
     return PlanPage(order, len(begun), planner)
 

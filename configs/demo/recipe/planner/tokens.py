@@ -35,8 +35,9 @@ NUM_GROUPS: Final = CODE_DIGITS // DIGITS_PER_GROUP
 GROUP_SIZE: Final = CODE_LEVELS**DIGITS_PER_GROUP
 CLOCKS_PER_BEAT: Final = 24
 BPM_STEP: Final = 8
-TEMPERATURE: Final = 0.9
-TOP_P: Final = 0.8
+# Of codes: less, and melodies stay on a note; of header and sections: more, and songs lack a verse or a chorus.
+TEMPERATURE, TOP_P = 0.9, 0.8
+FORM_TEMPERATURE, FORM_TOP_P = 0.7, 0.5
 
 PAD, END, START, PLAN, RECALL, BEFORE, SECTION = "pad", "end", "start", "plan", "recall", "before", "section"
 _LAYER_SETS: Final = tuple("+".join(names) for count in range(1, 6) for names in combinations(LAYERS, count))
@@ -139,6 +140,8 @@ def planner_tables() -> dict[str, Any]:
             "named": {layer: TOKEN_IDS[f"layer:{layer}"] for layer in LAYERS},
             "main": ["chorus", "verse"],
             "most_in_a_row": 2,
+            "temperature": FORM_TEMPERATURE,
+            "top_p": FORM_TOP_P,
             "layer_words": {layer: [words, f"no {words}"] for layer, words in LAYER_WORDS.items()},
         },
         "codes": {"groups": groups},

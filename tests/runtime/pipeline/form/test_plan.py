@@ -128,16 +128,38 @@ def test_a_restored_plan_goes_on_with_the_same_codes(pipeline: Pipeline) -> None
     assert restored.header == plan.header
 
 
+def with_plan(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Plan by other values of [planner.plan]."""
+    assert pipeline.planner is not None
+    sequences = copy(pipeline.planner.sequences)
+    assert sequences.spec.plan is not None
+    plan = sequences.spec.plan.model_copy(update=changes)
+    sequences.spec = sequences.spec.model_copy(update={"plan": plan})
+    monkeypatch.setattr(pipeline.planner, "sequences", sequences)
+
+
+def test_sections_have_a_temperature_of_their_own_where_none_is_given(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_plan(pipeline, monkeypatch, temperature=1e-4)
+
+    def planned(seed: int, **options: Any) -> tuple[Any, list[int]]:
+        plan = plan_of(pipeline, 300, seed=seed, **options)
+        codes = plan.finish()
+        return [(section.kind, section.layers, section.bars) for section in plan.sections], codes
+
+    (first, codes), (second, others) = planned(1), planned(2)
+    assert first == second, "the likeliest sections"
+    assert codes != others, "codes are drawn as before"
+    assert planned(1, plan_temperature=1.5)[0] != planned(2, plan_temperature=1.5)[0]
+
+
 def with_openings(
     pipeline: Pipeline, num: int, leads: Sequence[float], monkeypatch: pytest.MonkeyPatch
 ) -> list[list[int]]:
     """Draw as many openings; the tonics of those that are drawn lead by so much. Returns the openings."""
-    assert pipeline.planner is not None
-    sequences, opened, scripted = copy(pipeline.planner.sequences), list[list[int]](), iter(leads)
-    assert sequences.spec.plan is not None
-    plan = sequences.spec.plan.model_copy(update={"openings": num})
-    sequences.spec = sequences.spec.model_copy(update={"plan": plan})
-    monkeypatch.setattr(pipeline.planner, "sequences", sequences)
+    opened, scripted = list[list[int]](), iter(leads)
+    with_plan(pipeline, monkeypatch, openings=num)
 
     def lead(plan: FormPlan, section: PlanSection, codes: list[int]) -> float:
         opened.append(codes)
