@@ -24,6 +24,8 @@ Step = Annotated[int, Field(ge=0, lt=len(KEYS))]
 # Of more layers that a prompt asks for, the main kinds but the first may lack some.
 MAIN_LAYERS = 3
 PitchClasses = Annotated[int, Field(ge=0, lt=1 << len(KEYS))]
+Frames = Annotated[int, Field(ge=0, lt=1 << 32)]
+PlaceInBeat = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class TokenRange(TomlTable):
@@ -88,7 +90,11 @@ class PlanSpec(TomlTable):
     tempo of songs whose prompts name it and no tempo. scales: by value of the header's "mode" the semitones above its
     "key", whose values are `KEYS`. pitches: by group of codes and its token the pitch classes that it sounds, one bit
     each, the lowest is C; a token that sounds one outside the song's scale is not sampled. Scales and pitches are given
-    both or not at all. openings: how many times the first codes of a section that recalls none are drawn at most,
+    both or not at all. steps: by value of a header's field, such as a genre or meter, where in a beat notes may begin;
+    the last field of the header that has steps decides; where none has, notes begin anywhere. onsets: by group of codes
+    and its token the frames in which a note begins, one bit each, the lowest is the code's first; a token with one that
+    is not the nearest to a step is not sampled, a group may have none. Steps and onsets are given both or not at all.
+    openings: how many times the first codes of a section that recalls none are drawn at most,
     until their notes, as [notes] of the bundle tells them, have the tonic that the header names; 1: once, unjudged.
     temperature, top_p: of header and sections, where they are not those of [planner.sampler].
     """
@@ -122,6 +128,8 @@ class PlanSpec(TomlTable):
     tempos: Mapping[str, tuple[int, int]] = {}
     scales: tuple[tuple[Step, ...], ...] = ()
     pitches: tuple[tuple[PitchClasses, ...], ...] = ()
+    steps: Mapping[str, tuple[PlaceInBeat, ...]] = {}
+    onsets: tuple[tuple[Frames, ...], ...] = ()
     openings: int = Field(default=1, ge=1, le=16)
     temperature: float | None = Field(default=None, gt=0.0, le=10.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
@@ -199,6 +207,11 @@ class PlanSpec(TomlTable):
         steps = self.scales[self._index(header, MODE)]
         return sum({1 << (self.tonic(header) + step) % len(KEYS) for step in steps})
 
+    def steps_of(self, header: Sequence[int]) -> tuple[float, ...]:
+        """Where in a beat of a song with these tokens notes may begin; () for anywhere."""
+        values = [field.value(token) for field, token in zip(self.header, header, strict=True)]
+        return next((self.steps[value] for value in reversed(values) if value in self.steps), ())
+
     def tonic(self, header: Sequence[int]) -> int:
         """The pitch class of the key that a header's tokens name, 0 is C."""
         return self._index(header, KEY)
@@ -232,6 +245,11 @@ class PlanSpec(TomlTable):
         for value, (low, high) in self.tempos.items():
             if value not in known or low > high:
                 raise ValueError(f"tempos has {value!r} from {low} to {high} bpm: a value of header, and ascending")
+        for value in self.steps:
+            if value not in known:
+                raise ValueError(f"steps has {value!r}, which is no value of header")
+        if bool(self.steps) != bool(self.onsets):
+            raise ValueError("steps and onsets are read together: give both, or neither")
         for kind in (*self.tags.values(), *self.main, self.beginning, self.ending):
             if kind and kind not in self.kind.values:
                 raise ValueError(f"there is no kind {kind!r}, there are {', '.join(self.kind.values)}")

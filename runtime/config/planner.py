@@ -237,6 +237,14 @@ class PlannerSpec(PlannerGraphSpec):
             found, expected = [len(each) for each in self.plan.pitches], [group.count for group in self.codes.groups]
             if found != expected:
                 raise ValueError(f"plan.pitches is for {found} tokens, codes.groups have {expected}")
+        if self.plan is not None and self.plan.onsets:
+            found, expected = [len(each) for each in self.plan.onsets], [group.count for group in self.codes.groups]
+            if len(found) != len(expected) or any(
+                each not in (0, count) for each, count in zip(found, expected, strict=True)
+            ):
+                raise ValueError(
+                    f"plan.onsets is for {found} tokens, codes.groups have {expected}; 0 for a group of none"
+                )
         if self.end_token >= self.vocabulary:
             raise ValueError(f"end_token is {self.end_token}, vocabulary is {self.vocabulary}")
         return self

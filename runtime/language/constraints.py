@@ -60,6 +60,8 @@ class CodesConstraint:
     num_codes: that many, and no end token; None: until the end token comes, which may come between codes. known: the
     first codes, which are given. fixed: for every group the token that is given in all other codes, or None. at_most:
     by token how many codes in a row may have it. without: tokens that may not come where nothing is given.
+    onset_frames: by code the frames in which its notes may begin, as `onsets` of [planner.plan] has them by token; ():
+    anywhere.
     """
 
     is_greedy = False
@@ -73,10 +75,15 @@ class CodesConstraint:
         fixed: Sequence[int | None] = (),
         at_most: Mapping[int, int] | None = None,
         without: Collection[int] = (),
+        onset_frames: Sequence[int] = (),
     ) -> None:
         self._codes, self._end_token, self._at_most = planner.codes, planner.end_token, at_most or {}
         self._num_codes, self._markers, self._known = num_codes, markers, known
         self._without = np.array(list(without), np.int64)  # [tokens]
+        self._onset_frames = onset_frames
+        # By group the frames of each of its tokens int64 [tokens of the group]; a group without onsets has none.
+        onsets = planner.plan.onsets if planner.plan is not None and onset_frames else ()
+        self._onsets = [np.array(each, np.int64) for each in onsets]
         self._fixed = tuple(fixed) or (None,) * len(planner.codes.groups)
         # By group: the token of the last codes, and how many in a row have it.
         self._repeated = tuple((-1, 0) for _ in planner.codes.groups)
@@ -85,9 +92,9 @@ class CodesConstraint:
 
     @property
     def key(self) -> Hashable:
-        """The token that must come, or the group and the token that came as often as it may."""
+        """The token that must come, or the group, the token that came as often as it may and the frames of onsets."""
         token = self._given[self._part]
-        return (self._group, self._refused) if token is None else ("token", token)
+        return (self._group, self._refused, self._frames) if token is None else ("token", token)
 
     @property
     def is_done(self) -> bool:
@@ -106,6 +113,11 @@ class CodesConstraint:
         allowed[self._without] = False  # [V]
         if self._refused is not None:
             allowed[self._refused] = False
+        if self._frames is not None:
+            on_steps = (self._onsets[self._group] & ~self._frames) == 0  # [tokens of the group]
+            kept = allowed[group.first : group.end] & on_steps  # [tokens of the group]
+            if kept.any():
+                allowed[group.first : group.end] = kept
         if self._num_codes is None and self._group == 0:
             allowed[self._end_token] = True
 
@@ -147,6 +159,12 @@ class CodesConstraint:
     def _group(self) -> int:
         """The group that comes next; negative where a marker does."""
         return self._part - len(self._given) + len(self._codes.groups)
+
+    @property
+    def _frames(self) -> int | None:
+        """The frames in which notes of this group of this code may begin; None for anywhere."""
+        has_onsets = bool(self._onsets) and len(self._onsets[self._group]) > 0
+        return self._onset_frames[self._code] if has_onsets else None
 
     @property
     def _refused(self) -> int | None:

@@ -205,7 +205,7 @@ def _planner_tables(folder: Path) -> dict[str, dict[str, Any]]:
     tables, names = planner_tables(), cache_names(PLANNER_LAYERS)
     structure = StructureCodes(folder)
     tables["plan"] |= {"silent": structure.silent, "openings": PLANNER_OPENINGS}
-    tables["plan"] |= {"scales": list(MODES.values()), "pitches": structure.pitches}
+    tables["plan"] |= {"scales": list(MODES.values()), "pitches": structure.pitches, "onsets": structure.onsets}
     nested = {f"planner.{name}": tables.pop(name) for name in ("sampler", "plan", "codes")}
     files = {"graph": PLANNER_FILE, "tokenizer": PLANNER_TOKENIZER_FILE, "capacity": PLANNER_CAPACITY}
     files |= {"default": True, "default_from_s": PLANNED_FROM_S}

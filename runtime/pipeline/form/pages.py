@@ -141,6 +141,7 @@ def codes_page(
         _silent(planner, section),
         _rests(spec, section),
         _out_of_scale(planner, section),
+        _onset_frames(spec, section, numbers[part.first : part.end]),
     )
     order = SequenceOrder(
         (prompt, ()), constraint, ends[-1], plan_seed(seed, section.index, part.first), is_guided=False
@@ -190,6 +191,12 @@ def _out_of_scale(planner: PlannerSpec, section: PlanSection) -> list[int]:
         if group.count - len(outside) > 1:
             found += outside
     return found
+
+
+def _onset_frames(spec: PlanSpec, section: PlanSection, numbers: range) -> list[int]:
+    """Of each code the frames in which its notes may begin; [] for anywhere."""
+    rhythm, steps = section.song.rhythm, spec.steps_of(section.song.header)
+    return [rhythm.step_frames(number, steps) for number in numbers] if steps else []
 
 
 def _recalled_codes(

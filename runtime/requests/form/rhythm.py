@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -34,7 +34,7 @@ class Rhythm:
 
     def frame(self, bar: int) -> int:
         """The frame nearest to the first beat of a bar."""
-        return math.ceil(self.exact_frame(bar) - 0.501)
+        return _nearest(self.exact_frame(bar))
 
     def code_range(self, first_bar: int, bars: int) -> range:
         """The codes of some bars: the first holds the frame of their first beat."""
@@ -54,10 +54,25 @@ class Rhythm:
         """The token of where in its bar a code's last frame lies."""
         return self.clock_token + self._place(code)[1]
 
+    def step_frames(self, code: int, steps: Collection[float]) -> int:
+        """The frames of a code that are nearest to a step, one bit each, the lowest is its first. steps: in a beat."""
+        first, beat = code * self.frames_per_code - self.first_frame, 60.0 / self.bpm * self.frame_rate_hz
+        beats = range(math.floor(first / beat) - 1, math.ceil((first + self.frames_per_code) / beat) + 1)
+        nearest = {_nearest(self.first_frame + (number + step) * beat) for number in beats for step in steps}
+        return sum(1 << place for place, frame in enumerate(self._frames(code)) if frame in nearest)
+
+    def _frames(self, code: int) -> range:
+        return range(code * self.frames_per_code, (code + 1) * self.frames_per_code)
+
     def _place(self, code: int) -> tuple[int, int]:
         """Bar and clock of a code's last frame."""
-        frame = self.frames_per_code * (code + 1) - 1
+        frame = self._frames(code)[-1]
         bar = int((frame - self.first_frame) / self.frame_rate_hz * self.bpm / 60.0 / self.beats)
         bar += int(frame >= self.frame(bar + 1)) - int(frame < self.frame(bar))
         beat = (frame - self.frame(bar)) / self.frame_rate_hz * self.bpm / 60.0
         return bar, min(int(beat * self.clocks_per_beat), self.beats * self.clocks_per_beat - 1)
+
+
+def _nearest(position: float) -> int:
+    """The frame nearest to a position in frames; halves go down, also where floating point leaves them a bit above."""
+    return math.ceil(position - 0.501)

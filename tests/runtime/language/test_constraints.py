@@ -285,7 +285,7 @@ def test_a_token_comes_so_often_in_a_row_until_another_came() -> None:
     constraint, rest, found = CodesConstraint(PLANNED, 20, at_most={first.first + 2: 3}), first.first + 2, list[bool]()
     for _ in range(9):
         found.append(rest in allowed_by(constraint))
-        assert constraint.key == (0, None if found[-1] else rest)
+        assert constraint.key == (0, None if found[-1] else rest, None)
         for token in (rest if found[-1] else first.first, second.first):
             constraint.advance(token)
         restored = CodesConstraint(PLANNED, 20, at_most={rest: 3})

@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 from configs.demo.recipe.corpus.songs import draw_song
 from configs.demo.recipe.corpus.vocabulary import draw_moods
-from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.instruments import LAYERS, pitch_channels
 from configs.demo.recipe.latents import (
     CHANNELS,
     FIRST_PITCH,
@@ -56,6 +56,8 @@ MAX_PAGE_TOKENS: Final = 2304
 # silent, 9 % of pads' sound one outside the scale, at most 0.6 % of other layers'. At a higher level fewer do, and more
 # energy outside the key remains in plans.
 _SOUNDING_LEVEL: Final = 0.25
+# A drum is struck where its level in the hints rises by more than this from one frame to the next.
+_STRUCK_RISE: Final = 0.3
 _FULL_SHARE: Final = 0.6  # of the songs that have all layers of their genre, so that many can enter and leave
 
 
@@ -96,21 +98,37 @@ class StructureCodes:
     @cached_property
     def pitches(self) -> list[list[int]]:
         """By layer and its token the pitch classes that it sounds, one bit each, the lowest is C; drums sound none."""
-        silent, bits = list(self.silent.values()), 1 << ((FIRST_PITCH + np.arange(NUM_PITCHES)) % 12)
-        found = []
+        bits, found = 1 << ((FIRST_PITCH + np.arange(NUM_PITCHES)) % 12), []
         for group in range(NUM_GROUPS):
-            tokens = np.tile(silent, (GROUP_SIZE, 1))
-            tokens[:, group] = FIRST_CODE_ID + GROUP_SIZE * group + np.arange(GROUP_SIZE)
             # A code's hints depend on its neighbours: here they are the same.
-            codes = np.repeat(codes_of(tokens)[:, None], 3, axis=1)
-            levels = levels_from_latents(self._decode.run(None, {"codes": codes})[0])
+            levels = self._levels(np.repeat(self._codes_of_group(group)[:, None], 3, axis=1))
             loudest = levels[:, FRAMES_PER_CODE : 2 * FRAMES_PER_CODE, :NUM_PITCHES].max(axis=1)
             found.append(np.bitwise_or.reduce(np.where(loudest > _SOUNDING_LEVEL, bits, 0), axis=1).tolist())
         return found
 
+    @cached_property
+    def onsets(self) -> list[list[int]]:
+        """By layer and its token the frames in which it strikes a drum, one bit each; none for the other layers."""
+        group, (silent,) = LAYERS.index("drums"), codes_of(np.array([list(self.silent.values())]))
+        levels = self._levels(np.pad(self._codes_of_group(group)[:, None], ((0, 0), (1, 1)), constant_values=silent))
+        rises = np.diff(levels[:, FRAMES_PER_CODE - 1 : 2 * FRAMES_PER_CODE, pitch_channels("drums")], axis=1)
+        is_struck = (rises > _STRUCK_RISE).any(axis=2)  # [tokens, frames of a code]
+        frames = (is_struck @ (1 << np.arange(FRAMES_PER_CODE))).tolist()
+        return [frames if each == group else [] for each in range(NUM_GROUPS)]
+
+    def _codes_of_group(self, group: int) -> Codes:
+        """The codes `[tokens]` of each token of a group where all other layers are silent."""
+        tokens = np.tile(list(self.silent.values()), (GROUP_SIZE, 1))
+        tokens[:, group] = FIRST_CODE_ID + GROUP_SIZE * group + np.arange(GROUP_SIZE)
+        return codes_of(tokens)
+
+    def _levels(self, codes: Codes) -> FloatArray:
+        """Levels `[N, T, C]` of the hints of runs of codes `[N, Q]`."""
+        return levels_from_latents(self._decode.run(None, {"codes": codes})[0])
+
     def decode(self, codes: Codes) -> FloatArray:
         """Levels `[T, C]` of the hints."""
-        return levels_from_latents(self._decode.run(None, {"codes": codes[None]})[0][0])
+        return np.asarray(self._levels(codes[None])[0], np.float32)
 
 
 def draw_piece(structure: StructureCodes, seed: int, index: int) -> Piece:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from configs.demo.recipe.corpus.form import step_beats
 from configs.demo.recipe.corpus.genres import BEATS_PER_BAR, GENRES, METERS
 from configs.demo.recipe.corpus.songs import BPM_RANGE, SECTIONS, Song
 from configs.demo.recipe.corpus.vocabulary import (
@@ -133,6 +134,7 @@ def planner_tables() -> dict[str, Any]:
             "materials": [MATERIALS[kind] for kind in SECTIONS],
             "beginning": "intro",
             "beginning_bars": 8,
+            "steps": _steps(),
             "tempos": {name: list(genre.bpm) for name, genre in GENRES.items()},
             "ending": "outro",
             "tags": {"drop": "chorus"},
@@ -147,6 +149,13 @@ def planner_tables() -> dict[str, Any]:
         "codes": {"groups": groups},
         "sampler": {"temperature": TEMPERATURE, "top_p": TOP_P},
     }
+
+
+def _steps() -> dict[str, list[float]]:
+    """By genre, and by meter where that decides, where in a beat notes begin."""
+    beats = {name: step_beats("4/4", 1, genre.swing, genre.shuffle) for name, genre in GENRES.items()}
+    beats["6/8"] = step_beats("6/8", 1, 0.5, 0.5)
+    return {name: [round(step, 6) for step in steps[:-1]] for name, steps in beats.items()}
 
 
 def _field(name: str, prefix: str) -> dict[str, Any]:
