@@ -35,7 +35,7 @@ from configs.demo.recipe.latents import (
     FloatArray,
 )
 from configs.demo.recipe.planner.pages import StructureCodes
-from configs.demo.recipe.planner.tokens import planner_tables
+from configs.demo.recipe.planner.tokens import beat_steps, planner_tables
 from configs.demo.recipe.text_encoder import build_text_encoder, meaning_names
 from configs.demo.recipe.tokenizer import MAX_TOKENS, TEMPLATE, build_tokenizer
 from engine_build.export.toml_text import table_text
@@ -205,7 +205,8 @@ def _planner_tables(folder: Path) -> dict[str, dict[str, Any]]:
     tables, names = planner_tables(), cache_names(PLANNER_LAYERS)
     structure = StructureCodes(folder)
     tables["plan"] |= {"silent": structure.silent, "openings": PLANNER_OPENINGS}
-    tables["plan"] |= {"scales": list(MODES.values()), "pitches": structure.pitches, "onsets": structure.onsets}
+    tables["plan"] |= {"scales": list(MODES.values()), "pitches": structure.pitches}
+    tables["plan"] |= {"steps": beat_steps(), "onsets": structure.onsets}
     nested = {f"planner.{name}": tables.pop(name) for name in ("sampler", "plan", "codes")}
     files = {"graph": PLANNER_FILE, "tokenizer": PLANNER_TOKENIZER_FILE, "capacity": PLANNER_CAPACITY}
     files |= {"default": True, "default_from_s": PLANNED_FROM_S}

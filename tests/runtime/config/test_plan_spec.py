@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from helpers.tiny_planner import KEYED_PLAN, PLAN
@@ -70,6 +70,39 @@ def test_what_a_prompt_names_limits_its_tempo() -> None:
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        validated(PlanSpec, {**PLAN, **changes}, "plan")
+
+
+STEPS: Final = {"4/4": [0.0, 0.25, 0.5, 0.75], "96": [0.0, 0.667], "minor": [0.0]}
+
+
+def test_the_last_field_that_has_steps_says_where_in_a_beat_notes_begin() -> None:
+    table = {**KEYED_PLAN, "steps": STEPS, "onsets": [[], [0, 1, 2, 4, 31]]}
+    spec = validated(PlanSpec, table, "plan")
+    bpm, meter, _, mode = spec.header
+    for values, expected in (
+        (("96", "4/4", "major"), (0.0, 0.25, 0.5, 0.75)),
+        (("96", "3/4", "major"), (0.0, 0.667)),
+        (("120", "3/4", "major"), ()),
+        (("96", "4/4", "minor"), (0.0,)),
+    ):
+        tokens = [field.token(value) for field, value in zip((bpm, meter, mode), values, strict=True)]
+        assert spec.steps_of((*tokens[:2], 100, tokens[2])) == expected
+    assert SPEC.steps_of((9, 12)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"steps": {"4/4": [0.0]}}, "steps and onsets are read together: give both, or neither"),
+        ({"onsets": [[], [0] * 5]}, "steps and onsets are read together: give both, or neither"),
+        ({"steps": {"5/4": [0.0]}, "onsets": [[], []]}, "steps has '5/4', which is no value of header"),
+        ({"steps": {"4/4": [0.0, 1.0]}, "onsets": [[], []]}, "steps: expected less than 1"),
+        ({"steps": {"4/4": [0.0]}, "onsets": [[], [-1]]}, "onsets.1.0"),
+    ],
+)
+def test_steps_that_do_not_fit_are_refused(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         validated(PlanSpec, {**PLAN, **changes}, "plan")
 

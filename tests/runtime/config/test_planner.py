@@ -78,6 +78,11 @@ def test_a_fields_choices() -> None:
             {"plan": {**KEYED_PLAN, "pitches": [[0] * 4]}},
             r"plan.pitches is for \[4\] tokens, codes.groups have \[5, 5\]",
         ),
+        (
+            {"plan": {**PLAN, "steps": {"4/4": [0.0]}, "onsets": [[], [0] * 4]}},
+            r"plan.onsets is for \[0, 4\] tokens, codes.groups have \[5, 5\]; 0 for a group of none",
+        ),
+        ({"plan": {**PLAN, "steps": {"4/4": [0.0]}, "onsets": [[0] * 5]}}, r"plan.onsets is for \[5\] tokens"),
         ({"verify_token": 4}, "did you mean verify_tokens"),
         ({"tokenizer": None}, "thinking and plan need a tokenizer"),
     ],

@@ -294,6 +294,26 @@ def test_a_token_comes_so_often_in_a_row_until_another_came() -> None:
     assert found == [True, True, True, False, True, True, True, False, True]
 
 
+def test_a_token_whose_notes_begin_elsewhere_than_they_may_does_not_come() -> None:
+    """By code; a group without onsets is free, and one whose tokens all begin elsewhere keeps them."""
+    assert PLANNED.plan is not None
+    onsets = ((), (0b00001, 0b00100, 0b00101, 0b10100, 0b10000))
+    spec = PLANNED.model_copy(update={"plan": PLANNED.plan.model_copy(update={"onsets": onsets})})
+    frames, (first, second) = [0b00101, 0b10000, 0b00010, 0b11111], spec.codes.groups
+    constraint, found, keys = CodesConstraint(spec, 4, without=[second.first + 4], onset_frames=frames), [], set()
+    for _ in frames:
+        assert allowed_by(constraint) == set(first.tokens)
+        constraint.advance(first.first)
+        keys.add(constraint.key)
+        found.append({token - second.first for token in allowed_by(constraint)})
+        constraint.advance(second.first)
+    assert found == [{0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3}, {0, 1, 2, 3}]
+    assert len(keys) == 4
+    anywhere = CodesConstraint(spec, 4)
+    anywhere.advance(first.first)
+    assert allowed_by(anywhere) == set(second.tokens)
+
+
 def test_tokens_that_may_not_come_still_come_where_they_are_given() -> None:
     """As a known code, as a group's fixed token, and nowhere else."""
     first, second = PLANNED.codes.groups

@@ -134,7 +134,6 @@ def planner_tables() -> dict[str, Any]:
             "materials": [MATERIALS[kind] for kind in SECTIONS],
             "beginning": "intro",
             "beginning_bars": 8,
-            "steps": _steps(),
             "tempos": {name: list(genre.bpm) for name, genre in GENRES.items()},
             "ending": "outro",
             "tags": {"drop": "chorus"},
@@ -151,7 +150,7 @@ def planner_tables() -> dict[str, Any]:
     }
 
 
-def _steps() -> dict[str, list[float]]:
+def beat_steps() -> dict[str, list[float]]:
     """By genre, and by meter where that decides, where in a beat notes begin."""
     beats = {name: step_beats("4/4", 1, genre.swing, genre.shuffle) for name, genre in GENRES.items()}
     beats["6/8"] = step_beats("6/8", 1, 0.5, 0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -195,6 +196,21 @@ def test_behind_a_change_of_key_codes_are_in_the_new_one() -> None:
         assert choices(keyed(), section, [before, behind])[0] == expected
         page = codes_page(keyed(), TINY, section, [before, behind], seed=1, most_codes=None)
         assert page.read(page.order.constraint.forced(999)) == [4, 0, 24]
+
+
+def test_codes_whose_notes_begin_beside_the_steps_of_the_song_never_come() -> None:
+    """As tempo and meter of the section's song have it, code after code, also where codes are there already."""
+    steps, onsets = {"4/4": [0.0, 0.5]}, [[], [0, 0b001, 0b010, 0b100, 0b111]]
+    planner = keyed(scales=[], pitches=[], steps=steps, onsets=onsets)
+    (section,) = sections("verse 4", made=0, song=song_in(0, 0))
+    eighth, found, expected = 60 / section.song.rhythm.bpm * GRID.frame_rate_hz / 2, [], []
+    for number in list(section.span)[:12]:
+        found.append(choices(planner, section, [section])[1])
+        begin = {math.ceil(eighth * step - 0.5) - number * GRID.frames_per_code for step in range(200)}
+        expected.append({0, *(1 + frame for frame in range(3) if frame in begin)})
+        section.codes.append(0)
+    assert found == expected
+    assert len({frozenset(each) for each in found}) > 2
 
 
 def test_a_group_with_hardly_another_code_keeps_those_outside_the_scale() -> None:

@@ -28,6 +28,7 @@ from configs.demo.recipe.planner.tokens import (
     NUM_GROUPS,
     TOKEN_IDS,
     TOKENS,
+    beat_steps,
     code_tokens,
     codes_of,
     header,
@@ -88,6 +89,32 @@ def test_neither_silence_nor_drums_sound_a_pitch(structure: StructureCodes) -> N
     for group, token in enumerate(structure.silent.values()):
         assert structure.pitches[group][token - FIRST_CODE_ID - GROUP_SIZE * group] == 0
     assert [any(pitches) for pitches in structure.pitches] == [layer != "drums" for layer in LAYERS]
+
+
+def test_a_code_strikes_the_drums_where_they_were_struck(structure: StructureCodes) -> None:
+    kick, group = pitch_channels("drums")[0], LAYERS.index("drums")
+    for place in range(FRAMES_PER_CODE):
+        levels = np.zeros((5 * FRAMES_PER_CODE, CHANNELS), np.float32)
+        levels[2 * FRAMES_PER_CODE + place, kick] = 1.0
+        token = code_tokens(structure.encode(levels))[2, group]
+        assert structure.onsets[group][token - FIRST_CODE_ID - GROUP_SIZE * group] == 1 << place
+    assert structure.onsets[group][structure.silent["drums"] - FIRST_CODE_ID - GROUP_SIZE * group] == 0
+    assert [len(each) for each in structure.onsets] == [0] * group + [GROUP_SIZE]
+
+
+def test_songs_strike_their_drums_on_the_steps_of_genre_and_meter(structure: StructureCodes) -> None:
+    """Nearly all of their codes: a code may blur a strike with the next frame."""
+    group, steps, off, struck = LAYERS.index("drums"), beat_steps(), 0, 0
+    for index in range(8):
+        piece = draw_piece(structure, 4242, index)
+        song = piece.arrangement.song
+        tokens = code_tokens(piece.codes)[:, group] - FIRST_CODE_ID - GROUP_SIZE * group
+        onsets = np.array(structure.onsets[group])[tokens]
+        places = steps.get(song.meter, steps[song.genre])
+        frames = np.array([piece.rhythm.step_frames(number, places) for number in range(len(onsets))])
+        off, struck = off + np.count_nonzero(onsets & ~frames), struck + np.count_nonzero(onsets)
+    assert struck > 300
+    assert off < 0.03 * struck
 
 
 def test_the_sections_pages_hold_all_codes_once(pieces: list[Piece]) -> None:
