@@ -262,7 +262,12 @@ def _run(job: Job) -> None:
         source, target, structure = (_read_source(path, pipeline.read_source, name) for name, path in files.items())
         audio = None if job.source is None else pipeline.source_audio(job.source)
         timbre = _read_source(job.timbre, pipeline.read_timbre, "timbre")
-        inputs = GenerationInputs(condition, source, target, source_audio=audio, timbre=timbre, structure=structure)
+        encoded = frozenset(
+            name for name in ("source", "target") if (path := files[name]) and pipeline.source_audio(path) is not None
+        )
+        inputs = GenerationInputs(
+            condition, source, target, source_audio=audio, encoded=encoded, timbre=timbre, structure=structure
+        )
         generation = LongGeneration(pipeline, options, inputs)
         if job.stems is not None:
             generation.check_stems()

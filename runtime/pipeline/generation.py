@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from queue import SimpleQueue
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.audio.finishing import TARGET_LUFS, Finisher
 from runtime.audio.formats import Pcm
@@ -32,7 +33,7 @@ from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.planning import AnyPlan, is_planned
 from runtime.pipeline.sequences import Caller
-from runtime.pipeline.sources import kept_frames, settled_options
+from runtime.pipeline.sources import has_encoded_latents, kept_frames, settled_options
 from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptMeaning
 from runtime.requests.request import GenerationRequest
@@ -174,6 +175,7 @@ class LongGeneration:
         plan = {} if self.plan is None else self.plan.summary
         said |= {} if self.plan is None else self.plan.options
         found, codec = score_of(self._pipeline.bundle, latents, said, plan.get("sections", ())), self._pipeline.codec
+        found = replace(found, is_estimated=self.is_estimated)
         if codec is not None and self.total_samples is not None:
             found = found.until(self.total_samples / codec.sample_rate_hz)
         return found.quantized() if quantize else found
@@ -188,9 +190,7 @@ class LongGeneration:
         if codec is None:
             raise ConfigError(f"bundle {self._pipeline.bundle.name!r} has no [codec]: it makes latents, not audio")
         rate_hz, hop, open_source = codec.sample_rate_hz, codec.hop_samples, self._inputs.source_audio
-        kept, splicer, loudness = np.zeros(0, bool), None, None
-        if self.total_frames is not None and open_source is not None:
-            kept = kept_frames(self.options, self._inputs, self.total_frames, self._pipeline.bundle)
+        kept, splicer, loudness = self._kept_frames, None, None
         if kept.any() and open_source is not None:
             splicer = AudioSplicer(kept, hop, round(CROSSFADE_S * rate_hz), open_source())
             loudness = surrounding_loudness(kept, hop, rate_hz, open_source()) if self.options.finish else None
@@ -199,6 +199,19 @@ class LongGeneration:
             target_lufs = TARGET_LUFS if loudness is None else loudness
             finisher = Finisher(rate_hz, hop, self.total_samples, target_lufs=target_lufs)
         return AudioDecoder(hop, self.total_samples, splicer, finisher, np.flatnonzero(kept))
+
+    @property
+    def _kept_frames(self) -> NDArray[np.bool_]:
+        """`[N]`: whether the audio of a frame is the source's own; `[0]` without an end."""
+        if self.total_frames is None:
+            return np.zeros(0, bool)
+        return kept_frames(self.options, self._inputs, self.total_frames, self._pipeline.bundle)
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether its notes and stems are estimates, as far as they come from latents that were encoded from audio."""
+        total, bundle = self.total_frames, self._pipeline.bundle
+        return total is not None and has_encoded_latents(self.options, self._inputs, total, bundle)
 
     @property
     def sample_rate_hz(self) -> int:
@@ -215,7 +228,7 @@ class LongGeneration:
     @property
     def has_exact_stems(self) -> bool:
         """Whether its stems sum to its mix: not where that has samples of a source."""
-        return self._inputs.source_audio is None
+        return not self._kept_frames.any()
 
     def stems(self, latents: Latents) -> Iterator[dict[str, Pcm]]:
         """The finished audio of all its latents `[T, C]` and of their layers, in windows: as StemDecoder.decode().

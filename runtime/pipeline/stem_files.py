@@ -62,7 +62,8 @@ class StemFiles:
         tag = made.to_tag("mid") if self._metadata else ""
         files["notes.mid"] = midi_bytes(self._generation.score(self._latents), tag)
         said = made.model_dump(exclude_defaults=True) if self._metadata else {"model": made.model}
-        files["options.json"] = ascii_json({**said, "exact": self._generation.has_exact_stems}).encode()
+        about = {"exact": self._generation.has_exact_stems, "estimated": self._generation.is_estimated}
+        files["options.json"] = ascii_json({**said, **about}).encode()
         return files
 
 

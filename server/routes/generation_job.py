@@ -122,6 +122,8 @@ class GenerationJob:
             "Content-Disposition": f'inline; filename="{self.request.id}{self.request.file_format.suffix}"',
         }
         headers |= prompt_headers(self.read.words, self.read.meanings)
+        if self.generation.is_estimated and (body.stems or name == "mid"):
+            headers["X-Estimated"] = "true"
         if not self.request.is_audio or codec is None:
             return headers
         if body.stems:

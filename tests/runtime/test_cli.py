@@ -303,6 +303,9 @@ def test_stems_are_a_folder(built: Built, tmp_path: Path, monkeypatch: pytest.Mo
     assert np.abs(pcm["mix"] - soundfile.read("a.wav")[0]).max() <= 2**-15
     assert read_metadata(folder / "bass.flac") == read_metadata(Path("a.wav"))
     assert CliRunner().invoke(app, [*flags, "--stems", "b"]).exit_code == 0
+    assert not json.loads(Path("b/options.json").read_text())["estimated"]
+    assert CliRunner().invoke(app, [*flags, "--stems", "c", "--source", "a.wav"]).exit_code == 0
+    assert json.loads(Path("c/options.json").read_text())["estimated"]
     (tmp_path / "file").write_text("")
     assert CliRunner().invoke(app, [*flags, "--stems", "file"]).exit_code == EXIT_FILE
 

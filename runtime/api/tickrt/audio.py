@@ -31,7 +31,8 @@ class Audio:
     seed, as plain values; `model.generate(**audio.options)` generates it again. bundle: the model's name and version.
     metadata: what its files say about it; None for files without.
     prompt_words: which words of the prompts the model understands (`understood`, `unknown`, `near` those that are
-    written like unknown ones). meanings: what of each prompt is played; () where the model does not tell.
+    written like unknown ones). meanings: what of each prompt is played; () where the model does not tell. is_estimated:
+    its notes and stems are estimates, as far as they come from a source that was no result of the model.
     """
 
     latents: NDArray[np.float32]
@@ -44,6 +45,7 @@ class Audio:
     metadata: GenerationMetadata | None = None
     prompt_words: PromptWords = field(default_factory=PromptWords)
     meanings: tuple[PromptMeaning, ...] = ()
+    is_estimated: bool = False
     _generation: LongGeneration | None = None
     _score: Score | None = None
 

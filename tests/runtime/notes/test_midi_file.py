@@ -86,6 +86,11 @@ def test_without_a_tempo_times_are_right_and_it_is_said() -> None:
     assert meta(file, "key_signature") == []
 
 
+def test_estimated_notes_say_so() -> None:
+    file = read(Score((Part("bass", BASS),), 4.0, 0.04, bpm=120.0, is_estimated=True))
+    assert [event.text for event in meta(file, "text")] == ["notes of uploaded audio are estimated"]
+
+
 def test_six_eight_counts_dotted_quarters() -> None:
     file = read(Score((Part("bass", BASS),), 4.0, 0.04, bpm=60.0, time_signature=6))
     (meter,), (tempo,) = meta(file, "time_signature"), meta(file, "set_tempo")

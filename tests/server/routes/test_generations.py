@@ -323,6 +323,37 @@ def test_stems_are_an_archive_whose_layers_sum_to_the_mix(built: Built, format: 
             assert document["errors"][0]["pointer"] == f"/{name}"
 
 
+def test_stems_and_notes_of_an_upload_are_marked_as_estimates(built: Built) -> None:
+    with serving(built(stems=True)) as served, served.client() as client:
+        files = {"wav": served.post(seconds=2).content, "safetensors": served.post(response_format="latents").content}
+        ids = {
+            name: client.post("/v1/sources", files={"source": (f"a.{name}", data)}).json()["id"]
+            for name, data in files.items()
+        }
+        repaint = {"repaint": [{"start_s": 0.4, "end_s": 0.8}]}
+
+        def described(**values: Any) -> tuple[bool, bool, str | None]:
+            response = served.post(stems="wav", **values)
+            assert response.status_code == 200, response.text
+            with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
+                made = json.loads(archive.read("options.json"))
+            return made["exact"], made["estimated"], response.headers.get("x-estimated")
+
+        assert described(source_id=ids["wav"], **repaint) == (False, True, "true")
+        assert described(source_id=ids["wav"]) == (True, True, "true")
+        assert described(source_id=ids["wav"], denoise=1.0) == (True, False, None)
+        assert described(source_id=ids["safetensors"], **repaint) == (True, False, None)
+        assert described(target_id=ids["wav"], x0_strength=0.5) == (True, True, "true")
+        assert described() == (True, False, None)
+        notes = served.post(response_format="mid", source_id=ids["wav"])
+        assert notes.headers["x-estimated"] == "true"
+        texts = [
+            event.text for event in mido.MidiFile(file=io.BytesIO(notes.content)).tracks[0] if event.type == "text"
+        ]
+        assert "notes of uploaded audio are estimated" in texts
+        assert "x-estimated" not in served.post(source_id=ids["wav"]).headers
+
+
 def test_what_has_no_notes_is_refused_before_it_is_generated(served: Served) -> None:
     assert "no [notes]" in problem(served.post(response_format="mid"), 422)["detail"]
     assert "no [stems]" in problem(served.post(stems="flac"), 422)["detail"]

@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,6 +225,19 @@ def test_notes_and_stems_of_a_generation(built: Built, tmp_path: Path) -> None:
             copied.stems()
     with pytest.raises(tickrt.TickError):
         audio.stems()
+
+
+def test_notes_and_stems_of_audio_from_elsewhere_are_estimates(built: Built) -> None:
+    with tickrt.open(built(stems=True).path) as model:
+        first = model.generate("a", seconds=1, seed=1)
+        kept: dict[str, Any] = {"seconds": 1, "seed": 2, "repaint": [{"start_s": 0.4, "end_s": 0.8}]}
+        assert not first.is_estimated
+        of_its_own = model.generate("a", source=first, **kept)
+        assert (of_its_own.is_estimated, of_its_own.score.is_estimated) == (False, False)
+        uploaded = model.generate("a", source=first.pcm, **kept)
+        assert (uploaded.is_estimated, uploaded.score.is_estimated) == (True, True)
+        assert model.generate("a", source=pickle.loads(pickle.dumps(uploaded)), **kept).is_estimated
+        assert model.generate("a", target_source=first.pcm, x0_strength=1.0, seed=1).is_estimated
 
 
 def test_notes_are_given_as_a_generation_has_them_as_objects_or_as_a_file(built: Built, tmp_path: Path) -> None:
