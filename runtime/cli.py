@@ -285,6 +285,8 @@ def _run(job: Job) -> None:
         with closing(progress), _output(job.out) as file:
             latents = _write(job, pipeline, generation, progress, file, player)
         if job.stems is not None:
+            if generation.tracks and not job.quiet:
+                print_line(f"extracting {', '.join(generation.tracks)}", console)
             save_files(job.stems, StemFiles(generation, latents, metadata=job.has_metadata).finish())
         if not job.quiet:
             text = f"{progress.audio_s:.2f} s, seed {generation.seed}, {progress.timing}"

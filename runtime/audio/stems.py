@@ -1,13 +1,14 @@
-"""Stems: the layers of a generation apart, which sum to its mix.
+"""Stems: the layers of a generation apart, which sum to its mix; or tracks that were extracted from it.
 
 A codec that sums its layers and then saturates gives `mix = f(d_1 + ... + d_L)`. From the decode `f(d_l)` of each layer
-follows `d_l`, and a stem is `d_l f(s) / s` with `s = d_1 + ... + d_L`: stems sum to the mix, sample by sample. Each has
-the gain with which the mix is finished. In float32 this is exact where no layer alone is within 1e-3 of full scale.
+follows `d_l`, and a stem is `d_l f(s) / s` with `s = d_1 + ... + d_L`: stems sum to the mix, sample by sample. In
+float32 this is exact where no layer alone is within 1e-3 of full scale. Each stem, an extracted track too, has the gain
+with which the mix is finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,28 +28,35 @@ LINEAR = 1e-8
 class StemDecoder:
     """Decodes the windows of one generation, in order, into its mix and its stems. One thread at a time.
 
-    decoder: that of the generation, from its first window on. The bundle has [stems].
+    decoder: that of the generation, from its first window on. The bundle has [stems]. tracks: all latents `[T, C]` of
+    each extracted track; {} where the bundle's stems are layers.
     """
 
-    def __init__(self, decoder: AudioDecoder, codec: Codec, bundle: Bundle) -> None:
-        assert bundle.notes is not None
+    def __init__(self, decoder: AudioDecoder, codec: Codec, bundle: Bundle, tracks: Mapping[str, Latents] = {}) -> None:
         assert bundle.stems is not None
-        self._decoder, self._codec, self._bundle = decoder, codec, bundle
+        self._decoder, self._codec, self._bundle, self._tracks = decoder, codec, bundle, tracks
         self._saturation = bundle.stems.saturation
 
     def decode(self, window: Window) -> dict[str, Pcm]:
-        """The next window's PCM `[n, channels]` float32 of MIX and of each layer. Raises EngineError, RequestError."""
-        layers = layer_latents(self._bundle, window.values)
+        """The next window's PCM `[n, channels]` float32 of MIX and of each stem. Raises EngineError, RequestError."""
+        layers = self._parts(window)
+        undivided = self._codec.start(window) if self._tracks else None
         decoding = {name: self._codec.start(replace(window, values=values)) for name, values in layers.items()}
         mix = self._decoder.decode(window, self._codec)
         # Until workers of the codec have decoded them.
         decoded = [each.result() for each in decoding.values()]
-        parts = summing(decoded, self._saturation)
+        parts = decoded if self._tracks else summing(decoded, self._saturation)
         if (finisher := self._decoder.finisher) is not None:
-            whole = np.asarray(np.sum(parts, axis=0), np.float32)
+            whole = np.asarray(np.sum(parts, axis=0), np.float32) if undivided is None else undivided.result()
             parts = finisher.finish_parts(whole, window.start_frame * self._codec.hop_samples, parts)
         trimmed = (self._codec.trimmed(part, window)[: len(mix)] for part in parts)
         return {MIX: mix, **dict(zip(decoding, trimmed, strict=True))}
+
+    def _parts(self, window: Window) -> dict[str, Latents]:
+        """The latents of each stem, `[margins + frames, C]`, that are decoded for a window."""
+        start, end = window.start_frame, window.start_frame + len(window.values)
+        tracks = {name: latents[start:end] for name, latents in self._tracks.items()}
+        return tracks or layer_latents(self._bundle, window.values)
 
 
 def layer_latents(bundle: Bundle, latents: Latents) -> dict[str, Latents]:

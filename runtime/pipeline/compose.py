@@ -40,9 +40,10 @@ class GenerationInputs:
     `[N, C]` float32 in place of the seed's: they begin at frame 0 of the whole generation (of the segment, in one
     without end); a target that is None is the source. session: whose step parameters apply. client: whose limit on
     generations applies. source_audio: opens the samples that the source was encoded from; the audio of what is kept
-    consists of them. encoded: which of "source" and "target" were encoded from audio that the model did not make. timbre `[F, C]` float32: latents of a reference, as Pipeline.read_timbre gives them. structure
-    `[N, C]` float32: latents whose structure is kept; None: a cover's source. hints `[N, C]` float32: those of a
-    structure, in its place. phrases: notes to play, over the hints. Arrays stay the caller's and are not written to.
+    consists of them. encoded: which of "source" and "target" were encoded from audio that the model did not make.
+    timbre `[F, C]` float32: latents of a reference, as Pipeline.read_timbre gives them. structure `[N, C]` float32:
+    latents whose structure is kept; None: a cover's source. hints `[N, C]` float32: those of a structure, in its place.
+    phrases: notes to play, over the hints. Arrays stay the caller's and are not written to.
     """
 
     condition: Tokens | None = None

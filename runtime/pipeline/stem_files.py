@@ -22,17 +22,23 @@ DATE = (1980, 1, 1, 0, 0, 0)
 
 
 class StemFiles:
-    """Writes "mix.flac" and a file per layer with 24 bits, "notes.mid" and "options.json". One thread at a time.
+    """Writes "mix.flac" and a file per stem with 24 bits, "notes.mid" where there are notes, and "options.json".
 
-    latents: all of the generation's `[T, C]`. metadata: the files say what they were made from. Raises RequestError
-    where the bundle has no [stems], EngineError.
+    latents: all of the generation's `[T, C]`. metadata: the files say what they were made from. tracks: as of
+    LongGeneration.stems(). One thread at a time. Raises RequestError where the bundle has no [stems], EngineError.
     """
 
     def __init__(
-        self, generation: LongGeneration, latents: Latents, format: StemFormat = "flac", *, metadata: bool = True
+        self,
+        generation: LongGeneration,
+        latents: Latents,
+        format: StemFormat = "flac",
+        *,
+        metadata: bool = True,
+        tracks: Mapping[str, Latents] | None = None,
     ) -> None:
         self._generation, self._latents, self._format, self._metadata = generation, latents, format, metadata
-        self._chunks = generation.stems(latents)
+        self._chunks = generation.stems(latents, tracks)
         self._writers: dict[str, AudioWriter] = {}
         self._encoded: dict[str, list[bytes]] = {}
 
@@ -59,8 +65,9 @@ class StemFiles:
         files = {
             f"{name}{suffix}": b"".join([*parts, self._writers[name].close()]) for name, parts in self._encoded.items()
         }
-        tag = made.to_tag("mid") if self._metadata else ""
-        files["notes.mid"] = midi_bytes(self._generation.score(self._latents), tag)
+        if self._generation.has_notes:
+            tag = made.to_tag("mid") if self._metadata else ""
+            files["notes.mid"] = midi_bytes(self._generation.score(self._latents), tag)
         said = made.model_dump(exclude_defaults=True) if self._metadata else {"model": made.model}
         about = {"exact": self._generation.has_exact_stems, "estimated": self._generation.is_estimated}
         files["options.json"] = ascii_json({**said, **about}).encode()

@@ -96,8 +96,8 @@ class GenerationBody(GenerationOptions):
     )
     stems: StemFormat | None = Field(
         default=None,
-        description="A zip archive in place of one file: the mix and its layers in this format with 24 bits, the notes "
-        "as MIDI, and the options.",
+        description="A zip archive in place of one file: the mix and its layers, or the tracks that the model extracts "
+        "from it, in this format with 24 bits, the notes as MIDI, and the options.",
     )
     quantize: bool = Field(default=False, description="Notes of mid lie on the beat of the plan.")
     sample_rate_hz: int | None = Field(

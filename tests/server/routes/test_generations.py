@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import threading
 import wave
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -23,13 +24,14 @@ import soundfile
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
-from helpers.http_harness import GENERATIONS, Served, problem, serving
+from helpers.http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request, serving
 from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES, codes_of
 
 from runtime.audio.codec import Codec
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.audio.metadata import read_metadata
 from runtime.errors import EngineError
+from runtime.pipeline.generation import LongGeneration
 from server.routes.generation_job import MEANINGS_BYTES
 from server.service.admission import Permit
 
@@ -321,6 +323,57 @@ def test_stems_are_an_archive_whose_layers_sum_to_the_mix(built: Built, format: 
         for name, value in (("response_format", "wav"), ("sample_rate_hz", 16_000), ("bit_rate_kbps", 64)):
             document = problem(served.post(stems=format, **{name: value}), 422)
             assert document["errors"][0]["pointer"] == f"/{name}"
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_tracks_are_extracted_where_layers_are_not_told(built: Built, limit: int) -> None:
+    tracks = ("drums", "vocals", "bass", "guitar", "synth")
+    config = built(conditions=True, tracks=tracks, more=FEW_VARIANTS)
+    with serving(config, client_in_flight=limit) as served:
+        response = served.post(stems="wav", seconds=2)
+        assert response.status_code == 200, response.text
+        with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+        assert list(files) == [f"{name}.wav" for name in ("mix", *tracks)] + ["options.json"]
+        made = json.loads(files["options.json"])
+        assert (made["exact"], made["estimated"]) == (False, False)
+        assert {len(decoded(files[f"{name}.wav"])[0]) for name in ("mix", *tracks)} == {16_000}
+        assert len(set(files.values())) == len(files)
+        again = served.post(stems="wav", seconds=2).content
+        with zipfile.ZipFile(io.BytesIO(again)) as archive:
+            for name in (f"{name}.wav" for name in ("mix", *tracks)):
+                pair = [soundfile.read(io.BytesIO(data))[0] for data in (files[name], archive.read(name))]
+                assert np.abs(pair[0] - pair[1]).max() < 1e-5, name
+        admission = served.service.admission
+        assert (admission.num_pending, admission.reserved_bytes, admission.permits) == (0, 0, set())
+        with served.client() as client:
+            assert client.post(GENERATIONS, json={"prompt": "a", "seconds": 2}).status_code == 200
+            refused = client.post(GENERATIONS, json={"prompt": "a", "stems": "wav", "response_format": "mid"})
+            assert problem(refused, 422)["errors"][0]["pointer"] == "/response_format"
+
+
+def test_a_client_that_leaves_ends_what_is_extracted_for_it(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = built(conditions=True, tracks=("drums", "vocals"), more=FEW_VARIANTS)
+    with serving(config) as served:
+        extractions, is_made = LongGeneration.extractions, threading.Event()
+
+        def paused(generation: LongGeneration, latents: np.ndarray) -> dict[str, LongGeneration]:
+            served.pause()
+            is_made.set()
+            return extractions(generation, latents)
+
+        monkeypatch.setattr(LongGeneration, "extractions", paused)
+        with connected(served) as connection:
+            connection.sendall(raw_request(json.dumps({"prompt": "a", "stems": "wav"}).encode()))
+            assert is_made.wait(20.0)
+            eventually(lambda: not served.pipeline.loop.is_empty)
+            connection.close()
+            eventually(lambda: not served.service.admission.permits)
+        served.resume()
+        eventually(lambda: served.pipeline.loop.is_empty)
+        eventually(lambda: served.service.admission.num_pending == 0)
+        assert served.metrics()["tickrt_generations_total{outcome=cancelled}"] == 1
+        assert served.post(seconds=1).status_code == 200
 
 
 def test_stems_and_notes_of_an_upload_are_marked_as_estimates(built: Built) -> None:

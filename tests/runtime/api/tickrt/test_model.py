@@ -227,6 +227,18 @@ def test_notes_and_stems_of_a_generation(built: Built, tmp_path: Path) -> None:
         audio.stems()
 
 
+def test_stems_of_a_model_that_extracts_tracks(built: Built, tmp_path: Path) -> None:
+    with tickrt.open(built(conditions=True, tracks=("drums", "vocals")).path) as model:
+        audio = model.generate("a", seconds=1, seed=1)
+        stems = audio.stems()
+        assert {name: stem.shape for name, stem in stems.items()} == dict.fromkeys(("drums", "vocals"), audio.pcm.shape)
+        drums = model.generate("a", source=audio, task="extract", track="drums", seed=1, finish=False)
+        assert np.corrcoef(stems["drums"][:, 0], drums.pcm[: len(audio), 0])[0, 1] > 0.98
+        audio.save_stems(tmp_path, "wav")
+        names = [path.name for path in sorted(tmp_path.iterdir())]
+        assert names == ["drums.wav", "mix.wav", "options.json", "vocals.wav"]
+
+
 def test_notes_and_stems_of_audio_from_elsewhere_are_estimates(built: Built) -> None:
     with tickrt.open(built(stems=True).path) as model:
         first = model.generate("a", seconds=1, seed=1)
