@@ -8,12 +8,13 @@ with which the mix is finished.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from runtime.audio.codec import Codec
+from runtime.audio.finishing import soft_limited
 from runtime.audio.formats import MIX, Latents, Pcm
 from runtime.audio.window_decoder import AudioDecoder
 from runtime.audio.windows import Window
@@ -23,6 +24,7 @@ from runtime.config.bundle import Bundle
 LARGEST = 1.0 - 2**-24
 # The ratio of a tanh to its argument is 1 below this, as exactly as float64 has it.
 LINEAR = 1e-8
+WINDOW_FRAMES = 64
 
 
 class StemDecoder:
@@ -57,6 +59,35 @@ class StemDecoder:
         start, end = window.start_frame, window.start_frame + len(window.values)
         tracks = {name: latents[start:end] for name, latents in self._tracks.items()}
         return tracks or layer_latents(self._bundle, window.values)
+
+
+def limited_stems(
+    codec: Codec, bundle: Bundle, latents: Latents, start_frame: int, before: int, frames: int
+) -> Iterator[dict[str, Pcm]]:
+    """PCM `[n, channels]` of MIX and of each layer, in windows, with the gain and the limit of live sessions.
+
+    latents `[before + frames + n, C]`, the first one being frame `start_frame`: what is around the frames is known, and
+    not given. The bundle has [stems] whose stems are layers. Raises EngineError.
+    """
+    assert bundle.stems is not None
+    gain = 10 ** (codec.spec.gain_db / 20)
+    begin, end = (number * codec.hop_samples for number in (before, before + frames))
+    cutter = codec.window_cutter(WINDOW_FRAMES, total_frames=len(latents), start_frame=start_frame)
+    for window in cutter.cut(latents):
+        decoding = {
+            name: codec.start(replace(window, values=values))
+            for name, values in layer_latents(bundle, window.values).items()
+        }
+        # Until workers of the codec have decoded them.
+        parts = summing([each.result() for each in decoding.values()], bundle.stems.saturation)
+        whole = np.asarray(np.sum(parts, axis=0), np.float32)
+        mix = soft_limited(whole, gain)
+        is_silent = np.abs(whole) < LINEAR
+        ratio = np.where(is_silent, np.float32(gain), mix / np.where(is_silent, np.float32(1.0), whole))
+        position = (window.first_frame - start_frame) * codec.hop_samples
+        inside = slice(max(begin - position, 0), max(end - position, 0))
+        found = {MIX: mix, **{name: part * ratio for name, part in zip(decoding, parts, strict=True)}}
+        yield {name: codec.trimmed(pcm, window)[inside] for name, pcm in found.items()}
 
 
 def layer_latents(bundle: Bundle, latents: Latents) -> dict[str, Latents]:

@@ -4,21 +4,58 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.files import complete_file
-from runtime.audio.formats import FORMATS, Latents, StemFormat
-from runtime.audio.metadata import ascii_json
+from runtime.audio.formats import FORMATS, Latents, Pcm, StemFormat
+from runtime.audio.metadata import GenerationMetadata, ascii_json
 from runtime.errors import FileError
 from runtime.notes.midi_file import midi_bytes
-from runtime.pipeline.generation import LongGeneration
+from runtime.notes.score import Score
 
 STEM_BITS: Final = 24
 # A fixed date: the same generation gives the same bytes.
 DATE = (1980, 1, 1, 0, 0, 0)
+
+
+class StemSource(Protocol):
+    """What has stems: a LongGeneration, or the passage of a live session."""
+
+    @property
+    def sample_rate_hz(self) -> int:
+        """Samples per second."""
+
+    @property
+    def total_samples(self) -> int | None:
+        """Its length."""
+
+    @property
+    def num_stems(self) -> int:
+        """How many files of audio there are."""
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether score() has them."""
+
+    @property
+    def has_exact_stems(self) -> bool:
+        """Whether they sum to the mix."""
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether they, and notes, are estimates, as far as they come from encoded audio."""
+
+    def metadata(self) -> GenerationMetadata:
+        """What it was made from."""
+
+    def score(self, latents: Latents) -> Score:
+        """Its notes."""
+
+    def stems(self, latents: Latents, tracks: Mapping[str, Latents] | None = None) -> Iterator[dict[str, Pcm]]:
+        """PCM `[n, channels]` of the mix and of each stem, in windows."""
 
 
 class StemFiles:
@@ -30,7 +67,7 @@ class StemFiles:
 
     def __init__(
         self,
-        generation: LongGeneration,
+        generation: StemSource,
         latents: Latents,
         format: StemFormat = "flac",
         *,
@@ -74,7 +111,7 @@ class StemFiles:
         return files
 
 
-def stems_bytes(generation: LongGeneration, channels: int) -> int:
+def stems_bytes(generation: StemSource, channels: int) -> int:
     """Memory for the archive of a generation's stems: its files, and all of them together."""
     return 2 * generation.num_stems * channels * STEM_BITS // 8 * (generation.total_samples or 0)
 
