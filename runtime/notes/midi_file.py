@@ -103,7 +103,8 @@ def notes_of_midi(data: bytes, spec: NotesSpec) -> list[dict[str, Any]]:
     layer that has the pitch. Raises RequestError.
     """
     if len(data) > MAX_FILE_BYTES:
-        raise RequestError(f"a MIDI file has at most {MAX_FILE_BYTES} bytes", field="notes")
+        what = f"the MIDI file has {len(data)} bytes, the limit is {MAX_FILE_BYTES}"
+        raise RequestError(what, field="notes", fix="leave out tracks that are not to be played, or controllers")
     try:
         file = MidiFile(file=io.BytesIO(data))
     except (EOFError, OSError, ValueError, LookupError, TypeError, KeySignatureError) as error:

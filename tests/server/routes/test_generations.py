@@ -275,6 +275,7 @@ def test_notes_are_played_from_the_body_and_from_a_midi_file(built: Built) -> No
         assert 40 in {given["pitch"] for given in json.loads(again.headers["x-parameters"])["notes"]}
         for changes, status, field in (
             ({"notes": ("a.mid", b"MThd")}, 422, "/notes"),
+            ({"notes": ("a.mid", b"MThd" + bytes(2**20))}, 422, "/notes"),
             ({"request": (None, json.dumps({**body, "notes": [note]}), "application/json")}, 422, "/notes"),
         ):
             document = problem(client.post(GENERATIONS, files={**form, **changes}), status)
