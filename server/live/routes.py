@@ -26,7 +26,7 @@ from server.replicas.forwarding import TIMEOUT_S, ask_all, ask_owner
 from server.service.service import Service, service_of
 
 # What was played last, as stems; until a session says what that is; until another replica has decoded it.
-PASSAGE_S, ANSWER_S, STEMS_TIMEOUT_S = 120.0, 5.0, 120.0
+PASSAGE_S, ANSWER_S, STEMS_TIMEOUT_S = 120.0, 5.0, 30.0
 router = APIRouter(prefix="/v1", tags=["live"])
 
 

@@ -107,6 +107,8 @@ def test_a_model_that_tells_no_layers_apart_has_no_stems_of_sessions(served: Ser
         assert not ready.stems
         document = problem(http.get(f"/v1/sessions/{ready.session}/stems"), 422)
         assert "does not tell the layers" in document["detail"]
+        client.send(type="close")
+        client.receive_end()
 
 
 def test_a_session_is_resumed_after_an_abrupt_disconnect(served: Served) -> None:
