@@ -64,8 +64,9 @@ class StemDecoder:
 def limited_stems(
     codec: Codec, bundle: Bundle, latents: Latents, start_frame: int, before: int, frames: int
 ) -> Iterator[dict[str, Pcm]]:
-    """PCM `[n, channels]` of MIX and of each layer, in windows, with the gain and the limit of live sessions.
+    """PCM `[n, channels]` of MIX and of each layer, in windows, with the limit of live sessions, without their gain.
 
+    A layer may be louder than all together: the gain would take it above full scale.
     latents `[before + frames + n, C]`, the first one being frame `start_frame`: what is around the frames is known, and
     not given. The bundle has [stems] whose stems are layers. Raises EngineError.
     """
@@ -81,9 +82,9 @@ def limited_stems(
         # Until workers of the codec have decoded them.
         parts = summing([each.result() for each in decoding.values()], bundle.stems.saturation)
         whole = np.asarray(np.sum(parts, axis=0), np.float32)
-        mix = soft_limited(whole, gain)
+        mix = soft_limited(whole, gain) / np.float32(gain)
         is_silent = np.abs(whole) < LINEAR
-        ratio = np.where(is_silent, np.float32(gain), mix / np.where(is_silent, np.float32(1.0), whole))
+        ratio = np.where(is_silent, np.float32(1.0), mix / np.where(is_silent, np.float32(1.0), whole))
         position = (window.first_frame - start_frame) * codec.hop_samples
         inside = slice(max(begin - position, 0), max(end - position, 0))
         found = {MIX: mix, **{name: part * ratio for name, part in zip(decoding, parts, strict=True)}}

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
+import numpy as np
+
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.files import complete_file
 from runtime.audio.formats import FORMATS, Latents, Pcm, StemFormat
@@ -62,7 +64,8 @@ class StemFiles:
     """Writes "mix.flac" and a file per stem with 24 bits, "notes.mid" where there are notes, and "options.json".
 
     latents: all of the generation's `[T, C]`. metadata: the files say what they were made from. tracks: as of
-    LongGeneration.stems(). One thread at a time. Raises RequestError where the bundle has no [stems], EngineError.
+    LongGeneration.stems(). Stems above full scale are clipped, and the options then say that they are not exact. One
+    thread at a time. Raises RequestError where the bundle has no [stems], EngineError.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class StemFiles:
         self._chunks = generation.stems(latents, tracks)
         self._writers: dict[str, AudioWriter] = {}
         self._encoded: dict[str, list[bytes]] = {}
+        self._is_clipped = False
 
     def advance(self) -> bool:
         """Decode and encode one more window; False behind the last one."""
@@ -91,6 +95,8 @@ class StemFiles:
                 self._writers[name] = AudioWriter(
                     self._format, rate_hz, pcm.shape[1], total_samples=samples, metadata=tag, bits=STEM_BITS
                 )
+            # A layer may be louder than all together.
+            self._is_clipped |= bool(np.abs(pcm).max(initial=0.0) > 1.0)
             self._encoded.setdefault(name, []).append(self._writers[name].write(pcm))
         return True
 
@@ -106,7 +112,8 @@ class StemFiles:
             tag = made.to_tag("mid") if self._metadata else ""
             files["notes.mid"] = midi_bytes(self._generation.score(self._latents), tag)
         said = made.model_dump(exclude_defaults=True) if self._metadata else {"model": made.model}
-        about = {"exact": self._generation.has_exact_stems, "estimated": self._generation.is_estimated}
+        is_exact = self._generation.has_exact_stems and not self._is_clipped
+        about = {"exact": is_exact, "estimated": self._generation.is_estimated}
         files["options.json"] = ascii_json({**said, **about}).encode()
         return files
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Passage:
-    """What StemFiles takes of a live session. Its stems sum to what was heard, but for the limit of its own windows.
+    """What StemFiles takes of a live session. Its stems sum to what was heard, without the bundle's `gain_db`.
 
     The bundle has [stems] whose stems are layers.
     """
@@ -78,9 +78,9 @@ class Passage:
         return replace(score_of(self.pipeline.bundle, latents, said), is_estimated=self.is_estimated)
 
     def stems(self, latents: Latents, tracks: Mapping[str, Latents] | None = None) -> Iterator[dict[str, Pcm]]:
-        """Its audio `[n, channels]` as sessions send it, and that of its layers, in windows. Raises EngineError.
+        """Its audio `[n, channels]` as sessions send it, but for their gain, and that of its layers, in windows.
 
-        latents: its own. A loop's first window knows what comes before it, which is its end.
+        latents: its own. A loop's first window knows what comes before it, which is its end. Raises EngineError.
         """
         codec = self.pipeline.codec
         assert codec is not None

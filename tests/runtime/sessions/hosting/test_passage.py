@@ -37,7 +37,7 @@ def stems(passage: Passage) -> dict[str, Pcm]:
 
 def heard(pipeline: Pipeline, latents: Latents, start_frame: int) -> NDArray[np.float32]:
     assert pipeline.codec is not None
-    return soft_limited(pipeline.codec.decode(latents, start_frame), 10.0)
+    return soft_limited(pipeline.codec.decode(latents, start_frame), 10.0) / np.float32(10.0)
 
 
 def test_a_loop_is_heard_as_in_its_later_passes(pipeline: Pipeline) -> None:
@@ -47,7 +47,7 @@ def test_a_loop_is_heard_as_in_its_later_passes(pipeline: Pipeline) -> None:
     mix = found.pop(MIX)
     middle = heard(pipeline, known.rows([89, *range(10, 90), 10]), 89)[HOP:-HOP]
     np.testing.assert_allclose(mix, middle, atol=2e-5)
-    assert np.abs(mix).max() > 0.7, "some of it is limited"
+    assert np.abs(mix).max() > 0.07, "some of it is limited"
     assert list(found) == ["bass", "drums"]
     np.testing.assert_allclose(sum(found.values()), mix, atol=2e-5)
 
