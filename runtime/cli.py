@@ -262,7 +262,12 @@ def _run(job: Job) -> None:
         source, target, structure = (_read_source(path, pipeline.read_source, name) for name, path in files.items())
         audio = None if job.source is None else pipeline.source_audio(job.source)
         timbre = _read_source(job.timbre, pipeline.read_timbre, "timbre")
-        inputs = GenerationInputs(condition, source, target, source_audio=audio, timbre=timbre, structure=structure)
+        encoded = frozenset(
+            name for name in ("source", "target") if (path := files[name]) and pipeline.source_audio(path) is not None
+        )
+        inputs = GenerationInputs(
+            condition, source, target, source_audio=audio, encoded=encoded, timbre=timbre, structure=structure
+        )
         generation = LongGeneration(pipeline, options, inputs)
         if job.stems is not None:
             generation.check_stems()
@@ -280,6 +285,8 @@ def _run(job: Job) -> None:
         with closing(progress), _output(job.out) as file:
             latents = _write(job, pipeline, generation, progress, file, player)
         if job.stems is not None:
+            if generation.tracks and not job.quiet:
+                print_line(f"extracting {', '.join(generation.tracks)}", console)
             save_files(job.stems, StemFiles(generation, latents, metadata=job.has_metadata).finish())
         if not job.quiet:
             text = f"{progress.audio_s:.2f} s, seed {generation.seed}, {progress.timing}"

@@ -39,6 +39,7 @@ EXPOSED_HEADERS = (
     "X-Prompt-Unknown",
     "X-Prompt-Near",
     "X-Prompt-Meaning",
+    "X-Estimated",
     "X-Sample-Rate",
     "X-Channels",
     "X-Bit-Depth",

@@ -84,7 +84,8 @@ def build(
         for doubt in check_graphs(decisions):
             if report is not None:
                 report.note(doubt)
-        if request.bundle.stems is not None and any(each.action == "build" for each in decisions):
+        stems = request.bundle.stems
+        if stems is not None and not stems.tracks and any(each.action == "build" for each in decisions):
             check_stems(request.bundle, request.options)
         with Worker() as worker:
             manifests = [

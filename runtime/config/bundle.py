@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.codec import CodecSpec
-from runtime.config.conditions import MeaningSpec, TextEncoderSpec, TextGraphSpec, TimbreSpec
+from runtime.config.conditions import MeaningSpec, TextEncoderSpec, TextGraphSpec, TimbreSpec, placeholders
 from runtime.config.controls import TEXT_OPTIONS, ControlsSpec
 from runtime.config.explain import TomlTable, read_toml, validated
 from runtime.config.notes import NotesSpec
@@ -203,7 +203,9 @@ class Bundle(TomlTable):
             raise ValueError("[planner] needs [structure]: that makes hints of its codes")
         if self._tells_openings and self.notes is None:
             raise ValueError("planner.plan.openings needs [notes]: that tells their tonic")
-        if self.stems is not None and (self.notes is None or self.codec is None):
+        if self.stems is not None and self.stems.tracks and (self.codec is None or not self._extracts_tracks):
+            raise ValueError("stems.tracks need [codec], [context], and an instruction for extract that has {track}")
+        if self.stems is not None and not self.stems.tracks and (self.notes is None or self.codec is None):
             raise ValueError("[stems] needs [codec], and [notes]: that names the layers")
         if self.notes is not None and self.notes.last_channel >= self.latents.channels:
             raise ValueError(
@@ -268,6 +270,12 @@ class Bundle(TomlTable):
             names.append(self.text_encoder.meaning.names)
         files = [hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in names]
         return f"{self.model_dump_json(exclude=others)} {' '.join(files)}".encode()
+
+    @property
+    def _extracts_tracks(self) -> bool:
+        """Whether a generation can be asked for a track of its source."""
+        texts = () if self.text_encoder is None else self.text_encoder.instructions.get("extract", ())
+        return self.context is not None and any("track" in placeholders(text) for text in texts)
 
     @property
     def _tells_openings(self) -> bool:

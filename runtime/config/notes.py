@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from runtime.config.explain import TomlTable
+from runtime.config.stems import STEM_NAME
 
 Channel = Annotated[int, Field(ge=0)]
 # MIDI has 16 channels, one of them for percussion.
@@ -26,7 +27,7 @@ class InstrumentSpec(TomlTable):
 class NoteLayerSpec(TomlTable):
     """A layer: one channel for each of its MIDI keys, and where its instrument is written. name: also of its stem."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9 _-]*$")
+    name: str = Field(pattern=STEM_NAME)
     channels: tuple[Channel, ...] = Field(min_length=1)
     keys: tuple[MidiNumber, ...] = Field(min_length=1)
     is_percussion: bool = False

@@ -63,7 +63,8 @@ class _TempoChange(NamedTuple):
 def midi_bytes(score: Score, tag: str = "") -> bytes:
     """A MIDI file. tag: what it was made from, as a text event.
 
-    Times are exact at any tempo; where no tempo is known, it says so and counts in 120 quarters per minute.
+    Times are exact at any tempo; where no tempo is known, it says so and counts in 120 quarters per minute. It says
+    where notes are estimates, too.
     """
     file = MidiFile(type=1, ticks_per_beat=TICKS_PER_QUARTER, charset="utf-8")
     numerator, denominator, quarters = METERS[score.time_signature or 4]
@@ -74,6 +75,8 @@ def midi_bytes(score: Score, tag: str = "") -> bytes:
     ]
     if score.bpm is None:
         first.append((0, MetaMessage("text", text="tempo unknown")))
+    if score.is_estimated:
+        first.append((0, MetaMessage("text", text="notes of uploaded audio are estimated")))
     if score.key is not None:
         first.append((0, MetaMessage("text", text=f"key {score.key}")))
         if (signature := key_signature(score.key)) is not None:
@@ -100,7 +103,8 @@ def notes_of_midi(data: bytes, spec: NotesSpec) -> list[dict[str, Any]]:
     layer that has the pitch. Raises RequestError.
     """
     if len(data) > MAX_FILE_BYTES:
-        raise RequestError(f"a MIDI file has at most {MAX_FILE_BYTES} bytes", field="notes")
+        what = f"the MIDI file has {len(data)} bytes, the limit is {MAX_FILE_BYTES}"
+        raise RequestError(what, field="notes", fix="leave out tracks that are not to be played, or controllers")
     try:
         file = MidiFile(file=io.BytesIO(data))
     except (EOFError, OSError, ValueError, LookupError, TypeError, KeySignatureError) as error:

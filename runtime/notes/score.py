@@ -51,7 +51,8 @@ class Score:
     """A part for every layer of the model, also of those that are silent, and the piece's length.
 
     bpm, time_signature (2, 3, 4, 6), key ("A minor"): None where nothing says them. sections: of its plan; where there
-    are any, bar 0 begins at 0 s. frame_s: how exact the notes are.
+    are any, bar 0 begins at 0 s. frame_s: how exact the notes are. is_estimated: notes of uploaded audio are among
+    them, which an encoder guesses.
     """
 
     parts: tuple[Part, ...]
@@ -61,6 +62,7 @@ class Score:
     time_signature: int | None = None
     key: str | None = None
     sections: tuple[Marker, ...] = ()
+    is_estimated: bool = False
 
     @property
     def notes(self) -> list[Note]:

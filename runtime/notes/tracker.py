@@ -135,7 +135,7 @@ def score_of(
     parts = (
         _part(layer, [note for note in found if note.layer == layer.name], levels, frame_s) for layer in spec.layers
     )
-    known = {name: said.get(name) or None for name in ("bpm", "time_signature", "key")}
+    known: dict[str, Any] = {name: said.get(name) or None for name in ("bpm", "time_signature", "key")}
     markers = tuple(Marker(section["start_s"], section["kind"]) for section in sections)
     return Score(tuple(parts), len(latents) * frame_s, frame_s, sections=markers, **known)
 

@@ -40,9 +40,10 @@ class GenerationInputs:
     `[N, C]` float32 in place of the seed's: they begin at frame 0 of the whole generation (of the segment, in one
     without end); a target that is None is the source. session: whose step parameters apply. client: whose limit on
     generations applies. source_audio: opens the samples that the source was encoded from; the audio of what is kept
-    consists of them. timbre `[F, C]` float32: latents of a reference, as Pipeline.read_timbre gives them. structure
-    `[N, C]` float32: latents whose structure is kept; None: a cover's source. hints `[N, C]` float32: those of a
-    structure, in its place. phrases: notes to play, over the hints. Arrays stay the caller's and are not written to.
+    consists of them. encoded: which of "source" and "target" were encoded from audio that the model did not make.
+    timbre `[F, C]` float32: latents of a reference, as Pipeline.read_timbre gives them. structure `[N, C]` float32:
+    latents whose structure is kept; None: a cover's source. hints `[N, C]` float32: those of a structure, in its place.
+    phrases: notes to play, over the hints. Arrays stay the caller's and are not written to.
     """
 
     condition: Tokens | None = None
@@ -52,6 +53,7 @@ class GenerationInputs:
     session: str = ""
     client: str = ""
     source_audio: SourceAudio | None = None
+    encoded: frozenset[str] = frozenset()
     timbre: Latents | None = None
     structure: Latents | None = None
     hints: Latents | None = None
@@ -97,7 +99,7 @@ class RequestComposer:
             steps=_first(options.steps, sampler.steps),
             shift=_first(options.shift, sampler.shift),
             timesteps=None if options.timesteps is None else tuple(options.timesteps),
-            denoise=self._denoise(options, source),
+            denoise=denoise_of(options, source, self.bundle),
             seed=seed,
             guidance_mode=options.guidance_mode,
             solver=options.solver,
@@ -229,13 +231,6 @@ class RequestComposer:
         defaults = StepParameters(guidance=sampler.guidance, dcw=None if dcw.is_neutral else dcw)
         return step_parameters(options, segment).over(defaults)
 
-    def _denoise(self, options: GenerationOptions, source: Latents | None) -> float:
-        """With timesteps, a source is mixed in as far as the first of them is below 1."""
-        if options.timesteps is not None:
-            return 1.0 if source is None else options.timesteps[0]
-        starts_from_it = is_cover(options, source) and self.structure is None
-        return _first(options.denoise, COVER_DENOISE if starts_from_it else self.bundle.sampler.denoise)
-
     def _noise(self, options: GenerationOptions, segment: Segment, seed: int, noise: Latents | None) -> Latents | None:
         if noise is None:
             is_torch, channels = options.noise == "torch", self.bundle.latents.channels
@@ -310,6 +305,14 @@ class RequestComposer:
             if getattr(options, field) is not None:
                 raise RequestError("needs a target or a source", field=field)
         return None
+
+
+def denoise_of(options: GenerationOptions, source: Latents | None, bundle: Bundle) -> float:
+    """Its denoise; with timesteps, a source is mixed in as far as the first of them is below 1."""
+    if options.timesteps is not None:
+        return 1.0 if source is None else options.timesteps[0]
+    starts_from_it = is_cover(options, source) and bundle.structure is None
+    return _first(options.denoise, COVER_DENOISE if starts_from_it else bundle.sampler.denoise)
 
 
 def requested_mask(options: GenerationOptions, segment: Segment, frame_rate_hz: float) -> NDArray[np.float32] | None:

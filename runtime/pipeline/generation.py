@@ -11,12 +11,13 @@ LongGeneration has no thread and no clock: its user submits `next_request()` and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from queue import SimpleQueue
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.audio.finishing import TARGET_LUFS, Finisher
 from runtime.audio.formats import Pcm
@@ -32,17 +33,23 @@ from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.planning import AnyPlan, is_planned
 from runtime.pipeline.sequences import Caller
-from runtime.pipeline.sources import kept_frames, settled_options
+from runtime.pipeline.sources import has_encoded_latents, kept_frames, settled_options
 from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptMeaning
 from runtime.requests.request import GenerationRequest
 from runtime.requests.seeds import draw_seed, segment_seed
 from runtime.requests.segments import Latents, Segment
+from runtime.requests.tasks import known_tasks
 from runtime.requests.validation import note_spec
 from runtime.tick.events import Cancelled, Event, Failed, Finished
 
 OnEvent = Callable[[Event], None]
 WINDOW_FRAMES = 64
+# What the extraction of a track takes over from the options of what it is extracted from.
+EXTRACT_OPTIONS = (
+    "prompt", "blend", "negative_prompt", "lyrics", "language", "bpm", "key", "time_signature",
+    "steps", "shift", "noise", "guidance", "adapters",
+)  # fmt: skip
 
 
 class LongGeneration:
@@ -174,6 +181,7 @@ class LongGeneration:
         plan = {} if self.plan is None else self.plan.summary
         said |= {} if self.plan is None else self.plan.options
         found, codec = score_of(self._pipeline.bundle, latents, said, plan.get("sections", ())), self._pipeline.codec
+        found = replace(found, is_estimated=self.is_estimated)
         if codec is not None and self.total_samples is not None:
             found = found.until(self.total_samples / codec.sample_rate_hz)
         return found.quantized() if quantize else found
@@ -188,9 +196,7 @@ class LongGeneration:
         if codec is None:
             raise ConfigError(f"bundle {self._pipeline.bundle.name!r} has no [codec]: it makes latents, not audio")
         rate_hz, hop, open_source = codec.sample_rate_hz, codec.hop_samples, self._inputs.source_audio
-        kept, splicer, loudness = np.zeros(0, bool), None, None
-        if self.total_frames is not None and open_source is not None:
-            kept = kept_frames(self.options, self._inputs, self.total_frames, self._pipeline.bundle)
+        kept, splicer, loudness = self._kept_frames, None, None
         if kept.any() and open_source is not None:
             splicer = AudioSplicer(kept, hop, round(CROSSFADE_S * rate_hz), open_source())
             loudness = surrounding_loudness(kept, hop, rate_hz, open_source()) if self.options.finish else None
@@ -201,6 +207,19 @@ class LongGeneration:
         return AudioDecoder(hop, self.total_samples, splicer, finisher, np.flatnonzero(kept))
 
     @property
+    def _kept_frames(self) -> NDArray[np.bool_]:
+        """`[N]`: whether the audio of a frame is the source's own; `[0]` without an end."""
+        if self.total_frames is None:
+            return np.zeros(0, bool)
+        return kept_frames(self.options, self._inputs, self.total_frames, self._pipeline.bundle)
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether its notes and stems are estimates, as far as they come from latents that were encoded from audio."""
+        total, bundle = self.total_frames, self._pipeline.bundle
+        return total is not None and has_encoded_latents(self.options, self._inputs, total, bundle)
+
+    @property
     def sample_rate_hz(self) -> int:
         """Samples per second of its audio; 0 where the bundle has no codec."""
         codec = self._pipeline.bundle.codec
@@ -208,24 +227,50 @@ class LongGeneration:
 
     @property
     def num_stems(self) -> int:
-        """Its mix and its layers; 1 where the bundle has no [notes]."""
+        """Its mix, and its tracks or layers; 1 where the bundle has neither."""
         notes = self._pipeline.bundle.notes
-        return 1 if notes is None else 1 + len(notes.layers)
+        return 1 + (len(self.tracks) or (0 if notes is None else len(notes.layers)))
+
+    @property
+    def tracks(self) -> tuple[str, ...]:
+        """The stems that are extracted, by a generation each; () where its stems are layers, or there are none."""
+        return () if self._pipeline.bundle.stems is None else self._pipeline.bundle.stems.tracks
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether score() has them."""
+        return self._pipeline.bundle.notes is not None
 
     @property
     def has_exact_stems(self) -> bool:
-        """Whether its stems sum to its mix: not where that has samples of a source."""
-        return self._inputs.source_audio is None
+        """Whether its stems sum to its mix: not where that has samples of a source, and not extracted tracks."""
+        return not self.tracks and not self._kept_frames.any()
 
-    def stems(self, latents: Latents) -> Iterator[dict[str, Pcm]]:
-        """The finished audio of all its latents `[T, C]` and of their layers, in windows: as StemDecoder.decode().
+    def extractions(self, latents: Latents) -> dict[str, LongGeneration]:
+        """For each of its tracks, the generation that extracts it from all latents `[T, C]` of this one.
 
-        Raises RequestError where the bundle has no [stems], EngineError.
+        Raises RequestError.
+        """
+        names = set(EXTRACT_OPTIONS) & self.options.model_fields_set
+        values = {name: getattr(self.options, name) for name in names} | {"seed": self.seed, "task": "extract"}
+        inputs = GenerationInputs(source=latents, client=self._inputs.client)
+        return {
+            track: LongGeneration(self._pipeline, GenerationOptions(**values, track=track), inputs)
+            for track in self.tracks
+        }
+
+    def stems(self, latents: Latents, tracks: Mapping[str, Latents] | None = None) -> Iterator[dict[str, Pcm]]:
+        """The finished audio of all its latents `[T, C]` and of their stems, in windows: as StemDecoder.decode().
+
+        tracks: what its extractions gave, `[T, C]` each; without them they are generated here, blocking. Raises
+        RequestError where the bundle has no [stems], EngineError, and what generating them raises.
         """
         self.check_stems()
         codec = self._pipeline.codec
         assert codec is not None
-        stems = StemDecoder(self.audio_decoder(), codec, self._pipeline.bundle)
+        if tracks is None:
+            tracks = generate_together(self._pipeline, self.extractions(latents))
+        stems = StemDecoder(self.audio_decoder(), codec, self._pipeline.bundle, tracks)
         cutter = codec.window_cutter(WINDOW_FRAMES, total_frames=len(latents))
         # In the parts that they were made in: what is measured of loudness depends on them.
         for part in np.split(latents, np.cumsum(self._part_frames[:-1])):
@@ -235,7 +280,9 @@ class LongGeneration:
         """Raises RequestError where the bundle has no [stems]."""
         if self._pipeline.bundle.stems is None:
             what = f"bundle {self._pipeline.bundle.name!r} has no [stems]: its layers cannot be told apart"
-            raise RequestError(what, field="stems", fix="leave them out")
+            can_extract = "extract" in known_tasks(self._pipeline.bundle)
+            more = ", or name the tracks that it can extract in [stems] of bundle.toml" if can_extract else ""
+            raise RequestError(what, field="stems", fix=f"leave them out{more}")
 
     def append(self, latents: Latents) -> Latents:
         """Take the finished latents `[T, C]` of `segment`; returns its new frames `[n, C]`. Raises ShapeError."""
@@ -285,6 +332,36 @@ def generate_latents(
             pipeline.loop.cancel(submitted)
 
 
+def generate_together(pipeline: Pipeline, generations: Mapping[str, LongGeneration]) -> dict[str, Latents]:
+    """All latents `[T, C]` of generations by name, blocking. They are in flight at the same time, and share ticks.
+
+    Each waits for a place. The first one that fails cancels the others. Raises what submit raises, and its error.
+    """
+    events: SimpleQueue[tuple[str, Event]] = SimpleQueue()
+    made: dict[str, list[Latents]] = {name: [] for name in generations}
+    submitted = dict[str, str]()
+
+    def submit(name: str) -> None:
+        """Its next segment, if there is one. Blocks until there is a place."""
+        if (request := generations[name].next_request()) is not None:
+            submitted[name] = pipeline.loop.submit(request, lambda event: events.put((name, event)), wait=True)
+
+    try:
+        for name in generations:
+            submit(name)
+        while submitted:
+            # Until the tick thread publishes something of one of them.
+            name, event = events.get()
+            if (latents := _latents_of(event)) is not None:
+                del submitted[name]
+                made[name].append(generations[name].append(latents))
+                submit(name)
+    finally:
+        for request_id in submitted.values():
+            pipeline.loop.cancel(request_id)
+    return {name: np.concatenate(parts) for name, parts in made.items()}
+
+
 def generate_audio(
     pipeline: Pipeline,
     generation: LongGeneration,
@@ -323,10 +400,17 @@ def _wait_for_latents(events: SimpleQueue[Event], on_event: OnEvent | None) -> L
         event = events.get()
         if on_event is not None:
             on_event(event)
-        match event:
-            case Finished(latents=latents):
-                return latents
-            case Failed(error=error):
-                raise error
-            case Cancelled(request_id=request_id):
-                raise GenerationCancelledError(f"generation {request_id} was cancelled")
+        if (latents := _latents_of(event)) is not None:
+            return latents
+
+
+def _latents_of(event: Event) -> Latents | None:
+    """What a request ends with; None as long as it goes on. Raises its error."""
+    match event:
+        case Finished(latents=latents):
+            return latents
+        case Failed(error=error):
+            raise error
+        case Cancelled(request_id=request_id):
+            raise GenerationCancelledError(f"generation {request_id} was cancelled")
+    return None

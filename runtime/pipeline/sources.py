@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.errors import RequestError
-from runtime.pipeline.compose import GenerationInputs, no_timbre, requested_mask
+from runtime.pipeline.compose import GenerationInputs, denoise_of, no_timbre, requested_mask
 from runtime.pipeline.structure import no_structure
 from runtime.requests.option_types import MAX_SECONDS, Span
 from runtime.requests.options import TEXT_OPTIONS, GenerationOptions, given_options
@@ -57,6 +57,23 @@ def kept_frames(
         known = len(inputs.source)
         kept[:known] = mask[:known] == 0.0
     return kept
+
+
+def has_encoded_latents(
+    options: GenerationOptions, inputs: GenerationInputs, total_frames: int, bundle: Bundle
+) -> bool:
+    """Whether latents that were encoded from audio are part of the result: kept, started from, or drawn to.
+
+    What is in which of their channels is the encoder's estimate.
+    """
+    if "source" in inputs.encoded and inputs.source is not None:
+        mask = requested_mask(options, Segment(0, total_frames, 0, total_frames), bundle.latents.frame_rate_hz)
+        shares = [mask, denoise_of(options, inputs.source, bundle), options.initial_noise_curve, options.sde_curve]
+        if any(share is not None and np.any(np.asarray(share) < 1.0) for share in shares):
+            return True
+    strengths = (options.target_curve, options.x0_strength)
+    is_drawn = any(strength is not None and np.any(strength) for strength in strengths)
+    return is_drawn and ("source" if inputs.target is None else "target") in inputs.encoded
 
 
 def _known_frames(inputs: GenerationInputs, bundle: Bundle) -> int:

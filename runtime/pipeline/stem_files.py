@@ -4,37 +4,84 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
+
+import numpy as np
 
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.files import complete_file
-from runtime.audio.formats import FORMATS, Latents, StemFormat
-from runtime.audio.metadata import ascii_json
+from runtime.audio.formats import FORMATS, Latents, Pcm, StemFormat
+from runtime.audio.metadata import GenerationMetadata, ascii_json
 from runtime.errors import FileError
 from runtime.notes.midi_file import midi_bytes
-from runtime.pipeline.generation import LongGeneration
+from runtime.notes.score import Score
 
 STEM_BITS: Final = 24
 # A fixed date: the same generation gives the same bytes.
 DATE = (1980, 1, 1, 0, 0, 0)
 
 
-class StemFiles:
-    """Writes "mix.flac" and a file per layer with 24 bits, "notes.mid" and "options.json". One thread at a time.
+class StemSource(Protocol):
+    """What has stems: a LongGeneration, or the passage of a live session."""
 
-    latents: all of the generation's `[T, C]`. metadata: the files say what they were made from. Raises RequestError
-    where the bundle has no [stems], EngineError.
+    @property
+    def sample_rate_hz(self) -> int:
+        """Samples per second."""
+
+    @property
+    def total_samples(self) -> int | None:
+        """Its length."""
+
+    @property
+    def num_stems(self) -> int:
+        """How many files of audio there are."""
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether score() has them."""
+
+    @property
+    def has_exact_stems(self) -> bool:
+        """Whether they sum to the mix."""
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether they, and notes, are estimates, as far as they come from encoded audio."""
+
+    def metadata(self) -> GenerationMetadata:
+        """What it was made from."""
+
+    def score(self, latents: Latents) -> Score:
+        """Its notes."""
+
+    def stems(self, latents: Latents, tracks: Mapping[str, Latents] | None = None) -> Iterator[dict[str, Pcm]]:
+        """PCM `[n, channels]` of the mix and of each stem, in windows."""
+
+
+class StemFiles:
+    """Writes "mix.flac" and a file per stem with 24 bits, "notes.mid" where there are notes, and "options.json".
+
+    latents: all of the generation's `[T, C]`. metadata: the files say what they were made from. tracks: as of
+    LongGeneration.stems(). Stems above full scale are clipped, and the options then say that they are not exact. One
+    thread at a time. Raises RequestError where the bundle has no [stems], EngineError.
     """
 
     def __init__(
-        self, generation: LongGeneration, latents: Latents, format: StemFormat = "flac", *, metadata: bool = True
+        self,
+        generation: StemSource,
+        latents: Latents,
+        format: StemFormat = "flac",
+        *,
+        metadata: bool = True,
+        tracks: Mapping[str, Latents] | None = None,
     ) -> None:
         self._generation, self._latents, self._format, self._metadata = generation, latents, format, metadata
-        self._chunks = generation.stems(latents)
+        self._chunks = generation.stems(latents, tracks)
         self._writers: dict[str, AudioWriter] = {}
         self._encoded: dict[str, list[bytes]] = {}
+        self._is_clipped = False
 
     def advance(self) -> bool:
         """Decode and encode one more window; False behind the last one."""
@@ -48,6 +95,8 @@ class StemFiles:
                 self._writers[name] = AudioWriter(
                     self._format, rate_hz, pcm.shape[1], total_samples=samples, metadata=tag, bits=STEM_BITS
                 )
+            # A layer may be louder than all together.
+            self._is_clipped |= bool(np.abs(pcm).max(initial=0.0) > 1.0)
             self._encoded.setdefault(name, []).append(self._writers[name].write(pcm))
         return True
 
@@ -59,14 +108,17 @@ class StemFiles:
         files = {
             f"{name}{suffix}": b"".join([*parts, self._writers[name].close()]) for name, parts in self._encoded.items()
         }
-        tag = made.to_tag("mid") if self._metadata else ""
-        files["notes.mid"] = midi_bytes(self._generation.score(self._latents), tag)
+        if self._generation.has_notes:
+            tag = made.to_tag("mid") if self._metadata else ""
+            files["notes.mid"] = midi_bytes(self._generation.score(self._latents), tag)
         said = made.model_dump(exclude_defaults=True) if self._metadata else {"model": made.model}
-        files["options.json"] = ascii_json({**said, "exact": self._generation.has_exact_stems}).encode()
+        is_exact = self._generation.has_exact_stems and not self._is_clipped
+        about = {"exact": is_exact, "estimated": self._generation.is_estimated}
+        files["options.json"] = ascii_json({**said, **about}).encode()
         return files
 
 
-def stems_bytes(generation: LongGeneration, channels: int) -> int:
+def stems_bytes(generation: StemSource, channels: int) -> int:
     """Memory for the archive of a generation's stems: its files, and all of them together."""
     return 2 * generation.num_stems * channels * STEM_BITS // 8 * (generation.total_samples or 0)
 

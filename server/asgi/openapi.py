@@ -96,8 +96,8 @@ class GenerationBody(GenerationOptions):
     )
     stems: StemFormat | None = Field(
         default=None,
-        description="A zip archive in place of one file: the mix and its layers in this format with 24 bits, the notes "
-        "as MIDI, and the options.",
+        description="A zip archive in place of one file: the mix and its layers, or the tracks that the model extracts "
+        "from it, in this format with 24 bits, the notes as MIDI, and the options.",
     )
     quantize: bool = Field(default=False, description="Notes of mid lie on the beat of the plan.")
     sample_rate_hz: int | None = Field(
@@ -241,6 +241,7 @@ def audio_response() -> dict[int | str, dict[str, Any]]:
         "X-Prompt-Unknown": {"description": "Prompt words that the model does not know, percent-encoded", **text},
         "X-Prompt-Near": {"description": "As JSON: such a word -> those that are written most like it", **text},
         "X-Prompt-Meaning": {"description": "What of each prompt is played, as JSON: " + MEANING, **text},
+        "X-Estimated": {"description": '"true": stems or notes of uploaded audio are estimates', **text},
         "X-Sample-Rate": {"description": "Samples per second", **integer},
         "X-Channels": {"description": "Audio channels", **integer},
         "X-Bit-Depth": {"description": "Bits per sample of wav, pcm and flac", **integer},

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 
+from runtime.audio.formats import ARCHIVE
 from runtime.errors import UnknownSessionError
+from runtime.pipeline.stem_files import StemFiles, stems_bytes, zip_bytes
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.services import SessionInfo
 from runtime.sessions.protocol.messages import SUBPROTOCOL, Plan, State, messages_schema
+from server.asgi.access_control import client_of
 from server.asgi.openapi import SCHEMA_TYPE, problem_responses
-from server.asgi.problems import ProblemError
+from server.asgi.problems import ProblemError, unavailable
 from server.asgi.websocket import choose_subprotocol
 from server.live.connection import LiveConnection, refuse
-from server.replicas.forwarding import ask_all, ask_owner
-from server.service.service import service_of
+from server.replicas.forwarding import TIMEOUT_S, ask_all, ask_owner
+from server.service.service import Service, service_of
 
+# What was played last, as stems; until a session says what that is; until another replica has decoded it.
+PASSAGE_S, ANSWER_S, STEMS_TIMEOUT_S = 120.0, 5.0, 30.0
 router = APIRouter(prefix="/v1", tags=["live"])
 
 
@@ -91,6 +98,30 @@ async def get_session(request: Request, session: str) -> SessionDetail:
     return SessionDetail(**_card(info).model_dump(), plan=info.plan)
 
 
+@router.get(
+    "/sessions/{session}/stems",
+    response_class=Response,
+    responses={
+        200: {"content": {ARCHIVE.media_type: {"schema": {"type": "string", "format": "binary"}}}},
+        **problem_responses(401, 403, 404, 422, 429, 501, 503),
+    },
+)
+async def get_stems(request: Request, session: str) -> Response:
+    """What a live session plays, as a zip archive: the mix, its layers (FLAC of 24 bits), which sum to it, and notes.
+
+    One pass of a loop; else what was played last, up to two minutes. For models with [stems].
+    """
+    service = service_of(request)
+    host = service.live_host()
+    host.check_stems()
+    if _find(host, session) is None:
+        content = await _from_owner(request, STEMS_TIMEOUT_S)
+    else:
+        content = await _stems(service, host, session, client_of(request.scope))
+    headers = {"Content-Disposition": f'attachment; filename="{session}{ARCHIVE.suffix}"', "Cache-Control": "no-store"}
+    return Response(content, media_type=ARCHIVE.media_type, headers=headers)
+
+
 @router.delete("/sessions/{session}", status_code=204, responses=problem_responses(401, 403, 404, 501, 503))
 async def end_session(request: Request, session: str) -> Response:
     """End a live session; its client gets `closed`."""
@@ -118,9 +149,29 @@ def _find(host: SessionHost, session: str) -> SessionInfo | None:
     return next((info for info in host.sessions() if info.id == session), None)
 
 
-async def _from_owner(request: Request) -> bytes:
+async def _stems(service: Service, host: SessionHost, session: str, client: str) -> bytes:
+    """The archive. Its memory counts as that of a response; it takes no place in the tick loop."""
+    try:
+        # Until the host's thread has looked.
+        passage = await asyncio.wait_for(asyncio.wrap_future(host.passage(session, PASSAGE_S)), ANSWER_S)
+    except TimeoutError:
+        raise unavailable("busy", "the session does not answer now") from None
+    permit = service.admission.admit(client)
+    try:
+        permit.finish_ticks()
+        permit.reserve(stems_bytes(passage, host.model.channels))
+        latents = await run_in_threadpool(lambda: passage.latents)
+        files = StemFiles(passage, latents, metadata=False)
+        while await run_in_threadpool(files.advance):
+            pass
+        return await run_in_threadpool(lambda: zip_bytes(files.finish()))
+    finally:
+        permit.release()
+
+
+async def _from_owner(request: Request, timeout_s: float = TIMEOUT_S) -> bytes:
     """What the replica answers that has the session. Raises UnknownSessionError where none has it."""
-    answer = await ask_owner(request, service_of(request).others)
+    answer = await ask_owner(request, service_of(request).others, timeout_s)
     if answer is not None:
         return answer
     raise UnknownSessionError("there is no live session with this id", fix="GET /v1/sessions lists them")

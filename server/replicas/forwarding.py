@@ -40,12 +40,15 @@ async def ask_all(request: starlette.requests.Request, others: Sequence[Lease]) 
     return [answer for answer in answers if isinstance(answer, bytes)]
 
 
-async def ask_owner(request: starlette.requests.Request, others: Sequence[Lease]) -> bytes | None:
+async def ask_owner(
+    request: starlette.requests.Request, others: Sequence[Lease], timeout_s: float = TIMEOUT_S
+) -> bytes | None:
     """What the one replica answers that has what the request asks for; None where none has it.
 
-    Raises ProblemError 503 where one does not answer that may have it.
+    timeout_s: until one that is silent does not answer. Raises ProblemError 503 where one does not answer that may have
+    it.
     """
-    answers = await _answers(request, others)
+    answers = await _answers(request, others, timeout_s)
     found = next((answer for answer in answers if isinstance(answer, bytes)), None)
     for answer in answers:
         if found is None and isinstance(answer, BaseException):
@@ -53,22 +56,24 @@ async def ask_owner(request: starlette.requests.Request, others: Sequence[Lease]
     return found
 
 
-async def _answers(request: starlette.requests.Request, others: Sequence[Lease]) -> list[bytes | BaseException | None]:
+async def _answers(
+    request: starlette.requests.Request, others: Sequence[Lease], timeout_s: float = TIMEOUT_S
+) -> list[bytes | BaseException | None]:
     """What each replica answers, all asked at once."""
     if FORWARDED_HEADER in request.headers:
         return []
     headers = {name: request.headers[name] for name in PASSED_HEADERS if name in request.headers}
     headers |= {FORWARDED_HEADER: "1", REQUEST_ID_HEADER: request_id_of(request)}
     path = quote(request.url.path)
-    asked = [run_in_threadpool(ask, other, request.method, path, headers) for other in others]
+    asked = [run_in_threadpool(ask, other, request.method, path, headers, timeout_s) for other in others]
     return await asyncio.gather(*asked, return_exceptions=True)
 
 
-def ask(other: Lease, method: str, path: str, headers: Mapping[str, str]) -> bytes | None:
+def ask(other: Lease, method: str, path: str, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> bytes | None:
     """What another replica answers; None where it has not what is asked for. Raises ProblemError 503."""
     url = (other.url or f"http://{other.address}").rstrip("/")
     try:
-        with OPENER.open(Request(f"{url}{path}", headers=dict(headers), method=method), timeout=TIMEOUT_S) as answer:
+        with OPENER.open(Request(f"{url}{path}", headers=dict(headers), method=method), timeout=timeout_s) as answer:
             body: bytes = answer.read()
             return body
     except HTTPError as error:

@@ -123,6 +123,7 @@ class CheckedRequest:
             target,
             client=self.client,
             source_audio=self._source_audio(upload.source),
+            encoded=self._encoded(upload.source),
             timbre=self._timbre(upload.timbre),
             structure=structure,
         )
@@ -148,6 +149,15 @@ class CheckedRequest:
         if source_id is None or sources.get(source_id).kind == "latents":
             return None
         return partial(self._stored_audio, source_id)
+
+    def _encoded(self, data: bytes | None) -> frozenset[str]:
+        """Which of source and target are audio."""
+        found, target_id = set(), self.body.target_id
+        if self._source_audio(data) is not None:
+            found.add("source")
+        if target_id is not None and self.service.sources.get(target_id).kind != "latents":
+            found.add("target")
+        return frozenset(found)
 
     def _stored_audio(self, source_id: str) -> Iterator[Pcm]:
         opened = self.pipeline.source_audio(self.service.sources.data(source_id, "source_id"))

@@ -84,7 +84,7 @@ class GenerationJob:
         job = cls(request, permit, await _read(asyncio.create_task(run(partial(request.read, caller))), caller))
         if not request.is_streamed:
             await job.finish_plan()
-        permit.remaining_steps = job.generation.num_steps
+        permit.remaining_steps = job.generation.num_steps * (1 + len(job.tracks))
         permit.reserve(job.response_bytes())
         return job
 
@@ -92,6 +92,11 @@ class GenerationJob:
     def generation(self) -> LongGeneration:
         """What it makes."""
         return self.read.generation
+
+    @property
+    def tracks(self) -> tuple[str, ...]:
+        """What is extracted from it once it is made."""
+        return self.generation.tracks if self.request.body.stems else ()
 
     @property
     def tag(self) -> str:
@@ -122,6 +127,8 @@ class GenerationJob:
             "Content-Disposition": f'inline; filename="{self.request.id}{self.request.file_format.suffix}"',
         }
         headers |= prompt_headers(self.read.words, self.read.meanings)
+        if self.generation.is_estimated and (body.stems or name == "mid"):
+            headers["X-Estimated"] = "true"
         if not self.request.is_audio or codec is None:
             return headers
         if body.stems:
@@ -162,7 +169,8 @@ class GenerationJob:
         if not request.is_audio or codec is None:
             return self.read.uploaded_bytes + 2 * latents_bytes
         if request.body.stems:
-            return self.read.uploaded_bytes + latents_bytes + stems_bytes(self.generation, codec.channels)
+            all_latents_bytes = latents_bytes * (1 + len(self.tracks))
+            return self.read.uploaded_bytes + all_latents_bytes + stems_bytes(self.generation, codec.channels)
         # At a higher rate it takes more.
         rate = max(1.0, (request.body.sample_rate_hz or 0) / codec.sample_rate_hz)
         num_samples = round(rate * (self.generation.total_samples or 0))

@@ -114,7 +114,8 @@ async def _whole_file(job: GenerationJob) -> bytes:
     async with aclosing(_segments(job)) as segments:
         latents = np.concatenate([part async for part in segments])
     if (stems := job.request.body.stems) is not None:
-        files = StemFiles(job.generation, latents, stems, metadata=job.request.body.metadata)
+        tracks = await _tracks(job, latents)
+        files = StemFiles(job.generation, latents, stems, metadata=job.request.body.metadata, tracks=tracks)
         while await run_in_threadpool(files.advance):
             pass
         job.sent_audio_s = (job.generation.total_samples or 0) / job.generation.sample_rate_hz
@@ -124,6 +125,30 @@ async def _whole_file(job: GenerationJob) -> bytes:
         return await run_in_threadpool(midi_bytes, score, job.tag)
     tags = latents_tags(job.request.pipeline.bundle.latents.frame_rate_hz, job.tag)
     return await run_in_threadpool(latents_bytes, latents, tags)
+
+
+async def _tracks(job: GenerationJob, latents: Latents) -> dict[str, Latents]:
+    """All latents `[T, C]` of each track: as many are extracted at the same time as the client may have places."""
+    generations = await run_in_threadpool(job.generation.extractions, latents)
+    waiting, made = list(generations), dict[str, Latents]()
+
+    async def extract() -> None:
+        while waiting:
+            name = waiting.pop(0)
+            generation, parts = generations[name], list[Latents]()
+            while (request := await run_in_threadpool(generation.next_request)) is not None:
+                parts.append(generation.append(await run_request(job, request)))
+            made[name] = np.concatenate(parts)
+
+    num_more = job.permit.take_places(len(waiting) - 1)
+    workers = [asyncio.create_task(extract()) for _ in range(1 + num_more)]
+    try:
+        await asyncio.gather(*workers)
+        job.permit.finish_ticks()
+    finally:
+        for worker in workers:
+            await _cancel(worker)
+    return {name: made[name] for name in generations}
 
 
 async def _segments(job: GenerationJob) -> AsyncGenerator[Latents, None]:
@@ -153,7 +178,8 @@ async def _generate(job: GenerationJob, made: asyncio.Queue[Latents | None], roo
             request = await run_in_threadpool(job.generation.next_request)
             assert request is not None
             made.put_nowait(job.generation.append(await run_request(job, request)))
-        job.permit.finish_ticks()
+        if not job.tracks:
+            job.permit.finish_ticks()
     finally:
         made.put_nowait(None)
 

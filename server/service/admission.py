@@ -109,15 +109,15 @@ class Admission:
             raise unavailable("busy", "responses that are being made or read use up the server's memory for them")
         self.reserved_bytes += size_bytes
 
-    def _remove_client(self, client: str) -> None:
-        self._clients[client] -= 1
+    def _remove_client(self, client: str, places: int = 1) -> None:
+        self._clients[client] -= places
         if not self._clients[client]:
             del self._clients[client]
 
     def _remove(self, permit: Permit) -> None:
         self.permits.discard(permit)
         self.reserved_bytes -= permit.reserved_bytes
-        self._remove_client(permit.client)
+        self._remove_client(permit.client, 1 + permit._more_places)
         if not self.permits:
             self._empty.set()
 
@@ -137,6 +137,7 @@ class Permit:
     reserved_bytes: int = 0
     _needs_ticks: bool = True
     _num_requests: int = 0
+    _more_places: int = 0
     _is_released: bool = False
     _is_pending: bool = True
 
@@ -144,6 +145,21 @@ class Permit:
         """Reserve memory for the response until `release`. Raises ProblemError 422 or 503."""
         self.admission._reserve(self.client, size_bytes)
         self.reserved_bytes += size_bytes
+
+    def take_places(self, wanted: int) -> int:
+        """Take up to so many more places, of those that are free and that its client may have; returns how many.
+
+        It is to have as many more requests in flight. They are given back with the rest.
+        """
+        admission, limit = self.admission, self.admission.places_per_client
+        free = admission.capacity - admission.num_pending
+        if limit:
+            free = min(free, limit - admission._clients[self.client])
+        taken = max(0, min(wanted, free))
+        admission.num_pending += taken
+        admission._clients[self.client] += taken
+        self._more_places += taken
+        return taken
 
     def add_request(self) -> None:
         """The tick loop took one of its requests."""
@@ -170,4 +186,4 @@ class Permit:
     def _update(self) -> None:
         if self._is_pending and not self._needs_ticks and not self._num_requests:
             self._is_pending = False
-            self.admission.num_pending -= 1
+            self.admission.num_pending -= 1 + self._more_places

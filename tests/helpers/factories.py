@@ -59,7 +59,8 @@ class TinySpec:
     calls R, T and L; an empty name leaves the dimension without one. conditions: lyrics, timbre, metadata and tasks.
     planner: arguments of save_planner; with a planner there is structure, too. meaning: the text's graph says which
     names of `MEANING` a text means, whose words the tokenizer then knows, and a genre is drawn. notes: it has [notes].
-    stems: and [stems]: its codec sums what the channels of these give.
+    stems: and [stems]: its codec sums what the channels of these give. tracks: [stems] with tracks to extract, for
+    which it needs conditions.
     """
 
     channels: int = 8
@@ -93,6 +94,7 @@ class TinySpec:
     meaning: bool = False
     notes: bool = False
     stems: bool = False
+    tracks: tuple[str, ...] = ()
 
     @property
     def known_words(self) -> tuple[str, ...]:
@@ -398,6 +400,8 @@ blend_power = {spec.blend_power}
         parts.append(NOTES)
     if spec.stems:
         parts.append('[stems]\nsaturation = "tanh"\n')
+    if spec.tracks:
+        parts.append(f"[stems]\ntracks = {json.dumps(spec.tracks)}\n")
     return "\n".join(parts)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mido
+import numpy as np
 import pytest
+import soundfile
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.page_player import play
@@ -407,6 +410,33 @@ def test_the_passage_is_saved_as_midi(session: Session) -> None:
     assert set(drums) <= {9}
 
 
+@pytest.mark.parametrize("mode", ["Loop", "Extend"])
+def test_stems_of_what_plays_are_an_archive(serve: Serve, built: Built, open_page: OpenPage, mode: str) -> None:
+    page = open_page(serve(config=built(**SIZES, stems=True, more=FEW_VARIANTS).path).url, allowed=("503",))
+    session = Session(page)
+    page.get_by_text("Extend" if mode == "Loop" else "Loop", exact=True).click()
+    page.get_by_text(mode, exact=True).click()
+    page.click("#midi-panel-button")
+    refused = {"detail": "the session does not answer now", "fix": "try later"}
+    page.route("**/stems", lambda route: route.fulfill(status=503, json=refused))
+    page.click("#stems-save")
+    page.wait_for_selector("#messages :text('The stems cannot be saved: the session does not answer now — try later')")
+    page.unroute("**/stems")
+    play(page)
+    session.until(lambda: session.of("state")[-1]["playhead_sample"] > RATE)
+    with page.expect_download() as download:
+        page.click("#stems-save")
+    assert download.value.suggested_filename == "tickrt-stems.zip"
+    with zipfile.ZipFile(download.value.path()) as archive:
+        pcm = {name: archive.read(f"{name}.flac") for name in ("mix", "bass", "drums")}
+        assert mido.MidiFile(file=io.BytesIO(archive.read("notes.mid"))).length > 0.5
+    mix, bass, drums = (soundfile.read(io.BytesIO(data))[0] for data in pcm.values())
+    assert np.abs(bass + drums - mix).max() < 3 * 2**-23
+    assert len(mix) == SIZES["canvas_frames"] * RATE // 25 if mode == "Loop" else len(mix) >= RATE // 2
+    assert not page.is_disabled("#stems-save")
+    assert page.inner_text("#stems-save-note") == ""
+
+
 def test_a_loop_has_a_length_in_bars(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     session = Session(page)
@@ -435,5 +465,7 @@ def test_it_says_what_cannot_be_used(serve: Serve, built: Built, open_page: Open
     assert page.is_disabled("#midi-out")
     assert "no Web MIDI" in page.inner_text("#midi-out-note")
     assert "does not tell its notes" in page.inner_text("#midi-save-note")
+    assert page.is_disabled("#stems-save")
+    assert "does not tell its layers apart" in page.inner_text("#stems-save-note")
     assert "does not play notes" in page.inner_text("#keys-note")
     assert page.is_disabled("#at-bar")

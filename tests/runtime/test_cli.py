@@ -303,8 +303,21 @@ def test_stems_are_a_folder(built: Built, tmp_path: Path, monkeypatch: pytest.Mo
     assert np.abs(pcm["mix"] - soundfile.read("a.wav")[0]).max() <= 2**-15
     assert read_metadata(folder / "bass.flac") == read_metadata(Path("a.wav"))
     assert CliRunner().invoke(app, [*flags, "--stems", "b"]).exit_code == 0
+    assert not json.loads(Path("b/options.json").read_text())["estimated"]
+    assert CliRunner().invoke(app, [*flags, "--stems", "c", "--source", "a.wav"]).exit_code == 0
+    assert json.loads(Path("c/options.json").read_text())["estimated"]
     (tmp_path / "file").write_text("")
     assert CliRunner().invoke(app, [*flags, "--stems", "file"]).exit_code == EXIT_FILE
+
+
+def test_stems_of_a_model_that_extracts_tracks(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = str(built(conditions=True, tracks=("drums", "vocals")).path)
+    made = CliRunner().invoke(app, [config, "--prompt", "a", "--seconds", "1", "--stems", "a"])
+    assert made.exit_code == 0, made.output
+    assert "extracting drums, vocals" in made.output
+    assert files(Path("a")) == ["drums.flac", "mix.flac", "options.json", "vocals.flac"]
+    assert not json.loads(Path("a/options.json").read_text())["exact"]
 
 
 def test_notes_that_cannot_be_are_refused(generate: Generate) -> None:

@@ -21,6 +21,11 @@ WINDOW_FRAMES: Final = 128
 OVERLAP_S: Final = 10.0
 # Modules in LoRA adapters of ACE-Step's own trainer -> their names in diffusers.
 ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
+# What checkpoints that know the task extract were trained to take out; turbo checkpoints were not.
+TRACKS: Final = (
+    "vocals", "backing_vocals", "drums", "bass", "guitar", "keyboard", "percussion", "strings", "synth", "fx", "brass",
+    "woodwinds",
+)  # fmt: skip
 # Controls that are said in the caption.
 SAID_CONTROLS: Final = {
     "density": {"words": ["sparse arrangement", "", "dense arrangement"]},
@@ -181,6 +186,8 @@ def _text_encoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
         instructions = entries.pop("instructions", {})
         tables["text_encoder"] = {"graph": TEXT_ENCODER, "tokenizer": TOKENIZER, **entries, **text}
         tables["text_encoder.instructions"] = instructions
+        if not facts.is_turbo and any("{track}" in text for text in instructions.get("extract", ())):
+            tables["stems"] = {"tracks": TRACKS}
     if facts.lyrics is not None:
         tables["text_encoder.lyrics"] = {"graph": LYRIC_ENCODER, **facts.lyrics, **text}
     if facts.timbre is not None:

@@ -31,7 +31,8 @@ class Audio:
     seed, as plain values; `model.generate(**audio.options)` generates it again. bundle: the model's name and version.
     metadata: what its files say about it; None for files without.
     prompt_words: which words of the prompts the model understands (`understood`, `unknown`, `near` those that are
-    written like unknown ones). meanings: what of each prompt is played; () where the model does not tell.
+    written like unknown ones). meanings: what of each prompt is played; () where the model does not tell. is_estimated:
+    its notes and stems are estimates, as far as they come from a source that was no result of the model.
     """
 
     latents: NDArray[np.float32]
@@ -44,6 +45,7 @@ class Audio:
     metadata: GenerationMetadata | None = None
     prompt_words: PromptWords = field(default_factory=PromptWords)
     meanings: tuple[PromptMeaning, ...] = ()
+    is_estimated: bool = False
     _generation: LongGeneration | None = None
     _score: Score | None = None
 
@@ -92,13 +94,14 @@ class Audio:
     def stems(self) -> dict[str, NDArray[np.float32]]:
         """Its layers apart, float32 `[n, channels]` by name; their sum is `pcm`. The model has to be open.
 
-        Raises RequestError where the model cannot tell its layers apart, EngineError.
+        Of a model that extracts tracks they are these, and do not sum to it: each is generated, now. Raises
+        RequestError where the model has no stems, EngineError.
         """
         chunks = list(self._made_by("layers").stems(self.latents))
         return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0] if name != MIX}
 
     def save_stems(self, folder: str | Path, format: StemFormat = "flac") -> None:
-        """Write the mix and a file per layer, with 24 bits, its notes, and what it was made from.
+        """Write the mix and a file per stem, with 24 bits, its notes, and what it was made from.
 
         Raises RequestError as stems(), FileError where a file cannot be written.
         """

@@ -219,6 +219,11 @@ class Model:
             target=self._input(arguments, "target_source"),
             structure=self._input(arguments, "structure"),
             source_audio=_source_audio(self._pipeline, arguments.get("source"), rate_hz),
+            encoded=frozenset(
+                name
+                for name, given in (("source", "source"), ("target", "target_source"))
+                if _is_encoded(self._pipeline, arguments.get(given))
+            ),
             timbre=_timbre(self._pipeline, arguments.get("timbre"), rate_hz),
         )
         return LongGeneration(self._pipeline, parsed, inputs)
@@ -254,6 +259,7 @@ class Model:
             _pcm=np.concatenate(chunks) if codec else None,
             prompt_words=self._pipeline.prompt_words(generation.options) or PromptWords(),
             meanings=generation.meanings,
+            is_estimated=generation.is_estimated,
             _generation=generation,
         )
 
@@ -280,6 +286,13 @@ def _latents(pipeline: Pipeline, source: Source, sample_rate_hz: int | None) -> 
         return pipeline.encode_source(source.pcm, source.sample_rate_hz)
     codec_rate_hz = pipeline.bundle.codec.sample_rate_hz if pipeline.bundle.codec else 0
     return pipeline.encode_source(np.asarray(source), sample_rate_hz or codec_rate_hz)
+
+
+def _is_encoded(pipeline: Pipeline, source: Source | None) -> bool:
+    """Whether its latents are an encoder's, or have parts that are."""
+    if isinstance(source, Audio) and source.bundle == (pipeline.bundle.name, pipeline.bundle.version):
+        return source.is_estimated
+    return _source_audio(pipeline, source, None) is not None
 
 
 def _timbre(pipeline: Pipeline, source: Source | None, sample_rate_hz: int | None) -> NDArray[np.float32] | None:

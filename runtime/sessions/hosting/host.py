@@ -39,6 +39,7 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.hosted_session import HostedSession
 from runtime.sessions.hosting.inbox import Inbox, Received, timed
+from runtime.sessions.hosting.passage import Passage
 from runtime.sessions.hosting.services import (
     Clock,
     HostServices,
@@ -215,6 +216,34 @@ class SessionHost:
         The seq of its message does not count: the session's client goes on with its own.
         """
         self._put(session_id, Received(sender=sender, change=change))
+
+    def check_stems(self) -> None:
+        """Raises RequestError where the layers of what sessions play cannot be told apart."""
+        if not self.model.has_stems:
+            what = f"bundle {self._pipeline.bundle.name!r} does not tell the layers of what sessions play apart"
+            raise RequestError(what, field="stems", fix="use a model with [stems] that names no tracks")
+
+    def passage(self, session_id: str, most_s: float) -> Future[Passage]:
+        """What a session plays: one pass of a loop, or what was played last, at most so long.
+
+        Raises UnknownSessionError, and what check_stems() raises; the future raises RequestError where nothing was
+        played yet.
+        """
+        self.check_stems()
+        if session_id not in self._sessions:
+            raise _unknown(session_id)
+        answer: Future[Passage] = Future()
+
+        def tell(hosted: HostedSession) -> None:
+            try:
+                played = hosted.session.played(hosted.clock(), most_s)
+            except TickError as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(Passage(self._pipeline, played))
+
+        self._call_session(session_id, tell)
+        return answer
 
     def detach(self, session_id: str, listener: SessionListener | None = None) -> None:
         """The connection has ended. The session is kept for `keep_s`. listener: only if this one is connected."""

@@ -169,4 +169,5 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         plan=PlanFacts.of(bundle),
         identity=lambda: pipeline.identity,
         notes=NoteFacts.of(bundle),
+        has_stems=bundle.stems is not None and not bundle.stems.tracks,
     )

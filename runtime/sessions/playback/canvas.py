@@ -160,6 +160,39 @@ class Placement:
         return part.is_same_frame(other_part, frame, other_frame)
 
 
+@dataclass(frozen=True, eq=False)
+class PlayedPart:
+    """Canvas frames `begin` .. `end` that were played. is_loop: they repeat. is_estimated: encoded audio is in them."""
+
+    canvas: Canvas
+    begin: int
+    end: int
+    is_loop: bool
+    tempo: Tempo | None = None
+    is_estimated: bool = False
+
+    @property
+    def frames(self) -> int:
+        """How many."""
+        return self.end - self.begin
+
+    def rows(self) -> Latents:
+        """Their latents `[n, C]`."""
+        return self.canvas.rows(range(self.begin, self.end))
+
+    def with_margins(self, margin: int) -> tuple[int, Latents, int]:
+        """With up to `margin` frames on both sides: how many before, latents `[n, C]`, a position of the first one.
+
+        Those of a loop are its other end.
+        """
+        if self.is_loop:
+            numbers = range(self.begin - margin, self.end + margin)
+            rows = self.canvas.rows(self.begin + (number - self.begin) % self.frames for number in numbers)
+            return margin, rows, self.begin + -(-margin // self.frames) * self.frames - margin
+        first, last = max(self.begin - margin, self.canvas.start), min(self.end + margin, self.canvas.end)
+        return self.begin - first, self.canvas.rows(range(first, last)), first
+
+
 class Timeline:
     """The placements of a session in the order of their samples. `version` changes with every change."""
 

@@ -109,7 +109,7 @@ class LiveModel:
     controls that are numbers. words: which words of texts are understood; None where the model has no text. meaning:
     what is played of a text, with the options that its template has and a session's seed; None where the model does not
     tell. catalog: the adapters that there are now. plan: None where no session has one. identity: which model it is
-    now. notes: what its latents say of notes, and silence `[C]`; None: nothing.
+    now. notes: what its latents say of notes, and silence `[C]`; None: nothing. has_stems: layers can be told apart.
     """
 
     sample_rate_hz: int
@@ -132,6 +132,7 @@ class LiveModel:
     plan: PlanFacts | None = None
     identity: Callable[[], ModelIdentity] = ModelIdentity
     notes: NoteFacts | None = None
+    has_stems: bool = False
 
     def known_notes(self, field: str) -> NoteFacts:
         """What it says of notes. field: of the message that needs them. Raises NoNotesError."""

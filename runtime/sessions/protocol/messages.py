@@ -457,6 +457,7 @@ class Ready(Message):
     edges: list[str] = Field(default=[], description="Further addresses of this session's servers.")
     plan: PlanChoices | None = Field(default=None, description="Of its plan; null: it has none.")
     layers: list[LayerKeys] = Field(default=[], description="That its notes have; empty: the model tells none.")
+    stems: bool = Field(default=False, description="Whether GET /v1/sessions/{session}/stems has those of what plays.")
 
 
 class Stages(Message):

@@ -24,7 +24,7 @@ from runtime.sessions.generations.loop import LoopGenerations
 from runtime.sessions.generations.plan import SessionPlan
 from runtime.sessions.playback.audio_schedule import AudioSchedule
 from runtime.sessions.playback.bars import BarLines, following, next_line
-from runtime.sessions.playback.canvas import Piece, Timeline
+from runtime.sessions.playback.canvas import Piece, PlayedPart, Timeline
 from runtime.sessions.playback.navigation import Navigation
 from runtime.sessions.playback.played_notes import PlayedNotes
 from runtime.sessions.playback.playhead import Playhead, SessionClock
@@ -365,6 +365,32 @@ class LiveSession:
         canvas = self._timeline.canvas
         size = self._generations.frames if self._parts.mode == "loop" else canvas.end
         return offset, canvas.rows(frame % size for frame in range(start, start + frames))
+
+    def played(self, now_s: float, most_s: float) -> PlayedPart:
+        """One pass of what a loop repeats; else what was played last, at most so long, from a bar line where there are.
+
+        Raises RequestError where nothing was played, or not all of it is known.
+        """
+        position, hop = self.playhead_sample(now_s), self.model.hop_samples
+        here, line = self._timeline.at(position), self._lines.at(position)
+        if here is None or not here.canvas.parts:
+            raise RequestError("nothing was played yet", field="session", fix="play, and ask again")
+        writes = (part.piece.name.startswith("write/") for part in here.canvas.parts)
+        is_estimated = self._generations.references.source is not None or any(writes)
+        tempo = None if line is None else line.tempo
+        if here.band is not None:
+            if here.band[0] < here.canvas.start or here.canvas.end < here.band[1]:
+                what = "not all of what repeats is made yet"
+                raise RequestError(what, field="session", fix="ask again once it was played")
+            return PlayedPart(here.canvas, *here.band, True, tempo, is_estimated)
+        start, end = here.canvas.start, min(here.canvas_frame_at(position // hop), here.canvas.end)
+        begin = max(start, end - round(most_s * self.model.frame_rate_hz))
+        if line is not None:
+            newest, bar = end - (position - line.sample) / hop, line.bar_samples / hop
+            begin = max(begin, round(newest - bar * math.floor((newest - begin) / bar)))
+        if begin >= end:
+            raise RequestError("nothing was played yet", field="session", fix="play, and ask again")
+        return PlayedPart(here.canvas, begin, end, False, tempo, is_estimated)
 
     def advance(self, now_s: float, *, may_generate: bool = True, may_draft: bool = True) -> list[Action]:
         """Everything that is to be done now; at most one generation, and none unless `may_generate`.

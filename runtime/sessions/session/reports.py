@@ -57,6 +57,7 @@ def ready(
         limits=messages.Limits(keep_s=keep_s),
         plan=None if references.plan is None else references.plan.facts.choices,
         layers=layers(model),
+        stems=model.has_stems,
         **members,
     )
 

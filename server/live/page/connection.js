@@ -92,6 +92,15 @@ export class Connection {
     this.end();
   }
 
+  /** The stems of what plays, as a zip archive. Throws what the server says. */
+  async stems() {
+    if (!this.#session) throw new Error("there is no session");
+    const response = await fetch(`v1/sessions/${this.#session.id}/stems`, { headers: this.headers() });
+    if (response.ok) return response.blob();
+    const problem = await response.json().catch(() => ({ detail: response.statusText }));
+    throw new Error([problem.detail, problem.fix].filter(Boolean).join(" — "));
+  }
+
   /** Headers of an HTTP request to this server. */
   headers() {
     return this.key ? { authorization: `Bearer ${this.key}` } : undefined;

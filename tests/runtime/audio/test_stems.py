@@ -1,8 +1,11 @@
-"""Stems sum to the mix, a silent layer is silent, and limits are those of the mix."""
+"""Stems sum to the mix, a silent layer is silent, and limits are those of the mix; tracks are extracted from it."""
 
 from __future__ import annotations
 
 import math
+import threading
+from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +14,12 @@ from helpers.factories import TinySpec
 
 from runtime.audio.stems import MIX, layer_latents, summing
 from runtime.config.bundle import load_bundle
-from runtime.errors import RequestError
-from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
+from runtime.errors import RequestError, TickError
+from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents, generate_together
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import parse_options
+from runtime.tick.record import TickRecord
 
 SPEC = TinySpec(stems=True)
 
@@ -72,3 +77,73 @@ def test_a_model_without_stems_says_so(built: Built) -> None:
         generation = LongGeneration(pipeline, parse_options({"prompt": "a"}))
         with pytest.raises(RequestError, match=r"no \[stems\]"):
             next(generation.stems(np.zeros((4, 8), np.float32)))
+
+
+TRACKS = ("drums", "vocals", "bass")
+TRACKED: dict[str, Any] = {"conditions": True, "tracks": TRACKS}
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_tracks_are_extractions_with_the_gain_of_the_mix(built: Built, finish: bool) -> None:
+    with open_pipeline(built(**TRACKED)) as pipeline:
+        assert pipeline.codec is not None
+        options = parse_options({"prompt": "a", "seed": 3, "seconds": 2.5, "bpm": 90.0, "steps": 3, "finish": finish})
+        generation = LongGeneration(pipeline, options)
+        latents = np.concatenate(list(generate_latents(pipeline, generation)))
+        chunks = list(generation.stems(latents))
+        found = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+        assert list(found) == [MIX, *TRACKS]
+        assert not generation.has_exact_stems
+        raw = {MIX: pipeline.codec.decode(latents)}
+        for track in TRACKS:
+            asked = {"prompt": "a", "seed": 3, "bpm": 90.0, "steps": 3, "task": "extract", "track": track}
+            one = LongGeneration(pipeline, parse_options(asked), GenerationInputs(source=latents))
+            raw[track] = pipeline.codec.decode(np.concatenate(list(generate_latents(pipeline, one))))
+    length = round(2.5 * SPEC.sample_rate_hz)
+    gains = {name: found[name] / raw[name][:length] for name in found}
+    heard = np.all([np.abs(raw[name][:length]) > 0.05 for name in raw], axis=0)
+    assert heard.mean() > 0.2
+    for track in TRACKS:
+        np.testing.assert_allclose(gains[track][heard], gains[MIX][heard], rtol=2e-3)
+        assert np.abs(raw[track] - raw[MIX]).max() > 0.05
+    assert bool(np.ptp(gains[MIX][heard]) > 0.01) == finish
+
+
+def test_tracks_share_ticks(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are submitted before the first one is waited for; the loop begins with the last one."""
+    records: list[TickRecord] = []
+    latents = np.random.default_rng(1).standard_normal((50, SPEC.channels)).astype(np.float32)
+    with closing(open_pipeline(built(**TRACKED))) as pipeline:
+        pipeline.loop.observers.append(records.append)
+        late = threading.Timer(20.0, pipeline.start)  # Where one is waited for before.
+        late.start()
+        submit, submitted = pipeline.loop.submit, list[str]()
+
+        def counted(*arguments: Any, **options: Any) -> str:
+            submitted.append(submit(*arguments, **options))
+            if len(submitted) == len(TRACKS):
+                late.cancel()
+                pipeline.start()
+            return submitted[-1]
+
+        monkeypatch.setattr(pipeline.loop, "submit", counted)
+        generation = LongGeneration(pipeline, parse_options({"prompt": "a", "seconds": 2.0, "seed": 1}))
+        together = generate_together(pipeline, generation.extractions(latents))
+    assert {name: len(made) for name, made in together.items()} == dict.fromkeys(TRACKS, len(latents))
+    assert len(submitted) == 2 * len(TRACKS)
+    assert records[0].slots == len(TRACKS)
+
+
+def test_the_extractions_of_a_loop_that_ends_end(built: Built) -> None:
+    with open_pipeline(built(**TRACKED)) as pipeline:
+        generation = LongGeneration(pipeline, parse_options({"prompt": "a", "seconds": 1.0}))
+        extractions = generation.extractions(np.zeros((25, SPEC.channels), np.float32))
+    with pytest.raises(TickError):
+        generate_together(pipeline, extractions)
+
+
+def test_what_could_be_extracted_has_to_be_named(built: Built) -> None:
+    with open_pipeline(built(conditions=True)) as pipeline:
+        generation = LongGeneration(pipeline, parse_options({"prompt": "a"}))
+        with pytest.raises(RequestError, match=r"no \[stems\].*\n.*name the tracks that it can extract"):
+            generation.check_stems()

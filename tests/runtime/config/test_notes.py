@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.factories import tiny_bundle
@@ -63,6 +64,26 @@ def test_stems_need_notes_and_a_codec(tmp_path: Path, lacking: str) -> None:
     if lacking == "notes":
         path.write_text(path.read_text(encoding="utf-8") + "[stems]\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"\[stems\] needs \[codec\], and \[notes\]"):
+        load_bundle(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tracks", "message"),
+    [
+        ({}, '["drums"]', r"stems.tracks need \[codec\], \[context\], and an instruction for extract"),
+        ({"conditions": True, "codec": False}, '["drums"]', "stems.tracks need"),
+        ({"conditions": True}, '["drums", "drums"]', "a name stands twice"),
+        ({"conditions": True}, '["mix"]', "or is 'mix'"),
+        ({"conditions": True}, '["../drums"]', "expected text that matches"),
+        ({"conditions": True}, '["drums"]\nsaturation = "tanh"', "tracks do not sum"),
+    ],
+)
+def test_tracks_need_a_task_that_extracts_them(
+    tmp_path: Path, changes: dict[str, Any], tracks: str, message: str
+) -> None:
+    path = tiny_bundle(tmp_path, **changes) / "bundle.toml"
+    path.write_text(path.read_text(encoding="utf-8") + f"[stems]\ntracks = {tracks}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
         load_bundle(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import mido
 import pretty_midi
@@ -15,6 +16,7 @@ from runtime.config.notes import NoteLayerSpec, NotesSpec
 from runtime.errors import RequestError
 from runtime.notes import midi_file
 from runtime.notes.midi_file import CHANNELS, MAX_FILE_BYTES, key_signature, midi_bytes, notes_of_midi
+from runtime.notes.note_files import read_notes
 from runtime.notes.score import Instrument, Marker, Note, Part, Score
 
 BASS = (Note("bass", 40, 100, 0.5, 0.5), Note("bass", 40, 80, 1.0, 0.25), Note("bass", 47, 60, 1.0, 1.5))
@@ -84,6 +86,11 @@ def test_without_a_tempo_times_are_right_and_it_is_said() -> None:
     assert [event.text for event in meta(file, "text")] == ["tempo unknown"]
     assert file.length == pytest.approx(4.0, abs=0.002)
     assert meta(file, "key_signature") == []
+
+
+def test_estimated_notes_say_so() -> None:
+    file = read(Score((Part("bass", BASS),), 4.0, 0.04, bpm=120.0, is_estimated=True))
+    assert [event.text for event in meta(file, "text")] == ["notes of uploaded audio are estimated"]
 
 
 def test_six_eight_counts_dotted_quarters() -> None:
@@ -210,3 +217,13 @@ def test_a_damaged_file_is_refused_or_read(data: st.DataObject) -> None:
     except RequestError:
         return
     assert all(0 <= note["pitch"] <= 127 and note["seconds"] > 0 for note in notes)
+
+
+def test_a_file_that_is_too_large_is_told_the_limit(tmp_path: Path) -> None:
+    too_large = b"MThd" + bytes(MAX_FILE_BYTES)
+    with pytest.raises(RequestError, match=r"has 1048580 bytes, the limit is 1048576\n.*leave out tracks") as refusal:
+        notes_of_midi(too_large, NOTES)
+    assert refusal.value.field == "notes"
+    (tmp_path / "a.mid").write_bytes(too_large)
+    with pytest.raises(RequestError, match="the limit is 1048576"):
+        read_notes(tmp_path / "a.mid", NOTES)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
-from runtime.pipeline.sources import kept_frames, settled_options
+from runtime.pipeline.sources import has_encoded_latents, kept_frames, settled_options
 from runtime.requests.option_types import Span
 from runtime.requests.options import GenerationOptions, parse_options
 
@@ -130,3 +130,40 @@ def test_a_cover_and_a_source_of_latents_keep_no_audio(pipeline: Pipeline) -> No
     assert kept(pipeline, {}, audio_source(50)) == []
     spans = [{"start_s": 0.4, "end_s": 0.8}]
     assert kept(pipeline, {"repaint": spans}, GenerationInputs(source=latents(50))) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, True),  # A cover starts from it.
+        ({"denoise": 1.0}, False),
+        ({"denoise": 0.0}, True),
+        ({"timesteps": [0.6, 0.3]}, True),
+        ({"timesteps": [1.0, 0.5]}, False),
+        ({"repaint": [{"start_s": 0.4, "end_s": 0.8}], "denoise": 1.0}, True),
+        ({"repaint": [{"start_s": 0.0, "end_s": 2.0}], "denoise": 1.0}, False),
+        ({"seconds": 4.0}, True),  # It is continued.
+        ({"x0_strength": 0.5}, True),
+        ({"x0_strength": 0.0}, False),
+        ({"target_curve": [0.0, 1.0]}, True),
+        ({"initial_noise_curve": [1.0, 0.5]}, True),
+        ({"sde_curve": 0.5}, True),
+    ],
+)
+def test_encoded_audio_is_a_part_of_what_keeps_starts_from_or_is_drawn_to_it(
+    pipeline: Pipeline, values: dict[str, Any], expected: bool
+) -> None:
+    def has_encoded(inputs: GenerationInputs) -> bool:
+        options, frames = settled(pipeline, values, inputs), pipeline.total_frames(parsed, inputs.source)
+        return has_encoded_latents(options, inputs, frames, pipeline.bundle)
+
+    parsed = parse_options({"prompt": "a", **values})
+    assert has_encoded(GenerationInputs(source=latents(50), encoded=frozenset({"source"}))) == expected
+    assert not has_encoded(GenerationInputs(source=latents(50)))
+
+
+def test_what_is_drawn_to_an_encoded_target_has_it_as_a_part(pipeline: Pipeline) -> None:
+    options = parse_options({"prompt": "a", "x0_strength": 1.0})
+    for encoded in ("target", "source"):
+        inputs = GenerationInputs(target=latents(32), encoded=frozenset({encoded}))
+        assert has_encoded_latents(options, inputs, 32, pipeline.bundle) == (encoded == "target")

@@ -15,7 +15,7 @@ from helpers.http_harness import Served, eventually, open_websocket, serving
 from helpers.lyria_client import PATH, LyriaClient, lyria
 
 from runtime.sessions.hosting.inbox import SHARE
-from runtime.sessions.protocol.messages import Ack, ClientMessage, SetControls, SetPrompts
+from runtime.sessions.protocol.messages import Ack, ClientMessage, Reset, SetControls, SetPrompts
 from server.compat import lyria_connection
 
 CONTROLS = """
@@ -290,6 +290,36 @@ def test_what_the_model_cannot_play_is_the_nearest_and_said_to_be(
         assert made == {"bpm": 180, "guidance": 4, "density": 0.5}
         (values,) = [message.values for message in messages if isinstance(message, SetControls)]
         assert (values["bpm"], values["guidance"]) == (180, 4)
+
+
+def test_a_reset_begins_anew_with_the_tempo_and_the_scale_that_were_set_before_it(
+    built: Built, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("tempo")
+    path = tiny_deployment(folder, conditions=True, max_rows=16, more=FEW_VARIANTS)
+    bundle = folder / "tiny" / "bundle.toml"
+    table = '[controls]\nbpm = { option = "bpm" }\nscale = { option = "key" }\n'
+    bundle.write_text(f"{bundle.read_text(encoding='utf-8')}\n{table}", encoding="utf-8")
+    with serving(built(path), max_sessions=2, client_sessions=0) as served, lyria(served) as connected:
+        messages = noted(served, monkeypatch)
+        connected.send(musicGenerationConfig={"bpm": 120, "scale": "C_MAJOR_A_MINOR"})
+        connected.send(clientContent={"weightedPrompts": [{"text": "calm", "weight": 1}]})
+        connected.send(playbackControl="PLAY")
+        connected.audio(0.5)
+        changed = {"bpm": 90, "scale": "D_FLAT_MAJOR_B_FLAT_MINOR"}
+        connected.send(musicGenerationConfig=changed)
+        connected.send(playbackControl="RESET_CONTEXT")
+        while connected.metadata["musicGenerationConfig"] != changed:
+            connected.audio(0.2)
+        connected.audio(1.0)
+        assert connected.metadata["musicGenerationConfig"] == changed
+    steering = [message for message in messages if isinstance(message, SetControls | Reset)]
+    assert [message.type for message in steering] == ["set", "set", "reset"]
+    tempos = [
+        (message.values["bpm"], message.values["key"]) for message in steering if isinstance(message, SetControls)
+    ]
+    assert tempos == [(120, "C major"), (90, "Db major")]
+    assert [message.at for message in steering if isinstance(message, SetControls)] == [None, None]
 
 
 def test_warnings_without_an_end_close_the_connection(client: LyriaClient) -> None:

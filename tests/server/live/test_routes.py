@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import socket
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -13,6 +15,7 @@ import jsonschema_rs
 import numpy as np
 import pytest
 import safetensors.numpy
+import soundfile
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
@@ -58,6 +61,54 @@ def test_sessions_are_listed_and_ended(served: Served) -> None:
         assert (closed.reason, closed.resumable, code) == ("deleted", False, 1000)
         eventually(lambda: http.get(f"/v1/sessions/{session}").status_code == 404)
         problem(http.delete(f"/v1/sessions/{session}"), 404, "unknown_session")
+
+
+def test_stems_of_a_loop_are_one_pass_of_it(built: Built) -> None:
+    with serving(built(stems=True, more=FEW_VARIANTS)) as served, player(served) as client, served.client() as http:
+        ready = client.open(prompts=[{"text": "a"}], seed=3, paused=True)
+        assert ready.stems
+        path = f"/v1/sessions/{ready.session}/stems"
+        assert "nothing was played yet" in problem(http.get(path), 422)["detail"]
+        client.send(type="play")
+        client.receive_until(lambda item: is_audio(item) and item.start_sample > ready.canvas.frames * 320)
+        response = http.get(path)
+        assert (response.status_code, response.headers["content-type"]) == (200, "application/zip"), response.text
+        with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+        assert list(files) == ["mix.flac", "bass.flac", "drums.flac", "notes.mid", "options.json"]
+        assert json.loads(files["options.json"]) == {"model": "tiny", "exact": True, "estimated": False}
+        mix, bass, drums = (soundfile.read(io.BytesIO(files[f"{name}.flac"]))[0] for name in ("mix", "bass", "drums"))
+        assert len(mix) == ready.canvas.frames * 320
+        assert np.abs(bass + drums - mix).max() < 3 * 2**-23
+        assert np.abs(bass).max() > 0.01
+        assert served.service.admission.reserved_bytes == served.service.admission.num_pending == 0
+        problem(http.get("/v1/sessions/none/stems"), 404, "unknown_session")
+
+
+def test_stems_of_a_session_without_an_end_are_what_was_played(built: Built) -> None:
+    with serving(built(stems=True, more=FEW_VARIANTS)) as served, player(served) as client, served.client() as http:
+        ready = client.open(mode="extend", prompts=[{"text": "a"}], seed=3)
+        client.receive_until(lambda item: isinstance(item, State) and item.playhead_sample > 3 * 8000)
+        response = http.get(f"/v1/sessions/{ready.session}/stems")
+        with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
+            mix = soundfile.read(io.BytesIO(archive.read("mix.flac")))[0]
+        assert len(mix) % 320 == 0
+        pcm = np.zeros((max(chunk.end_sample for chunk in client.chunks), 2), np.float32)
+        for chunk in client.chunks:
+            pcm[chunk.start_sample : chunk.end_sample] = chunk.pcm
+        size = 3 * 8000 // 320 * 320
+        assert len(mix) >= size
+        assert np.abs(mix[:size] - pcm[:size]).max() < 2**-14
+
+
+def test_a_model_that_tells_no_layers_apart_has_no_stems_of_sessions(served: Served) -> None:
+    with player(served) as client, served.client() as http:
+        ready = client.open(prompts=[{"text": "a"}])
+        assert not ready.stems
+        document = problem(http.get(f"/v1/sessions/{ready.session}/stems"), 422)
+        assert "does not tell the layers" in document["detail"]
+        client.send(type="close")
+        client.receive_end()
 
 
 def test_a_session_is_resumed_after_an_abrupt_disconnect(served: Served) -> None:

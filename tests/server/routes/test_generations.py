@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import threading
 import wave
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -23,13 +24,14 @@ import soundfile
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
-from helpers.http_harness import GENERATIONS, Served, problem, serving
+from helpers.http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request, serving
 from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES, codes_of
 
 from runtime.audio.codec import Codec
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.audio.metadata import read_metadata
 from runtime.errors import EngineError
+from runtime.pipeline.generation import LongGeneration
 from server.routes.generation_job import MEANINGS_BYTES
 from server.service.admission import Permit
 
@@ -273,6 +275,7 @@ def test_notes_are_played_from_the_body_and_from_a_midi_file(built: Built) -> No
         assert 40 in {given["pitch"] for given in json.loads(again.headers["x-parameters"])["notes"]}
         for changes, status, field in (
             ({"notes": ("a.mid", b"MThd")}, 422, "/notes"),
+            ({"notes": ("a.mid", b"MThd" + bytes(2**20))}, 422, "/notes"),
             ({"request": (None, json.dumps({**body, "notes": [note]}), "application/json")}, 422, "/notes"),
         ):
             document = problem(client.post(GENERATIONS, files={**form, **changes}), status)
@@ -321,6 +324,88 @@ def test_stems_are_an_archive_whose_layers_sum_to_the_mix(built: Built, format: 
         for name, value in (("response_format", "wav"), ("sample_rate_hz", 16_000), ("bit_rate_kbps", 64)):
             document = problem(served.post(stems=format, **{name: value}), 422)
             assert document["errors"][0]["pointer"] == f"/{name}"
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_tracks_are_extracted_where_layers_are_not_told(built: Built, limit: int) -> None:
+    tracks = ("drums", "vocals", "bass", "guitar", "synth")
+    config = built(conditions=True, tracks=tracks, more=FEW_VARIANTS)
+    with serving(config, client_in_flight=limit) as served:
+        response = served.post(stems="wav", seconds=2)
+        assert response.status_code == 200, response.text
+        with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+        assert list(files) == [f"{name}.wav" for name in ("mix", *tracks)] + ["options.json"]
+        made = json.loads(files["options.json"])
+        assert (made["exact"], made["estimated"]) == (False, False)
+        assert {len(decoded(files[f"{name}.wav"])[0]) for name in ("mix", *tracks)} == {16_000}
+        assert len(set(files.values())) == len(files)
+        again = served.post(stems="wav", seconds=2).content
+        with zipfile.ZipFile(io.BytesIO(again)) as archive:
+            for name in (f"{name}.wav" for name in ("mix", *tracks)):
+                pair = [soundfile.read(io.BytesIO(data))[0] for data in (files[name], archive.read(name))]
+                assert np.abs(pair[0] - pair[1]).max() < 1e-5, name
+        admission = served.service.admission
+        assert (admission.num_pending, admission.reserved_bytes, admission.permits) == (0, 0, set())
+        with served.client() as client:
+            assert client.post(GENERATIONS, json={"prompt": "a", "seconds": 2}).status_code == 200
+            refused = client.post(GENERATIONS, json={"prompt": "a", "stems": "wav", "response_format": "mid"})
+            assert problem(refused, 422)["errors"][0]["pointer"] == "/response_format"
+
+
+def test_a_client_that_leaves_ends_what_is_extracted_for_it(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = built(conditions=True, tracks=("drums", "vocals"), more=FEW_VARIANTS)
+    with serving(config) as served:
+        extractions, is_made = LongGeneration.extractions, threading.Event()
+
+        def paused(generation: LongGeneration, latents: np.ndarray) -> dict[str, LongGeneration]:
+            served.pause()
+            is_made.set()
+            return extractions(generation, latents)
+
+        monkeypatch.setattr(LongGeneration, "extractions", paused)
+        with connected(served) as connection:
+            connection.sendall(raw_request(json.dumps({"prompt": "a", "stems": "wav"}).encode()))
+            assert is_made.wait(20.0)
+            eventually(lambda: not served.pipeline.loop.is_empty)
+            connection.close()
+            eventually(lambda: not served.service.admission.permits)
+        served.resume()
+        eventually(lambda: served.pipeline.loop.is_empty)
+        eventually(lambda: served.service.admission.num_pending == 0)
+        assert served.metrics()["tickrt_generations_total{outcome=cancelled}"] == 1
+        assert served.post(seconds=1).status_code == 200
+
+
+def test_stems_and_notes_of_an_upload_are_marked_as_estimates(built: Built) -> None:
+    with serving(built(stems=True)) as served, served.client() as client:
+        files = {"wav": served.post(seconds=2).content, "safetensors": served.post(response_format="latents").content}
+        ids = {
+            name: client.post("/v1/sources", files={"source": (f"a.{name}", data)}).json()["id"]
+            for name, data in files.items()
+        }
+        repaint = {"repaint": [{"start_s": 0.4, "end_s": 0.8}]}
+
+        def described(**values: Any) -> tuple[bool, bool, str | None]:
+            response = served.post(stems="wav", **values)
+            assert response.status_code == 200, response.text
+            with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
+                made = json.loads(archive.read("options.json"))
+            return made["exact"], made["estimated"], response.headers.get("x-estimated")
+
+        assert described(source_id=ids["wav"], **repaint) == (False, True, "true")
+        assert described(source_id=ids["wav"]) == (True, True, "true")
+        assert described(source_id=ids["wav"], denoise=1.0) == (True, False, None)
+        assert described(source_id=ids["safetensors"], **repaint) == (True, False, None)
+        assert described(target_id=ids["wav"], x0_strength=0.5) == (True, True, "true")
+        assert described() == (True, False, None)
+        notes = served.post(response_format="mid", source_id=ids["wav"])
+        assert notes.headers["x-estimated"] == "true"
+        texts = [
+            event.text for event in mido.MidiFile(file=io.BytesIO(notes.content)).tracks[0] if event.type == "text"
+        ]
+        assert "notes of uploaded audio are estimated" in texts
+        assert "x-estimated" not in served.post(source_id=ids["wav"]).headers
 
 
 def test_what_has_no_notes_is_refused_before_it_is_generated(served: Served) -> None:

@@ -102,6 +102,25 @@ def test_without_a_limit_per_client_one_client_gets_all_memory() -> None:
     assert admission.reserved_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("limit", "others", "wanted", "taken"), [(0, 0, 9, 4), (0, 3, 9, 1), (3, 0, 9, 2), (0, 0, 2, 2)]
+)
+def test_a_generation_of_many_takes_the_places_that_are_free(limit: int, others: int, wanted: int, taken: int) -> None:
+    admission = Admission(5, client_limit=limit)
+    permit = admission.admit("a")
+    for _ in range(others):
+        admission.admit("b")
+    assert permit.take_places(wanted) == taken
+    assert admission.num_pending == 1 + others + taken
+    if limit:
+        with pytest.raises(ProblemError, match="this client has 3"):
+            admission.admit("a")
+    permit.release()
+    assert admission.num_pending == others
+    for _ in range(limit):
+        admission.admit("a")
+
+
 def test_draining_refuses_everything() -> None:
     admission = Admission(1)
     admission.drain()

@@ -1,4 +1,4 @@
-/** The MIDI panel: notes and clock to an output, the clock of others, a keyboard, and the passage as a file. */
+/** The MIDI panel: notes and clock to an output, the clock of others, a keyboard, and the passage as files. */
 
 import { download } from "../presets.js";
 import { element, field, find } from "../widgets/element.js";
@@ -23,6 +23,7 @@ const COMPUTER = "computer";
 const CHANNELS_ITEM = "tickrt.midi.channels";
 const KEYBOARD_FIELDS = ["keys", "keys-layer", "keys-mode", "keys-bars", "keys-quantize", "keys-sound", "keys-forget"];
 const NO_NOTES = "This model does not tell its notes.";
+const NO_STEMS = "This model does not tell its layers apart.";
 const NO_BEAT = "This session has no beat: name a tempo in a prompt, such as 124 bpm, or play by a plan.";
 
 /** @typedef {import("../connection.js").Message} Message */
@@ -38,6 +39,8 @@ export class MidiPanel {
   /** @type {Layer[]} */ #layers = [];
   #isLoop = true;
   /** Whether the model plays notes of others. */ #takesNotes = false;
+  /** Whether its layers can be told apart. */ #hasStems = false;
+  /** Whether stems are being made. */ #makesStems = false;
   /** The newest bar line. @type {import("./clock.js").Line | null} */ #beat = null;
   #position = { seconds: 0, sample: 0 };
   #loopStartS = 0;
@@ -81,6 +84,7 @@ export class MidiPanel {
     on("at-bar", () => this.#show());
     on("keys-forget", () => this.#forget(), "click");
     on("midi-save", () => this.#save(), "click");
+    on("stems-save", () => this.#saveStems(), "click");
     addEventListener("pagehide", () => this.silence());
   }
 
@@ -106,6 +110,7 @@ export class MidiPanel {
     this.#beat = null;
     this.#isLoop = ready.mode === "loop";
     this.#takesNotes = takesNotes;
+    this.#hasStems = ready.stems;
     const isOther = JSON.stringify(this.#layers) !== JSON.stringify(ready.layers);
     this.#layers = ready.layers;
     if (isOther) this.#offerLayers();
@@ -277,11 +282,13 @@ export class MidiPanel {
     enable(["clock-out", "clock-in"], hasPorts && hasBeat);
     enable(KEYBOARD_FIELDS, this.#canPlay);
     enable(["midi-save"], hasNotes);
+    enable(["stems-save"], this.#hasStems && !this.#makesStems);
     explain("midi-out-note", !hasPorts ? NO_WEB_MIDI : !hasNotes ? NO_NOTES : !hasBeat ? NO_BEAT : "");
     explain("clock-in-note", !hasPorts ? NO_WEB_MIDI : !hasBeat ? NO_BEAT : "");
     const isTaken = this.#takesNotes && hasNotes;
     explain("keys-note", !isTaken ? "This model does not play notes of others." : !this.#canPlay ? NO_BEAT : "");
     explain("midi-save-note", hasNotes ? "" : NO_NOTES);
+    explain("stems-save-note", !this.#hasStems ? NO_STEMS : this.#makesStems ? "Making stems …" : "");
     this.#showMode();
   }
 
@@ -377,6 +384,19 @@ export class MidiPanel {
     const startS = this.#isLoop ? this.#loopStartS : lineS - Math.ceil((lineS - firstS) / barS - 0.02) * barS;
     const channelOf = (/** @type {string} */ layer) => this.#channel(layer) ?? 0;
     download(midiFile(notes, { startS, bpm, beats, channelOf }), "tickrt.mid");
+  }
+
+  async #saveStems() {
+    this.#makesStems = true;
+    this.#show();
+    try {
+      download(await this.connection.stems(), "tickrt-stems.zip");
+    } catch (error) {
+      this.notify(`The stems cannot be saved: ${/** @type {Error} */ (error).message}`);
+    } finally {
+      this.#makesStems = false;
+      this.#show();
+    }
   }
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine_build.config import check_ranges, read_options
-from engine_build.export.acestep.bundle_text import BundleFacts, bundle_text, deployment_text
+from engine_build.export.acestep.bundle_text import TRACKS, BundleFacts, bundle_text, deployment_text
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import load_deployment
 
@@ -52,7 +52,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert np.array_equal(bundle.silence(1)[0], np.array(FACTS.silence, np.float32))
     assert bundle.training == {"layers": 24}
     assert (bundle.sampler.steps, bundle.sampler.shift, bundle.sampler.guidance) == (8, 3.0, 1.0)
-    assert written(tmp_path, replace(FACTS, is_turbo=False)).sampler.guidance == 7.0
+    assert bundle.stems is None
+    base = written(tmp_path, replace(facts, is_turbo=False))
+    assert base.sampler.guidance == 7.0
+    assert base.stems is not None
+    assert base.stems.tracks == TRACKS
+    assert written(tmp_path, replace(FACTS, is_turbo=False)).stems is None
 
 
 def test_margins_and_windows_are_multiples(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,6 +225,31 @@ def test_notes_and_stems_of_a_generation(built: Built, tmp_path: Path) -> None:
             copied.stems()
     with pytest.raises(tickrt.TickError):
         audio.stems()
+
+
+def test_stems_of_a_model_that_extracts_tracks(built: Built, tmp_path: Path) -> None:
+    with tickrt.open(built(conditions=True, tracks=("drums", "vocals")).path) as model:
+        audio = model.generate("a", seconds=1, seed=1)
+        stems = audio.stems()
+        assert {name: stem.shape for name, stem in stems.items()} == dict.fromkeys(("drums", "vocals"), audio.pcm.shape)
+        drums = model.generate("a", source=audio, task="extract", track="drums", seed=1, finish=False)
+        assert np.corrcoef(stems["drums"][:, 0], drums.pcm[: len(audio), 0])[0, 1] > 0.98
+        audio.save_stems(tmp_path, "wav")
+        names = [path.name for path in sorted(tmp_path.iterdir())]
+        assert names == ["drums.wav", "mix.wav", "options.json", "vocals.wav"]
+
+
+def test_notes_and_stems_of_audio_from_elsewhere_are_estimates(built: Built) -> None:
+    with tickrt.open(built(stems=True).path) as model:
+        first = model.generate("a", seconds=1, seed=1)
+        kept: dict[str, Any] = {"seconds": 1, "seed": 2, "repaint": [{"start_s": 0.4, "end_s": 0.8}]}
+        assert not first.is_estimated
+        of_its_own = model.generate("a", source=first, **kept)
+        assert (of_its_own.is_estimated, of_its_own.score.is_estimated) == (False, False)
+        uploaded = model.generate("a", source=first.pcm, **kept)
+        assert (uploaded.is_estimated, uploaded.score.is_estimated) == (True, True)
+        assert model.generate("a", source=pickle.loads(pickle.dumps(uploaded)), **kept).is_estimated
+        assert model.generate("a", target_source=first.pcm, x0_strength=1.0, seed=1).is_estimated
 
 
 def test_notes_are_given_as_a_generation_has_them_as_objects_or_as_a_file(built: Built, tmp_path: Path) -> None:
