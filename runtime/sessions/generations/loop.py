@@ -43,6 +43,8 @@ class LoopGenerations(Generations):
     `placed_noise`: that of the canvas.
     """
 
+    full_of_notes = ("are in the loop", "remove those of a layer: send none of it")
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.placed_noise: PassNoise | None = None

@@ -215,7 +215,9 @@ class SetClock(Message):
     type: Literal["clock"] = "clock"
     seq: Seq
     bpm: float = Field(ge=1.0, le=1000.0, description="As measured over some beats.")
-    sample: Sample = Field(description="Where one of its beats lies, on the play axis.")
+    sample: Sample | None = Field(
+        default=None, description="Where one of its beats lies, on the play axis; null: not known, and beats stay."
+    )
 
 
 class Seek(Message):

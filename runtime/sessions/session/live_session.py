@@ -321,7 +321,7 @@ class LiveSession:
         """
         line, sample = following(self._lines, message, self._possible_sample, self.model.sample_rate_hz)
         asked = self._controls.value("bpm") if "bpm" not in self.model.untaken else None
-        is_other = abs(message.bpm - (asked or line.tempo.bpm)) > TEMPO_TOLERANCE_BPM
+        is_other = abs(message.bpm - (asked or line.bpm)) > TEMPO_TOLERANCE_BPM
         is_moved = self._navigation.put(line.sample, sample, at_least=PHASE_TOLERANCE_S)
         if is_other:
             bpm = self.model.ranges.bpm.nearest(round(message.bpm, 2))

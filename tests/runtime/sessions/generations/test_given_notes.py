@@ -184,6 +184,18 @@ def test_a_loop_plays_notes_where_they_were_played_until_they_are_removed() -> N
     assert simulation.jobs[-1].phrases == ()
 
 
+def test_notes_of_a_loop_are_bounded_and_removing_some_makes_room() -> None:
+    simulation = noted(1.0)
+    items = [{"pitch": 38}] * 256
+    for seq in range(1, 17):
+        play(simulation, seq, *items, layer="bass" if seq > 1 else "drums")
+    with pytest.raises(RequestError, match="4096 notes are in the loop") as error:
+        play(simulation, 17, {"pitch": 38}, layer="bass")
+    assert error.value.fix == "remove those of a layer: send none of it"
+    play(simulation, 17, layer="drums")
+    play(simulation, 18, {"pitch": 38}, layer="bass")
+
+
 def test_what_has_no_effect_is_refused() -> None:
     simulation = noted(1.0, mode="extend")
     for members, field in (({"mode": "echo"}, "mode"), ({"mode": "hold"}, "mode")):
