@@ -8,19 +8,18 @@ import io
 import shutil
 import subprocess
 import wave
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-import librosa
 import numpy as np
 import numpy.typing as npt
 import pretty_midi
 
-from configs.demo.recipe.evaluation.listening import RATE_HZ, mono
+from configs.demo.recipe.evaluation.listening import STRENGTH_HZ, onset_strength
 from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.instruments import LAYERS
@@ -28,8 +27,9 @@ from configs.demo.recipe.latents import SAMPLE_RATE_HZ, FloatArray
 from runtime.audio.stems import layer_latents, summing
 from runtime.config.bundle import Bundle
 from runtime.notes.midi_file import midi_bytes, notes_of_midi
-from runtime.notes.score import Score
+from runtime.notes.score import Note, Part, Score
 from runtime.notes.tracker import score_of
+from runtime.terminal import Terminal, print_line
 
 Values = npt.NDArray[np.float64]
 
@@ -41,35 +41,34 @@ READERS: Final = ("mido", "pretty_midi")
 # A tick of MIDI at the slowest tempo of the demo, and what rounds beside it.
 TICK_S: Final = 0.003
 PROGRAM: Final = "fluidsynth"
-# One instrument's attack comes later than another's.
-MAX_LAG_S: Final = 0.06
-HOP: Final = 220  # 10 ms
+# One instrument's attack comes later than another's: by 60 ms at most.
+MOST_FRAMES: Final = 6
 # Without effects, so that onsets stay where they are; only those samples are read that are played.
 _FLUIDSYNTH: Final = ("-ni", "-q", "-R", "0", "-C", "0", "-g", "1", "-o", "synth.dynamic-sample-loading=1")
 
 NoteStart = tuple[str, int, float]
 
 
-def measure(player: Player, genres: Iterable[str] = tuple(GENRES), seconds: float = SECONDS) -> Measured:
+def measure(player: Player) -> Measured:
     """Notes that readers find, of all; onset correlation of each layer, the median over pieces, and of other pieces.
 
     Without FluidSynth a row says that correlations are left out.
     """
-    bpms = {genre: GENRES[genre] for genre in genres}
-    prompts = [PROMPT.format(genre=genre, bpm=bpm) for genre, bpm in bpms.items()]
-    pieces = [Piece(prompt, FIRST_SEED + i, {"seconds": seconds, "plan": True}) for i, prompt in enumerate(prompts)]
+    prompts = [PROMPT.format(genre=genre, bpm=bpm) for genre, bpm in GENRES.items()]
+    pieces = [Piece(prompt, FIRST_SEED + i, {"seconds": SECONDS, "plan": True}) for i, prompt in enumerate(prompts)]
     latents = player.generate(pieces)
     bundle = player.pipeline.bundle
-    scores = [score_of(bundle, each, {"bpm": bpm}) for each, bpm in zip(latents, bpms.values(), strict=True)]
+    scores = [score_of(bundle, each, {"bpm": bpm}) for each, bpm in zip(latents, GENRES.values(), strict=True)]
     files = [midi_bytes(score) for score in scores]
     figures: Figures = {}
     for reader in READERS:
         shares = [read_share(bundle, *each, reader) for each in zip(scores, files, strict=True)]
         figures[f"midi_read_by_{reader}"] = round(min(shares), 4)
     if missing := missing_synthesizer():
+        print_line(f"correlations of onsets are left out: {missing}", Terminal(stderr=True))
         return Measured(figures, {"Onsets of FluidSynth": [{"left out": missing}]})
-    stems = [{layer: strength(audio) for layer, audio in stems_of(player, each).items()} for each in latents]
-    rows = correlation_rows(list(bpms), scores, stems)
+    stems = [{layer: onset_strength(audio) for layer, audio in stems_of(player, each).items()} for each in latents]
+    rows = correlation_rows(list(GENRES), scores, stems)
     for layer in LAYERS:
         found = [row["same"] for row in rows if row["layer"] == layer]
         figures |= {f"midi_onsets_{layer}": round(float(np.median(found)), 4)} if found else {}
@@ -78,10 +77,7 @@ def measure(player: Player, genres: Iterable[str] = tuple(GENRES), seconds: floa
 
 
 def read_share(bundle: Bundle, score: Score, file: bytes, reader: str) -> float:
-    """The share of a score's notes that a reader finds in its file: by layer, key and start; all of them, or it is 0.
-
-    A note that only the reader has counts like one that it has not found.
-    """
+    """The share of a score's notes that a reader finds in its file, in order of layer, key and start; 1: no others."""
     expected = sorted((note.layer, note.pitch, note.start_s) for note in score.notes)
     found = sorted(_read_by_mido(bundle, file) if reader == "mido" else _read_by_pretty_midi(file))
     pairs = zip(expected, found, strict=False)
@@ -109,8 +105,13 @@ def stems_of(player: Player, latents: FloatArray) -> dict[str, FloatArray]:
 
 
 def missing_synthesizer() -> str:
-    """Why nothing is rendered here; "" where FluidSynth is."""
-    return "" if shutil.which(PROGRAM) else "FluidSynth is not installed: apt-get install fluidsynth, and a SoundFont"
+    """Why nothing is rendered here; "" where FluidSynth is, and has a SoundFont."""
+    if shutil.which(PROGRAM) is None:
+        return "FluidSynth is not installed: apt-get install fluidsynth fluidr3mono-gm-soundfont"
+    note = Note("bass", 40, 100, 0.0, 0.1)
+    with TemporaryDirectory() as scratch:
+        has_sound = rendered(Score((Part("bass", (note,)),), 0.1, 0.04), "bass", Path(scratch)).any()
+    return "" if has_sound else "FluidSynth finds no SoundFont: apt-get install fluidr3mono-gm-soundfont"
 
 
 def rendered(score: Score, layer: str, folder: Path) -> FloatArray:
@@ -135,30 +136,26 @@ def correlation_rows(names: Sequence[str], scores: Sequence[Score], stems: Seque
         folders = [Path(scratch) / str(index) for index in range(len(scores))]
         for folder in folders:
             folder.mkdir()
-        renders = list(pool.map(lambda each: strength(rendered(scores[each[0]], each[1], folders[each[0]])), played))
+        renders = list(
+            pool.map(lambda each: onset_strength(rendered(scores[each[0]], each[1], folders[each[0]])), played)
+        )
     rows: list[Row] = []
     for (index, layer), render in zip(played, renders, strict=True):
         others = [i for i, other in played if other == layer and i != index]
-        same, lag_s = correlation(stems[index][layer], render)
-        row = {"piece": names[index], "layer": layer, "same": round(same, 4), "lag ms": round(lag_s * 1000)}
+        same, lag = correlation(stems[index][layer], render)
+        row = {"piece": names[index], "layer": layer, "same": round(same, 4), "lag ms": round(lag * 1000 / STRENGTH_HZ)}
         apart = [correlation(stems[other][layer], render)[0] for other in others]
         rows.append({**row, "other": round(float(np.median(apart)), 4) if apart else 0.0})
     return rows
 
 
-def strength(audio: FloatArray) -> Values:
-    """librosa's onset strength `[frames]` of audio f32 `[samples, 2]`, 100 a second."""
-    return np.asarray(librosa.onset.onset_strength(y=mono(audio), sr=RATE_HZ, hop_length=HOP), np.float64)
-
-
-def correlation(stem: Values, render: Values) -> tuple[float, float]:
-    """Pearson's, of onset strengths `[frames]`, and how many s the render comes later: what correlates best."""
-    most = round(MAX_LAG_S * RATE_HZ / HOP)
+def correlation(stem: Values, render: Values, most: int = MOST_FRAMES) -> tuple[float, int]:
+    """Pearson's, of onset strengths `[frames]`, and how many frames the render comes later: what correlates best."""
     found = []
     for lag in range(-most, most + 1):
         one, other = stem[max(0, -lag) :], render[max(0, lag) :]
         count = min(len(one), len(other))
         one, other = one[:count] - one[:count].mean(), other[:count] - other[:count].mean()
         size = float(np.linalg.norm(one) * np.linalg.norm(other))
-        found.append((float(one @ other) / size if size else 0.0, lag * HOP / RATE_HZ))
+        found.append((float(one @ other) / size if size else 0.0, lag))
     return max(found)
