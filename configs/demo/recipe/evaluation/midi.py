@@ -123,7 +123,7 @@ def rendered(score: Score, layer: str, folder: Path) -> FloatArray:
     subprocess.run(command, check=True, capture_output=True)
     with wave.open(str(sound)) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-    return samples.reshape(-1, 2).astype(np.float32) / 2**15
+    return samples.reshape(-1, 2) * np.float32(2**-15)
 
 
 def correlation_rows(names: Sequence[str], scores: Sequence[Score], stems: Sequence[dict[str, Values]]) -> list[Row]:
