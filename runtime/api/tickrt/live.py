@@ -316,7 +316,8 @@ class Live:
         the next one on, without items the plan's again; "at": at their times. layer: None: the one that has the pitch.
         at: what start_s counts from, in seconds of the session. quantize: an echo lies on sixteenths. exact: they are
         written into what is generated, too; else it may vary them. Echo and hold need a plan. In a loop notes stay
-        where they were played, until a call without any removes those of the layer.
+        where they were played, an echo on the sixteenths of its bars, until a call without any removes those of the
+        layer.
         """
         played = [plain_values(item) for item in items]
         times: dict[str, Any] = {"mode": mode, "at": float(at), "bars": bars, "quantize": quantize}

@@ -321,7 +321,8 @@ class PlayNotes(Message):
     """Plays notes: generations follow them, in place of what their layer would play.
 
     echo: a bar that was played comes back `bars` bars later. hold: the notes are a chord, the harmony of all bars from
-    the next one on, until another one is held; without items the plan's again. at: at their times.
+    the next one on, until another one is held; without items the plan's again. at: at their times. In a loop notes stay
+    in their bars, pass after pass.
     """
 
     type: Literal["notes"] = "notes"

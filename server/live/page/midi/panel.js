@@ -306,7 +306,8 @@ export class MidiPanel {
     echo.textContent = this.#isLoop ? "stays in the loop" : "comes back";
     hold.disabled = hold.hidden = this.#isLoop;
     if (this.#isLoop) field("keys-mode").value = "echo";
-    find("keys-bars-field").hidden = find("keys-quantize-field").hidden = this.#isLoop || this.#isHold;
+    find("keys-bars-field").hidden = this.#isLoop || this.#isHold;
+    find("keys-quantize-field").hidden = this.#isHold || !this.#beat;
     find("keys-forget").hidden = !this.#isLoop && !this.#isHold;
   }
 
