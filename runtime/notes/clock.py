@@ -18,8 +18,8 @@ LONGEST_PULSE_S = 0.5
 
 
 @dataclass(frozen=True)
-class Line:
-    """A bar line: its sample, its number, and the tempo from there on."""
+class BarLine:
+    """Where a bar begins on the play axis: its sample, its number, and the tempo that sounds from there on."""
 
     sample: int
     bar: int
@@ -35,12 +35,12 @@ class ClockOut:
 
     def __init__(self, sample_rate_hz: int) -> None:
         self._rate_hz = sample_rate_hz
-        self._lines: list[Line] = []
+        self._lines: list[BarLine] = []
         self._next = 0.0  # Everything before was given.
         self._begins: float | None = None
         self._is_running = False
 
-    def line(self, line: Line) -> None:
+    def line(self, line: BarLine) -> None:
         """Take a bar line; it holds from its sample on, in place of all that were to follow."""
         kept = [before for before in self._lines if before.sample < line.sample]
         self._lines = [*kept[-4:], line]
@@ -73,14 +73,14 @@ class ClockOut:
                 found.append((round(place), bytes([CLOCK])))
             self._next = place + 0.5 * self._interval(line)
 
-    def _beginning(self, sample: int, line: Line, number: int) -> list[tuple[int, bytes]]:
+    def _beginning(self, sample: int, line: BarLine, number: int) -> list[tuple[int, bytes]]:
         self._begins, self._is_running = None, True
         position = (line.bar * line.beats * PULSES + number) // PULSES_PER_POSITION % MOST_POSITIONS
         if position == 0:
             return [(sample, bytes([START]))]
         return [(sample, bytes([POSITION, position & 0x7F, position >> 7])), (sample, bytes([CONTINUE]))]
 
-    def _pulse(self, sample: float) -> tuple[Line, int]:
+    def _pulse(self, sample: float) -> tuple[BarLine, int]:
         """The first pulse at a sample or behind it: its bar line, and its number from there on."""
         index = max(bisect_right(self._lines, sample, key=lambda line: line.sample) - 1, 0)
         line = self._lines[index]
@@ -91,20 +91,20 @@ class ClockOut:
                 return following, 0
         return line, number
 
-    def _interval(self, line: Line) -> float:
+    def _interval(self, line: BarLine) -> float:
         return 60.0 * self._rate_hz / (PULSES * line.bpm)
 
 
 class ClockIn:
     """A clock that is received: its tempo, and where its beats are. Times are seconds of any clock that does not jump.
 
-    It counts beats from its start, or from the position that it continues at.
+    It counts beats from its start, or from the position that it continues at. is_running: None before it has said so.
     """
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=PULSES_HEARD + 1)
         self._count = 0  # of pulses since the beginning of the song: the number of the next one
-        self.is_running = False
+        self.is_running: bool | None = None
 
     def receive(self, message: bytes, time_s: float) -> None:
         """Take a MIDI message; those that are not of a clock are ignored."""
@@ -130,9 +130,12 @@ class ClockIn:
 
     @property
     def beat_s(self) -> float | None:
-        """When its newest beat was, the median of what its pulses say; None before two beats were heard."""
+        """When its newest beat was, the median of what its pulses say; None before two beats were heard.
+
+        None, too, of a clock that ran already when it was first heard: its beats are not known.
+        """
         bpm = self.bpm
-        if bpm is None:
+        if bpm is None or self.is_running is None:
             return None
         last = self._count - 1
         newest, interval = last - last % PULSES, 60.0 / (PULSES * bpm)

@@ -25,8 +25,9 @@ VELOCITY_FRAMES = 5
 # A key that sounds is struck again when its level has fallen below this share of its highest, and has risen from there
 # by this factor.
 DIP, RECOVERY = 0.7, 1.3
-# A note began with the first frame of the rise in which it is found, so many frames before at most.
-MAX_RISE_FRAMES = 2
+# A note began with the first frame of the rise in which it is found, so many frames before at most. A frame below this
+# share of the next one is not of the rise: generated levels are never quite still.
+MAX_RISE_FRAMES, LEAST_RISE = 2, 0.4
 # What is shorter is no note, but for percussion.
 MIN_FRAMES = 2
 
@@ -85,6 +86,7 @@ class NoteTracker:
 
     def _take(self, level: Levels, frame: int) -> list[FrameNote]:
         """The level of each key in one frame, `[K]`; the notes that end before it."""
+        self._rising[self._before < LEAST_RISE * level] = frame
         self._rising[level <= self._before] = frame + 1
         sounds, is_on = self._start >= 0, level > self._spec.on
         again = sounds & is_on & (self._dip < DIP * self._peak) & (level > RECOVERY * self._dip)

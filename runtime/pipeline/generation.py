@@ -26,6 +26,7 @@ from runtime.audio.splicing import CROSSFADE_S, AudioSplicer, surrounding_loudne
 from runtime.audio.stems import StemDecoder
 from runtime.audio.window_decoder import AudioDecoder
 from runtime.errors import ConfigError, GenerationCancelledError, RequestError, ShapeError
+from runtime.notes.first_bars import FirstBars
 from runtime.notes.note_levels import phrases_of, with_notes
 from runtime.notes.score import Score
 from runtime.notes.tracker import score_of
@@ -34,13 +35,14 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.planning import AnyPlan, is_planned
 from runtime.pipeline.sequences import Caller
 from runtime.pipeline.sources import has_encoded_latents, kept_frames, settled_options
+from runtime.requests.form.tempo import tempo_of
 from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptMeaning
 from runtime.requests.request import GenerationRequest
 from runtime.requests.seeds import draw_seed, segment_seed
 from runtime.requests.segments import Latents, Segment
 from runtime.requests.tasks import known_tasks
-from runtime.requests.validation import note_spec
+from runtime.requests.validation import note_spec, takes_notes
 from runtime.tick.events import Cancelled, Event, Failed, Finished
 
 OnEvent = Callable[[Event], None]
@@ -95,6 +97,7 @@ class LongGeneration:
         self._inputs = inputs
         self._index = 0
         self._part_frames: list[int] = []
+        self._first_bars: FirstBars | None = None
         self._tail = np.empty((0, pipeline.bundle.latents.channels), np.float32)
 
     @property
@@ -125,14 +128,17 @@ class LongGeneration:
         if segment is None:
             return None
         options = self._pipeline.with_drawn(self.options, self.seed)
-        options = options.model_copy(update={"seed": segment_seed(self.seed, self._index)})
+        options, inputs = options.model_copy(update={"seed": segment_seed(self.seed, self._index)}), self._inputs
+        if self._first_bars is not None:
+            begin = segment.start_frame - segment.first_frame
+            inputs = replace(inputs, hints=self._first_bars.hints(begin, segment.first_frame + segment.frames))
         if self.plan is not None:
-            self._inputs = replace(self._inputs, hints=self._planned_hints(self.plan, segment))
+            self._inputs = inputs = replace(inputs, hints=self._planned_hints(self.plan, segment))
             played = (
                 (note.layer, note.start_frame, note.end_frame) for each in self._inputs.phrases for note in each.notes
             )
             options = options.model_copy(update={"prompt": self.plan.prompts(options.prompt, played)})
-        return self._pipeline.compose(options, segment, self._inputs, self._tail)
+        return self._pipeline.compose(options, segment, inputs, self._tail)
 
     @property
     def meanings(self) -> tuple[PromptMeaning, ...]:
@@ -295,12 +301,25 @@ class LongGeneration:
             new = new[: self.total_frames - self.done_frames]
         if self.options.notes_exact:
             new = self._with_exact_notes(new)
+        if self.done_frames == 0 and (bar_frames := self._bar_frames) is not None and len(new) >= bar_frames:
+            bundle = self._pipeline.bundle
+            self._first_bars = FirstBars(note_spec(bundle), bundle.silence(1)[0], new, bar_frames)
         history = np.concatenate((self._tail, new))
         self._tail = history[max(len(history) - self._pipeline.canvas_frames, 0) :]
         self.done_frames += len(new)
         self._index += 1
         self._part_frames.append(len(new))
         return new
+
+    @property
+    def _bar_frames(self) -> float | None:
+        """How long its bars are, where the first ones keep the beat: there is neither a planner nor a source."""
+        bundle, inputs, options = self._pipeline.bundle, self._inputs, self.options
+        is_free = inputs.known is None and inputs.condition is None and options.codes is None
+        if not is_free or bundle.planner is not None or not takes_notes(bundle):
+            return None
+        tempo = tempo_of(options, bundle.options.bpm)
+        return None if tempo is None else tempo.bar_frames(bundle.latents.frame_rate_hz)
 
     def _with_exact_notes(self, new: Latents) -> Latents:
         """The next frames `[n, C]` with exactly the notes that were given."""

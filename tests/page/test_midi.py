@@ -123,8 +123,8 @@ PLAYED = ((0, 36), (2, 40), (3, 43), (5, 36), (6, 43), (8, 40))
 class Session:
     """The page, its MIDI output, and the messages of its session."""
 
-    def __init__(self, page: Any) -> None:
-        self.page = page
+    def __init__(self, page: Any, server: Any = None) -> None:
+        self.page, self.server = page, server
         self.sent: list[dict[str, Any]] = []
         self.received: list[dict[str, Any]] = []
         page.on("websocket", self._follow)
@@ -173,8 +173,9 @@ def session(serve: Serve, built: Built, open_page: OpenPage) -> Session:
     """A planned session of a tiny model, without an end, that plays with its notes at the output."""
     planner = {"capacity": 1024, "plan": True}
     config = built(**SIZES, planner=planner, conditions=True, notes=True, more=FEW_VARIANTS).path
-    page = open_page(serve(config=config).url, script=PORTS)
-    session = Session(page)
+    server = serve(config=config)
+    page = open_page(server.url, script=PORTS, allowed=("WebSocket connection", "ERR_CONNECTION_REFUSED"))
+    session = Session(page, server)
     page.get_by_text("Extend", exact=True).click()
     page.click("#midi-panel-button")
     page.select_option("#midi-out", label="synth")
@@ -352,6 +353,36 @@ def test_it_follows_the_clock_of_others(session: Session) -> None:
     assert len(session.of("clock", session.sent)) == 1
 
 
+def test_of_a_clock_that_ran_already_the_tempo_is_followed(session: Session) -> None:
+    page = session.page
+    page.select_option("#clock-in", label="keys")
+    now_ms, pulse_ms = page.evaluate("performance.now()"), 60_000 / (24 * 110.5)
+    for number in range(60):
+        session.receive([CLOCK], now_ms - (60 - number) * pulse_ms)
+    session.until(lambda: session.of("clock", session.sent))
+    told = session.of("clock", session.sent)[0]
+    assert told == {"type": "clock", "seq": told["seq"], "bpm": pytest.approx(110.5, abs=0.05), "sample": None}
+    assert page.inner_text("#clock-tempo") == "110.5 bpm"
+    session.until(lambda: session.beat and abs(session.beat["bpm"] - 110.5) < 0.3)
+    session.receive([STOP], now_ms)
+    session.until(lambda: page.inner_text("#clock-tempo") == "110.5 bpm, stopped")
+
+
+def test_the_clock_stops_where_the_server_is_gone_and_goes_on_with_it(session: Session) -> None:
+    page = session.page
+    page.check("#clock-out")
+    session.until(lambda: sum(data == [CLOCK] for data, _ in session.midi()) > 24)
+    session.server.kill()
+    session.until(lambda: page.get_attribute("#status", "data-status") != "live")
+    session.until(lambda: [STOP] in [data for data, _ in session.midi()])
+    count = len(session.midi())
+    page.wait_for_timeout(500)
+    assert len(session.midi()) == count
+    assert page.evaluate("midiHeld()") == []
+    session.server.start()
+    session.until(lambda: any(data[0] in (START, CONTINUE) for data, _ in session.midi()[count:]))
+
+
 def test_changes_begin_with_a_bar_where_that_is_on(session: Session) -> None:
     page = session.page
     guidance = page.get_by_role("slider", name="guidance", exact=True)
@@ -435,6 +466,28 @@ def test_stems_of_what_plays_are_an_archive(serve: Serve, built: Built, open_pag
     assert len(mix) == SIZES["canvas_frames"] * RATE // 25 if mode == "Loop" else len(mix) >= RATE // 2
     assert not page.is_disabled("#stems-save")
     assert page.inner_text("#stems-save-note") == ""
+
+
+def test_a_layer_that_is_off_is_saved_on_a_channel_of_its_own(session: Session) -> None:
+    page = session.page
+    selects = page.locator("#midi-channels select")
+    layers = [select.get_attribute("data-layer") for select in selects.all()]
+    others = [layer for layer in layers if layer != "drums"]
+    for layer, channel in zip(others, ("0", "1"), strict=False):
+        page.select_option(f"#midi-channels select[data-layer={layer}]", channel)
+    page.select_option("#midi-channels select[data-layer=drums]", "0")
+    session.until(lambda: {note[0] for message in session.of("notes") for note in message["notes"]} == set(layers))
+    session.until(lambda: session.of("state")[-1]["playhead_sample"] > 8 * RATE)
+    with page.expect_download() as download:
+        page.click("#midi-save")
+    file = mido.MidiFile(file=io.BytesIO(Path(download.value.path()).read_bytes()))
+    channels = {track.name: {m.channel for m in track if m.type == "note_on"} for track in file.tracks[1:]}
+    assert len(channels) == len(layers)
+    assert channels["drums"] == {9}
+    if len(others) > 1:
+        assert channels[others[1]] == {0}
+    assert all(len(each) == 1 for each in channels.values())
+    assert len(set.union(*channels.values())) == len(layers)
 
 
 def test_a_loop_has_a_length_in_bars(server: Any, open_page: OpenPage) -> None:

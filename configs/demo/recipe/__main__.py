@@ -32,7 +32,7 @@ GROUPS = {
     "beat": "beat",
 }
 DEFAULT_GROUP = "held-out"
-WITHOUT_LIBROSA = frozenset({DEFAULT_GROUP, "notes", "beat"})
+WITHOUT_LIBROSA = frozenset({DEFAULT_GROUP, "beat"})
 
 Folder = Annotated[Path, typer.Option(help="The bundle's folder.")]
 Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; an existing one is resumed.")]
@@ -132,7 +132,7 @@ def evaluate(
     if unknown := sorted(set(wanted) - set(GROUPS)):
         raise ConfigError(f"there are no figures {', '.join(unknown)}", fix=f"any of {', '.join(GROUPS)}, or all")
     if set(wanted) - WITHOUT_LIBROSA:
-        need_packages("librosa", extra="recipe")
+        need_packages("librosa", "pretty_midi", extra="recipe")
     from configs.demo.recipe.bundle_text import rewrite_bundle_file
     from configs.demo.recipe.evaluation.player import open_player
     from configs.demo.recipe.evaluation.report import markdown

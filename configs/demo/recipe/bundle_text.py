@@ -47,7 +47,7 @@ TIMBRE_FRAMES: Final = 150
 TIMBRE_TOKENS: Final = 2
 SIZE_LIMIT_BYTES: Final = 32 * 2**20
 # Frames between a note's hint and its sound, in the middle; measured, as evaluation/notes.py does.
-HINT_DELAY: Final = 2
+HINT_DELAY: Final = 1
 MEANING_FILE: Final = "meaning.json"
 PLANNER_FILE: Final = "planner.onnx"
 PLANNER_TOKENIZER_FILE: Final = "planner_tokenizer.json"

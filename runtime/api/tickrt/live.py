@@ -260,12 +260,13 @@ class Live:
         for clock in self._clocks:
             clock.jump()
 
-    def follow(self, bpm: float, sample: int) -> None:
+    def follow(self, bpm: float, sample: int | None = None) -> None:
         """Take the tempo of a clock, one beat of which lies on a sample of the session, from the next bar on.
 
-        Nothing changes where it differs by 0.3 beats per minute and 20 ms at most.
+        sample None: it is not known where its beats are; the session's stay. Nothing changes where it differs by 0.3
+        beats per minute and 20 ms at most.
         """
-        self._send("clock", bpm=float(bpm), sample=int(sample))
+        self._send("clock", bpm=float(bpm), sample=None if sample is None else int(sample))
 
     def midi_clock(
         self, output: str | Output | None = None, input: str | Input | None = None, *, latency_s: float = 0.0
@@ -276,7 +277,7 @@ class Live:
         iterated has to be played in real time; latency_s: from when it is read until it is heard. Raises ConfigError.
         """
         clock = MidiClock(self, self._played, self._sessions.sample_rate_hz, output, input, latency_s)
-        self._clocks.append(clock)
+        self._clocks = [*(each for each in self._clocks if not each.is_closed), clock]
         return clock
 
     def reset(self) -> None:
@@ -315,7 +316,8 @@ class Live:
         the next one on, without items the plan's again; "at": at their times. layer: None: the one that has the pitch.
         at: what start_s counts from, in seconds of the session. quantize: an echo lies on sixteenths. exact: they are
         written into what is generated, too; else it may vary them. Echo and hold need a plan. In a loop notes stay
-        where they were played, until a call without any removes those of the layer.
+        where they were played, an echo on the sixteenths of its bars, until a call without any removes those of the
+        layer.
         """
         played = [plain_values(item) for item in items]
         times: dict[str, Any] = {"mode": mode, "at": float(at), "bars": bars, "quantize": quantize}

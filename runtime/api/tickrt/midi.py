@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, Self
 
 from runtime.errors import ConfigError, TickError
-from runtime.notes.clock import ClockIn, ClockOut, Line
+from runtime.notes.clock import BarLine, ClockIn, ClockOut
 from runtime.sessions.protocol.messages import Beat
 
 # Messages are handed to a port so long before they are due, by a thread that waits for each of them.
@@ -76,8 +76,8 @@ class ClockedSession(Protocol):
     def beat(self) -> Beat | None:
         """Its newest bar line."""
 
-    def follow(self, bpm: float, sample: int) -> None:
-        """Take tempo and beats of a clock."""
+    def follow(self, bpm: float, sample: int | None = None) -> None:
+        """Take tempo and beats of a clock; None: its tempo alone."""
 
 
 class MidiClock:
@@ -106,6 +106,7 @@ class MidiClock:
         self._beat: Beat | None = None
         self._told_s = 0.0
         self._begins = True
+        self._given_until = 0  # messages of what is played before this sample
         # Held while one of the clocks is read or changed: by the thread, the port's thread, and who jumps or closes.
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -131,6 +132,11 @@ class MidiClock:
         for port in self._opened:
             port.close_port()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closing.is_set()
+
     def jump(self) -> None:
         """The session is about to play another position: stop, and continue there."""
         with self._lock:
@@ -153,21 +159,28 @@ class MidiClock:
         beat, due = self._session.beat, list[tuple[int, bytes]]()
         with self._lock:
             if beat is not None and beat is not self._beat:
-                self._out.line(Line(beat.sample, beat.bar, beat.bpm, beat.beats))
+                self._out.line(BarLine(beat.sample, beat.bar, beat.bpm, beat.beats))
                 self._beat = beat
             if beat is None:
                 due += self._out.stop(self._played.sample(now_s))
                 self._begins = True
-            elif self._begins:
+            elif self._begins or self._has_stalled(now_s):
                 due += self._out.start(max(0, self._played.sample(now_s + JUMP_S)))
                 self._begins = False
-            return due + self._out.until(self._played.sample(now_s + AHEAD_S))
+            self._given_until = self._played.sample(now_s + AHEAD_S)
+            return due + self._out.until(self._given_until)
+
+    def _has_stalled(self, now_s: float) -> bool:
+        """Whether the reader stood still, and goes on far before what was given meanwhile."""
+        return self._played.sample(now_s + AHEAD_S + LARGEST_ERROR_S / 2) < self._given_until
 
     def _send(self, messages: list[tuple[int, bytes]]) -> None:
         for sample, message in messages:
             if self._output is not None:
                 if self._played.has_begun and not self._closing.is_set():
                     due_s = self._played.time_s(sample) + self._latency_s - self._played.now()
+                    if due_s > AHEAD_S + LARGEST_ERROR_S / 2:
+                        return  # they are of what was to be played while the reader stood still
                     self._closing.wait(max(0.0, due_s))  # until the message is due
                 self._output.send_message(message)
 
@@ -176,11 +189,11 @@ class MidiClock:
         now_s = self._played.now()
         with self._lock:
             bpm, beat_s, is_running = self._in.bpm, self._in.beat_s, self._in.is_running
-        if not is_running or bpm is None or beat_s is None or now_s < self._told_s + TELL_S:
+        if is_running is False or bpm is None or now_s < self._told_s + TELL_S:
             return
         self._told_s = now_s
-        sample = self._played.sample(beat_s - self._latency_s)
-        if sample >= 0:
+        sample = None if beat_s is None else self._played.sample(beat_s - self._latency_s)
+        if sample is None or sample >= 0:
             try:
                 self._session.follow(bpm, sample)
             except TickError:

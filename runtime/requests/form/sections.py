@@ -30,8 +30,8 @@ class PlannedSection:
     """A section of a plan, from `start_frame` to `end_frame`; codes: once there are all of them.
 
     others: layers that it lacks, and that codes which it was given sound all the same. bpm, beats: its tempo, and the
-    beats of its bars; bpm 0: not known. first_bar: its first bar's number. offset: where that begins exactly, in frames
-    from `start_frame` on.
+    beats of its bars; bpm 0: not known. sixteenths: of a bar; 0: not known. first_bar: its first bar's number. offset:
+    where that begins exactly, in frames from `start_frame` on.
     """
 
     index: int
@@ -46,6 +46,7 @@ class PlannedSection:
     beats: int = 0
     first_bar: int = 0
     offset: float = 0.0
+    sixteenths: int = 0
 
     def values(self, rate_hz: float) -> dict[str, Any]:
         """As JSON has it, without its codes."""
@@ -116,6 +117,7 @@ class PlanSection:
             beats=rhythm.beats,
             first_bar=self.first_bar,
             offset=rhythm.exact_frame(self.first_bar) - start,
+            sixteenths=sixteenths_of(header_values(spec, self.song)[METER]),
         )
 
 
@@ -132,6 +134,12 @@ def header_values(spec: PlanSpec, song: Song) -> dict[str, Any]:
     """What a song's header says, by field; the tempo exactly."""
     values = {found.name: found.value(token) for found, token in zip(spec.header, song.header, strict=True)}
     return {**values, BPM: round(song.rhythm.bpm, 3)}
+
+
+def sixteenths_of(meter: str) -> int:
+    """How many of them a bar of a meter has, such as "6/8"."""
+    count, part = meter.split("/")
+    return int(count) * 16 // int(part)
 
 
 def header_options(header: Mapping[str, Any]) -> dict[str, Any]:

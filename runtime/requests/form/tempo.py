@@ -37,14 +37,25 @@ def prompt_tempo(prompt: str, taken: NumberRange) -> float | None:
 
 def tempo_of(options: GenerationOptions, taken: NumberRange) -> Tempo | None:
     """The tempo that options give, else their prompts; None where they give none."""
+    bpm = prompt_tempo(_prompt_of(options), taken) if options.bpm is None else options.bpm
+    return None if bpm is None else Tempo(bpm, BEATS[_meter_of(options)])
+
+
+def sixteenths_of_bar(options: GenerationOptions) -> int:
+    """How many sixteenths a bar has, by the meter that options give, else their prompts; 16 where they give none."""
+    meter = _meter_of(options)
+    return 12 if meter == 6 else 4 * BEATS[meter]
+
+
+def _meter_of(options: GenerationOptions) -> int:
+    """The number that the meter begins with, as BEATS has it."""
+    named = _METER.search(_prompt_of(options))
+    return options.time_signature or (4 if named is None else int(named[1]))
+
+
+def _prompt_of(options: GenerationOptions) -> str:
     texts = [options.prompt] if isinstance(options.prompt, str) else [item.text for item in options.prompt]
-    prompt = ", ".join(texts)
-    bpm = prompt_tempo(prompt, taken) if options.bpm is None else options.bpm
-    if bpm is None:
-        return None
-    named = _METER.search(prompt)
-    meter = options.time_signature or (4 if named is None else int(named[1]))
-    return Tempo(bpm, BEATS[meter])
+    return ", ".join(texts)
 
 
 def loop_frames(tempo: Tempo, bars: int, frame_rate_hz: float) -> int:

@@ -85,8 +85,10 @@ class Generations(ABC):
     """A session's generations. `frames` is T; `running` are in flight, oldest first.
 
     waits_for_plan: time stands still meanwhile. `num_started` counts all, `num_placed` those whose latents were put
-    into the canvas.
+    into the canvas. full_of_notes: what is said of too many notes, and what a client does then.
     """
+
+    full_of_notes = ("are not played yet", "send them later")
 
     def __init__(
         self, model: LiveModel, frames: int, slots: int, controls: ControlState, timeline: Timeline, playhead: Playhead
@@ -284,7 +286,7 @@ class Generations(ABC):
         notes = self.references.notes
         if notes is None:
             raise NoNotesError("the model makes nothing of notes", field="type", fix="a bundle with [notes]")
-        notes.check_room(len(message.items))
+        notes.check_room(len(message.items), *self.full_of_notes)
         self._play(notes, message)
 
     @abstractmethod

@@ -5,16 +5,19 @@ With a plan, a generation starts once the plan's hints of its frames are there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.errors import RequestError
+from runtime.notes.first_bars import MOST_BARS, FirstBars
+from runtime.requests.form.tempo import tempo_of
 from runtime.requests.options import GenerationOptions
 from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Segment
 from runtime.sessions.generations.base import Generations, Running
 from runtime.sessions.generations.given_notes import CLOSE_MARGIN_S, CLOSE_S, Bar, GivenNotes, bar_at, echoed
-from runtime.sessions.generations.plan import SessionPlan
+from runtime.sessions.generations.plan import SessionPlan, basis_of
 from runtime.sessions.playback.bars import Grid
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource
 from runtime.sessions.playback.playhead import REACH_S
@@ -22,6 +25,14 @@ from runtime.sessions.protocol.actions import CancelJob, EndPlan, MakePlan, Plan
 from runtime.sessions.protocol.messages import PlayNotes, SetPlan
 
 HISTORY_S = 600.0
+
+
+class _Begun(NamedTuple):
+    """What the music is for by now, the canvas frame that it began at, and how many generations were placed then."""
+
+    basis: tuple[Any, ...]
+    start_frame: int
+    num_placed: int
 
 
 class ExtendGenerations(Generations):
@@ -38,6 +49,7 @@ class ExtendGenerations(Generations):
         self._noted_frame = self._playhead.sent_until // self._model.hop_samples
         self._stale_frame: int | None = None  # From here on what is known has other hints than the plan.
         self._bare_frame: int | None = None  # From here on what is known was made without hints.
+        self._begun: _Begun | None = None
         self._final_options: tuple[int, GenerationOptions] | None = None  # with the seq that they have
 
     def note(self) -> None:
@@ -73,6 +85,7 @@ class ExtendGenerations(Generations):
         stopped = [running.job.id for running in self.running]
         self.running.clear()
         self._latest = self.context_frame = self._stale_frame = self._bare_frame = None
+        self._begun = self.references.first_bars = None
         if self.references.notes is not None:
             self.references.notes.clear()
         if self.references.plan is not None:
@@ -270,6 +283,8 @@ class ExtendGenerations(Generations):
         canvas, is_dirty, has_hints = self._timeline.canvas, self._is_dirty(), self._has_hints()
         segment = self._segment()
         cut = segment.start_frame + segment.keep_frames
+        if self._model.plan is None:
+            self._note_first_bars(cut)
         if not has_hints:
             self._bare_frame = cut if self._bare_frame is None else min(cut, self._bare_frame)
         running = self._running(
@@ -284,6 +299,25 @@ class ExtendGenerations(Generations):
         running.is_beginning = self.context_frame is None
         self._stale_frame = None
         return running
+
+    def _note_first_bars(self, cut: int) -> None:
+        """Without a planner what follows has the beat of the first bars that prompts, tempo and key are the same of."""
+        given, canvas, options = self.references, self._timeline.canvas, self._plan_options()
+        basis, facts = basis_of(options), self._model.notes
+        if self._begun is None and self.context_frame is not None:
+            self._begun = _Begun(basis, max(self.context_frame, canvas.start), -1)
+        elif self._begun is None or self._begun.basis != basis:
+            self._begun, given.first_bars = _Begun(basis, cut, self.num_placed), None
+        tempo = tempo_of(options, self._model.ranges.bpm)
+        is_made = self.num_placed > self._begun.num_placed
+        if given.first_bars is not None or not is_made or tempo is None or facts is None or not facts.takes_hints:
+            return
+        bar_frames = tempo.bar_frames(self._model.frame_rate_hz)
+        start = max(self._begun.start_frame, canvas.start)
+        known = range(start, min(canvas.end, start + math.ceil(MOST_BARS * bar_frames)))
+        if len(known) >= bar_frames:
+            latents = canvas.rows(known)  # [n, C]
+            given.first_bars = FirstBars(facts.spec, facts.silence, latents, bar_frames, start)
 
     def _segment(self) -> Segment:
         """The frames of a generation that starts now."""

@@ -70,10 +70,10 @@ class GivenNotes:
         self._given.clear()
         self._held.clear()
 
-    def check_room(self, num: int) -> None:
-        """Whether so many notes may be added. Raises RequestError."""
+    def check_room(self, num: int, what: str, fix: str) -> None:
+        """Whether so many notes may be added. what, fix: of notes that are there. Raises RequestError."""
         if sum(len(each.phrase.notes) for each in self._given) + num > MAX_NOTES:
-            raise RequestError(f"{MAX_NOTES} notes are not played yet", field="items", fix="send them later")
+            raise RequestError(f"{MAX_NOTES} notes {what}", field="items", fix=fix)
 
     def placed(self, message: PlayNotes, item: NoteItem, index: int, frame: float) -> FrameNote:
         """A note of a message that begins at a canvas frame. Raises RequestError."""

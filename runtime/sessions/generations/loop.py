@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import RequestError
-from runtime.requests.form.tempo import best_bars, loop_frames, most_bars, tempo_of
+from runtime.requests.form.tempo import best_bars, loop_frames, most_bars, sixteenths_of_bar, tempo_of
 from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
@@ -42,6 +42,8 @@ class LoopGenerations(Generations):
 
     `placed_noise`: that of the canvas.
     """
+
+    full_of_notes = ("are in the loop", "remove those of a layer: send none of it")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -187,19 +189,36 @@ class LoopGenerations(Generations):
             raise RequestError(text, field=field, fix="give a smaller number, or open a longer canvas")
 
     def _play(self, notes: GivenNotes, message: PlayNotes) -> None:
-        """Notes stay where they were played in the loop; a message without any removes those of its layer."""
+        """Notes stay where they were played in the loop, an echo on the sixteenths of its bars where it is quantized.
+
+        A message without any removes those of its layer.
+        """
         if message.mode == "hold":
             raise RequestError("a loop has no harmony to hold", field="mode", fix="open the session with mode extend")
         placed = []
+        newest = self._timeline.newest
+        begin, end = (0, self.frames) if newest is None or newest.band is None else newest.band
         for index, item in enumerate(message.items):
-            note = notes.placed(message, item, index, self._canvas_frame(message.at + item.start_s))
-            start = note.start_frame % self.frames
-            placed.append(note._replace(start_frame=start, num_frames=min(note.num_frames, self.frames - start)))
+            frame = self._canvas_frame(message.at + item.start_s)
+            if message.mode == "echo" and message.quantize:
+                frame = self._quantized(frame)
+            note = notes.placed(message, item, index, frame)
+            start = begin + (note.start_frame - begin) % (end - begin)
+            placed.append(note._replace(start_frame=start, num_frames=min(note.num_frames, end - start)))
         if placed:
             notes.add(placed, is_exact=message.exact)
         else:
             notes.remove(message.layer)
         self.references.version += 1
+
+    def _quantized(self, frame: float) -> float:
+        """The nearest sixteenth of the loop's bars; a canvas frame where it has none."""
+        newest = self._timeline.newest
+        if newest is None or newest.canvas.tempo is None or newest.band is None:
+            return frame
+        grid = loop_grid(newest.canvas.tempo, newest.band, self._model.frame_rate_hz)
+        sixteenth = grid.bar_frames / sixteenths_of_bar(self._controls.final_options())
+        return grid.first_frame + round((frame - grid.first_frame) / sixteenth) * sixteenth
 
     def region(self, start: int, frames: int) -> int:
         """A write may go over the end of the canvas and on at its beginning."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from runtime.config.plan_spec import METER
 from runtime.errors import RequestError, TickError
-from runtime.requests.form.sections import PlannedSection, SectionRequest, item_of
+from runtime.requests.form.sections import PlannedSection, SectionRequest, item_of, sixteenths_of
 from runtime.requests.form.state import PlanState
 from runtime.requests.form.tempo import Tempo
 from runtime.requests.options import GenerationOptions, parse_options
@@ -133,11 +133,12 @@ class SessionPlan:
     @property
     def bars(self) -> tuple[Bar, ...]:
         """Those of its sections."""
-        beats, part = str(self.header.get(METER, "4/4")).split("/")
-        sixteenths, found = int(beats) * 16 // int(part), list[Bar]()
+        found = list[Bar]()
         for section in self._timed:
             grid = self._grid(section)
             lines = [grid.frame_of(section.first_bar + bar) for bar in range(section.bars + 1)]
+            # A plan that was stored without its sections' meters has one.
+            sixteenths = section.sixteenths or sixteenths_of(self.header.get(METER, "4/4"))
             found += [Bar(*line, sixteenths) for line in pairwise(lines)]
         return tuple(found)
 

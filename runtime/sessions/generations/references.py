@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.errors import RequestError
+from runtime.notes.first_bars import FirstBars
 from runtime.notes.note_levels import Phrase
 from runtime.requests.form.section_prompts import with_layers
 from runtime.requests.form.sections import PlannedSection
@@ -21,7 +22,7 @@ class References:
 
     source: latents `[N, C]` on the canvas; timbre: latents `[F, C]` of a reference; structure: hints `[N, C]` on the
     canvas. plan: what is planned where there is neither source nor structure; None: nothing. notes: what the client
-    plays; None where the model makes nothing of it.
+    plays; None where the model makes nothing of it. first_bars: those of the music where there is no planner.
     """
 
     def __init__(self, model: LiveModel) -> None:
@@ -29,6 +30,7 @@ class References:
         self.timbre: PlacedSource | None = None
         self.structure: PlacedSource | None = None
         self.plan: SessionPlan | None = None
+        self.first_bars: FirstBars | None = None
         self.version = 0
         facts = model.notes
         has_notes = facts is not None and facts.takes_hints
@@ -79,6 +81,8 @@ class References:
         if self.plan is not None and self.is_planned:
             hints = self.plan.hints(segment.start_frame, segment.frames)
             sections = self.plan.sections_in(segment.start_frame, segment.frames)
+        elif self.first_bars is not None and source is None and hints is None:
+            hints = self.first_bars.hints(segment.start_frame, segment.frames)
         phrases: tuple[Phrase, ...] = ()
         exact: tuple[Phrase, ...] = ()
         if self.notes is not None:

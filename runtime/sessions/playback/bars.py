@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from runtime.errors import RequestError
+from runtime.notes.clock import BarLine
 from runtime.requests.form.tempo import Tempo
 from runtime.sessions.playback.canvas import Placement, Timeline
 from runtime.sessions.protocol.actions import LiveModel
@@ -36,16 +37,6 @@ class Grid:
     def frame_of(self, bar: int) -> float:
         """Where a bar begins."""
         return self.first_frame + (bar - self.first_bar) * self.bar_frames
-
-
-@dataclass(frozen=True)
-class BarLine:
-    """A bar's beginning on the play axis, with its number and the tempo that sounds. bar_samples: its length."""
-
-    sample: int
-    bar: int
-    tempo: Tempo
-    bar_samples: float
 
 
 class BarLines:
@@ -108,7 +99,7 @@ class BarLines:
 
     def _line(self, here: Placement, grid: Grid, bar: int, shift: float) -> BarLine:
         frame = grid.frame_of(bar) + shift + here.play_frame - here.canvas_frame
-        return BarLine(round(frame * self._hop), max(bar, 0), grid.tempo, grid.bar_frames * self._hop)
+        return BarLine(round(frame * self._hop), max(bar, 0), *grid.tempo)
 
     def _unwrapped(self, here: Placement, sample: int) -> float:
         """The canvas frame of a sample, as if no band had repeated."""
@@ -169,8 +160,11 @@ def next_line(lines: BarLines, sample: int, number: int = 1, *, field: str = "ty
 def following(lines: BarLines, clock: SetClock, possible: int, rate_hz: int) -> tuple[BarLine, int]:
     """The next bar line of which the nearest beat of a clock is still possible, and the sample of that beat.
 
-    Raises RequestError where no beat is known.
+    That is the line's own where the clock does not say where its beats are. Raises RequestError where no beat is known.
     """
+    if clock.sample is None:
+        line = next_line(lines, possible)
+        return line, line.sample
     beat = 60.0 * rate_hz / clock.bpm
     for line in lines.behind(possible):
         late = (line.sample - clock.sample + beat / 2) % beat - beat / 2

@@ -215,7 +215,9 @@ class SetClock(Message):
     type: Literal["clock"] = "clock"
     seq: Seq
     bpm: float = Field(ge=1.0, le=1000.0, description="As measured over some beats.")
-    sample: Sample = Field(description="Where one of its beats lies, on the play axis.")
+    sample: Sample | None = Field(
+        default=None, description="Where one of its beats lies, on the play axis; null: not known, and beats stay."
+    )
 
 
 class Seek(Message):
@@ -319,7 +321,8 @@ class PlayNotes(Message):
     """Plays notes: generations follow them, in place of what their layer would play.
 
     echo: a bar that was played comes back `bars` bars later. hold: the notes are a chord, the harmony of all bars from
-    the next one on, until another one is held; without items the plan's again. at: at their times.
+    the next one on, until another one is held; without items the plan's again. at: at their times. In a loop notes stay
+    in their bars, pass after pass.
     """
 
     type: Literal["notes"] = "notes"

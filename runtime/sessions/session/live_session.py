@@ -14,6 +14,7 @@ from typing import Any
 
 from runtime.audio.formats import Pcm
 from runtime.errors import RequestError, StaleSeqError, TickError
+from runtime.requests.form.tempo import Tempo
 from runtime.requests.seeds import draw_seed
 from runtime.requests.segments import Latents
 from runtime.sessions.control.control_state import ControlState
@@ -321,7 +322,7 @@ class LiveSession:
         """
         line, sample = following(self._lines, message, self._possible_sample, self.model.sample_rate_hz)
         asked = self._controls.value("bpm") if "bpm" not in self.model.untaken else None
-        is_other = abs(message.bpm - (asked or line.tempo.bpm)) > TEMPO_TOLERANCE_BPM
+        is_other = abs(message.bpm - (asked or line.bpm)) > TEMPO_TOLERANCE_BPM
         is_moved = self._navigation.put(line.sample, sample, at_least=PHASE_TOLERANCE_S)
         if is_other:
             bpm = self.model.ranges.bpm.nearest(round(message.bpm, 2))
@@ -377,7 +378,7 @@ class LiveSession:
             raise RequestError("nothing was played yet", field="session", fix="play, and ask again")
         writes = (part.piece.name.startswith("write/") for part in here.canvas.parts)
         is_estimated = self._generations.references.source is not None or any(writes)
-        tempo = None if line is None else line.tempo
+        tempo = None if line is None else Tempo(line.bpm, line.beats)
         if here.band is not None:
             if here.band[0] < here.canvas.start or here.canvas.end < here.band[1]:
                 what = "not all of what repeats is made yet"
@@ -385,8 +386,8 @@ class LiveSession:
             return PlayedPart(here.canvas, *here.band, True, tempo, is_estimated)
         start, end = here.canvas.start, min(here.canvas_frame_at(position // hop), here.canvas.end)
         begin = max(start, end - round(most_s * self.model.frame_rate_hz))
-        if line is not None:
-            newest, bar = end - (position - line.sample) / hop, line.bar_samples / hop
+        if line is not None and tempo is not None:
+            newest, bar = end - (position - line.sample) / hop, tempo.bar_frames(self.model.frame_rate_hz)
             begin = max(begin, round(newest - bar * math.floor((newest - begin) / bar)))
         if begin >= end:
             raise RequestError("nothing was played yet", field="session", fix="play, and ask again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -183,9 +184,8 @@ def beat(lines: BarLines, playhead: Playhead) -> messages.Beat | None:
     if newest is None:
         return None
     played = newest if here is None else here
-    phase = (position - played.sample) / played.bar_samples % 1.0
-    bpm, beats = newest.tempo
-    return messages.Beat(bpm=bpm, beats=beats, bar=newest.bar, phase=phase, sample=newest.sample)
+    phase = (position - played.sample) / (60.0 * playhead.rate_hz * played.beats / played.bpm) % 1.0
+    return messages.Beat(phase=phase, **asdict(newest))
 
 
 def has_plan(model: LiveModel, opened: messages.Open) -> bool:

@@ -176,7 +176,10 @@ def new_canvas_notice(meta: Mapping[str, Any], model: LiveModel) -> str:
     made_by = model.identity().difference(ModelIdentity(**meta["made_by"]))
     if not made_by:
         return ""
-    lost = [name for name in REFERENCES if meta["generations"][name] is not None]
+    generations = meta["generations"]
+    lost = [name for name in REFERENCES if generations[name] is not None]
+    if generations["notes"] is not None and any(generations["notes"].values()):
+        lost.append("notes")
     again = f"; the {' and the '.join(lost)} can be sent again" if lost else ""
     return f"the canvas was made by {made_by}: prompts, controls and seed go on with a new one{again}"
 

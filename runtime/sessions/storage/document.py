@@ -120,6 +120,7 @@ class StoredSection(BaseModel):
     beats: StoredBeats = 0
     first_bar: SignedNumber = 0
     offset: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
+    sixteenths: StoredBeats = 0
 
 
 class StoredChange(BaseModel):

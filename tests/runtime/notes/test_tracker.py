@@ -55,9 +55,14 @@ def test_velocity_is_the_highest_level_of_the_first_five_frames(bundle: Bundle) 
 
 
 def test_a_slow_attack_begins_with_its_rise(bundle: Bundle) -> None:
-    assert [note.start_frame for note in tracked(bundle, {0: [0, 0, 0.08, 0.2, 0.5, 0.5]})] == [2]
+    assert [note.start_frame for note in tracked(bundle, {0: [0, 0, 0.1, 0.2, 0.4, 0.5]})] == [2]
     # Two frames before it is loud enough, at most.
-    assert [note.start_frame for note in tracked(bundle, {0: [0.01, 0.02, 0.03, 0.05, 0.07, 0.2]})] == [3]
+    assert [note.start_frame for note in tracked(bundle, {0: [0.01, 0.02, 0.03, 0.05, 0.1, 0.2]})] == [3]
+
+
+def test_a_sudden_attack_begins_where_it_is_loud_and_not_with_what_stirs_before(bundle: Bundle) -> None:
+    assert [note.start_frame for note in tracked(bundle, {0: [0.0, 0.003, 0.01, 0.9, 0.8]})] == [3]
+    assert [note.start_frame for note in tracked(bundle, {0: [0.9, 0.2, 0.21, 0.9, 0.8]})] == [0, 3]
 
 
 @pytest.mark.parametrize(

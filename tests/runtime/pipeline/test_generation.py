@@ -21,7 +21,7 @@ from runtime.audio.splicing import CROSSFADE_S
 from runtime.config.identity import ModelIdentity
 from runtime.errors import NoNotesError, QueueFullError, RequestError, ShapeError
 from runtime.notes.note_levels import level_curve
-from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import GenerationOptions, parse_options
@@ -571,3 +571,39 @@ def test_what_a_file_says_plays_the_same_notes_again(noted: Pipeline) -> None:
     generation = LongGeneration(noted, options(notes=[NOTE], notes_exact=True))
     again = LongGeneration(noted, parse_options(generation.metadata().options))
     np.testing.assert_array_equal(whole(noted, generation), whole(noted, again))
+
+
+@pytest.mark.parametrize(("tempo", "bar"), [("250 bpm, 2/4", 12), ("300 bpm, 3/4", 15)])
+def test_without_a_planner_what_follows_has_the_hints_of_its_first_bars(noted: Pipeline, tempo: str, bar: int) -> None:
+    contexts = hints_given(noted, options(prompt=f"a, {tempo}"))
+    assert len(contexts) == 3
+    silence, length = noted.bundle.silence(T), min(T // bar, 4) * bar
+    np.testing.assert_array_equal(contexts[0], silence)
+    expected = silence[0, :3] + 0.7 * (latents(T, 0)[:length, :3] - silence[0, :3])  # of the bass
+    following = np.arange(T, 2 * T - KEEP)
+    np.testing.assert_allclose(contexts[1][KEEP:, :3], expected[following % length], atol=1e-5)
+
+
+@pytest.mark.parametrize("given", ["", "structure", "source"])
+def test_what_has_no_tempo_or_something_to_follow_repeats_nothing(noted: Pipeline, given: str) -> None:
+    inputs = GenerationInputs(**{given: latents(80, 9)}) if given else NO_INPUTS  # type: ignore[arg-type]
+    asked = options(prompt="a, 250 bpm" if given else "a")
+    made = [hints_given(noted, asked, inputs, scale) for scale in (0.0, 1.0)]
+    for one, other in zip(*made, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def hints_given(
+    pipeline: Pipeline, options: GenerationOptions, inputs: GenerationInputs = NO_INPUTS, scale: float = 1.0
+) -> list[NDArray[np.float32]]:
+    """What each segment's context has of new frames `[T, C]`; what is generated are the latents of its number."""
+    generation, found = LongGeneration(pipeline, options, inputs), []
+    while (request := generation.next_request()) is not None:
+        segment = generation.segment
+        assert segment is not None
+        assert request.context is not None
+        given = request.context[:, :C].copy()
+        given[: segment.keep_frames] = 0.0
+        found.append(given)
+        generation.append(scale * latents(segment.frames, len(found) - 1))
+    return found

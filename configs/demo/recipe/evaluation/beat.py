@@ -17,7 +17,7 @@ from configs.demo.recipe.latents import (
     FloatArray,
     levels_from_latents,
 )
-from runtime.notes.clock import CLOCK, ClockOut, Line
+from runtime.notes.clock import CLOCK, BarLine, ClockOut
 from runtime.requests.form.tempo import Tempo, best_bars, loop_frames
 from runtime.sessions.protocol.messages import Beat, LivePrompt, Mode, State
 
@@ -150,7 +150,7 @@ def clock_figures(player: Player, seconds: float, bpm: float = 124.0) -> Figures
         states = run.of(State)
         for state in states[told:]:
             if state.beat is not None:
-                clock.line(Line(state.beat.sample, state.beat.bar, state.beat.bpm, state.beat.beats))
+                clock.line(BarLine(state.beat.sample, state.beat.bar, state.beat.bpm, state.beat.beats))
         told = len(states)
         found += [
             sample for sample, message in clock.until(round(step * step_s * SAMPLE_RATE_HZ)) if message[0] == CLOCK

@@ -21,6 +21,7 @@ RATE_HZ: Final = 22_050
 TEMPO_TOLERANCE: Final = 0.04
 QUIET_DB: Final = -45.0
 ONSET_TOLERANCE_S: Final = 0.05
+STRENGTH_HZ: Final = 100
 _ONSET_HOP: Final = 256
 _LEVEL_HOP: Final = 1200  # 25 ms
 # A tempo that is looked for near another one: how far from it, in octaves (the standard deviation of a prior).
@@ -43,6 +44,12 @@ KEY_PROFILES: Final[Mapping[str, tuple[float, ...]]] = {
 def mono(audio: FloatArray) -> FloatArray:
     """The mean of the channels at `RATE_HZ`."""
     return np.asarray(librosa.resample(audio.mean(axis=1), orig_sr=SAMPLE_RATE_HZ, target_sr=RATE_HZ), np.float32)
+
+
+def onset_strength(audio: FloatArray) -> Values:
+    """How much begins, `[frames]`, `STRENGTH_HZ` a second."""
+    hop = round(RATE_HZ / STRENGTH_HZ)
+    return np.asarray(librosa.onset.onset_strength(y=mono(audio), sr=RATE_HZ, hop_length=hop), np.float64)
 
 
 def tempo_bpm(audio: FloatArray, near_bpm: float | None = None) -> float:

@@ -1,6 +1,6 @@
 """Are the notes of latents those that were played? What the tracker finds, against the corpus' own notes.
 
-And are notes that are given to generations played, in pieces and in live sessions?
+Are they so in MIDI files, too? And are notes that are given to generations played, in pieces and in live sessions?
 """
 
 from collections import Counter
@@ -14,12 +14,12 @@ from configs.demo.recipe.corpus.batches import draw_songs
 from configs.demo.recipe.corpus.form import Note as CorpusNote
 from configs.demo.recipe.corpus.rendering import notes_of, write_levels
 from configs.demo.recipe.corpus.songs import Song
+from configs.demo.recipe.evaluation import midi
 from configs.demo.recipe.evaluation.played import LiveClient
 from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.instruments import LAYERS, keys_of, pitch_channels
 from configs.demo.recipe.latents import CANVAS_FRAMES, FRAME_RATE_HZ, FloatArray, latents_from_levels
-from runtime.audio.stems import layer_latents, summing
 from runtime.config.bundle import Bundle
 from runtime.notes.score import Note, Score
 from runtime.notes.tracker import score_of
@@ -53,9 +53,11 @@ def measure(player: Player) -> Measured:
     for exact in (False, True):
         found = [row["F1"] for row in echo if row["exact"] == exact]
         figures[f"notes_echo{'_exact' * exact}_f1"] = round(float(np.mean(found)), 4)
+    files = midi.measure(player)
     titles = (f"Notes of {NUM_SONGS} songs, {TOLERANCE_S * 1000:.0f} ms", "Stems, dB against the mix")
     ways = (f"Notes that are given, {GIVEN_TOLERANCE_S * 1000:.0f} ms", "A bar that is echoed in a live session")
-    return Measured(figures, dict(zip((*titles, *ways), (rows, stems, given, echo), strict=True)))
+    tables = dict(zip((*titles, *ways), (rows, stems, given, echo), strict=True))
+    return Measured({**figures, **files.figures}, {**tables, **files.tables})
 
 
 def given_row(player: Player, *, num_melodies: int = NUM_MELODIES, **options: Any) -> Row:
@@ -121,12 +123,8 @@ def stem_row(player: Player, prompt: str, latents: FloatArray) -> Row:
     """The sum of a piece's layers, each decoded by itself, against its mix; and what layers sound that it lacks."""
     bundle, codec = player.pipeline.bundle, player.pipeline.codec
     assert codec is not None
-    assert bundle.stems is not None
     mix = codec.decode(latents)
-    layers = layer_latents(bundle, latents)
-    stems = dict(
-        zip(layers, summing([codec.decode(each) for each in layers.values()], bundle.stems.saturation), strict=True)
-    )
+    stems = midi.stems_of(player, latents)
     silent = [part.layer for part in score_of(bundle, latents, {}).parts if not part.notes]
     error = np.sum(list(stems.values()), axis=0, dtype=np.float64) - mix
     return {

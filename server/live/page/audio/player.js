@@ -25,6 +25,7 @@ export class Player {
   #volume = 1;
   #isOn = false;
   #playhead = { sample: 0, atMs: 0, contextTimeS: 0, isRunning: false };
+  /** How much is left to play. */ leadS = 0;
   /** What the audio thread reports of an older one is not of this stream. */ #epoch = 0;
   rateHz = 48000;
   channels = 2;
@@ -108,6 +109,7 @@ export class Player {
           contextTimeS: message.contextTimeS,
           isRunning: message.isRunning,
         };
+        this.leadS = message.leadS;
         this.handlers.status(message);
         break;
       case "heard":

@@ -11,12 +11,12 @@ const PULSES_HEARD = 48;
 const LONGEST_PULSE_MS = 500;
 const [POSITION, CLOCK, START, CONTINUE, STOP] = [0xf2, 0xf8, 0xfa, 0xfb, 0xfc];
 
-/** @typedef {{sample: number, bar: number, bpm: number, beats: number}} Line of a bar; its tempo holds from there on */
+/** @typedef {{sample: number, bar: number, bpm: number, beats: number}} BarLine of a bar; its tempo holds from there on */
 /** @typedef {{sample: number, data: number[]}} Due a message, and the sample that it belongs to */
 
 /** The clock of a session that plays. It begins at a sixteenth, with `start` or with a song position. */
 export class ClockOut {
-  /** @type {Line[]} */ #lines = [];
+  /** @type {BarLine[]} */ #lines = [];
   /** Everything before was given. */ #next = 0;
   #isBeginning = false;
   isRunning = false;
@@ -29,7 +29,7 @@ export class ClockOut {
     this.isRunning = this.#isBeginning = false;
   }
 
-  /** Take a bar line: it holds from its sample on, in place of all that were to follow. @param {Line} line */
+  /** Take a bar line: it holds from its sample on, in place of all that were to follow. @param {BarLine} line */
   line(line) {
     const kept = this.#lines.filter((before) => before.sample < line.sample);
     this.#lines = [...kept.slice(-LINES_KEPT), line];
@@ -89,7 +89,7 @@ export class ClockOut {
     return isOfNext ? { line: following, number: 0 } : { line, number };
   }
 
-  /** @param {Line} line */
+  /** @param {BarLine} line */
   #interval(line) {
     return (60 * this.rateHz) / (PULSES * line.bpm);
   }
@@ -99,7 +99,7 @@ export class ClockOut {
 export class ClockIn {
   /** @type {number[]} */ #timesMs = [];
   /** The number of the next pulse. */ #count = 0;
-  isRunning = false;
+  /** Null before it has said so. @type {boolean | null} */ isRunning = null;
 
   /** Take a MIDI message; those that are not of a clock are ignored. @param {Uint8Array} data @param {number} timeMs */
   receive(data, timeMs) {
@@ -117,10 +117,18 @@ export class ClockIn {
     return 60000 / median(times.slice(PULSES).map((time, i) => time - times[i]));
   }
 
-  /** When its newest beat was, as all its pulses say; null before two beats were heard. */
+  /** When its newest pulse was. */
+  get pulseMs() {
+    return this.#timesMs.at(-1) ?? 0;
+  }
+
+  /**
+   * When its newest beat was, as all its pulses say; null before two beats were heard, and of a clock that ran already
+   * when it was first heard.
+   */
   get beatMs() {
     const bpm = this.bpm;
-    if (bpm === null) return null;
+    if (bpm === null || this.isRunning === null) return null;
     const last = this.#count - 1;
     const newest = last - (last % PULSES);
     const first = last - this.#timesMs.length + 1;

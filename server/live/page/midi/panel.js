@@ -41,7 +41,7 @@ export class MidiPanel {
   /** Whether the model plays notes of others. */ #takesNotes = false;
   /** Whether its layers can be told apart. */ #hasStems = false;
   /** Whether stems are being made. */ #makesStems = false;
-  /** The newest bar line. @type {import("./clock.js").Line | null} */ #beat = null;
+  /** The newest bar line. @type {import("./clock.js").BarLine | null} */ #beat = null;
   #position = { seconds: 0, sample: 0 };
   #loopStartS = 0;
   /** @type {MIDIOutput | null} */ #output = null;
@@ -138,8 +138,9 @@ export class MidiPanel {
     return this.player.sampleAt(performance.now());
   }
 
+  /** Whether something is played; what of a server that is gone is left is played to its end. */
   get #isHeard() {
-    return this.isPlaying() && this.player.isRunning;
+    return this.isPlaying() && this.player.isRunning && (this.connection.isLive || this.player.leadS > 0);
   }
 
   // To the output.
@@ -211,12 +212,15 @@ export class MidiPanel {
   }
 
   #followClock() {
-    const { bpm, beatMs, isRunning } = this.#clockIn;
-    find("clock-tempo").textContent = bpm === null ? "" : `${bpm.toFixed(1)} bpm${isRunning ? "" : ", stopped"}`;
-    if (bpm === null || beatMs === null || !isRunning || !this.#beat || beatMs < this.#toldMs + TELL_MS) return;
-    const sample = Math.round(this.player.sampleAt(beatMs));
-    if (sample < 0 || !this.connection.isLive) return;
-    this.#toldMs = beatMs;
+    const { bpm, beatMs, pulseMs, isRunning } = this.#clockIn;
+    const isStopped = isRunning === false;
+    find("clock-tempo").textContent = bpm === null ? "" : `${bpm.toFixed(1)} bpm${isStopped ? ", stopped" : ""}`;
+    // A clock that ran already tells its tempo alone, until it starts.
+    const timeMs = beatMs ?? pulseMs;
+    if (bpm === null || isStopped || !this.#beat || timeMs < this.#toldMs + TELL_MS) return;
+    const sample = beatMs === null ? null : Math.round(this.player.sampleAt(beatMs));
+    if ((sample !== null && sample < 0) || !this.connection.isLive) return;
+    this.#toldMs = timeMs;
     this.connection.change("clock", { bpm: Number(bpm.toFixed(2)), sample });
   }
 
@@ -302,7 +306,8 @@ export class MidiPanel {
     echo.textContent = this.#isLoop ? "stays in the loop" : "comes back";
     hold.disabled = hold.hidden = this.#isLoop;
     if (this.#isLoop) field("keys-mode").value = "echo";
-    find("keys-bars-field").hidden = find("keys-quantize-field").hidden = this.#isLoop || this.#isHold;
+    find("keys-bars-field").hidden = this.#isLoop || this.#isHold;
+    find("keys-quantize-field").hidden = this.#isHold || !this.#beat;
     find("keys-forget").hidden = !this.#isLoop && !this.#isHold;
   }
 
@@ -369,6 +374,15 @@ export class MidiPanel {
     return channel ? channel - 1 : null;
   }
 
+  /** One of its own for a layer that is off, as in messages. @param {string} name */
+  #freeChannel(name) {
+    const off = this.#layers.filter((layer) => this.#channel(layer.name) === null && !layer.is_percussion);
+    const place = off.findIndex((layer) => layer.name === name);
+    if (place < 0) return DRUM_CHANNEL - 1;
+    const used = [DRUM_CHANNEL, ...Object.values(this.#channels)];
+    return Array.from({ length: CHANNELS }, (_, i) => i).filter((channel) => !used.includes(channel + 1))[place] ?? 0;
+  }
+
   #showLayer() {
     const layer = this.#playedLayer;
     this.keyboard.startAt(layer ? Math.min(...layer.keys) + (layer.is_percussion ? 0 : 6) : 60);
@@ -382,7 +396,7 @@ export class MidiPanel {
     const lineS = this.#position.seconds + (sample - this.#position.sample) / this.notes.rateHz;
     const firstS = notes.reduce((least, { startS }) => Math.min(least, startS), Infinity);
     const startS = this.#isLoop ? this.#loopStartS : lineS - Math.ceil((lineS - firstS) / barS - 0.02) * barS;
-    const channelOf = (/** @type {string} */ layer) => this.#channel(layer) ?? 0;
+    const channelOf = (/** @type {string} */ layer) => this.#channel(layer) ?? this.#freeChannel(layer);
     download(midiFile(notes, { startS, bpm, beats, channelOf }), "tickrt.mid");
   }
 

@@ -6,6 +6,7 @@ import gc
 import io
 import threading
 import time
+import weakref
 from itertools import islice
 from pathlib import Path
 
@@ -174,6 +175,23 @@ def test_it_says_what_prompts_mean_and_the_session_draws_once(built: Built) -> N
 def test_a_source_is_not_read_for_a_part_that_the_bundle_lacks(model: tickrt.Model, tmp_path: Path) -> None:
     with model.live("a") as live, pytest.raises(tickrt.RequestError, match=r"the bundle has no \[timbre\]"):
         live.timbre(tmp_path / "no such file")
+
+
+def test_a_session_keeps_no_clock_that_was_closed(model: tickrt.Model) -> None:
+    class Output:
+        def send_message(self, message: bytes) -> None:
+            pass
+
+    with model.live("a") as live:
+        closed = []
+        for _ in range(3):
+            with live.midi_clock(Output()) as clock:
+                closed.append(weakref.ref(clock))
+        clock = live.midi_clock(Output())
+        gc.collect()
+        assert [each() for each in closed] == [None, None, None]
+        assert not clock.is_closed
+    assert clock.is_closed
 
 
 def test_a_closed_session_gives_no_audio(model: tickrt.Model) -> None:

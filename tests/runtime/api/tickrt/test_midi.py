@@ -45,9 +45,9 @@ class Session:
 
     def __init__(self) -> None:
         self.beat: Beat | None = line(0)
-        self.followed: list[tuple[float, int]] = []
+        self.followed: list[tuple[float, int | None]] = []
 
-    def follow(self, bpm: float, sample: int) -> None:
+    def follow(self, bpm: float, sample: int | None = None) -> None:
         self.followed.append((bpm, sample))
         if len(self.followed) == 1:
             raise RequestError("no beat is known")
@@ -123,7 +123,42 @@ def test_a_clock_that_is_received_is_told_to_the_session() -> None:
     bpm, sample = found.session.followed[-1]
     assert bpm == pytest.approx(124.3)
     beat = 60 / 124.3 * RATE
+    assert sample is not None
     assert (sample + 2) % beat == pytest.approx(2, abs=2)
+
+
+def test_of_a_clock_that_ran_already_the_tempo_is_told() -> None:
+    found = Set()
+    with found.clock:
+        found.played.note(0)
+        for _ in range(72):
+            found.now_s += 0.02
+            found.port.receive(([CLOCK], 0.02), None)
+        found.until(lambda: len(found.session.followed) >= 2)
+        assert found.session.followed[-1] == (pytest.approx(125.0), None)
+        found.port.receive(([STOP], 0.0), None)
+        count = len(found.session.followed)
+        ends_s = found.now_s + 3.0
+        found.until(lambda: found.now_s > ends_s)
+        assert len(found.session.followed) <= count + 1  # one that was under way
+
+
+def test_the_clock_goes_on_behind_a_reader_that_stood_still() -> None:
+    found = Set()
+    with found.clock:
+        found.played.note(0)
+        found.until(lambda: found.count(CLOCK) >= 20)
+        sample = found.played.sample(found.now_s)
+        found.now_s += 200.0
+        found.until(lambda: found.count(CLOCK) >= 200 * 48 - 10)
+        found.played.note(sample)  # goes on where it stood still
+        found.until(lambda: found.count(STOP) == 1)
+        stopped = found.port.sent.index(bytes([STOP]))
+        found.until(lambda: len(found.port.sent) > stopped + 24)
+        position = found.port.sent[stopped + 1]
+        assert position[0] == POSITION
+        assert abs((position[1] + 128 * position[2]) / 8 - sample / RATE) < 60.0  # not where it would be by now
+        assert found.port.sent[stopped + 2 : stopped + 4] == [bytes([CONTINUE]), bytes([CLOCK])]
 
 
 def test_what_is_played_follows_the_reader_without_its_jitter() -> None:

@@ -59,7 +59,7 @@ def test_a_planned_section_tells_where_its_bars_are_exactly() -> None:
         exact = planned.first_bar * 4 * 60 / 124.3 * GRID.frame_rate_hz
         assert planned.start_frame + planned.offset == pytest.approx(exact, abs=1e-9)
         assert abs(planned.offset) <= 0.51
-        assert (planned.bpm, planned.beats) == (124.3, 4)
+        assert (planned.bpm, planned.beats, planned.sixteenths) == (124.3, 4, 16)
 
 
 def test_a_section_recalls_the_first_of_its_kind_or_of_its_material() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from runtime.config.option_ranges import NumberRange
-from runtime.requests.form.tempo import Tempo, best_bars, loop_frames, most_bars, tempo_of
+from runtime.requests.form.tempo import Tempo, best_bars, loop_frames, most_bars, sixteenths_of_bar, tempo_of
 from runtime.requests.option_types import WeightedPrompt
 from runtime.requests.options import GenerationOptions
 
@@ -45,3 +47,17 @@ def test_the_number_of_bars_that_fits_best(bpm: float, bars: int, frames: int) -
 
 def test_a_canvas_that_holds_no_bar() -> None:
     assert best_bars(Tempo(60.0, 4), 64, 25.0) == most_bars(Tempo(60.0, 4), 64, 25.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sixteenths"),
+    [
+        ({}, 16),
+        ({"time_signature": 3}, 12),
+        ({"time_signature": 6}, 12),
+        ({"time_signature": 2}, 8),
+        ({"prompt": "jig, 6/8"}, 12),
+    ],
+)
+def test_a_bar_has_sixteenths_by_its_meter(options: dict[str, Any], sixteenths: int) -> None:
+    assert sixteenths_of_bar(GenerationOptions(**{"prompt": "a", **options})) == sixteenths

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pytest
-from helpers.live_simulation import CHANNELS, HOP, MODEL, RATE
+from helpers.live_simulation import CHANNELS, HOP, MODEL, RATE, Simulation, new_session
+from helpers.note_simulation import NOTED, SILENCE, noted
 
 from runtime.errors import RequestError
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.playhead import Playhead, SessionClock
-from runtime.sessions.protocol.messages import Ack
+from runtime.sessions.protocol.messages import Ack, LivePrompt, Reset, SetPrompts
 
 
 class Extension:
@@ -204,3 +205,40 @@ def test_what_a_reset_begins_is_begun_again_where_it_failed_or_was_stopped() -> 
     assert job.segment.keep_frames == 0
     assert extension.generations.reset() == [job.id]
     assert extension.at(now_s + 2.0).generations.start("s").segment.keep_frames == 0
+
+
+def test_without_a_planner_what_follows_has_the_hints_of_its_first_bars() -> None:
+    """Bars of 24 frames, of which the canvas has two; another prompt has those of its own."""
+    simulation = noted(6.0, mode="extend", prompts=[LivePrompt(text="a, 250 bpm")])
+    first, *others = simulation.jobs
+    heard = simulation.heard[::HOP][:48]
+    assert first.hints is None
+    assert len(others) >= 2
+    for job in others:
+        assert job.hints is not None
+        places = (job.segment.start_frame + np.arange(job.segment.frames)) % 48
+        expected = 0.7 * (heard[places] - SILENCE) + SILENCE
+        np.testing.assert_allclose(job.hints, expected, atol=1e-5)
+    count = len(simulation.jobs)
+    simulation.handle(SetPrompts(seq=1, items=[LivePrompt(text="b, 300 bpm")]))
+    simulation.run(6.0)
+    new = simulation.jobs[count:]
+    changed = next(job for job in new if job.full_seq == 1)
+    assert changed.hints is None
+    cut = changed.segment.start_frame + changed.segment.keep_frames
+    last = simulation.jobs[-1]
+    assert last.hints is not None
+    known = simulation.heard[::HOP][cut : cut + 40]  # two bars of 20 frames
+    places = (last.segment.start_frame - cut + np.arange(last.segment.frames)) % 40
+    np.testing.assert_allclose(last.hints, 0.7 * (known[places] - SILENCE) + SILENCE, atol=1e-5)
+    simulation.handle(Reset(seq=2))
+    simulation.run(1.0)
+    assert next(job for job in simulation.jobs if job.full_seq == 2).hints is None
+
+
+@pytest.mark.parametrize("opened", [{"prompts": [LivePrompt(text="a")]}, {"model": MODEL, "controls": {"bpm": 250.0}}])
+def test_music_without_a_tempo_or_without_notes_repeats_nothing(opened: dict[str, Any]) -> None:
+    simulation = Simulation(new_session(**{"mode": "extend", "model": NOTED, **opened}))
+    simulation.run(5.0)
+    assert len(simulation.jobs) >= 2
+    assert [job.hints for job in simulation.jobs] == [None] * len(simulation.jobs)

@@ -184,6 +184,32 @@ def test_a_loop_plays_notes_where_they_were_played_until_they_are_removed() -> N
     assert simulation.jobs[-1].phrases == ()
 
 
+@pytest.mark.parametrize(
+    ("frame", "quantize", "expected"),
+    [(25.6, True, 25), (25.6, False, 26), (59.6, True, 0), (59.6, False, 0), (6.0, True, 6), (13.2, True, 14)],
+)
+def test_an_echo_in_a_loop_of_bars_lies_on_their_sixteenths(frame: float, quantize: bool, expected: int) -> None:
+    """Three bars of 20 frames: a sixteenth is 1.25 of them. Behind the last one the loop begins again."""
+    simulation = noted(2.0, controls={"bpm": 300.0})
+    play(simulation, 1, {"pitch": 40, "seconds": 0.2}, at=frame / FRAME_RATE, layer="bass", quantize=quantize)
+    simulation.run(1.0)
+    ((_, start, end, notes),) = simulation.jobs[-1].phrases
+    assert (start, end) == (expected, expected + 5)
+    assert [(note.start_frame, note.num_frames) for note in notes] == [(expected, 5)]
+
+
+def test_notes_of_a_loop_are_bounded_and_removing_some_makes_room() -> None:
+    simulation = noted(1.0)
+    items = [{"pitch": 38}] * 256
+    for seq in range(1, 17):
+        play(simulation, seq, *items, layer="bass" if seq > 1 else "drums")
+    with pytest.raises(RequestError, match="4096 notes are in the loop") as error:
+        play(simulation, 17, {"pitch": 38}, layer="bass")
+    assert error.value.fix == "remove those of a layer: send none of it"
+    play(simulation, 17, layer="drums")
+    play(simulation, 18, {"pitch": 38}, layer="bass")
+
+
 def test_what_has_no_effect_is_refused() -> None:
     simulation = noted(1.0, mode="extend")
     for members, field in (({"mode": "echo"}, "mode"), ({"mode": "hold"}, "mode")):

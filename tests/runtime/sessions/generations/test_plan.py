@@ -551,3 +551,12 @@ def test_bars_begin_exactly_where_the_beat_does() -> None:
     assert [bar.end for bar in plan.bars] == pytest.approx([*starts[1:], 6 * length], abs=1e-9)
     plan.sections = (replace(first, beats=0),)  # as a damaged document has it
     assert (plan.grids, plan.bars) == ([], ())
+
+
+def test_a_bar_has_the_sixteenths_of_its_section() -> None:
+    simulation = planned_session()
+    plan = session_plan(simulation)
+    simulation.run(1.0)
+    plan.sections = tuple(replace(plan.sections[0], sixteenths=sixteenths) for sixteenths in (16, 12, 0))
+    plan.header = {**plan.header, "meter": "2/4"}  # of the newest song, and of sections that were stored without
+    assert list(dict.fromkeys(bar.sixteenths for bar in plan.bars)) == [16, 12, 8]

@@ -38,7 +38,7 @@ def test_a_loop_has_its_bars_in_every_pass_at_the_tempo_that_sounds() -> None:
     assert found(lines, 1, 2) == expected[1:3]
     line = lines.at(62 * HOP + 10)
     assert line is not None
-    assert (line.sample, line.bar, line.tempo.bpm) == (62 * HOP, 0, pytest.approx(3 * 4 * 60 * FRAME_RATE / 62))
+    assert (line.sample, line.bar, line.bpm) == (62 * HOP, 0, pytest.approx(3 * 4 * 60 * FRAME_RATE / 62))
 
 
 def test_a_band_that_is_no_whole_number_of_bars_has_those_inside() -> None:
@@ -59,7 +59,7 @@ def test_sections_of_a_plan_change_the_tempo_at_a_bar() -> None:
     assert lines.at(0) is None
     last = lines.at(400 * HOP)
     assert last is not None
-    assert (last.bar, last.tempo) == (10, SLOW)
+    assert (last.bar, last.bpm, last.beats) == (10, *SLOW)
 
 
 def test_what_is_forgotten_of_a_song_has_the_bars_before() -> None:

@@ -209,6 +209,7 @@ def test_without_a_beat_a_bar_is_refused_and_nothing_changes(opened: dict[str, A
         {"type": "set", "values": {"guidance": 5.0}, "at": "bar"},
         {"type": "prompts", "items": [], "at": {"bars": 2}},
         {"type": "clock", "bpm": 120.0, "sample": 0},
+        {"type": "clock", "bpm": 120.0},
     ):
         with pytest.raises(RequestError, match="no beat is known"):
             simulation.handle(client_message({"seq": 1, **members}))
@@ -242,6 +243,24 @@ def test_only_the_phase_of_a_clock_is_followed_where_the_tempo_is_the_same() -> 
     assert newest is not None
     assert newest.sample % 200 == 80
     assert len(simulation.jobs) == 1
+
+
+def test_of_a_clock_that_does_not_say_where_its_beats_are_the_tempo_alone_is_followed() -> None:
+    simulation = playing(2.05, controls=BARS)
+    before = beat(simulation)
+    assert before is not None
+    bar = before.beats * 60 / before.bpm * RATE
+    sample = send(simulation, type="clock", seq=1, bpm=290.0)
+    assert (sample - before.sample + bar / 2) % bar - bar / 2 == pytest.approx(0, abs=1)
+    simulation.run(3.0)
+    newest = beat(simulation)
+    assert newest is not None
+    assert newest.bpm == pytest.approx(290.0, abs=0.4)
+    simulation.handle(client_message({"type": "clock", "seq": 2, "bpm": 290.0}))
+    simulation.run(1.0)
+    assert {each.at_sample for each in simulation.messages if isinstance(each, messages.Applied) and each.seq == 2} == {
+        None
+    }
 
 
 @pytest.mark.parametrize("members", [{"type": "seek", "to_s": 0.0}, {"type": "set", "values": {"shift": 2.0}}])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.live_simulation import CHANNELS, MODEL, PLANNING, Simulation, new_session
+from helpers.note_simulation import SILENCE, SPEC
 from helpers.simulated_form import FACTS
 
 from runtime.config.identity import ModelIdentity
@@ -16,7 +17,7 @@ from runtime.config.option_ranges import NumberRange, OptionRanges
 from runtime.errors import RequestError
 from runtime.requests.form.state import PlanState
 from runtime.sessions.protocol import messages
-from runtime.sessions.protocol.actions import LiveModel
+from runtime.sessions.protocol.actions import LiveModel, NoteFacts
 from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.storage.store import SessionSnapshot
 
@@ -134,6 +135,22 @@ def test_what_a_renewed_session_cannot_keep_is_said() -> None:
     assert ready.notice.endswith("the source can be sent again; this model does not take bpm")
     assert (ready.canvas.frames, ready.controls.source_id) == (32, None)
     assert ready.controls.values["guidance"] == 4.0
+
+
+@pytest.mark.parametrize("with_source", [True, False])
+def test_that_the_notes_of_a_renewed_session_are_gone_is_said(with_source: bool) -> None:
+    facts = NoteFacts(SPEC, SILENCE)
+    simulation = played_by(of(OTHERS[0], notes=facts))
+    lost = ["notes"]
+    if with_source:
+        simulation.handle(messages.SetSource(seq=1, id="x"), np.zeros((5, CHANNELS), np.float32))
+        lost.insert(0, "source")
+    stored = simulation.session.snapshot(simulation.now_s)
+    assert "notes" not in LiveSession.restore(stored, of(HERE), 0.0).attach("token", 0.0, keep_s=60.0).notice
+    simulation.handle(messages.PlayNotes(seq=2, items=[messages.NoteItem(pitch=38)], at=1.0, layer="bass"))
+    restored = LiveSession.restore(simulation.session.snapshot(simulation.now_s), of(HERE, notes=facts), 0.0)
+    notice = restored.attach("token", 0.0, keep_s=60.0).notice
+    assert notice.endswith(f"; the {' and the '.join(lost)} can be sent again")
 
 
 def test_changes_that_a_renewed_session_waits_for_are_made_at_once() -> None:

@@ -115,3 +115,14 @@ def test_the_distance_of_spectra_is_in_decibels() -> None:
     assert listening.mel_distance_db(noise, noise) == 0.0
     assert listening.mel_distance_db(noise, 0.5 * noise) == pytest.approx(6.02, abs=0.1)
     assert listening.mel_distance_db(noise, np.zeros_like(noise)) > 30.0
+
+
+def test_strength_is_where_something_begins() -> None:
+    audio = np.zeros((2 * SAMPLE_RATE_HZ, 2), np.float32)
+    noise = 0.5 * np.random.default_rng(0).standard_normal((2400, 2)).astype(np.float32)
+    for start_s in (0.5, 1.2):
+        audio[round(start_s * SAMPLE_RATE_HZ) :][:2400] = noise
+    strength = listening.onset_strength(audio)
+    assert len(strength) == pytest.approx(2 * listening.STRENGTH_HZ, abs=2)
+    strongest = sorted(np.argsort(strength)[-2:])
+    assert strongest == pytest.approx([0.5 * listening.STRENGTH_HZ, 1.2 * listening.STRENGTH_HZ], abs=3)

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 from helpers.paths import ROOT
 
+pytest.importorskip("librosa")
+pytest.importorskip("pretty_midi")
+
 from configs.demo.recipe.corpus.batches import draw_songs
 from configs.demo.recipe.evaluation.notes import (
     FIRST_SEED,
