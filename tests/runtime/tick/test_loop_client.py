@@ -91,6 +91,20 @@ def test_curves_of_an_update_are_resampled_in_the_callers_thread(loops: Loops) -
     assert [np.shape(work.values.parameters.ode_noise) for work in works if work] == [(16,), (32,)]
 
 
+def test_an_update_holds_for_generations_that_its_session_begins_later(loops: Loops) -> None:
+    own, loop, inbox = loops(), loops(), Inbox()
+    own.submit(make("b", parameters=replace(make("b").parameters, velocity_scale=0.5)), inbox)
+    while own.tick() is not None:
+        pass
+    expected, inbox = inbox.latents("b"), Inbox()
+    loop.submit(make("a", session="s"), inbox)
+    loop.update("s", {"velocity_scale": 0.5})
+    loop.submit(make("b", session="s"), inbox)
+    while loop.tick() is not None:
+        pass
+    np.testing.assert_array_equal(inbox.latents("b"), expected)
+
+
 def test_an_update_reaches_waiting_generations(loops: Loops) -> None:
     alone, loop, inbox = loops(depth=1), loops(depth=1), Inbox()
     alone.submit(make("b", parameters=replace(make("b").parameters, velocity_scale=0.5)), inbox)

@@ -19,7 +19,7 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment
 from runtime.sessions.hosting import host, hosted_session
 from runtime.sessions.hosting import host as host_module
-from runtime.sessions.protocol.actions import CancelJob, FindWords, UpdateSteps
+from runtime.sessions.protocol.actions import CancelJob, DecodeWindow, FindWords, UpdateSteps
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (
     MAX_SEQ,
@@ -221,6 +221,20 @@ def test_of_what_comes_after_the_end_only_a_change_is_refused(drive: Drive) -> N
     driven.host.post(session.id, SetControls(seq=7, values={}))
     driven.run()
     assert [problem.seq for problem in client.of(Problem)] == [7]
+
+
+def test_a_window_is_decoded_by_the_time_that_is_left_until_it_is_played(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven, leads_s = drive(), list[float]()
+    session, _ = driven.open()
+    monkeypatch.setattr(driven.host._codec_work, "decode", lambda window, lead_s, *calls: leads_s.append(lead_s))
+    monkeypatch.setattr(session, "playhead_sample", lambda now_s: session.model.sample_rate_hz)
+    start = 3 * session.model.sample_rate_hz
+    session.next_actions = [DecodeWindow(0, 0, np.zeros((8, 8), np.float32), 0, 0, 100, start, 0, 0)]
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    assert leads_s == [2.0]
 
 
 def test_written_audio_is_encoded(drive: Drive, pipeline: Pipeline) -> None:

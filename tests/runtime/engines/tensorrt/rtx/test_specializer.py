@@ -60,7 +60,9 @@ def test_memory_for_new_shapes_grows_and_is_kept(tmp_path: Path) -> None:
         return bench.device.allocations - before
 
     assert compile_for(4, 16) == 2
+    made = len(engine._plan._engine._contexts)
     assert compile_for(3, 16) == compile_for(4, 8) == 0
+    assert len(engine._plan._engine._contexts) == made  # What was given back is used again.
     engine.close()
     bench.close()
 
