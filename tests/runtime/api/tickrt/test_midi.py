@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from helpers.lock_check import lock_checked
 
 import tickrt
 from runtime.errors import RequestError
@@ -22,6 +23,9 @@ from tickrt import midi
 from tickrt.midi import MidiClock, Played, open_output
 
 RATE, WAIT_S = 48_000, 30.0
+
+
+Checked = lock_checked(MidiClock, "_in", "_begins", "_beat")
 
 
 class Port:
@@ -62,7 +66,7 @@ class Set:
         self.now_s = 100.0
         self.session, self.port = Session(), Port()
         self.played = Played(RATE, lambda: self.now_s)
-        self.clock = MidiClock(self.session, self.played, RATE, self.port, self.port)
+        self.clock = Checked(self.session, self.played, RATE, self.port, self.port)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Let a little time pass again and again until the condition holds."""

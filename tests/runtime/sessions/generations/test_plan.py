@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.live_simulation import CHANNELS, FRAME, FRAME_RATE, HINT, HOP, NUMBER, Simulation, new_session
+from helpers.live_simulation import CHANNELS, FRAME, FRAME_RATE, HINT, HOP, NUMBER, PLANNING, Simulation, new_session
 from helpers.simulated_form import FRAMES_PER_BAR, FRAMES_PER_CODE, SimulatedForm
 
 from runtime.errors import EngineError, RequestError
@@ -15,6 +15,7 @@ from runtime.requests.form.section_prompts import section_prompts
 from runtime.requests.options import GenerationOptions
 from runtime.sessions.generations.plan import MAX_EDITS, MAX_PLAN_WAIT_S, SessionPlan
 from runtime.sessions.hosting.work import make_part
+from runtime.sessions.playback.playhead import SessionClock
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import PlanBeginning
 from runtime.sessions.protocol.messages import GetPlan, NewSection, Plan, SetPlan
@@ -62,6 +63,21 @@ def earliest_s(simulation: Simulation, **members: Any) -> float:
         simulation.handle(SetPlan(seq=10_000, start_s=0.0, **members))
     assert caught.value.field == "start_s"
     return float(caught.value.fix.split()[-2])
+
+
+def test_the_slowest_of_its_last_steps_says_how_long_hints_take() -> None:
+    clock, begin = SessionClock(0.0), PlanBeginning(GenerationOptions(prompt=""), 1)
+    plan, form = SessionPlan(PLANNING, clock, 64), SimulatedForm(begin)
+    plan.restart(begin.options, begin.seed, 0)
+    assert plan.duration_s(64) == 0.0
+    for seconds in (1.0, 3.0, 2.0):
+        work = plan.work(0, plan.end)
+        assert work is not None
+        clock.now_s += seconds
+        plan.made(work.number, make_part(form, work))  # type: ignore[arg-type]
+        step = work.frames
+    # One step more than the frames take: what is being made comes first.
+    assert [plan.duration_s(frames) for frames in (step, step + 1, 2 * step)] == [6.0, 9.0, 9.0]
 
 
 @pytest.mark.parametrize("plan_s", [0.005, 0.3])
