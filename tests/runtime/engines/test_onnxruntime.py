@@ -15,7 +15,7 @@ from runtime.devices.device import Device, HostDevice
 from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
-from runtime.engines.onnxruntime import node_times
+from runtime.engines.onnxruntime import OnnxRuntimeEngine, node_times
 from runtime.engines.onnxruntime_cuda import provider_options
 from runtime.errors import CaptureError, EngineError, EngineMismatchError, OutOfMemoryError, ShapeError
 
@@ -41,6 +41,17 @@ def test_a_bound_execution_equals_a_plain_run_and_can_be_repeated(built: Built) 
         np.testing.assert_array_equal(out.host, latents.host[rows.host])
         plain = engine.run({"latents": latents.host, "row_slots": rows.host})
         np.testing.assert_array_equal(plain["hidden_states"], out.host)
+
+
+def test_threads_take_turns_at_opening_a_session(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that there is one of each kind."""
+    engine, held = open_engine(built().engine_folder(), "rows.plain", HostDevice()), list[bool]()
+    assert isinstance(engine, OnnxRuntimeEngine)
+    engine._sessions.clear()
+    monkeypatch.setattr(engine, "_open", lambda *arguments: held.append(engine._lock.locked()))
+    for _ in range(2):
+        engine._session(in_tick=False)
+    assert held == [True]
 
 
 def test_an_output_of_the_wrong_shape_is_refused_when_bound(built: Built) -> None:

@@ -49,6 +49,21 @@ def test_an_update_is_a_merge_patch(loops: Loops) -> None:
     assert loop._shared.registry.overrides("s") == {"velocity_scale": 2.0}
 
 
+def test_step_parameters_are_resolved_in_turns(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a generation could miss an update of its session."""
+    loop, held = loops(), list[bool]()
+    registry, set_work = loop._shared.registry, loop._shared.registry.set_work
+
+    def noted(*arguments: Any) -> None:
+        held.append(loop._resolving.locked())
+        set_work(*arguments)
+
+    monkeypatch.setattr(registry, "set_work", noted)
+    loop.submit(make("a", session="s"), Inbox())
+    loop.update("s", {"guidance": 4.0})
+    assert held == [True, True]
+
+
 @pytest.mark.parametrize(
     ("patch", "says"), [({"loudness": 1.0}, "loudness: expected one of"), ({"guidance": float("nan")}, "not finite")]
 )

@@ -7,8 +7,10 @@ import io
 import threading
 import time
 import weakref
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from runtime.audio.finishing import KNEE
 from runtime.sessions.playback.note_stream import NoteEvent
 from runtime.sessions.protocol.messages import CLIENT_MESSAGES
 from tickrt import live as live_module
+from tickrt import model as model_module
 from tickrt.receiver import PACE_SLACK_S
 
 WAIT_S = 60.0
@@ -268,3 +271,19 @@ def test_a_session_in_this_process_tells_and_records_its_notes(mode: str, built:
 def test_a_model_without_notes_refuses_to_tell_them(model: tickrt.Model) -> None:
     with pytest.raises(tickrt.RequestError, match="events: the bundle has no"):
         model.live("a", events=["notes"])
+
+
+def test_threads_take_turns_at_opening_the_host(model: tickrt.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that there is one."""
+
+    def made(*arguments: object) -> SimpleNamespace:
+        held.append(model._opening.locked())
+        return SimpleNamespace(close=lambda: None)
+
+    held: list[bool] = []
+    monkeypatch.setattr(model, "_live", None)
+    monkeypatch.setattr(model, "_resources", ExitStack())
+    monkeypatch.setattr(model_module, "LiveSessions", made)
+    with model._resources:
+        assert model._live_sessions() is model._live_sessions()
+    assert held == [True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.engine_behaviour import Bench, opened, written
@@ -83,4 +84,32 @@ def test_settling_waits_for_all(machine: Machine, tmp_path: Path) -> None:
     for execution in executions:
         execution.release()
     engine.close()
+    bench.close()
+
+
+def test_users_are_counted_with_the_lock_held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from runtime.engines.tensorrt.rtx import specializer
+
+    class Open(dict[Any, Any]):
+        """Notes whether the lock is held where it is used."""
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            held.append(("get", specializer._lock.locked()))
+            return super().get(key, default)
+
+        def values(self) -> Any:
+            held.append(("values", specializer._lock.locked()))
+            return super().values()
+
+        def __delitem__(self, key: Any) -> None:
+            held.append(("del", specializer._lock.locked()))
+            super().__delitem__(key)
+
+    held: list[tuple[str, bool]] = []
+    monkeypatch.setattr(specializer, "_open", Open())
+    bench = Bench()
+    found = specializer.open_specializer(tmp_path, bench.device)
+    specializer.settle()
+    specializer.close_specializer(found)
+    assert held == [("get", True), ("values", True), ("del", True)]
     bench.close()
