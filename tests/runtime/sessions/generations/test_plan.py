@@ -139,6 +139,20 @@ def test_an_edit_at_the_earliest_time_is_heard_in_full(
         assert [(section.kind, section.bars) for section in breaks] == [("break", 1), ("break", 1)]
 
 
+def test_what_is_known_before_an_edit_stays() -> None:
+    simulation = planned_session(generation_s=0.03, plan_s=0.02)
+    simulation.run(4.0)
+    end = max(job.segment.start_frame + job.segment.frames for job in simulation.jobs)
+    earliest = round(earliest_s(simulation, codes=[1]) * FRAME_RATE)
+    first = earliest + (end - earliest) // 2 // FRAMES_PER_CODE * FRAMES_PER_CODE
+    assert earliest + FRAMES_PER_CODE <= first < end
+    num_jobs = len(simulation.jobs)
+    simulation.handle(SetPlan(seq=1, start_s=first / FRAME_RATE, codes=[1]))
+    simulation.run(1.0)
+    segment = simulation.jobs[num_jobs].segment
+    assert segment.start_frame + segment.keep_frames == first
+
+
 @pytest.mark.parametrize(
     ("members", "what"),
     [
