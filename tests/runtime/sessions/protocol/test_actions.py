@@ -43,6 +43,16 @@ def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:
     assert PlanFacts.of(moved) == replace(facts, spec=plan, silent=(0, 2))
 
 
+def test_no_layer_can_be_silenced_where_the_silence_of_one_is_not_known(built: Built) -> None:
+    bundle = load_bundle(built(planner={"capacity": 1024, "plan": True}, conditions=True, more=FEW_VARIANTS).bundle)
+    assert bundle.planner is not None
+    assert bundle.planner.plan is not None
+    plan = bundle.planner.plan.model_copy(update={"silent": {"bass": bundle.planner.plan.silent["bass"]}})
+    facts = PlanFacts.of(bundle.model_copy(update={"planner": bundle.planner.model_copy(update={"plan": plan})}))
+    assert facts is not None
+    assert (facts.group_size, facts.silent) == (bundle.planner.codes.groups[0].count, ())
+
+
 def test_groups_of_codes_that_differ_in_size_are_no_layers(built: Built) -> None:
     bundle = load_bundle(built(planner={"capacity": 1024, "plan": True}, conditions=True, more=FEW_VARIANTS).bundle)
     assert bundle.planner is not None
