@@ -17,7 +17,13 @@ from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import ConfigError, RequestError
 from runtime.pipeline.content_cache import ContentCache
-from runtime.pipeline.text_encoder import MAX_NEAR_WORDS, MAX_VOCABULARY, TextEncoder, parse_condition
+from runtime.pipeline.text_encoder import (
+    MAX_NEAR_WORDS,
+    MAX_VOCABULARY,
+    TextEncoder,
+    parse_condition,
+    read_tokenizer,
+)
 from runtime.requests.prompt_words import PromptWords
 
 SPEC = TinySpec(prefix="y_")
@@ -231,6 +237,16 @@ def test_words_as_text() -> None:
     assert PromptWords(("drums",)).is_complete
     assert not PromptWords().is_complete
     assert not PromptWords(("drums",), ("lo-fi",)).is_complete
+
+
+def test_a_tokenizer_neither_cuts_nor_pads(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=2, pad_id=1)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found, _ = read_tokenizer(tmp_path / "tokenizer.json")
+    assert [found.encode(text).ids for text in ("a", "b a b")] == [[0], [1, 0, 1]]
 
 
 def test_a_tokenizer_without_an_unknown_token_understands_everything(bundle: Bundle, engine: GraphEngine) -> None:
