@@ -156,9 +156,7 @@ def test_an_engine_of_ticks_keeps_no_context_of_a_run(one: Machine, folder: Path
     bench.close()
 
 
-def test_one_thread_at_a_time_runs_on_host_arrays(
-    one: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_thread_at_a_time_runs_on_host_arrays(one: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from runtime.engines.tensorrt.host_execution import HostExecution
 
     def noted(host: HostExecution, *arguments: Any) -> Any:
