@@ -304,6 +304,19 @@ class TestStore:
         assert len(new.of(Ready)) == 1
         assert other.host.stats().open == 1
 
+    def test_who_resumes_a_session_of_the_store_counts_as_its_client(self, drive: Drive) -> None:
+        store = Store()
+        driven = drive(store=store)
+        session, _ = driven.open("first")
+        driven.host.resume(session.id, session.token, Client(), "second")
+        assert [each.client for each in driven.host.sessions()] == ["first"]
+        driven.run()
+        driven.host.close("restart")
+        driven.host.run_once(0.0)
+        other = drive(store=store)
+        other.host.resume(session.id, session.token, Client(), "second")
+        assert [each.client for each in other.host.sessions()] == ["second"]
+
     def test_sessions_are_added_with_the_lock_held(self, drive: Drive) -> None:
         """Two connections that resume one at a time get the same one."""
 
