@@ -156,6 +156,24 @@ def test_a_session_that_ends_while_it_is_resumed_ends_on_the_server_too() -> Non
         assert said.get(timeout=TIMEOUT_S) == "close"
 
 
+def test_audio_that_is_written_follows_its_message() -> None:
+    said: SimpleQueue[str | bytes] = SimpleQueue()
+
+    def receive(connection: ServerConnection) -> None:
+        connection.send(ready())
+        while not isinstance(data := connection.recv(TIMEOUT_S), bytes):
+            if (kind := json.loads(data)["type"]) != "ack":
+                said.put(kind)
+        said.put(data)
+        with suppress(ConnectionClosed):
+            connection.recv(TIMEOUT_S)
+
+    with Scripted(receive) as server, tickrt.TickRT(server.url).live("a") as live:
+        live.write(np.array([[0.5], [-1.0]]), 0.0)
+        found = [said.get(timeout=TIMEOUT_S) for _ in range(2)]
+    assert found == ["write", np.array([0.5, -1.0], "<f4").tobytes()]
+
+
 def test_closing_ends_the_connection_also_where_the_server_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickrt.remote.CLOSE_S", 0.01)
     is_closed = threading.Event()
