@@ -1,7 +1,8 @@
 """The timbre of a reference: its three parts, and tokens between those of silence and its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,7 +12,7 @@ from helpers.graph_engine import GraphEngine
 from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.errors import ConfigError, RequestError
+from runtime.errors import ConfigError, EngineError, RequestError
 from runtime.pipeline.timbre import TimbreEncoder, reference_parts
 
 SPEC = TinySpec(prefix="y_", conditions=True)
@@ -51,6 +52,17 @@ def test_the_parts_are_those_of_the_pipeline(samples: int, num_pieces: int) -> N
 def test_an_empty_reference_is_refused() -> None:
     with pytest.raises(RequestError, match="timbre: is empty"):
         reference_parts(lambda: iter([]), 12)
+
+
+@pytest.mark.parametrize("changed", [lambda tokens: tokens[0], lambda tokens: tokens[:, :0]])
+def test_a_graph_that_returns_something_else_is_refused(changed: Any, bundle: Bundle) -> None:
+    class Other(GraphEngine):
+        def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            return {"y_timbre": changed(super().run(feeds)["y_timbre"])}
+
+    timbre = TimbreEncoder(bundle, Other(onnx.load(bundle.folder / "timbre_encoder.onnx")))
+    with pytest.raises(EngineError, match=r"expected \[1, P, D\]"):
+        timbre.encode(np.zeros((12, SPEC.channels), np.float32))
 
 
 def test_strength_goes_from_silence_to_the_reference(bundle: Bundle, engine: GraphEngine) -> None:
