@@ -156,11 +156,12 @@ def test_a_cache_without_room_for_all_codes_is_filled_again(small: Pipeline) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small.loop, "submit_sequence", note)
-        found = codes(LongGeneration(small, options(seconds=12.0)))
+        found = codes(LongGeneration(small, options(seconds=12.0, negative_prompt="noise")))
     assert small.planner is not None
     assert len(found) == 100
     assert len(submitted) > 2
     first, second, third = submitted[:3]
+    assert first.prompt != first.negative
     size = len(first.prompt)
     assert second.prompt[:size] == third.prompt[:size] == first.prompt
     assert first.max_tokens + size <= 96
@@ -168,7 +169,7 @@ def test_a_cache_without_room_for_all_codes_is_filled_again(small: Pipeline) -> 
     assert second.negative == first.negative + heard
     ends = np.cumsum([request.max_tokens // 2 for request in submitted])
     assert found[ends[0] - len(heard) // 2 : ends[0]] == small.planner.spec.codes.numbers(heard)
-    assert codes(LongGeneration(small, options(seconds=12.0))) == found
+    assert codes(LongGeneration(small, options(seconds=12.0, negative_prompt="noise"))) == found
 
 
 def test_a_prompt_that_has_no_room_is_refused(small: Pipeline) -> None:
