@@ -156,6 +156,24 @@ def test_a_session_that_ends_while_it_is_resumed_ends_on_the_server_too() -> Non
         assert said.get(timeout=TIMEOUT_S) == "close"
 
 
+def test_where_an_address_does_not_answer_the_next_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tickrt.remote.retry_delay_s", lambda *_: 0.0)
+    resumed = threading.Event()
+
+    def again(connection: ServerConnection) -> None:
+        connection.send(ready())
+        resumed.set()
+        with suppress(ConnectionClosed):
+            while True:
+                connection.recv(TIMEOUT_S)
+
+    with (
+        Scripted(lambda connection: connection.send(ready()), again) as server,
+        tickrt.TickRT([server.url, "http://127.0.0.1:1"]).live("a"),
+    ):
+        assert resumed.wait(TIMEOUT_S / 2)
+
+
 def test_audio_that_is_written_follows_its_message() -> None:
     said: SimpleQueue[str | bytes] = SimpleQueue()
 

@@ -311,6 +311,15 @@ def given() -> GivenNotes:
     return GivenNotes(NoteFacts(SPEC.model_copy(update={"layers": layers}), SILENCE), 10.0)
 
 
+def test_what_is_held_needs_a_layer_that_the_model_has() -> None:
+    with pytest.raises(RequestError, match="the model has no layer flute") as error:
+        hold(given(), 16, 60, layer="flute")
+    assert (error.value.field, error.value.fix) == ("layer", "one of bass, pad")
+    drums = SPEC.model_copy(update={"layers": SPEC.layers[1:]})
+    with pytest.raises(RequestError, match="the model has no layer pad or bass"):
+        hold(GivenNotes(NoteFacts(drums, SILENCE), 10.0), 16, 60)
+
+
 def hold(notes: GivenNotes, from_frame: int, *pitches: int, **members: Any) -> None:
     items = [NoteItem(pitch=pitch, velocity=50 + number) for number, pitch in enumerate(pitches)]
     notes.hold(PlayNotes(seq=1, mode="hold", items=items, **members), from_frame)

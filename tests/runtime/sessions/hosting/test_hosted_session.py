@@ -291,6 +291,18 @@ def test_sessions_never_hold_more_slots_than_theirs_and_each_gets_one_first(driv
     assert all(len(session.of("finished")) == 2 for session in sessions)
 
 
+def test_a_session_waits_from_when_it_wants_what_it_did_not_want_before(drive: Drive) -> None:
+    driven, found = drive(), []
+    session, _ = driven.open()
+    hosted = driven.host._sessions[session.id]
+    for wants, may_generate in ((0, False), (2, False), (2, False), (2, True), (2, False), (1, False), (2, False)):
+        driven.now_s += 1.0
+        session.wants = wants
+        hosted.advance(may_generate=may_generate)
+        found.append((hosted.demand.held, hosted.demand.wanted_s))
+    assert found == [(0, None), (0, 102.0), (0, 102.0), (1, 104.0), (1, 104.0), (1, None), (1, 107.0)]
+
+
 def test_a_job_takes_the_options_of_the_moment_when_it_gets_its_slot(drive: Drive, ticks: Ticks) -> None:
     driven = drive()
     ticks.hold()

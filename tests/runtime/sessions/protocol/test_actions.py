@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
+from helpers.live_simulation import MODEL
 
 from runtime.config.bundle import load_bundle
 from runtime.config.plan_spec import TokenRange
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RequestError
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.sessions.hosting.services import live_model
 from runtime.sessions.protocol.actions import DecodeWindow, PlanFacts
@@ -27,6 +28,14 @@ def test_the_facts_of_a_pipeline(built: Built) -> None:
         assert model.defaults["steps"] == pipeline.bundle.sampler.live_steps
         with pytest.raises(ConfigError, match="codec"):
             live_model(replace(pipeline, codec=None))
+
+
+def test_a_canvas_is_the_first_length_that_holds_its_seconds() -> None:
+    seconds = [frames / MODEL.frame_rate_hz for frames in MODEL.lengths]
+    assert [MODEL.canvas_frames(each) for each in (None, *seconds)] == [MODEL.lengths[-1], *MODEL.lengths]
+    assert [MODEL.canvas_frames(each + 0.001) for each in (0.0, *seconds[:-1])] == [*MODEL.lengths]
+    with pytest.raises(RequestError, match=r"at most 2\.56 s"):
+        MODEL.canvas_frames(seconds[-1] + 0.001)
 
 
 def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:
