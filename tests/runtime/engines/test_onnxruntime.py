@@ -56,6 +56,14 @@ def test_threads_take_turns_at_opening_a_session(built: Built, monkeypatch: pyte
     assert held == [True]
 
 
+def test_a_closed_engine_holds_no_session(built: Built) -> None:
+    engine = open_engine(built().engine_folder(), "rows.plain", HostDevice())
+    assert isinstance(engine, OnnxRuntimeEngine)
+    assert len(engine._sessions) == 1
+    engine.close()
+    assert engine._sessions == {}
+
+
 def test_an_engine_of_many_bytes_has_no_parts(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of their sessions would have its weights."""
     folder, found = built().engine_folder(), []
