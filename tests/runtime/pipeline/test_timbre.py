@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers.factories import TinySpec, tiny_bundle
+from helpers.factories import TinySpec, tiny_bundle, tiny_codec_decode, tiny_codec_encode
 from helpers.graph_engine import GraphEngine
 from numpy.typing import NDArray
 
+from runtime.audio.codec import Codec
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.errors import ConfigError, EngineError, RequestError
 from runtime.pipeline.timbre import TimbreEncoder, reference_parts
@@ -63,6 +64,20 @@ def test_a_graph_that_returns_something_else_is_refused(changed: Any, bundle: Bu
     timbre = TimbreEncoder(bundle, Other(onnx.load(bundle.folder / "timbre_encoder.onnx")))
     with pytest.raises(EngineError, match=r"expected \[1, P, D\]"):
         timbre.encode(np.zeros((12, SPEC.channels), np.float32))
+
+
+def test_audio_is_encoded_once_for_the_length_of_a_reference(bundle: Bundle, engine: GraphEngine) -> None:
+    encode = GraphEngine(tiny_codec_encode(SPEC))
+    codec, timbre = Codec(bundle, GraphEngine(tiny_codec_decode(SPEC)), encode), TimbreEncoder(bundle, engine)
+    pcm = np.random.default_rng(0).standard_normal((50 * SPEC.hop_samples, SPEC.audio_channels)).astype(np.float32)
+    found = timbre.reference(lambda: pieces(pcm, 3), codec)
+    assert np.array_equal(found, codec.encode(reference_parts(lambda: pieces(pcm, 1), 12 * SPEC.hop_samples)))
+    num_executes = len(encode.feeds)
+    assert timbre.reference(lambda: pieces(pcm, 2), codec) is found
+    assert len(encode.feeds) == num_executes
+    latents = np.random.default_rng(1).standard_normal((50, SPEC.channels)).astype(np.float32)
+    parts = reference_parts(lambda: pieces(latents, 1), 12)
+    assert np.array_equal(timbre.reference(lambda: pieces(latents, 3)), parts)
 
 
 def test_strength_goes_from_silence_to_the_reference(bundle: Bundle, engine: GraphEngine) -> None:
