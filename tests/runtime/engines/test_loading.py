@@ -163,7 +163,7 @@ def test_warm_up_refuses_a_decoder_whose_outputs_are_not_finite(built: Built) ->
 
     def run(feeds: dict[str, Any]) -> dict[str, Any]:
         shapes.append(feeds[bundle.decoder.inputs.latents].shape)
-        return {"velocity": np.full(shapes[-1], np.nan, np.float32)}
+        return {"other": np.zeros(1, np.float32), "velocity": np.full(shapes[-1], np.nan, np.float32)}
 
     broken: Any = ReplacedEngine(engines.decoder, run=run)
     with pytest.raises(EngineMismatchError, match="outputs are not finite"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.live_simulation import FRAME_RATE, HOP, MODEL, RATE, new_session
-from helpers.note_simulation import SILENCE, SPEC, NoteSimulation, noted
+from helpers.note_simulation import NOTED_PLAN, SILENCE, SPEC, NoteSimulation, noted
 from helpers.simulated_form import FRAMES_PER_BAR
 
 from runtime.config.notes import NoteLayerSpec
@@ -111,6 +111,19 @@ def test_a_bar_waits_for_more_until_it_closes() -> None:
     simulation.run(5 * BAR_S)
     assert any(job.phrases for job in simulation.jobs[jobs:])
     assert simulation.applied(1) is not None
+
+
+def test_a_bar_closes_early_enough_for_a_generation() -> None:
+    simulation = NoteSimulation(new_session(model=NOTED_PLAN, mode="extend", plan=True), generation_s=0.6)
+    simulation.run(6.0)
+    play(simulation, 1, {"pitch": 40}, at=bar_of(simulation) * BAR_S, layer="bass", bars=4)
+    notes = simulation.session._generations.references.notes
+    assert notes is not None
+    first = notes.next_bar_frame
+    assert first is not None
+    while notes.is_waiting:
+        simulation.run(0.02)
+    assert first / FRAME_RATE - heard_s(simulation) > 0.6
 
 
 def test_a_chord_is_held_from_the_next_bar_until_it_is_released() -> None:
