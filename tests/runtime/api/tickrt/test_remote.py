@@ -14,7 +14,9 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 from conftest import Built
+from helpers import live_clients
 from helpers.http_harness import Served, eventually, serving
+from helpers.live_clients import silence
 from helpers.live_simulation import new_session
 from helpers.redis_server import RedisServer, redis_server
 from websockets.exceptions import ConnectionClosed
@@ -172,6 +174,41 @@ def test_where_an_address_does_not_answer_the_next_one_is_tried(monkeypatch: pyt
         tickrt.TickRT([server.url, "http://127.0.0.1:1"]).live("a"),
     ):
         assert resumed.wait(TIMEOUT_S / 2)
+
+
+def test_what_is_acknowledged_is_what_was_played_of_what_the_connection_has_brought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tickrt.remote.retry_delay_s", lambda *_: 0.0)
+    done = threading.Event()
+
+    def acks(connection: ServerConnection, until: int) -> set[int]:
+        """All up to this one."""
+        found = set[int]()
+        while until not in found:
+            found.add(json.loads(connection.recv(TIMEOUT_S))["playhead_sample"])
+        return found
+
+    def lost(connection: ServerConnection) -> None:
+        connection.send(message_text(live_clients.ready()))
+        connection.send(silence(0, 200))
+        assert acks(connection, 200) <= {0, 150, 200}
+
+    def resumed(connection: ServerConnection) -> None:
+        connection.send(message_text(live_clients.ready(next_sample=100, resumed=True, epoch=2)))
+        connection.send(silence(100, 150))
+        assert acks(connection, 150) <= {100, 150}
+        connection.send(silence(150, 260))
+        assert acks(connection, 200) <= {150, 200}
+        done.set()
+        with suppress(ConnectionClosed):
+            while True:
+                connection.recv(TIMEOUT_S)
+
+    with Scripted(lost, resumed) as server, tickrt.TickRT(server.url).live("a") as live:
+        assert [len(live.read(150)), len(live.read(50))] == [150, 50]
+        assert done.wait(TIMEOUT_S / 2)
+        assert len(live.read(60)) == 60
 
 
 def test_audio_that_is_written_follows_its_message() -> None:
