@@ -14,7 +14,7 @@ from helpers.generations import CONDITIONS, Inbox, make
 from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import DrainingError, RequestError
 from runtime.requests.request import GenerationRequest
-from runtime.tick.events import Cancelled, Finished
+from runtime.tick.events import Cancelled, Failed, Finished
 
 
 def request(name: str, session: str = "") -> GenerationRequest:
@@ -37,6 +37,21 @@ def test_a_submit_that_waits_for_a_place_is_refused_when_the_loop_ends(loops: Lo
     loop.close()
     thread.join(10)
     assert len(refused) == 1
+
+
+def test_a_generation_that_is_submitted_while_the_loop_ends_ends_with_it(
+    loops: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, inbox = loops(), Inbox()
+    put = loop._shared.inbox.put
+
+    def ending(message: Any) -> None:
+        put(message)
+        loop._shared.ended.set()
+
+    monkeypatch.setattr(loop._shared.inbox, "put", ending)
+    loop.submit(make("a"), inbox)
+    assert isinstance(inbox.terminal("a"), Failed)
 
 
 def test_an_update_is_a_merge_patch(loops: Loops) -> None:
