@@ -222,7 +222,8 @@ def test_the_readme_s_examples(pipeline: Pipeline, form: Pipeline) -> None:
     assert doctest.DocTestRunner().run(test).failed == 0
 
 
-def test_closing_a_generation_ends_its_sequence(pipeline: Pipeline) -> None:
+@pytest.mark.parametrize("closes_plan", [False, True])
+def test_closing_a_generation_or_its_plan_ends_its_sequence(closes_plan: bool, pipeline: Pipeline) -> None:
     generation = LongGeneration(pipeline, options(seconds=600.0, prompt="x"))
     started, ended = threading.Event(), list[BaseException]()
     plan = generation.plan
@@ -239,7 +240,10 @@ def test_closing_a_generation_ends_its_sequence(pipeline: Pipeline) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     assert started.wait(60)
-    generation.close()
+    if closes_plan:
+        plan.close()
+    else:
+        generation.close()
     thread.join(60)
     assert [type(error) for error in ended] == [GenerationCancelledError]
 
