@@ -118,7 +118,7 @@ class LengthBucket:
             self._ticks_left = self._layout.num_ticks
             self._bound.clear()
             pairs = zip(live, self._layout.negatives, strict=True)
-            self._first_negatives = [item for item, rows in pairs if rows and not item.has_cached_negative]
+            self._first_negatives = [item for item, rows in pairs if rows]
         return self._layout
 
     def _refresh(self, live: LiveSlot) -> None:

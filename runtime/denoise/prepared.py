@@ -212,8 +212,8 @@ def _request_fields(request: GenerationRequest, channels: int) -> dict[str, Any]
 
 def _step_fields(request: GenerationRequest, parameters: StepParameters, features: frozenset[str]) -> dict[str, Any]:
     """Field -> row of the step parameters; None where it is neutral, by value or because it has no effect here."""
-    has_curve = request.target is not None and request.target.curve is not None
-    strength = request.target.curve if request.target is not None and has_curve else parameters.x0_strength
+    curve = None if request.target is None else request.target.curve
+    strength = parameters.x0_strength if curve is None else curve
     guided = "guidance" in features
     return {
         "velocity_scale": parameters.velocity_scale,

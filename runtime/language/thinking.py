@@ -109,7 +109,7 @@ class ThinkingGrammar:
     @cached_property
     def is_indented(self) -> Mask:
         """Which tokens go on with a text after a newline, `[V]`."""
-        return np.array([text[:1] in (" ", "\t") and bool(text) for text in self.texts])
+        return np.array([text[:1] in (" ", "\t") for text in self.texts])
 
     def _text_mask(self, without: Collection[str]) -> Mask:
         return np.array([bool(text) and not any(part in text for part in without) for text in self.texts])  # [V]

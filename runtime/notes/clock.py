@@ -59,7 +59,7 @@ class ClockOut:
     def until(self, sample: int) -> list[tuple[int, bytes]]:
         """The messages of what is played before a sample, in order, that were not given yet."""
         found: list[tuple[int, bytes]] = []
-        if not self._lines or not (self._is_running or self._begins is not None):
+        if not self._lines:
             return found
         while True:
             line, number = self._pulse(self._next)

@@ -318,7 +318,7 @@ class Pipeline:
         codec, rate_hz = self.bundle.codec, self.bundle.latents.frame_rate_hz
         if codec is None:
             return math.ceil(seconds * rate_hz - 1e-6)
-        return max(1, -(-round(seconds * codec.sample_rate_hz) // codec.hop_samples))
+        return -(-round(seconds * codec.sample_rate_hz) // codec.hop_samples)
 
     def _encoding_codec(self, field: str = "source") -> Codec:
         if self.codec is None or not self.codec.can_encode:

@@ -163,9 +163,9 @@ class Registry:
 
     def set_work(self, request_id: str, work: PreparedGeneration) -> None:
         """Note what was prepared for a generation."""
-        with self._lock:
-            if request_id in self._entries:
-                self._entries[request_id].work = work
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.work = work
 
     def publish(self, event: Event) -> None:
         """Pass on an event, if the generation is in the loop."""

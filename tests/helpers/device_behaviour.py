@@ -45,6 +45,18 @@ def test_a_download_equals_the_upload(device: CudaDevice, shape: tuple[int, ...]
     assert np.array_equal(fetched(device, filled(device, values)), values)
 
 
+def test_values_of_any_layout_and_dtype_are_uploaded_as_they_are(device: CudaDevice) -> None:
+    """A copy of them counts as an allocation."""
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    filled(device, values)  # makes the ring
+    for source, copies in ((values.T.copy(), 0), (values.T, 1), (values.T.astype(np.float64), 1)):
+        tensor = device.zeros((4, 3), np.float32)
+        before = device.allocations
+        device.upload(tensor, source, device.main)
+        assert device.allocations - before == copies
+        assert np.array_equal(fetched(device, tensor), values.T)
+
+
 def test_memory_is_zero_and_aligned(device: CudaDevice) -> None:
     for shape in ((1,), (1000,), (3, 77)):
         tensor = device.zeros(shape, np.float32)

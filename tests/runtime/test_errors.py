@@ -40,6 +40,12 @@ def test_a_request_error_names_the_field() -> None:
     assert RequestError("is empty").what == "is empty"
 
 
+def test_an_error_of_another_field_keeps_what_it_says_and_its_fix() -> None:
+    error = RequestError("is no source", field="source", fix="upload it").renamed("timbre", fix="leave it out")
+    assert (error.what, error.field, error.fix) == ("timbre: is no source", "timbre", "upload it")
+    assert RequestError("is no source").renamed("timbre", fix="leave it out").fix == "leave it out"
+
+
 def test_a_similar_name_is_asked_for() -> None:
     assert did_you_mean("guidnce", ["steps", "guidance"]) == "did you mean guidance?"
     assert did_you_mean("colour", ["steps", "guidance"]) == ""

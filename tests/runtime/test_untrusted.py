@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
@@ -9,7 +10,14 @@ import pytest
 
 from runtime import untrusted
 from runtime.errors import RequestError
-from runtime.untrusted import MalformedJsonError, one_line, parse_json_object, quoted
+from runtime.untrusted import (
+    MAX_HEADER_BYTES,
+    MalformedJsonError,
+    one_line,
+    parse_json_object,
+    quoted,
+    safetensors_header,
+)
 
 
 @pytest.mark.parametrize("text", [b'{"a": [1, {"b": "c"}]}', '{"a": [1, {"b": "c"}]}'])
@@ -79,3 +87,10 @@ def test_a_line_keeps_what_prints_and_escapes_the_rest() -> None:
     assert one_line('é "quoted" \\ 音', 100) == 'é "quoted" \\ 音'
     assert one_line("a\r\nb\ud800", 100) == r"a\r\nb\ud800"
     assert one_line("x" * 1000, 5) == "xxxxx…"
+
+
+def test_a_header_of_safetensors_has_a_largest_length() -> None:
+    content = b"{}".ljust(MAX_HEADER_BYTES)
+    assert safetensors_header(io.BytesIO(len(content).to_bytes(8, "little") + content)) == {}
+    with pytest.raises(RequestError, match=f"at most {MAX_HEADER_BYTES} are read"):
+        safetensors_header(io.BytesIO((len(content) + 1).to_bytes(8, "little") + b"{}"))

@@ -177,7 +177,7 @@ class MidiClock:
     def _send(self, messages: list[tuple[int, bytes]]) -> None:
         for sample, message in messages:
             if self._output is not None:
-                if self._played.has_begun and not self._closing.is_set():
+                if not self._closing.is_set():
                     due_s = self._played.time_s(sample) + self._latency_s - self._played.now()
                     if due_s > AHEAD_S + LARGEST_ERROR_S / 2:
                         return  # they are of what was to be played while the reader stood still

@@ -333,7 +333,7 @@ class SessionHost:
 
         One thread does so, in no more than half of the time: a long text takes milliseconds.
         """
-        texts = [prompt.text for prompt in message.prompts or ()]
+        texts = [prompt.text for prompt in message.prompts]
         try:
             finding = self._services.words_thread.submit(_resting, partial(prompt_words, self.model, texts))
         except RuntimeError:  # The host was closed meanwhile.

@@ -289,7 +289,7 @@ class HostedSession:
         services = self._services
         if isinstance(message, State):
             stats = services.pipeline.loop.stats()
-            tick_ms = services.tick_times.estimate_ms(max(1, stats.slots_active))
+            tick_ms = services.tick_times.estimate_ms(stats.slots_active)
             message = self.state = message.model_copy(
                 update={"ticks": stats.ticks, "tick_ms": tick_ms, "stored": services.is_storing}
             )

@@ -1,7 +1,7 @@
 """Windowed decoding and encoding equal the full conversion; execute sizes are bounded; errors."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -196,3 +196,15 @@ def test_threads_share_one_codec(codec: Codec) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(codec.decode, fields))
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_one_call_at_a_time_encodes(bundle: Bundle) -> None:
+    class Noted(GraphEngine):
+        def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            held.append(codec._encode_lock.locked())
+            return super().run(feeds)
+
+    held: list[bool] = []
+    codec = Codec(bundle, GraphEngine(tiny_codec_decode(SPEC)), Noted(tiny_codec_encode(SPEC)))
+    codec.encode(np.zeros((HOP, SPEC.audio_channels), np.float32))
+    assert held == [True]

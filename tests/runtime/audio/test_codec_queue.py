@@ -83,6 +83,18 @@ def test_what_is_not_wanted_any_more_is_not_done_nor_kept_behind_what_is_more_ur
     assert one.finish() == [str(number - 1)]
 
 
+def test_what_is_wanted_is_not_asked_for_again_with_everything_that_is_added(busy: Callable[..., Busy]) -> None:
+    one, number, asked = busy(), 4 * MIN_PRUNED, list[int]()
+
+    def is_wanted(n: int) -> bool:
+        asked.append(n)
+        return True
+
+    for n in range(number):
+        one.queue.submit(lambda: None, Urgency.CHANGING, 0.0, partial(is_wanted, n))
+    assert len(asked) <= 2 * number
+
+
 def test_an_error_is_the_result_and_gives_the_worker_back() -> None:
     queue = CheckedQueue()
     for _ in range(3):

@@ -4,6 +4,7 @@ import importlib.machinery
 import os
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +105,16 @@ def test_without_a_player_the_error_says_what_was_looked_for(folder: Path, monke
 
 
 def test_sounddevice_plays_where_there_is_no_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    played: list[bytes] = []
+    played, calls = list[bytes](), list[str]()
 
     class Stream:
         def __init__(self, rate_hz: int, channels: int, dtype: str) -> None:
             assert (rate_hz, channels, dtype) == (RATE_HZ, 2, "int16")
+            for name in ("start", "stop", "abort", "close"):
+                setattr(self, name, partial(calls.append, name))
 
         def write(self, data: bytes) -> None:
             played.append(data)
-
-        def start(self) -> None: ...
-        def stop(self) -> None: ...
-        def abort(self) -> None: ...
-        def close(self) -> None: ...
 
     package = types.ModuleType("sounddevice")
     package.__spec__ = importlib.machinery.ModuleSpec("sounddevice", None)
@@ -124,6 +122,8 @@ def test_sounddevice_plays_where_there_is_no_program(folder: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "sounddevice", package)
     play()
     assert b"".join(played) == to_s16(PCM).tobytes()
+    # It plays to its end before it is closed; what is closed before stops at once.
+    assert calls == ["start", "stop", "abort", "close"]
 
 
 def test_a_machine_without_an_output_device_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 from helpers.factories import tiny_bundle
+from helpers.limits import assert_limits
 from helpers.paths import DEMO
 
 from runtime.config import deployment as module
-from runtime.config.deployment import Deployment, build_command, load_deployment, resolve_deployment
+from runtime.config.bundle import Bundle
+from runtime.config.deployment import Deployment, RuntimeConfig, build_command, load_deployment, resolve_deployment
+from runtime.config.targets import ShapeRanges
 from runtime.errors import ConfigError
 
 GOOD = """
@@ -144,3 +147,7 @@ def test_tokens_may_be_left_out(tmp_path: Path) -> None:
 def test_the_nearest_size_of_a_range(tmp_path: Path) -> None:
     frames = load(tmp_path).shapes[0].frames
     assert [frames.nearest(size) for size in (1, 2, 20, 32, 99)] == [2, 2, 20, 32, 32]
+
+
+def test_the_limits_and_defaults_are_those_of_files_that_there_are() -> None:
+    assert_limits("config", Bundle, RuntimeConfig, ShapeRanges)

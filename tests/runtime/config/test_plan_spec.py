@@ -30,6 +30,15 @@ def test_tokens_stand_for_the_values_of_their_field() -> None:
         SPEC.kind.token("solo")
 
 
+def test_a_beginning_may_be_short() -> None:
+    values = {**PLAN, "beginning": "verse", "beginning_bars": 2}
+    spec = validated(PlanSpec, values, "plan")
+    assert [spec.bars_of_kind(kind) for kind in ("verse", "chorus")] == [[1, 2], [1, 2, 4]]
+    bars = {**PLAN["bars"], "values": ["4"]}
+    assert validated(PlanSpec, {**values, "bars": bars}, "plan").bars_of_kind("verse") == [4]
+    assert validated(PlanSpec, {**PLAN, "beginning": "verse"}, "plan").bars_of_kind("verse") == [1, 2, 4]
+
+
 def with_tempos(values: list[str], tempos: dict[str, list[int]]) -> PlanSpec:
     """A plan whose prompts name genres (tokens 200 to 202) and tempos (from 300 on)."""
     genre = {"name": "genre", "first": 200, "values": ["house", "waltz", "noise"]}

@@ -43,6 +43,11 @@ def test_a_code_is_its_groups_digits() -> None:
     assert [codes.number(codes.tokens(number)) for number in range(codes.count)] == list(range(25))
 
 
+def test_codes_may_have_no_markers() -> None:
+    codes = {name: value for name, value in table()["codes"].items() if name != "markers"}
+    assert read({**table(), "codes": codes}).codes.markers is None
+
+
 def test_one_group_is_an_offset_as_ace_step_has_it() -> None:
     codes = CodesSpec(prompt="", groups=({"first": 151_669, "count": 64_000},))  # type: ignore[arg-type]
     assert (codes.tokens(63_999), codes.number([151_670])) == ((215_668,), 1)
@@ -70,6 +75,7 @@ def test_a_fields_choices() -> None:
         ({"capacity": 48, "window": 40}, "capacity is 48, expected at least 55"),
         ({"end_token": 280}, "end_token is 280, vocabulary is 280"),
         ({"vocabulary": 268}, "codes.groups.1 ends at token 270, vocabulary is 268"),
+        ({"codes": {**table()["codes"], "markers": {"first": 279, "count": 2}}}, "codes.markers ends at token 281"),
         ({"outputs": {"present": ["one"]}}, "inputs.past has 4 names, outputs.present 1"),
         ({"codes": {"prompt": "", "groups": []}}, "codes.groups"),
         ({"plan": {**PLAN, "clock_markers": {"first": 265, "count": 16}}}, "plan.clock_markers ends at token 281"),

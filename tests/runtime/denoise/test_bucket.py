@@ -92,6 +92,18 @@ def test_initialize_executes_its_negative_in_the_first_step_alone(bucket: Length
     assert seen == [(2, False), (1, True), (1, True)]
 
 
+def test_initialize_executes_its_negative_in_the_first_step_that_is_guided(bucket: LengthBucket) -> None:
+    slot = slot_of("a", guidance_mode="initialize", negatives=(CONDITIONS[1],))
+    bucket.admit(slot)
+    seen = []
+    for guidance in (1.0, 1.0, 2.0, 2.0):
+        bucket.update(updated(slot, guidance=guidance))
+        seen.append((bucket.layout().num_rows, bucket.has_cached_negative(slot)))
+        bucket.advance()
+        slot.step += 1
+    assert seen == [(1, False), (1, False), (2, False), (1, True)]
+
+
 class Uploads:
     """Counts the uploads of a loop's device: all of them, and those into the memory of the rows' conditions."""
 

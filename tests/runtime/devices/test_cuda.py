@@ -339,6 +339,33 @@ def test_out_of_memory_at_the_first_allocation(late: Machine) -> None:
     device.close()
 
 
+def test_memory_streams_and_captures_are_taken_with_the_lock_held(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            held.append(device._lock._is_owned())  # type: ignore[attr-defined]
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    from runtime.devices import cuda_calls
+
+    held: list[bool] = []
+    note(device._memory, "take")
+    note(device._pinned, "take")
+    note(device, "_new_stream")
+    note(cuda_calls, "capture")
+    note(device, "_release")
+    device.zeros((4,), np.float32)
+    device.staging((4,), np.float32)
+    device.capture(device.stream(), lambda: None).close()
+    device.close()
+    assert held == [True] * 5
+
+
 def test_close_releases_everything(machine: Machine) -> None:
     device = open_device("cuda")
     tensor = filled(device, np.ones(100, np.float32))  # type: ignore[arg-type]

@@ -51,6 +51,22 @@ def test_an_adapter_of_peft_has_the_scale_of_its_configuration(spec: AdapterSpec
     assert (adapter.base_model, adapter.trigger_words) == ("tiny", ("soft", "felt"))
 
 
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"modelspec.trigger_phrase": "warm tape"}, ("warm tape",)),
+        ({"trigger_words": '["soft, felt", "b"]', "modelspec.trigger_phrase": "c"}, ("soft, felt", "b")),
+        ({"trigger_words": " , a"}, ("a",)),
+        ({}, ()),
+    ],
+)
+def test_trigger_words_are_those_of_the_file(
+    metadata: dict[str, str], words: tuple[str, ...], spec: AdapterSpec, tmp_path: Path
+) -> None:
+    factors = random_factors(spec, 4, seed=1)
+    assert read_adapter(write_peft(tmp_path / "soft", factors, metadata), spec).trigger_words == words
+
+
 def test_rank_stabilized_scale(spec: AdapterSpec, tmp_path: Path) -> None:
     factors = random_factors(spec, 4, seed=1)
     adapter = read_adapter(write_peft(tmp_path / "soft", factors, use_rslora=True), spec)

@@ -18,7 +18,7 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import HostDevice
 from runtime.engines import loading
-from runtime.engines.engine import EngineSet
+from runtime.engines.engine import EngineSet, PlannerEngines
 from runtime.engines.loading import open_engine, open_engines, tool_versions, warm_up
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
@@ -138,6 +138,20 @@ def test_engines_are_replaceable_by_engines_with_equal_tensors_and_variants(buil
             check_replaceable(engines, replace(engines, **{kind: another}))
     with pytest.raises(EngineMismatchError, match=r"lack the step variants .*plain"):
         check_replaceable(engines, replace(engines, steps={}))
+    adapted = replace(engines, adapted=engines.decoder)
+    check_replaceable(adapted, adapted)
+    check_replaceable(engines, adapted)
+    with pytest.raises(EngineMismatchError, match="has other inputs than the current one"):
+        check_replaceable(adapted, replace(engines, adapted=other))
+    with pytest.raises(EngineMismatchError, match="lack the decoder for adapters"):
+        check_replaceable(adapted, engines)
+    planned = replace(engines, planner=PlannerEngines(engines.decoder, engines.decoder))
+    check_replaceable(planned, planned)
+    with pytest.raises(EngineMismatchError, match="has other inputs than the current one"):
+        check_replaceable(planned, replace(engines, planner=PlannerEngines(engines.decoder, other)))
+    for planner in (None, PlannerEngines(engines.decoder, engines.decoder, engines.decoder)):
+        with pytest.raises(EngineMismatchError, match="lack the planner or its draft"):
+            check_replaceable(planned, replace(engines, planner=planner))
     engines.close()
 
 
@@ -149,7 +163,7 @@ def test_warm_up_refuses_a_decoder_whose_outputs_are_not_finite(built: Built) ->
 
     def run(feeds: dict[str, Any]) -> dict[str, Any]:
         shapes.append(feeds[bundle.decoder.inputs.latents].shape)
-        return {"velocity": np.full(shapes[-1], np.nan, np.float32)}
+        return {"other": np.zeros(1, np.float32), "velocity": np.full(shapes[-1], np.nan, np.float32)}
 
     broken: Any = ReplacedEngine(engines.decoder, run=run)
     with pytest.raises(EngineMismatchError, match="outputs are not finite"):

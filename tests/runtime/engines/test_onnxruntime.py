@@ -13,9 +13,11 @@ from simulator.onnxruntime_gpu import Provider, simulated_provider
 from runtime.config.deployment import Deployment
 from runtime.devices.device import Device, HostDevice
 from runtime.devices.machine import open_device
+from runtime.engines import onnxruntime
 from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
-from runtime.engines.onnxruntime import node_times
+from runtime.engines.manifest import manifest_path, read_manifest
+from runtime.engines.onnxruntime import OnnxRuntimeEngine, node_times
 from runtime.engines.onnxruntime_cuda import provider_options
 from runtime.errors import CaptureError, EngineError, EngineMismatchError, OutOfMemoryError, ShapeError
 
@@ -41,6 +43,38 @@ def test_a_bound_execution_equals_a_plain_run_and_can_be_repeated(built: Built) 
         np.testing.assert_array_equal(out.host, latents.host[rows.host])
         plain = engine.run({"latents": latents.host, "row_slots": rows.host})
         np.testing.assert_array_equal(plain["hidden_states"], out.host)
+
+
+def test_threads_take_turns_at_opening_a_session(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that there is one of each kind."""
+    engine, held = open_engine(built().engine_folder(), "rows.plain", HostDevice()), list[bool]()
+    assert isinstance(engine, OnnxRuntimeEngine)
+    engine._sessions.clear()
+    monkeypatch.setattr(engine, "_open", lambda *arguments: held.append(engine._lock.locked()))
+    for _ in range(2):
+        engine._session(in_tick=False)
+    assert held == [True]
+
+
+def test_a_closed_engine_holds_no_session(built: Built) -> None:
+    engine = open_engine(built().engine_folder(), "rows.plain", HostDevice())
+    assert isinstance(engine, OnnxRuntimeEngine)
+    assert len(engine._sessions) == 1
+    engine.close()
+    assert engine._sessions == {}
+
+
+def test_an_engine_of_many_bytes_has_no_parts(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of their sessions would have its weights."""
+    folder, found = built().engine_folder(), []
+    size = read_manifest(manifest_path(folder, "decoder")).size_bytes
+    for largest in (size, size - 1):
+        monkeypatch.setattr(onnxruntime, "LARGEST_PARTS_BYTES", largest)
+        engine = open_engine(folder, "decoder", HostDevice(), threads=3)
+        assert isinstance(engine, OnnxRuntimeEngine)
+        found.append(engine._num_parts)
+        engine.close()
+    assert found == [3, 1]
 
 
 def test_an_output_of_the_wrong_shape_is_refused_when_bound(built: Built) -> None:

@@ -67,3 +67,22 @@ def test_constants_that_cannot_be_folded_are_left_out() -> None:
     found = value_shapes(model, {"x": (7,)})
     assert found["y"] == ((7,), TensorProto.FLOAT)
     assert "c" not in found
+
+
+def test_what_is_made_of_values_that_nothing_is_known_of_is_left_out() -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    nodes = [
+        helper.make_node("Own", ["x"], ["own"], domain="example"),
+        helper.make_node("Shape", ["own"], ["size"]),
+        helper.make_node("Shape", ["x"], ["known"]),
+        helper.make_node("Neg", ["x"], ["y"]),
+    ]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("example", 1)]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=opsets)
+    found = value_shapes(model, {"x": (7,)})
+    assert {name: found[name] for name in ("known", "y")} == {
+        "known": ((1,), TensorProto.INT64),
+        "y": ((7,), TensorProto.FLOAT),
+    }
+    assert "own" not in found

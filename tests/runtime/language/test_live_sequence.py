@@ -145,3 +145,10 @@ def test_a_long_sequence_keeps_its_last_tokens(count: int) -> None:
     kept = found.tokens
     assert kept == tuple(range(count))[-len(kept) :]
     assert len(kept) >= min(count, 100)
+
+
+def test_a_sequence_is_ready_once_all_of_its_prompts_are_read() -> None:
+    found, seen = live(negative=(8, 9), guidance=2.0), []
+    for found.prefilled in ([0, 0], [3, 0], [2, 1], [3, 1]):
+        seen.append(found.is_ready)
+    assert seen == [False, False, False, True]

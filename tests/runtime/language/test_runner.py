@@ -206,6 +206,19 @@ def test_tokens_do_not_depend_on_speculation_or_on_how_many_a_tick_draws(
     assert constrained[:3].tolist() == list(SONG[:3])
 
 
+def test_a_tick_counts_the_rows_and_executes_of_prompts_and_of_steps(planned: Planned) -> None:
+    loop, found = planned(speculation=False), []
+    loop.submit_sequence(sequence("a", 4, max_tokens=50), Inbox())
+    for tick in range(9):
+        if tick == 4:
+            loop.submit_sequence(sequence("b", 40, max_tokens=20, **GUIDED), Inbox())
+        record = loop.tick()
+        assert record is not None
+        found.append((record.rows, record.executes, record.slots))
+    # A chunk of a prompt is one row; a guided sequence has two, which take part before its prompts are read.
+    assert found == [(2, 2, 1), *[(1, 1, 1)] * 3, *[(4, 2, 2)] * 4, (3, 1, 2)]
+
+
 def test_drafts_that_are_always_right_save_executes(planned: Planned) -> None:
     request = sequence("a", 1, constraint=Song(40), max_tokens=60)
     counts = []

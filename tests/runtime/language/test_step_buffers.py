@@ -163,6 +163,18 @@ def test_a_verify_feeds_drafts_and_wants_logits_of_all() -> None:
     assert (made.sampler("uniform")[0, :4] == expected).all()
 
 
+@pytest.mark.parametrize(
+    ("count", "start", "tokens"),
+    [(1, 0, [5, 6, 7, 0, 0]), (20, 17, [14, 15, 16, 17, 18]), (65, 59, [56, 57, 58, 59, 60])],
+)
+def test_the_tokens_before_the_newest_are_fed_again_as_far_as_the_ring_goes(
+    count: int, start: int, tokens: list[int]
+) -> None:
+    made = Made(5, 1, 5)
+    made.buffers.write_known(live((1,), count=count))
+    assert (made.planner("tokens")[1], made.planner("position")[1], made.planner("write")[1]) == (tokens, start, start)
+
+
 def test_the_likeliest_token_needs_no_random_number() -> None:
     made = Made(1, 1)
     made.write(live(temperature=0.0, top_k=7))

@@ -21,6 +21,9 @@ def test_text_has_no_special_tokens_no_codes_and_nothing_that_is_left_out() -> N
     assert not grammar.is_text["caption"][256:].any()
     indented = {text for text, found in zip(grammar.texts, grammar.is_indented, strict=True) if found}
     assert indented == {" ", "\t"}
+    grammar.texts = ["", " a", "\tb", "a ", " "]
+    del grammar.is_indented
+    assert grammar.is_indented.tolist() == [False, True, True, False, True]
 
 
 def test_a_tokenizer_that_joins_name_and_value_is_refused() -> None:

@@ -173,6 +173,12 @@ def test_one_track_with_everything_is_read_by_channels_and_pitch() -> None:
     assert {note["pitch"]: note.get("layer") for note in found} == {40: None, 38: "drums"}
 
 
+def test_a_note_ends_with_its_note_off_whatever_the_velocity_of_that() -> None:
+    off = mido.Message("note_off", note=40, velocity=64, time=100)
+    found = notes_of_midi(midi([on(40, 0), off, on(40, 100), off]), NOTES)
+    assert [(note["start_s"], note["seconds"]) for note in found] == [(0.0, 0.5), (1.0, 0.5)]
+
+
 def test_many_tempos_and_many_notes_are_read_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     count, converted = 500, 0
 
@@ -197,6 +203,7 @@ def test_many_tempos_and_many_notes_are_read_once_each(monkeypatch: pytest.Monke
         midi_bytes(SCORE)[:-9],
         midi_bytes(SCORE)[:60] + bytes(range(256)),
         midi([on(40, 0)], type=2),
+        midi_bytes(SCORE)[:12] + bytes(2) + midi_bytes(SCORE)[14:],  # no ticks per beat
         b"MThd" + bytes(MAX_FILE_BYTES),
     ],
 )

@@ -11,13 +11,31 @@ from helpers.backends import FEW_VARIANTS
 from helpers.factories import tiny_deployment
 
 from runtime.config.deployment import load_deployment
-from runtime.errors import BuildError
+from runtime.errors import BuildError, EngineNotBuiltError
 from runtime.pipeline import building
 from runtime.pipeline.building import build_engines, open_built_pipeline
 
-pytestmark = pytest.mark.shipped
+
+@pytest.mark.parametrize(("target", "built"), [(None, "cpu"), ("cuda", "cuda")])
+def test_what_is_missing_is_built_for_the_target_that_is_opened(
+    target: Any, built: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = load_deployment(tiny_deployment(tmp_path, codec=False, text_encoder=False))
+    calls: list[Any] = []
+
+    def opened(opening: Any, *, target: Any) -> Any:
+        calls.append(target)
+        if len(calls) == 1:
+            raise EngineNotBuiltError("no decoder")
+        return opening
+
+    monkeypatch.setattr(building, "open_pipeline", opened)
+    monkeypatch.setattr(building, "build_engines", lambda *what, quiet: calls.append((*what, quiet)))
+    assert open_built_pipeline(deployment, target=target, quiet=True) is deployment
+    assert calls == [target, (deployment.path, built, True), target]
 
 
+@pytest.mark.shipped
 def test_only_missing_and_unfit_engines_are_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -38,6 +56,7 @@ def test_only_missing_and_unfit_engines_are_built(
     assert said.count("reused") > 1
 
 
+@pytest.mark.shipped
 def test_a_failed_build_raises_its_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "an error: found"
     path = tiny_deployment(folder, codec=False, text_encoder=False)
@@ -50,6 +69,7 @@ def test_a_failed_build_raises_its_message(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.shipped
 def test_an_interrupt_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[str]] = []
 

@@ -49,6 +49,12 @@ def test_context_without_a_source_is_silence_to_generate(pipeline: Pipeline) -> 
     assert (context[:, C:] == 1.0).all()
 
 
+def test_a_model_without_timbre_takes_no_reference(pipeline: Pipeline) -> None:
+    with pytest.raises(RequestError, match=r"has no \[timbre\]") as caught:
+        pipeline.request("a", GenerationInputs(timbre=latents(12)))
+    assert caught.value.field == "timbre"
+
+
 def test_a_missing_seed_is_random_and_a_given_one_is_kept(pipeline: Pipeline) -> None:
     assert pipeline.request("a", seed=0).seed == 0
     assert pipeline.request("a", seed=2**64 - 1).seed == 2**64 - 1

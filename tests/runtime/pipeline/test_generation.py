@@ -394,6 +394,7 @@ def test_num_segments_is_the_number_of_requests(pipeline: Pipeline, seconds: flo
     while (request := generation.next_request()) is not None:
         generation.append(latents(request.frames))
         count += 1
+        assert len(generation._tail) == min(generation.done_frames, pipeline.canvas_frames)  # No more is kept.
     assert generation.num_segments == count
 
 

@@ -156,11 +156,12 @@ def test_a_cache_without_room_for_all_codes_is_filled_again(small: Pipeline) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small.loop, "submit_sequence", note)
-        found = codes(LongGeneration(small, options(seconds=12.0)))
+        found = codes(LongGeneration(small, options(seconds=12.0, negative_prompt="noise")))
     assert small.planner is not None
     assert len(found) == 100
     assert len(submitted) > 2
     first, second, third = submitted[:3]
+    assert first.prompt != first.negative
     size = len(first.prompt)
     assert second.prompt[:size] == third.prompt[:size] == first.prompt
     assert first.max_tokens + size <= 96
@@ -168,7 +169,7 @@ def test_a_cache_without_room_for_all_codes_is_filled_again(small: Pipeline) -> 
     assert second.negative == first.negative + heard
     ends = np.cumsum([request.max_tokens // 2 for request in submitted])
     assert found[ends[0] - len(heard) // 2 : ends[0]] == small.planner.spec.codes.numbers(heard)
-    assert codes(LongGeneration(small, options(seconds=12.0))) == found
+    assert codes(LongGeneration(small, options(seconds=12.0, negative_prompt="noise"))) == found
 
 
 def test_a_prompt_that_has_no_room_is_refused(small: Pipeline) -> None:
@@ -221,7 +222,8 @@ def test_the_readme_s_examples(pipeline: Pipeline, form: Pipeline) -> None:
     assert doctest.DocTestRunner().run(test).failed == 0
 
 
-def test_closing_a_generation_ends_its_sequence(pipeline: Pipeline) -> None:
+@pytest.mark.parametrize("closes_plan", [False, True])
+def test_closing_a_generation_or_its_plan_ends_its_sequence(closes_plan: bool, pipeline: Pipeline) -> None:
     generation = LongGeneration(pipeline, options(seconds=600.0, prompt="x"))
     started, ended = threading.Event(), list[BaseException]()
     plan = generation.plan
@@ -238,7 +240,10 @@ def test_closing_a_generation_ends_its_sequence(pipeline: Pipeline) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     assert started.wait(60)
-    generation.close()
+    if closes_plan:
+        plan.close()
+    else:
+        generation.close()
     thread.join(60)
     assert [type(error) for error in ended] == [GenerationCancelledError]
 

@@ -106,6 +106,16 @@ def test_a_structure_of_its_own_and_codes(pipeline: Pipeline, structure: Structu
         assert np.array_equal(context[:, :C], wanted[:T])
 
 
+def test_a_source_that_is_no_cover_gives_its_structure_where_a_strength_asks_for_it(
+    pipeline: Pipeline, structure: StructureCodec
+) -> None:
+    inputs, repaint = GenerationInputs(source=latents()), {"repaint": [{"start_s": 0.0, "end_s": 10.0}]}
+    plain = context_of(pipeline, inputs, **repaint)
+    asked = context_of(pipeline, inputs, **repaint, structure_strength=1.0)
+    assert np.array_equal(plain[:, :C], pipeline.bundle.silence(T))
+    assert np.array_equal(asked[:, :C], structure.hints(latents()))
+
+
 def test_hints_stand_in_for_their_structure(pipeline: Pipeline) -> None:
     other = latents(seed=2)
     by_hints, by_structure = (

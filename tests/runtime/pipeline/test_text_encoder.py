@@ -1,7 +1,9 @@
 """Text to condition tokens: masked tokens are dropped, too long texts refused, results cached, words understood."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,14 +12,21 @@ from helpers.factories import TinySpec, tiny_bundle, tiny_text_encoder
 from helpers.graph_engine import GraphEngine
 from helpers.lock_check import lock_checked
 from helpers.paths import DEMO_BUNDLE
+from numpy.typing import NDArray
 from safetensors.numpy import save
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.errors import ConfigError, RequestError
+from runtime.errors import ConfigError, EngineError, RequestError
 from runtime.pipeline.content_cache import ContentCache
-from runtime.pipeline.text_encoder import MAX_NEAR_WORDS, MAX_VOCABULARY, TextEncoder, parse_condition
+from runtime.pipeline.text_encoder import (
+    MAX_NEAR_WORDS,
+    MAX_VOCABULARY,
+    TextEncoder,
+    parse_condition,
+    read_tokenizer,
+)
 from runtime.requests.prompt_words import PromptWords
 
 SPEC = TinySpec(prefix="y_")
@@ -55,6 +64,25 @@ def test_a_text_becomes_condition_tokens(bundle: Bundle, engine: GraphEngine) ->
     assert tokens.shape == (text_encoder.num_tokens("warm piano"), SPEC.condition_width) == (11, 12)
     assert tokens.dtype == np.float32
     assert not np.array_equal(tokens, text_encoder.encode("cold drums"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (lambda condition, mask: (condition[..., 0], mask), r"expected \[1, L, D\]"),
+        (lambda condition, mask: (condition, mask[:, 1:]), r"expected \[1, L, D\]"),
+        (lambda condition, mask: (condition, 0 * mask), "a mask without any token"),
+    ],
+)
+def test_a_graph_that_returns_something_else_is_refused(changed: Any, says: str, bundle: Bundle) -> None:
+    class Other(GraphEngine):
+        def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            names = ("y_condition", "y_condition_mask")
+            found = super().run(feeds)
+            return found | dict(zip(names, changed(*(found[name] for name in names)), strict=True))
+
+    with pytest.raises(EngineError, match=says):
+        TextEncoder(bundle, Other(tiny_text_encoder(SPEC))).encode("warm piano")
 
 
 def test_the_empty_text_is_the_null_condition(bundle: Bundle, engine: GraphEngine) -> None:
@@ -231,6 +259,16 @@ def test_words_as_text() -> None:
     assert PromptWords(("drums",)).is_complete
     assert not PromptWords().is_complete
     assert not PromptWords(("drums",), ("lo-fi",)).is_complete
+
+
+def test_a_tokenizer_neither_cuts_nor_pads(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=2, pad_id=1)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found, _ = read_tokenizer(tmp_path / "tokenizer.json")
+    assert [found.encode(text).ids for text in ("a", "b a b")] == [[0], [1, 0, 1]]
 
 
 def test_a_tokenizer_without_an_unknown_token_understands_everything(bundle: Bundle, engine: GraphEngine) -> None:

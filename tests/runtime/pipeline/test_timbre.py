@@ -1,17 +1,19 @@
 """The timbre of a reference: its three parts, and tokens between those of silence and its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from helpers.factories import TinySpec, tiny_bundle
+from helpers.factories import TinySpec, tiny_bundle, tiny_codec_decode, tiny_codec_encode
 from helpers.graph_engine import GraphEngine
 from numpy.typing import NDArray
 
+from runtime.audio.codec import Codec
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.errors import ConfigError, RequestError
+from runtime.errors import ConfigError, EngineError, RequestError
 from runtime.pipeline.timbre import TimbreEncoder, reference_parts
 
 SPEC = TinySpec(prefix="y_", conditions=True)
@@ -51,6 +53,31 @@ def test_the_parts_are_those_of_the_pipeline(samples: int, num_pieces: int) -> N
 def test_an_empty_reference_is_refused() -> None:
     with pytest.raises(RequestError, match="timbre: is empty"):
         reference_parts(lambda: iter([]), 12)
+
+
+@pytest.mark.parametrize("changed", [lambda tokens: tokens[0], lambda tokens: tokens[:, :0]])
+def test_a_graph_that_returns_something_else_is_refused(changed: Any, bundle: Bundle) -> None:
+    class Other(GraphEngine):
+        def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            return {"y_timbre": changed(super().run(feeds)["y_timbre"])}
+
+    timbre = TimbreEncoder(bundle, Other(onnx.load(bundle.folder / "timbre_encoder.onnx")))
+    with pytest.raises(EngineError, match=r"expected \[1, P, D\]"):
+        timbre.encode(np.zeros((12, SPEC.channels), np.float32))
+
+
+def test_audio_is_encoded_once_for_the_length_of_a_reference(bundle: Bundle, engine: GraphEngine) -> None:
+    encode = GraphEngine(tiny_codec_encode(SPEC))
+    codec, timbre = Codec(bundle, GraphEngine(tiny_codec_decode(SPEC)), encode), TimbreEncoder(bundle, engine)
+    pcm = np.random.default_rng(0).standard_normal((50 * SPEC.hop_samples, SPEC.audio_channels)).astype(np.float32)
+    found = timbre.reference(lambda: pieces(pcm, 3), codec)
+    assert np.array_equal(found, codec.encode(reference_parts(lambda: pieces(pcm, 1), 12 * SPEC.hop_samples)))
+    num_executes = len(encode.feeds)
+    assert timbre.reference(lambda: pieces(pcm, 2), codec) is found
+    assert len(encode.feeds) == num_executes
+    latents = np.random.default_rng(1).standard_normal((50, SPEC.channels)).astype(np.float32)
+    parts = reference_parts(lambda: pieces(latents, 1), 12)
+    assert np.array_equal(timbre.reference(lambda: pieces(latents, 3)), parts)
 
 
 def test_strength_goes_from_silence_to_the_reference(bundle: Bundle, engine: GraphEngine) -> None:

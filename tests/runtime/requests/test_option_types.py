@@ -13,6 +13,7 @@ from runtime.requests.option_types import (
     Codes,
     DcwOptions,
     Gain,
+    NoteOptions,
     Prompt,
     Span,
     UnitCurve,
@@ -51,9 +52,14 @@ def test_what_a_value_takes(kind: Any, value: Any) -> None:
         (Span, {"start_s": 2.0, "end_s": 2.0}, "needs start_s < end_s"),
         (WeightedPrompt, {"text": "a", "start": 0.5, "end": 0.5}, "needs start < end"),
         (DcwOptions, {"mode": "high", "low": 0.1}, "mode high does not read low: leave it out"),
+        (NoteOptions, {"pitch": 60, "start_s": 599.0, "seconds": 1.1}, "needs start_s + seconds <= 600"),
     ],
 )
 def test_what_it_does_not_take(kind: Any, value: Any, sentence: str) -> None:
     with pytest.raises(ValidationError) as found:
         TypeAdapter(kind).validate_python(value)
     assert [error["msg"] for error in found.value.errors()] == [sentence]
+
+
+def test_a_note_may_end_with_the_longest_generation() -> None:
+    assert NoteOptions(pitch=60, start_s=599.0, seconds=1.0).end_s == 600.0

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from helpers.limits import assert_limits
 from helpers.paths import ROOT
 from pydantic import ValidationError
 
@@ -144,3 +145,7 @@ def test_every_argument_of_the_pipeline_has_its_counterpart() -> None:
     pipeline = pytest.importorskip("diffusers").AceStepPipeline
     arguments = [name for name in inspect.signature(pipeline.__call__).parameters if name != "self"]
     assert sorted(name for _, theirs, _ in counterparts() for name in theirs) == sorted(arguments)
+
+
+def test_the_limits_are_those_that_clients_know() -> None:
+    assert_limits("options", GenerationOptions)

@@ -35,6 +35,12 @@ def test_there_are_three_token_buckets_of_every_length_within_the_engines_range(
     assert [ticks.tokens for ticks in few] == [GPU_TOKEN_MULTIPLE, 2 * GPU_TOKEN_MULTIPLE]
 
 
+def test_without_a_condition_mask_tokens_are_those_of_the_generation(built: Built) -> None:
+    bundle = load_bundle(built(mask=False).bundle)
+    (found,) = common_ticks([make("a", 32)], bundle, with_tokens(built(mask=False), 200))
+    assert found.tokens == len(make("a", 32).conditions[0].tokens)
+
+
 def test_there_are_none_where_nothing_is_captured(built: Built) -> None:
     bundle, on_gpu = load_bundle(built().bundle), with_tokens(built(), 32)
     off = on_gpu.model_copy(update={"runtime": on_gpu.runtime.model_copy(update={"capture": False})})

@@ -574,6 +574,8 @@ def test_engines_swapped_between_two_ticks_leave_latents_as_they_are(loops: Loop
     assert record is not None
     assert (record.generation, record.bound) == (1, 1)
     assert loop.engines is new
+    assert loop._ticks._denoise is not None
+    assert len(loop._ticks._denoise._launches) == 1  # What was bound to the old ones is closed.
     while loop.tick() is not None:
         pass
     np.testing.assert_array_equal(inbox.latents("a"), alone)

@@ -14,7 +14,7 @@ from helpers.generations import CONDITIONS, Inbox, make
 from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import DrainingError, RequestError
 from runtime.requests.request import GenerationRequest
-from runtime.tick.events import Cancelled, Finished
+from runtime.tick.events import Cancelled, Failed, Finished
 
 
 def request(name: str, session: str = "") -> GenerationRequest:
@@ -39,6 +39,21 @@ def test_a_submit_that_waits_for_a_place_is_refused_when_the_loop_ends(loops: Lo
     assert len(refused) == 1
 
 
+def test_a_generation_that_is_submitted_while_the_loop_ends_ends_with_it(
+    loops: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, inbox = loops(), Inbox()
+    put = loop._shared.inbox.put
+
+    def ending(message: Any) -> None:
+        put(message)
+        loop._shared.ended.set()
+
+    monkeypatch.setattr(loop._shared.inbox, "put", ending)
+    loop.submit(make("a"), inbox)
+    assert isinstance(inbox.terminal("a"), Failed)
+
+
 def test_an_update_is_a_merge_patch(loops: Loops) -> None:
     loop = loops()
     loop.submit(make("a", session="s"), Inbox())
@@ -47,6 +62,21 @@ def test_an_update_is_a_merge_patch(loops: Loops) -> None:
     assert loop._shared.registry.overrides("s") == {"guidance": 4.0, "velocity_scale": 2.0}
     loop.update("s", {"guidance": None})
     assert loop._shared.registry.overrides("s") == {"velocity_scale": 2.0}
+
+
+def test_step_parameters_are_resolved_in_turns(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a generation could miss an update of its session."""
+    loop, held = loops(), list[bool]()
+    registry, set_work = loop._shared.registry, loop._shared.registry.set_work
+
+    def noted(*arguments: Any) -> None:
+        held.append(loop._resolving.locked())
+        set_work(*arguments)
+
+    monkeypatch.setattr(registry, "set_work", noted)
+    loop.submit(make("a", session="s"), Inbox())
+    loop.update("s", {"guidance": 4.0})
+    assert held == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +119,20 @@ def test_curves_of_an_update_are_resampled_in_the_callers_thread(loops: Loops) -
         loop.update(f"s{frames}", {"ode_noise": np.linspace(0, 1, 8)})
     works = [entry.work for entry in loop._shared.registry._entries.values()]
     assert [np.shape(work.values.parameters.ode_noise) for work in works if work] == [(16,), (32,)]
+
+
+def test_an_update_holds_for_generations_that_its_session_begins_later(loops: Loops) -> None:
+    own, loop, inbox = loops(), loops(), Inbox()
+    own.submit(make("b", parameters=replace(make("b").parameters, velocity_scale=0.5)), inbox)
+    while own.tick() is not None:
+        pass
+    expected, inbox = inbox.latents("b"), Inbox()
+    loop.submit(make("a", session="s"), inbox)
+    loop.update("s", {"velocity_scale": 0.5})
+    loop.submit(make("b", session="s"), inbox)
+    while loop.tick() is not None:
+        pass
+    np.testing.assert_array_equal(inbox.latents("b"), expected)
 
 
 def test_an_update_reaches_waiting_generations(loops: Loops) -> None:

@@ -7,22 +7,29 @@ import io
 import threading
 import time
 import weakref
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.http_harness import eventually
+from helpers.live_clients import ready
 from mido import MidiFile
 
 import tickrt
 from runtime.audio.finishing import KNEE
 from runtime.sessions.playback.note_stream import NoteEvent
-from runtime.sessions.protocol.messages import CLIENT_MESSAGES
+from runtime.sessions.protocol.frames import AudioChunk
+from runtime.sessions.protocol.messages import CLIENT_MESSAGES, Ack, LayerKeys, Open
 from tickrt import live as live_module
-from tickrt.receiver import PACE_SLACK_S
+from tickrt import model as model_module
+from tickrt.live import open_message
+from tickrt.receiver import PACE_SLACK_S, Receiver
 
 WAIT_S = 60.0
 
@@ -268,3 +275,179 @@ def test_a_session_in_this_process_tells_and_records_its_notes(mode: str, built:
 def test_a_model_without_notes_refuses_to_tell_them(model: tickrt.Model) -> None:
     with pytest.raises(tickrt.RequestError, match="events: the bundle has no"):
         model.live("a", events=["notes"])
+
+
+def test_threads_take_turns_at_opening_the_host(model: tickrt.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that there is one."""
+
+    def made(*arguments: object) -> SimpleNamespace:
+        held.append(model._opening.locked())
+        return SimpleNamespace(close=lambda: None)
+
+    held: list[bool] = []
+    monkeypatch.setattr(model, "_live", None)
+    monkeypatch.setattr(model, "_resources", ExitStack())
+    monkeypatch.setattr(model_module, "LiveSessions", made)
+    with model._resources:
+        assert model._live_sessions() is model._live_sessions()
+    assert held == [True]
+
+
+class Posted:
+    """Sessions that keep what is posted; they answer with `error`. One channel at 1000 samples per second."""
+
+    sample_rate_hz, channels, error = 1000, 1, None
+
+    def __init__(self) -> None:
+        self.opened: Any = None
+        self.receiver: Any = None
+        self.messages: list[dict[str, Any]] = []
+        self.acks: list[int] = []
+        self.pcm: list[Any] = []
+        self.sources: list[Any] = []
+        self.ended: list[str] = []
+
+    def open(self, message: Open, receiver: Receiver) -> str:
+        self.opened, self.receiver = message, receiver
+        return "s1"
+
+    def post(self, session_id: str, message: Any, pcm: Any = None, reply: Any = None) -> None:
+        assert session_id == "s1"
+        if isinstance(message, Ack):
+            self.acks.append(message.playhead_sample)
+            return
+        self.messages.append(message.model_dump(exclude={"seq"}, by_alias=True))
+        self.pcm.append(pcm)
+        reply(self.error)
+
+    def end(self, session_id: str) -> None:
+        self.ended.append(session_id)
+
+    def add_source(self, kind: str, source: Any, sample_rate_hz: int | None) -> str:
+        self.sources.append((kind, source, sample_rate_hz))
+        return f"{kind} id"
+
+    def remove_source(self, source_id: str | None) -> None:
+        self.sources.append(source_id)
+
+    def words(self, texts: list[str]) -> Any:
+        return texts
+
+    def audio(self, pcm: Any, seed: int, prompt_words: Any) -> tickrt.Audio:
+        values = {"latents": pcm, "frame_rate_hz": 25.0, "sample_rate_hz": 1000, "seed": seed}
+        return tickrt.Audio(**values, options={}, bundle=("", ""), _pcm=pcm)
+
+
+@pytest.fixture
+def posted() -> tuple[tickrt.Live, Posted]:
+    """A session without a model, of which two seconds of audio are there."""
+    sessions = Posted()
+    message = open_message([{"text": "a"}], {"negative_prompt": "b"}, events=["notes"])
+    live = tickrt.Live(sessions, message, 0.25, None)
+    sessions.receiver.on_audio(AudioChunk(1, 0, np.ones((2000, 1), np.float32)))
+    return live, sessions
+
+
+def test_every_change_is_the_message_of_its_values(posted: tuple[tickrt.Live, Posted]) -> None:
+    live, sessions = posted
+    assert sessions.opened.events == ["notes"]
+    at: dict[str, Any] = {"bars": 2}
+    live.set(guidance=2.0, shift=None, ramp_ms=5, at="bar")
+    live.prompts([{"text": "c", "weight": 2.0}], blend="tokens", ramp_ms=6, at=at)
+    live.source(Path("x"), 0.5, sample_rate_hz=8000, at=1.5)
+    live.timbre(None, 0.25)
+    live.structure(Path("y"))
+    live.write(np.ones((3, 1)), 0.5, mode="sum")
+    live.band(0.5, 1.0, at="bar")
+    live.adapter("soft", 0.5, ramp_ms=7)
+    live.seek(2.0, at=3.0)
+    live.follow(120.0, 48)
+    live.reset()
+    live.set_plan(4.0, [{"kind": "verse", "layers": ["bass"], "bars": 2}], codes=(1, 2))
+    live.set_plan(5.0, codes=[3])
+    live.notes([{"pitch": 60}], mode="at", layer="bass", at=2.5, bars=3, quantize=False, exact=False)
+    note = {"pitch": 60, "start_s": 0.0, "seconds": 0.5, "velocity": 100}
+    section = {"kind": "verse", "layers": ["bass"], "bars": 2}
+    played = {"mode": "at", "items": [note], "layer": "bass", "at": 2.5, "bars": 3, "quantize": False, "exact": False}
+    assert sessions.messages == [
+        {"type": "set", "values": {"guidance": 2.0, "shift": None}, "ramp_ms": 5.0, "at": "bar"},
+        {"type": "prompts", "items": [{"text": "c", "weight": 2.0}], "blend": "tokens", "ramp_ms": 6.0, "at": at},
+        {"type": "source", "id": "source id", "strength": 0.5, "at": 1.5},
+        {"type": "timbre", "id": None, "strength": 0.25, "at": None},
+        {"type": "structure", "id": "structure id", "strength": None, "at": None},
+        {"type": "write", "at_s": 0.5, "mode": "sum", "samples": 3, "format": "f32"},
+        {"type": "band", "start_s": 0.5, "end_s": 1.0, "at": "bar"},
+        {"type": "adapter", "id": "soft", "strength": 0.5, "ramp_ms": 7.0},
+        {"type": "seek", "to_s": 2.0, "at": 3.0},
+        {"type": "clock", "bpm": 120.0, "sample": 48},
+        {"type": "reset"},
+        {"type": "set_plan", "start_s": 4.0, "sections": [section], "codes": [1, 2]},
+        {"type": "set_plan", "start_s": 5.0, "sections": None, "codes": [3]},
+        {"type": "notes", **played},
+    ]
+    assert sessions.pcm[5].dtype == np.float32
+    assert [pcm is None for pcm in sessions.pcm] == [number != 5 for number in range(14)]
+    source, structure = [("source", Path("x"), 8000), "source id"], [("structure", Path("y"), None), "structure id"]
+    assert sessions.sources == [*source, None, *structure]
+
+
+def test_only_changes_of_what_is_generated_now_are_waited_for(posted: tuple[tickrt.Live, Posted]) -> None:
+    live, sessions = posted
+    found = []
+    for change in (
+        lambda: live.seek(0.0),
+        lambda: live.set(guidance=2.0, at=9.0),
+        lambda: live.set(guidance=2.0),
+        lambda: live.reset(),
+    ):
+        sessions.receiver.expect(0)
+        change()
+        found.append(sessions.receiver._pending_seq)
+    assert found == [0, 0, 3, 4]
+    sessions.error = tickrt.RequestError("wrong", field="values")
+    with pytest.raises(tickrt.RequestError, match="wrong"):
+        live.set(guidance=2.0)
+    assert sessions.receiver._pending_seq == 0
+
+
+def test_the_words_are_those_of_the_texts_that_were_taken(posted: tuple[tickrt.Live, Posted]) -> None:
+    live, sessions = posted
+    found = [live.prompt_words]
+    live.prompts("c")
+    live.set(negative_prompt="d")
+    found.append(live.prompt_words)
+    live.set(guidance=2.0)
+    live.set(negative_prompt=None)
+    found.append(live.prompt_words)
+    sessions.error = tickrt.RequestError("wrong", field="items")
+    for change in (lambda: live.prompts("e"), lambda: live.set(negative_prompt="f")):
+        with pytest.raises(tickrt.RequestError):
+            change()
+    assert [*found, live.prompt_words] == [["a", "b"], ["c", "d"], ["c", ""], ["c", ""]]
+    none = tickrt.Live(Posted(), open_message("a", {}), 0.1, None)
+    assert none.prompt_words == ["a", ""]
+
+
+def test_what_is_read_is_acknowledged_and_recorded(posted: tuple[tickrt.Live, Posted]) -> None:
+    live, sessions = posted
+    assert (len(next(live)), len(live.read(10)), live.beat) == (250, 10, None)
+    assert sessions.acks == [0, 250, 260]
+    layers = [LayerKeys(name="bass", is_percussion=False, keys=[36], rows=[0])]
+    sessions.receiver.on_message(ready(next_sample=260, resumed=True, layers=layers))
+    audio = live.record(0.5)
+    assert (audio.pcm.shape, audio.seed, live._receiver.ring.playhead_sample) == ((500, 1), 1, 760)
+    assert audio.score.frame_s == 1 / 25
+    short = tickrt.Live(sessions, open_message("a", {}), 1e-6, None)
+    sessions.receiver.on_audio(AudioChunk(1, 0, np.ones((2000, 1), np.float32)))
+    assert len(next(short)) == 1
+    assert short.record(0.5)._score is None
+
+
+def test_clocks_jump_where_it_seeks_and_close_with_it(posted: tuple[tickrt.Live, Posted]) -> None:
+    live, sessions = posted
+    calls: list[str] = []
+    clock = SimpleNamespace(jump=lambda: calls.append("jump"), close=lambda: calls.append("close"))
+    live._clocks.append(clock)  # type: ignore[arg-type]
+    live.seek(1.0)
+    live.close()
+    assert (calls, sessions.ended) == (["jump", "close"], ["s1"])

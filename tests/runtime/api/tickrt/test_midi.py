@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gc
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -12,14 +13,19 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from helpers.lock_check import lock_checked
 
 import tickrt
 from runtime.errors import RequestError
 from runtime.notes.clock import CLOCK, CONTINUE, POSITION, START, STOP
 from runtime.sessions.protocol.messages import Beat
+from tickrt import midi
 from tickrt.midi import MidiClock, Played, open_output
 
 RATE, WAIT_S = 48_000, 30.0
+
+
+Checked = lock_checked(MidiClock, "_in", "_begins", "_beat")
 
 
 class Port:
@@ -60,7 +66,7 @@ class Set:
         self.now_s = 100.0
         self.session, self.port = Session(), Port()
         self.played = Played(RATE, lambda: self.now_s)
-        self.clock = MidiClock(self.session, self.played, RATE, self.port, self.port)
+        self.clock = Checked(self.session, self.played, RATE, self.port, self.port)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Let a little time pass again and again until the condition holds."""
@@ -98,6 +104,39 @@ def test_the_clock_starts_jumps_with_its_position_and_stops() -> None:
     assert found.port.sent[-1] == bytes([STOP])
     found.clock.close()
     assert found.count(STOP) == 2
+
+
+class SimulatedEvent(threading.Event):
+    """An event that waits in a simulated time, up to its end; from there on until it is set."""
+
+    now_s, end_s = 100.0, 102.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self.now_s >= self.end_s:
+            return super().wait()
+        assert timeout is not None
+        self.now_s += timeout
+        return self.is_set()
+
+
+def test_messages_are_sent_when_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pulse is due when its sample is heard: on the beat, later by the latency."""
+    latency_s, pulse = 0.02, 1000
+    event, sent = SimulatedEvent(), list[tuple[float, bytes]]()
+    played = Played(RATE, lambda: event.now_s)
+    played.note(0)
+    output = SimpleNamespace(send_message=lambda message: sent.append((event.now_s, message)))
+    parts = SimpleNamespace(Event=lambda: event, Lock=threading.Lock, Thread=threading.Thread)
+    monkeypatch.setattr(midi, "threading", parts)
+    with MidiClock(Session(), played, RATE, output, None, latency_s):
+        ends_s = time.monotonic() + WAIT_S
+        while event.now_s < event.end_s:
+            assert time.monotonic() < ends_s, sent
+            time.sleep(0.001)
+    pulses = [(time_s - latency_s - 100.0) * RATE for time_s, message in sent if message == bytes([CLOCK])]
+    assert len(pulses) > 80
+    first = round(pulses[0] / pulse)
+    assert pulses == pytest.approx([(first + number) * pulse for number in range(len(pulses))], abs=1)
 
 
 def test_a_session_that_has_no_beat_any_more_stops_the_clock() -> None:

@@ -81,10 +81,11 @@ def test_a_session_that_has_failed_gives_what_was_received_and_then_its_error() 
 
 
 def test_what_is_too_far_ahead_goes() -> None:
-    receiver = received(round(RESUMED_S * 1000) + 1, 11_000)
-    receiver.on_message(ready(next_sample=0, resumed=True, epoch=2))
-    with receiver._changed:
-        assert receiver.ring.playhead_sample == 0
+    for back, kept in ((round(RESUMED_S * 1000), 11_000), (round(RESUMED_S * 1000) + 1, 0)):
+        receiver = received(back, 11_000)
+        receiver.on_message(ready(next_sample=0, resumed=True, epoch=2))
+        with receiver._changed:
+            assert receiver.ring.end_sample == kept
 
 
 def test_the_end_is_raised_by_every_read_after_the_last_sample_and_a_problem_once() -> None:

@@ -14,7 +14,9 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 from conftest import Built
+from helpers import live_clients
 from helpers.http_harness import Served, eventually, serving
+from helpers.live_clients import silence
 from helpers.live_simulation import new_session
 from helpers.redis_server import RedisServer, redis_server
 from websockets.exceptions import ConnectionClosed
@@ -154,6 +156,77 @@ def test_a_session_that_ends_while_it_is_resumed_ends_on_the_server_too() -> Non
         live.close()
         may_accept.set()
         assert said.get(timeout=TIMEOUT_S) == "close"
+
+
+def test_where_an_address_does_not_answer_the_next_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tickrt.remote.retry_delay_s", lambda *_: 0.0)
+    resumed = threading.Event()
+
+    def again(connection: ServerConnection) -> None:
+        connection.send(ready())
+        resumed.set()
+        with suppress(ConnectionClosed):
+            while True:
+                connection.recv(TIMEOUT_S)
+
+    with (
+        Scripted(lambda connection: connection.send(ready()), again) as server,
+        tickrt.TickRT([server.url, "http://127.0.0.1:1"]).live("a"),
+    ):
+        assert resumed.wait(TIMEOUT_S / 2)
+
+
+def test_what_is_acknowledged_is_what_was_played_of_what_the_connection_has_brought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tickrt.remote.retry_delay_s", lambda *_: 0.0)
+    done = threading.Event()
+
+    def acks(connection: ServerConnection, until: int) -> set[int]:
+        """All up to this one."""
+        found = set[int]()
+        while until not in found:
+            found.add(json.loads(connection.recv(TIMEOUT_S))["playhead_sample"])
+        return found
+
+    def lost(connection: ServerConnection) -> None:
+        connection.send(message_text(live_clients.ready()))
+        connection.send(silence(0, 200))
+        assert acks(connection, 200) <= {0, 150, 200}
+
+    def resumed(connection: ServerConnection) -> None:
+        connection.send(message_text(live_clients.ready(next_sample=100, resumed=True, epoch=2)))
+        connection.send(silence(100, 150))
+        assert acks(connection, 150) <= {100, 150}
+        connection.send(silence(150, 260))
+        assert acks(connection, 200) <= {150, 200}
+        done.set()
+        with suppress(ConnectionClosed):
+            while True:
+                connection.recv(TIMEOUT_S)
+
+    with Scripted(lost, resumed) as server, tickrt.TickRT(server.url).live("a") as live:
+        assert [len(live.read(150)), len(live.read(50))] == [150, 50]
+        assert done.wait(TIMEOUT_S / 2)
+        assert len(live.read(60)) == 60
+
+
+def test_audio_that_is_written_follows_its_message() -> None:
+    said: SimpleQueue[str | bytes] = SimpleQueue()
+
+    def receive(connection: ServerConnection) -> None:
+        connection.send(ready())
+        while not isinstance(data := connection.recv(TIMEOUT_S), bytes):
+            if (kind := json.loads(data)["type"]) != "ack":
+                said.put(kind)
+        said.put(data)
+        with suppress(ConnectionClosed):
+            connection.recv(TIMEOUT_S)
+
+    with Scripted(receive) as server, tickrt.TickRT(server.url).live("a") as live:
+        live.write(np.array([[0.5], [-1.0]]), 0.0)
+        found = [said.get(timeout=TIMEOUT_S) for _ in range(2)]
+    assert found == ["write", np.array([0.5, -1.0], "<f4").tobytes()]
 
 
 def test_closing_ends_the_connection_also_where_the_server_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

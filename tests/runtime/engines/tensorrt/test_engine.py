@@ -156,6 +156,23 @@ def test_an_engine_of_ticks_keeps_no_context_of_a_run(one: Machine, folder: Path
     bench.close()
 
 
+def test_one_thread_at_a_time_runs_on_host_arrays(one: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime.engines.tensorrt.host_execution import HostExecution
+
+    def noted(host: HostExecution, *arguments: Any) -> Any:
+        held.append(engine._host_lock.locked())
+        return run(host, *arguments)
+
+    written(folder)
+    held, run, bench = list[bool](), HostExecution.run, Bench()
+    engine = opened(folder, bench.device, in_tick=False)
+    monkeypatch.setattr(HostExecution, "run", noted)
+    engine.run(feeds_of(2, 4))
+    assert held == [True]
+    engine.close()
+    bench.close()
+
+
 @pytest.mark.parametrize("verbosity", ["DETAILED", "LAYER_NAMES_ONLY", "NONE"])
 def test_a_profile_has_the_time_of_every_layer(version: str, verbosity: str, folder: Path) -> None:
     with simulated():

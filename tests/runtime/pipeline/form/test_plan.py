@@ -253,6 +253,16 @@ def test_sections_are_replaced_from_a_start_on(pipeline: Pipeline) -> None:
     assert all(start < at for start in starts(plan))
 
 
+def test_where_all_sections_are_removed_the_song_begins_with_others(pipeline: Pipeline) -> None:
+    plan = plan_of(pipeline, seed=4, bpm=120)
+    plan.hints(0, 20)
+    header = plan.header
+    plan.replace(0, sections=())
+    assert (plan.sections, plan.header) == ((), header)
+    plan.hints(0, 20)
+    assert (starts(plan)[0], plan.header) == (0, header)
+
+
 def test_codes_are_replaced_and_what_follows_goes_on(pipeline: Pipeline) -> None:
     plan = plan_of(pipeline, seed=6)
     codes = plan.codes(0, 40)

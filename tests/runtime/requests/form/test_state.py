@@ -52,6 +52,11 @@ def state() -> PlanState:
         (("sections", 0, 1), 7),
         (("sections", 0, 2, 0), 0),
         (("sections", 1, 5), 1),
+        (("sections", 1, 4), 1025),
+        (("sections", 1, 4), -1),
+        (("sections", 1, 3), 2**53 + 1),
+        (("songs", 0, 2), 1000.5),
+        (("first_frame",), 2.0**54),
         (("kinds",), [0]),
         (("first_frame",), "a"),
         (("asked_frame",), None),
@@ -59,6 +64,10 @@ def state() -> PlanState:
 )
 def test_what_no_plan_goes_on_from_is_refused(place: tuple[Any, ...], value: Any) -> None:
     check_state(state(), SPEC, 25)
+    longest = state().values | {
+        "sections": [[*section[:4], 1024, section[5]] for section in state().values["sections"]]
+    }
+    check_state(state()._replace(values=longest), SPEC, 25)
     values = json.loads(json.dumps(state().values))
     parent = values
     for key in place[:-1]:

@@ -106,6 +106,8 @@ def test_prompts_fade_by_weight_and_at_most_eight_are_used() -> None:
     assert halfway.blend == "tokens"
     end = at(controls, 1.0).options(has_source=False).prompt
     assert {item.text: item.weight for item in end if not isinstance(item, str)} == {f"new {i}": 2.0 for i in range(8)}
+    controls.change_prompts({"b": 1.0}, None, 2, ramp_s=0.0)
+    assert controls.blend == "tokens"
 
 
 def test_prompts_without_weight_are_unconditional() -> None:

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from helpers.live_simulation import FRAME_RATE, HOP, MODEL, RATE, new_session
-from helpers.note_simulation import NoteSimulation, noted
+from helpers.note_simulation import NOTED_PLAN, SILENCE, SPEC, NoteSimulation, noted
 from helpers.simulated_form import FRAMES_PER_BAR
 
+from runtime.config.notes import NoteLayerSpec
 from runtime.errors import NoNotesError, RequestError
 from runtime.notes.tracker import FrameNote
-from runtime.sessions.generations.given_notes import Bar, bar_at, echoed
+from runtime.sessions.generations.given_notes import Bar, GivenNotes, bar_at, echoed
+from runtime.sessions.protocol.actions import NoteFacts
 from runtime.sessions.protocol.messages import Applied, NoteItem, PlayNotes, Reset, SetPlan
 
 BAR_S = FRAMES_PER_BAR / FRAME_RATE
@@ -109,6 +111,19 @@ def test_a_bar_waits_for_more_until_it_closes() -> None:
     simulation.run(5 * BAR_S)
     assert any(job.phrases for job in simulation.jobs[jobs:])
     assert simulation.applied(1) is not None
+
+
+def test_a_bar_closes_early_enough_for_a_generation() -> None:
+    simulation = NoteSimulation(new_session(model=NOTED_PLAN, mode="extend", plan=True), generation_s=0.6)
+    simulation.run(6.0)
+    play(simulation, 1, {"pitch": 40}, at=bar_of(simulation) * BAR_S, layer="bass", bars=4)
+    notes = simulation.session._generations.references.notes
+    assert notes is not None
+    first = notes.next_bar_frame
+    assert first is not None
+    while notes.is_waiting:
+        simulation.run(0.02)
+    assert first / FRAME_RATE - heard_s(simulation) > 0.6
 
 
 def test_a_chord_is_held_from_the_next_bar_until_it_is_released() -> None:
@@ -295,3 +310,102 @@ def test_a_place_in_a_bar_stays_where_it_is_in_another(
     assert bar_at(bars, 4) == Bar(64.0, 80.0, 16)
     with pytest.raises(RequestError, match="too long ago"):
         echoed(bars, -1.0, 1, quantize=True)
+
+
+BARS = [Bar(float(start), start + 16.0, 16) for start in range(0, 80, 16)]
+
+
+def given() -> GivenNotes:
+    """Of a model with two pitched layers, at 10 frames a second."""
+    layers = (
+        NoteLayerSpec(name="bass", channels=(0, 1), keys=(36, 40)),
+        NoteLayerSpec(name="pad", channels=(2, 3, 4), keys=(60, 64, 67)),
+    )
+    return GivenNotes(NoteFacts(SPEC.model_copy(update={"layers": layers}), SILENCE), 10.0)
+
+
+def test_what_is_held_needs_a_layer_that_the_model_has() -> None:
+    with pytest.raises(RequestError, match="the model has no layer flute") as error:
+        hold(given(), 16, 60, layer="flute")
+    assert (error.value.field, error.value.fix) == ("layer", "one of bass, pad")
+    drums = SPEC.model_copy(update={"layers": SPEC.layers[1:]})
+    with pytest.raises(RequestError, match="the model has no layer pad or bass"):
+        hold(GivenNotes(NoteFacts(drums, SILENCE), 10.0), 16, 60)
+
+
+def hold(notes: GivenNotes, from_frame: int, *pitches: int, **members: Any) -> None:
+    items = [NoteItem(pitch=pitch, velocity=50 + number) for number, pitch in enumerate(pitches)]
+    notes.hold(PlayNotes(seq=1, mode="hold", items=items, **members), from_frame)
+
+
+def starts(notes: GivenNotes, start: int, frames: int) -> dict[tuple[str, int], list[tuple[int, int]]]:
+    """Layer and start of each phrase of these frames -> key and start of its notes."""
+    phrases, _ = notes.phrases(start, frames, BARS)
+    return {phrase[:2]: [(note.key, note.start_frame) for note in phrase.notes] for phrase in phrases}
+
+
+def test_a_chord_is_struck_with_every_bar_and_its_lowest_pitch_every_second_beat() -> None:
+    notes = given()
+    hold(notes, 16, 67, 60, 64, 60, exact=True)
+    phrases, exact = notes.phrases(0, 48, BARS)
+    assert exact == phrases
+    assert {note.velocity for phrase in phrases for note in phrase.notes} == {53}
+    assert starts(notes, 0, 48) == {
+        ("pad", 16): [(60, 16), (64, 16), (67, 16)],
+        ("bass", 16): [(36, 16), (36, 24)],
+        ("pad", 32): [(60, 32), (64, 32), (67, 32)],
+        ("bass", 32): [(36, 32), (36, 40)],
+    }
+    assert [note.num_frames for phrase in phrases[:2] for note in phrase.notes] == [16, 16, 16, 8, 8]
+    assert starts(notes, 16, 16).keys() == {("pad", 0), ("bass", 0)}  # No bar that only touches them.
+    assert starts(notes, 31, 2).keys() == {("pad", -15), ("bass", -15), ("pad", 1), ("bass", 1)}
+
+
+def test_one_chord_follows_another_from_its_bar_on_and_none_ends_it() -> None:
+    notes = given()
+    hold(notes, 16, 40, layer="bass")
+    hold(notes, 64, 40, layer="bass")
+    hold(notes, 32, 36, layer="bass")  # in place of those that were to follow
+    hold(notes, 48)
+    assert starts(notes, 0, 80) == {("bass", 16): [(40, 16)], ("bass", 32): [(36, 32)]}
+    notes.forget(32)
+    assert starts(notes, 0, 80) == {("bass", 32): [(36, 32)]}
+    notes.forget(47)
+    assert starts(notes, 0, 80) == {("bass", 32): [(36, 32)]}
+    notes.forget(48)
+    assert starts(notes, 0, 80) == {}
+
+
+def test_echoes_of_one_bar_and_layer_are_one_phrase_once_it_closes() -> None:
+    notes = given()
+    bar, later = BARS[1], BARS[3]
+    for place, to in ((1, bar), (4, bar), (2, later)):
+        notes.echo(FrameNote("bass", 36, 90, round(to.start) + place, 2), to, is_exact=False)
+    notes.echo(FrameNote("pad", 60, 90, 20, 2), bar, is_exact=True)
+    assert (notes.is_waiting, notes.next_bar_frame, notes.phrases(0, 80, BARS)) == (True, 16, ((), ()))
+    assert notes.close(15.9) is None
+    assert notes.close(16.0) == 16
+    assert starts(notes, 0, 80) == {("bass", 16): [(36, 17), (36, 20)], ("pad", 16): [(60, 20)]}
+    assert [phrase.layer for phrase in notes.phrases(0, 80, BARS)[1]] == ["pad"]
+    assert (notes.is_waiting, notes.next_bar_frame) == (True, 48)
+    notes.echo(FrameNote("bass", 40, 90, 18, 2), bar, is_exact=False)  # The bar got others, which stay.
+    notes.remove("pad")
+    assert notes.close(100.0) == 16
+    assert not notes.is_waiting
+    assert [phrase.notes[0].key for phrase in notes.phrases(16, 16, BARS)[0]] == [36, 40]
+    notes.forget(31)
+    assert len(notes.phrases(0, 80, BARS)[0]) == 3
+    notes.forget(32)
+    assert starts(notes, 0, 80) == {("bass", 48): [(36, 50)]}
+    notes.remove(None)
+    assert starts(notes, 0, 80) == {}
+
+
+def test_notes_at_their_times_are_a_phrase_of_each_layer() -> None:
+    notes = given()
+    played = [FrameNote("bass", 36, 90, 20, 2), FrameNote("pad", 60, 90, 12, 3), FrameNote("bass", 40, 90, 14, 10)]
+    assert notes.add(played, is_exact=True) == 12
+    assert [phrase[:3] for phrase in notes.phrases(0, 80, BARS)[0]] == [("bass", 14, 24), ("pad", 12, 15)]
+    assert [phrase.layer for phrase in notes.phrases(0, 14, BARS)[0]] == ["pad"]
+    assert [phrase.layer for phrase in notes.phrases(15, 9, BARS)[0]] == ["bass"]
+    assert notes.phrases(24, 9, BARS) == ((), ())

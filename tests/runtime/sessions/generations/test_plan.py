@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.live_simulation import CHANNELS, FRAME, FRAME_RATE, HINT, HOP, NUMBER, Simulation, new_session
+from helpers.live_simulation import CHANNELS, FRAME, FRAME_RATE, HINT, HOP, NUMBER, PLANNING, Simulation, new_session
 from helpers.simulated_form import FRAMES_PER_BAR, FRAMES_PER_CODE, SimulatedForm
 
 from runtime.errors import EngineError, RequestError
@@ -15,6 +15,7 @@ from runtime.requests.form.section_prompts import section_prompts
 from runtime.requests.options import GenerationOptions
 from runtime.sessions.generations.plan import MAX_EDITS, MAX_PLAN_WAIT_S, SessionPlan
 from runtime.sessions.hosting.work import make_part
+from runtime.sessions.playback.playhead import SessionClock
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import PlanBeginning
 from runtime.sessions.protocol.messages import GetPlan, NewSection, Plan, SetPlan
@@ -62,6 +63,21 @@ def earliest_s(simulation: Simulation, **members: Any) -> float:
         simulation.handle(SetPlan(seq=10_000, start_s=0.0, **members))
     assert caught.value.field == "start_s"
     return float(caught.value.fix.split()[-2])
+
+
+def test_the_slowest_of_its_last_steps_says_how_long_hints_take() -> None:
+    clock, begin = SessionClock(0.0), PlanBeginning(GenerationOptions(prompt=""), 1)
+    plan, form = SessionPlan(PLANNING, clock, 64), SimulatedForm(begin)
+    plan.restart(begin.options, begin.seed, 0)
+    assert plan.duration_s(64) == 0.0
+    for seconds in (1.0, 3.0, 2.0):
+        work = plan.work(0, plan.end)
+        assert work is not None
+        clock.now_s += seconds
+        plan.made(work.number, make_part(form, work))  # type: ignore[arg-type]
+        step = work.frames
+    # One step more than the frames take: what is being made comes first.
+    assert [plan.duration_s(frames) for frames in (step, step + 1, 2 * step)] == [6.0, 9.0, 9.0]
 
 
 @pytest.mark.parametrize("plan_s", [0.005, 0.3])
@@ -121,6 +137,20 @@ def test_an_edit_at_the_earliest_time_is_heard_in_full(
     if members.get("sections"):
         breaks = [section for section in after.sections if start_s - 0.01 < section.start_s < start_s + 0.9]
         assert [(section.kind, section.bars) for section in breaks] == [("break", 1), ("break", 1)]
+
+
+def test_what_is_known_before_an_edit_stays() -> None:
+    simulation = planned_session(generation_s=0.03, plan_s=0.02)
+    simulation.run(4.0)
+    end = max(job.segment.start_frame + job.segment.frames for job in simulation.jobs)
+    earliest = round(earliest_s(simulation, codes=[1]) * FRAME_RATE)
+    first = earliest + (end - earliest) // 2 // FRAMES_PER_CODE * FRAMES_PER_CODE
+    assert earliest + FRAMES_PER_CODE <= first < end
+    num_jobs = len(simulation.jobs)
+    simulation.handle(SetPlan(seq=1, start_s=first / FRAME_RATE, codes=[1]))
+    simulation.run(1.0)
+    segment = simulation.jobs[num_jobs].segment
+    assert segment.start_frame + segment.keep_frames == first
 
 
 @pytest.mark.parametrize(

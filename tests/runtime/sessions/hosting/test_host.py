@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -105,13 +106,19 @@ class TestConnections:
         assert client.of(Applied) == [Applied(seq=3)]
         assert client.chunks == [chunk]
 
-    def test_a_state_gets_the_figures_of_the_loop(self, drive: Drive) -> None:
+    def test_a_state_gets_the_figures_of_the_loop(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
         driven = drive()
+        loop, times = driven.host._pipeline.loop, driven.host._services.tick_times
+        stats = replace(loop.stats(), ticks=7, slots_active=3)
+        monkeypatch.setattr(loop, "stats", lambda: stats)
+        times.note(1, 5.0)
+        times.note(3, 12.0)
         session, client = driven.open()
         session.next_actions = [state(underruns=2)]
         driven.host.post(session.id, Ack(playhead_sample=0))
         driven.run()
-        assert client.of(State)[0].ticks == driven.host.sessions()[0].state.ticks  # type: ignore[union-attr]
+        assert client.of(State) == [state(underruns=2, ticks=7, tick_ms=12.0)]
+        assert driven.host.sessions()[0].state == client.of(State)[0]
         assert driven.host.stats().underruns == 2
 
     def test_a_session_without_connection_is_kept_and_then_ended(self, drive: Drive) -> None:
@@ -296,6 +303,19 @@ class TestStore:
         other.run()
         assert len(new.of(Ready)) == 1
         assert other.host.stats().open == 1
+
+    def test_who_resumes_a_session_of_the_store_counts_as_its_client(self, drive: Drive) -> None:
+        store = Store()
+        driven = drive(store=store)
+        session, _ = driven.open("first")
+        driven.host.resume(session.id, session.token, Client(), "second")
+        assert [each.client for each in driven.host.sessions()] == ["first"]
+        driven.run()
+        driven.host.close("restart")
+        driven.host.run_once(0.0)
+        other = drive(store=store)
+        other.host.resume(session.id, session.token, Client(), "second")
+        assert [each.client for each in other.host.sessions()] == ["second"]
 
     def test_sessions_are_added_with_the_lock_held(self, drive: Drive) -> None:
         """Two connections that resume one at a time get the same one."""

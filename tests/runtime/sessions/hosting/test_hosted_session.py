@@ -19,7 +19,7 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment
 from runtime.sessions.hosting import host, hosted_session
 from runtime.sessions.hosting import host as host_module
-from runtime.sessions.protocol.actions import CancelJob, FindWords, UpdateSteps
+from runtime.sessions.protocol.actions import CancelJob, DecodeWindow, FindWords, UpdateSteps
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (
     MAX_SEQ,
@@ -223,6 +223,20 @@ def test_of_what_comes_after_the_end_only_a_change_is_refused(drive: Drive) -> N
     assert [problem.seq for problem in client.of(Problem)] == [7]
 
 
+def test_a_window_is_decoded_by_the_time_that_is_left_until_it_is_played(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven, leads_s = drive(), list[float]()
+    session, _ = driven.open()
+    monkeypatch.setattr(driven.host._codec_work, "decode", lambda window, lead_s, *calls: leads_s.append(lead_s))
+    monkeypatch.setattr(session, "playhead_sample", lambda now_s: session.model.sample_rate_hz)
+    start = 3 * session.model.sample_rate_hz
+    session.next_actions = [DecodeWindow(0, 0, np.zeros((8, 8), np.float32), 0, 0, 100, start, 0, 0)]
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    assert leads_s == [2.0]
+
+
 def test_written_audio_is_encoded(drive: Drive, pipeline: Pipeline) -> None:
     driven = drive()
     session, _ = driven.open()
@@ -275,6 +289,18 @@ def test_sessions_never_hold_more_slots_than_theirs_and_each_gets_one_first(driv
             assert [len(session.job_ids) for session in sessions[:3]] <= [1, 1, 1]
     assert max(most) == 3
     assert all(len(session.of("finished")) == 2 for session in sessions)
+
+
+def test_a_session_waits_from_when_it_wants_what_it_did_not_want_before(drive: Drive) -> None:
+    driven, found = drive(), []
+    session, _ = driven.open()
+    hosted = driven.host._sessions[session.id]
+    for wants, may_generate in ((0, False), (2, False), (2, False), (2, True), (2, False), (1, False), (2, False)):
+        driven.now_s += 1.0
+        session.wants = wants
+        hosted.advance(may_generate=may_generate)
+        found.append((hosted.demand.held, hosted.demand.wanted_s))
+    assert found == [(0, None), (0, 102.0), (0, 102.0), (1, 104.0), (1, 104.0), (1, None), (1, 107.0)]
 
 
 def test_a_job_takes_the_options_of_the_moment_when_it_gets_its_slot(drive: Drive, ticks: Ticks) -> None:

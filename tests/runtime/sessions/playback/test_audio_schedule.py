@@ -179,6 +179,27 @@ def test_before_the_first_audio_there_is_no_underrun() -> None:
     assert chunk.start_sample >= 300
 
 
+def test_what_was_played_is_forgotten() -> None:
+    schedule, kept = Schedule(), []
+    for number in range(60):
+        now_s, played = number / 10, round(number * RATE / 10)
+        schedule.timeline.place_canvas(schedule.playhead.reach, canvas(number, number + 1))
+        schedule.at(now_s).playhead.ack(Ack(playhead_sample=min(played, schedule.playhead.sent_until)))
+        schedule.sent()
+        kept.append((len(schedule.audio._ledger), len(schedule.timeline.placements)))
+    assert max(kept[30:]) <= max(kept[:30])
+
+
+def test_the_first_chunk_after_an_underrun_says_so() -> None:
+    schedule = Schedule(model=replace(MODEL, margin_frames=8, window_frames=256))
+    schedule.playhead.lead_s = 2.0
+    schedule.sent()
+    end = schedule.playhead.sent_until
+    schedule.at(5.0).audio.skip_missing(schedule.playhead.ack(Ack(playhead_sample=end + 10)))
+    chunks = [item for now_s in (5.0, 5.5, 6.0, 6.5) for item in schedule.at(now_s).sent()]
+    assert [chunk.is_after_underrun for chunk in chunks if isinstance(chunk, AudioChunk)][:3] == [True, False, False]
+
+
 def test_a_new_epoch_sends_again_from_the_playhead() -> None:
     schedule = Schedule()
     stale = schedule.audio.windows()

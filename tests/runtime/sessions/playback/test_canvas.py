@@ -47,6 +47,9 @@ def test_placements_are_equal_where_their_latents_are() -> None:
     old = Placement(0, first, 0, 0, None)
     new = Placement(0, first.with_part(Part(piece("b", 4, 0), 0, 4, 8, 1, 1)), 0, 0, None)
     assert [new.is_same_at(old, frame) for frame in (3, 4, 9)] == [True, False, True]
+    moved = Placement(0, first, 0, 1, None)
+    assert [moved.is_same_at(old, frame) for frame in (3, 7, 8)] == [False, False, True]  # known nowhere at 8
+    assert Placement(0, first, 1, 1, None).is_same_at(old, 3)
     short = Placement(0, first.cut(0, 4), 0, 0, None)
     assert [[old.is_same_at(short, frame), short.is_same_at(old, frame)] for frame in (3, 4)] == [
         [True] * 2,

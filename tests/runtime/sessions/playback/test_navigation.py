@@ -50,6 +50,23 @@ def test_seek_is_heard_after_the_reach() -> None:
     assert (heard(timeline, REACH - 1), heard(timeline, REACH)) == (1, 25)
 
 
+@pytest.mark.parametrize(
+    ("to_frame", "heard_frames"),
+    [
+        (48, {47: 47, 48: 50, 49: 51, 50: 52}),  # sooner: what is between is left out
+        (53, {49: 49, 50: 47, 52: 49, 53: 50}),  # later: it repeats
+    ],
+)
+def test_what_is_played_at_a_sample_is_put_at_another_one(to_frame: int, heard_frames: dict[int, int]) -> None:
+    moved, timeline = navigation(200, is_loop=False)
+    assert moved.put(50 * HOP, to_frame * HOP, at_least=0.0)
+    assert {frame: heard(timeline, frame * HOP) for frame in heard_frames} == heard_frames
+    near, timeline = navigation(200, is_loop=False)
+    assert not near.put(50 * HOP, to_frame * HOP, at_least=abs(to_frame - 50) * HOP / RATE)
+    assert not near.put(50 * HOP, 50 * HOP + 1, at_least=0.0)
+    assert heard(timeline, 53 * HOP) == 53
+
+
 def test_positions_outside_are_refused() -> None:
     wrong, _ = navigation()
     with pytest.raises(RequestError, match=r"from 0\.00 to 2\.56 s"):

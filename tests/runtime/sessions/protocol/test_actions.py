@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
+from helpers.live_simulation import MODEL
 
 from runtime.config.bundle import load_bundle
 from runtime.config.plan_spec import TokenRange
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RequestError
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.sessions.hosting.services import live_model
 from runtime.sessions.protocol.actions import DecodeWindow, PlanFacts
@@ -29,6 +30,14 @@ def test_the_facts_of_a_pipeline(built: Built) -> None:
             live_model(replace(pipeline, codec=None))
 
 
+def test_a_canvas_is_the_first_length_that_holds_its_seconds() -> None:
+    seconds = [frames / MODEL.frame_rate_hz for frames in MODEL.lengths]
+    assert [MODEL.canvas_frames(each) for each in (None, *seconds)] == [MODEL.lengths[-1], *MODEL.lengths]
+    assert [MODEL.canvas_frames(each + 0.001) for each in (0.0, *seconds[:-1])] == [*MODEL.lengths]
+    with pytest.raises(RequestError, match=r"at most 2\.56 s"):
+        MODEL.canvas_frames(seconds[-1] + 0.001)
+
+
 def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:
     bundle = load_bundle(built(planner={"capacity": 1024, "plan": True}, conditions=True, more=FEW_VARIANTS).bundle)
     facts, planner = PlanFacts.of(bundle), bundle.planner
@@ -41,6 +50,16 @@ def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:
     plan = planner.plan.model_copy(update={"silent": {**planner.plan.silent, "drums": 0}})
     moved = bundle.model_copy(update={"planner": planner.model_copy(update={"codes": codes, "plan": plan})})
     assert PlanFacts.of(moved) == replace(facts, spec=plan, silent=(0, 2))
+
+
+def test_no_layer_can_be_silenced_where_the_silence_of_one_is_not_known(built: Built) -> None:
+    bundle = load_bundle(built(planner={"capacity": 1024, "plan": True}, conditions=True, more=FEW_VARIANTS).bundle)
+    assert bundle.planner is not None
+    assert bundle.planner.plan is not None
+    plan = bundle.planner.plan.model_copy(update={"silent": {"bass": bundle.planner.plan.silent["bass"]}})
+    facts = PlanFacts.of(bundle.model_copy(update={"planner": bundle.planner.model_copy(update={"plan": plan})}))
+    assert facts is not None
+    assert (facts.group_size, facts.silent) == (bundle.planner.codes.groups[0].count, ())
 
 
 def test_groups_of_codes_that_differ_in_size_are_no_layers(built: Built) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from helpers.limits import assert_limits
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -238,3 +239,7 @@ def test_each_wait_is_twice_as_long_up_to_the_longest() -> None:
 
 def test_what_fails_for_days_is_still_tried_again() -> None:
     assert backoff_s(100_000, 0.05, 30.0) == 30.0
+
+
+def test_the_limits_are_those_that_clients_know() -> None:
+    assert_limits("protocol", *CLIENT_MESSAGES.values(), *SERVER_MESSAGES.values())

@@ -123,6 +123,19 @@ def test_a_beat_that_changes_is_told_at_once() -> None:
     assert told[-1].beat.bpm == 250.0
 
 
+def test_a_beat_that_goes_on_is_not_told_again_with_every_change() -> None:
+    simulation = playing(2.05, controls=BARS)
+    send(simulation, type="clock", seq=1, bpm=300.0, sample=80)  # bars that do not begin with those of the axis
+    simulation.run(2.0)
+    before, placed = len(simulation.messages), simulation.session._timeline.version
+    for seq in range(2, 12):
+        simulation.set(seq, guidance=float(seq))
+        simulation.run(0.1)
+    states = [each for each in simulation.messages[before:] if isinstance(each, messages.State)]
+    assert simulation.session._timeline.version > placed + 2
+    assert len(states) <= 5
+
+
 def test_controls_change_at_a_bar() -> None:
     simulation = playing(2.05, controls=BARS)
     sample = send(simulation, type="set", seq=1, values={"guidance": 5.0}, at="bar")

@@ -28,7 +28,7 @@ from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import DecodeWindow, End, FindWords, LiveModel
 from runtime.sessions.protocol.messages import LivePrompt
-from runtime.sessions.session.live_session import LiveSession
+from runtime.sessions.session.live_session import STATE_INTERVAL_S, LiveSession
 from runtime.sessions.session.reports import prompt_words
 
 
@@ -702,3 +702,18 @@ def test_changes_of_a_paused_session_are_stored_at_once() -> None:
     simulation.set(1, guidance=4.0)
     simulation.set(2, guidance=5.0)
     assert simulation.commits == commits + 2
+
+
+def test_after_an_ack_a_session_is_due_when_the_first_of_its_parts_is() -> None:
+    simulation = playing(1.0)
+    session, due_parts = simulation.session, set[str]()
+    for _ in range(30):
+        simulation.run(0.02)
+        assert simulation.playhead is not None
+        session.handle(messages.Ack(playhead_sample=simulation.playhead), simulation.now_s)
+        due_s = session.due_s()
+        assert due_s is not None
+        parts = {"audio": session._audio.due_s, "state": session._stated_s + STATE_INTERVAL_S}
+        assert all(part_s is None or due_s <= part_s for part_s in parts.values())
+        due_parts |= {name for name, part_s in parts.items() if part_s == due_s}
+    assert "audio" in due_parts

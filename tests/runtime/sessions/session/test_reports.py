@@ -85,6 +85,9 @@ def test_a_picture_has_a_row_per_channel_and_the_seqs_of_its_columns() -> None:
     assert (np.diff(pixels[0].astype(int)) >= 0).all()
     assert (pixels[0, 0], pixels[0, -1]) == (0, 255)
     assert (picture.seqs[0], picture.seqs[-1]) == (1, 2)
+    assert (picture.start_s, picture.seconds) == (0.0, 24.0)
+    later = reports.picture(MODEL, canvas(600), 500)
+    assert (later.start_s, later.seconds, later.width) == (20.0, 4.0, 100)
     assert reports.picture(MODEL, Canvas(), 0).width == 0
 
 

@@ -50,6 +50,16 @@ def test_a_piece_keeps_its_content_under_its_name() -> None:
     assert len(pieces) == len(simulation.jobs)
 
 
+def test_of_a_document_that_does_not_say_a_band_was_chosen_that_is_not_the_whole_loop() -> None:
+    snapshot = played().session.snapshot(2.0)
+    frames = snapshot.meta["frames"]
+    for band, is_chosen in (([0, frames], False), ([1, frames], True), ([0, frames - 1], True)):
+        timeline = [{**each, "band": band, "is_chosen": None} for each in snapshot.meta["timeline"]]
+        meta = json.loads(json.dumps({**snapshot.meta, "timeline": timeline}))
+        restored = LiveSession.restore(SessionSnapshot(meta, snapshot.pieces), MODEL, 0.0).snapshot(0.0)
+        assert {each["is_chosen"] for each in restored.meta["timeline"]} == {is_chosen}
+
+
 def test_another_version_length_or_codec_is_refused() -> None:
     snapshot = played().session.snapshot(2.0)
     for change in ({"version": 99}, {"frames": 1000}, {"signal": [4, 40, 44100]}):

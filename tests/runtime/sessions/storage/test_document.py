@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.limits import assert_limits
 from helpers.live_simulation import CHANNELS, MODEL, PLANNING, Simulation, new_session
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from runtime.errors import RequestError, StoreError
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.messages import Ack, LivePrompt
 from runtime.sessions.session.live_session import LiveSession
-from runtime.sessions.storage.document import MAX_NUMBER
+from runtime.sessions.storage.document import MAX_NUMBER, StoredSession
 from runtime.sessions.storage.store import DOCUMENT, SessionSnapshot, _seal, decode_snapshot, encode_piece
 
 NUMBERS = st.integers() | st.sampled_from([-1, 0, 1, 2**31, 2**53, MAX_NUMBER + 1, 2**64, 10**30]) | st.floats()
@@ -140,3 +141,7 @@ def test_a_loop_without_a_canvas_has_not_all_changes() -> None:
     meta = changed(snapshot.meta, ("generations", "is_current"), True, "value")
     with pytest.raises(StoreError, match=r"generations\.is_current without a canvas"):
         LiveSession.restore(SessionSnapshot(meta, snapshot.pieces), MODEL, 0.0)
+
+
+def test_the_limits_are_those_of_what_is_stored() -> None:
+    assert_limits("stored", StoredSession)

@@ -12,7 +12,14 @@ from helpers.lock_check import lock_checked
 from helpers.store_contract import assert_same, snapshot
 
 from runtime.errors import ConfigError, StoreError
-from runtime.sessions.storage.store import SessionSnapshot, SessionStore, decode_snapshot, encode_document, encode_piece
+from runtime.sessions.storage.store import (
+    STORE_FORMAT,
+    SessionSnapshot,
+    SessionStore,
+    decode_snapshot,
+    encode_document,
+    encode_piece,
+)
 
 TIMEOUT_S = 60.0
 CheckedStore = lock_checked(SessionStore, "_pending")
@@ -189,6 +196,10 @@ def test_a_session_is_not_stored_where_the_storage_fails_as_it_is_released(
     store.release("a", are_stored.append)
     store.flush()
     assert are_stored == [False]
+
+
+def test_the_format_is_that_of_stores_that_there_are() -> None:
+    assert STORE_FORMAT == 2, "another one needs a conversion, and stores that older servers refuse"
 
 
 def test_an_error_of_opening_is_raised_and_leaves_no_thread() -> None:

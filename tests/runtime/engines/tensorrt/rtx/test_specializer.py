@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.engine_behaviour import Bench, opened, written
@@ -46,7 +47,7 @@ def test_an_engine_that_does_not_open_is_no_user(machine: Machine, tmp_path: Pat
     bench.close()
 
 
-def test_memory_for_new_shapes_grows_and_is_kept(tmp_path: Path) -> None:
+def test_memory_for_new_shapes_grows_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path / "a")
     bench = Bench()
     engine = opened(tmp_path / "a", bench.device, in_tick=True)
@@ -60,6 +61,7 @@ def test_memory_for_new_shapes_grows_and_is_kept(tmp_path: Path) -> None:
         return bench.device.allocations - before
 
     assert compile_for(4, 16) == 2
+    monkeypatch.setattr(engine._plan, "new_context", None)  # The context that was given back is used again.
     assert compile_for(3, 16) == compile_for(4, 8) == 0
     engine.close()
     bench.close()
@@ -81,4 +83,32 @@ def test_settling_waits_for_all(machine: Machine, tmp_path: Path) -> None:
     for execution in executions:
         execution.release()
     engine.close()
+    bench.close()
+
+
+def test_users_are_counted_with_the_lock_held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from runtime.engines.tensorrt.rtx import specializer
+
+    class Open(dict[Any, Any]):
+        """Notes whether the lock is held where it is used."""
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            held.append(("get", specializer._lock.locked()))
+            return super().get(key, default)
+
+        def values(self) -> Any:
+            held.append(("values", specializer._lock.locked()))
+            return super().values()
+
+        def __delitem__(self, key: Any) -> None:
+            held.append(("del", specializer._lock.locked()))
+            super().__delitem__(key)
+
+    held: list[tuple[str, bool]] = []
+    monkeypatch.setattr(specializer, "_open", Open())
+    bench = Bench()
+    found = specializer.open_specializer(tmp_path, bench.device)
+    specializer.settle()
+    specializer.close_specializer(found)
+    assert held == [("get", True), ("values", True), ("del", True)]
     bench.close()

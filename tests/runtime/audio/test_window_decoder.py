@@ -1,0 +1,158 @@
+"""Windows to finished audio: which are decoded and when, what is measured of them, and where the audio ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.factories import TinySpec, tiny_bundle, tiny_codec_decode
+from helpers.graph_engine import GraphEngine
+from numpy.typing import NDArray
+
+from runtime.audio.codec import Codec
+from runtime.audio.codec_queue import CodecQueue
+from runtime.audio.formats import Pcm
+from runtime.audio.splicing import AudioSplicer
+from runtime.audio.window_decoder import MAX_PROBES, MIN_PROBES, PROBE_S, AudioDecoder
+from runtime.audio.windows import Window
+from runtime.config.bundle import load_bundle
+
+SPEC = TinySpec()
+HOP, CHANNELS, WINDOW = SPEC.hop_samples, SPEC.audio_channels, 40
+PROBE = -(-PROBE_S * SPEC.sample_rate_hz // HOP)
+NONE = np.array([], np.int64)
+
+
+class SharedEngine(GraphEngine):
+    """One that the codec's workers may run at once, as those of the runtime."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny_codec_decode(SPEC))
+        self._turn = threading.Lock()
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        with self._turn:
+            return super().run(feeds)
+
+
+@pytest.fixture
+def codec(tmp_path: Path) -> Codec:
+    return Codec(load_bundle(tiny_bundle(tmp_path, SPEC)), SharedEngine(), queue=CodecQueue(2))
+
+
+def latents(frames: int) -> NDArray[np.float32]:
+    return np.random.default_rng(0).standard_normal((frames, SPEC.channels)).astype(np.float32)
+
+
+def executes(codec: Codec) -> int:
+    engine = codec._decode_engine
+    assert isinstance(engine, GraphEngine)
+    return len(engine.feeds)
+
+
+class Measured:
+    """A finisher that notes what it gets and halves the audio."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, list[Pcm]]] = []
+        self.starts: list[int] = []
+
+    def measure(self, pieces: Iterable[Pcm], position: int) -> None:
+        self.pieces.append((position, list(pieces)))
+
+    def finish(self, pcm: Pcm, start_sample: int) -> Pcm:
+        self.starts.append(start_sample)
+        return pcm / 2
+
+
+def decoder(
+    total_samples: int | None = None,
+    splicer: AudioSplicer | None = None,
+    finisher: Any = None,
+    kept: NDArray[np.int64] = NONE,
+) -> AudioDecoder:
+    return AudioDecoder(HOP, total_samples, splicer, finisher, kept)
+
+
+def windows(codec: Codec, parts: list[NDArray[np.float32]]) -> list[Window]:
+    cutter = codec.window_cutter(WINDOW, total_frames=sum(map(len, parts)))
+    return [window for part in parts for window in cutter.cut(part)]
+
+
+def test_windows_are_the_whole_audio_up_to_its_end_and_each_is_decoded_once(codec: Codec) -> None:
+    values = latents(200)
+    whole, total = codec.decode(values), 160 * HOP + 7
+    one, before = decoder(total), executes(codec)
+    made = windows(codec, [values[:90], values[90:]])
+    found = [one.decode(window, codec) for window in made]
+    np.testing.assert_allclose(np.concatenate(found), whole[:total], atol=1e-5)
+    assert (len(found[-1]), one.num_samples, one._decoded) == (0, total, {})
+    assert executes(codec) - before == len(made) == 6
+
+
+def test_the_first_window_is_decoded_alone_and_then_others_with_the_next(codec: Codec) -> None:
+    one, started = decoder(), list[int]()
+    codec.start_if_free = lambda window: started.append(window.index)  # type: ignore[method-assign, func-returns-value]
+    for window in windows(codec, [latents(5 * WINDOW)]):
+        one.decode(window, codec)
+        started.append(-1)
+    assert started == [-1, 2, -1, 3, -1, 4, -1, -1]
+
+
+def test_windows_that_are_decoded_ahead_are_not_decoded_again(codec: Codec) -> None:
+    one, made = decoder(), windows(codec, [latents(5 * WINDOW)])
+    before = executes(codec)
+    codec.start_if_free = codec.start  # type: ignore[method-assign]
+    counts = []
+    for window in made:
+        one.decode(window, codec)
+        counts.append(len(one._decoded))
+    assert counts == [0, 2, 2, 1, 0]  # As many as the codec has workers.
+    assert executes(codec) - before == len(made)
+
+
+@pytest.mark.parametrize(("frames", "number"), [(2 * WINDOW, MIN_PROBES), (20 * WINDOW, 6), (40 * WINDOW, MAX_PROBES)])
+def test_pieces_of_each_part_are_measured_before_its_first_window_is_finished(
+    frames: int, number: int, codec: Codec
+) -> None:
+    finisher, values = Measured(), latents(2 * frames)
+    whole, one = codec.decode(values), decoder(finisher=finisher)
+    made = windows(codec, [values[:frames], values[frames:]])
+    for window in made:
+        pcm = one.decode(window, codec)
+        begin = window.first_frame * HOP
+        np.testing.assert_allclose(pcm, whole[begin : begin + len(pcm)] / 2, atol=1e-5)
+    firsts = [window for window in made if window.following is not None]
+    assert [position for position, _ in finisher.pieces] == [window.first_frame * HOP for window in firsts]
+    assert finisher.starts == [window.start_frame * HOP for window in made]
+    for (position, pieces), end in zip(finisher.pieces, (finisher.pieces[1][0], len(whole)), strict=True):
+        assert len(pieces) == number
+        frames_of = whole[position:end].reshape(-1, HOP, CHANNELS)
+        for piece in pieces:
+            frame = piece.reshape(-1, HOP, CHANNELS)
+            (start,) = np.flatnonzero(np.isclose(frames_of, frame[0], atol=1e-5).all((1, 2)))
+            np.testing.assert_allclose(frames_of[start : start + int(PROBE)], frame, atol=1e-5)
+        assert len({piece.tobytes() for piece in pieces}) == number
+
+
+def test_what_is_kept_of_a_source_is_neither_measured_nor_decoded(codec: Codec) -> None:
+    values = latents(5 * WINDOW)
+    whole = codec.decode(values)
+    kept = np.zeros(len(values), np.bool_)
+    kept[: 3 * WINDOW] = True
+    source = np.full((len(values) * HOP, CHANNELS), 0.25, np.float32)
+    finisher, before = Measured(), executes(codec)
+    one = decoder(None, AudioSplicer(kept, HOP, 1, iter([source])), finisher, np.flatnonzero(kept))
+    found = np.concatenate([one.decode(window, codec) for window in windows(codec, [values])])
+    assert (found[: 3 * WINDOW * HOP - 1] == 0.25).all()
+    np.testing.assert_allclose(found[3 * WINDOW * HOP :], whole[3 * WINDOW * HOP :] / 2, atol=1e-5)
+    ((_, pieces),) = finisher.pieces
+    generated = whole[3 * WINDOW * HOP :].reshape(-1, HOP * CHANNELS)
+    for piece in pieces:
+        frame = piece.reshape(-1, HOP * CHANNELS)[0]
+        assert np.isclose(generated, frame, atol=1e-5).all(1).any()
+    assert executes(codec) - before <= 3
