@@ -55,3 +55,14 @@ def test_deployments_with_other_runtime_values(built: Built) -> None:
     deep = at_depth(built(), 40)
     assert (deep.runtime.depth, deep.runtime.queue) == (40, 40)
     assert not with_runtime(built(), capture=False).runtime.capture
+    assert at_depth(with_runtime(built(), queue=50), 40).runtime.queue == 50
+
+
+def test_a_length_has_whole_patches(built: Built) -> None:
+    with pytest.raises(ConfigError, match="31 frames are not a multiple of 2"):
+        workload_of(built(), 1, 31)
+
+
+def test_the_weight_is_what_a_run_of_all_rows_takes() -> None:
+    assert Workload(3, 32, 4).weight == 3 * 32 * 4
+    assert Workload(3, 32, 4, guidance=2.0).weight == 2 * 3 * 32 * 4

@@ -156,3 +156,25 @@ def test_a_profile_of_the_cuda_provider(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(layer.work is not None for layer in profile.layers)
     assert len(profile.wall.times_ms) == 3
     assert "those of launches" in profile.notes[0]
+
+
+def test_engines_are_profiled_by_the_graphs_that_the_bundle_has_of_them(built: Built) -> None:
+    bundle = load_bundle(built(conditions=True, structure=True, more=FEW_VARIANTS).bundle)
+    assert bundle.codec is not None
+    assert bundle.codec.encode is not None
+    graphs = {
+        "decoder": bundle.decoder.graph, "codec_decode": bundle.codec.decode.graph,
+        "codec_encode": bundle.codec.encode.graph,
+    }  # fmt: skip
+    assert {name: source_path(bundle, name) for name in graphs} == {
+        name: bundle.graph_path(graph) for name, graph in graphs.items()
+    }
+    assert (source_path(bundle, "step.plain"), source_path(bundle, "rows.mask")) == (None, None)
+    assert source_path(bundle.model_copy(update={"codec": None}), "codec_decode") is None
+
+
+def test_the_share_that_is_done_is_told_before_every_round(built: Built) -> None:
+    deployment, shares = built(more=""), list[float]()
+    sizes = sizes_of(load_bundle(deployment.bundle), rows=1, frames=16, tokens=4)
+    measure(deployment, HostDevice(), "rows.mask", sizes, 2, shares.append)
+    assert shares == [0.0, 0.5]
