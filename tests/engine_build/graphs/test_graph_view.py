@@ -35,6 +35,8 @@ def test_work(operator: str, inputs: list[str], output: str, attributes: dict[st
     node = helper.make_node(operator, inputs, [output], **attributes)
     assert product_flops(node, SHAPES) == expected
     assert set(product_values([node])) == ({*inputs, output} if expected else set())
+    with_more = helper.make_node(operator, [*inputs, "bias"], [output, "state"], **attributes)
+    assert product_values([with_more, node]) == product_values([node]), "of each value once, and of none beside"
 
 
 @pytest.mark.parametrize("is_declared", [False, True], ids=["a constant", "also declared as an input"])

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from engine_build.cli import app
 from engine_build.compile.builder import build_deployment
+from engine_build.compile.engine_folder import locked
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.reports import inventory
 from runtime.config.deployment import load_deployment
@@ -216,3 +217,12 @@ def test_clean_asks_for_confirmation(path: Path) -> None:
     assert sorted(folder.iterdir()) == before
     assert CliRunner().invoke(app, ["clean", str(path)], input="y\n").exit_code == 0
     assert not folder.exists()
+
+
+def test_what_is_being_built_is_left_alone(path: Path, plan: Path) -> None:
+    with locked(plan.parent):
+        refused = invoke("clean", path, "--yes")
+    assert (refused.exit_code, "another build is running" in refused.stderr) == (3, True)
+    assert plan.exists()
+    assert invoke("clean", path, "--yes").exit_code == 0
+    assert not plan.exists()

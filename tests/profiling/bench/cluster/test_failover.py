@@ -174,8 +174,9 @@ def test_the_replica_that_has_the_session_ends_in_every_round_and_the_store_last
     found = measure_failover(replicas_of(cluster, ["r1", "r2"]), "http://edge", shares.append)
     rounds = [sent for sent in (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP) for _ in range(3)]
     assert done == [
-        *(step for sent in rounds for step in ("idle", ("r2", sent), ("replaced", "r2", sent))), "idle", "killed", "gone"
-    ]  # fmt: skip
+        *(step for sent in rounds for step in ("idle", ("r2", sent), ("replaced", "r2", sent))),
+        *("idle", "killed", "gone"),
+    ]
     assert shares == [index / 10 for index in range(9)]
     assert cluster.launched == {}
     figures = {name: (loss["rounds"], loss["gap_ms"]["p50"], bool(loss["noticed_ms"])) for name, loss in found.items()}
