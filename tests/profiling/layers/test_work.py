@@ -49,6 +49,9 @@ def test_an_inserted_reformat_moves_its_tensors(version: str, tmp_path: Path) ->
     assert layer_works([copy], Origins(transformer(tmp_path)), SHAPES) == [Work(0, HALF * 2 * NUMBERS)]
     free = NodeTimes(copy.name, copy.op_type, (1.0,), {"Inputs": [{"Dimensions": [-1, 2], "Datatype": "Half"}]})
     assert layer_works([free], Origins(transformer(tmp_path)), SHAPES) == [None]
+    one = {"Inputs": [{"Dimensions": [], "Datatype": "Int64"}], "Outputs": [{"Dimensions": [0, 2], "Datatype": "Half"}]}
+    scalar = NodeTimes(copy.name, copy.op_type, (1.0,), one)
+    assert layer_works([scalar], Origins(transformer(tmp_path)), SHAPES) == [Work(0, 8)], "of a scalar, and of nothing"
 
 
 def test_a_fused_onnxruntime_kernel_has_the_operations_of_its_nodes(tmp_path: Path) -> None:
@@ -103,6 +106,9 @@ def test_without_a_graph_no_work_is_known() -> None:
         ({"Format/Datatype": "Channel major FP32 format where C % 32 == 0"}, 4.0),
         ({"Format": "Row-major linear", "Datatype": "BFloat16"}, 2.0),
         ({"Format": "Row-major linear", "Datatype": "FP8"}, 1.0),
+        ({"Format": "Row-major linear", "Datatype": "FP4"}, 0.5),
+        ({"Format": "Row-major linear", "Datatype": "Half"}, 2.0),
+        ({"Format": "Row-major linear", "Datatype": "Float"}, 4.0),
         ({"Format": "Row-major linear", "Datatype": "Int64"}, 4.0),
         ({}, 4.0),
     ],

@@ -18,7 +18,7 @@ from helpers.http_harness import TIMEOUT_S, Served
 
 from runtime.config.deployment import Deployment
 from runtime.config.targets import Target
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, TickError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.tick.common_ticks import TICKS_PER_SHAPE
 from server.asgi.problems import ProblemError
@@ -282,8 +282,15 @@ def test_an_error_of_any_kind_is_the_cause_of_a_failure() -> None:
     assert asyncio.run(opened(LookupError())) == "LookupError"
 
 
-def test_warm_up_of_a_model_without_a_codec_is_its_steps_alone(built: Built) -> None:
+def test_a_model_without_a_codec_is_warmed_up_by_its_steps_alone(built: Built, tmp_path: Path) -> None:
+    async def opened(pipeline: Pipeline) -> TickError | None:
+        service = Service(lambda: pipeline, ServerSettings(codec_workers=2, state=tmp_path))
+        service.start()
+        await service.opened()
+        await service.close()
+        return service.failure
+
     with open_pipeline(built(codec=False, text_encoder=False)) as pipeline:
         assert pipeline.codec is None
-        warm_up(pipeline)
+        assert asyncio.run(opened(pipeline)) is None
         assert pipeline.loop.stats().ticks == 1

@@ -69,7 +69,11 @@ def test_audio_is_timed_without_what_making_it_takes() -> None:
     stages = Stages(submitted=1.0, finished=100.0, decoded=140.0)
     client.applied[1] = [Applied(seq=1, tick=1, first_sample=3 * RATE, full_sample=3 * RATE, stages_ms=stages)]
     client.received_bytes = 50_000
-    run = ClientRun([Control("step_parameter", 1, 2.0), Control("step_parameter", 2, 9.0)], client)
+    # Of the third control it is not known when its audio was made, the second one was not heard.
+    client.applied[3] = [Applied(seq=3, tick=1, first_sample=3 * RATE, full_sample=3 * RATE)]
+    client.log.write(AudioRange(4 * RATE, 20 * RATE, 3, 3, 3.5), 3.5)
+    controls = [Control("step_parameter", seq, sent_s) for seq, sent_s in ((1, 2.0), (2, 9.0), (3, 3.4))]
+    run = ClientRun(controls, client)
     figures = client_figures([run], duration_s=10.0)
     assert figures["audio_ms"]["p50"] == pytest.approx(10.0)
     assert (figures["kbit_per_s_per_session"], figures["underruns"]) == (40.0, 0)
