@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ from helpers.http_harness import Served
 from typer.testing import CliRunner
 
 from profiling import http_bench
-from profiling.http_bench import StreamTiming, cli, measure, span_s
+from profiling.http_bench import StreamTiming, cli, measure, span_s, stream_one
 from runtime.config.deployment import Deployment
 
 BODIES = [{"prompt": "a", "seed": seed, "seconds": 0.5, "steps": 2} for seed in range(3)]
@@ -99,3 +101,23 @@ def test_generations_differ_by_their_seed_and_have_what_was_asked_for(monkeypatc
         {"prompt": "", "seed": 0, "steps": 3}, {"prompt": "", "seed": 1, "steps": 3},
         {"prompt": "", "seed": 0, "seconds": 0.5},
     ]  # fmt: skip
+
+
+def test_the_first_audio_is_the_first_part_that_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that counts how often it is read."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\n\r\n")
+        for part in (b"first", b"and", b"last"):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        writer.close()
+
+    async def run() -> StreamTiming:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            return await stream_one(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {"seed": 1})
+
+    monkeypatch.setattr(http_bench, "time", SimpleNamespace(monotonic=count(1.0).__next__))
+    assert asyncio.run(run()) == StreamTiming(1.0, 2.0, 3.0, len(b"firstandlast"))

@@ -128,3 +128,14 @@ def test_layers_are_compared_with_their_roofs(version: str, tmp_path: Path) -> N
 
 def test_element_sizes() -> None:
     assert [item_bytes(kind) for kind in (TensorProto.FLOAT, TensorProto.BFLOAT16, TensorProto.INT4)] == [4, 2, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "size_bytes"),
+    [("Int64", 48), ("Int32", 24), ("BF16", 12), ("FP8", 6), ("UINT8", 6), ("Int8", 6), ("Bool", 6), ("FP4", 3),
+     ("INT4", 3), ("Quux", None)],
+)  # fmt: skip
+def test_a_copy_moves_bytes_by_the_type_of_its_elements(datatype: str, size_bytes: int | None, tmp_path: Path) -> None:
+    copy = NodeTimes("copy", "Reformat", (1.0,), {"Outputs": [{"Dimensions": [2, 3], "Datatype": datatype}]})
+    expected = None if size_bytes is None else Work(0, size_bytes)
+    assert layer_works([copy], Origins(transformer(tmp_path)), SHAPES) == [expected]

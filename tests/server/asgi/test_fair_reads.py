@@ -12,6 +12,7 @@ from server.asgi.fair_reads import (
     PIECE_BYTES,
     READ_BYTES,
     TURN_S,
+    UNKNOWN,
     BoundedReads,
     FairReads,
     FairTransport,
@@ -433,6 +434,11 @@ def test_what_an_address_has_used_is_forgotten_with_time(cpu: Cpu, monkeypatch: 
         assert lately_s("a") == 0.0
         transport.charge(0.02)
         assert lately_s("a") == pytest.approx(0.02), "no credit for the time without use"
+        assert lately_s(UNKNOWN) == pytest.approx(0.02), "unknown addresses count together"
+        transport.open_websocket()
+        transport.charge(0.05)
+        assert lately_s("a") == pytest.approx(0.07)
+        assert lately_s(UNKNOWN) == pytest.approx(0.02), "of new connections only"
 
     run(test, cpu)
 
