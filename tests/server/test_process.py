@@ -432,3 +432,17 @@ def test_a_second_drain_by_the_routes_and_a_reload_that_runs_change_nothing(monk
         assert await server.on_tick(1)
 
     asyncio.run(run())
+
+
+def test_the_first_signal_drains_and_the_second_one_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def signalled() -> list[int]:
+        ended: list[int] = []
+        server = idle_server()
+        monkeypatch.setattr(server_process, "os", SimpleNamespace(_exit=ended.append))
+        server.handle_exit(signal.SIGTERM, None)
+        assert server._service.admission.is_draining
+        assert ended == []
+        server.handle_exit(signal.SIGINT, None)
+        return ended
+
+    assert asyncio.run(signalled()) == [128 + signal.SIGINT]

@@ -116,6 +116,13 @@ def test_adapters_are_timed_against_ticks_without_them(tmp_path: Path) -> None:
             measure_adapters(session, LOAD, 2, 5)
     assert list(result["adapters"]) == ["0", "1", "2"]
     assert all(entry["ratio"] > 0 for entry in result["adapters"].values())
-    console = Console(record=True)
+    assert "2 adapters:" in adapters_text(result)
+    for noisy, is_told in ((("1",), True), ((), False)):
+        entries = {count: {**entry, "is_noisy": count in noisy} for count, entry in result["adapters"].items()}
+        assert ("machine was busy" in adapters_text({**result, "adapters": entries})) is is_told
+
+
+def adapters_text(result: dict[str, Any]) -> str:
+    console = Console(record=True, width=200)
     print_adapters(console, result)
-    assert "2 adapters:" in console.export_text()
+    return console.export_text()

@@ -38,6 +38,7 @@ def test_the_bundle_has_the_defaults(built: Built) -> None:
 def test_unknown_features_and_lengths_are_refused(built: Built) -> None:
     with pytest.raises(ConfigError, match="unknown feature: loudness"):
         workload_of(built(), 1, features=["loudness", "dcw"])
+    assert workload_of(built(), 1, features=["rcfg"], guidance=5.0).guidance == 5.0
     with pytest.raises(ConfigError, match="no shape range for 100000 frames"):
         workload_of(built(), 1, 100000)
 

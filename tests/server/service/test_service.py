@@ -38,7 +38,7 @@ def test_a_pipeline_that_cannot_be_opened_is_a_failure_with_its_cause() -> None:
         service = Service(refuse, ServerSettings())
         with pytest.raises(ProblemError) as loading:
             service.ready_pipeline()
-        assert loading.value.code == "loading"
+        assert (loading.value.code, loading.value.headers["Retry-After"]) == ("loading", "2")
         service.start()
         await service.opened()
         with pytest.raises(ProblemError) as failed:
