@@ -39,6 +39,7 @@ def test_unknown_features_and_lengths_are_refused(built: Built) -> None:
     with pytest.raises(ConfigError, match="unknown feature: loudness"):
         workload_of(built(), 1, features=["loudness", "dcw"])
     assert workload_of(built(), 1, features=["rcfg"], guidance=5.0).guidance == 5.0
+    assert [workload_of(built(), 1, dcw=dcw).dcw for dcw in (False, True)] == [False, True]
     with pytest.raises(ConfigError, match="no shape range for 100000 frames"):
         workload_of(built(), 1, 100000)
 
