@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -36,15 +37,21 @@ server.serve_forever()
 """
 
 
-def test_a_program_is_ready_when_it_says_so_and_is_asked_to_end(tmp_path: Path) -> None:
-    ended = tmp_path / "ended"
+def test_a_program_is_ready_when_it_says_so_and_is_asked_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, collector = tmp_path / "ended", ["open"]
+    monkeypatch.setattr(gc, "freeze", lambda: collector.append("frozen"))
+    monkeypatch.setattr(gc, "unfreeze", lambda: collector.append("open"))
     settings = {"TICKRT_DEPTH": "3"}
     with server_process(ended, settings, options=("--target", "cpu"), program=("-c", SERVER)) as server:
         assert server.metrics() == {"a": 1.5, "b{c=x}{z=1}": 2.0}
         assert not ended.exists()
+        assert collector == ["open", "frozen"], "clients are not stopped by a collection of all that is imported"
     assert not psutil.pid_exists(server.pid)
     words = ["--port", "0", "--log-level", "warning", "--target", "cpu"]
     assert json.loads(ended.read_text()) == [words, "3"], "SIGTERM came, and it had its options and settings"
+    assert collector == ["open", "frozen", "open"]
 
 
 @pytest.mark.shipped

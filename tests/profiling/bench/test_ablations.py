@@ -126,3 +126,14 @@ def adapters_text(result: dict[str, Any]) -> str:
     console = Console(record=True, width=200)
     print_adapters(console, result)
     return console.export_text()
+
+
+def test_the_largest_difference_of_all_ablations_is_printed() -> None:
+    times_ms = {"instead": "it", "with_ms": {"p50": 1.0}, "without_ms": {"p50": 2.0}, "saved_ms": 1.0}
+    ratio = {"ratio": 2.0, "ratio_low": 1.9, "ratio_high": 2.1, "is_noisy": False, "no_effect_because": ""}
+    entries = {
+        name: {**times_ms, **ratio, "largest_difference": difference}
+        for name, difference in (("first", 1e-7), ("second", 3e-6), ("third", 0.0))
+    }
+    about = {"depth": 2, "frames": 32, "variant": "v", "bundle": "b", "target": "cpu", "commit": None}
+    assert "largest difference 3.0e-06; commit unknown" in printed({**about, "ablations": entries}, 200)

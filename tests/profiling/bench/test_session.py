@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from conftest import Built
 
+from profiling import provenance
 from profiling.bench.session import open_session
 from profiling.bench.workload import Workload
+from profiling.provenance import this_commit
 from runtime.devices.device import HostDevice
 from runtime.engines.engine import EngineSet
 from runtime.errors import ConfigError
@@ -46,6 +48,18 @@ def test_a_measurement_and_its_result_agree(built: Built) -> None:
     assert (result["kind"], result["depth"], result["ticks"]) == ("tick", 2, 3)
     assert result["overhead_ms"] == pytest.approx(measured.overhead_ms.median, abs=1e-4)
     assert len(measured.allocations) == 2 * LOAD.steps
+
+
+def test_a_result_names_the_commit_at_the_start_of_the_run(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = iter(["at the start", "later"])
+    monkeypatch.setattr(provenance, "commit", lambda: next(commits))
+    this_commit.cache_clear()
+    try:
+        with open_session(built()) as session:
+            next(commits)
+            assert session.measure(LOAD, ticks=1)[0]["commit"] == "at the start"
+    finally:
+        this_commit.cache_clear()
 
 
 def test_competitors_are_timed_in_turn_with_the_ticks(built: Built) -> None:

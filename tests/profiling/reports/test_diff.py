@@ -154,6 +154,16 @@ def test_a_slower_layer_is_found(tmp_path: Path) -> None:
     assert {change.verdict for change in found if change.scope == "layer"} == {"slower", "no difference"}
 
 
+def test_a_layer_of_one_profile_alone_is_new_or_gone(tmp_path: Path) -> None:
+    before, after = measured(tmp_path, 1), measured(tmp_path, 2)
+    hottest = max(before.layers, key=lambda name: before.layers[name].ms)
+    fewer = replace(after, layers={name: found for name, found in after.layers.items() if name != hottest})
+    for pair, verdict in (((before, fewer), "gone"), ((fewer, before), "new")):
+        found = {change.name: change.verdict for change in compare(*pair) if change.scope == "layer"}
+        assert found.pop(hottest) == verdict
+        assert set(found.values()) == {"no difference"}
+
+
 def test_the_same_engine_at_another_speed_is_the_machines(tmp_path: Path) -> None:
     before, after = measured(tmp_path, 1), measured(tmp_path, 2, dict.fromkeys(measured(tmp_path, 1).layers, 3.0))
     before, after = (replace(saved, about={"engine_sha256": "ab"}) for saved in (before, after))

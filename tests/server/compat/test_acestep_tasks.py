@@ -181,3 +181,17 @@ def test_audio_that_just_fits_removes_nothing(monkeypatch: pytest.MonkeyPatch) -
         assert whole[0].files
 
     in_store(1000, steps, monkeypatch)
+
+
+def test_a_task_that_is_removed_for_its_age_makes_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acestep_tasks, "MAX_TASKS", 2)
+
+    async def steps(store: TaskStore) -> None:
+        oldest, newer = start(store, 300), start(store, 300)
+        await end(*oldest)
+        await end(*newer)
+        latest = start(store, 300)
+        assert [task.error for task, _ in (oldest, newer, latest)] == ["the task is too old", "", ""]
+        assert newer[0].files
+
+    in_store(1000, steps, monkeypatch)

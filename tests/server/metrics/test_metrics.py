@@ -31,6 +31,7 @@ def test_counters_equal_the_workload(serve: Serve) -> None:
     counted = served.metrics()
     outcomes = {name: counted[f"tickrt_generations_total{{outcome={name}}}"] for name in Outcome}
     assert outcomes == {**dict.fromkeys(Outcome, 0), "ok": 4, "cancelled": 2, "rejected": 3}
+    assert counted["tickrt_stream_aborts_total{reason=send_timeout}"] == 0
     assert counted["tickrt_generations_started_total"] == sum(outcomes.values()) == 9
     assert round(counted["tickrt_audio_seconds_total"], 6) == 1.28 + 1.28 + 0.64
     assert counted["tickrt_time_to_first_audio_seconds_count"] == 4
