@@ -33,10 +33,10 @@ def test_the_openapi_document_requires_the_api_key_where_one_is_set(has_key: boo
     assert document["paths"]["/health/live"]["get"].get("security") == ([] if has_key else None)
 
 
-def test_an_admin_route_requires_the_admin_key_and_one_form_of_the_api_key() -> None:
+def test_every_admin_route_requires_the_admin_key_and_one_form_of_the_api_key() -> None:
     document = create_app(refuse, ServerSettings(api_key="k", admin_key="a")).openapi()
-    admin = document["paths"]["/admin/profile"]["post"]["security"]
-    assert admin == [{"admin": [], "bearer": []}, {"admin": [], "header": []}]
+    for path in ("/admin/adapters", "/admin/drain", "/admin/profile"):
+        assert document["paths"][path]["post"]["security"] == [{"admin": [], "bearer": []}, {"admin": [], "header": []}]
     assert document["components"]["securitySchemes"].keys() == {"admin", "bearer", "header"}
 
 
