@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,14 @@ from engine_build.compile.engine_folder import locked
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.reports import inventory
 from runtime.config.deployment import load_deployment
-from runtime.engines.manifest import Manifest, file_sha256, manifest_path, read_manifest, write_manifest
+from runtime.engines.manifest import (
+    EngineMeasurement,
+    Manifest,
+    file_sha256,
+    manifest_path,
+    read_manifest,
+    write_manifest,
+)
 from runtime.engines.tensorrt.plan_file import HEADER_BYTES
 from runtime.errors import BuildError
 from runtime.terminal import EXIT_INTERRUPTED
@@ -120,6 +128,17 @@ def test_list_shows_engines_and_whether_they_run(path: Path, plan: Path) -> None
     assert re.match(r"8 engines, [\d.]+ KiB in .*; 7 of them run here$", lines[-1])
     only = invoke("list", path, "--target", "tensorrt").stdout
     assert "cpu" not in only.splitlines()[1]
+
+
+def test_the_error_is_that_of_the_build_or_what_a_machine_that_runs_the_engine_has_measured(plan: Path) -> None:
+    measured = EngineMeasurement(engine_sha256=file_sha256(plan), error={"max_rel": 0.5}, measured_on="here")
+    (entry,) = inventory.entries(plan.parent, HERE)
+    assert entry.manifest is not None
+    assert entry.error == entry.manifest.error != {}
+    unmeasured = replace(entry, manifest=entry.manifest.model_copy(update={"error": {}}))
+    assert unmeasured.error == {}
+    assert replace(unmeasured, measurement=measured).error == {"max_rel": 0.5}
+    assert replace(entry, manifest=None).error == {}
 
 
 def test_list_as_json(path: Path, plan: Path) -> None:
