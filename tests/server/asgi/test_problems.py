@@ -61,6 +61,15 @@ def test_lone_surrogates_do_not_break_the_document() -> None:
     assert response.body.count(rb"has \\ud800") == 1
 
 
+def test_an_error_of_starlette_says_what_it_says_itself_or_what_its_status_means() -> None:
+    for detail, expected in (("", "no route has this path"), ("Not Found", "no route has this path"), ("gone", "gone")):
+        document = http_problem(HTTPException(404, detail)).document()
+        assert (document.code, document.detail) == ("not_found", expected)
+        assert document.fix == "GET /openapi.json lists every route"
+    document = http_problem(HTTPException(426)).document()
+    assert (document.code, document.detail, document.fix) == ("upgrade_required", "Upgrade Required", None)
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 426, 501])
 def test_starlettes_errors_become_problems(status: int) -> None:
     document = http_problem(HTTPException(status, headers={"X-A": "b"})).document()
