@@ -136,4 +136,11 @@ def test_the_largest_difference_of_all_ablations_is_printed() -> None:
         for name, difference in (("first", 1e-7), ("second", 3e-6), ("third", 0.0))
     }
     about = {"depth": 2, "frames": 32, "variant": "v", "bundle": "b", "target": "cpu", "commit": None}
-    assert "largest difference 3.0e-06; commit unknown" in printed({**about, "ablations": entries}, 200)
+    text = printed({**about, "ablations": entries}, 200)
+    assert "largest difference 3.0e-06; commit unknown" in text
+    assert ("machine was busy" in text, "no effect here" in text) == (False, False)
+    entries["second"] |= {"is_noisy": True, "no_effect_because": "there is one"}
+    entries["third"] |= {"no_effect_because": "there is one"}
+    text = printed({**about, "ablations": entries}, 200)
+    assert "machine was busy" in text
+    assert "second, third: no effect here, there is one." in text
