@@ -37,11 +37,13 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *runs: tuple[float, float, int]) -
 
 def test_points_are_medians_over_repeats(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, (0.1, 1.0, 0), (5.0, 1.0, 0), (0.2, 1.04, 0), (0.6, 1.2, 0), (9.0, 1.09, 2), (0.5, 1.01, 0))
+    monkeypatch.setattr("profiling.bench.budget_grid.MAX_SAMPLES", 2)
     with open_session(built()) as session:
         loads = [Workload(1, 32, 4), Workload(4, 32, 4, guidance=3.0)]
         result = measure_grid(session, loads, ticks=1, repeats=3)
     assert (result["kind"], result["repeats"], result["bundle"], result["frames"]) == ("budgets", 3, "tiny", 32)
     first, second = result["points"]
+    assert [len(samples) for samples in first["samples"]["overhead_ratio"]] == [1, 1, 1]
     assert (first["overhead_ms"], first["overhead_ms_runs"]) == (0.2, [0.1, 0.2, 9.0])
     assert (first["overhead_ratio"], first["allocations_per_tick"], first["within_budget"]) == (1.04, 2, True)
     assert (second["overhead_ms"], second["overhead_ratio"], second["within_budget"]) == (0.6, 1.01, True)

@@ -48,7 +48,8 @@ def test_a_field_becomes_a_pointer_and_the_fix_is_kept() -> None:
 def test_a_full_queue_has_retry_after() -> None:
     assert problem_of(QueueFullError("full", retry_after_s=2.3)).headers["Retry-After"] == "3"
     assert problem_of(QueueTimeoutError("late")).headers["Retry-After"] == "1"
-    assert problem_of(RequestError("no")).headers == {}
+    assert problem_of(EngineDeadError("no")).headers["Retry-After"] == "1", "as all that may be over later"
+    assert problem_of(EngineMismatchError("no")).headers == problem_of(RequestError("no")).headers == {}
 
 
 def test_pointers_are_escaped() -> None:

@@ -77,6 +77,8 @@ def test_a_lease_of_another_version_is_left_out(
 
 def test_a_session_goes_where_the_smallest_share_is_taken() -> None:
     assert known(ONE, TWO).with_room() == TWO
+    large = replace(ONE, sessions=9, capacity=100)
+    assert known(TWO, large).with_room() == large
     assert known(ONE, replace(TWO, state="full")).with_room() == ONE
     assert known(ONE, replace(TWO, url="")).with_room() == ONE
     assert known(replace(ONE, sessions=10), replace(TWO, state="draining")).with_room() is None
