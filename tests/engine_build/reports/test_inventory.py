@@ -17,6 +17,7 @@ from engine_build.compile.builder import build_deployment
 from engine_build.compile.engine_folder import locked
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.reports import inventory
+from engine_build.reports.console import UNMEASURED
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import (
     EngineMeasurement,
@@ -126,6 +127,13 @@ def test_list_shows_engines_and_whether_they_run(path: Path, plan: Path) -> None
     assert [line for line in lines if re.match(r"decoder +tensorrt +x86_64, NVIDIA H200, 9.0, .* no \(1\)$", line)]
     assert [line for line in lines if line.startswith("(1) target tensorrt needs the package tensorrt")]
     assert re.match(r"8 engines, [\d.]+ KiB in .*; 7 of them run here$", lines[-1])
+    assert UNMEASURED not in result.stdout
+    of_plan = manifest_path(plan.parent, "decoder")
+    write_manifest(of_plan, read_manifest(of_plan).model_copy(update={"error": {}}))
+    assert UNMEASURED in invoke("list", path).stdout
+    assert UNMEASURED not in invoke("list", path, "--target", "cpu").stdout
+    of_plan.write_text("{")
+    assert UNMEASURED not in invoke("list", path).stdout
     only = invoke("list", path, "--target", "tensorrt").stdout
     assert "cpu" not in only.splitlines()[1]
 
