@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from conftest import Built
 
@@ -24,6 +25,11 @@ def test_the_tick_uses_the_named_feature(feature: str, built: Built) -> None:
     parameters = request.parameters.over(NEUTRAL)
     used = step_features(request, parameters) | row_features(request, parameters)
     blends = len(request.conditions) > 1
+    ramp = np.linspace(0.0, 1.0, load.frames, dtype=np.float32)
+    if blends:
+        np.testing.assert_array_equal([part.weight for part in request.conditions], [ramp[::-1], ramp])
+    if request.mask is not None:
+        np.testing.assert_array_equal(request.mask.mask, ramp)
     guided = {"guidance"} if feature == "rcfg" else set()
     assert used | ({"blend"} if blends else set()) == {feature} | guided
     assert set(load.features) == {feature} | guided
