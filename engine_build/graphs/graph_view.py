@@ -54,11 +54,11 @@ class GraphView:
 
     def floats_in(self, index: int) -> list[str]:
         """The floating-point inputs of a node, constants included."""
-        return [name for name in self.nodes[index].input if name and self.is_float(name)]
+        return [name for name in self.nodes[index].input if self.is_float(name)]
 
     def floats_out(self, index: int) -> list[str]:
         """The floating-point outputs of a node."""
-        return [name for name in self.nodes[index].output if name and self.is_float(name)]
+        return [name for name in self.nodes[index].output if self.is_float(name)]
 
     def producer(self, value: str) -> onnx.NodeProto | None:
         """The node that produces a value; None for inputs and constants."""

@@ -156,10 +156,8 @@ class Metrics:
             self.phases[phase].observe(ms / 1e3)
         self.occupancy.observe(record.slots / self._depth)
         self.rows.inc(record.rows)
-        if record.frozen:
-            self.preemptions.inc(len(record.frozen))
-        if record.allocations:
-            self.allocations.inc(record.allocations)
+        self.preemptions.inc(len(record.frozen))
+        self.allocations.inc(record.allocations)
 
     def render(self) -> bytes:
         """The Prometheus text format."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request, Response, Security
 from pydantic import BaseModel
 
 from server.asgi.openapi import problem_responses
 from server.metrics.metrics import CONTENT_TYPE
+from server.routes.tick_profile import check_admin
 from server.service.liveness import not_live, not_ready, tick_age_s
 from server.service.service import Service, service_of
 
@@ -74,9 +75,8 @@ class Draining(BaseModel):
 
 
 @admin_router.post("/drain", status_code=202, response_model=Draining, responses=problem_responses(401, 403))
-async def drain(request: Request) -> Draining:
+async def drain(service: Annotated[Service, Security(check_admin)]) -> Draining:
     """End the server as SIGTERM does: no new work, live sessions go to another server where they share a Redis."""
-    service = service_of(request)
     service.admission.drain()
     return Draining(live_sessions=_live_sessions(service))
 

@@ -10,14 +10,16 @@ import pytest
 from conftest import Built
 
 from profiling import bench_runs
+from profiling.bench.churn.arrivals import ChurnLoad
 from profiling.bench.cluster_load import ClusterLoad
 from profiling.bench.live.run import LiveLoad
 from profiling.bench.live.script import Script
-from profiling.bench.workload import workload_of
+from profiling.bench.workload import Workload, workload_of
 from profiling.bench_runs import Bench
 from runtime.errors import ConfigError
 
 SCRIPT = Script("loop", 2.0, 60.0)
+workload = Workload(2, 32, 4)
 
 
 @pytest.fixture
@@ -35,6 +37,12 @@ def bench(built: Built) -> Bench:
         ({"budgets": True}, "budgets"),
         ({"live": LiveLoad((1,), SCRIPT)}, "live"),
         ({"cluster": ClusterLoad(4, SCRIPT)}, "cluster"),
+        ({"sweep": "depth=1,2", "plot": Path("a.svg")}, "sweep"),
+        ({"churn": ChurnLoad((0.5,), workload, (16,), (1, 2))}, "churn"),
+        ({"ablations": True}, "ablations"),
+        ({"adapters": 2}, "adapters"),
+        ({"planner": True}, "planner"),
+        ({"peers": True, "torch": "published"}, "peers"),
     ],
 )
 def test_a_run_has_a_kind_that_is_known_before(bench: Bench, changes: dict[str, Any], kind: str) -> None:
@@ -49,6 +57,8 @@ def test_a_run_has_a_kind_that_is_known_before(bench: Bench, changes: dict[str, 
         ({"cluster": ClusterLoad(4, SCRIPT), "budgets": True}, "--budgets and --cluster are different runs"),
         ({"cluster": ClusterLoad(4, SCRIPT), "torch": "published"}, "--torch does not go with --cluster"),
         ({"plot": Path("a.svg")}, "--plot needs --sweep"),
+        ({"plot": Path("a.svg"), "live": LiveLoad((1,), SCRIPT)}, "--plot needs --sweep"),
+        ({"plot": Path("a.png"), "live": LiveLoad((1, 2), SCRIPT)}, "not the name of an SVG file"),
         ({"plot": Path("a.png"), "sweep": "depth=1,2"}, "not the name of an SVG file"),
     ],
 )
@@ -68,3 +78,28 @@ def test_the_shape_of_a_run() -> None:
     load = ClusterLoad(4, Script("extend", 2.0, 30.0))
     assert load.kind == "cluster"
     assert load.shape() == {"replicas": 2, "sessions": 4, "mode": "extend", "interval_s": 2.0, "minutes": 0.5}
+
+
+def test_several_numbers_of_live_sessions_can_be_drawn(bench: Bench) -> None:
+    replace(bench, live=LiveLoad((1, 2), SCRIPT), plot=Path("a.svg")).check()
+
+
+def test_what_varies_in_a_run_is_not_known_before(bench: Bench) -> None:
+    assert bench.known()["depth"] == 2
+    swept, grid = replace(bench, sweep="depth=1,2").known(), replace(bench, budgets=True).known()
+    assert ("depth" in swept, swept["variant"]) == (False, "plain")
+    assert {"depth", "variant", "guidance"}.isdisjoint(grid)
+    assert grid["frames"] == 32
+    other = replace(bench, load=replace(bench.load, guidance=3.0, sessions=2))._with("steps", 3)
+    assert (other.depth, other.frames, other.steps, other.guidance, other.sessions) == (2, 32, 3, 3.0, 2)
+
+
+def test_a_module_that_is_no_part_of_the_wheel_is_named_and_a_package_that_it_needs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="--peers is measured from a checkout"):
+        bench_runs._of_a_checkout("--peers", "profiling.no_such_bench.run")
+    (tmp_path / "bench_of_this_test.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        bench_runs._of_a_checkout("--peers", "bench_of_this_test")

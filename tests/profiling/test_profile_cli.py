@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 from conftest import Built
 from typer.testing import CliRunner
 
+from profiling import profile_cli
+from profiling.layers.roofline import Ceilings
+from profiling.layers.timings import Profile, Wall
 from profiling.profile_cli import app
+from runtime.devices.device import HostDevice
+from runtime.task_progress import TaskProgress
 
 
 def run(*arguments: str) -> Result:
@@ -68,3 +74,48 @@ def test_diff_compares_two_profiles(built: Built, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert "sum of layers" in result.stdout
     assert run("diff", str(path), str(tmp_path / "nowhere.json")).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "steps"),
+    [
+        ({"peaks": "", "ceilings": True}, Ceilings(30.0, 8.0, "measured"), ["ceilings", "profiled", "ceilings"]),
+        ({"peaks": "1,2", "ceilings": True}, Ceilings(1e9, 2e9, "given"), ["profiled"]),
+        ({"peaks": "", "ceilings": False}, None, ["profiled"]),
+    ],
+)
+def test_ceilings_are_measured_before_and_after_and_the_higher_ones_count(
+    options: dict[str, Any],
+    expected: Ceilings | None,
+    steps: list[str],
+    built: Built,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    found = iter((Ceilings(30.0, 4.0, "measured"), Ceilings(20.0, 8.0, "measured")))
+
+    def ceilings(target: str, device: Any, *, half: bool, threads: int) -> Ceilings:
+        assert (target, half, threads) == ("cpu", False, built().runtime.threads)
+        done.append("ceilings")
+        return next(found)
+
+    def measure(deployment: Any, device: Any, engine: str, sizes: Any, runs: int, on_share: Any) -> Profile:
+        done.append("profiled")
+        return Profile(engine, runs, (), Wall((1.0,)))
+
+    monkeypatch.setattr(profile_cli, "measure_ceilings", ceilings)
+    monkeypatch.setattr(profile_cli, "measure", measure)
+    profile = profile_cli._profile(built(), "decoder", {}, 3, **options)
+    assert (profile.ceilings, profile.runs, done) == (expected, 3, steps)
+
+
+def test_ceilings_are_those_of_the_engines_precision(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    precisions = iter(("fp32", "bf16", "fp16", "fp8"))
+    monkeypatch.setattr(profile_cli, "_precision", lambda deployment, engine: next(precisions))
+    monkeypatch.setattr(profile_cli, "measure_ceilings", lambda *about, half, threads: asked.append(half))
+    progress: Any = TaskProgress([1.0])
+    with progress:
+        for _ in range(4):
+            profile_cli._ceilings(built(), "decoder", HostDevice(), progress)
+    assert asked == [False, True, True, False]

@@ -33,6 +33,13 @@ def test_the_openapi_document_requires_the_api_key_where_one_is_set(has_key: boo
     assert document["paths"]["/health/live"]["get"].get("security") == ([] if has_key else None)
 
 
+def test_every_admin_route_requires_the_admin_key_and_one_form_of_the_api_key() -> None:
+    document = create_app(refuse, ServerSettings(api_key="k", admin_key="a")).openapi()
+    for path in ("/admin/adapters", "/admin/drain", "/admin/profile"):
+        assert document["paths"][path]["post"]["security"] == [{"admin": [], "bearer": []}, {"admin": [], "header": []}]
+    assert document["components"]["securitySchemes"].keys() == {"admin", "bearer", "header"}
+
+
 def test_pages_of_allowed_origins_get_cors_headers_and_others_none() -> None:
     settings = ServerSettings(allowed_origins=("https://studio.example",))
     with TestClient(create_app(refuse, settings), base_url="http://localhost") as client:

@@ -144,3 +144,28 @@ def test_the_printed_command_names_the_keys_variable_and_not_the_key(capsys: pyt
     text = capsys.readouterr().out
     assert "$TICKRT_API_KEY" in text
     assert "very-secret" not in text
+
+
+JSON = "-H 'content-type: application/json' -d"
+FORM = """-F request='{"seed": 1};type=application/json'"""
+
+
+@pytest.mark.parametrize(
+    ("text", "condition", "null", "codec", "command"),
+    [
+        (True, "c", None, True, f"""{JSON} '{{"prompt": "bright synth arpeggio", "stream": false}}' -o out.wav"""),
+        (False, "c", [0.0], True, f"""{JSON} '{{"seed": 1}}' -o out.wav"""),
+        (False, None, None, False, f"""{JSON} '{{"seed": 1}}' -o out.safetensors"""),
+        (False, "c", None, True, f"""{FORM} -F condition=@condition.safetensors -o out.wav"""),
+    ],
+    ids=["text", "a null condition", "no condition", "a condition of the client's"],
+)
+def test_the_printed_command_sends_what_the_model_takes(
+    text: bool, condition: str | None, null: Any, codec: bool, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decoder = SimpleNamespace(inputs=SimpleNamespace(condition=condition), null_condition=null)
+    part = SimpleNamespace()
+    bundle: Any = SimpleNamespace(text_encoder=part if text else None, codec=part if codec else None, decoder=decoder)
+    print_ready("http://here", ServerSettings(), bundle)
+    _, line = capsys.readouterr().out.strip().splitlines()
+    assert line.strip() == f"curl http://here/v1/audio/generations {command}"

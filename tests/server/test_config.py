@@ -144,6 +144,11 @@ def test_settings_of_a_replica_that_do_not_fit_are_refused(table: dict[str, obje
         load_settings(table)
 
 
+def test_an_empty_address_of_a_replica_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TICKRT_REPLICA_URL", "")
+    assert load_settings({}).replica_url == ""
+
+
 def test_edges_are_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TICKRT_EDGES", "https://one.example,http://127.0.0.1:8001")
     assert load_settings({}).edges == ("https://one.example", "http://127.0.0.1:8001")

@@ -95,7 +95,8 @@ def test_engines_of_tensorrt_rtx_are_for_rtx_cards(cc: str, says: str, monkeypat
 
 def test_engines_of_one_card_are_for_no_other() -> None:
     assert other_card(("SM89",), "8.6") == "built for SM89, this machine's GPU is SM86"
-    assert other_card(("SM89",), "8.9") == other_card((), "13.0") == ""
+    assert other_card(("SM89",), "12.0") == "built for SM89, this machine's GPU is SM120"
+    assert other_card(("SM89",), "8.9") == other_card(("SM86", "SM89"), "8.9") == other_card((), "13.0") == ""
     assert other_card((), "10.3") != ""
 
 

@@ -13,7 +13,7 @@ import pytest
 from helpers.factories import TinySpec
 from onnx import helper, numpy_helper
 
-from engine_build.compile.tasks import RunRequest, run_engine
+from engine_build.compile.tasks import RunRequest, _smaller, run_engine
 from engine_build.config import load_request
 from engine_build.specs.engine_specs import engine_specs
 from runtime.config.deployment import load_deployment
@@ -65,6 +65,18 @@ def more_sizes(request: RunRequest, **sizes: int) -> RunRequest:
 def test_more_rows_and_tokens_give_what_each_row_gave_before(path: Path, build_one: Build) -> None:
     build_one(path)
     run_engine(more_sizes(run_request(path, 1), R=8, L=32), threading.Event(), lambda severity, text: None)
+
+
+def test_larger_inputs_are_compared_with_a_sample_that_differs_in_what_is_padded_only(
+    path: Path, build_one: Build
+) -> None:
+    build_one(path)
+    samples = [{"T": 8, "R": 2, "L": 4}, {"T": 4, "R": 2, "L": 9}, {"T": 4, "R": 1, "L": 6}]
+    request = replace(run_request(path, 1), samples=samples, padded="RL")
+    assert _smaller(request, {"T": 4, "R": 6, "L": 6}) == 2
+    assert _smaller(request, {"T": 8, "R": 6, "L": 6}) == 0
+    assert _smaller(request, {"T": 4, "R": 6, "L": 5}) is None
+    assert _smaller(replace(request, padded=""), samples[0]) is None
 
 
 def test_a_row_that_depends_on_its_batch_is_refused(path: Path, build_one: Build) -> None:

@@ -91,3 +91,17 @@ def test_the_matrices_of_an_exported_decoder_are_its_linear_layers() -> None:
     assert {*attention, *mlp, "condition_embedder", "time_embed.time_proj"} <= found.keys()
     assert found["layers.0.self_attn.to_k"].model_dump(exclude={"weight"}) == {"inputs": 256, "outputs": 128}
     adapter_graph(model, AdapterSpec(matrices=found), "hidden_states")
+
+
+@pytest.mark.parametrize("rows", ["rows", 3])
+def test_rows_have_weights_as_many_as_the_decoder_takes(rows: Any, bundle: Bundle) -> None:
+    assert bundle.adapters is not None
+    model = onnx.load(bundle.graph_path("decoder.onnx"))
+    for value in (*model.graph.input, *model.graph.output):
+        dim = value.type.tensor_type.shape.dim[0]
+        dim.Clear()
+        setattr(dim, "dim_param" if isinstance(rows, str) else "dim_value", rows)
+    changed = adapter_graph(model, bundle.adapters, "hidden_states")
+    (weights,) = (value for value in changed.graph.input if value.name == "adapter_weights")
+    dim = weights.type.tensor_type.shape.dim[0]
+    assert (dim.dim_param or dim.dim_value) == rows

@@ -16,7 +16,7 @@ from helpers.paths import ROOT
 from onnx import helper, numpy_helper
 
 from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
-from engine_build.graphs.cpu_graph import OPSET, cpu_graph
+from engine_build.graphs.cpu_graph import OPSET, _patch_length, cpu_graph
 from engine_build.graphs.step_graph import step_graph
 from runtime.config.adapter_spec import AdapterSpec
 
@@ -199,3 +199,23 @@ def test_what_does_not_fit_stays(decoder: onnx.ModelProto, change: Change, kind:
     rewritten = cpu_graph(changed)
     assert kinds(rewritten)[kind] == number
     assert_same(changed, rewritten, feeds)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "length"),
+    [
+        ({}, 4),
+        ({"pads": [0, 0], "dilations": [1], "group": 1, "auto_pad": "NOTSET", "output_padding": [0]}, 4),
+        ({"strides": [2]}, 0),
+        ({"pads": [1, 1]}, 0),
+        ({"dilations": [2]}, 0),
+        ({"group": 2}, 0),
+        ({"auto_pad": "SAME_UPPER"}, 0),
+        ({"output_padding": [1]}, 0),
+        ({"kernel_shape": [4, 4], "strides": [4, 4]}, 0),
+    ],
+    ids=str,
+)
+def test_patches_are_of_kernels_that_do_not_overlap(attributes: dict[str, Any], length: int) -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], **{"kernel_shape": [4], "strides": [4], **attributes})
+    assert _patch_length(node) == length

@@ -46,6 +46,8 @@ def test_a_graph_made_of_another_has_its_external_data(tmp_path: Path) -> None:
     assert (once.has_data_files, once.folder) == (twice.has_data_files, twice.folder) == (True, tmp_path)
     assert len({origin.sha256, once.sha256, twice.sha256}) == 3
     assert data_files(twice) == [tmp_path / "decoder.onnx.data"]
+    assert isinstance(once.source, bytes)
+    assert once.size_bytes == len(once.source) + (tmp_path / "decoder.onnx.data").stat().st_size
     assert twice.size_bytes - once.size_bytes == len("another") - len(onnx.load(tmp_path / "decoder.onnx").graph.name)
 
 
@@ -171,25 +173,33 @@ def test_a_location_of_data_that_is_not_external_names_no_file(tmp_path: Path) -
     assert data_files(read_graph(tmp_path / "decoder.onnx")) == [tmp_path / "weights"]
 
 
+REFUSED = "tensor 'w' is .*expected one location"
+
+
 @pytest.mark.parametrize(
-    "entries",
+    ("entries", "says"),
     [
-        {},
-        {"location": "weights", "offset": "-8"},
-        {"location": "weights", "length": "0x8"},
-        {"location": "weights", "offset": "9" * 5000},
-        {"location": "weights", "length": "9" * 20},
+        ((), REFUSED),
+        ((("location", "weights"), ("offset", "-8")), REFUSED),
+        ((("location", "weights"), ("length", "0x8")), REFUSED),
+        ((("location", "weights"), ("offset", "9" * 5000)), REFUSED),
+        ((("location", "weights"), ("length", "9" * 20)), REFUSED),
+        ((("location", "weights"), ("length", "9" * 19)), "is truncated: 8 bytes"),
+        ((("location", "weights"), ("location", "weights")), REFUSED),
+        ((("location", "weights"), ("offset", "1")), "is truncated: 8 bytes, decoder.onnx needs 9 bytes"),
     ],
 )
-def test_external_data_that_says_no_span_is_refused(entries: dict[str, str], tmp_path: Path) -> None:
+def test_external_data_that_says_no_span_is_refused(
+    entries: tuple[tuple[str, str], ...], says: str, tmp_path: Path
+) -> None:
     (tmp_path / "weights").write_bytes(bytes(8))
     model, tensor = tiny_decoder(TinySpec()), outside("weights")
     del tensor.external_data[:]
-    for key, value in entries.items():
+    for key, value in entries:
         tensor.external_data.add(key=key, value=value)
     model.graph.initializer.append(tensor)
     (tmp_path / "decoder.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(BuildError, match=r"tensor 'w' is .*expected one location"):
+    with pytest.raises(BuildError, match=says):
         read_graph(tmp_path / "decoder.onnx")
 
 

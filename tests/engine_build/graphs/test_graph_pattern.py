@@ -18,6 +18,7 @@ NODES = [
     helper.make_node("Sub", ["turned", "double"], ["difference"]),
     helper.make_node("Mul", ["double", "double"], ["square"]),
     helper.make_node("Slice", ["square", "axes", "two"], ["part"]),
+    helper.make_node("Gemm", ["a", "b"], ["product"], alpha=2.0, transB=1),
 ]
 CONSTANTS = [
     numpy_helper.from_array(np.array(2.0, np.float32), "two"),
@@ -44,6 +45,7 @@ def matcher() -> Matcher:
         (op("Transpose", op("Add", "x", "y").named("z")), "turned", {"x": "double", "y": "b", "z": "sum"}),
         (op("Slice", "x", (0, 2), 2.0), "part", {"x": "square"}),
         (op("Slice", "x"), "part", {"x": "square"}),
+        (op("Gemm", "x", "y", alpha=2.0, transB=1), "product", {"x": "a", "y": "b"}),
         ([op("Sub", "x", "y"), op("Slice", "x", "y")], "part", {"x": "square", "y": "axes"}),
     ],
 )
@@ -61,6 +63,7 @@ def test_fits(matcher: Matcher, pattern: Any, value: str, found: dict[str, str])
         (op("Slice", "x", (0, 1), 2.0), "part"),
         (op("Slice", "x", (0, 2), 2.0, "steps"), "part"),
         (op("Mul", "x", "y"), "a"),
+        (op("Gemm", "x", "y", alpha=2.0, transB=0), "product"),
         ([], "double"),
     ],
 )

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from engine_build.graphs.graph_view import LARGEST_CONSTANT, GraphView, product_flops, product_values, without_weights
+from engine_build.graphs.graph_view import (
+    LARGEST_CONSTANT,
+    GraphView,
+    is_small,
+    product_flops,
+    product_values,
+    without_weights,
+)
 
 SHAPES = {
     "a": (2, 3, 5), "b": (5, 7), "ab": (2, 3, 7),
@@ -35,6 +42,8 @@ def test_work(operator: str, inputs: list[str], output: str, attributes: dict[st
     node = helper.make_node(operator, inputs, [output], **attributes)
     assert product_flops(node, SHAPES) == expected
     assert set(product_values([node])) == ({*inputs, output} if expected else set())
+    with_more = helper.make_node(operator, [*inputs, "bias"], [output, "state"], **attributes)
+    assert product_values([with_more, node]) == product_values([node]), "of each value once, and of none beside"
 
 
 @pytest.mark.parametrize("is_declared", [False, True], ids=["a constant", "also declared as an input"])
@@ -52,3 +61,12 @@ def test_weights_are_left_out_and_values_keep_their_types(is_declared: bool) -> 
     assert [tensor.name for tensor in bare.initializer] == ["sizes"]
     assert [value.name for value in bare.input] == ["x", "w"]
     assert GraphView(model).types == {"x": 10, "w": 10, "h": 10, "y": 10, "sizes": 7}
+
+
+def test_small_constants_have_few_numbers_in_the_graph_itself() -> None:
+    whole = numpy_helper.from_array(np.zeros(LARGEST_CONSTANT, np.float32), "whole")
+    text = helper.make_tensor("text", TensorProto.STRING, [1], [b"a"])
+    outside = helper.make_tensor("outside", TensorProto.FLOAT, [1], [1.0])
+    outside.data_location = TensorProto.EXTERNAL
+    larger = numpy_helper.from_array(np.zeros(LARGEST_CONSTANT + 1, np.float32), "larger")
+    assert [is_small(tensor) for tensor in (whole, text, outside, larger)] == [True, False, False, False]

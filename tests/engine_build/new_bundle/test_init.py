@@ -74,10 +74,12 @@ def test_wrong_arguments_are_refused(model: Path, arguments: tuple[str, ...], sa
 
 def test_without_a_terminal_the_flag_is_named_and_with_one_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     both = [TensorInfo(name=name, dtype="float32", shape=("n", "l", 4)) for name in ("a", "b")]
-    with pytest.raises(ConfigError, match=r"several tensors may be the latents.*\n  fix: --role latents=a"):
-        ask("latents", both)
-    monkeypatch.setattr(module.sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(module.sys.stdout, "isatty", lambda: True, raising=False)
+    for streams in ((False, False), (True, False), (False, True), (True, True)):
+        for stream, is_terminal in zip((module.sys.stdin, module.sys.stdout), streams, strict=True):
+            monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal, raising=False)
+        if not all(streams):
+            with pytest.raises(ConfigError, match=r"several tensors may be the latents.*\n  fix: --role latents=a"):
+                ask("latents", both)
     for answer, expected in (("b", both[1]), ("", None)):
         monkeypatch.setattr(module.typer, "prompt", lambda *_, answer=answer, **__: answer)
         assert ask("latents", both) is expected

@@ -45,6 +45,14 @@ def test_nothing_is_cast_between_nodes_of_one_precision() -> None:
     assert result.graph.node[-1].output[0] == "y"
 
 
+def test_a_size_is_read_of_the_value_that_there_is() -> None:
+    graph = GraphWriter("size")
+    product = graph.op("MatMul", graph.input("x", ("rows", 4)), graph.constant(np.eye(4), name="w"))
+    graph.output("size", graph.op("Shape", product), (2,), np.int64)
+    for rule, expected in (("product", ["Cast", "MatMul", "Shape"]), ("output", ["MatMul", "Shape"])):
+        assert [node.op_type for node in rewritten(graph.model(), rule, "index").graph.node] == expected
+
+
 def test_a_constant_out_of_range_is_refused() -> None:
     with pytest.raises(BuildError, match=r"'w' has values up to 1e\+05: out of fp16's range"):
         rewritten(two_products(1e5), "product", "product")

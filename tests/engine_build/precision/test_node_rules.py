@@ -96,6 +96,15 @@ def test_an_unknown_operator_stays_in_full_precision() -> None:
     assert rules(lambda graph, x: graph.op("CumSum", x, graph.constant(1, np.int64))) == {"CumSum": "unknown"}
 
 
+def test_what_is_computed_of_exact_values_behind_a_product_modulates() -> None:
+    def written(graph: GraphWriter, x: str) -> str:
+        mean = graph.op("ReduceMean", x, graph.constant([-1], np.int64), keepdims=1)
+        return graph.op("Mul", x, graph.op("Tanh", graph.op("Neg", mean)))
+
+    found = rules(written)
+    assert found == {"ReduceMean": "reduction", "Neg": "modulation", "Tanh": "modulation", "Mul": "pointwise"}
+
+
 def test_values_are_rounded_before_they_are_moved() -> None:
     """The cast comes before the transposition, which then moves half of the bytes."""
 

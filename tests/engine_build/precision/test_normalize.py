@@ -69,6 +69,37 @@ def test_scales_are_applied_before_moves() -> None:
     assert kinds.index("Mul") < kinds.index("Transpose")
 
 
+@pytest.mark.parametrize(
+    ("case", "first"),
+    [
+        ("two moves", "Mul"),
+        ("an output of its own", "Transpose"),
+        ("another reader", "Transpose"),
+        ("end", "Transpose"),
+    ],
+)
+def test_a_scale_passes_moves_whose_values_nothing_else_reads(case: str, first: str) -> None:
+    graph = GraphWriter("moves")
+    x = graph.input("x", ("rows", 4, 4))
+    moved = graph.op("Transpose", x, perm=[0, 2, 1])
+    if case == "two moves":
+        moved = graph.op("Reshape", moved, graph.constant([0, 2, 8], np.int64))
+    scaled = graph.op("Mul", moved, graph.constant(0.25))
+    if case == "an output of its own":
+        graph.output("moved", moved, ("rows", 4, 4))
+    if case == "another reader":
+        scaled = graph.op("Add", scaled, moved)
+    graph.output("y", scaled if case == "end" else graph.op("Exp", scaled), ("rows", "a", "b"))
+    model = graph.model()
+    result = normalized(model, LIMIT, InlineWeights())
+    onnx.checker.check_model(result, full_check=True)
+    assert next(node.op_type for node in result.graph.node if node.op_type in ("Mul", "Transpose")) == first
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 4, 4)).astype(np.float32)}
+    before, after = (ort.InferenceSession(each.SerializeToString()).run(None, feeds) for each in (model, result))
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6)
+
+
 def test_masks_are_bounded() -> None:
     weights = InlineWeights()
     result = normalized(attention(), LIMIT, weights)

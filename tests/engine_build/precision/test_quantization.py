@@ -13,9 +13,11 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from engine_build.graphs.adapter_graph import adapter_graph
+from engine_build.graphs.graph_file import graph_of
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.tensorrt_preparation import prepare
 from engine_build.precision.emulation import emulated
+from engine_build.precision.error import write_emulated
 from engine_build.precision.quantization import EightBits, Quantization
 from engine_build.precision.recipe import apply_recipe, changes_anything, explain, write_recipe
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
@@ -161,3 +163,14 @@ def test_the_decoder_for_adapters_gets_what_was_decided_for_the_decoder() -> Non
     assert (kinds.count("QuantizeLinear"), kinds.count("MatMul")) == (2, 4)
     weights = [numpy_helper.to_array(item) for item in adapted.graph.initializer if len(item.dims) > 1]
     assert {weight.dtype.name for weight in weights} == {"float8_e4m3fn"}
+
+
+def test_8_bits_of_a_gpu_are_emulated_and_those_of_a_cpu_stay_as_it_computes_them(tmp_path: Path) -> None:
+    graph = graph_of(products())
+    write_emulated(graph, "int8", tmp_path / "gpu.onnx", quantization=decided("int8"))
+    found = run(onnx.load(tmp_path / "gpu.onnx"))
+    for name, expected in run(emulated(apply_recipe(products(), "int8", quantization=decided("int8")))).items():
+        np.testing.assert_array_equal(found[name], expected)
+    write_emulated(graph, "int8", tmp_path / "cpu.onnx")
+    own = [node.op_type for node in apply_recipe(products(), "int8").graph.node]
+    assert [node.op_type for node in onnx.load(tmp_path / "cpu.onnx").graph.node] == own

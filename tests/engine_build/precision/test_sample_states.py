@@ -53,6 +53,21 @@ def test_calibration_has_several_generations_that_continue_each_other(tmp_path: 
     assert not np.array_equal(measured[names.latents], states[0][names.latents])
 
 
+def test_prompts_are_cut_to_the_words_that_the_model_accepts(tmp_path: Path) -> None:
+    """A token for each letter, and one for the null prompt, to which a first word that is too long is cut."""
+    for limit, expected in ((32, [31, 31, 28]), (6, [1, 5, 5])):
+        bundle = load_bundle(tiny_bundle(tmp_path / f"tiny-{limit}", max_tokens=limit))
+        graph, names = read_graph(bundle.graph_path(bundle.decoder.graph)), bundle.decoder.inputs
+        assert names.condition is not None
+        assert names.condition_mask is not None
+        states = list(calibration_states(bundle, graph, steps=1, threads=1))
+        assert [state[names.condition_mask].sum(axis=1).tolist() for state in states] == [[1, n] for n in expected]
+        for state in states:
+            null, positive = state[names.condition]
+            assert not null[1:].any(), "padded"
+            assert positive.any(axis=1).all()
+
+
 def test_the_middle_of_a_state_is_one_too(tmp_path: Path) -> None:
     bundle = load_bundle(tiny_bundle(tmp_path / "tiny"))
     graph, names = read_graph(bundle.graph_path(bundle.decoder.graph)), bundle.decoder.inputs

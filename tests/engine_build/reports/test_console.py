@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.factories import tiny_deployment
@@ -12,7 +13,7 @@ from rich.console import Console
 from engine_build.compile.builder import build
 from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import load_request
-from engine_build.reports.console import ConsoleReport, print_decisions, size
+from engine_build.reports.console import UNMEASURED, ConsoleReport, print_decisions, print_inspection, size
 
 
 def console(*, terminal: bool, width: int = 200) -> tuple[Console, io.StringIO]:
@@ -82,3 +83,38 @@ def test_the_table_of_a_dry_run(path: Path, terminal: bool) -> None:
     for part in ("engine", "memory", "decoder", "not built yet", "codec_encode", "total", "there", "KiB"):
         assert part in text
     assert text.count("build ") >= 10
+
+
+def inspected(error: dict[str, float], **more: Any) -> list[str]:
+    """The lines of `inspect` for an engine with this error in its manifest."""
+    manifest = {
+        "name": "decoder", "target": "tensorrt-rtx", "device": {}, "tool_versions": {"tensorrt-rtx": "1.7"},
+        "graph_sha256": "ab" * 32, "build": {"precision": "bf16"}, "inputs": (), "outputs": (), "error": error,
+        "build_s": 2.25, "built_on": "a CPU", "facts": {},
+    }  # fmt: skip
+    out, file = console(terminal=False)
+    print_inspection(out, {"file": "decoder.plan", "size_bytes": 2048, "manifest": manifest, **more})
+    return file.getvalue().splitlines()
+
+
+def test_an_inspection_says_where_the_error_was_measured_or_that_it_was_not() -> None:
+    own, elsewhere, nowhere = (
+        inspected({"max_rel": 0.0125}),
+        inspected({}, measured={"error": {"max_rel": 0.5}, "measured_on": "a card"}),
+        inspected({}),
+    )
+    assert [line for line in own if line.startswith(("error", "measured", "facts"))] == ["error     max_rel 1.25e-02"]
+    assert [line for line in elsewhere if line.startswith(("error", "measured"))] == [
+        "measured  max_rel 5.00e-01, on a card"
+    ]
+    assert [line for line in nowhere if line.startswith(("error", "measured"))] == [f"measured  {UNMEASURED}"]
+    assert nowhere[0] == "file      decoder.plan, 2.0 KiB"
+    assert "built     in 2.2 s on a CPU" in nowhere
+
+
+def test_a_note_is_printed_once_a_build() -> None:
+    out, file = console(terminal=False)
+    report = ConsoleReport(out)
+    for text in ("one", "two", "one"):
+        report.note(text)
+    assert [line.split() for line in file.getvalue().splitlines()] == [["note:", "one"], ["note:", "two"]]

@@ -37,6 +37,8 @@ def test_a_dry_run_shows_engines_ranges_and_options(path: Path) -> None:
         "workspace_mib = TensorRT's choice", "missing here: ", "package tensorrt", "pip install 'tickrt[tensorrt]'",
     ):  # fmt: skip
         assert part in text
+    ranges = {line for line in text.splitlines() if line.startswith("    slots")}
+    assert "    slots 1..4..4, rows 1..8..128, frames 2..32..64" in ranges, "without what is 1 in every tick"
     assert not (path.parent / ".engines").exists()
 
 

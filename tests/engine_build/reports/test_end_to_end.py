@@ -65,6 +65,7 @@ def test_mel_bands_are_in_the_order_of_frequencies() -> None:
     found = [mel_bands(np.stack([tone, tone], axis=1)) for tone in tones]
     assert {bands.shape[1] for bands in found} == {NUM_MELS}
     assert len(found[0]) == (SAMPLE_RATE_HZ - 2048) // HOP + 1
+    assert mel_bands(np.ones((9, 2), np.float32)).shape == (1, NUM_MELS), "silence follows what is too short"
     loudest = [int(bands.mean(axis=0).argmax()) for bands in found]
     assert loudest == sorted(set(loudest))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,19 @@ from typer.testing import CliRunner, Result
 
 from engine_build.cli import app
 from engine_build.compile.builder import build_deployment
+from engine_build.compile.engine_folder import locked
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.reports import inventory
+from engine_build.reports.console import UNMEASURED
 from runtime.config.deployment import load_deployment
-from runtime.engines.manifest import Manifest, file_sha256, manifest_path, read_manifest, write_manifest
+from runtime.engines.manifest import (
+    EngineMeasurement,
+    Manifest,
+    file_sha256,
+    manifest_path,
+    read_manifest,
+    write_manifest,
+)
 from runtime.engines.tensorrt.plan_file import HEADER_BYTES
 from runtime.errors import BuildError
 from runtime.terminal import EXIT_INTERRUPTED
@@ -117,8 +127,26 @@ def test_list_shows_engines_and_whether_they_run(path: Path, plan: Path) -> None
     assert [line for line in lines if re.match(r"decoder +tensorrt +x86_64, NVIDIA H200, 9.0, .* no \(1\)$", line)]
     assert [line for line in lines if line.startswith("(1) target tensorrt needs the package tensorrt")]
     assert re.match(r"8 engines, [\d.]+ KiB in .*; 7 of them run here$", lines[-1])
+    assert UNMEASURED not in result.stdout
+    of_plan = manifest_path(plan.parent, "decoder")
+    write_manifest(of_plan, read_manifest(of_plan).model_copy(update={"error": {}}))
+    assert UNMEASURED in invoke("list", path).stdout
+    assert UNMEASURED not in invoke("list", path, "--target", "cpu").stdout
+    of_plan.write_text("{")
+    assert UNMEASURED not in invoke("list", path).stdout
     only = invoke("list", path, "--target", "tensorrt").stdout
     assert "cpu" not in only.splitlines()[1]
+
+
+def test_the_error_is_that_of_the_build_or_what_a_machine_that_runs_the_engine_has_measured(plan: Path) -> None:
+    measured = EngineMeasurement(engine_sha256=file_sha256(plan), error={"max_rel": 0.5}, measured_on="here")
+    (entry,) = inventory.entries(plan.parent, HERE)
+    assert entry.manifest is not None
+    assert entry.error == entry.manifest.error != {}
+    unmeasured = replace(entry, manifest=entry.manifest.model_copy(update={"error": {}}))
+    assert unmeasured.error == {}
+    assert replace(unmeasured, measurement=measured).error == {"max_rel": 0.5}
+    assert replace(entry, manifest=None).error == {}
 
 
 def test_list_as_json(path: Path, plan: Path) -> None:
@@ -216,3 +244,12 @@ def test_clean_asks_for_confirmation(path: Path) -> None:
     assert sorted(folder.iterdir()) == before
     assert CliRunner().invoke(app, ["clean", str(path)], input="y\n").exit_code == 0
     assert not folder.exists()
+
+
+def test_what_is_being_built_is_left_alone(path: Path, plan: Path) -> None:
+    with locked(plan.parent):
+        refused = invoke("clean", path, "--yes")
+    assert (refused.exit_code, "another build is running" in refused.stderr) == (3, True)
+    assert plan.exists()
+    assert invoke("clean", path, "--yes").exit_code == 0
+    assert not plan.exists()

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from helpers.factories import tiny_deployment
 from simulator.fixture import simulated
@@ -113,4 +114,17 @@ def test_a_capacity_that_is_not_the_graphs_is_refused(tmp_path: Path) -> None:
     bundle = tmp_path / "tiny" / "bundle.toml"
     bundle.write_text(bundle.read_text("utf-8").replace("capacity = 64", "capacity = 80"), encoding="utf-8")
     with pytest.raises(ConfigError, match="capacity\\) is 64, expected 80"):
+        engine_specs(load_request(path))
+
+
+def test_a_graph_of_one_row_is_refused(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path, planner={})
+    file = load_request(path).bundle.graph_path("planner.onnx")
+    model = onnx.load(file)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == "R":
+                dim.dim_value = 1
+    onnx.save(model, file)
+    with pytest.raises(ConfigError, match=r"is fixed at 1, expected a dynamic one for 1\.\."):
         engine_specs(load_request(path))

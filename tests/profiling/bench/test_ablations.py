@@ -116,6 +116,31 @@ def test_adapters_are_timed_against_ticks_without_them(tmp_path: Path) -> None:
             measure_adapters(session, LOAD, 2, 5)
     assert list(result["adapters"]) == ["0", "1", "2"]
     assert all(entry["ratio"] > 0 for entry in result["adapters"].values())
-    console = Console(record=True)
+    assert "2 adapters:" in adapters_text(result)
+    for noisy, is_told in ((("1",), True), ((), False)):
+        entries = {count: {**entry, "is_noisy": count in noisy} for count, entry in result["adapters"].items()}
+        assert ("machine was busy" in adapters_text({**result, "adapters": entries})) is is_told
+
+
+def adapters_text(result: dict[str, Any]) -> str:
+    console = Console(record=True, width=200)
     print_adapters(console, result)
-    assert "2 adapters:" in console.export_text()
+    return console.export_text()
+
+
+def test_the_largest_difference_of_all_ablations_is_printed() -> None:
+    times_ms = {"instead": "it", "with_ms": {"p50": 1.0}, "without_ms": {"p50": 2.0}, "saved_ms": 1.0}
+    ratio = {"ratio": 2.0, "ratio_low": 1.9, "ratio_high": 2.1, "is_noisy": False, "no_effect_because": ""}
+    entries = {
+        name: {**times_ms, **ratio, "largest_difference": difference}
+        for name, difference in (("first", 1e-7), ("second", 3e-6), ("third", 0.0))
+    }
+    about = {"depth": 2, "frames": 32, "variant": "v", "bundle": "b", "target": "cpu", "commit": None}
+    text = printed({**about, "ablations": entries}, 200)
+    assert "largest difference 3.0e-06; commit unknown" in text
+    assert ("machine was busy" in text, "no effect here" in text) == (False, False)
+    entries["second"] |= {"is_noisy": True, "no_effect_because": "there is one"}
+    entries["third"] |= {"no_effect_because": "there is one"}
+    text = printed({**about, "ablations": entries}, 200)
+    assert "machine was busy" in text
+    assert "second, third: no effect here, there is one." in text

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Built
 
+from profiling import provenance
 from profiling.bench.session import open_session
 from profiling.bench.workload import Workload
+from profiling.provenance import this_commit
 from runtime.devices.device import HostDevice
 from runtime.engines.engine import EngineSet
 from runtime.errors import ConfigError
@@ -47,15 +50,34 @@ def test_a_measurement_and_its_result_agree(built: Built) -> None:
     assert len(measured.allocations) == 2 * LOAD.steps
 
 
+def test_a_result_names_the_commit_at_the_start_of_the_run(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = iter(["at the start", "later"])
+    monkeypatch.setattr(provenance, "commit", lambda: next(commits))
+    this_commit.cache_clear()
+    try:
+        with open_session(built()) as session:
+            next(commits)
+            assert session.measure(LOAD, ticks=1)[0]["commit"] == "at the start"
+    finally:
+        this_commit.cache_clear()
+
+
 def test_competitors_are_timed_in_turn_with_the_ticks(built: Built) -> None:
     class Constant:
+        def __init__(self) -> None:
+            self.times_ms = iter([900.0])
+
         def time_ms(self, times: int = 1) -> float:
-            return 5.0
+            return next(self.times_ms, 5.0)
 
     with open_session(built()) as session:
         result, measured = session.measure(LOAD, 3, lambda rows: {f"constant for {rows} rows": Constant()})
-    assert measured.competitors_ms == {"constant for 2 rows": [5.0] * 4}
-    assert result["competitors"]["constant for 2 rows"]["p50"] == 5.0
+    assert measured.competitors_ms == {"constant for 2 rows": [5.0] * 4}, "the first time, which warms up, is left out"
+    found = result["competitors"]["constant for 2 rows"]
+    assert (found["p50"], found["over_tick"]) == (
+        5.0,
+        pytest.approx(np.median(5.0 / np.array(measured.ticks_ms)), abs=1e-4),
+    )
 
 
 def test_an_error_inside_closes_everything(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:

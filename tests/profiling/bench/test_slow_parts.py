@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +14,14 @@ from helpers.backends import CPU, REAL, SIMULATED, Backend
 from helpers.generations import FEATURES, GUIDED, Inbox, make, run_all
 from simulator.fixture import Machine
 
-from profiling.bench.slow_parts import BATCHED_STEP, EVENT_WAIT, FROZEN_CONDITIONS, TECHNIQUES, parts_without
+from profiling.bench.slow_parts import (
+    BATCHED_STEP,
+    EVENT_WAIT,
+    FROZEN_CONDITIONS,
+    TECHNIQUES,
+    ExecutionSequence,
+    parts_without,
+)
 from profiling.bench.workload import with_runtime
 from runtime.denoise.bucket import FASTEST, DenoiseParts
 from runtime.denoise.row_buffers import RowBuffers
@@ -176,3 +184,22 @@ def test_without_a_technique_there_are_other_parts(technique: str, names: set[st
     other = {each.name for each in fields(slow) if getattr(slow, each.name) is not getattr(FASTEST, each.name)}
     assert other == names
     assert all(issubclass(getattr(slow, name), getattr(FASTEST, name)) for name in names)
+
+
+def test_executes_that_count_as_one_are_ready_once_all_are_and_none_is_left_out() -> None:
+    done: list[tuple[str, int]] = []
+
+    def execution(number: int, ready: bool) -> Any:
+        note = lambda name: lambda *stream: (done.append((name, number)), ready)[1]  # noqa: E731
+        return SimpleNamespace(**{name: note(name) for name in ("prepare", "launch", "warm_up", "release")})
+
+    stream = cast(Stream, None)
+    for ready in (False, True):
+        sequence = ExecutionSequence([execution(0, True), execution(1, ready), execution(2, True)])
+        assert sequence.prepare(stream) is ready
+    assert done == [("prepare", number) for number in (0, 1, 2)] * 2, "each prepares, also behind one that is not ready"
+    done.clear()
+    sequence.warm_up(stream)
+    sequence.launch(stream)
+    sequence.release()
+    assert done == [(name, number) for name in ("warm_up", "launch", "release") for number in (0, 1, 2)]

@@ -12,6 +12,7 @@ from profiling.bench.statistics import (
     paired_difference,
     paired_ratio,
     percentiles,
+    ratios_to_neighbours,
     time_in_turn,
 )
 
@@ -31,9 +32,11 @@ def test_each_sample_is_between_two_of_every_neighbour() -> None:
         values = iter(times_ms)
         return lambda: (order.append(name), next(values))[1]
 
-    found = time_in_turn(timer("a", 10, 11), [timer("b", 1, 2, 3), timer("c", 4, 5, 6)], 2)
+    shares: list[float] = []
+    found = time_in_turn(timer("a", 10, 11), [timer("b", 1, 2, 3), timer("c", 4, 5, 6)], 2, shares.append)
     assert "".join(order) == "bcabcabc"
     assert found == ([10, 11], [[1, 2, 3], [4, 5, 6]])
+    assert shares == [0.0, 0.5]
 
 
 def test_a_constant_ratio_and_difference_are_exact() -> None:
@@ -44,6 +47,11 @@ def test_a_constant_ratio_and_difference_are_exact() -> None:
 def test_a_neighbours_ratio_is_to_the_samples_beside_it() -> None:
     assert neighbour_ratio([10.0] * 5, [25.0] * 6) == Quartiles(2.5, 2.5, 2.5)
     assert neighbour_ratio([2.0, 4.0], [2.0, 8.0, 4.0]) == Quartiles(1.0, 1.5, 2.5)
+
+
+def test_a_ratio_is_to_both_neighbours() -> None:
+    assert paired_ratio([6.0], [2.0, 3.0]) == Quartiles(2.25, 2.5, 2.75)
+    assert ratios_to_neighbours([6.0, 8.0], [2.0, 4.0, 1.0]) == [2.0, 3.2]
 
 
 def test_the_difference_is_to_the_mean_of_both_neighbours() -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import pytest
 from helpers.factories import tiny_deployment
 
-from profiling.bench.steady_stream import VERIFY_TOLERANCE, SteadyStream, tolerance_of
+from profiling.bench import steady_stream
+from profiling.bench.steady_stream import VERIFY_TOLERANCE, Measurement, SteadyStream, tolerance_of
 from profiling.bench.workload import Workload
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
-from runtime.errors import EngineError
+from runtime.errors import EngineError, NonFiniteError
 from runtime.tick.events import Event, Finished
+from runtime.tick.record import TickRecord
 
 Streams = Callable[..., SteadyStream]
 LOAD = Workload(depth=3, frames=64, steps=6, guidance=2.0, dcw=True)
@@ -107,3 +112,39 @@ def test_low_precision_may_differ_by_a_share_of_the_largest_latent(
     manifest = engines.decoder.manifest.model_copy(update={"build": {"precision": precision}})
     latents = [np.array([[1.0, -4.0]], np.float32), np.array([[2.0, 0.0]], np.float32)]
     assert tolerance_of(manifest, latents) == pytest.approx(allowed)
+
+
+def test_a_sample_on_a_gpu_is_of_several_ticks_and_of_one_schedule_at_most(streams: Streams) -> None:
+    for steps, block in ((6, 6), (40, 16)):
+        stream = streams(replace(LOAD, steps=steps))
+        assert stream.block == 1
+        stream.device = cast(Any, SimpleNamespace(kind="gpu"))
+        assert stream.block == block
+
+
+def test_a_sample_of_several_ticks_is_compared_with_their_mean() -> None:
+    records = [SimpleNamespace(engine_ms=float(ms)) for ms in (1, 3, 5, 7, 1, 1)]
+    found = Measurement(LOAD, [3.0, 18.0, 4.0], [1.0] * 4, cast(list[TickRecord], records), [], [], 0.0, block=2)
+    assert found.overhead_inside_tick == 3.0  # of 3 / 2, 18 / 6 and 4 / 1
+    assert found.finished_per_s == pytest.approx(LOAD.depth / LOAD.steps / (25.0 / 3 / 1e3))
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_warm_stream_has_ticked_for_two_schedules_and_for_two_more_with_compiled_kernels(
+    compiles: bool, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steady_stream, "settle_kernels", lambda target: compiles)
+    stream, ticks = streams(), list[None]()
+    tick = stream.tick
+    monkeypatch.setattr(stream, "tick", lambda: (ticks.append(None), tick())[1])
+    assert stream.warm_up() == 2 * LOAD.depth
+    assert len(ticks) == 1 + 2 * LOAD.steps * (2 if compiles else 1)
+
+
+def test_a_generation_that_fails_ends_the_run(streams: Streams) -> None:
+    stream = streams()
+    (condition,) = stream._requests[1].conditions
+    broken = replace(condition, tokens=np.full_like(condition.tokens, 3e38))
+    stream._requests[1] = replace(stream._requests[1], conditions=(broken,))
+    with pytest.raises(NonFiniteError, match="became non-finite"):
+        stream.run(ticks=1, probe_ticks=1)

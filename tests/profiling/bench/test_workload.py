@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from conftest import Built
 
@@ -24,6 +25,11 @@ def test_the_tick_uses_the_named_feature(feature: str, built: Built) -> None:
     parameters = request.parameters.over(NEUTRAL)
     used = step_features(request, parameters) | row_features(request, parameters)
     blends = len(request.conditions) > 1
+    ramp = np.linspace(0.0, 1.0, load.frames, dtype=np.float32)
+    if blends:
+        np.testing.assert_array_equal([part.weight for part in request.conditions], [ramp[::-1], ramp])
+    if request.mask is not None:
+        np.testing.assert_array_equal(request.mask.mask, ramp)
     guided = {"guidance"} if feature == "rcfg" else set()
     assert used | ({"blend"} if blends else set()) == {feature} | guided
     assert set(load.features) == {feature} | guided
@@ -38,6 +44,8 @@ def test_the_bundle_has_the_defaults(built: Built) -> None:
 def test_unknown_features_and_lengths_are_refused(built: Built) -> None:
     with pytest.raises(ConfigError, match="unknown feature: loudness"):
         workload_of(built(), 1, features=["loudness", "dcw"])
+    assert workload_of(built(), 1, features=["rcfg"], guidance=5.0).guidance == 5.0
+    assert [workload_of(built(), 1, dcw=dcw).dcw for dcw in (False, True)] == [False, True]
     with pytest.raises(ConfigError, match="no shape range for 100000 frames"):
         workload_of(built(), 1, 100000)
 
@@ -55,3 +63,14 @@ def test_deployments_with_other_runtime_values(built: Built) -> None:
     deep = at_depth(built(), 40)
     assert (deep.runtime.depth, deep.runtime.queue) == (40, 40)
     assert not with_runtime(built(), capture=False).runtime.capture
+    assert at_depth(with_runtime(built(), queue=50), 40).runtime.queue == 50
+
+
+def test_a_length_has_whole_patches(built: Built) -> None:
+    with pytest.raises(ConfigError, match="31 frames are not a multiple of 2"):
+        workload_of(built(), 1, 31)
+
+
+def test_the_weight_is_what_a_run_of_all_rows_takes() -> None:
+    assert Workload(3, 32, 4).weight == 3 * 32 * 4
+    assert Workload(3, 32, 4, guidance=2.0).weight == 2 * 3 * 32 * 4

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Built
 from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, SIMULATED_RTX, Backend
@@ -15,6 +18,7 @@ from simulator.fixture import simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
 from engine_build.compile.builder import build_deployment
+from profiling.layers import measure as measuring
 from profiling.layers.kinds import OPAQUE
 from profiling.layers.measure import feeds_of, joined, measure, notes_of, round_sizes, sizes_of, source_path
 from profiling.layers.timings import layer_timings
@@ -156,3 +160,47 @@ def test_a_profile_of_the_cuda_provider(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(layer.work is not None for layer in profile.layers)
     assert len(profile.wall.times_ms) == 3
     assert "those of launches" in profile.notes[0]
+
+
+def test_engines_are_profiled_by_the_graphs_that_the_bundle_has_of_them(built: Built) -> None:
+    bundle = load_bundle(built(conditions=True, structure=True, more=FEW_VARIANTS).bundle)
+    assert bundle.codec is not None
+    assert bundle.codec.encode is not None
+    graphs = {
+        "decoder": bundle.decoder.graph, "codec_decode": bundle.codec.decode.graph,
+        "codec_encode": bundle.codec.encode.graph,
+    }  # fmt: skip
+    assert {name: source_path(bundle, name) for name in graphs} == {
+        name: bundle.graph_path(graph) for name, graph in graphs.items()
+    }
+    assert (source_path(bundle, "step.plain"), source_path(bundle, "rows.mask")) == (None, None)
+    assert source_path(bundle.model_copy(update={"codec": None}), "codec_decode") is None
+
+
+def test_the_share_that_is_done_is_told_before_every_round(built: Built) -> None:
+    deployment, shares = built(more=""), list[float]()
+    sizes = sizes_of(load_bundle(deployment.bundle), rows=1, frames=16, tokens=4)
+    measure(deployment, HostDevice(), "rows.mask", sizes, 2, shares.append)
+    assert shares == [0.0, 0.5]
+
+
+def test_a_wall_time_is_that_of_a_launch_and_its_wait_after_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, now_s = list[str](), [0.0]
+
+    def takes(name: str, time_s: float) -> None:
+        done.append(name)
+        now_s[0] += time_s
+
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    monkeypatch.setattr(measuring, "run_once", lambda engine, feeds: {"y": np.zeros(1, np.float32)})
+    stream = SimpleNamespace(record=lambda: SimpleNamespace(wait=lambda: takes("wait", 0.001)))
+    device: Any = SimpleNamespace(
+        main=stream,
+        zeros=lambda shape, dtype: np.zeros(shape, dtype),
+        upload=lambda tensor, feed, stream: done.append("upload"),
+    )
+    execution = SimpleNamespace(launch=lambda stream: takes("launch", 0.002), release=lambda: done.append("release"))
+    engine: Any = SimpleNamespace(manifest=SimpleNamespace(target="cpu"), bind=lambda tensors: execution)
+    found = list(measuring.wall_times_ms(engine, device, {"x": np.ones(2, np.float32)}, 4))
+    assert found == pytest.approx([3.0] * 4)
+    assert done == ["upload", *("wait", "launch", "wait") * (measuring.WARM_UP_RUNS + 4), "release"]

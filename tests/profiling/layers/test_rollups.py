@@ -15,6 +15,7 @@ from profiling.layers.rollups import (
     BlockTimes,
     block_of,
     by_block,
+    by_kind,
     by_module,
     module_parts,
     shown_module,
@@ -40,7 +41,11 @@ SMALL = profile(
 
 
 def test_modules_at_a_depth_below_the_common_root() -> None:
-    rows = {row.name: row.ms for row in by_module(SMALL, 1)}
+    found = by_module(SMALL, 1)
+    assert [row.layers for row in found] == [1, 1, 2, 1, 1]
+    assert [row.share for row in found] == pytest.approx([ms / 6.875 for ms in (3.0, 2.0, 1.5, 0.25, 0.125)])
+    rows = {row.name: row.ms for row in found}
+    assert list(rows) == ["layers.1", UNKNOWN_MODULE, "layers.0", "out", WHOLE_MODEL], "the longest time is first"
     assert rows == {"layers.1": 3.0, UNKNOWN_MODULE: 2.0, "layers.0": 1.5, "out": 0.25, WHOLE_MODEL: 0.125}
     deep = {row.name: row.ms for row in by_module(SMALL, 2)}
     assert (deep["layers.0"], deep["layers.0.mlp"], deep["layers.1.mlp"]) == (0.5, 1.0, 3.0)
@@ -103,3 +108,29 @@ def test_the_recorded_blocks(version: str, slow: bool, tmp_path: Path) -> None:
     )
     first, second = blocks.parts["mlp"].median_ms
     assert second / first == pytest.approx(2.0 if slow else 1.0)
+
+
+def test_families_and_the_parts_of_blocks_are_by_time_the_longest_first() -> None:
+    layers = {
+        "a0": ("enc.0.norm", 1.0), "a1": ("enc.1.norm", 1.0), "a2": ("enc.1.mlp", 2.5),
+        "b0": ("dec.0.norm", 2.0), "b1": ("dec.0.mlp", 3.0), "b2": ("dec.3.norm", 2.0), "b3": ("dec.3.mlp", 3.0),
+    }  # fmt: skip
+    first, second = by_block(profile(**layers))
+    assert (first.prefix, first.indices, second.prefix) == ("dec", (0, 3), "enc")
+    assert (list(first.parts), list(second.parts)) == (["mlp", "norm"], ["mlp", "norm"])
+    assert (first.slowest, second.slowest) == ((0, 1.0), (1, 3.5 / 2.25))
+
+
+def test_kinds_are_by_time() -> None:
+    kinds = (("gemm", 1.0), ("pointwise", 0.5), ("gemm", 2.0), ("norm", 1.5))
+    layers = [LayerTiming(f"{index}", "Add", kind, (ms,), ms / 5.0) for index, (kind, ms) in enumerate(kinds)]
+    rows = by_kind(Profile("e", 1, tuple(layers), Wall((1.0,))))
+    assert [(row.name, row.ms, row.share, row.layers) for row in rows] == [
+        ("gemm", 3.0, 0.6, 2), ("norm", 1.5, 0.3, 1), ("pointwise", 0.5, 0.1, 1)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ratio", "is_slow"), [(1.09, False), (1.11, True)])
+def test_a_block_is_slow_from_a_tenth_above_the_median_on(ratio: float, is_slow: bool) -> None:
+    times = {f"l{index}": (f"net.layers.{index}.mlp", ratio if index == 2 else 1.0) for index in range(4)}
+    assert by_block(profile(**times))[0].verdict.startswith("block 2 takes") is is_slow

@@ -54,6 +54,14 @@ def test_the_lower_ceiling_bounds() -> None:
     assert light.bytes_per_s == pytest.approx(5e9)
 
 
+def test_a_roof_needs_time_and_some_work() -> None:
+    assert measured_roof(Work(0, 0), 20.0, TOP) is measured_roof(Work(10, 10), 0.0, TOP) is None
+    moved, computed = measured_roof(Work(0, 10**8), 20.0, TOP), measured_roof(Work(10**9, 0), 20.0, TOP)
+    assert moved is not None
+    assert computed is not None
+    assert (moved.bound, computed.bound) == ("memory", "compute")
+
+
 def test_without_ceilings_only_speeds_are_known() -> None:
     roof = measured_roof(Work(10**9, 10**6), 20.0, None)
     assert roof is not None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from helpers.recorded_profiles import FOREIGN_NODE, VERSIONS, assert_adds_up, recorded
 
 from profiling.layers.kinds import OPAQUE, OTHER
 from profiling.layers.rollups import SEVERAL, UNKNOWN_MODULE, by_kind, by_module
-from profiling.layers.timings import Profile, Wall, layer_timings
+from profiling.layers.timings import Profile, Wall, layer_timings, make_feeds
 from runtime.engines.node_times import NodeTimes
 
 NODES = (
@@ -59,3 +62,18 @@ def test_kinds_and_modules_of_a_recorded_transformer(version: str, tmp_path: Pat
     rows = {row.name: row for row in by_module(profile)}
     assert rows[UNKNOWN_MODULE].layers == 3
     assert rows[SEVERAL].ms == pytest.approx(subgraph.median_ms)
+
+
+def test_feeds_are_noise_zeros_as_indices_and_ones_as_masks() -> None:
+    infos = {"x": "float16", "tokens": "int64", "mask": "float32", "is_known": "bool"}
+    engine: Any = SimpleNamespace(inputs={name: SimpleNamespace(dtype=dtype) for name, dtype in infos.items()})
+    shapes = dict.fromkeys(infos, (2, 50))
+    feeds = make_feeds(engine, shapes, ("mask", "is_known"))
+    assert {name: (feed.shape, feed.dtype.name) for name, feed in feeds.items()} == {
+        name: ((2, 50), dtype) for name, dtype in infos.items()
+    }
+    assert (feeds["mask"].all(), feeds["is_known"].all(), feeds["tokens"].any()) == (True, True, False)
+    assert 0.5 < feeds["x"].std() < 1.5
+    assert np.array_equal(make_feeds(engine, shapes)["x"], feeds["x"])
+    assert not np.array_equal(make_feeds(engine, shapes, seed=1)["x"], feeds["x"])
+    assert not make_feeds(engine, shapes)["is_known"].any()

@@ -49,6 +49,9 @@ def test_an_inserted_reformat_moves_its_tensors(version: str, tmp_path: Path) ->
     assert layer_works([copy], Origins(transformer(tmp_path)), SHAPES) == [Work(0, HALF * 2 * NUMBERS)]
     free = NodeTimes(copy.name, copy.op_type, (1.0,), {"Inputs": [{"Dimensions": [-1, 2], "Datatype": "Half"}]})
     assert layer_works([free], Origins(transformer(tmp_path)), SHAPES) == [None]
+    one = {"Inputs": [{"Dimensions": [], "Datatype": "Int64"}], "Outputs": [{"Dimensions": [0, 2], "Datatype": "Half"}]}
+    scalar = NodeTimes(copy.name, copy.op_type, (1.0,), one)
+    assert layer_works([scalar], Origins(transformer(tmp_path)), SHAPES) == [Work(0, 8)], "of a scalar, and of nothing"
 
 
 def test_a_fused_onnxruntime_kernel_has_the_operations_of_its_nodes(tmp_path: Path) -> None:
@@ -103,6 +106,9 @@ def test_without_a_graph_no_work_is_known() -> None:
         ({"Format/Datatype": "Channel major FP32 format where C % 32 == 0"}, 4.0),
         ({"Format": "Row-major linear", "Datatype": "BFloat16"}, 2.0),
         ({"Format": "Row-major linear", "Datatype": "FP8"}, 1.0),
+        ({"Format": "Row-major linear", "Datatype": "FP4"}, 0.5),
+        ({"Format": "Row-major linear", "Datatype": "Half"}, 2.0),
+        ({"Format": "Row-major linear", "Datatype": "Float"}, 4.0),
         ({"Format": "Row-major linear", "Datatype": "Int64"}, 4.0),
         ({}, 4.0),
     ],
@@ -122,3 +128,14 @@ def test_layers_are_compared_with_their_roofs(version: str, tmp_path: Path) -> N
 
 def test_element_sizes() -> None:
     assert [item_bytes(kind) for kind in (TensorProto.FLOAT, TensorProto.BFLOAT16, TensorProto.INT4)] == [4, 2, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "size_bytes"),
+    [("Int64", 48), ("Int32", 24), ("BF16", 12), ("FP8", 6), ("UINT8", 6), ("Int8", 6), ("Bool", 6), ("FP4", 3),
+     ("INT4", 3), ("Quux", None)],
+)  # fmt: skip
+def test_a_copy_moves_bytes_by_the_type_of_its_elements(datatype: str, size_bytes: int | None, tmp_path: Path) -> None:
+    copy = NodeTimes("copy", "Reformat", (1.0,), {"Outputs": [{"Dimensions": [2, 3], "Datatype": datatype}]})
+    expected = None if size_bytes is None else Work(0, size_bytes)
+    assert layer_works([copy], Origins(transformer(tmp_path)), SHAPES) == [expected]

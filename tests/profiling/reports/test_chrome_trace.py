@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from helpers.recorded_profiles import RUNS, VERSIONS, recorded
 
+from profiling.layers.rollups import UNKNOWN_MODULE, WHOLE_MODEL
 from profiling.reports.chrome_trace import BLOCKS, EXECUTES, LAYERS, trace
 
 
@@ -32,3 +34,12 @@ def test_threads_and_layers_are_named(tmp_path: Path) -> None:
     assert layers[2]["args"]["flops"] > 0
     blocks = [event["name"] for event in found["traceEvents"] if event["tid"] == BLOCKS and event["ph"] == "X"]
     assert {"decoder.layers.0", "decoder.layers.1", "(not attributable)"} <= set(blocks)
+
+
+def test_blocks_are_numbered_ones_or_the_names_of_modules(tmp_path: Path) -> None:
+    profile = recorded("10", tmp_path)
+    modules = ("decoder.layers.3.mlp.up", "decoder.norm", "", None)
+    layers = tuple(replace(profile.layers[0], module=module) for module in modules)
+    events = trace(replace(profile, layers=layers))["traceEvents"]
+    blocks = [event["name"] for event in events if event["tid"] == BLOCKS and event["ph"] == "X"]
+    assert blocks == ["decoder.layers.3", "norm", WHOLE_MODEL, UNKNOWN_MODULE] * RUNS

@@ -110,6 +110,21 @@ def test_medians_are_compared(tmp_path: Path) -> None:
 ROUNDS = (4, 4, 4, 4, 4)
 
 
+def test_rounds_are_cut_to_the_shortest_and_summed_execute_by_execute() -> None:
+    first, second = Times.of([[1.0, 2.0, 9.0], [3.0, 4.0]], 2.0), Times.of([[1.0, 1.0], [1.0, 5.0]], 1.0)
+    assert first.samples is not None
+    assert first.samples.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    both = first + second
+    assert both.samples is not None
+    assert (both.ms, both.samples.tolist()) == (3.5, [[2.0, 3.0], [4.0, 9.0]])
+    share = second.over(both)
+    assert share.samples is not None
+    assert share.samples[0].tolist() == [1 / 2, 1 / 3]
+    for known, unknown in ((first, Times(3.0)), (Times(3.0), first)):
+        assert (known + unknown) == Times(known.ms + unknown.ms)
+        assert known.over(unknown) is known
+
+
 def measured(folder: Path, seed: int, slower: Mapping[str, float] | None = None) -> Saved:
     """The recorded profile with noise of 2 % in rounds, written and read; layers slower by these factors."""
     random = np.random.default_rng(seed)
@@ -152,6 +167,16 @@ def test_a_slower_layer_is_found(tmp_path: Path) -> None:
     assert layer in slower_than(found, 10)
     assert "slower: 1 by layer" in conclusion(found, "")
     assert {change.verdict for change in found if change.scope == "layer"} == {"slower", "no difference"}
+
+
+def test_a_layer_of_one_profile_alone_is_new_or_gone(tmp_path: Path) -> None:
+    before, after = measured(tmp_path, 1), measured(tmp_path, 2)
+    hottest = max(before.layers, key=lambda name: before.layers[name].ms)
+    fewer = replace(after, layers={name: found for name, found in after.layers.items() if name != hottest})
+    for pair, verdict in (((before, fewer), "gone"), ((fewer, before), "new")):
+        found = {change.name: change.verdict for change in compare(*pair) if change.scope == "layer"}
+        assert found.pop(hottest) == verdict
+        assert set(found.values()) == {"no difference"}
 
 
 def test_the_same_engine_at_another_speed_is_the_machines(tmp_path: Path) -> None:

@@ -71,3 +71,26 @@ def test_a_name_cannot_end_the_data(tmp_path: Path) -> None:
     assert [tag for tag, _ in reader.tags].count("script") == 2
     assert "img" not in [tag for tag, _ in reader.tags]
     assert data_of(text)["layers"][0]["name"] == NASTY  # type: ignore[index]
+
+
+def test_the_data_is_in_the_units_that_the_page_shows(tmp_path: Path) -> None:
+    profile = recorded("10", tmp_path, Ceilings(1e12, 1e11, "given"))
+    about = {
+        "target": "cpu", "machine": {"cpu": "a CPU", "gpu": "a card"}, "versions": {"x": "1", "y": "2"},
+        "engine_sha256": "0123456789abcdef", "shapes": {"x": [2, 8], "t": [2]}, "commit": None,
+    }  # fmt: skip
+    held = content(replace(profile, about=about), 2)
+    assert dict(held["about"]) == {
+        "target": "cpu", "machine": "a CPU a card", "versions": "x 1, y 2", "engine": "0123456789ab",
+        "shapes": "x 2x8, t 2",
+    }  # fmt: skip
+    assert (held["wall"], held["gap"][0]) == ([profile.wall.p50_ms, profile.wall.p95_ms], profile.gap_ms)
+    for shown, layer in zip(held["layers"], profile.layers, strict=True):
+        assert (shown["ms"], shown["mean"], shown["share"]) == (layer.median_ms, layer.average_ms, layer.share)
+        if layer.work is not None and layer.work.flops and layer.median_ms:
+            assert shown["gflops"] == pytest.approx(layer.work.flops / layer.median_ms / 1e6)
+            assert shown["gbs"] == pytest.approx(layer.work.bytes / layer.median_ms / 1e6)
+            seconds = max(layer.work.flops / 1e12, layer.work.bytes / 1e11)
+            assert shown["roof"] == pytest.approx(1e3 * seconds / layer.median_ms)
+    assert held["ceilings"][:2] == [1e12, 1e11]
+    assert sum(shown["flops"] is None for shown in held["layers"]) == sum(x.work is None for x in profile.layers)

@@ -10,7 +10,7 @@ import pytest
 from helpers.recorded_profiles import FOREIGN_NODE, recorded
 from rich.console import Console
 
-from profiling.layers.roofline import EXCEEDED, Ceilings
+from profiling.layers.roofline import EXCEEDED, Ceilings, Work
 from profiling.layers.timings import LayerTiming, Profile, Wall
 from profiling.reports.tables import MODULE_ROWS, contents_text, grids, markdown, show
 
@@ -94,3 +94,43 @@ def test_contents_are_counted() -> None:
     assert contents_text(layer) == "Div, Mul 2"
     assert contents_text(replace(layer, contents=("Mul",))) == ""
     assert contents_text(replace(layer, contents=tuple("ABCDEFGHIJ"))).endswith(", ...")
+
+
+def small() -> Profile:
+    """Three layers: a product at 80 % of its roof, a copy, and one whose work is not known."""
+    layers = (
+        LayerTiming("up", "MatMul", "gemm", (2.0, 4.0, 3.0), 0.6, "net.a", work=Work(4_800_000_000, 30_000_000)),
+        LayerTiming(
+            "turn", "kgen", "reformat", (1.0,) * 3, 0.2, "net.b", work=Work(0, 60_000), contents=("A", "B", "A")
+        ),
+        LayerTiming("odd", "Quux", "other", (1.0,) * 3, 0.2),
+    )
+    notes = ("a note",)
+    return Profile("decoder", 3, layers, Wall((5.0, 6.0, 8.0)), ceilings=Ceilings(2e12, 6e10, "given"), notes=notes)
+
+
+def test_a_report_has_these_cells() -> None:
+    wall, kinds, _, slowest = grids(small(), 2, 2)
+    assert (wall.title, [row[1] for row in wall.rows]) == (
+        "decoder: 3 executes", ["6.000", "7.800", "5.000", "5.000", "1.000"]
+    )  # fmt: skip
+    assert wall.note.splitlines()[1:] == ["a note"]
+    assert kinds.rows == (
+        ("gemm", "3.000", "60.0%", "1"), ("reformat", "1.000", "20.0%", "1"), ("other", "1.000", "20.0%", "1"),
+        ("sum", "5.000", "100.0%", "3"),
+    )  # fmt: skip
+    assert (slowest.title, slowest.num_text) == ("slowest 2 of 3 layers, medians", 2)
+    assert slowest.rows == (
+        ("up: MatMul", "gemm", "3.000", "60.0%", "1600.0", "10.0", "compute", "80%"),
+        ("turn: kgen of A 2, B", "reformat", "1.000", "20.0%", "0.0", "0.06", "memory", "0%"),
+    )
+    assert slowest.note == "roof: 2000.0 GFLOP/s, 60.0 GB/s (given)"
+    without = list(grids(replace(small(), ceilings=None), 3, 2))[-1]
+    assert without.columns == ("layer", "kind", "ms", "share", "GFLOP/s", "GB/s")
+    assert (without.rows[2], without.note) == (("odd: Quux", "other", "1.000", "20.0%", "", ""), "")
+
+
+def test_few_operators_are_all_named_and_more_are_cut() -> None:
+    layer = LayerTiming("a", "kgen", "norm", (1.0,), 1.0, contents=tuple("ABCDEFGH"))
+    assert contents_text(layer) == "A, B, C, D, E, F, G, H"
+    assert contents_text(replace(layer, contents=tuple("ABCDEFGHI"))) == "A, B, C, D, E, F, G, H, ..."

@@ -177,6 +177,14 @@ def test_pages_of_other_origins_are_refused(serve: Serve) -> None:
         assert "POST" in answer.headers["access-control-allow-methods"]
 
 
+def test_a_port_that_is_left_out_is_that_of_the_scheme() -> None:
+    for certificate, scheme, port in ((None, "http", 80), ("cert.pem", "https", 443)):
+        settings = ServerSettings(host="0.0.0.0", api_key="k", certificate=certificate)
+        assert is_allowed_origin(f"{scheme}://music.example:{port}", "music.example", settings)
+        assert is_allowed_origin(f"{scheme}://music.example", f"music.example:{port}", settings)
+        assert not is_allowed_origin(f"{scheme}://music.example:{port + 1}", "music.example", settings)
+
+
 def test_a_server_with_a_certificate_is_an_origin_with_https() -> None:
     settings = ServerSettings(host="0.0.0.0", api_key="k", certificate="cert.pem")
     assert is_allowed_origin("https://music.example", "music.example", settings)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fastapi import WebSocket
@@ -26,7 +29,15 @@ from helpers.http_harness import (
 from helpers.tls import make_certificate
 
 from server.asgi import connection as connection_module
-from server.asgi.connection import FIRST_PROBE_S, MAX_PIPELINED_BYTES, WRITE_BYTES, BoundedProtocol, abort_of
+from server.asgi.connection import (
+    CHARGE_EXTENSION,
+    FIRST_PROBE_S,
+    MAX_PIPELINED_BYTES,
+    WRITE_BYTES,
+    BoundedProtocol,
+    abort_of,
+    in_charged_thread,
+)
 from server.asgi.fair_reads import READ_BYTES
 from server.asgi.websocket import WebSocketProtocol
 from server.live.page_routes import static_files
@@ -520,3 +531,21 @@ def test_a_half_closed_client_is_probed_for_as_long_as_it_waits(serve: Serve, mo
             assert received.read(12 * len(probe)) == 12 * probe  # doubling, the last would come after minutes
     eventually(lambda: not served.service.admission.permits)
     served.resume()
+
+
+def test_work_in_a_thread_is_charged_to_its_connection_also_where_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = iter([10.0, 10.25, 20.0, 20.5, 30.0, 31.0])
+    monkeypatch.setattr(connection_module, "time", SimpleNamespace(thread_time=lambda: next(times_s)))
+    charged: list[float] = []
+    done: list[int] = []
+
+    def fail() -> None:
+        raise LookupError
+
+    scope: Any = {"extensions": {CHARGE_EXTENSION: charged.append}}
+    asyncio.run(in_charged_thread(scope, done.append, 7))
+    with pytest.raises(LookupError):
+        asyncio.run(in_charged_thread(scope, fail))
+    assert (charged, done) == ([0.25, 0.5], [7])
+    asyncio.run(in_charged_thread({}, done.append, 8))
+    assert done == [7, 8]

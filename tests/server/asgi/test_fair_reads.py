@@ -6,10 +6,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from server.asgi.fair_reads import (
+    ADDRESS_SHARE,
     MANY_WAITING,
+    MAX_ADDRESSES,
     PIECE_BYTES,
     READ_BYTES,
     TURN_S,
+    UNKNOWN,
     BoundedReads,
     FairReads,
     FairTransport,
@@ -414,3 +417,41 @@ def test_a_task_returns_and_raises_as_without_charges() -> None:
             await charged(raising(), lambda _: None)
 
     asyncio.run(test())
+
+
+def test_what_an_address_has_used_is_forgotten_with_time(cpu: Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        now_s = 1000.0
+        monkeypatch.setattr(FairReads, "_now_s", lambda reads: now_s)
+        transport = connect("a").transport
+        lately_s = transport._reads._lately_s
+        transport.charge(0.06)
+        transport.charge(0.04)
+        assert lately_s("a") == pytest.approx(0.1)
+        now_s += 0.03 / ADDRESS_SHARE
+        assert lately_s("a") == pytest.approx(0.07)
+        now_s += 1.0 / ADDRESS_SHARE
+        assert lately_s("a") == 0.0
+        transport.charge(0.02)
+        assert lately_s("a") == pytest.approx(0.02), "no credit for the time without use"
+        assert lately_s(UNKNOWN) == pytest.approx(0.02), "unknown addresses count together"
+        transport.open_websocket()
+        transport.charge(0.05)
+        assert lately_s("a") == pytest.approx(0.07)
+        assert lately_s(UNKNOWN) == pytest.approx(0.02), "of new connections only"
+
+    run(test, cpu)
+
+
+def test_of_many_addresses_the_latest_are_known(cpu: Cpu) -> None:
+    async def test(connect: Connect, parsed: list[str]) -> None:
+        reads = FairReads()
+        for number in range(MAX_ADDRESSES + 3):
+            transport = Transport("")
+            transport._address = f"{number}"
+            FairTransport(transport, reads).charge(0.001)
+        assert len(reads._used) == MAX_ADDRESSES
+        assert {"0", "1"}.isdisjoint(reads._used)
+        assert f"{MAX_ADDRESSES + 2}" in reads._used
+
+    run(test, cpu)

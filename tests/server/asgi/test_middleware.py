@@ -52,7 +52,7 @@ def test_other_methods_are_refused_with_the_allowed_ones(served: Served, method:
         response = client.request(method, GENERATIONS)
         assert (response.status_code, response.headers["allow"]) == (405, "POST, OPTIONS")
         if method != "HEAD":
-            problem(response, 405, "method_not_allowed")
+            assert problem(response, 405, "method_not_allowed")["fix"] == "see the Allow header"
 
 
 def test_options_lists_the_allowed_methods(served: Served) -> None:
@@ -61,6 +61,7 @@ def test_options_lists_the_allowed_methods(served: Served) -> None:
             response = client.options(path)
             assert (response.status_code, response.headers["allow"], response.content) == (204, allow, b"")
         problem(client.options("/nowhere"), 404)
+        assert "allow" not in client.get("/nowhere").headers
 
 
 def test_requests_beyond_the_limit_are_refused(serve: Serve) -> None:

@@ -16,7 +16,7 @@ from helpers.http_harness import GENERATIONS, Served
 
 from runtime.audio.formats import ARCHIVE, FORMATS
 from runtime.config.bundle import load_bundle
-from server.asgi.openapi import body_model, body_schema
+from server.asgi.openapi import body_model, body_schema, problem_responses
 
 Serve = Callable[..., Served]
 
@@ -169,3 +169,8 @@ def test_schemathesis_finds_nothing_with_a_key(serve: Serve, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_schemathesis_finds_nothing_in_many_examples(serve: Serve, tmp_path: Path) -> None:
     assert "No issues found" in run_schemathesis(serve(max_seconds=2.0), tmp_path, 500)
+
+
+def test_a_problem_that_passes_says_when_to_ask_again() -> None:
+    found = problem_responses(404, 429, 503)
+    assert {status: "headers" in entry for status, entry in found.items()} == {404: False, 429: True, 503: True}

@@ -48,7 +48,8 @@ def test_a_field_becomes_a_pointer_and_the_fix_is_kept() -> None:
 def test_a_full_queue_has_retry_after() -> None:
     assert problem_of(QueueFullError("full", retry_after_s=2.3)).headers["Retry-After"] == "3"
     assert problem_of(QueueTimeoutError("late")).headers["Retry-After"] == "1"
-    assert problem_of(RequestError("no")).headers == {}
+    assert problem_of(EngineDeadError("no")).headers["Retry-After"] == "1", "as all that may be over later"
+    assert problem_of(EngineMismatchError("no")).headers == problem_of(RequestError("no")).headers == {}
 
 
 def test_pointers_are_escaped() -> None:
@@ -59,6 +60,15 @@ def test_pointers_are_escaped() -> None:
 def test_lone_surrogates_do_not_break_the_document() -> None:
     response = problem_response(ProblemError(400, "bad", "has \ud800"), "id")
     assert response.body.count(rb"has \\ud800") == 1
+
+
+def test_an_error_of_starlette_says_what_it_says_itself_or_what_its_status_means() -> None:
+    for detail, expected in (("", "no route has this path"), ("Not Found", "no route has this path"), ("gone", "gone")):
+        document = http_problem(HTTPException(404, detail)).document()
+        assert (document.code, document.detail) == ("not_found", expected)
+        assert document.fix == "GET /openapi.json lists every route"
+    document = http_problem(HTTPException(426)).document()
+    assert (document.code, document.detail, document.fix) == ("upgrade_required", "Upgrade Required", None)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 426, 501])

@@ -377,3 +377,13 @@ def test_arbitrary_bytes_raise_only_problems(data: bytes) -> None:
 def test_a_body_whose_encoding_is_identity_is_read(served: Served) -> None:
     headers = {"content-type": "application/json", "content-encoding": "Identity"}
     assert post(served, b'{"prompt": "a"}', headers).status_code == 200
+
+
+def test_an_object_that_is_none_is_a_finding_where_it_stands_and_text_that_is_no_json_is_not() -> None:
+    with pytest.raises(ProblemError) as wrong:
+        parse_object(b"[1]", "/request")
+    assert (wrong.value.status, [finding.pointer for finding in wrong.value.errors]) == (422, ["/request"])
+    assert wrong.value.errors[0].detail == wrong.value.what == "expected a JSON object"
+    with pytest.raises(ProblemError) as malformed:
+        parse_object(b"[1", "/request")
+    assert (malformed.value.status, malformed.value.errors) == (400, [])

@@ -423,3 +423,22 @@ def test_many_abrupt_disconnects_leave_nothing(served: Callable[..., Served]) ->
 
 async def _num_tasks() -> int:
     return len(asyncio.all_tasks())
+
+
+@pytest.mark.parametrize("kind", ["ping", "pong", "cont", "text", "bytes"])
+def test_a_frame_is_handled_where_it_is_taken(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pong that is not handled would end the connection as one of a client that does not answer."""
+    handled: list[str] = []
+    taken = [False]
+    for base in WebSocketProtocol.__mro__[1:]:
+        if f"handle_{kind}" in vars(base):
+            monkeypatch.setattr(base, f"handle_{kind}", lambda protocol, *frame: handled.append(kind))
+    for name in ("_takes", "_takes_control"):
+        monkeypatch.setattr(WebSocketProtocol, name, lambda protocol, *frame: taken[0])
+    protocol = WebSocketProtocol.__new__(WebSocketProtocol)
+    frame = () if kind == "ping" else (None,)
+    getattr(protocol, f"handle_{kind}")(*frame)
+    assert handled == []
+    taken[0] = True
+    getattr(protocol, f"handle_{kind}")(*frame)
+    assert handled == [kind]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 
 import pytest
 from helpers.cluster import APPLIED
@@ -110,9 +111,11 @@ def test_the_table_of_replicas(
     cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lease = Lease("tiny-1", "127.0.0.1:8001", "", "ready", 3, 64, 0.25)
-    monkeypatch.setattr(RayCluster, "leases", lambda cluster: [lease])
+    reached = replace(lease, name="tiny-2", url="http://a:2")
+    monkeypatch.setattr(RayCluster, "leases", lambda cluster: [lease, reached])
     cli.print_status(cluster)
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if "tiny-1" in line)
+    row, other = (line for line in capsys.readouterr().out.splitlines() if "tiny-" in line)
+    assert other.strip("│ ").split("│")[-1].strip() == "http://a:2", "where clients reach it themselves"
     assert [cell.strip() for cell in row.strip("│").split("│")] == [
         "tiny-1",
         "ready",

@@ -14,10 +14,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from helpers.http_harness import Served, eventually, serving
+from helpers.memory_redis import MemoryRedis
 from helpers.paths import ROOT
 from helpers.redis_server import redis_server
 
@@ -26,7 +28,7 @@ from server.cluster import edge
 from server.cluster.edge import BACKENDS, AdminSocket, EdgeServer, commands, parse_servers, run
 from server.cluster.local_cluster import free_port
 from server.replicas.lease import Lease
-from server.replicas.leases import Leases
+from server.replicas.leases import RENEW_S, Leases
 
 CONFIG = ROOT / "server" / "cluster" / "haproxy.cfg"
 ONE = Lease("one", "127.0.0.1:8001", "", "ready", 3, 10, 0.5)
@@ -327,15 +329,66 @@ def test_a_haproxy_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, monkeyp
         ends.cancel()
 
 
-def test_an_edge_of_one_model_follows_its_replicas_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_a_line_of_its_own_and_its_answer_is_read_to_the_end(tmp_path: Path) -> None:
+    """Of a socket that answers in parts: the servers, then what a change gives."""
+    received: list[bytes] = []
+    server = "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_port\n"
+
+    def answer(listener: socket.socket) -> None:
+        for parts in ([b"# head\n", b"1\n"], [server.encode()], [b"changed\n"]):
+            connection, _ = listener.accept()
+            with connection:
+                received.append(connection.makefile("rb").readline())
+                for part in parts:
+                    connection.sendall(part)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "edge.sock"))
+        listener.listen()
+        thread = threading.Thread(target=answer, args=(listener,), daemon=True)
+        thread.start()
+        admin = AdminSocket(tmp_path / "edge.sock")
+        assert admin.ask("show info") == "# head\n1\n"
+        admin.follow([])
+        assert admin.ask("set server a/b state maint") == "changed\n"
+        thread.join()
+    assert received == [b"show info\n", b"show servers state\n", b"set server a/b state maint\n"]
+
+
+def test_an_edge_survives_what_goes_wrong_in_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds, slept_s, memory = iter((OSError("no socket"), None, None)), list[float](), MemoryRedis()
+
+    def follow(admin: AdminSocket, leases: list[Lease]) -> None:
+        if (error := next(rounds)) is not None:
+            raise error
+
+    monkeypatch.setattr("server.replicas.leases.connect", lambda url: memory)
+    monkeypatch.setattr(AdminSocket, "follow", follow)
+    monkeypatch.setattr(edge, "time", SimpleNamespace(sleep=slept_s.append))
+    run("memory", tmp_path / "edge.sock", rounds=3)
+    assert (next(rounds, "over"), slept_s) == ("over", [RENEW_S] * 3)
+    assert "the servers stay as they are: no socket" in caplog.text
+
+
+@pytest.mark.parametrize("is_real", [True, False], ids=["server", "memory"])
+def test_an_edge_of_one_model_follows_its_replicas_only(
+    is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     followed: list[list[Lease]] = []
     monkeypatch.setattr(AdminSocket, "follow", lambda admin, leases: followed.append(leases))
     mine, other = replace(ONE, model="mine"), replace(TWO, model="other")
-    with redis_server(tmp_path) as redis:
-        leases = Leases(redis.url)
+    with ExitStack() as stack:
+        memory = MemoryRedis()
+        url = stack.enter_context(redis_server(tmp_path)).url if is_real else "memory"
+        if not is_real:
+            monkeypatch.setattr("server.replicas.leases.connect", lambda url: memory)
+        leases = Leases(url)
         for lease in (mine, other):
             leases.renew(lease)
+        monkeypatch.setattr(edge, "time", SimpleNamespace(sleep=lambda seconds: None))
         for model in ("mine", None, "third"):
-            run(redis.url, tmp_path / "edge.sock", rounds=1, model=model)
+            run(url, tmp_path / "edge.sock", rounds=1, model=model)
         leases.close()
     assert followed == [[mine], [mine, other], []]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from helpers.http_harness import eventually
 from runtime.config.deployment import Deployment
 from runtime.errors import ConfigError, TickError
 from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster, program
+from server.replicas.lease import Lease
 
 
 @pytest.fixture
@@ -89,3 +91,26 @@ def test_two_servers_behind_their_edge(built: Callable[..., Deployment], folder:
         assert httpx.get(f"http://{bind}/health/ready").status_code == 200
         assert httpx.get(f"http://{cluster.leases()[0].address}/health/ready").status_code == 200
     assert cluster.members() == []
+
+
+def test_replicas_are_ready_once_their_leases_say_so_and_the_edge_sends_them_sessions(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = ["ready", "full", "loading"]
+    slots = [("sessions", "ready"), ("sessions", "maint"), ("generations", "ready")]
+    monkeypatch.setattr(cluster, "leases", lambda: [Lease(each, "", "", each, 0, 1, 0.0) for each in states])  # type: ignore[arg-type]
+    monkeypatch.setattr(cluster, "_admin", SimpleNamespace(ask=lambda question: question))
+    monkeypatch.setattr(
+        "server.cluster.local_cluster.parse_servers",
+        lambda answer: [SimpleNamespace(backend=backend, state=state) for backend, state in slots],
+    )
+    assert [cluster._are_ready(count, False) for count in (2, 3)] == [True, False]
+    assert [cluster._are_ready(count, True) for count in (1, 2)] == [True, False]
+    slots[1] = ("sessions", "ready")
+    assert [cluster._are_ready(count, True) for count in (2, 3)] == [True, False]
+
+    def away() -> list[Lease]:
+        raise OSError
+
+    monkeypatch.setattr(cluster, "leases", away)
+    assert not cluster._are_ready(0, False)

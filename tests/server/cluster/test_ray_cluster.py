@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -111,3 +112,23 @@ def test_a_start_that_fails_leaves_nothing(cluster: RayCluster, monkeypatch: pyt
         cluster.start(deployment, "demo", (1, 1), None)
     assert cluster.members() == []
     assert cluster.applied is None
+
+
+def test_the_states_are_those_that_a_process_with_ray_prints(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster._record(APPLIED)
+    asked: list[list[str]] = []
+    printed = {"demo": ["RUNNING", ""], "other": ["DEPLOY_FAILED", "x\nruntime.errors.ConfigError: no GPU\n"]}
+    done = subprocess.CompletedProcess[str]([], 0, json.dumps(printed), "")
+
+    def run(command: list[str], **options: Any) -> Any:
+        asked.append(command)
+        return done
+
+    monkeypatch.setattr("server.cluster.ray_cluster.subprocess.run", run)
+    assert cluster.serve_status(2.5) == {"demo": ("RUNNING", ""), "other": ("DEPLOY_FAILED", "no GPU")}
+    assert asked == [[sys.executable, "-m", "server.cluster.ray_serve", APPLIED.ray, "2.5"]]
+    done.returncode = 1
+    with pytest.raises(TickError, match="Ray Serve does not answer"):
+        cluster.serve_status()

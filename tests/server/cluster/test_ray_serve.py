@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,22 +44,118 @@ def test_ray_serve_takes_the_configuration_and_the_application_its_arguments(con
     ray_serve = importlib.import_module("server.cluster.ray_serve")
     (application,) = ServeDeploySchema.model_validate(config).applications
     assert application.import_path == "server.cluster.ray_serve:app"
-    arguments = ray_serve.Arguments.model_validate(application.args)
+    arguments = ray_serve.ReplicaArguments.model_validate(application.args)
     (deployment,) = application.deployments
     assert deployment.name == ray_serve.app(arguments)._bound_deployment.name
     with pytest.raises(ValueError, match="no_such"):
-        ray_serve.Arguments.model_validate({**application.args, "no_such": 1})
+        ray_serve.ReplicaArguments.model_validate({**application.args, "no_such": 1})
     broken = {**config, "applications": [{**config["applications"][0], "deployments": [{"num_replicas": 2}]}]}
     with pytest.raises(ValueError, match="name"):
         ServeDeploySchema.model_validate(broken)
 
 
-@needs_ray()
-def test_only_a_changed_user_config_reloads_and_what_fails_keeps_the_replica(caplog: pytest.LogCaptureFixture) -> None:
-    ray_serve = importlib.import_module("server.cluster.ray_serve")
+@pytest.fixture
+def ray_serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module, with what it takes of Ray in place of Ray, whose import takes seconds."""
+    statuses = iter([{"a": "DEPLOYING", "b": "RUNNING"}, {"a": "RUNNING", "b": "DEPLOYING"}, {"a": "RUNNING"}])
+
+    def status() -> Any:
+        found = next(statuses)
+        parts = {"Replica": SimpleNamespace(message="of the replica"), "other": SimpleNamespace(message="")}
+        states = {each: SimpleNamespace(status=found[each], message="", deployments=parts) for each in found}
+        return SimpleNamespace(applications=states)
+
+    context = SimpleNamespace(app_name="demo", replica_id=SimpleNamespace(unique_id="7"))
+    util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7")
+    modules = {
+        "ray": {"init": lambda address, **options: None, "util": util},
+        "ray.serve": {
+            "deployment": lambda **options: lambda made: made, "get_replica_context": lambda: context,
+            "status": status, "Application": object,
+        },
+        "ray.serve.schema": {"ApplicationStatusOverview": object},
+    }  # fmt: skip
+    for name, members in modules.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    sys.modules["ray"].serve = sys.modules["ray.serve"]  # type: ignore[attr-defined]
+    known = sys.modules.pop("server.cluster.ray_serve", None)
+    yield importlib.import_module("server.cluster.ray_serve")
+    del sys.modules["server.cluster.ray_serve"]
+    if known is not None:
+        sys.modules["server.cluster.ray_serve"] = known
+
+
+def test_the_states_are_printed_once_nothing_is_being_deployed(
+    ray_serve: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slept_s: list[float] = []
+    monkeypatch.setattr(ray_serve, "time", SimpleNamespace(sleep=slept_s.append, monotonic=lambda: 100.0))
+    monkeypatch.setattr(sys, "argv", ["ray_serve", "127.0.0.1:1", "5"])
+    ray_serve.main()
+    assert json.loads(capsys.readouterr().out) == {"a": ["RUNNING", "of the replica"]}
+    assert slept_s == [ray_serve.POLL_S] * 2
+
+
+def test_a_deployment_that_takes_too_long_is_printed_as_it_is(
+    ray_serve: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = iter([100.0, 104.9, 105.1])
+    monkeypatch.setattr(ray_serve, "time", SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: next(now_s)))
+    monkeypatch.setattr(sys, "argv", ["ray_serve", "127.0.0.1:1", "5"])
+    ray_serve.main()
+    states = json.loads(capsys.readouterr().out)
+    assert {name: status for name, (status, _) in states.items()} == {"a": "RUNNING", "b": "DEPLOYING"}
+
+
+@pytest.mark.parametrize(("host", "listens_at"), [(None, "10.0.0.7"), ("127.0.0.1", "127.0.0.1")])
+def test_a_replica_is_a_server_of_its_own_which_the_edge_knows_before_ray_serve_does(
+    host: str | None, listens_at: str, ray_serve: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+
+    class Server:
+        def __init__(self, config: Any, **options: Any) -> None:
+            done.append((config.name, options))
+
+        def wait_ready(self) -> None:
+            done.append("ready")
+
+        async def check(self) -> None:
+            done.append("checked")
+
+        async def load(self) -> Any:
+            return SimpleNamespace(metrics=lambda: {"sessions": 2.0})
+
+        async def drain(self) -> None:
+            done.append("drained")
+
+    class Replica(ray_serve.Replica):  # type: ignore[misc, name-defined]
+        def __del__(self) -> None:
+            """Ray Serve awaits the real one, Python would not."""
+
+    monkeypatch.setattr(ray_serve, "ReplicaServer", Server)
+    monkeypatch.setattr(ray_serve, "time", SimpleNamespace(sleep=done.append))
+    monkeypatch.setattr(ray_serve, "log_to_stderr", lambda level: done.append(level))
+    arguments = ray_serve.ReplicaArguments(config="demo.toml", redis="redis://here", host=host, has_edge=False)
+    replica = Replica(arguments)
+    options = {"name": "demo-7", "redis": "redis://here", "host": listens_at, "has_edge": False}
+    assert done == ["info", ("demo.toml", options), "ready", ray_serve.EDGE_S]
+    asyncio.run(replica.check_health())
+    assert asyncio.run(replica.record_autoscaling_stats()) == {"sessions": 2.0}
+    asyncio.run(ray_serve.Replica.__del__(replica))
+    assert done[4:] == ["checked", "drained"]
+    del replica._server
+    asyncio.run(ray_serve.Replica.__del__(replica))
+
+
+def test_only_a_changed_user_config_reloads_and_what_fails_keeps_the_replica(
+    ray_serve: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
     reloaded: list[int] = []
 
-    class Replica(ray_serve.Replica.func_or_class):  # type: ignore[misc, name-defined]
+    class Replica(ray_serve.Replica):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             self._server, self._user_config = Server(), None
 

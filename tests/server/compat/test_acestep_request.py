@@ -8,6 +8,7 @@ from helpers.factories import tiny_bundle
 
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.controls import ControlSpec, ControlsSpec
+from runtime.requests.options import COVER_DENOISE
 from server.asgi.problems import ProblemError
 from server.compat.acestep_fields import Fields
 from server.compat.acestep_request import NEUTRAL, TaskRequest, task_request
@@ -102,6 +103,22 @@ def test_what_is_made_behind_the_source_gives_the_length(bundle: Bundle) -> None
     assert (values["repaint"], values["seconds"]) == ([{"start_s": 8.0, "end_s": 12.0}], 12.0)
     with pytest.raises(ProblemError, match="no part of the source"):
         wanted(bundle, *FILES, task_type="repaint", repainting_start=9).with_source("id", 8.0)
+
+
+def test_how_much_a_cover_keeps_is_a_strength_or_where_it_starts(bundle: Bundle) -> None:
+    plain, cover = bundle.model_copy(update={"structure": None}), {"task_type": "cover"}
+    for strength, denoise in ((1.0, COVER_DENOISE), (0.0, 1.0), (0.5, (1 + COVER_DENOISE) / 2)):
+        values = wanted(plain, *FILES, **cover, audio_cover_strength=strength).values
+        assert (values["denoise"], "structure_strength" in values) == (pytest.approx(denoise), False)
+        values = wanted(bundle, *FILES, **cover, audio_cover_strength=strength).values
+        assert (values["structure_strength"], "denoise" in values) == (strength, False)
+    for each in (plain, bundle):
+        assert wanted(each, *FILES, **cover, cover_noise_strength=0.25).values["denoise"] == 0.75
+    assert "denoise" not in wanted(plain, *FILES, **cover).values
+    noisy = wanted(bundle, *FILES, task_type="repaint", repainting_end=2, cover_noise_strength=0.25)
+    assert "denoise" not in noisy.values
+    told = wanted(bundle, "reference_audio", audio_cover_strength=0.3).values
+    assert (told["timbre_strength"], "structure_strength" in told) == (0.3, False)
 
 
 def test_descriptions_are_prompts(bundle: Bundle) -> None:

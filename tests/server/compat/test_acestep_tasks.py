@@ -181,3 +181,44 @@ def test_audio_that_just_fits_removes_nothing(monkeypatch: pytest.MonkeyPatch) -
         assert whole[0].files
 
     in_store(1000, steps, monkeypatch)
+
+
+def test_a_task_that_is_removed_for_its_age_makes_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acestep_tasks, "MAX_TASKS", 2)
+
+    async def steps(store: TaskStore) -> None:
+        oldest, newer = start(store, 300), start(store, 300)
+        await end(*oldest)
+        await end(*newer)
+        latest = start(store, 300)
+        assert [task.error for task, _ in (oldest, newer, latest)] == ["the task is too old", "", ""]
+        assert newer[0].files
+
+    in_store(1000, steps, monkeypatch)
+
+
+def test_tasks_are_counted_while_they_run_and_timed_when_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(store: TaskStore) -> None:
+        assert (store.num_running, store.mean_duration_s) == (0, 0.0)
+        monkeypatch.setattr(acestep_tasks, "time", SimpleNamespace(time=lambda: 100.0))
+        (slow, slow_job), (quick, quick_job) = start(store, 2), start(store, 2)
+        slow.created_s, quick.created_s = 40.0, 90.0
+        assert (store.num_running, store.counts()) == (2, {"running": 2})
+        await end(slow, slow_job)
+        while store.num_running > 1:
+            await asyncio.sleep(0)
+        assert store.counts() == {"running": 1, "succeeded": 1}
+        assert store.mean_duration_s == 60.0
+        await end(quick, quick_job)
+        assert store.mean_duration_s == 35.0
+
+    in_store(1000, steps, monkeypatch)
+
+
+def test_progress_is_the_share_of_all_steps_that_are_done() -> None:
+    jobs: Any = [
+        SimpleNamespace(generation=SimpleNamespace(num_steps=total), permit=SimpleNamespace(remaining_steps=left))
+        for total, left in ((10, 2), (30, 30))
+    ]
+    assert Task({}, jobs, 0).progress == pytest.approx(8 / 40)
+    assert Task({}, (), 0).progress == 1.0

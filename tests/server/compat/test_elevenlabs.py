@@ -122,6 +122,11 @@ def test_bad_bodies_are_errors_in_the_clients_shape(
         assert message in refused(post(served, path, **values), status, code)
 
 
+def test_sounds_are_of_the_model_that_is_named(served: Served) -> None:
+    answer = post(served, "/v1/sound-generation", text="rain", model_id="eleven_v9")
+    assert "this server runs 'tiny'" in refused(answer, 404, "model_not_found")
+
+
 def test_bad_requests_are_errors_in_the_clients_shape(served: Served) -> None:
     assert "expected one of auto, mp3_22050_32" in refused(post(served, output_format="mp3"), 422, "invalid_request")
     with served.client() as client:

@@ -11,6 +11,7 @@ from helpers.http_harness import Served, open_websocket
 from helpers.lyria_client import PATH, lyria
 from websockets.exceptions import InvalidStatus
 
+from server.asgi.problems import unavailable
 from server.compat.lyria import error_body
 
 
@@ -62,3 +63,14 @@ def test_a_server_that_does_not_answer_these_clients_has_no_such_path(serve: Cal
 def test_a_problem_is_googles_error(status: int, name: str) -> None:
     body = error_body({"status": status, "detail": "what", "fix": None})
     assert body == {"error": {"code": status, "message": "what", "status": name}}
+
+
+def test_a_full_replica_refuses_the_handshake_so_that_an_edge_asks_another_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise unavailable("sessions_full", "another one has room")
+
+    monkeypatch.setattr(served.service, "check_room", refuse)
+    status, body = refused(served, PATH)
+    assert (status, body["error"]["status"], body["error"]["message"]) == (503, "UNAVAILABLE", "another one has room")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -369,3 +370,36 @@ def test_new_prompts_take_a_share_of_a_thread_and_known_ones_nothing(
         settle(client)
     assert counted == ["calm"]
     assert sum(delay_s >= 100.0 * (1.0 / SHARE - 1.0) for delay_s in slept_s) == 2
+
+
+def connection() -> lyria_connection.LyriaConnection:
+    """What waits to be sent of a connection, without one."""
+    bare = lyria_connection.LyriaConnection.__new__(lyria_connection.LyriaConnection)
+    bare._outgoing, bare._wake, bare._end = deque(), asyncio.Event(), None
+    return bare
+
+
+def test_a_client_that_reads_no_messages_is_disconnected_after_those_that_wait() -> None:
+    bare = connection()
+    for number in range(lyria_connection.MAX_WAITING):
+        bare._send(warning=f"{number}")
+    assert (len(bare._outgoing), bare._end) == (lyria_connection.MAX_WAITING, None)
+    bare._wake.clear()
+    bare._send(warning="one too many")
+    assert (len(bare._outgoing), bare._wake.is_set()) == (lyria_connection.MAX_WAITING, True)
+    assert bare._end == (lyria_connection.CLOSE_CODES["refused"], "messages are not read")
+
+
+def test_the_first_reason_to_close_is_the_one_that_is_said_and_it_fits_into_a_frame() -> None:
+    bare = connection()
+    bare._close("a reason of no code", "\u00e4" * 200)
+    bare._close("shutdown", "later")
+    assert bare._end == (1000, "\u00e4" * 61), "123 bytes, without half a character"
+
+
+def test_what_was_made_before_the_newest_configuration_that_is_heard_is_forgotten() -> None:
+    bare = connection()
+    bare._metadata = {0: {"at": 0}, 3: {"at": 3}, 5: {"at": 5}, 9: {"at": 9}}
+    assert [bare._made_with(seq)["at"] for seq in (2, 5, 7)] == [0, 5, 5]
+    assert list(bare._metadata) == [5, 9]
+    assert bare._made_with(1) == {"at": 5}, "of the oldest that is known"

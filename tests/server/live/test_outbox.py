@@ -130,6 +130,29 @@ def test_audio_that_is_replaced_is_left_out_and_not_counted() -> None:
     assert (starts(items), dropped) == ([0, 480], 0)
 
 
+def test_audio_that_begins_before_or_ends_behind_its_replacement_is_sent() -> None:
+    def fill(outbox: Outbox, clock: Clock) -> None:
+        for start, end in ((0, 960), (960, 1920), (1920, 2880)):
+            outbox.on_audio(chunk(start, end))
+        outbox.on_audio(chunk(960, 2400, is_replacing=True))
+
+    items, dropped = taken(fill)
+    assert (starts(items), dropped) == ([0, 1920, 960], 0)
+
+
+def test_a_message_wakes_the_taker() -> None:
+    async def run() -> Any:
+        outbox = Outbox(lambda: None)
+        taking = asyncio.create_task(outbox.take())
+        await asyncio.sleep(0)
+        outbox.on_message(Applied(seq=1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return taking.done() and taking.result()
+
+    assert asyncio.run(run()) == Applied(seq=1)
+
+
 def test_a_new_epoch_leaves_out_the_old_one() -> None:
     def fill(outbox: Outbox, clock: Clock) -> None:
         outbox.on_audio(chunk(0, epoch=1))

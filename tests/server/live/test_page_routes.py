@@ -61,9 +61,9 @@ def test_types_and_security_headers(served: Served, path: str, media_type: str) 
 
 
 def test_the_page_may_connect_to_the_edges_that_the_settings_name(serve: Callable[..., Served]) -> None:
-    with serve(edges=("https://two.example", "http://three.example:8000")).client() as client:
+    with serve(edges=("https://two.example", "http://three.example:8000", "https://http.example")).client() as client:
         policy = client.get("/").headers["content-security-policy"]
-    assert policy.endswith("; connect-src 'self' wss://two.example ws://three.example:8000")
+    assert policy.endswith("; connect-src 'self' wss://two.example ws://three.example:8000 wss://http.example")
 
 
 def test_an_unchanged_file_is_not_sent_again(served: Served) -> None:

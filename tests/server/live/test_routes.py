@@ -32,6 +32,7 @@ from runtime.sessions.protocol.messages import (
     State,
     messages_schema,
 )
+from server.asgi.problems import unavailable
 
 Serve = Callable[..., Served]
 
@@ -195,6 +196,23 @@ def test_limits_of_sessions(serve: Serve) -> None:
         closed, code = three.receive_end()
         assert (closed.reason, code) == ("unavailable", 1013)
         assert served.post().status_code == 200
+
+
+def test_what_an_edge_can_send_on_is_refused_before_the_handshake(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(code: str) -> None:
+        raise unavailable(code, "another one takes it")
+
+    with monkeypatch.context() as full:
+        full.setattr(served.service, "check_room", lambda: refuse("sessions_full"))
+        assert refused_websocket(served, "/v1/live") == (503, "sessions_full")
+        with player(served, "/v1/live/a-session-that-is-kept-here") as client:
+            client.send(type="open", resume="a-token")
+            assert client.receive_until(lambda item: isinstance(item, Problem)).code != "sessions_full"
+    monkeypatch.setattr(served.service, "check_draining", lambda: refuse("draining"))
+    for path in ("/v1/live", "/v1/live/a-session-that-is-kept-here"):
+        assert refused_websocket(served, path) == (503, "draining")
 
 
 def test_a_client_that_does_not_read_is_disconnected(serve: Serve) -> None:

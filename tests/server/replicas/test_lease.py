@@ -12,14 +12,15 @@ LEASE = Lease("one", "127.0.0.1:8001", "", "ready", 3, 10, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("lease", "has_room"),
+    ("lease", "takes_work", "has_room"),
     [
-        (LEASE, True),
-        (replace(LEASE, sessions=10), False),
-        (replace(LEASE, state="full"), False),
-        (replace(LEASE, state="draining"), False),
-        (replace(LEASE, state="loading"), False),
+        (LEASE, True, True),
+        (replace(LEASE, sessions=9), True, True),
+        (replace(LEASE, sessions=10), True, False),
+        (replace(LEASE, state="full"), True, False),
+        (replace(LEASE, state="draining"), False, False),
+        (replace(LEASE, state="loading"), False, False),
     ],
 )
-def test_room(lease: Lease, has_room: bool) -> None:
-    assert lease.has_room is has_room
+def test_work_and_room(lease: Lease, takes_work: bool, has_room: bool) -> None:
+    assert (lease.takes_work, lease.has_room) == (takes_work, has_room)

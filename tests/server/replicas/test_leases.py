@@ -1,26 +1,39 @@
-"""Leases in a real redis-server: who is there, who has room, and what ends with its replica."""
+"""Leases in a redis-server, and in memory: who is there, who has room, and what ends with its replica."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
+from helpers.memory_redis import MemoryRedis
 from helpers.redis_server import RedisServer, redis_server
 
 from runtime.errors import StoreError
-from server.replicas.lease import Lease
-from server.replicas.leases import Leases, Membership
+from server.replicas.lease import LEASE_S, Lease
+from server.replicas.leases import RENEW_S, Leases, Membership
 
 ONE = Lease("one", "127.0.0.1:8001", "http://one", "ready", 3, 10, 0.5)
 TWO = Lease("two", "127.0.0.1:8002", "http://two", "ready", 1, 10, 2.0)
 
 
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def real_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     with redis_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
+
+
+@pytest.fixture(params=["server", "memory"])
+def redis(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RedisServer:
+    """A redis-server, and what is used of one."""
+    if request.param == "server":
+        real: RedisServer = request.getfixturevalue("real_redis")
+        return real
+    memory = MemoryRedis()
+    monkeypatch.setattr("server.replicas.leases.connect", lambda url: memory)
+    return RedisServer(cast(Any, None), "memory", memory)
 
 
 @pytest.fixture
@@ -42,6 +55,7 @@ def test_a_lease_is_there_until_it_is_released_or_expires(leases: Leases, redis:
     leases.renew(ONE)
     leases.renew(replace(ONE, state="full"))
     assert leases.all() == [replace(ONE, state="full"), TWO]
+    assert 1e3 * RENEW_S < 1e3 * LEASE_S - 1000 < redis.client.pttl("tickrt:lease:one"), "one may be late"
     assert 0 < redis.client.pttl("tickrt:lease:two") <= 3000
     redis.client.delete("tickrt:lease:two")
     assert [lease.name for lease in leases.all()] == ["one"]
@@ -63,6 +77,8 @@ def test_a_lease_of_another_version_is_left_out(
 
 def test_a_session_goes_where_the_smallest_share_is_taken() -> None:
     assert known(ONE, TWO).with_room() == TWO
+    large = replace(ONE, sessions=9, capacity=100)
+    assert known(TWO, large).with_room() == large
     assert known(ONE, replace(TWO, state="full")).with_room() == ONE
     assert known(ONE, replace(TWO, url="")).with_room() == ONE
     assert known(replace(ONE, sessions=10), replace(TWO, state="draining")).with_room() is None

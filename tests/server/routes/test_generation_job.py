@@ -16,7 +16,13 @@ from helpers.backends import FEW_VARIANTS
 from helpers.http_harness import Served, connected, eventually, problem, raw_request, serving
 
 from runtime.config.deployment import Deployment
-from runtime.errors import RequestError
+from runtime.errors import (
+    DrainingError,
+    EngineError,
+    GenerationCancelledError,
+    NonFiniteError,
+    RequestError,
+)
 from runtime.language.sequence import SequenceRequest
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import open_pipeline
@@ -25,10 +31,10 @@ from runtime.requests.options import parse_options
 from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.request_body import Upload
-from server.metrics.metrics import Metrics
+from server.metrics.metrics import Metrics, Outcome
 from server.routes import generation_job
 from server.routes.checked_request import CheckedRequest, ReadRequest
-from server.routes.generation_job import GenerationJob, words_header
+from server.routes.generation_job import AHEAD_BYTES, GenerationJob, outcome_of, words_header
 from server.routes.generations import GenerationResponse
 
 
@@ -221,3 +227,68 @@ def test_a_disconnect_while_a_plan_is_written_frees_its_sequence(planning: Deplo
         eventually(lambda: not served.service.admission.permits)
         assert loop.stats().ticks < 200, "the plan of a minute has more"
         assert served.metrics()["tickrt_generations_total{outcome=cancelled}"] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ProblemError(504, "queue_timeout", "late"), Outcome.EXPIRED),
+        (GenerationCancelledError("left"), Outcome.CANCELLED),
+        (NonFiniteError("NaN"), Outcome.NONFINITE),
+        (DrainingError("drains"), Outcome.DRAINED),
+        (EngineError("broken"), Outcome.ENGINE_ERROR),
+        (RequestError("wrong"), Outcome.REJECTED),
+        (ProblemError(503, "busy", "full"), Outcome.REJECTED),
+    ],
+)
+def test_every_error_has_its_outcome(error: Any, outcome: Outcome) -> None:
+    assert outcome_of(error) is outcome
+
+
+def job_of(total_frames: int = 100, total_samples: int = 32_000, **options: Any) -> GenerationJob:
+    """Of a model with 8 channels of latents, two of audio at 8 kHz, and windows of a second; 10 bytes were uploaded."""
+    settings = SimpleNamespace(window_s=1.0)
+    metrics = SimpleNamespace(audio_seconds=SimpleNamespace(inc=None), realtime=SimpleNamespace(observe=None))
+    service: Any = SimpleNamespace(settings=settings, metrics=metrics)
+    bundle = SimpleNamespace(latents=SimpleNamespace(channels=8))
+    pipeline: Any = SimpleNamespace(codec=SimpleNamespace(channels=2, sample_rate_hz=8000), bundle=bundle)
+    body = GenerationBody(prompt="a", **options)
+    generation = SimpleNamespace(total_frames=total_frames, total_samples=total_samples)
+    read: Any = SimpleNamespace(generation=generation, uploaded_bytes=10)
+    nothing: Any = None
+    return GenerationJob(CheckedRequest(service, pipeline, body, Upload({}), "", "id", started_s=90.0), nothing, read)
+
+
+@pytest.mark.parametrize(
+    ("options", "size_bytes"),
+    [
+        ({"response_format": "latents"}, 10 + 2 * 3200),
+        ({"stream": True}, 10 + 3200 + 2 * 2 * 16_000),
+        ({"stream": True, "total_samples": 9000}, 10 + 3200 + 2 * 2 * 9000),
+        ({"stream": False}, 10 + 3200 + 2 * 2 * 32_000),
+        ({"stream": False, "sample_rate_hz": 16_000}, 10 + 3200 + 2 * 2 * 64_000),
+        ({"stream": True, "sample_rate_hz": 16_000}, 10 + 3200 + 2 * 2 * 32_000),
+        ({"stream": False, "sample_rate_hz": 8000}, 10 + 3200 + 2 * 2 * 32_000),
+        ({"stream": False, "total_frames": 1_000_000}, 10 + AHEAD_BYTES + 2 * 2 * 32_000),
+    ],
+    ids=str,
+)
+def test_the_memory_of_a_response_is_that_of_latents_ahead_and_of_audio_in_the_server(
+    options: dict[str, Any], size_bytes: int
+) -> None:
+    assert job_of(**options).response_bytes() == size_bytes
+
+
+def test_audio_that_was_sent_counts_and_its_pace_where_all_of_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation_job.time, "monotonic", lambda: 92.0)
+    seen: list[tuple[str, float]] = []
+    for options, outcome in (
+        ({}, Outcome.OK), ({}, Outcome.CANCELLED), ({"response_format": "latents"}, Outcome.OK)
+    ):  # fmt: skip
+        job = job_of(**options)
+        metrics: Any = job.request.service.metrics
+        metrics.audio_seconds.inc = lambda seconds: seen.append(("s", seconds))
+        metrics.realtime.observe = lambda factor: seen.append(("x", factor))
+        job.sent_audio_s = 3.0
+        job.record_end(outcome)
+    assert seen == [("s", 3.0), ("x", 1.5), ("s", 3.0), ("s", 3.0)]

@@ -44,7 +44,11 @@ def test_open_live_sessions_are_counted_until_the_server_drains(serve: Serve) ->
         served.service.live_host().open(Open(), Client())
     with served.client() as client:
         assert client.get("/health/ready").json()["live_sessions"] == 2
-        draining = client.post("/admin/drain", headers={"Authorization": "Bearer k"})
+        refused = client.post("/admin/drain", headers={"Authorization": "Bearer k"})
+        assert (refused.status_code, refused.json()["code"]) == (403, "admin_key_needed")
+        assert client.get("/health/ready").status_code == 200
+        draining = client.post("/admin/drain", headers={"X-Admin-Key": "k"})
+        problem(client.get("/health/ready"), 503, "draining")
     assert (draining.status_code, draining.json()) == (202, {"status": "draining", "live_sessions": 2})
 
 

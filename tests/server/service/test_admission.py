@@ -146,7 +146,9 @@ def test_retry_after_is_the_time_of_the_steps_that_are_left() -> None:
     """Ten steps a second: 60 and 20 steps are left, then 60 and 5."""
     admission = Admission(2, client_limit=1, ticks_s=lambda num_steps: num_steps / 10)
     for client, num_steps in (("a", 60), ("b", 20)):
-        admission.admit(client).remaining_steps = num_steps
+        permit = admission.admit(client)
+        assert permit.remaining_steps == 0, "until it is known what is made"
+        permit.remaining_steps = num_steps
     assert refused_for_s(admission, "c") == 8
     assert refused_for_s(admission, "b") == 2
     (permit,) = (permit for permit in admission.permits if permit.client == "b")

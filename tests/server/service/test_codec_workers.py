@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -106,3 +107,29 @@ async def _sources() -> None:
     assert await asyncio.gather(*tasks) == [0, 1, 4]
     assert most == 1
     worker.close()
+
+
+def test_an_error_of_cancelled_work_is_not_one_of_the_event_loop() -> None:
+    errors: list[dict[str, object]] = []
+
+    async def cancel() -> None:
+        go = threading.Event()
+
+        def fail() -> None:
+            go.wait(TIMEOUT_S)
+            raise LookupError
+
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        with ThreadPoolExecutor(1) as threads:
+            task = asyncio.create_task(run_to_end(threads.submit(fail)))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.sleep(0)
+            go.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        del task
+        gc.collect()
+
+    asyncio.run(cancel())
+    assert errors == []

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from conftest import Built
@@ -16,7 +18,7 @@ from helpers.http_harness import TIMEOUT_S, Served
 
 from runtime.config.deployment import Deployment
 from runtime.config.targets import Target
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, TickError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.tick.common_ticks import TICKS_PER_SHAPE
 from server.asgi.problems import ProblemError
@@ -36,7 +38,7 @@ def test_a_pipeline_that_cannot_be_opened_is_a_failure_with_its_cause() -> None:
         service = Service(refuse, ServerSettings())
         with pytest.raises(ProblemError) as loading:
             service.ready_pipeline()
-        assert loading.value.code == "loading"
+        assert (loading.value.code, loading.value.headers["Retry-After"]) == ("loading", "2")
         service.start()
         await service.opened()
         with pytest.raises(ProblemError) as failed:
@@ -214,3 +216,81 @@ def test_one_address_gets_a_share_of_the_places_where_clients_are_limited(limit:
         raise AssertionError
 
     assert asyncio.run(run()) == ((2, "too_many_requests") if is_limited else (4, "busy"))
+
+
+def test_a_full_server_refuses_a_session_that_an_edge_can_send_on() -> None:
+    ready = Lease("two", "127.0.0.1:8002", "", "ready", 2, 3, 0.0)
+
+    async def check(wait_s: float | None, *others: Lease) -> None:
+        service = Service(lambda: pytest.fail("is not opened"), ServerSettings())
+        service.check_room()
+        service.host = None if wait_s is None else cast(Any, SimpleNamespace(session_wait_s=wait_s))
+        service.check_room()
+        service.membership = Membership.__new__(Membership)
+        service.membership.others = list(others)
+        service.check_room()
+
+    full, reached_directly = replace(ready, sessions=3), replace(ready, url="http://127.0.0.1:8002")
+    for wait_s, other in ((None, ready), (0.0, ready), (0.5, full), (0.5, reached_directly)):
+        asyncio.run(check(wait_s, other))
+    with pytest.raises(ProblemError) as refused:
+        asyncio.run(check(0.5, full, ready))
+    assert (refused.value.code, refused.value.status) == ("sessions_full", 503)
+
+
+def test_a_lease_says_what_the_server_has_and_takes() -> None:
+    async def leases(**settings: Any) -> list[Lease]:
+        chosen = ServerSettings(max_sessions=5).model_copy(update=settings)
+        service = Service(lambda: pytest.fail("is not opened"), chosen)
+        host: Any = SimpleNamespace(session_wait_s=0.0, stats=lambda: SimpleNamespace(open=2))
+        service.admission.capacity, service.admission.ticks_s = 4, lambda num_steps: num_steps / 10
+        found = [service.lease()]
+        service.pipeline = cast(Any, SimpleNamespace(bundle=SimpleNamespace(name="demo")))
+        service.admission.admit("a").remaining_steps = 15
+        found.append(service.lease())
+        service.host = host
+        found.append(service.lease())
+        host.session_wait_s = 0.25
+        found.append(service.lease())
+        service.admission.drain()
+        return [*found, service.lease()]
+
+    loading, without, ready, full, draining = asyncio.run(leases(host="10.0.0.7", port=8001))
+    assert loading == Lease("", "10.0.0.7:8001", "", "loading", 0, 5, 0.0)
+    assert without == replace(loading, state="ready", queue_wait_s=1.5, model="demo")
+    assert ready == replace(without, sessions=2)
+    assert full == replace(ready, state="full", session_wait_s=0.25)
+    assert draining == replace(full, state="draining")
+    named = asyncio.run(leases(replica_address="here:1", replica_url="http://here"))[0]
+    assert (named.address, named.url) == ("here:1", "http://here")
+
+
+def test_an_error_of_any_kind_is_the_cause_of_a_failure() -> None:
+    async def opened(error: Exception) -> str:
+        def refuse() -> Pipeline:
+            raise error
+
+        service = Service(refuse, ServerSettings())
+        service.start()
+        await service.opened()
+        await asyncio.sleep(0)
+        assert service.failure is not None
+        await service.close()
+        return service.failure.what
+
+    assert asyncio.run(opened(ValueError("two values"))) == "two values"
+    assert asyncio.run(opened(LookupError())) == "LookupError"
+
+
+def test_a_model_without_a_codec_is_warmed_up_by_its_steps_alone(built: Built, tmp_path: Path) -> None:
+    async def opened(pipeline: Pipeline) -> TickError | None:
+        service = Service(lambda: pipeline, ServerSettings(codec_workers=2, state=tmp_path))
+        service.start()
+        await service.opened()
+        await service.close()
+        return service.failure
+
+    with open_pipeline(built(codec=False, text_encoder=False)) as pipeline:
+        assert pipeline.codec is None
+        assert asyncio.run(opened(pipeline)) is None
+        assert pipeline.loop.stats().ticks == 1

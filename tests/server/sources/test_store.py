@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.formats import latents_bytes
 from runtime.errors import RequestError, SourceNotFoundError
+from server.sources import store
 from server.sources.source import Source, SourceFiles
 
 OpenFiles = Callable[[], SourceFiles]
@@ -131,6 +132,30 @@ def test_the_cache_is_bounded(open_files: OpenFiles) -> None:
     assert len(num_reads) == 5
     sources.latents(ids[0])
     assert len(num_reads) == 6
+    assert [sources.are_cached(source_id) for source_id in ids] == [True, False, True, True, False]
+    assert sources.are_cached(None, ids[0])
+    assert sources.are_cached()
+    assert not sources.are_cached(ids[0], ids[4], None)
+    sources.remove(ids[0])
+    assert not sources.are_cached(ids[0])
+
+
+def test_sources_are_so_many_at_most_and_one_that_is_gone_already_is_not_counted(
+    open_files: OpenFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MAX_SOURCES", 3)
+    evicted: list[int] = []
+    files = open_files()
+    sources = store_of(files, 1000, on_evict=lambda: evicted.append(1))
+    added = [sources.add(bytes([n]) * 40)[0] for n in range(3)]
+    assert (len(sources.all()), evicted) == (3, [])
+    added.append(sources.add(b"x" * 40)[0])
+    assert (sources.all(), evicted) == ([added[3], added[2], added[1]], [1])
+    with monkeypatch.context() as patched:
+        remove = files.remove
+        patched.setattr(files, "remove", lambda source: (remove(source), False)[1])  # another server was faster
+        added.append(sources.add(b"y" * 40)[0])
+    assert (sources.all(), evicted) == ([added[4], added[3], added[2]], [1])
 
 
 def test_threads_share_a_store(open_files: OpenFiles) -> None:

@@ -54,3 +54,9 @@ def test_lengths_are_those_of_generations_and_tokens_fit_the_engines(built: Buil
     assert churn_load(with_tokens(built(), 80), "0.5", LOAD.workload).tokens == (30, 80)
     assert churn_load(with_tokens(built(), 1), "0.5", LOAD.workload).tokens == (1, 1)
     assert churn_load(built(), "0.5", LOAD.workload, frames=20).lengths == (20,)
+
+
+def test_the_first_one_comes_as_soon_as_any_other() -> None:
+    first = [next(LOAD.arrivals(0.5, seed))[0] for seed in range(200)]
+    assert min(first) < 0.1
+    assert np.mean(first) == pytest.approx(2.0, rel=0.25)  # at a load of 0.5, one in two ticks

@@ -49,6 +49,8 @@ def test_a_point_has_shares_times_and_its_budget(on_tensorrt: Deployment, built:
     assert point["within_budget"]
     assert point["queue_wait_ms"]["p50"] == 2.0
     assert (point["generations"], point["slots"]) == (2, 2.0)
+    counted = churn_point(on_tensorrt, [record(bound=2, evicted=1, allocations=3), record(bound=3, allocations=2)], [])
+    assert (counted["bound"], counted["evicted"], counted["allocations_per_tick"]) == (5, 1, 2.5)
     worse = churn_point(on_tensorrt, [*ticks, record()], [])
     assert not worse["within_budget"]
     assert churn_point(built(), [record()], [])["budget"] == {}

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import Built
@@ -11,7 +15,11 @@ from helpers.cluster import needs_programs
 from typer.testing import CliRunner
 
 from profiling.bench.cluster import failover
-from profiling.bench.cluster.run import DIRECT, EDGE, OPUS, capacity_of
+from profiling.bench.cluster import run as module
+from profiling.bench.cluster.failover import Replicas
+from profiling.bench.cluster.run import DIRECT, EDGE, OPUS, capacity_of, measure_cluster
+from profiling.bench.cluster_load import ClusterLoad
+from profiling.bench.live.script import Script
 from profiling.bench_cli import app
 from server.cluster import local_cluster
 
@@ -41,6 +49,47 @@ def test_a_target_beside_the_deployments_own_is_refused(built: Built) -> None:
     done = CliRunner().invoke(app, [str(built().path), "--cluster", "--target", "cuda"])
     assert done.exit_code == 2
     assert "--cluster serves the deployment's own target" in done.stderr
+
+
+def test_the_replicas_are_played_themselves_then_through_the_edge_in_two_formats_and_some_end(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = [SimpleNamespace(name=f"r{number}", address=f"127.0.0.1:800{number}") for number in (1, 2)]
+    started: list[Any] = []
+    played: list[Any] = []
+
+    @contextmanager
+    def cluster(config: Path, folder: Path, bind: str, replicas: int, **settings: str) -> Iterator[Any]:
+        started.append((config, folder.is_dir(), bind, replicas, settings))
+        yield SimpleNamespace(leases=lambda: leases)
+
+    def transport(cluster: Any, replicas: Any, urls: Any, script: Script, sessions: int) -> dict[str, float]:
+        played.append((dict(replicas), list(urls), script.format, sessions))
+        return {**RUN, "edge_cores": 0.01 if len(played) == 1 else 0.05}
+
+    def ended(replicas: Replicas, url: str, on_share: Callable[[float], None]) -> dict[str, Any]:
+        on_share(0.5)
+        return {"names": replicas.names, "url": url, "settings": replicas.settings, "config": replicas.config}
+
+    changed = {
+        "plain_cluster": cluster, "measure_transport": transport, "measure_failover": ended,
+        "free_port": lambda: 4321, "os": SimpleNamespace(cpu_count=lambda: 4),
+    }  # fmt: skip
+    for name, value in changed.items():
+        monkeypatch.setattr(module, name, value)
+    deployment = built()
+    result = measure_cluster(deployment, ClusterLoad(5, Script("loop", 2.0, 60.0)))
+    limits = {"TICKRT_MAX_REFRESH_S": "3600", "TICKRT_MAX_SESSIONS": "28"}
+    assert started == [(deployment.path, True, "127.0.0.1:4321", 2, limits)]
+    own = {"r1": "http://127.0.0.1:8001", "r2": "http://127.0.0.1:8002"}
+    edge = ["http://127.0.0.1:4321"]
+    assert played == [(own, [*own.values()], "s16", 5), (own, edge, "s16", 5), (own, edge, "opus", 5)]
+    assert result["failover"] == {
+        "names": ["r1", "r2"], "url": edge[0], "settings": limits, "config": deployment.path
+    }  # fmt: skip
+    assert list(result["transport"]) == [DIRECT, EDGE, OPUS]
+    assert result["capacity"] == capacity_of(result["transport"], 5, 2.0), "each has half of the machine's cores"
+    assert (result["kind"], result["sessions"], result["bundle"]) == ("cluster", 5, "tiny")
 
 
 @pytest.mark.slow

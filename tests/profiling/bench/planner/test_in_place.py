@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import onnx
 import pytest
@@ -48,3 +51,32 @@ def test_a_graph_without_such_caches_is_refused(model: onnx.ModelProto) -> None:
     concatenate(model)
     with pytest.raises(ConfigError, match="no caches"):
         concatenate(model)
+
+
+def test_a_time_is_of_one_execute_until_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    event = SimpleNamespace(wait=lambda: done.append("waited"))
+    decode = in_place._Decode.__new__(in_place._Decode)
+    decode._stream = cast(Any, SimpleNamespace(record=lambda: event))
+    decode._execution = cast(Any, SimpleNamespace(launch=lambda stream: done.append("launched")))
+    monkeypatch.setattr(in_place, "time", SimpleNamespace(perf_counter=count(3.0, 0.004).__next__))
+    assert decode.time_ms() == pytest.approx(4.0)
+    assert done == ["launched", "waited"]
+
+
+def test_the_figures_are_medians_and_how_much_longer_the_other_way_takes(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def timed(timer: Any, neighbours: Any, num_samples: int) -> Any:
+        asked.append((len(neighbours), num_samples, timer.__self__ is not neighbours[0].__self__))
+        return [5.0, 5.0, 6.0], [[2.0, 2.0, 2.0, 9.0]]
+
+    monkeypatch.setattr(in_place, "LENGTHS", (8,))
+    monkeypatch.setattr(in_place, "time_in_turn", timed)
+    tiny = {"capacity": 96, "thinking": False}
+    with open_session(built(planner=tiny, more=FEW_VARIANTS, codec=False, text_encoder=False)) as session:
+        (point,) = measure_in_place(session, times=3)
+    assert (point["ms"], point["concat_ms"], point["ratio"]) == (2.0, 5.0, 2.5)
+    assert asked == [(1, 3, True)]

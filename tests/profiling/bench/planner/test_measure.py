@@ -18,6 +18,8 @@ from rich.console import Console
 from profiling.bench.planner import in_place, measure
 from profiling.bench.planner.measure import (
     PLAIN,
+    PROMPT,
+    SETTLED,
     PlannerStream,
     Timed,
     given_tokens,
@@ -31,6 +33,7 @@ from runtime.config.explain import validated
 from runtime.config.planner import PlannerSpec
 from runtime.errors import ConfigError
 from runtime.language.constraints import CodesConstraint
+from runtime.language.sequence import room_for
 
 TICKS = 3
 
@@ -126,3 +129,35 @@ def test_a_bundle_without_a_planner_is_refused(session: BenchSession, load: Work
     bare = replace(session, bundle=session.bundle.model_copy(update={"planner": None}))
     with pytest.raises(ConfigError, match="has no planner"):
         measure_planner(bare, load, TICKS)
+
+
+def test_a_linear_cache_bounds_the_ticks_and_a_ring_does_not(
+    session: BenchSession, load: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without drafts 20 tokens take 2 s, with them 1 s: 4 ticks verify drafts, and bring 11 of the tokens."""
+    asked: list[int] = []
+
+    def timed(stream: PlannerStream, ticks: int) -> Timed:
+        asked.append(ticks)
+        drafts = stream.loop.deployment.runtime.speculation
+        return Timed([1000.0], 20, 4, 11) if drafts else Timed([1500.0, 500.0], 20, 0, 0)
+
+    monkeypatch.setattr(PlannerStream, "time", timed)
+    monkeypatch.setattr(PlannerStream, "begin", lambda stream, *arguments, **options: None)
+    monkeypatch.setattr(measure, "measure_in_place", lambda session, ticks: [])
+    spec = spec_of(session)
+    most = room_for(spec, PROMPT) // spec.verify_tokens - SETTLED - 1
+    assert most > 0
+    for ticks, expected in ((10_000, most), (1, 1)):
+        asked.clear()
+        result = measure_planner(session, load, ticks)
+        assert (result["ticks"], set(asked)) == (expected, {expected})
+    drafts = result["speculation"]
+    assert (drafts["accepted_share"], drafts["gain"]) == (round(7 / (4 * (spec.verify_tokens - 1)), 3), 2.0)
+    assert (drafts["tokens_per_s"], result["alone"]["one sequence"]["tick_ms"]["p50"]) == (20.0, 1000.0)
+    monkeypatch.setattr(measure, "_ring", lambda session: {})
+    assert measure_planner(ring_of(session), load, 10_000)["ticks"] == 10_000
+    short = spec.model_copy(update={"capacity": PROMPT + spec.verify_tokens * (SETTLED + 1)})
+    bundle = session.bundle.model_copy(update={"planner": short})
+    with pytest.raises(ConfigError, match="is too short to measure"):
+        measure_planner(replace(session, bundle=bundle), load, 10)

@@ -76,6 +76,7 @@ def test_the_messages_of_a_bundle_keep_their_order() -> None:
         (b"#bundle\0" + bytes(8) + b"\0\0\0\x05/a\0\0\0", "wrong size"),
         (b"#bundle\0" + bytes(8) + b"\xff\xff\xff\xfc", "wrong size"),
         (b"#bundle\0" + bytes(8) + b"\0\0", "wrong size"),
+        (b"#bundle\0" + bytes(8) + bytes(4), "wrong size"),
         (b"/" * (MAX_PACKET_BYTES + 4), "at most"),
     ],
 )
