@@ -95,7 +95,8 @@ class PlanSpec(TomlTable):
     and its token the frames in which a note begins, one bit each, the lowest is the code's first; a token with one that
     is not the nearest to a step is not sampled, a group may have none. Steps and onsets are given both or not at all.
     openings: how many times the first codes of a section that recalls none are drawn at most,
-    until their notes, as [notes] of the bundle tells them, have the tonic that the header names; 1: once, unjudged.
+    until their notes, as [notes] of the bundle tells them, have the tonic that the header names and no layer holds the
+    same ones all the time; 1: once, unjudged.
     temperature, top_p: of header and sections, where they are not those of [planner.sampler].
     """
 

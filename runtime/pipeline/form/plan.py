@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.errors import TickError
 from runtime.language.sequence import ENDLESS
-from runtime.notes.tonic import tonic_lead
+from runtime.notes.tonic import still_layers, tonic_lead
 from runtime.pipeline.form.edits import code_at, continued, cut, following, num_made, section_at, with_codes
 from runtime.pipeline.form.fitting import bars_of, fitted
 from runtime.pipeline.form.pages import CodesPage, codes_page, layers_of_codes, plan_page
@@ -51,6 +51,19 @@ class _Task(NamedTuple):
 
     page: CodesPage
     run: SequenceRun
+
+
+class Opening(NamedTuple):
+    """How well a section begins; the greater the better. lead: of its tonic, moving: minus the layers that do not."""
+
+    is_clear: bool
+    moving: int
+    lead: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether no other has to be drawn."""
+        return self.is_clear and self.moving == 0
 
 
 class FormPlan:
@@ -343,32 +356,37 @@ class FormPlan:
         return _Task(page, self._sequences.start(order, self._options, self._caller))
 
     def _opened(self, task: _Task, section: PlanSection, others: Sequence[PlanSection], version: int) -> _Task:
-        """The sequence of the one of a section's openings that has the clearest tonic; `task` is the first.
+        """The sequence of the best of a section's openings; `task` is the first.
 
-        No more are drawn once one is clear, or the plan was changed.
+        Those with a clear tonic come first, then those in which the fewest layers stand still, then by their tonics. No
+        more are drawn once one has a clear tonic and no such layer, or the plan was changed.
         """
-        rate_hz, drawn = self._grid.frame_rate_hz, list[tuple[float, list[int]]]()
+        rate_hz, drawn = self._grid.frame_rate_hz, list[tuple[Opening, list[int]]]()
         num_codes = round(OPENING_S * rate_hz / self._grid.frames_per_code)
         while True:
             end = task.page.ends[:num_codes][-1]
             # Until the planner has written the opening; `_making` is held meanwhile, `_lock` is not.
             codes = task.page.read(task.run.wait(end)[:end])
-            drawn.append((self._lead(section, codes), codes))
-            if version != self._version or (len(drawn) == 1 and drawn[0][0] >= CLEAR_LEAD):
+            drawn.append((self._judge(section, codes), codes))
+            is_good = drawn[-1][0].is_good
+            if version != self._version or (len(drawn) == 1 and is_good):
                 return task
             task.run.cancel()
-            if drawn[-1][0] >= CLEAR_LEAD or len(drawn) == self._spec.openings:
+            if is_good or len(drawn) == self._spec.openings:
                 break
             task = self._begin(section, others, len(drawn))
         with self._lock:
             section.codes[:] = max(drawn)[1][: len(task.page.ends) - 1]  # A page has one code to make at least.
         return self._begin(section, others)
 
-    def _lead(self, section: PlanSection, codes: Sequence[int]) -> float:
-        """By how much the tonic that the section's song names is ahead of others in codes."""
+    def _judge(self, section: PlanSection, codes: Sequence[int]) -> Opening:
+        """How well codes begin a section of its song."""
         bundle, tonic = self._sequences.bundle, self._spec.tonic(section.song.header)
         assert bundle.notes is not None
-        return tonic_lead(bundle.notes, bundle.silence(1)[0], self._structure.hints_of_codes(codes), tonic)
+        silence, hints = bundle.silence(1)[0], self._structure.hints_of_codes(codes)
+        lead = tonic_lead(bundle.notes, silence, hints, tonic)
+        still = still_layers(bundle.notes, silence, hints, self._grid.frame_rate_hz)
+        return Opening(lead >= CLEAR_LEAD, -len(still), lead)
 
     def _take(self, section: PlanSection, task: _Task, tokens: Sequence[int]) -> None:
         """Note the codes that are complete, and forget what is long past."""

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.config.notes import NotesSpec
-from runtime.notes.tonic import tonic_lead
+from runtime.notes.tonic import still_layers, tonic_lead
 
 SCALE, SILENCE = 6.0, np.full(28, -0.5, np.float32)
 # Two octaves from C3 on in channels 1 to 24; drums in 25 to 27, whose keys would be a chord of F sharp.
@@ -65,3 +65,29 @@ def test_levels_below_silence_count_nothing_and_silence_has_no_tonic() -> None:
     latents[:, 2] -= SCALE  # C sharp
     assert leads(latents) == pytest.approx(leads(played(C, F, G, C)))
     assert leads(np.tile(SILENCE, (20, 1))) == [0.0] * 12
+
+
+@pytest.mark.parametrize(
+    ("chords", "still"),
+    [
+        (8 * (C,), ["piano"]),
+        ((*4 * (C,), *4 * (F,)), []),
+        ((*7 * (C,), AM), []),
+        ((), []),
+        (3 * (C,), []),
+        (4 * (C,), ["piano"]),
+    ],
+)
+def test_a_layer_that_holds_its_keys_is_still(chords: tuple[tuple[int, ...], ...], still: list[str]) -> None:
+    """Each chord is a second, as loud as it may be; fewer than four are not judged, and drums never are."""
+    for level in (0.2, 0.8):
+        silent = np.tile(SILENCE, (20, 1))
+        latents = np.concatenate([silent, played(*chords, level=level, drums=1.0) if chords else silent, silent])
+        found = still_layers(SPEC, SILENCE, latents, 10.0)
+        assert found == still
+
+
+def test_a_held_chord_that_fades_or_trembles_is_still() -> None:
+    loudness = np.linspace(1.0, 0.4, 8) + 0.05 * np.random.default_rng(0).random(8)
+    latents = np.concatenate([played(C, level=0.8 * each) for each in loudness])
+    assert still_layers(SPEC, SILENCE, latents, 10.0) == ["piano"]

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from copy import copy
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 from conftest import Built
 from helpers.lock_check import lock_checked
 
+from runtime.config.notes import NotesSpec
+from runtime.config.plan_spec import PlanSpec
 from runtime.errors import GenerationCancelledError, RequestError, TickError
 from runtime.pipeline import planning
-from runtime.pipeline.form.plan import KEPT_S, FormPlan
+from runtime.pipeline.form.plan import CLEAR_LEAD, KEPT_S, FormPlan, Opening
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.form.sections import PlanSection, SectionRequest
 from runtime.requests.form.state import PlanState
@@ -155,17 +158,21 @@ def test_sections_have_a_temperature_of_their_own_where_none_is_given(
 
 
 def with_openings(
-    pipeline: Pipeline, num: int, leads: Sequence[float], monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, num: int, leads: Sequence[float], monkeypatch: pytest.MonkeyPatch, still: Sequence[int] = ()
 ) -> list[list[int]]:
-    """Draw as many openings; the tonics of those that are drawn lead by so much. Returns the openings."""
-    opened, scripted = list[list[int]](), iter(leads)
+    """Draw as many openings; the tonics of those that are drawn lead by so much, and so many layers are still.
+
+    Returns the openings.
+    """
+    opened, scripted, num_still = list[list[int]](), iter(leads), chain(still, repeat(0))
     with_plan(pipeline, monkeypatch, openings=num)
 
-    def lead(plan: FormPlan, section: PlanSection, codes: list[int]) -> float:
+    def judge(plan: FormPlan, section: PlanSection, codes: list[int]) -> Opening:
         opened.append(codes)
-        return next(scripted)
+        lead = next(scripted)
+        return Opening(lead >= CLEAR_LEAD, -next(num_still), lead)
 
-    monkeypatch.setattr(FormPlan, "_lead", lead)
+    monkeypatch.setattr(FormPlan, "_judge", judge)
     return opened
 
 
@@ -185,6 +192,48 @@ def test_of_openings_without_a_clear_tonic_the_clearest_is_played(
     codes = plan_of(pipeline, 120, lyrics="[verse]").finish()
     assert codes[: len(opened[1]) - 1] == opened[1][:-1]
     assert opened[1] not in (opened[0], opened[2])
+
+
+@pytest.mark.parametrize(
+    ("leads", "still", "played"),
+    [
+        ([0.5, 0.2, 0.9], [1, 0, 0], 1),
+        ([0.5, 0.2, 0.9], [2, 1, 3], 1),
+        ([0.5, 0.2, 0.9], [1, 1, 1], 2),
+        ([0.5, -0.2, 0.05], [1, 0, 0], 0),
+        ([-0.5, 0.05, 0.02], [0, 1, 0], 2),
+    ],
+)
+def test_of_openings_with_a_clear_tonic_the_one_that_moves_is_played(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, leads: list[float], still: list[int], played: int
+) -> None:
+    opened = with_openings(pipeline, 3, leads + 9 * [1.0], monkeypatch, still)
+    codes = plan_of(pipeline, 120, lyrics="[verse]").finish()
+    assert codes[: len(opened[played]) - 1] == opened[played][:-1]
+    assert all(opened[played] != other for place, other in enumerate(opened[:3]) if place != played)
+
+
+def test_the_notes_of_an_opening_are_judged(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the tonic that the header names and by whether they change: one note held, and one then another."""
+    monkeypatch.setattr(PlanSpec, "tonic", lambda spec, header: 0)
+    plan = plan_of(pipeline, 120, lyrics="[verse]")
+    plan.finish()
+    with plan._lock:
+        section = plan._sections[0]
+    piano = {"name": "piano", "channels": (0, 1), "keys": (48, 55)}
+    notes = NotesSpec(scale=6.0, on=0.1, off=0.05, layers=(piano,))
+    bundle = pipeline.bundle.model_copy(update={"notes": notes})
+    monkeypatch.setattr(plan._sequences, "bundle", bundle)
+    half, judged = round(5 * bundle.latents.frame_rate_hz), []
+    for keys in ((0, 0), (0, 1), (1, 1)):
+        hints = bundle.silence(2 * half)
+        for place, channel in enumerate(keys):
+            hints[half * place : half * (place + 1), channel] += notes.scale * (1.0 - 0.6 * channel)
+        monkeypatch.setattr(plan._structure, "hints_of_codes", lambda codes, hints=hints: hints)
+        judged.append(plan._judge(section, [0]))
+    assert [each.moving for each in judged] == [-1, 0, -1]
+    assert [each.is_clear for each in judged] == [each.lead >= CLEAR_LEAD for each in judged] == [True, True, False]
+    assert [each.is_good for each in judged] == [False, True, False]
 
 
 def test_a_clear_opening_is_the_one_of_a_plan_that_draws_once(
@@ -216,14 +265,14 @@ def test_a_plan_that_is_changed_draws_no_more_openings_of_what_it_was(
     with_openings(pipeline, 9, [], monkeypatch)
     drawn: list[PlanSection] = []
 
-    def lead(plan: FormPlan, section: PlanSection, codes: list[int]) -> float:
+    def judge(plan: FormPlan, section: PlanSection, codes: list[int]) -> Opening:
         drawn.append(section)
         if len(drawn) == 1:
             plan.replace(0, [SectionRequest("break", ("bass",), 2)])
-            return -1.0
-        return 1.0
+            return Opening(False, 0, -1.0)
+        return Opening(True, 0, 1.0)
 
-    monkeypatch.setattr(FormPlan, "_lead", lead)
+    monkeypatch.setattr(FormPlan, "_judge", judge)
     plan = plan_of(pipeline, seed=4)
     plan.hints(0, 100)
     assert plan.sections[0].kind == "break"
