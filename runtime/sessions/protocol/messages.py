@@ -401,6 +401,18 @@ class TextWords(Message):
     )
 
 
+class MusicControl(Message):
+    """A musical control of the bundle (`[controls]`), for a client to draw.
+
+    words: for equal parts of its range, what a client adds to every prompt. option: the control of the schema that it
+    sets. values: those to choose from; none: any.
+    """
+
+    words: list[str]
+    option: str | None
+    values: list[str | int]
+
+
 class ReadyControls(Message):
     """The session's controls: their JSON schema (each with `x-kind`: step or generation) and what they are now."""
 
@@ -412,6 +424,9 @@ class ReadyControls(Message):
     source_id: str | None = None
     source_strength: float | None = None
     seed: int
+    music: dict[str, MusicControl] = Field(
+        default={}, description="Musical controls, by name: words that a client adds to its prompts, or a control."
+    )
 
 
 class Limits(Message):

@@ -87,6 +87,10 @@ def controls(
         source_id=None if source is None else source.id,
         source_strength=None if source is None else source.strength,
         seed=state.published["seed"],
+        music={
+            name: messages.MusicControl(words=list(spec.words), option=spec.option, values=list(spec.values))
+            for name, spec in model.music.given.items()
+        },
     )
 
 

@@ -2,8 +2,8 @@
 
 /**
  * @typedef {{version: 1, name: string, mode: "loop" | "extend", plan: boolean, seconds: number | null,
- *   prompts: string[], pad: [number, number], blend: string, controls: Record<string, any>, seed: number | null,
- *   band: [number, number]}} Preset
+ *   prompts: string[], pad: [number, number], blend: string, controls: Record<string, any>,
+ *   music: Record<string, number>, takes?: number[], seed: number | null, band: [number, number]}} Preset
  */
 
 /** @param {string} name @param {string[]} prompts @param {Partial<Preset>} [more] @returns {Preset} */
@@ -18,6 +18,7 @@ function preset(name, prompts, more = {}) {
     pad: [0, 0],
     blend: "velocity",
     controls: {},
+    music: {},
     seed: null,
     band: [0, 1],
     ...more,
@@ -84,6 +85,9 @@ export function parsePreset(text) {
     throw new Error("This preset is wrong: its mode is loop or extend, its blend velocity or tokens.");
   if (typeof value.controls !== "object" || value.controls === null)
     throw new Error("This preset is incomplete: it needs controls.");
+  const isNumbers = (/** @type {any} */ list) => Object.values(list ?? {}).every((item) => Number.isInteger(item));
+  if (!isNumbers(value.music) || !isNumbers(value.takes))
+    throw new Error("This preset is wrong: its music and its takes are whole numbers.");
   return { ...preset("", []), ...value };
 }
 

@@ -32,7 +32,8 @@ export class Transport {
     });
     this.scope = new Scope(/** @type {HTMLCanvasElement} */ (find("scope")), all(".meter"));
     const format = (/** @type {number} */ value) => `${Math.round(value * 100)} %`;
-    this.volume = new Knob({ label: "volume", min: 0, max: 1, default: 1, format });
+    const parse = (/** @type {string} */ text) => Number(text.replace(/ *%$/, "")) / 100;
+    this.volume = new Knob({ label: "volume", min: 0, max: 1, default: 1, format, parse });
     this.volume.addEventListener("input", () => (this.player.volume = this.volume.value));
     find("volume").append(this.volume.root);
     find("play").addEventListener("click", () => this.#toggle());

@@ -9,6 +9,7 @@ import { blendColor } from "../theme.js";
  * @property {string[]} unknown
  * @property {Record<string, string[]>} near by unknown word those that are written most like it
  * @property {string} plays what of it is played
+ * @property {Record<string, string[]>} meaning the same by kind
  */
 
 const LETTERS = ["A", "B", "C", "D"];
@@ -26,6 +27,7 @@ export function padWeights(x, y) {
 export class PromptPad extends EventTarget {
   x = 0;
   y = 0;
+  /** What every prompt that is sent gets. */ words = "";
 
   /**
    * @param {HTMLElement} pad
@@ -135,10 +137,23 @@ export class PromptPad extends EventTarget {
     return this.inputs.map((input) => input.value.trim());
   }
 
+  /** A prompt as it is sent. @param {string} text */
+  #sent(text) {
+    return text && this.words ? `${text}, ${this.words}` : text;
+  }
+
+  /** What is known of the prompt with the greatest weight. @param {PromptWords[]} words */
+  strongest(words) {
+    const weights = this.weights();
+    const texts = this.texts.map((text, i) => ({ text: this.#sent(text), weight: text ? weights[i] : -1 }));
+    const [first] = texts.sort((one, other) => other.weight - one.weight);
+    return words.find((one) => one.text === first.text);
+  }
+
   /** Show beside each prompt what of it is played, and what is not understood. @param {PromptWords[]} words */
   showWords(words) {
     this.texts.forEach((text, i) => {
-      const found = words.find((one) => one.text === text);
+      const found = words.find((one) => one.text === this.#sent(text));
       if (!found) return;
       const unknown = found.unknown.length ? [[`not understood: ${found.unknown.join(", ")}`]] : [];
       const near = Object.entries(found.near).map(([word, others]) => [
@@ -173,7 +188,8 @@ export class PromptPad extends EventTarget {
   items() {
     const weights = this.weights();
     const used = weights.map((weight) => (weight < LEAST_WEIGHT ? 0 : Number(weight.toFixed(3))));
-    return this.texts.map((text, i) => ({ text, weight: used[i] })).filter((item) => item.text);
+    const items = this.texts.map((text, i) => ({ text: this.#sent(text), weight: used[i] })).filter((item) => item.text);
+    return items.length || !this.words ? items : [{ text: this.words, weight: 1 }];
   }
 
   /**
@@ -186,7 +202,9 @@ export class PromptPad extends EventTarget {
     const free = this.inputs.map((_, i) => i).filter((i) => !this.texts[i]);
     const sum = prompts.reduce((all, prompt) => all + prompt.weight, 0) || 1;
     for (const [k, place] of [...places, ...free].entries()) {
-      this.inputs[place].value = prompts[k]?.text ?? "";
+      const text = prompts[k]?.text ?? "";
+      const end = `, ${this.words}`;
+      this.inputs[place].value = this.words && text.endsWith(end) ? text.slice(0, -end.length) : text;
       const percent = Math.round((100 * (prompts[k]?.weight ?? 0)) / sum);
       this.shares[place].textContent = `${percent} %`;
       this.inputs[place].closest(".prompt")?.classList.toggle("is-off", percent < 2);
@@ -201,6 +219,7 @@ export class PromptPad extends EventTarget {
    */
   show(x, y, texts) {
     this.inputs.forEach((input, i) => {
+      if (input.value === (texts[i] ?? "")) return;
       input.value = texts[i] ?? "";
       this.#note(i);
     });
