@@ -1,4 +1,4 @@
-"""[controls] of bundle.toml: the musical controls that a bundle offers, and what each is for its prompts and options."""
+"""[controls] of bundle.toml: the musical controls that a bundle offers, and what each is for prompts and options."""
 
 from __future__ import annotations
 

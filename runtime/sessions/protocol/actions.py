@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, NewType
 
 from runtime.config.bundle import Bundle
+from runtime.config.controls import ControlsSpec
 from runtime.config.identity import ModelIdentity
 from runtime.config.notes import NotesSpec
-from runtime.config.controls import ControlsSpec
 from runtime.config.option_ranges import ANY_MODEL, OptionRanges
 from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
@@ -135,7 +135,7 @@ class LiveModel:
     identity: Callable[[], ModelIdentity] = ModelIdentity
     notes: NoteFacts | None = None
     has_stems: bool = False
-    music: ControlsSpec = ControlsSpec()
+    music: ControlsSpec = field(default_factory=ControlsSpec)
 
     def known_notes(self, field: str) -> NoteFacts:
         """What it says of notes. field: of the message that needs them. Raises NoNotesError."""

@@ -531,6 +531,9 @@ class State(Message):
     stored: bool = Field(default=False, description="Whether the session survives its server.")
     client_time_s: float | None = Field(default=None, description="Of the newest `ack`.")
     beat: Beat | None = Field(default=None, description="null: none is known. Of plans, and of loops with a tempo.")
+    loop: tuple[float, float] | None = Field(
+        default=None, description="Start and end of what repeats, in seconds on the canvas; null: nothing does."
+    )
 
 
 # Layer, pitch (MIDI's; of percussion the key), velocity (1 to 127), first sample, length in samples or null.

@@ -165,6 +165,7 @@ def state(
     position, hop = playhead.position, model.hop_samples
     here = timeline.at(position)
     frame = 0 if here is None else here.canvas_frame_at(position // hop)
+    band = None if here is None else here.band
     return messages.State(
         playhead_sample=position,
         sent_until_sample=playhead.sent_until,
@@ -178,6 +179,7 @@ def state(
         playing=playhead.is_playing,
         client_time_s=playhead.client_time_s,
         beat=beat(lines, playhead),
+        loop=None if band is None else (band[0] / model.frame_rate_hz, band[1] / model.frame_rate_hz),
     )
 
 

@@ -5,6 +5,7 @@ import { ControlPanel } from "./controls.js";
 import { CurveEditor } from "./curve_editor.js";
 import { Figures } from "./figures.js";
 import { History } from "./history.js";
+import { LoopFile } from "./loop_file.js";
 import { MidiLearn } from "./midi/learn.js";
 import { MidiPanel } from "./midi/panel.js";
 import { MidiPorts } from "./midi/ports.js";
@@ -86,6 +87,7 @@ const canvas = new CanvasView(find("stage"), band, plan.view, {
   curve: (values) => curveEditor.drawn(values),
 });
 const curveEditor = new CurveEditor(panel, canvas);
+const loopFile = new LoopFile({ canvas, player, isPlaying: () => transport.isPlaying, notify });
 const sources = new Sources({ connection, player, canvas, notify });
 const glide = new Knob({
   label: "glide",
@@ -229,6 +231,8 @@ function onReady(ready) {
   showSeed();
   canvas.seconds = ready.canvas.seconds;
   canvas.isEndless = ready.mode === "extend";
+  canvas.loop = null;
+  loopFile.begin(ready);
   plan.begin(ready.plan ?? null, canvas.isEndless);
   band.show(band.start, band.end, ready.canvas.seconds);
   find("band").classList.toggle("is-off", canvas.isEndless);
@@ -264,6 +268,7 @@ function showWords(words) {
 
 /** @param {import("./connection.js").Chunk} chunk */
 function onAudio(chunk) {
+  loopFile.write(chunk);
   player.write(chunk);
   hasCanvas = true;
   if (isBandUnsent) sendBand();
@@ -299,6 +304,8 @@ function onChanged({ values }) {
 /** @param {Message} state */
 function onState(state) {
   position = { seconds: state.canvas_position_s, sample: state.playhead_sample };
+  canvas.loop = state.loop;
+  loopFile.follow(position);
   midiPanel.state(state, canvas.isEndless ? 0 : canvas.playable.start);
   const hasTicked = figures.state(state);
   if (hasTicked || canvas.isEndless) askForPicture();
