@@ -131,7 +131,7 @@ def test_a_take_is_kept_and_recalled(server: Any, open_page: OpenPage) -> None:
 def test_the_loop_is_saved_as_a_file_without_a_seam(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     chunks: list[bytes] = []
-    page.on("websocket", lambda socket: socket.on("framereceived", chunks.append))
+    page.on("websocket", lambda socket: socket.on("framereceived", lambda payload: chunks.append(payload)))
     page.reload()
     page.wait_for_selector("#status[data-status=live]")
     play(page)

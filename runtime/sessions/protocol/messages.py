@@ -531,7 +531,7 @@ class State(Message):
     stored: bool = Field(default=False, description="Whether the session survives its server.")
     client_time_s: float | None = Field(default=None, description="Of the newest `ack`.")
     beat: Beat | None = Field(default=None, description="null: none is known. Of plans, and of loops with a tempo.")
-    loop: tuple[float, float] | None = Field(
+    loop: list[float] | None = Field(
         default=None, description="Start and end of what repeats, in seconds on the canvas; null: nothing does."
     )
 

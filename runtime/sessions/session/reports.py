@@ -179,7 +179,7 @@ def state(
         playing=playhead.is_playing,
         client_time_s=playhead.client_time_s,
         beat=beat(lines, playhead),
-        loop=None if band is None else (band[0] / model.frame_rate_hz, band[1] / model.frame_rate_hz),
+        loop=None if band is None else [frame / model.frame_rate_hz for frame in band],
     )
 
 

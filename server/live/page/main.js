@@ -34,7 +34,6 @@ const FRAME_MS = 30;
 const STILL_FRAME_MS = 250;
 const NOTICE_MS = 9000;
 const MAX_SEED = 2 ** 32;
-const STATUS_TEXTS = /** @type {Record<string, string>} */ ({ live: "live", key: "key needed" });
 
 const stillness = matchMedia("(prefers-reduced-motion: reduce)");
 let name = "";
@@ -46,9 +45,11 @@ let name = "";
 let isBandUnsent = false;
 /** Whether this model tells its notes: it is not known before it was asked. */ let hasNotes = true;
 /** Of the newest seek. */ let seekSeq = 0;
+let connectionStatus = { status: "connecting", text: "" };
 let position = { seconds: 0, sample: 0 };
 let colors = { ink: "", shade: "", wave: "" };
 
+const help = /** @type {HTMLDialogElement} */ (find("help"));
 const figures = new Figures();
 const connection = new Connection({
   open: openMessage,
@@ -64,7 +65,7 @@ const connection = new Connection({
   refused: forgetWhatMayBeWrong,
   problem: showProblem,
 });
-const transport = new Transport({ connection, figures, notify, reported: () => midiPanel.tick() });
+const transport = new Transport({ connection, figures, notify, reported });
 const { player } = transport;
 const panel = new ControlPanel(find("knobs"), find("more-knobs"), {
   timbre_strength: find("timbre-strength"),
@@ -207,6 +208,12 @@ function askForPicture() {
   }, PICTURE_EVERY_MS);
 }
 
+/** Twenty times a second: what is heard. */
+function reported() {
+  midiPanel.tick();
+  showHeard();
+}
+
 // From the server.
 
 /** @param {Message} ready */
@@ -225,6 +232,8 @@ function onReady(ready) {
   const isNew = !ready.resumed || Boolean(ready.notice);
   if (ready.notice) notify(ready.notice, true);
   sources.begin(isNew, panel.knobs);
+  const { source_id: id, source_strength: strength } = ready.controls;
+  if (!isNew && id && !sources.open.source_id) sources.follow({ source: { id, strength } });
   canvas.noteView.begin(ready.layers);
   midiPanel.begin(ready, panel.knobs.has("structure_strength"));
   seed = ready.controls.seed;
@@ -320,12 +329,20 @@ function showProblem(problem) {
 
 /** @param {import("./connection.js").Status} status @param {string} text */
 function showStatus(status, text) {
+  connectionStatus = { status, text };
   find("status").dataset.status = status;
-  find("status").textContent = STATUS_TEXTS[status] ?? text;
+  showHeard();
   if (status !== "key") return;
   find("key-detail").textContent = text || "It stays in this tab.";
   const dialog = /** @type {HTMLDialogElement} */ (find("key-dialog"));
   if (!dialog.open) dialog.showModal();
+}
+
+/** What the connection says, or where it has nothing to say, what is heard. */
+function showHeard() {
+  const { status, text } = connectionStatus;
+  const shown = status === "live" ? transport.heardText : status === "key" ? "key needed" : text;
+  if (find("status").textContent !== shown) find("status").textContent = shown;
 }
 
 /** Show a sentence for a while. @param {string} text @param {boolean} [isNote] not a problem */
@@ -455,6 +472,7 @@ function chooseState(place) {
 }
 
 function showHistory() {
+  presetBar.keep();
   field("undo").disabled = !history.canUndo;
   field("redo").disabled = !history.canRedo;
 }
@@ -556,9 +574,17 @@ function listen() {
   }
   on("key-form", "submit", () => connection.setKey(field("key").value.trim()));
   onThemeChange(paintTheme);
-  // A page that is left ends its session: it would count against the limit of its client's sessions.
-  addEventListener("pagehide", () => connection.leave());
-  addEventListener("pageshow", (event) => event.persisted && connection.restart());
+  // The session of a page that is left would count against the limit of its client's sessions.
+  addEventListener("pagehide", () => {
+    presetBar.keep();
+    connection.leave();
+  });
+  addEventListener("pageshow", (event) => event.persisted && connection.begin());
+  on("help-button", "click", () => help.showModal());
+  document.addEventListener("keydown", (event) => {
+    const isTyped = event.target instanceof Element && event.target.closest("input:not([type]), textarea");
+    if (event.key === "?" && !isTyped && !document.querySelector("dialog[open]")) help.showModal();
+  });
 }
 
 find("knobs").append(glide.root); // the last one: the panel puts the others before it
@@ -567,4 +593,4 @@ history.follow();
 paintTheme();
 listen();
 requestAnimationFrame(paint);
-connection.restart();
+connection.begin();
