@@ -113,6 +113,42 @@ def test_two_states_are_compared_each_with_its_own_undo(server: Any, open_page: 
     assert variation.get_attribute("aria-valuenow") == "1"
 
 
+def test_there_may_be_more_prompts_or_fewer(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    sent: list[dict[str, Any]] = []
+    page.on("websocket", lambda socket: socket.on("framesent", lambda text: sent.append(json.loads(text))))
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+
+    def items() -> list[dict[str, Any]]:
+        page.wait_for_timeout(400)
+        found: list[dict[str, Any]] = [one for one in sent if one["type"] == "prompts"][-1]["items"]
+        return found
+
+    puck = slider(page, "Blend of the prompts")
+    for _ in range(2):
+        button(page, "Remove the last prompt").click()
+    puck.press("End")
+    assert [item["weight"] for item in items()] == [0, 1]
+    for _ in range(6):
+        button(page, "Add a prompt").click()
+    assert button(page, "Add a prompt").is_disabled()
+    page.get_by_role("textbox", name="H", exact=True).fill("brass pads, A minor, 84 bpm")
+    page.get_by_role("textbox", name="E", exact=True).fill("harp arps, A minor, 84 bpm")
+    puck.press("PageUp")
+    puck.press("PageUp")  # the middle of the right edge
+    page.wait_for_timeout(700)
+    assert [(item["text"][:5], item["weight"] > 0.9) for item in items()][-1] == ("brass", True)
+    assert sum(item["weight"] for item in items()) == pytest.approx(1, abs=0.01)
+    assert len(values(page)["prompts"]) == 8
+    page.wait_for_function("() => document.getElementById('words-h').textContent.includes('brass')")
+    for _ in range(6):
+        button(page, "Remove the last prompt").click()
+    button(page, "Undo").click()
+    assert page.get_by_role("textbox", name="H", exact=True).input_value().startswith("brass")
+    assert page.inner_text("#messages") == ""
+
+
 def test_a_take_is_kept_and_recalled(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     seed, takes = page.get_by_role("textbox", name="Seed"), page.get_by_role("combobox", name="Takes")

@@ -18,9 +18,9 @@ import { cornerColors, onThemeChange, tint } from "./theme.js";
 import { Transport } from "./transport.js";
 import { Band } from "./widgets/band.js";
 import { CanvasView } from "./widgets/canvas_view.js";
-import { all, element, field, find } from "./widgets/element.js";
+import { element, field, find } from "./widgets/element.js";
 import { Knob } from "./widgets/knob.js";
-import { PromptPad } from "./widgets/pad.js";
+import { MOST_PROMPTS, PromptPad } from "./widgets/pad.js";
 
 /** @typedef {import("./presets.js").Preset} Preset */
 /** @typedef {import("./connection.js").Message} Message */
@@ -75,12 +75,7 @@ const panel = new ControlPanel(find("knobs"), find("more-knobs"), {
 });
 const music = new Music(panel);
 const takes = new Takes(setSeed);
-const pad = new PromptPad(
-  find("pad"),
-  /** @type {HTMLTextAreaElement[]} */ (all(".prompt textarea")),
-  all(".share"),
-  all(".words"),
-);
+const pad = new PromptPad(find("pad"));
 const band = new Band(find("band"));
 const plan = new Plan(connection);
 const canvas = new CanvasView(find("stage"), band, plan.view, {
@@ -299,6 +294,7 @@ function onChanged({ values }) {
   }
   if (values.blend) field("blend").value = values.blend;
   if (values.prompts) pad.follow(values.prompts);
+  showCount();
   if (values.prompt_words) showWords(values.prompt_words);
   if ("band" in values && !canvas.isEndless) {
     const [start, end] = values.band ?? [0, canvas.seconds];
@@ -420,6 +416,7 @@ function showPreset(preset) {
   showSeed();
   field("blend").value = preset.blend;
   pad.show(preset.pad[0], preset.pad[1], preset.prompts);
+  showCount();
   panel.show(preset.controls);
   music.show(preset.music);
   pad.words = music.words;
@@ -471,6 +468,11 @@ function chooseState(place) {
   showHistory();
 }
 
+function showCount() {
+  field("add-prompt").disabled = pad.count >= MOST_PROMPTS;
+  field("remove-prompt").disabled = pad.count <= 1;
+}
+
 function showHistory() {
   presetBar.keep();
   field("undo").disabled = !history.canUndo;
@@ -511,6 +513,15 @@ function listen() {
     sendPrompts();
     history.changed("pad");
   });
+  const changeCount = (/** @type {number} */ by) => {
+    pad.setCount(pad.count + by);
+    showCount();
+    retint();
+    sendPrompts();
+    history.changed("number of prompts");
+  };
+  on("add-prompt", "click", () => changeCount(1));
+  on("remove-prompt", "click", () => changeCount(-1));
   pad.addEventListener("text", () => {
     clearTimeout(typingTimer);
     typingTimer = setTimeout(sendPrompts, TYPING_MS);

@@ -1,5 +1,7 @@
 /** Presets: everything that is set on the page, as JSON, in a file or in the address. */
 
+import { MOST_PROMPTS } from "./widgets/pad.js";
+
 /**
  * @typedef {{version: 1, name: string, mode: "loop" | "extend", plan: boolean, seconds: number | null,
  *   prompts: string[], pad: [number, number], blend: string, controls: Record<string, any>,
@@ -76,7 +78,9 @@ export function parsePreset(text) {
     Array.isArray(list) && list.length === length && list.every((item) => typeof item === type);
   if (value?.version !== 1) throw new Error("This is not a preset of this version of the page.");
   const isShare = (/** @type {number} */ share) => share >= 0 && share <= 1;
-  if (!isList(value.prompts, "string", 4)) throw new Error("This preset is incomplete: it needs four prompts.");
+  const { length = 0 } = value.prompts ?? {};
+  if (length < 1 || length > MOST_PROMPTS || !isList(value.prompts, "string", length))
+    throw new Error("This preset is incomplete: it needs one prompt, or up to eight.");
   if (!isList(value.pad, "number", 2) || !value.pad.every(isShare))
     throw new Error("This preset is wrong: its place on the pad is two numbers from 0 to 1.");
   if (!isList(value.band, "number", 2) || !value.band.every(isShare) || value.band[0] >= value.band[1])
