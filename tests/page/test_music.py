@@ -183,3 +183,24 @@ def test_values_are_typed(server: Any, open_page: OpenPage) -> None:
     page.keyboard.press("Enter")
     assert slider(page, "volume").get_attribute("aria-valuenow") == "0.4"
     assert values_sent(page, sent, "guidance") == [4.75]
+
+
+def test_words_of_the_model_are_offered_while_a_prompt_is_typed(server: Any, open_page: OpenPage) -> None:
+    page, sent = opened(open_page, server.url)
+    page.wait_for_function("() => document.querySelectorAll('[data-control^=\"adapters.\"]').length")
+    prompt = page.get_by_role("textbox", name="A", exact=True)
+    prompt.fill("")
+    prompt.press_sequentially("calm pads, drum ma")
+    offered = page.get_by_role("listbox", name="Words of the model").get_by_role("option")
+    assert offered.all_inner_texts() == ["drum machine"]
+    prompt.press("ArrowDown")
+    assert offered.first.get_attribute("aria-selected") == "true"
+    prompt.press("Enter")
+    assert prompt.input_value() == "calm pads, drum machine"
+    assert offered.count() == 0
+    prompt.press_sequentially(", xyl")
+    offered.filter(has_text="xylophone").click()
+    page.wait_for_timeout(400)
+    assert texts_sent(page, sent)[0] == "calm pads, drum machine, xylophone"
+    prompt.press_sequentially(" zq")  # nothing begins so
+    assert offered.count() == 0

@@ -221,7 +221,7 @@ function onReady(ready) {
   panel.show(ready.controls.values);
   find("music-tempo").hidden = !panel.fields.has("bpm");
   pad.words = music.words;
-  offerAdapters();
+  askForMore();
   midi.show();
   // A session that another model goes on with has a new canvas, and says so.
   const isNew = !ready.resumed || Boolean(ready.notice);
@@ -252,12 +252,15 @@ function onReady(ready) {
   askForPicture();
 }
 
-/** Knobs for the adapters that there are. */
-async function offerAdapters() {
+/** What the server tells beside the session: the adapters that there are, and the words that the model knows. */
+async function askForMore() {
   try {
-    const response = await fetch("v1/adapters", { headers: connection.headers() });
-    const { data, max_rank } = await response.json();
-    if (response.ok && max_rank) panel.drawAdapters(data.map((/** @type {{id: string}} */ { id }) => id), find("music-knobs"));
+    const headers = connection.headers();
+    const answers = await Promise.all(["v1/adapters", "v1/models"].map((path) => fetch(path, { headers })));
+    const [adapters, models] = await Promise.all(answers.map((answer) => answer.json()));
+    const ids = (adapters.data ?? []).map((/** @type {{id: string}} */ { id }) => id);
+    if (adapters.max_rank) panel.drawAdapters(ids, find("music-knobs"));
+    pad.vocabulary = models.data?.[0].vocabulary ?? [];
     midi.show();
   } catch {
     // Without a server there is no session either, and the next one asks again.

@@ -2,6 +2,7 @@
 
 import { blendColor } from "../theme.js";
 import { element } from "./element.js";
+import { Suggestions } from "./suggestions.js";
 
 /** @typedef {import("../theme.js").Color} Color */
 /**
@@ -50,6 +51,7 @@ export class PromptPad extends EventTarget {
   x = 0;
   y = 0;
   /** What every prompt that is sent gets. */ words = "";
+  /** Words that the model knows, where that is a closed list. @type {readonly string[]} */ vocabulary = [];
 
   /** @type {HTMLTextAreaElement[]} */ inputs = [];
   /** @type {HTMLElement[]} */ #shares = [];
@@ -115,6 +117,7 @@ export class PromptPad extends EventTarget {
     anchor.setAttribute("aria-hidden", "true");
     this.root.append(anchor);
     prompt.append(label, share, input, note);
+    new Suggestions(input, () => this.vocabulary);
     // The first two are above the pad, all others below it, in their order.
     if (i < 2) this.root.before(prompt);
     else (i === 2 ? this.root : this.inputs[i - 1].closest(".prompt"))?.after(prompt);
