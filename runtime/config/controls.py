@@ -78,7 +78,7 @@ class ControlsSpec(TomlTable):
             if spec.option is not None and (name == "meter") != (spec.option == "time_signature"):
                 raise ValueError(f"{name} cannot set {spec.option}: a meter sets time_signature, no other control does")
         for name in ("scale", "meter"):
-            if (spec := self.given.get(name)) is not None and len(spec.words) > 1:
+            if name in self.given and len(self.given[name].words) > 1:
                 raise ValueError(f'{name} has one text, such as words = ["in {{value}}"]')
         return self
 

@@ -559,7 +559,8 @@ function listen() {
   for (const one of histories) one.addEventListener("change", showHistory);
   document.addEventListener("keydown", (event) => {
     const key = event.key.toLowerCase();
-    if (!(event.ctrlKey || event.metaKey) || event.altKey || !["z", "y"].includes(key)) return;
+    const isUndo = (event.ctrlKey || event.metaKey) && !event.altKey && ["z", "y"].includes(key);
+    if (!isUndo || document.querySelector("dialog[open]")) return;
     event.preventDefault();
     history.move(key === "y" || event.shiftKey ? 1 : -1);
   });

@@ -3,7 +3,6 @@
  * that every prompt gets. All of it is what the bundle's `[controls]` offer.
  */
 
-import { TapTempo } from "./tap_tempo.js";
 import { element, find } from "./widgets/element.js";
 import { Knob } from "./widgets/knob.js";
 
@@ -14,6 +13,8 @@ import { Knob } from "./widgets/knob.js";
 
 const LABELS = /** @type {Record<string, string>} */ ({ bpm: "tempo", scale: "key" });
 const MUTE = "mute_";
+const LONGEST_MS = 2000;
+const MOST_TAPS = 9;
 
 /** Reports `change` when the words that prompts get have changed. */
 export class Music extends EventTarget {
@@ -139,4 +140,29 @@ export class Music extends EventTarget {
 /** The place of what adds nothing. @param {string[]} words */
 function usual(words) {
   return Math.max(0, words.indexOf(""));
+}
+
+/** A tempo that is tapped: the mean of the newest intervals. */
+class TapTempo {
+  /** @type {number[]} */ #timesMs = [];
+
+  /** @param {HTMLElement} button @param {(bpm: number) => void} tell with the second tap and every further one */
+  constructor(button, tell) {
+    this.tell = tell;
+    // Not `click`: that comes with the release.
+    button.addEventListener("pointerdown", (event) => event.button === 0 && this.#tap(event.timeStamp));
+    button.addEventListener("keydown", (event) => {
+      if (![" ", "Enter"].includes(event.key) || event.repeat) return;
+      event.preventDefault();
+      this.#tap(event.timeStamp);
+    });
+  }
+
+  /** @param {number} timeMs */
+  #tap(timeMs) {
+    const isNew = timeMs - (this.#timesMs.at(-1) ?? -Infinity) > LONGEST_MS;
+    this.#timesMs = isNew ? [timeMs] : [...this.#timesMs, timeMs].slice(-MOST_TAPS);
+    const count = this.#timesMs.length - 1;
+    if (count) this.tell(Math.round((60000 * count) / (timeMs - this.#timesMs[0])));
+  }
 }

@@ -75,6 +75,7 @@ def test_the_position_on_the_canvas_is_that_of_the_playhead() -> None:
     )
     assert state.beat is None
     assert state.canvas_position_s == (4 + 12.5 - 10) / 25
+    assert state.loop == [0, 10 / 25]
     assert (state.playhead_sample, state.generations_in_flight) == (500, 1)
 
 
