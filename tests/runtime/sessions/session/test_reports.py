@@ -11,6 +11,7 @@ import pytest
 from helpers.live_simulation import MODEL, PLANNING, RATE
 from helpers.simulated_form import FACTS, SimulatedForm
 
+from runtime.config.controls import ControlsSpec
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptWords
@@ -53,6 +54,19 @@ def test_texts_are_those_that_say_something_to_a_model_that_reads(words: Any, te
     prompts = [LivePrompt(text="a"), LivePrompt(text="")]
     state = ControlState(MODEL, CLOCK, {"negative_prompt": "b"}, prompts, "tokens", 9)
     assert reports.texts(replace(MODEL, words=words), state) == texts
+
+
+def test_musical_controls_are_those_that_the_bundle_offers() -> None:
+    music = ControlsSpec.model_validate(
+        {"meter": {"option": "time_signature", "values": [4, 3]}, "density": {"words": ["sparse", "", "dense"]}}
+    )
+    state = ControlState(MODEL, CLOCK, {}, [], "velocity", 9)
+    found = reports.controls(replace(MODEL, music=music), state, None, [])
+    assert {name: item.model_dump() for name, item in found.music.items()} == {
+        "meter": {"words": [], "option": "time_signature", "values": [4, 3]},
+        "density": {"words": ["sparse", "", "dense"], "option": None, "values": []},
+    }
+    assert reports.controls(MODEL, state, None, []).music == {}
 
 
 def test_values_are_all_that_a_client_may_have_changed() -> None:
