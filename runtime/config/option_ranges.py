@@ -13,6 +13,8 @@ from runtime.errors import RequestError
 
 # Greater ones may be too great to be a float.
 MAX_JUDGED: Final = 1e9
+# Members of options that are objects: their schema's name, and the member. A bundle says their usual numbers alone.
+MEMBERS: Final[Mapping[str, tuple[str, str]]] = {"dcw_low": ("DcwOptions", "low"), "dcw_high": ("DcwOptions", "high")}
 
 
 class NumberRange(TomlTable):
@@ -90,6 +92,8 @@ class OptionRanges(TomlTable):
     ode_noise: NumberRange = _numbers(0, 4)
     plan_temperature: NumberRange = _numbers(0, 2)
     plan_guidance: NumberRange = _numbers(1, 20)
+    dcw_low: NumberRange = _numbers(-0.5, 0.5)
+    dcw_high: NumberRange = _numbers(-0.5, 0.5)
 
     @model_validator(mode="before")
     @classmethod
@@ -105,12 +109,15 @@ class OptionRanges(TomlTable):
             widest: NumberRange = type(self).model_fields[name].default
             if not widest.min <= found.min < found.max <= widest.max:
                 raise ValueError(f"{name} goes from {found.min:g} to {found.max:g}, expected {widest}, or less of it")
+        for name in MEMBERS.keys() & self.model_fields_set:
+            if getattr(self, name).ends != type(self).model_fields[name].default.ends:
+                raise ValueError(f"{name} has no min and max of its own: expected usual = [LOW, HIGH] alone")
         return self
 
     @property
     def narrowed(self) -> dict[str, NumberRange]:
-        """Those that the bundle's table names."""
-        return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
+        """Those that the bundle's table names, members of options apart."""
+        return {name: getattr(self, name) for name in sorted(self.model_fields_set - MEMBERS.keys())}
 
     def check(self, values: Mapping[str, Any], field: str = "") -> None:
         """Raises RequestError, its field behind `field`, for the first number outside of what the bundle's table says.
@@ -123,10 +130,15 @@ class OptionRanges(TomlTable):
                     found_outside(name, found, number), field=f"{field}{name}", fix=f"give {found.nearest(number):g}"
                 )
 
-    def narrow(self, properties: Mapping[str, dict[str, Any]]) -> None:
-        """Let the JSON schemas of options say the bundle's ranges."""
+    def narrow(self, schema: Mapping[str, Any]) -> None:
+        """Let a JSON schema of options say the bundle's ranges."""
+        properties = schema["properties"]
         for name in self.narrowed.keys() & properties.keys():
             getattr(self, name).narrow(properties[name])
+        for name in MEMBERS.keys() & self.model_fields_set:
+            kind, member = MEMBERS[name]
+            if kind in schema.get("$defs", {}):
+                getattr(self, name).narrow(schema["$defs"][kind]["properties"][member])
 
 
 def within(taken: NumberRange) -> Any:

@@ -73,7 +73,7 @@ Time = Annotated[float, Field(gt=DENOISE_MIN, le=1.0)]
 Values = float | list[float]
 Weight = Annotated[Values, bounded(0.0, 10.0)]
 UnitCurve = Annotated[Values, bounded(0.0, 1.0)]
-DcwStrength = Annotated[Values, bounded(-0.5, 0.5)]
+DcwStrength = Annotated[Values, bounded(*ANY_MODEL.dcw_low.ends)]
 NoiseScale = Annotated[Values, bounded(*ANY_MODEL.ode_noise.ends)]
 GainValue = Annotated[float, Field(ge=0.0, le=8.0)]
 GainChannels = Annotated[

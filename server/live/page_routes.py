@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from dataclasses import dataclass
 from functools import cache
@@ -44,9 +45,10 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True)
 class StaticFile:
-    """A file of the page, with its entity tag."""
+    """A file of the page, as it is and packed, with its entity tag."""
 
     content: bytes
+    packed: bytes
     media_type: str
     etag: str
 
@@ -62,7 +64,8 @@ def static_files() -> dict[str, StaticFile]:
 
 def _static_file(path: Path) -> StaticFile:
     content = path.read_bytes()
-    return StaticFile(content, MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    packed = gzip.compress(content, mtime=0)
+    return StaticFile(content, packed, MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 @router.get("/")
@@ -100,8 +103,11 @@ async def part(request: Request, name: str) -> Response:
 
 
 def _response(request: Request, file: StaticFile) -> Response:
-    headers = {**HEADERS, "ETag": file.etag}
+    headers = {**HEADERS, "ETag": file.etag, "Vary": "Accept-Encoding"}
     known = request.headers.get("if-none-match", "")
     if file.etag in known or known.strip() == "*":
         return Response(status_code=304, headers=headers)
+    codings = [part.partition(";") for part in request.headers.get("accept-encoding", "").replace(" ", "").split(",")]
+    if any(name == "gzip" and parameters not in ("q=0", "q=0.0") for name, _, parameters in codings):
+        return Response(file.packed, media_type=file.media_type, headers={**headers, "Content-Encoding": "gzip"})
     return Response(file.content, media_type=file.media_type, headers=headers)

@@ -132,6 +132,18 @@ async def end_session(request: Request, session: str) -> Response:
     return Response(status_code=204)
 
 
+@router.delete(
+    "/sessions/{session}/epochs/{epoch}", status_code=204, responses=problem_responses(401, 403, 404, 422, 501, 503)
+)
+async def leave_session(request: Request, session: str, epoch: int) -> Response:
+    """The client of this epoch of a session is gone: the session ends in 8 s, unless it is resumed before."""
+    host = service_of(request).live_host()
+    if _find(host, session) is None:
+        await _from_owner(request)
+    host.release(session, epoch)
+    return Response(status_code=204)
+
+
 @router.get(
     "/schema/live",
     response_class=Response,

@@ -82,6 +82,11 @@ class ScriptedSession:
             limits=Limits(keep_s=keep_s),
         )
 
+    @property
+    def epoch(self) -> int:
+        """How often a client has connected."""
+        return len(self.of("attach"))
+
     def detach(self, now_s: float) -> None:
         self.calls.append(("detach", now_s))
 

@@ -38,6 +38,9 @@ TAPPED = "() => { const all = []; for (const [l, r] of tapped) l.forEach((x, i) 
 
 
 def knob(page: Any, name: str) -> Any:
+    """The knob with this name, where the model's own are shown, too."""
+    if page.get_by_role("button", name="Model", exact=True).get_attribute("aria-expanded") == "false":
+        page.get_by_role("button", name="Model", exact=True).click()
     return page.get_by_role("slider", name=name, exact=True)
 
 

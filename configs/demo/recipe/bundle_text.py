@@ -12,7 +12,7 @@ from configs.demo.recipe.codec.decoder import DECODE_MARGIN_FRAMES, build_decode
 from configs.demo.recipe.codec.encoder import ENCODE_MARGIN_FRAMES, build_encoder, load_weights
 from configs.demo.recipe.corpus.batches import OVERLAP_FRAMES
 from configs.demo.recipe.corpus.songs import BPM_RANGE
-from configs.demo.recipe.corpus.theory import MODES
+from configs.demo.recipe.corpus.theory import MODES, NOTE_NAMES
 from configs.demo.recipe.instruments import (
     INSTRUMENTS,
     LAYERS,
@@ -148,10 +148,21 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
     },
     "stems": {"saturation": "tanh"},
     "sampler": {"steps": 16, "live_steps": 8, "shift": 3.0, "guidance": 3.0, "denoise": 1.0, "blend_power": 4},
-    "options": {"bpm": {"min": BPM_RANGE[0], "max": BPM_RANGE[1]}},  # of the corpus
+    "options": {
+        "bpm": {"min": BPM_RANGE[0], "max": BPM_RANGE[1]},  # of the corpus
+        "steps": {"usual": [4, 32]},
+        "shift": {"usual": [1, 6]},
+        "guidance": {"usual": [1, 8]},
+        "velocity_scale": {"usual": [0.8, 1.2]},
+        "momentum": {"usual": [-1, 0]},
+        "ode_noise": {"usual": [0, 0.3]},
+        "dcw_low": {"usual": [0, 0.02]},  # above, it loses its key
+        "dcw_high": {"usual": [0, 0.2]},
+    },
     "controls": {
         "bpm": {"option": "bpm"},
-        "scale": {"option": "key"},
+        "scale": {"option": "key", "values": [f"{note} {mode}" for mode in MODES for note in NOTE_NAMES]},
+        "meter": {"option": "time_signature", "values": [4, 3, 6]},
         "density": {"words": ["sparse", "", "dense"]},
         "brightness": {"words": ["dark", "", "bright"]},
         "mute_bass": {"words": ["", "no bass"]},

@@ -93,7 +93,7 @@ class Model:
     def options(self) -> dict[str, Any]:
         """Every option of a generation with its limits and its description, as a JSON schema."""
         schema = GenerationOptions.model_json_schema()
-        self._pipeline.bundle.options.narrow(schema["properties"])
+        self._pipeline.bundle.options.narrow(schema)
         return schema
 
     @property

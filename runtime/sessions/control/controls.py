@@ -104,7 +104,7 @@ def controls_schema(model: LiveModel) -> dict[str, Any]:
     schema: dict[str, Any] = json.loads(_schema_text())
     for name, default in plain_values(default_values(model)).items():
         schema["properties"][name]["default"] = default
-    model.ranges.narrow(schema["properties"])
+    model.ranges.narrow(schema)
     for name in model.untaken:
         schema["properties"].pop(name, None)  # not all options are controls
     return schema

@@ -249,6 +249,10 @@ class SessionHost:
         """The connection has ended. The session is kept for `keep_s`. listener: only if this one is connected."""
         self._ask(session_id, lambda hosted: hosted.detach(listener))
 
+    def release(self, session_id: str, epoch: int) -> None:
+        """The client of an epoch is gone, and may be back at once: the session ends soon. Of another epoch: nothing."""
+        self._ask(session_id, lambda hosted: hosted.release(epoch))
+
     def end(self, session_id: str, reason: str) -> None:
         """End a session; it cannot be resumed."""
         self._call_session(session_id, lambda hosted: self._end(hosted, reason))

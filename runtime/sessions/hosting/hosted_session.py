@@ -44,6 +44,9 @@ from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.session.reports import prompt_words
 from runtime.tick.events import Event, Failed, Finished, Progress, Started, Updated
 
+# A page that is loaded again is back within this; one that was left would count against its client's limit.
+LEFT_KEEP_S = 8.0
+
 NO_STEPS = StepOptions()
 logger = logging.getLogger("tickrt.sessions")
 
@@ -120,6 +123,14 @@ class HostedSession:
         self.listener, self.expires_s = None, self._services.clock() + self._services.keep_s
         self.session.detach(self.clock())
         self._change()
+
+    def release(self, epoch: int) -> None:
+        """The client of an epoch says that it is gone: the session waits for its return for `LEFT_KEEP_S` at most."""
+        if self.is_ended or epoch != self.session.epoch:
+            return
+        self.detach()
+        soon_s = self._services.clock() + LEFT_KEEP_S
+        self.expires_s = soon_s if self.expires_s is None else min(self.expires_s, soon_s)
 
     def end(self, reason: str, *, is_resumable: bool, error: TickError | None = None) -> None:
         """Stop what runs and close the connection. In the store it is saved before, if `is_resumable`, else deleted.

@@ -170,4 +170,5 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         identity=lambda: pipeline.identity,
         notes=NoteFacts.of(bundle),
         has_stems=bundle.stems is not None and not bundle.stems.tracks,
+        music=bundle.controls,
     )

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NewType
 
 from runtime.config.bundle import Bundle
+from runtime.config.controls import ControlsSpec
 from runtime.config.identity import ModelIdentity
 from runtime.config.notes import NotesSpec
 from runtime.config.option_ranges import ANY_MODEL, OptionRanges
@@ -110,6 +111,7 @@ class LiveModel:
     what is played of a text, with the options that its template has and a session's seed; None where the model does not
     tell. catalog: the adapters that there are now. plan: None where no session has one. identity: which model it is
     now. notes: what its latents say of notes, and silence `[C]`; None: nothing. has_stems: layers can be told apart.
+    music: its musical controls.
     """
 
     sample_rate_hz: int
@@ -133,6 +135,7 @@ class LiveModel:
     identity: Callable[[], ModelIdentity] = ModelIdentity
     notes: NoteFacts | None = None
     has_stems: bool = False
+    music: ControlsSpec = field(default_factory=ControlsSpec)
 
     def known_notes(self, field: str) -> NoteFacts:
         """What it says of notes. field: of the message that needs them. Raises NoNotesError."""

@@ -401,6 +401,18 @@ class TextWords(Message):
     )
 
 
+class MusicControl(Message):
+    """A musical control of the bundle (`[controls]`), for a client to draw.
+
+    words: for equal parts of its range, what a client adds to every prompt. option: the control of the schema that it
+    sets. values: those to choose from; none: any.
+    """
+
+    words: list[str]
+    option: str | None
+    values: list[str | int]
+
+
 class ReadyControls(Message):
     """The session's controls: their JSON schema (each with `x-kind`: step or generation) and what they are now."""
 
@@ -412,6 +424,9 @@ class ReadyControls(Message):
     source_id: str | None = None
     source_strength: float | None = None
     seed: int
+    music: dict[str, MusicControl] = Field(
+        default={}, description="Musical controls, by name: words that a client adds to its prompts, or a control."
+    )
 
 
 class Limits(Message):
@@ -516,6 +531,9 @@ class State(Message):
     stored: bool = Field(default=False, description="Whether the session survives its server.")
     client_time_s: float | None = Field(default=None, description="Of the newest `ack`.")
     beat: Beat | None = Field(default=None, description="null: none is known. Of plans, and of loops with a tempo.")
+    loop: list[float] | None = Field(
+        default=None, description="Start and end of what repeats, in seconds on the canvas; null: nothing does."
+    )
 
 
 # Layer, pitch (MIDI's; of percussion the key), velocity (1 to 127), first sample, length in samples or null.

@@ -215,6 +215,11 @@ class LiveSession:
             keep_s=keep_s,
         )
 
+    @property
+    def epoch(self) -> int:
+        """That of the newest connection."""
+        return self._audio.epoch
+
     def detach(self, now_s: float) -> None:
         """The connection has ended: the next `advance` ends what runs, and nothing runs until the next `attach`."""
         self._clock.now_s = now_s

@@ -87,6 +87,10 @@ def controls(
         source_id=None if source is None else source.id,
         source_strength=None if source is None else source.strength,
         seed=state.published["seed"],
+        music={
+            name: messages.MusicControl(words=list(spec.words), option=spec.option, values=list(spec.values))
+            for name, spec in model.music.given.items()
+        },
     )
 
 
@@ -161,6 +165,7 @@ def state(
     position, hop = playhead.position, model.hop_samples
     here = timeline.at(position)
     frame = 0 if here is None else here.canvas_frame_at(position // hop)
+    band = None if here is None else here.band
     return messages.State(
         playhead_sample=position,
         sent_until_sample=playhead.sent_until,
@@ -174,6 +179,7 @@ def state(
         playing=playhead.is_playing,
         client_time_s=playhead.client_time_s,
         beat=beat(lines, playhead),
+        loop=None if band is None else [frame / model.frame_rate_hz for frame in band],
     )
 
 

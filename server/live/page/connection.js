@@ -22,6 +22,7 @@ const JITTER_MS = 100;
 const SILENCE_MS = 3000;
 const WATCH_MS = 500;
 const KEY_ITEM = "tickrt.key";
+const SESSION_ITEM = "tickrt.session";
 /** Changes that can begin with a bar. */
 const AT_BAR = ["set", "prompts", "source", "structure", "timbre", "band", "seek"];
 
@@ -70,6 +71,13 @@ export class Connection {
     this.#connect();
   }
 
+  /** Go on with the session that this tab had before the page was loaded again; open one where there is none. */
+  begin() {
+    this.#session = JSON.parse(sessionStorage.getItem(SESSION_ITEM) ?? "null");
+    this.#attempts = 0;
+    this.#connect();
+  }
+
   /** Open a new session; one that is open ends. */
   restart() {
     this.end();
@@ -84,12 +92,14 @@ export class Connection {
     this.#drop();
   }
 
-  /** The page is left: a message would not arrive any more, but a request does. */
+  /** The page is left, or loaded again: a message would not arrive any more, but a request does. */
   leave() {
-    if (this.#session) {
-      fetch(`v1/sessions/${this.#session.id}`, { method: "DELETE", headers: this.headers(), keepalive: true });
+    if (this.#session && this.#epoch >= 0) {
+      const path = `v1/sessions/${this.#session.id}/epochs/${this.#epoch}`;
+      fetch(path, { method: "DELETE", headers: this.headers(), keepalive: true });
     }
-    this.end();
+    sessionStorage.setItem(SESSION_ITEM, JSON.stringify(this.#session));
+    this.#drop();
   }
 
   /** The stems of what plays, as a zip archive. Throws what the server says. */
@@ -235,8 +245,10 @@ export class Connection {
       this.#leastDelayMs = (problem.retry_after_s ?? 0) * 1000;
       this.#refusal = problem.detail;
     } else if (!this.isLive && this.#session) {
+      const isOfPageBefore = this.#epoch < 0;
       this.#session = null;
       this.#attempts = 0;
+      if (isOfPageBefore) return;
       this.handlers.problem({ ...problem, detail: "The session is gone. A new one begins as it was.", fix: null });
     } else {
       if (!this.isLive) this.handlers.refused(problem);

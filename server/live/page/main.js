@@ -4,19 +4,23 @@ import { Connection } from "./connection.js";
 import { ControlPanel } from "./controls.js";
 import { CurveEditor } from "./curve_editor.js";
 import { Figures } from "./figures.js";
+import { History } from "./history.js";
+import { LoopFile } from "./loop_file.js";
 import { MidiLearn } from "./midi/learn.js";
 import { MidiPanel } from "./midi/panel.js";
 import { MidiPorts } from "./midi/ports.js";
+import { Music } from "./music.js";
 import { Plan } from "./plan.js";
 import { PresetBar } from "./preset_bar.js";
 import { Sources } from "./sources.js";
+import { Takes } from "./takes.js";
 import { cornerColors, onThemeChange, tint } from "./theme.js";
 import { Transport } from "./transport.js";
 import { Band } from "./widgets/band.js";
 import { CanvasView } from "./widgets/canvas_view.js";
-import { all, element, field, find } from "./widgets/element.js";
+import { element, field, find } from "./widgets/element.js";
 import { Knob } from "./widgets/knob.js";
-import { PromptPad } from "./widgets/pad.js";
+import { MOST_PROMPTS, PromptPad } from "./widgets/pad.js";
 
 /** @typedef {import("./presets.js").Preset} Preset */
 /** @typedef {import("./connection.js").Message} Message */
@@ -30,7 +34,6 @@ const FRAME_MS = 30;
 const STILL_FRAME_MS = 250;
 const NOTICE_MS = 9000;
 const MAX_SEED = 2 ** 32;
-const STATUS_TEXTS = /** @type {Record<string, string>} */ ({ live: "live", key: "key needed" });
 
 const stillness = matchMedia("(prefers-reduced-motion: reduce)");
 let name = "";
@@ -42,9 +45,11 @@ let name = "";
 let isBandUnsent = false;
 /** Whether this model tells its notes: it is not known before it was asked. */ let hasNotes = true;
 /** Of the newest seek. */ let seekSeq = 0;
+let connectionStatus = { status: "connecting", text: "" };
 let position = { seconds: 0, sample: 0 };
 let colors = { ink: "", shade: "", wave: "" };
 
+const help = /** @type {HTMLDialogElement} */ (find("help"));
 const figures = new Figures();
 const connection = new Connection({
   open: openMessage,
@@ -60,19 +65,17 @@ const connection = new Connection({
   refused: forgetWhatMayBeWrong,
   problem: showProblem,
 });
-const transport = new Transport({ connection, figures, notify, reported: () => midiPanel.tick() });
+const transport = new Transport({ connection, figures, notify, reported });
 const { player } = transport;
 const panel = new ControlPanel(find("knobs"), find("more-knobs"), {
   timbre_strength: find("timbre-strength"),
   structure_strength: find("structure-strength"),
   loop_bars: find("bars"),
+  variation: find("music-knobs"),
 });
-const pad = new PromptPad(
-  find("pad"),
-  /** @type {HTMLTextAreaElement[]} */ (all(".prompt textarea")),
-  all(".share"),
-  all(".words"),
-);
+const music = new Music(panel);
+const takes = new Takes(setSeed);
+const pad = new PromptPad(find("pad"));
 const band = new Band(find("band"));
 const plan = new Plan(connection);
 const canvas = new CanvasView(find("stage"), band, plan.view, {
@@ -80,6 +83,7 @@ const canvas = new CanvasView(find("stage"), band, plan.view, {
   curve: (values) => curveEditor.drawn(values),
 });
 const curveEditor = new CurveEditor(panel, canvas);
+const loopFile = new LoopFile({ canvas, player, isPlaying: () => transport.isPlaying, notify });
 const sources = new Sources({ connection, player, canvas, notify });
 const glide = new Knob({
   label: "glide",
@@ -89,11 +93,16 @@ const glide = new Knob({
   default: 0,
   integer: true,
   format: (ms) => `${(ms / 1000).toFixed(2)} s`,
+  parse: (text) => 1000 * Number(text.replace(/ *s$/, "")),
 });
 const ports = new MidiPorts();
 const midi = new MidiLearn(ports, midiTargets, notify);
 const midiPanel = new MidiPanel({ connection, player, ports, notify, isPlaying: () => transport.isPlaying });
-const presetBar = new PresetBar({ current: currentPreset, use: usePreset, notify });
+const presetBar = new PresetBar({ current: currentPreset, use: choosePreset, notify });
+/** Two states to compare, each with what led to it. */
+const histories = [0, 1].map(() => new History({ current: currentPreset, use: usePreset }));
+let history = histories[0];
+/** What the state that is not chosen was left as. @type {Preset | null} */ let otherState = null;
 
 // To the server.
 
@@ -160,8 +169,14 @@ function seek(to_s) {
 /** @param {number | null} value */
 function setSeed(value) {
   seed = value;
-  field("seed").value = value === null ? "" : String(value);
+  showSeed();
   change("set", { values: { seed: value } });
+  history.changed("seed");
+}
+
+function showSeed() {
+  field("seed").value = seed === null ? "" : String(seed);
+  takes.show(seed);
 }
 
 /**
@@ -188,6 +203,12 @@ function askForPicture() {
   }, PICTURE_EVERY_MS);
 }
 
+/** Twenty times a second: what is heard. */
+function reported() {
+  midiPanel.tick();
+  showHeard();
+}
+
 // From the server.
 
 /** @param {Message} ready */
@@ -195,19 +216,27 @@ function onReady(ready) {
   midiPanel.silence(); // As long as the player tells the times of the older epoch.
   transport.begin(ready);
   figures.clear();
+  music.draw(ready.controls.music);
   panel.draw(ready.controls.schema);
   panel.show(ready.controls.values);
+  find("music-tempo").hidden = !panel.fields.has("bpm");
+  pad.words = music.words;
+  askForMore();
   midi.show();
   // A session that another model goes on with has a new canvas, and says so.
   const isNew = !ready.resumed || Boolean(ready.notice);
   if (ready.notice) notify(ready.notice, true);
   sources.begin(isNew, panel.knobs);
+  const { source_id: id, source_strength: strength } = ready.controls;
+  if (!isNew && id && !sources.open.source_id) sources.follow({ source: { id, strength } });
   canvas.noteView.begin(ready.layers);
   midiPanel.begin(ready, panel.knobs.has("structure_strength"));
   seed = ready.controls.seed;
-  field("seed").value = String(seed);
+  showSeed();
   canvas.seconds = ready.canvas.seconds;
   canvas.isEndless = ready.mode === "extend";
+  canvas.loop = null;
+  loopFile.begin(ready);
   plan.begin(ready.plan ?? null, canvas.isEndless);
   band.show(band.start, band.end, ready.canvas.seconds);
   find("band").classList.toggle("is-off", canvas.isEndless);
@@ -216,12 +245,37 @@ function onReady(ready) {
   isBandUnsent = isNew && !canvas.isEndless && !band.isWhole;
   offerLengths(ready.canvas.seconds);
   curveEditor.offer();
-  pad.showWords(ready.controls.prompt_words);
+  showWords(ready.controls.prompt_words);
+  // What words are was not known when the first session was opened.
+  if (isNew && pad.items().some(({ text }, i) => text !== ready.controls.prompts[i]?.text)) sendPrompts();
+  history.follow();
   askForPicture();
+}
+
+/** What the server tells beside the session: the adapters that there are, and the words that the model knows. */
+async function askForMore() {
+  try {
+    const headers = connection.headers();
+    const answers = await Promise.all(["v1/adapters", "v1/models"].map((path) => fetch(path, { headers })));
+    const [adapters, models] = await Promise.all(answers.map((answer) => answer.json()));
+    const ids = (adapters.data ?? []).map((/** @type {{id: string}} */ { id }) => id);
+    if (adapters.max_rank) panel.drawAdapters(ids, find("music-knobs"));
+    pad.vocabulary = models.data?.[0].vocabulary ?? [];
+    midi.show();
+  } catch {
+    // Without a server there is no session either, and the next one asks again.
+  }
+}
+
+/** @param {import("./widgets/pad.js").PromptWords[]} words */
+function showWords(words) {
+  pad.showWords(words);
+  music.tell(pad.strongest(words)?.meaning ?? {});
 }
 
 /** @param {import("./connection.js").Chunk} chunk */
 function onAudio(chunk) {
+  loopFile.write(chunk);
   player.write(chunk);
   hasCanvas = true;
   if (isBandUnsent) sendBand();
@@ -230,7 +284,7 @@ function onAudio(chunk) {
 /** @param {Message} applied */
 function onApplied(applied) {
   if (applied.seq === seekSeq && applied.at_sample) midiPanel.jump(applied.at_sample);
-  if (applied.prompt_words) pad.showWords(applied.prompt_words);
+  if (applied.prompt_words) showWords(applied.prompt_words);
   askForPicture();
 }
 
@@ -239,23 +293,27 @@ function onChanged({ values }) {
   panel.show({ ...panel.values, ...values });
   if ("seed" in values) {
     seed = values.seed;
-    field("seed").value = String(seed);
+    showSeed();
   }
   if (values.blend) field("blend").value = values.blend;
   if (values.prompts) pad.follow(values.prompts);
-  if (values.prompt_words) pad.showWords(values.prompt_words);
+  showCount();
+  if (values.prompt_words) showWords(values.prompt_words);
   if ("band" in values && !canvas.isEndless) {
     const [start, end] = values.band ?? [0, canvas.seconds];
     band.show(start / canvas.seconds, end / canvas.seconds, canvas.seconds);
   }
   if ("playing" in values) transport.follow(values.playing);
   sources.follow(values);
+  history.follow();
   askForPicture();
 }
 
 /** @param {Message} state */
 function onState(state) {
   position = { seconds: state.canvas_position_s, sample: state.playhead_sample };
+  canvas.loop = state.loop;
+  loopFile.follow(position);
   midiPanel.state(state, canvas.isEndless ? 0 : canvas.playable.start);
   const hasTicked = figures.state(state);
   if (hasTicked || canvas.isEndless) askForPicture();
@@ -270,12 +328,20 @@ function showProblem(problem) {
 
 /** @param {import("./connection.js").Status} status @param {string} text */
 function showStatus(status, text) {
+  connectionStatus = { status, text };
   find("status").dataset.status = status;
-  find("status").textContent = STATUS_TEXTS[status] ?? text;
+  showHeard();
   if (status !== "key") return;
   find("key-detail").textContent = text || "It stays in this tab.";
   const dialog = /** @type {HTMLDialogElement} */ (find("key-dialog"));
   if (!dialog.open) dialog.showModal();
+}
+
+/** What the connection says, or where it has nothing to say, what is heard. */
+function showHeard() {
+  const { status, text } = connectionStatus;
+  const shown = status === "live" ? transport.heardText : status === "key" ? "key needed" : text;
+  if (find("status").textContent !== shown) find("status").textContent = shown;
 }
 
 /** Show a sentence for a while. @param {string} text @param {boolean} [isNote] not a problem */
@@ -333,7 +399,9 @@ function currentPreset() {
     prompts: pad.texts,
     pad: [pad.x, pad.y],
     blend: field("blend").value,
-    controls: panel.values,
+    controls: structuredClone(panel.values),
+    music: { ...music.values },
+    takes: takes.seeds,
     seed,
     band: [band.start, band.end],
   };
@@ -347,28 +415,71 @@ function showPreset(preset) {
   ({ name, mode, seconds } = preset);
   plan.isWanted = preset.plan;
   seed = preset.seed ?? seed;
-  field("seed").value = seed === null ? "" : String(seed);
+  takes.seeds = preset.takes ?? takes.seeds;
+  showSeed();
   field("blend").value = preset.blend;
   pad.show(preset.pad[0], preset.pad[1], preset.prompts);
+  showCount();
   panel.show(preset.controls);
+  music.show(preset.music);
+  pad.words = music.words;
   band.show(preset.band[0], preset.band[1]);
   field(`mode-${mode}`).checked = true;
   presetBar.show(name);
   retint();
 }
 
-/** @param {Preset} preset */
+/** Use a preset, and send what of it is new. @param {Preset} preset */
 function usePreset(preset) {
   const isSameCanvas = preset.mode === mode && preset.seconds === seconds && preset.plan === plan.isWanted;
+  const before = sent();
   const defaults = Object.fromEntries(Object.keys(panel.values).map((control) => [control, null]));
   showPreset(preset);
   if (!isSameCanvas) {
     connection.restart();
     return;
   }
-  change("set", { values: { ...defaults, ...preset.controls, seed } });
-  sendPrompts();
-  if (mode === "loop") sendBand();
+  const after = sent();
+  if (before.values !== after.values) change("set", { values: { ...defaults, ...panel.values, seed } });
+  if (before.prompts !== after.prompts) sendPrompts();
+  if (before.band !== after.band && mode === "loop") sendBand();
+}
+
+/** What the server knows of the page, to compare. */
+function sent() {
+  return {
+    values: JSON.stringify([panel.values, seed]),
+    prompts: JSON.stringify([pad.items(), field("blend").value]),
+    band: JSON.stringify([band.start, band.end]),
+  };
+}
+
+/** @param {Preset} preset */
+function choosePreset(preset) {
+  usePreset(preset);
+  history.changed("preset");
+}
+
+/** Go on with the other of two states; at first it is a copy. @param {number} place */
+function chooseState(place) {
+  if (history === histories[place]) return;
+  const left = currentPreset();
+  history = histories[place];
+  if (otherState) usePreset(otherState);
+  else history.follow();
+  otherState = left;
+  showHistory();
+}
+
+function showCount() {
+  field("add-prompt").disabled = pad.count >= MOST_PROMPTS;
+  field("remove-prompt").disabled = pad.count <= 1;
+}
+
+function showHistory() {
+  presetBar.keep();
+  field("undo").disabled = !history.canUndo;
+  field("redo").disabled = !history.canRedo;
 }
 
 /** @param {number} whole the length of the canvas where no other was asked for */
@@ -393,7 +504,7 @@ function midiTargets() {
     ["pad.x", axis((x) => pad.move(x, pad.y))],
     ["pad.y", axis((y) => pad.move(pad.x, y))],
   ];
-  return new Map([...panel.knobs, ...others]);
+  return new Map([...music.targets, ...panel.knobs, ...others]);
 }
 
 function listen() {
@@ -403,44 +514,98 @@ function listen() {
   pad.addEventListener("move", () => {
     retint();
     sendPrompts();
+    history.changed("pad");
   });
+  const changeCount = (/** @type {number} */ by) => {
+    pad.setCount(pad.count + by);
+    showCount();
+    retint();
+    sendPrompts();
+    history.changed("number of prompts");
+  };
+  on("add-prompt", "click", () => changeCount(1));
+  on("remove-prompt", "click", () => changeCount(-1));
   pad.addEventListener("text", () => {
     clearTimeout(typingTimer);
     typingTimer = setTimeout(sendPrompts, TYPING_MS);
+    history.changed("text");
   });
   panel.addEventListener("change", (event) => {
-    Object.assign(changedValues, /** @type {CustomEvent} */ (event).detail);
+    const { detail } = /** @type {CustomEvent} */ (event);
+    Object.assign(changedValues, detail);
     sendValues();
+    history.changed(Object.keys(detail).join());
   });
-  band.addEventListener("change", limited(sendBand));
-  on("blend", "change", sendPrompts);
-  on("reset", "click", () => usePreset({ ...currentPreset(), controls: {} }));
+  music.addEventListener("change", () => {
+    pad.words = music.words;
+    sendPrompts();
+    history.changed("music");
+  });
+  const sendBandSoon = limited(sendBand);
+  band.addEventListener("change", () => {
+    sendBandSoon();
+    history.changed("band");
+  });
+  on("blend", "change", () => {
+    sendPrompts();
+    history.changed("blend");
+  });
+  on("plan", "change", () => history.changed("plan"));
+  on("reset", "click", () => choosePreset({ ...currentPreset(), controls: {}, music: {} }));
+  on("undo", "click", () => history.move(-1));
+  on("redo", "click", () => history.move(1));
+  on("state-a", "change", () => chooseState(0));
+  on("state-b", "change", () => chooseState(1));
+  for (const one of histories) one.addEventListener("change", showHistory);
+  document.addEventListener("keydown", (event) => {
+    const key = event.key.toLowerCase();
+    const isUndo = (event.ctrlKey || event.metaKey) && !event.altKey && ["z", "y"].includes(key);
+    if (!isUndo || document.querySelector("dialog[open]")) return;
+    event.preventDefault();
+    history.move(key === "y" || event.shiftKey ? 1 : -1);
+  });
+  on("keep", "click", () => {
+    takes.keep(seed);
+    history.changed("take");
+  });
   on("dice", "click", () => setSeed(Math.floor(Math.random() * MAX_SEED)));
   on("seed", "change", () => setSeed(/^\d+$/.test(field("seed").value) ? Number(field("seed").value) : null));
   on("more", "click", () => {
-    find("more-knobs").hidden = !find("more-knobs").hidden;
-    find("more").setAttribute("aria-expanded", String(!find("more-knobs").hidden));
+    find("model-panel").hidden = !find("model-panel").hidden;
+    find("more").setAttribute("aria-expanded", String(!find("model-panel").hidden));
+    find("model-panel").scrollIntoView({ block: "nearest" });
   });
   on("length", "change", () => {
     seconds = field("length").value ? Number(field("length").value) : null;
     connection.restart();
+    history.changed("length");
   });
   for (const one of /** @type {const} */ (["loop", "extend"])) {
     on(`mode-${one}`, "change", () => {
       mode = one;
       connection.restart();
+      history.changed("mode");
     });
   }
   on("key-form", "submit", () => connection.setKey(field("key").value.trim()));
   onThemeChange(paintTheme);
-  // A page that is left ends its session: it would count against the limit of its client's sessions.
-  addEventListener("pagehide", () => connection.leave());
-  addEventListener("pageshow", (event) => event.persisted && connection.restart());
+  // The session of a page that is left would count against the limit of its client's sessions.
+  addEventListener("pagehide", () => {
+    presetBar.keep();
+    connection.leave();
+  });
+  addEventListener("pageshow", (event) => event.persisted && connection.begin());
+  on("help-button", "click", () => help.showModal());
+  document.addEventListener("keydown", (event) => {
+    const isTyped = event.target instanceof Element && event.target.closest("input:not([type]), textarea");
+    if (event.key === "?" && !isTyped && !document.querySelector("dialog[open]")) help.showModal();
+  });
 }
 
 find("knobs").append(glide.root); // the last one: the panel puts the others before it
 showPreset(presetBar.first());
+history.follow();
 paintTheme();
 listen();
 requestAnimationFrame(paint);
-connection.restart();
+connection.begin();

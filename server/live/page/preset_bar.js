@@ -5,6 +5,8 @@ import { all, element, field, find } from "./widgets/element.js";
 
 /** @typedef {import("./presets.js").Preset} Preset */
 
+const ITEM = "tickrt.page";
+
 export class PresetBar {
   /**
    * @param {{current: () => Preset, use: (preset: Preset) => void,
@@ -27,9 +29,16 @@ export class PresetBar {
     find("preset-file").addEventListener("change", () => this.#load());
   }
 
-  /** The preset of the address, or the first one. */
+  /** Keep what is set for when the page is loaded again in this tab. */
+  keep() {
+    sessionStorage.setItem(ITEM, JSON.stringify({ hash: location.hash, preset: this.page.current() }));
+  }
+
+  /** What was set before the page was loaded again, the preset of the address, or the first one. */
   first() {
     try {
+      const kept = JSON.parse(sessionStorage.getItem(ITEM) ?? "null");
+      if (kept?.hash === location.hash) return parsePreset(JSON.stringify(kept.preset));
       return presetOfFragment(location.hash) ?? PRESETS[0];
     } catch (error) {
       this.page.notify(/** @type {Error} */ (error).message);

@@ -1,9 +1,11 @@
 /** Presets: everything that is set on the page, as JSON, in a file or in the address. */
 
+import { MOST_PROMPTS } from "./widgets/pad.js";
+
 /**
  * @typedef {{version: 1, name: string, mode: "loop" | "extend", plan: boolean, seconds: number | null,
- *   prompts: string[], pad: [number, number], blend: string, controls: Record<string, any>, seed: number | null,
- *   band: [number, number]}} Preset
+ *   prompts: string[], pad: [number, number], blend: string, controls: Record<string, any>,
+ *   music: Record<string, number>, takes?: number[], seed: number | null, band: [number, number]}} Preset
  */
 
 /** @param {string} name @param {string[]} prompts @param {Partial<Preset>} [more] @returns {Preset} */
@@ -18,6 +20,7 @@ function preset(name, prompts, more = {}) {
     pad: [0, 0],
     blend: "velocity",
     controls: {},
+    music: {},
     seed: null,
     band: [0, 1],
     ...more,
@@ -75,7 +78,9 @@ export function parsePreset(text) {
     Array.isArray(list) && list.length === length && list.every((item) => typeof item === type);
   if (value?.version !== 1) throw new Error("This is not a preset of this version of the page.");
   const isShare = (/** @type {number} */ share) => share >= 0 && share <= 1;
-  if (!isList(value.prompts, "string", 4)) throw new Error("This preset is incomplete: it needs four prompts.");
+  const { length = 0 } = value.prompts ?? {};
+  if (length < 1 || length > MOST_PROMPTS || !isList(value.prompts, "string", length))
+    throw new Error("This preset is incomplete: it needs one prompt, or up to eight.");
   if (!isList(value.pad, "number", 2) || !value.pad.every(isShare))
     throw new Error("This preset is wrong: its place on the pad is two numbers from 0 to 1.");
   if (!isList(value.band, "number", 2) || !value.band.every(isShare) || value.band[0] >= value.band[1])
@@ -84,6 +89,9 @@ export function parsePreset(text) {
     throw new Error("This preset is wrong: its mode is loop or extend, its blend velocity or tokens.");
   if (typeof value.controls !== "object" || value.controls === null)
     throw new Error("This preset is incomplete: it needs controls.");
+  const isNumbers = (/** @type {any} */ list) => Object.values(list ?? {}).every((item) => Number.isInteger(item));
+  if (!isNumbers(value.music) || !isNumbers(value.takes))
+    throw new Error("This preset is wrong: its music and its takes are whole numbers.");
   return { ...preset("", []), ...value };
 }
 

@@ -28,9 +28,9 @@ function cssColor(variable) {
   return [red, green, blue];
 }
 
-/** Colors of prompts A to D. */
+/** Colors of prompts A to H. */
 export function cornerColors() {
-  return ["--a", "--b", "--c", "--d"].map(cssColor);
+  return ["--a", "--b", "--c", "--d", "--e", "--f", "--g", "--h"].map(cssColor);
 }
 
 /** Calls back when the system changes between dark and light. @param {() => void} changed */
@@ -43,10 +43,10 @@ export function onThemeChange(changed) {
  * @param {number[]} weights
  */
 export function tint(weights) {
-  const corners = cornerColors();
+  const corners = cornerColors().slice(0, weights.length);
   const mix = blendColor(corners, weights);
   document.documentElement.style.setProperty("--mix", mix.join(" "));
-  const [, runnerUp] = [0, 1, 2, 3].sort((i, k) => weights[k] - weights[i]);
+  const [first, runnerUp = first] = weights.map((_, i) => i).sort((i, k) => weights[k] - weights[i]);
   const ground = cssColor("--ground-color");
   /** @type {Color} */
   const brightest = lightTheme.matches ? [24, 20, 30] : [255, 252, 240];

@@ -6,7 +6,9 @@ import { all, find } from "./widgets/element.js";
 import { Knob } from "./widgets/knob.js";
 import { Scope } from "./widgets/scope.js";
 
-const STATUS_S = 0.05;
+/** A silence that is shorter is none. */
+const GAP_S = 0.1;
+const GAP_SHOWN_MS = 6000;
 
 /**
  * @typedef {{connection: import("./connection.js").Connection, figures: import("./figures.js").Figures,
@@ -19,6 +21,9 @@ export class Transport {
   isRecording = false;
   #playedS = 0;
   #recordedS = 0;
+  /** When it was heard last, and when it was heard again after a gap. */ #heardMs = 0;
+  #resumed = { atMs: -Infinity, gapS: 0 };
+  #isHeard = false;
 
   /** @param {Parts} parts */
   constructor({ connection, figures, notify, reported }) {
@@ -32,7 +37,8 @@ export class Transport {
     });
     this.scope = new Scope(/** @type {HTMLCanvasElement} */ (find("scope")), all(".meter"));
     const format = (/** @type {number} */ value) => `${Math.round(value * 100)} %`;
-    this.volume = new Knob({ label: "volume", min: 0, max: 1, default: 1, format });
+    const parse = (/** @type {string} */ text) => Number(text.replace(/ *%$/, "")) / 100;
+    this.volume = new Knob({ label: "volume", min: 0, max: 1, default: 1, format, parse });
     this.volume.addEventListener("input", () => (this.player.volume = this.volume.value));
     find("volume").append(this.volume.root);
     find("play").addEventListener("click", () => this.#toggle());
@@ -45,6 +51,23 @@ export class Transport {
     this.player.clear(ready.sample_rate_hz, ready.channels, ready.next_sample, ready.resumed && !ready.notice);
     // A session plays when it is opened; where nothing was played yet it waits for the first report.
     if (this.#playedS && !this.isPlaying) this.connection.send({ type: "pause" });
+  }
+
+  /** What is heard, in words. */
+  get heardText() {
+    if (!this.isPlaying) return this.#playedS ? "stopped" : "ready";
+    if (!this.#isHeard) return "waiting for sound";
+    const { atMs, gapS } = this.#resumed;
+    return performance.now() < atMs + GAP_SHOWN_MS ? `resumed after ${gapS.toFixed(1)} s` : "live";
+  }
+
+  /** The button says what is heard, and what a click does. */
+  #showButton() {
+    const state = !this.isPlaying ? "stopped" : this.#isHeard ? "playing" : "waiting";
+    const button = find("play");
+    if (button.dataset.state === state) return;
+    button.dataset.state = state;
+    button.setAttribute("aria-label", { stopped: "Play", playing: "Pause", waiting: "Stop waiting" }[state]);
   }
 
   /** @param {KeyboardEvent} event */
@@ -64,9 +87,11 @@ export class Transport {
   async follow(isPlaying) {
     if (isPlaying === this.isPlaying) return;
     this.isPlaying = isPlaying;
+    this.#isHeard = false;
+    this.#heardMs = 0;
     this.reported();
     find("play").setAttribute("aria-pressed", String(this.isPlaying));
-    find("play").setAttribute("aria-label", this.isPlaying ? "Pause" : "Play");
+    this.#showButton();
     find("hint").hidden = true;
     try {
       await this.player.play(this.isPlaying);
@@ -87,13 +112,25 @@ export class Transport {
     }
   }
 
+  /** @param {boolean} isHeard since the last report */
+  #hear(isHeard) {
+    const now = performance.now();
+    const gapS = (now - this.#heardMs) / 1000;
+    if (isHeard && this.isPlaying) {
+      if (!this.#isHeard && this.#heardMs && gapS > GAP_S) this.#resumed = { atMs: now, gapS };
+      this.#heardMs = now;
+    }
+    // A report without sound is no gap yet.
+    this.#isHeard = this.isPlaying && this.#heardMs > 0 && (isHeard || gapS <= GAP_S);
+    this.#showButton();
+  }
+
   /** @param {import("./audio/player.js").PlayerStatus} status */
   #show(status) {
     if (this.isPlaying) this.connection.ack(status.playheadSample, status.worstLeadS);
-    if (status.isRunning) {
-      this.#playedS += STATUS_S;
-      this.#recordedS += STATUS_S;
-    }
+    this.#playedS += status.playedS;
+    this.#recordedS += status.playedS;
+    this.#hear(status.playedS > 0);
     find("clock").textContent = clockText(this.#playedS);
     find("record-text").textContent = this.isRecording ? clockText(this.#recordedS) : "Record";
     this.scope.level(status.peaks);

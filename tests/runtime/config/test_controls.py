@@ -24,8 +24,9 @@ def loaded(folder: Path, controls: str, **changes: bool) -> Bundle:
 
 def test_the_demo_hears_options_and_words() -> None:
     values = {"bpm": 120, "scale": "D major", "density": 0.9, "brightness": 0.1, "mute_drums": True, "mute_bass": False}
-    assert DEMO.heard(values) == (["dense", "dark", "no drums"], {"bpm": 120, "key": "D major"})
-    assert DEMO.heard({"temperature": 3.0}) == ([], {"bpm": None, "key": None})
+    options = {"bpm": 120, "key": "D major", "time_signature": 3}
+    assert DEMO.heard({**values, "meter": 3}) == (["dense", "dark", "no drums"], options)
+    assert DEMO.heard({"temperature": 3.0}) == ([], dict.fromkeys(options))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,10 @@ def test_an_option_takes_a_range_and_words_take_the_value(tmp_path: Path) -> Non
         ('bpm = { option = "key" }', "a scale sets key"),
         ('scale = { option = "guidance" }', "a scale sets key"),
         ('scale = { words = ["a", "b"] }', "scale has one text"),
+        ('meter = { words = ["a", "b"] }', "meter has one text"),
+        ('meter = { option = "bpm" }', "a meter sets time_signature"),
+        ('density = { words = ["a"], values = ["b"] }', "values belong to"),
+        ('meter = { option = "time_signature", range = [2, 4] }', "range belongs to an option that is a number"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, controls: str, message: str) -> None:

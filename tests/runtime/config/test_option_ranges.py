@@ -10,7 +10,7 @@ from helpers.factories import tiny_bundle
 from helpers.paths import ROOT
 
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.config.option_ranges import ANY_MODEL, NumberRange, OptionRanges
+from runtime.config.option_ranges import ANY_MODEL, MEMBERS, NumberRange, OptionRanges
 from runtime.errors import ConfigError, RequestError
 from runtime.requests.options import GenerationOptions, parse_options
 
@@ -22,7 +22,10 @@ def loaded(folder: Path, options: str, more: str = "") -> Bundle:
 
 
 def test_the_demo_takes_the_tempos_that_it_was_trained_on() -> None:
-    assert load_bundle(ROOT / "configs" / "demo").options.narrowed == {"bpm": NumberRange(min=60, max=180)}
+    options = load_bundle(ROOT / "configs" / "demo").options
+    whole = {name: found.ends for name, found in options.narrowed.items() if found.usual is None}
+    assert whole == {"bpm": (60, 180)}
+    assert all(found.ends == getattr(ANY_MODEL, name).ends for name, found in options.narrowed.items() if found.usual)
 
 
 def test_what_a_table_leaves_out_is_as_for_any_model(tmp_path: Path) -> None:
@@ -44,6 +47,7 @@ def test_what_a_table_leaves_out_is_as_for_any_model(tmp_path: Path) -> None:
         ("bpm = { max = 180, usual = [90, 200] }", "", r"options.bpm: .*usual = \[LOW, HIGH\] between them"),
         ("bpm = { min = nan }", "", "options.bpm.min: expected a finite number"),
         ("bpm = { max = 400 }", "", "options: bpm goes from 30 to 400, expected 30 to 300, or less of it"),
+        ("dcw_low = { max = 0.1 }", "", r"dcw_low has no min and max of its own: expected usual"),
         ("steps = { min = 5 }", "", r"sampler.steps is 4, expected 5 to 200, as \[options.steps\] says"),
         ("guidance = { usual = [4, 9] }", "", r"sampler.guidance is .*, expected 4 to 9"),
         (
@@ -105,9 +109,11 @@ def test_what_no_model_takes_is_left_to_the_option_table(ranges: OptionRanges, v
 
 def test_the_option_table_is_bounded_by_the_ranges_of_any_model() -> None:
     """So a bundle cannot widen what the table takes, and no bound is written twice."""
-    properties = GenerationOptions.model_json_schema()["properties"]
+    schema = GenerationOptions.model_json_schema()
     for name, taken in ANY_MODEL:
-        number = properties[name]["anyOf"][0]
+        kind, member = MEMBERS.get(name, ("", name))
+        properties = schema["$defs"][kind]["properties"] if kind else schema["properties"]
+        number = properties[member]["anyOf"][0]
         assert (number["minimum"], number["maximum"]) == taken.ends, name
 
 
@@ -116,14 +122,23 @@ def test_what_any_model_takes() -> None:
     assert {name: taken.ends for name, taken in ANY_MODEL} == {
         "bpm": (30, 300), "steps": (1, 200), "shift": (0.01, 100), "guidance": (0, 50), "velocity_scale": (0, 4),
         "momentum": (-1, 1), "ode_noise": (0, 4), "plan_temperature": (0, 2), "plan_guidance": (1, 20),
+        "dcw_low": (-0.5, 0.5), "dcw_high": (-0.5, 0.5),
     }  # fmt: skip
 
 
 def test_a_schema_says_the_bundles_range_of_numbers_and_of_curves() -> None:
-    properties = GenerationOptions.model_json_schema()["properties"]
+    schema = GenerationOptions.model_json_schema()
+    properties = schema["properties"]
     OptionRanges.model_validate(
-        {"bpm": {"min": 60, "type": "integer", "usual": [70, 160]}, "guidance": {"max": 8}}
-    ).narrow(properties)
+        {
+            "bpm": {"min": 60, "type": "integer", "usual": [70, 160]},
+            "guidance": {"max": 8},
+            "dcw_low": {"usual": [0, 0.02]},
+        }
+    ).narrow(schema)
+    members = schema["$defs"]["DcwOptions"]["properties"]
+    assert members["low"]["anyOf"][0]["x-usual"] == [0, 0.02]
+    assert "x-usual" not in members["high"]["anyOf"][0]
     assert properties["bpm"]["anyOf"][0] == {
         "type": "integer", "minimum": 60, "maximum": 300, "x-usual": [70, 160]
     }  # fmt: skip

@@ -79,7 +79,7 @@ def test_operation_ids_are_verbs_with_their_object(served: Served) -> None:
     assert set(operations(served)) == {
         "create_generation", "create_source", "list_sources", "get_source", "delete_source", "list_models", "get_model",
         "list_adapters", "get_schema", "get_live_schema", "get_live", "get_ready", "get_metrics", "list_sessions",
-        "get_session", "get_stems", "end_session",
+        "get_session", "get_stems", "end_session", "leave_session",
     }  # fmt: skip
 
 

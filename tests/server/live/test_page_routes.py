@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections.abc import Callable
 
@@ -74,6 +75,24 @@ def test_an_unchanged_file_is_not_sent_again(served: Served) -> None:
         changed = client.get("/page/main.js", headers={"If-None-Match": '"another"'})
     assert (again.status_code, again.content) == (anything.status_code, anything.content) == (304, b"")
     assert changed.content == first.content
+
+
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [("gzip, br", "gzip"), ("br;q=1.0, gzip;q=0.8", "gzip"), ("gzip;q=0", None), ("identity", None), ("br", None)],
+)
+def test_files_are_packed_for_those_who_take_it(served: Served, accepted: str, coding: str | None) -> None:
+    with served.client() as client, client.stream("GET", "/page/main.js", headers={"Accept-Encoding": accepted}) as got:
+        raw = b"".join(got.iter_raw())
+    plain = (FOLDER / "main.js").read_bytes()
+    assert got.headers.get("content-encoding") == coding
+    assert (gzip.decompress(raw) if coding else raw) == plain
+    assert got.headers["vary"] == "Accept-Encoding"
+
+
+def test_the_page_is_at_most_90_kib_on_the_wire() -> None:
+    files = {name: file for name, file in static_files().items() if not name.startswith(("swagger/", "docs."))}
+    assert sum(len(file.packed) for file in files.values()) <= 90 * 1024
 
 
 @pytest.mark.parametrize("name", ["missing.js", "..%2fpage.py", "%2e%2e%2f%2e%2e%2fconfig.py", "__init__.py"])

@@ -51,6 +51,18 @@ def test_a_session_plays_and_closes(served: Served) -> None:
     assert (closed.reason, closed.resumable, code) == ("closed", False, 1000)
 
 
+def test_a_session_that_its_client_has_left_is_kept_for_its_return(served: Served) -> None:
+    with player(served) as client, served.client() as http:
+        ready = client.open(prompts=[{"text": "a"}])
+        path = f"/v1/sessions/{ready.session}"
+        assert http.delete(f"{path}/epochs/{ready.epoch + 1}").status_code == 204
+        assert http.get(path).json()["connected"]
+        assert http.delete(f"{path}/epochs/{ready.epoch}").status_code == 204
+        eventually(lambda: not http.get(path).json()["connected"])
+        assert http.delete(path).status_code == 204
+        problem(http.delete("/v1/sessions/none/epochs/0"), 404, "unknown_session")
+
+
 def test_sessions_are_listed_and_ended(served: Served) -> None:
     with player(served) as client, served.client() as http:
         session = client.open(prompts=[{"text": "a"}]).session

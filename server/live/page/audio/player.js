@@ -4,8 +4,8 @@ import { wavFile } from "./wav.js";
 
 /**
  * @typedef {{playheadSample: number, contextTimeS: number, isRunning: boolean, leadS: number, worstLeadS: number,
- *   underruns: number, peaks: [number, number]}} PlayerStatus
- *   contextTimeS: when the sample of the playhead leaves the context
+ *   underruns: number, peaks: [number, number], playedS: number}} PlayerStatus
+ *   contextTimeS: when the sample of the playhead leaves the context; playedS: what was heard since the last one
  * @typedef {{status: (status: PlayerStatus) => void,
  *   heard: (firstSeq: number, fullSeq: number) => void}} PlayerHandlers
  */

@@ -23,6 +23,7 @@ class Player extends AudioWorkletProcessor {
     this.isRecording = false;
     this.sinceStatus = 0;
     this.peaks = [0, 0];
+    /** Samples since the last report that were there. */ this.played = 0;
     this.heard = { firstSeq: 0, fullSeq: 0 };
     this.port.onmessage = (/** @type {MessageEvent} */ event) => this.#receive(event.data);
   }
@@ -55,7 +56,8 @@ class Player extends AudioWorkletProcessor {
     const planes = outputs[0];
     if (this.#canPlay()) {
       this.#reportSeqs();
-      this.ring.read(planes);
+      const missing = this.ring.read(planes);
+      this.played += planes[0].length - missing;
       planes.forEach((plane, channel) => {
         for (const sample of plane) this.peaks[channel] = Math.max(this.peaks[channel], Math.abs(sample));
       });
@@ -100,7 +102,9 @@ class Player extends AudioWorkletProcessor {
       worstLeadS: this.ring.takeWorstLeadS(),
       underruns: this.ring.underruns,
       peaks: this.peaks,
+      playedS: this.played / sampleRate,
     });
+    this.played = 0;
     this.peaks = [0, 0];
   }
 }

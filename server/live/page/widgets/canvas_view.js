@@ -13,6 +13,7 @@ const PLANNED_VIEW = 3;
 export class CanvasView {
   /** Length of the canvas. */ seconds = 10;
   positionS = 0;
+  /** What repeats, where the server has told. @type {[number, number] | null} */ loop = null;
   /** Whether the view follows the playhead, which stays in its place. */ isEndless = false;
   picture = new Picture();
   noteView = new NoteView();
@@ -98,6 +99,7 @@ export class CanvasView {
   /** What is there to play, in seconds. */
   get playable() {
     if (this.isEndless) return { start: this.picture.startS, end: this.picture.endS };
+    if (this.loop) return { start: this.loop[0], end: this.loop[1] };
     return { start: this.band.start * this.seconds, end: this.band.end * this.seconds };
   }
 

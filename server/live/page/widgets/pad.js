@@ -1,6 +1,8 @@
-/** Prompts A to D and the pad that blends them: each prompt is a corner, the weights are bilinear. */
+/** Prompts and the pad that blends them: A to D are its corners, E to H the middles of its edges. */
 
 import { blendColor } from "../theme.js";
+import { element } from "./element.js";
+import { Suggestions } from "./suggestions.js";
 
 /** @typedef {import("../theme.js").Color} Color */
 /**
@@ -9,47 +11,60 @@ import { blendColor } from "../theme.js";
  * @property {string[]} unknown
  * @property {Record<string, string[]>} near by unknown word those that are written most like it
  * @property {string} plays what of it is played
+ * @property {Record<string, string[]>} meaning the same by kind
  */
 
-const LETTERS = ["A", "B", "C", "D"];
+const LETTERS = ["A", "B", "C", "D", "E", "F", "G", "H"];
+/** Where each is alone. @type {[number, number][]} */
+const ANCHORS = [[0, 0], [1, 0], [0, 1], [1, 1], [0.5, 0], [0.5, 1], [0, 0.5], [1, 0.5]];
+const CORNERS = 4;
+export const MOST_PROMPTS = ANCHORS.length;
 /** A weight below this share is 0: each prompt with a weight costs a row of the batch. */
 const LEAST_WEIGHT = 0.02;
 /** The puck's centre stays this far from the edges: corners are easy to reach. */
 const INSET_PIXELS = 20;
+/** Nearer than this is at the same place. */
+const NEAR = 1e-4;
 
-/** Weights of A to D at a place of the pad; they sum to 1. @param {number} x @param {number} y */
-export function padWeights(x, y) {
-  return [(1 - x) * (1 - y), x * (1 - y), (1 - x) * y, x * y];
+/**
+ * Weights of the first `count` prompts at a place of the pad; they sum to 1. Of four they are bilinear.
+ * @param {number} x @param {number} y @param {number} [count]
+ */
+export function padWeights(x, y, count = CORNERS) {
+  const raw = ANCHORS.slice(0, count).map(([left, top]) => {
+    // Two lie side by side: the height says nothing.
+    const [across, down] = [Math.abs(x - left), count > 2 ? Math.abs(y - top) : 0];
+    if (count > CORNERS) return 1 / (across ** 2 + down ** 2 + NEAR);
+    return (1 - across) * (1 - down) + (count < CORNERS ? NEAR : 0);
+  });
+  const sum = raw.reduce((all, weight) => all + weight, 0);
+  return raw.map((weight) => weight / sum);
+}
+
+/** Where on the pad a share of its width or height is. @param {number} share */
+function place(share) {
+  return `calc(${INSET_PIXELS * (1 - 2 * share)}px + ${share * 100}%)`;
 }
 
 /** Reports `move` when the weights change, `text` while a prompt is typed. */
 export class PromptPad extends EventTarget {
   x = 0;
   y = 0;
+  /** What every prompt that is sent gets. */ words = "";
+  /** Words that the model knows, where that is a closed list. @type {readonly string[]} */ vocabulary = [];
 
-  /**
-   * @param {HTMLElement} pad
-   * @param {HTMLTextAreaElement[]} inputs
-   * @param {HTMLElement[]} shares
-   * @param {HTMLElement[]} notes what of a prompt is played, and what the model does not understand
-   */
-  constructor(pad, inputs, shares, notes) {
+  /** @type {HTMLTextAreaElement[]} */ inputs = [];
+  /** @type {HTMLElement[]} */ #shares = [];
+  /** What of a prompt is played, and what the model does not understand. @type {HTMLElement[]} */ #notes = [];
+  /** @type {HTMLElement[]} */ #anchors = [];
+  /** @type {Color[]} */ #colors = [];
+
+  /** @param {HTMLElement} pad prompts are put before and behind it */
+  constructor(pad) {
     super();
-    this.notes = notes;
     this.root = pad;
-    this.inputs = inputs;
-    this.shares = shares;
     this.puck = /** @type {HTMLElement} */ (pad.querySelector(".puck"));
     this.surface = /** @type {HTMLCanvasElement} */ (pad.querySelector("canvas"));
-    for (const [i, input] of inputs.entries()) {
-      input.addEventListener("input", () => {
-        this.#note(i);
-        this.dispatchEvent(new Event("text"));
-      });
-      input.addEventListener("keydown", (event) => {
-        if (event.key === "Enter") event.preventDefault();
-      });
-    }
     pad.addEventListener("pointerdown", (event) => {
       pad.setPointerCapture(event.pointerId);
       this.puck.focus();
@@ -61,6 +76,55 @@ export class PromptPad extends EventTarget {
     });
     this.puck.addEventListener("keydown", (event) => this.#key(event));
     this.show(0, 0, ["", "", "", ""]);
+  }
+
+  get count() {
+    return this.inputs.length;
+  }
+
+  /** Have so many prompts, 1 to `MOST_PROMPTS`; the last ones come and go. @param {number} count */
+  setCount(count) {
+    while (this.count > count) {
+      this.inputs.pop()?.closest(".prompt")?.remove();
+      this.#anchors.pop()?.remove();
+      this.#shares.pop();
+      this.#notes.pop();
+    }
+    while (this.count < count) this.#add(this.count);
+    if (this.#colors.length) this.paint(this.#colors);
+    this.#place(this.x, this.y);
+  }
+
+  /** @param {number} i */
+  #add(i) {
+    const id = LETTERS[i].toLowerCase();
+    const prompt = element("div", `prompt prompt-${id}`);
+    const label = /** @type {HTMLLabelElement} */ (element("label", "", LETTERS[i]));
+    const input = /** @type {HTMLTextAreaElement} */ (element("textarea"));
+    const [share, note, anchor] = [element("span", "share"), element("span", "words"), element("i", "anchor", LETTERS[i])];
+    label.htmlFor = `prompt-${id}`;
+    Object.assign(input, { id: `prompt-${id}`, rows: 2, maxLength: 2000, spellcheck: false });
+    input.setAttribute("aria-describedby", `words-${id}`);
+    note.id = `words-${id}`;
+    input.addEventListener("input", () => {
+      this.#note(this.inputs.indexOf(input));
+      this.dispatchEvent(new Event("text"));
+    });
+    input.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") event.preventDefault();
+    });
+    [anchor.style.left, anchor.style.top] = ANCHORS[i].map(place);
+    anchor.setAttribute("aria-hidden", "true");
+    this.root.append(anchor);
+    prompt.append(label, share, input, note);
+    new Suggestions(input, () => this.vocabulary);
+    // The first two are above the pad, all others below it, in their order.
+    if (i < 2) this.root.before(prompt);
+    else (i === 2 ? this.root : this.inputs[i - 1].closest(".prompt"))?.after(prompt);
+    this.inputs.push(input);
+    this.#shares.push(share);
+    this.#notes.push(note);
+    this.#anchors.push(anchor);
   }
 
   /** @param {PointerEvent} event */
@@ -100,7 +164,6 @@ export class PromptPad extends EventTarget {
   #place(x, y) {
     this.x = Math.min(1, Math.max(0, x));
     this.y = Math.min(1, Math.max(0, y));
-    const place = (/** @type {number} */ share) => `calc(${INSET_PIXELS * (1 - 2 * share)}px + ${share * 100}%)`;
     this.puck.style.left = place(this.x);
     this.puck.style.top = place(this.y);
     const percents = this.weights().map((weight) => Math.round(weight * 100));
@@ -110,23 +173,25 @@ export class PromptPad extends EventTarget {
       .join(", ");
     this.puck.setAttribute("aria-valuenow", String(Math.round(this.x * 100)));
     this.puck.setAttribute("aria-valuetext", text);
-    this.shares.forEach((share, i) => (share.textContent = `${percents[i]} %`));
+    this.#shares.forEach((share, i) => (share.textContent = `${percents[i]} %`));
     this.inputs.forEach((input, i) => input.closest(".prompt")?.classList.toggle("is-off", percents[i] < 2));
   }
 
-  /** Weights of A to D; they sum to 1. */
+  /** Weights of all prompts; they sum to 1. */
   weights() {
-    return padWeights(this.x, this.y);
+    return padWeights(this.x, this.y, this.count);
   }
 
   /** Paint every place of the pad with the color of its blend. @param {Color[]} corners */
   paint(corners) {
+    this.#colors = corners;
+    const used = corners.slice(0, this.count);
     const context = /** @type {CanvasRenderingContext2D} */ (this.surface.getContext("2d"));
     const { width, height } = this.surface;
     const pixels = context.createImageData(width, height);
     for (let i = 0; i < width * height; i++) {
-      const weights = padWeights((i % width) / (width - 1), Math.floor(i / width) / (height - 1));
-      pixels.data.set([...blendColor(corners, weights), 255], 4 * i);
+      const weights = padWeights((i % width) / (width - 1), Math.floor(i / width) / (height - 1), this.count);
+      pixels.data.set([...blendColor(used, weights), 255], 4 * i);
     }
     context.putImageData(pixels, 0, 0);
   }
@@ -135,10 +200,23 @@ export class PromptPad extends EventTarget {
     return this.inputs.map((input) => input.value.trim());
   }
 
+  /** A prompt as it is sent. @param {string} text */
+  #sent(text) {
+    return text && this.words ? `${text}, ${this.words}` : text;
+  }
+
+  /** What is known of the prompt with the greatest weight. @param {PromptWords[]} words */
+  strongest(words) {
+    const weights = this.weights();
+    const texts = this.texts.map((text, i) => ({ text: this.#sent(text), weight: text ? weights[i] : -1 }));
+    const [first] = texts.sort((one, other) => other.weight - one.weight);
+    return words.find((one) => one.text === first.text);
+  }
+
   /** Show beside each prompt what of it is played, and what is not understood. @param {PromptWords[]} words */
   showWords(words) {
     this.texts.forEach((text, i) => {
-      const found = words.find((one) => one.text === text);
+      const found = words.find((one) => one.text === this.#sent(text));
       if (!found) return;
       const unknown = found.unknown.length ? [[`not understood: ${found.unknown.join(", ")}`]] : [];
       const near = Object.entries(found.near).map(([word, others]) => [
@@ -152,8 +230,8 @@ export class PromptPad extends EventTarget {
 
   /** @param {number} i @param {(string | HTMLElement)[]} parts */
   #note(i, ...parts) {
-    this.notes[i].replaceChildren(...parts);
-    this.notes[i].title = this.notes[i].textContent ?? "";
+    this.#notes[i].replaceChildren(...parts);
+    this.#notes[i].title = this.#notes[i].textContent ?? "";
   }
 
   /** A button that puts another word in the place of one. @param {number} i @param {string} word @param {string} other */
@@ -173,7 +251,8 @@ export class PromptPad extends EventTarget {
   items() {
     const weights = this.weights();
     const used = weights.map((weight) => (weight < LEAST_WEIGHT ? 0 : Number(weight.toFixed(3))));
-    return this.texts.map((text, i) => ({ text, weight: used[i] })).filter((item) => item.text);
+    const items = this.texts.map((text, i) => ({ text: this.#sent(text), weight: used[i] })).filter((item) => item.text);
+    return items.length || !this.words ? items : [{ text: this.words, weight: 1 }];
   }
 
   /**
@@ -182,13 +261,16 @@ export class PromptPad extends EventTarget {
    * @param {{text: string, weight: number}[]} prompts
    */
   follow(prompts) {
+    if (prompts.length > this.count) this.setCount(Math.min(prompts.length, MOST_PROMPTS));
     const places = this.inputs.map((_, i) => i).filter((i) => this.texts[i]);
     const free = this.inputs.map((_, i) => i).filter((i) => !this.texts[i]);
     const sum = prompts.reduce((all, prompt) => all + prompt.weight, 0) || 1;
     for (const [k, place] of [...places, ...free].entries()) {
-      this.inputs[place].value = prompts[k]?.text ?? "";
+      const text = prompts[k]?.text ?? "";
+      const end = `, ${this.words}`;
+      this.inputs[place].value = this.words && text.endsWith(end) ? text.slice(0, -end.length) : text;
       const percent = Math.round((100 * (prompts[k]?.weight ?? 0)) / sum);
-      this.shares[place].textContent = `${percent} %`;
+      this.#shares[place].textContent = `${percent} %`;
       this.inputs[place].closest(".prompt")?.classList.toggle("is-off", percent < 2);
     }
   }
@@ -200,7 +282,9 @@ export class PromptPad extends EventTarget {
    * @param {string[]} texts
    */
   show(x, y, texts) {
+    this.setCount(texts.length);
     this.inputs.forEach((input, i) => {
+      if (input.value === (texts[i] ?? "")) return;
       input.value = texts[i] ?? "";
       this.#note(i);
     });

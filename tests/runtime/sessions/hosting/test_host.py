@@ -27,6 +27,7 @@ from runtime.pipeline.compose import RequestComposer
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.hosting.controllers import Controllers
 from runtime.sessions.hosting.host import MESSAGES_S, SessionHost
+from runtime.sessions.hosting.hosted_session import LEFT_KEEP_S
 from runtime.sessions.hosting.inbox import MAX_UNHANDLED, MAX_WAITING, SHARE
 from runtime.sessions.hosting.slots import RETRY_AFTER_S, HostLimits
 from runtime.sessions.protocol.actions import Commit, DecodeWindow, End
@@ -136,6 +137,28 @@ class TestConnections:
         assert driven.host.stats().ended == {"expired": 1}
         with pytest.raises(UnknownSessionError):
             driven.host.resume(session.id, session.token, Client())
+
+    def test_a_session_whose_client_has_left_ends_soon_unless_it_is_back(self, drive: Drive) -> None:
+        driven = drive(limits=HostLimits(keep_s=60.0))
+        session, _ = driven.open()
+        left = session.epoch
+        driven.host.release(session.id, left + 1)  # of no connection that it has had
+        driven.run()
+        assert not session.of("detach")
+        driven.host.release(session.id, left)
+        driven.run()
+        assert session.of("detach")
+        driven.host.resume(session.id, session.token, Client())
+        driven.run()
+        driven.host.release(session.id, left)  # comes late: the client is back
+        driven.now_s += 2 * LEFT_KEEP_S
+        driven.run()
+        assert driven.host.stats().open == 1
+        driven.host.release(session.id, session.epoch)
+        driven.run()
+        driven.now_s += LEFT_KEEP_S + 0.1
+        driven.run()
+        assert driven.host.stats().ended == {"expired": 1}
 
     def test_a_resumed_session_has_a_new_connection_and_the_old_one_is_closed(self, drive: Drive) -> None:
         driven = drive()

@@ -11,6 +11,7 @@ import pytest
 from helpers.live_simulation import MODEL, PLANNING, RATE
 from helpers.simulated_form import FACTS, SimulatedForm
 
+from runtime.config.controls import ControlsSpec
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptWords
@@ -55,6 +56,19 @@ def test_texts_are_those_that_say_something_to_a_model_that_reads(words: Any, te
     assert reports.texts(replace(MODEL, words=words), state) == texts
 
 
+def test_musical_controls_are_those_that_the_bundle_offers() -> None:
+    music = ControlsSpec.model_validate(
+        {"meter": {"option": "time_signature", "values": [4, 3]}, "density": {"words": ["sparse", "", "dense"]}}
+    )
+    state = ControlState(MODEL, CLOCK, {}, [], "velocity", 9)
+    found = reports.controls(replace(MODEL, music=music), state, None, [])
+    assert {name: item.model_dump() for name, item in found.music.items()} == {
+        "meter": {"words": [], "option": "time_signature", "values": [4, 3]},
+        "density": {"words": ["sparse", "", "dense"], "option": None, "values": []},
+    }
+    assert reports.controls(MODEL, state, None, []).music == {}
+
+
 def test_values_are_all_that_a_client_may_have_changed() -> None:
     state = ControlState(MODEL, CLOCK, {"guidance": 4.0}, [LivePrompt(text="a", weight=0.5)], "tokens", 9)
     timeline, references = Timeline([Placement(0, canvas(10), 0, 0, (2, 8), is_chosen=True)]), References(MODEL)
@@ -75,6 +89,7 @@ def test_the_position_on_the_canvas_is_that_of_the_playhead() -> None:
     )
     assert state.beat is None
     assert state.canvas_position_s == (4 + 12.5 - 10) / 25
+    assert state.loop == [0, 10 / 25]
     assert (state.playhead_sample, state.generations_in_flight) == (500, 1)
 
 

@@ -1,0 +1,209 @@
+"""Undo, redo, two states, takes, and the loop as a file, by accessible names alone."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from helpers.page_player import play
+from numpy.typing import NDArray
+
+pytestmark = pytest.mark.page
+
+OpenPage = Callable[..., Any]
+
+
+def button(page: Any, name: str) -> Any:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def slider(page: Any, name: str) -> Any:
+    return page.get_by_role("slider", name=name, exact=True)
+
+
+def values(page: Any) -> dict[str, Any]:
+    """What the page shows, and would save as a preset."""
+    with page.expect_download() as download:
+        button(page, "Save").click()
+    preset: dict[str, Any] = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
+    return preset
+
+
+def test_every_change_is_undone_and_done_again(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    button(page, "Model").click()
+    states = [values(page)]
+    assert button(page, "Undo").is_disabled()
+
+    def draw_a_curve() -> None:
+        page.get_by_role("combobox", name="Curve to draw").select_option("guidance")
+        slider(page, "Position on the canvas").press("ArrowUp")
+
+    def switch_the_mode() -> None:
+        page.get_by_role("radio", name="Extend").check(force=True)
+        page.wait_for_selector("#status[data-status=live]")
+
+    changes: list[Callable[[], Any]] = [
+        lambda: page.get_by_role("textbox", name="A", exact=True).fill("calm choir pads, C major, 90 bpm"),
+        lambda: slider(page, "Blend of the prompts").press("ArrowRight"),
+        lambda: slider(page, "shift").press("PageUp"),
+        lambda: page.get_by_role("spinbutton", name="tempo", exact=True).fill("100"),
+        lambda: page.get_by_role("combobox", name="key", exact=True).select_option("D minor"),
+        lambda: button(page, "drums").click(),
+        lambda: slider(page, "music box").press("PageUp"),
+        lambda: button(page, "Draw another seed").click(),
+        lambda: button(page, "Keep this seed as a take").click(),
+        lambda: slider(page, "Start of the loop band").press("ArrowRight"),
+        draw_a_curve,
+        lambda: page.get_by_role("combobox", name="blend of prompts").select_option("tokens"),
+        switch_the_mode,
+    ]
+    for change in changes:
+        change()
+        page.keyboard.press("Tab")  # a number is taken when its field is left
+        states.append(values(page))
+        assert states[-1] != states[-2], len(states)
+    for state in reversed(states[:-1]):
+        page.keyboard.press("Control+z")
+        assert values(page) == state
+    assert button(page, "Undo").is_disabled()
+    for state in states[1:]:
+        button(page, "Redo").click()
+        assert values(page) == state
+    page.keyboard.press("Control+z")
+    page.keyboard.press("Control+Shift+Z")
+    assert values(page) == states[-1]
+    page.wait_for_selector("#status[data-status=live]")
+    assert page.inner_text("#messages") == ""
+
+
+def test_what_is_undone_is_what_the_server_plays(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    play(page)
+    page.get_by_role("combobox", name="key", exact=True).select_option("E minor")
+    page.wait_for_function("() => document.getElementById('words-a').textContent.includes('E minor')")
+    button(page, "Undo").click()
+    page.wait_for_function("() => document.getElementById('words-a').textContent.includes('A minor')")
+    button(page, "drums").click()
+    page.wait_for_function("() => !/kit|brushes/.test(document.getElementById('words-a').textContent)")
+    button(page, "Undo").click()
+    page.wait_for_function("() => /kit|brushes/.test(document.getElementById('words-a').textContent)")
+
+
+def test_two_states_are_compared_each_with_its_own_undo(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    variation = slider(page, "variation")
+    variation.press("PageUp")
+    first = variation.get_attribute("aria-valuenow")
+    page.get_by_role("radio", name="State B").check(force=True)
+    assert variation.get_attribute("aria-valuenow") == first
+    assert button(page, "Undo").is_disabled()
+    variation.press("End")
+    page.get_by_role("radio", name="State A").check(force=True)
+    assert variation.get_attribute("aria-valuenow") == first
+    button(page, "Undo").click()
+    assert variation.get_attribute("aria-valuenow") == "0"
+    page.get_by_role("radio", name="State B").check(force=True)
+    assert variation.get_attribute("aria-valuenow") == "1"
+
+
+def test_there_may_be_more_prompts_or_fewer(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    sent: list[dict[str, Any]] = []
+    page.on("websocket", lambda socket: socket.on("framesent", lambda text: sent.append(json.loads(text))))
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+
+    def items() -> list[dict[str, Any]]:
+        page.wait_for_timeout(400)
+        found: list[dict[str, Any]] = [one for one in sent if one["type"] == "prompts"][-1]["items"]
+        return found
+
+    puck = slider(page, "Blend of the prompts")
+    for _ in range(2):
+        button(page, "Remove the last prompt").click()
+    puck.press("End")
+    assert [item["weight"] for item in items()] == [0, 1]
+    for _ in range(6):
+        button(page, "Add a prompt").click()
+    assert button(page, "Add a prompt").is_disabled()
+    page.get_by_role("textbox", name="H", exact=True).fill("brass pads, A minor, 84 bpm")
+    page.get_by_role("textbox", name="E", exact=True).fill("harp arps, A minor, 84 bpm")
+    puck.press("PageUp")
+    puck.press("PageUp")  # the middle of the right edge
+    page.wait_for_timeout(700)
+    assert [(item["text"][:5], item["weight"] > 0.9) for item in items()][-1] == ("brass", True)
+    assert sum(item["weight"] for item in items()) == pytest.approx(1, abs=0.01)
+    assert len(values(page)["prompts"]) == 8
+    page.wait_for_function("() => document.getElementById('words-h').textContent.includes('brass')")
+    for _ in range(6):
+        button(page, "Remove the last prompt").click()
+    button(page, "Undo").click()
+    assert page.get_by_role("textbox", name="H", exact=True).input_value().startswith("brass")
+    assert page.inner_text("#messages") == ""
+
+
+def test_a_take_is_kept_and_recalled(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    seed, takes = page.get_by_role("textbox", name="Seed"), page.get_by_role("combobox", name="Takes")
+    assert takes.count() == 0
+    seed.fill("101")
+    seed.press("Enter")
+    button(page, "Keep this seed as a take").click()
+    button(page, "Draw another seed").click()
+    assert seed.input_value() != "101"
+    button(page, "Keep this seed as a take").click()
+    takes.select_option(label="Take 1 · 101")
+    assert seed.input_value() == "101"
+    assert len(values(page)["takes"]) == 2
+
+
+def test_the_loop_is_saved_as_a_file_without_a_seam(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    chunks: list[bytes] = []
+    page.on("websocket", lambda socket: socket.on("framereceived", lambda payload: chunks.append(payload)))
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+    play(page)
+    tempo = page.get_by_role("spinbutton", name="tempo", exact=True)
+    tempo.fill("120")
+    tempo.press("Enter")
+    page.wait_for_function("() => document.querySelector('#stat-full').textContent.endsWith('ms')")
+    with page.expect_download() as download:
+        button(page, "Save loop").click()
+    samples, rate = soundfile.read(io.BytesIO(Path(download.value.path()).read_bytes()), dtype="float32")
+    bar = 2.0  # four beats at 120 bpm
+    assert rate == 48000
+    assert len(samples) / rate / bar == pytest.approx(round(len(samples) / rate / bar), abs=0.02 / bar)
+    steps = np.abs(np.diff(np.concatenate([samples, samples[:1]]), axis=0)).max(1)
+    assert steps[-1] < np.quantile(steps, 0.999)
+    # It is what came, from where the loop begins: all of it but where the pass was closed.
+    came = received([chunk for chunk in chunks if isinstance(chunk, bytes)])[:, 0]
+    half = rate // 2
+    found = [likeness(came, samples[at : at + half, 0]) for at in range(0, len(samples) - half + 1, half)]
+    assert sum(value > 0.999 for value in found) >= len(found) - 2
+
+
+def received(chunks: list[bytes]) -> NDArray[np.float32]:
+    """The play axis `[n, 2]` as binary messages have it."""
+    parts = [
+        (int.from_bytes(chunk[4:12], "little"), np.frombuffer(chunk[28:], "<i2").reshape(-1, 2)) for chunk in chunks
+    ]
+    axis = np.zeros((max(start + len(part) for start, part in parts), 2), np.float32)
+    for start, part in parts:
+        axis[start : start + len(part)] = part / np.float32(32768)
+    return axis
+
+
+def likeness(heard: NDArray[np.float32], part: NDArray[np.float32]) -> float:
+    """The correlation of a part with where it is most like what was heard."""
+    size = len(heard) + len(part)
+    products = np.fft.irfft(np.fft.rfft(heard, size) * np.fft.rfft(part, size).conj(), size)
+    start = int(products[: len(heard) - len(part)].argmax())
+    return float(np.corrcoef(heard[start : start + len(part)], part)[0, 1])
