@@ -385,6 +385,7 @@ def test_the_clock_stops_where_the_server_is_gone_and_goes_on_with_it(session: S
 
 def test_changes_begin_with_a_bar_where_that_is_on(session: Session) -> None:
     page = session.page
+    page.get_by_role("button", name="Model", exact=True).click()
     guidance = page.get_by_role("slider", name="guidance", exact=True)
     guidance.press("PageUp")
     session.until(lambda: any("at_sample" in one for one in session.of("applied")))

@@ -84,6 +84,9 @@ def test_a_reload_keeps_prompts_controls_and_the_session(server: Any, open_page:
     assert [one["session"] for one in ready] == [ready[0]["session"]] * 2
     assert ready[-1]["resumed"]
     play(page)
+    # What is changed now counts on: the server takes it.
+    page.get_by_role("combobox", name="key", exact=True).select_option("E minor")
+    page.wait_for_function("() => document.getElementById('words-b').textContent.includes('E minor')")
     assert page.inner_text("#messages") == ""
 
 

@@ -73,7 +73,10 @@ export class Connection {
 
   /** Go on with the session that this tab had before the page was loaded again; open one where there is none. */
   begin() {
-    this.#session = JSON.parse(sessionStorage.getItem(SESSION_ITEM) ?? "null");
+    const kept = JSON.parse(sessionStorage.getItem(SESSION_ITEM) ?? "null");
+    this.#session = kept?.session ?? null;
+    // The session goes on counting.
+    this.#seq = Math.max(this.#seq, kept?.seq ?? 0);
     this.#attempts = 0;
     this.#connect();
   }
@@ -98,7 +101,7 @@ export class Connection {
       const path = `v1/sessions/${this.#session.id}/epochs/${this.#epoch}`;
       fetch(path, { method: "DELETE", headers: this.headers(), keepalive: true });
     }
-    sessionStorage.setItem(SESSION_ITEM, JSON.stringify(this.#session));
+    sessionStorage.setItem(SESSION_ITEM, JSON.stringify({ session: this.#session, seq: this.#seq }));
     this.#drop();
   }
 
