@@ -161,15 +161,20 @@ class ControlState:
         """How many changes begin at a sample that is to come."""
         return len(self._scheduled)
 
-    def begin_scheduled(self, before_sample: int, playhead: Playhead) -> None:
-        """Begin the changes of samples before this one; ramps begin when the playhead gets there."""
+    def begin_scheduled(self, before_sample: int, playhead: Playhead) -> int | None:
+        """Begin the changes of samples before this one; ramps begin when the playhead gets there.
+
+        Returns the `seq` of the last one that begins, None where none does.
+        """
+        begun = None
         while self._scheduled and self._scheduled[0].at_sample < before_sample:
             change = self._scheduled.pop(0)
             start_s = playhead.reaches_s(change.at_sample)
             self._merge(change.patch, start_s, change.ramp_s, change.seq_before)
             self.from_sample = max(self.from_sample, change.at_sample)
-            self.seq = max(self.seq, change.seq)
+            self.seq, begun = max(self.seq, change.seq), change.seq
             self._forget_options()
+        return begun
 
     def change_prompts(
         self,

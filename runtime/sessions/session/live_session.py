@@ -507,7 +507,8 @@ class LiveSession:
         if self.is_active:
             estimate_s = self._generations.times.estimate_s
             soon = self._playhead.wanted_until + self._samples(2 * estimate_s + SCHEDULE_MARGIN_S)
-            self._controls.begin_scheduled(soon, self._playhead)
+            if (seq := self._controls.begin_scheduled(soon, self._playhead)) is not None:
+                self._words_seq = seq
             for item in self._parts.waiting.take(soon):
                 self._begin(item)
             self._generations.note()

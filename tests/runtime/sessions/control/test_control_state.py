@@ -92,9 +92,9 @@ def test_a_scheduled_change_begins_in_time_and_holds_back_the_full_seq() -> None
     controls.schedule(2000, {"guidance": 5.0}, 1)
     controls.change({"shift": 2.0}, 2)
     assert (controls.full_seq, controls.seq, controls.accepted_seq) == (0, 2, 2)
-    controls.begin_scheduled(2000, playhead)
+    assert controls.begin_scheduled(2000, playhead) is None
     assert controls.value("guidance") == 3.0
-    controls.begin_scheduled(2001, playhead)
+    assert controls.begin_scheduled(2001, playhead) == 1
     assert (controls.value("guidance"), controls.full_seq, controls.from_sample) == (5.0, 2, 2000)
 
 

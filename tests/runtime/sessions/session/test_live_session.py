@@ -115,6 +115,29 @@ def test_what_prompts_mean_follows_their_options_and_not_the_control_seed() -> N
     assert LiveSession.restore(session.snapshot(0.0), session.model, 0.0).seed == session.seed == 5
 
 
+def test_what_prompts_mean_is_told_when_a_change_begins_that_has_waited() -> None:
+    """Not before: then their words are still the old ones."""
+    prompts, controls = [LivePrompt(text="a")], {"bpm": 100}
+    simulation = Simulation(new_session(model=telling_model(), prompts=prompts, controls=controls))
+
+    def told() -> list[tuple[int, str]]:
+        return [
+            (message.seq, words.plays)
+            for message in simulation.messages
+            if isinstance(message, messages.Applied)
+            for words in message.prompt_words or ()
+        ]
+
+    simulation.run(1.0)
+    assert simulation.playhead is not None
+    change = messages.SetControls(seq=1, values={"bpm": 120}, at=simulation.playhead / RATE + 2.0)
+    simulation.session.handle(change, simulation.now_s)
+    simulation.run(1.0)
+    assert told() == []
+    simulation.run(2.0)
+    assert told() == [(1, "120 bpm · genre drawn by the seed: seed 1")]
+
+
 @pytest.mark.parametrize("opening", [{"seed": 5}, {"controls": {"seed": 5}}, {"seed": 5, "controls": {"seed": 6}}])
 def test_the_seed_of_a_session_is_the_one_that_it_is_opened_with(opening: dict[str, Any]) -> None:
     session = LiveSession("s", MODEL, messages.Open(**opening), 0.0)
