@@ -5,6 +5,7 @@ Reads manifests and headers only: no engine is opened, and no GPU is needed.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,12 +160,12 @@ def clean(deployment: Deployment, target: Target | None, *, timing_cache: bool =
     plan = removal_plan(deployment, target, timing_cache=timing_cache)
     folders = [folder for _, folder in engine_folders(deployment, target)]
     for folder in folders:
-        with locked(folder):  # which removes what killed builds have left
+        with locked(folder):
             for path in plan.paths:
                 if path.parent == folder:
-                    path.unlink(missing_ok=True)
+                    _remove(path)
     for path in (*plan.paths, *map(lock_of, folders)):
-        path.unlink(missing_ok=True)
+        _remove(path)
     for folder in (*folders, deployment.engines / TIMING_CACHE_FOLDER, deployment.engines):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
@@ -182,6 +183,13 @@ def _built_files(folder: Path) -> Iterator[Path]:
         yield from (file for item in names if (file := folder / Path(item).name).is_file())
         yield path
     yield from sorted(folder.glob(f"*{PARTIAL_SUFFIX}"))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int:
