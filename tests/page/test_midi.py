@@ -356,6 +356,7 @@ def test_it_follows_the_clock_of_others(session: Session) -> None:
 def test_of_a_clock_that_ran_already_the_tempo_is_followed(session: Session) -> None:
     page = session.page
     page.select_option("#clock-in", label="keys")
+    session.until(lambda: session.of("state")[-1]["playhead_sample"] > 2 * RATE)
     now_ms, pulse_ms = page.evaluate("performance.now()"), 60_000 / (24 * 110.5)
     for number in range(60):
         session.receive([CLOCK], now_ms - (60 - number) * pulse_ms)
