@@ -19,7 +19,7 @@ def test_every_length_has_its_times_in_their_order(built: Built, monkeypatch: py
     monkeypatch.setattr(first_audio, "REPEATS", 1)
     (point,) = measure_first_audio(built(planner={"capacity": 1024, "plan": True}, more=FEW_VARIANTS))
     assert 0 < point["sections_ms"] < point["codes_ms"] < point["planned_ms"]
-    assert point["ratio"] == pytest.approx(point["planned_ms"] / point["without_ms"], rel=0.01)
+    assert point["ratio"] == pytest.approx(point["planned_ms"] / point["without_ms"], rel=0.05)  # both are rounded
     text, result = StringIO(), dict[str, Any]()
     result |= {"bundle": "tiny", "target": "cpu", "capacity": 1, "window": 0, "alone": {}, "beside": {}}
     result |= {"speculation": {"tick_ms": {"p50": 1.0, "p95": 1.0}, "tokens_per_s": 1.0, "accepted_share": None}}
