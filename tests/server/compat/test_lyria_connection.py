@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -266,15 +267,21 @@ def test_the_first_message_is_the_setup(server: Served, first: dict[str, Any]) -
     assert (code, "setup" in reason) == (1007 if "playbackControl" in first else 1008, True)
 
 
+def deployment_with(tmp_path_factory: pytest.TempPathFactory, table: str) -> Path:
+    """A deployment of a tiny model whose bundle.toml ends with this."""
+    folder = tmp_path_factory.mktemp("tables")
+    path = tiny_deployment(folder, conditions=True, max_rows=16, more=FEW_VARIANTS)
+    bundle = folder / "tiny" / "bundle.toml"
+    bundle.write_text(f"{bundle.read_text(encoding='utf-8')}\n{table}", encoding="utf-8")
+    return path
+
+
 def test_what_the_model_cannot_play_is_the_nearest_and_said_to_be(
     built: Built, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lyria's clients may send 60 to 200 bpm and a guidance up to 6; a chunk's metadata have what it was made with."""
-    folder = tmp_path_factory.mktemp("narrow")
-    path = tiny_deployment(folder, conditions=True, max_rows=16, more=FEW_VARIANTS)
-    bundle = folder / "tiny" / "bundle.toml"
     table = '[options]\nbpm = { min = 60, max = 180 }\nguidance = { max = 4 }\n[controls]\nbpm = { option = "bpm" }\n'
-    bundle.write_text(f"{bundle.read_text(encoding='utf-8')}\n{table}", encoding="utf-8")
+    path = deployment_with(tmp_path_factory, table)
     with serving(built(path), max_sessions=2, client_sessions=0) as served, lyria(served) as connected:
         messages = noted(served, monkeypatch)
         connected.send(musicGenerationConfig={"bpm": 200, "guidance": 5, "density": 0.5})
@@ -296,11 +303,8 @@ def test_what_the_model_cannot_play_is_the_nearest_and_said_to_be(
 def test_a_reset_begins_anew_with_the_tempo_and_the_scale_that_were_set_before_it(
     built: Built, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path_factory.mktemp("tempo")
-    path = tiny_deployment(folder, conditions=True, max_rows=16, more=FEW_VARIANTS)
-    bundle = folder / "tiny" / "bundle.toml"
     table = '[controls]\nbpm = { option = "bpm" }\nscale = { option = "key" }\n'
-    bundle.write_text(f"{bundle.read_text(encoding='utf-8')}\n{table}", encoding="utf-8")
+    path = deployment_with(tmp_path_factory, table)
     with serving(built(path), max_sessions=2, client_sessions=0) as served, lyria(served) as connected:
         messages = noted(served, monkeypatch)
         connected.send(musicGenerationConfig={"bpm": 120, "scale": "C_MAJOR_A_MINOR"})
