@@ -14,10 +14,13 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 
 from configs.demo.recipe.bundle_text import read_bundle_file, write_bundle_file  # noqa: E402
+from configs.demo.recipe.corpus.rendering import nearest_frames  # noqa: E402
+from configs.demo.recipe.corpus.songs import Song  # noqa: E402
 from configs.demo.recipe.corpus.theory import scale_pitch_classes  # noqa: E402
 from configs.demo.recipe.evaluation.player import Piece as PieceRequest  # noqa: E402
 from configs.demo.recipe.evaluation.player import open_player  # noqa: E402
 from configs.demo.recipe.instruments import LAYERS  # noqa: E402
+from configs.demo.recipe.latents import FRAMES_PER_CODE  # noqa: E402
 from configs.demo.recipe.planner.arrangement import BAR_COUNTS, Section  # noqa: E402
 from configs.demo.recipe.planner.evaluate import prompt_of  # noqa: E402
 from configs.demo.recipe.planner.export import (  # noqa: E402
@@ -42,6 +45,7 @@ from configs.demo.recipe.planner.tokens import (  # noqa: E402
     NUM_TOKENS,
     TOKEN_IDS,
     Codes,
+    beat_steps,
     codes_of,
 )
 from configs.demo.recipe.planner.train import PlannerConfig, PlannerTrainer  # noqa: E402
@@ -93,24 +97,37 @@ def uncut(piece: Piece, index: int) -> Piece:
     return replace(piece, arrangement=replace(piece.arrangement, sections=tuple(sections)))
 
 
+def step_frames(song: Song, code: int) -> int:
+    """The frames of a code that are nearest to a step of a beat, one bit each, the lowest is its first."""
+    steps = np.array(beat_steps()["6/8" if song.meter == "6/8" else song.genre])
+    nearest = nearest_frames(np.add.outer(np.arange(200), steps) * song.frames_per_beat)
+    frames = np.arange(code * FRAMES_PER_CODE, (code + 1) * FRAMES_PER_CODE)
+    return int(np.isin(frames, nearest) @ (1 << np.arange(FRAMES_PER_CODE)))
+
+
 def likeliest_codes(
     model: Planner, table: "torch.Tensor", structure: StructureCodes, piece: Piece, index: int
 ) -> Codes:
-    """The codes int64 `[Q]` of a section, each token the likeliest in the song's scale, from all tokens before it."""
+    """The codes int64 `[Q]` of a section, from all tokens before it.
+
+    Each token is the likeliest of those in the song's scale that strike no drum beside the steps of its beats.
+    """
     song = piece.arrangement.song
+    onsets = torch.tensor([each or [0] * GROUP_SIZE for each in structure.onsets])
     scale = sum(1 << pitch for pitch in scale_pitch_classes(song.root, song.mode))
     is_outside = torch.tensor(structure.pitches) & ~scale != 0
     tokens = section_prompt(uncut(piece, index), index)
     markers = section_markers(piece, index, recalled_codes(structure, piece, index))
     found = list[list[int]]()
-    for place in range(len(section_span(piece, index))):
+    for place, code in enumerate(section_span(piece, index)):
         tokens += markers(place)
+        is_beside = onsets & ~step_frames(song, code) != 0
         for group, (layer, silent) in enumerate(structure.silent.items()):
             first = FIRST_CODE_ID + group * GROUP_SIZE
             if layer in piece.arrangement.sections[index].layers:
                 hidden = model(table[torch.tensor([tokens])])[0, -1]
                 logits = table[first : first + GROUP_SIZE] @ hidden
-                tokens.append(first + int(logits.masked_fill(is_outside[group], -torch.inf).argmax()))
+                tokens.append(first + int(logits.masked_fill(is_outside[group] | is_beside[group], -torch.inf).argmax()))
             else:
                 tokens.append(silent)
         found.append(tokens[-len(LAYERS) :])
