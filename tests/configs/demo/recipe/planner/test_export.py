@@ -127,7 +127,8 @@ def likeliest_codes(
             if layer in piece.arrangement.sections[index].layers:
                 hidden = model(table[torch.tensor([tokens])])[0, -1]
                 logits = table[first : first + GROUP_SIZE] @ hidden
-                tokens.append(first + int(logits.masked_fill(is_outside[group] | is_beside[group], -torch.inf).argmax()))
+                logits[is_outside[group] | is_beside[group]] = -torch.inf
+                tokens.append(first + int(logits.argmax()))
             else:
                 tokens.append(silent)
         found.append(tokens[-len(LAYERS) :])
