@@ -89,6 +89,18 @@ def test_nothing_of_before_a_reset_is_given() -> None:
     with_stream(test)
 
 
+def test_a_session_that_is_ready_again_goes_on_where_it_says() -> None:
+    def test(stream: AudioStream) -> None:
+        stream._write(chunk(0, 0.25, samples=2 * SIZE))
+        stream._take(ready().model_copy(update={"next_sample": 5 * SIZE}))
+        assert not stream.has_chunk
+        assert stream.clock() == 5 * CHUNK_S
+        stream._write(chunk(5 * SIZE, 0.5))
+        assert pcm_of(stream.read()[1])[-1, 0] == pytest.approx(16384, abs=2)
+
+    with_stream(test)
+
+
 def test_messages_come_on_the_event_loop_until_the_end() -> None:
     def test(stream: AudioStream) -> None:
         stream.on_message(ready())
