@@ -12,7 +12,7 @@ import typer
 from engine_build.compile.builder import build
 from engine_build.compile.environment import build_environment, probe_environment
 from engine_build.compile.rebuild_check import check_graphs, check_rebuilds
-from engine_build.config import BuildConfig, BuildRequest, load_request, read_options
+from engine_build.config import BuildConfig, BuildRequest, choose_precision, for_target, load_request, read_options
 from engine_build.new_bundle.init import InitOptions, init, parse_roles
 from engine_build.new_bundle.roles import NAMES
 from engine_build.reports import dry_run, inventory
@@ -102,16 +102,20 @@ def init_command(
 def list_command(config: Config, target: OneTarget = None, as_json: AsJson = False) -> None:
     """List a deployment's built engines: target, size, error, and whether they run on this machine."""
     deployment = load_deployment(config)
-    options = read_options(deployment)
+    options, folders = read_options(deployment), inventory.engine_folders(deployment, target)
     found = [
         entry
-        for name, folder in inventory.engine_folders(deployment, target)
-        for entry in inventory.entries(folder, probe_environment(name, options))
+        for name, folder in folders
+        for entry in inventory.entries(folder, probe_environment(name, for_target(options, deployment, name)))
     ]
     if as_json:
         Terminal().out(json.dumps([entry.as_json() for entry in found], indent=1), highlight=False)
     else:
-        print_entries(Terminal(), found, shown_path(deployment.engines))
+        terminal = Terminal()
+        print_entries(terminal, found, shown_path(deployment.engines))
+        for name, _ in folders if options.precision == "auto" else ():
+            chosen = choose_precision(deployment, name)
+            print_line(f'precision = "auto" on the target {name}: {chosen.precision}, {chosen.reason}', terminal)
 
 
 @app.command("inspect")
@@ -158,7 +162,7 @@ def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int |
     """The table of decisions; for GPU targets also shape ranges, options, and what is missing here."""
     console = Terminal()
     is_cpu = target == "cpu"
-    options = read_options(deployment, threads)
+    options = for_target(read_options(deployment, threads), deployment, target)
     environment = build_environment(target, options) if is_cpu else probe_environment(target, options)
     if not is_cpu and not (deployment.bundle / BUNDLE_FILE).is_file():
         _dry_run_without_bundle(console, deployment, target, threads)
@@ -174,7 +178,7 @@ def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int |
 
 
 def _dry_run_without_bundle(console: Terminal, deployment: Deployment, target: Target, threads: int | None) -> None:
-    options = read_options(deployment, threads)
+    options = for_target(read_options(deployment, threads), deployment, target)
     engines = dry_run.ranges_without_bundle(deployment, options)
     try:
         load_request(deployment.path)

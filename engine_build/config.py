@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.explain import validated
-from runtime.config.targets import ShapeRanges
+from runtime.config.targets import ShapeRanges, Target
 from runtime.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES
+from runtime.devices.machine import cpu_flags
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
 
 Features = frozenset[str]
 # Raised with every change to what a precision recipe does to a graph: engines of an older version are rebuilt.
-RECIPE_VERSION = 3
+RECIPE_VERSION = 4
 # Likewise with every change to how cpu_graph rewrites graphs.
 CPU_GRAPH_VERSION = 1
 Optimization = Literal["basic", "extended", "all"]
-Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
+Precision = Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8"]
 CodecPrecision = Literal["fp32", "fp16", "bf16"]
 Verbosity = Literal["none", "layer_names", "detailed"]
 HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"]
@@ -34,6 +36,8 @@ STEP_VARIANTS = (
     ALL_STEP_FEATURES,
 )  # fmt: skip
 ROWS_VARIANTS = (PLAIN, "gain", "mask", variant_name(ROWS_FEATURES))
+# Instructions of x86 with which products of 8 bits, summed in 32, are faster than float32; on ARM that is not measured.
+FAST_INT8_FLAGS = frozenset({"avx_vnni", "avx512_vnni", "amx_int8"})
 # The options that change what TensorRT builds.
 TENSORRT_OPTIONS = (
     "optimization_level", "workspace_mib", "refit", "verbosity", "max_aux_streams", "version_compatible",
@@ -81,7 +85,8 @@ class BuildConfig(BaseModel):
     precision: Precision = Field(
         default="fp32",
         description="Of decoder and text encoder on the GPU targets. fp8 and int8 are for decoders: what is not in 8 "
-        "bits is then in bf16, on the target cpu in float32, which knows int8 alone.",
+        "bits is then in bf16, on the target cpu in float32, which knows int8 alone. auto: int8 on the target cpu if "
+        "the processor has VNNI or AMX and no adapters are merged into the weights; else fp32.",
     )
     codec_precision: CodecPrecision = Field(
         default="fp32", description="Of the codec on a GPU, whose rounding is audible as noise."
@@ -187,6 +192,32 @@ class BuildRequest:
     deployment: Deployment
     bundle: Bundle
     options: BuildConfig
+
+
+class PrecisionChoice(NamedTuple):
+    """What `precision = "auto"` stands for, and why."""
+
+    precision: Precision
+    reason: str
+
+
+def choose_precision(deployment: Deployment, target: Target, flags: Collection[str] | None = None) -> PrecisionChoice:
+    """What "auto" is on a target. flags: of the processor; default: this machine's."""
+    if target != "cpu":
+        return PrecisionChoice("fp32", f"it is never lower on the target {target}")
+    if deployment.merged_adapters:
+        return PrecisionChoice("fp32", "adapters are merged into the weights, which 8 bits cannot hold exactly")
+    found = sorted(FAST_INT8_FLAGS & set(cpu_flags() if flags is None else flags))
+    if not found:
+        return PrecisionChoice("fp32", f"this processor has none of {', '.join(sorted(FAST_INT8_FLAGS))}")
+    return PrecisionChoice("int8", f"this processor has {', '.join(found)}")
+
+
+def for_target(options: BuildConfig, deployment: Deployment, target: Target) -> BuildConfig:
+    """The options with the precision that "auto" stands for."""
+    if options.precision != "auto":
+        return options
+    return options.model_copy(update={"precision": choose_precision(deployment, target).precision})
 
 
 def parse_variant(name: str) -> Features:

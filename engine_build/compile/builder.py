@@ -20,7 +20,7 @@ from engine_build.compile.rebuild_check import RebuildDecision, check_graphs, ch
 from engine_build.compile.stems_check import check_stems
 from engine_build.compile.targets import COMPILERS, BuildTask, Facts, engine_error, measured
 from engine_build.compile.worker import BuildLog, Worker
-from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE, BuildRequest, request_of
+from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE, BuildRequest, for_target, request_of
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import model_of
 from runtime.config.deployment import Deployment, build_command
@@ -77,6 +77,7 @@ def build(
 ) -> list[Manifest]:
     """As build_deployment, with the configuration already read."""
     target = target or request.deployment.target
+    request = replace(request, options=for_target(request.options, request.deployment, target))
     environment = build_environment(target, request.options)
     folder = request.deployment.engine_folder(target)
     with locked(folder):

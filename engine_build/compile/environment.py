@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from engine_build.config import RTX_CAPABILITIES, BuildConfig
 from engine_build.graphs.reference_session import onnxruntime
 from runtime.config.targets import Target
-from runtime.devices.machine import gpu_machine, machine
+from runtime.devices.machine import CPU_INFO, cpu_flags, gpu_machine, machine
 from runtime.engines.loading import tool_versions
 from runtime.engines.onnxruntime_cuda import need_provider
 from runtime.errors import BuildError, TickError
@@ -20,7 +20,6 @@ from runtime.errors import BuildError, TickError
 if TYPE_CHECKING:
     from runtime.devices.cuda_calls import Gpu
 
-CPU_INFO = Path("/proc/cpuinfo")
 # Of x86 (VNNI, AMX) and ARM. Without them ONNX Runtime sums pairs of products in 16 bits, which overflow.
 INT8_FLAGS = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp"})
 FP8_CAPABILITY = (8, 9)
@@ -78,11 +77,7 @@ def probe_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
 
 def need_int8_products(cpu_info: Path = CPU_INFO) -> None:
     """Raises BuildError where the processor has no 8-bit products that are summed in 32 bits."""
-    try:
-        flags = set(cpu_info.read_text(encoding="utf-8", errors="replace").split())
-    except OSError:
-        flags = set()
-    if not flags & INT8_FLAGS:
+    if not cpu_flags(cpu_info) & INT8_FLAGS:
         raise BuildError(
             f"this processor has no 8-bit products (none of {', '.join(sorted(INT8_FLAGS))})",
             fix='precision = "fp32" in [build]',

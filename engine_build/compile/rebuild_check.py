@@ -20,6 +20,7 @@ from engine_build.config import (
     TENSORRT_OPTIONS,
     BuildConfig,
     BuildRequest,
+    for_target,
 )
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensor_roles import IN_PLACE, WORDS
@@ -85,7 +86,7 @@ def check_rebuilds(
 
     `environment`: default this machine. Where it lacks something, an engine's own device and versions count as wanted.
     """
-    folder, options = request.deployment.engine_folder(target), request.options
+    folder, options = request.deployment.engine_folder(target), for_target(request.options, request.deployment, target)
     options.check_target(target)
     merged = _merged(request.deployment, target)
     environment = environment or build_environment(target, options)

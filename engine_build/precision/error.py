@@ -117,7 +117,8 @@ def write_emulated(
         write_recipe(graph.source, path, recipe, without=without, quantization=quantization)
     else:
         onnx.save(apply_recipe(model_of(graph), recipe, without=without, quantization=quantization), path)
-    if recipe != "int8" or quantization is not None:  # the CPU computes that of CPUs
+    is_for_cpus = recipe == "int8" and (quantization is None or quantization.by_token)
+    if not is_for_cpus:  # which are what a CPU computes
         onnx.save(emulated(onnx.load(path, load_external_data=False)), path)
 
 

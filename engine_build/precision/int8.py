@@ -10,7 +10,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import onnx
@@ -50,15 +50,20 @@ def int8_products(model: onnx.ModelProto) -> dict[str, str]:
     }
 
 
-def with_int8_products(model: onnx.ModelProto, weights: InlineWeights) -> onnx.ModelProto:
-    """The graph with its products in 8 bits, as ONNX Runtime's operators; `weights` reads and stores constants."""
+def with_int8_products(
+    model: onnx.ModelProto, weights: InlineWeights, products: Collection[str] | None = None
+) -> onnx.ModelProto:
+    """The graph with its products in 8 bits, as ONNX Runtime's operators; `weights` reads and stores constants.
+
+    products: the nodes that become so; default: all that the recipe can change.
+    """
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    changed = int8_products(model)
+    changed = {weight: name for weight, name in int8_products(model).items() if products is None or name in products}
     del result.graph.initializer[:]
     for tensor in model.graph.initializer:
         if tensor.name in changed:
-            rounded, scale = _rounded(weights.read(tensor))
+            rounded, scale = rounded_weight(weights.read(tensor))
             result.graph.initializer.append(weights.write(f"{tensor.name}.int8", rounded))
             result.graph.initializer.append(weights.write(f"{tensor.name}.scale", scale))
         else:
@@ -69,7 +74,7 @@ def with_int8_products(model: onnx.ModelProto, weights: InlineWeights) -> onnx.M
     return result
 
 
-def _rounded(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+def rounded_weight(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """[K,N] in 8 bits, and each output feature's scale [N]."""
     scale = np.maximum(np.abs(weight).max(axis=0), np.float32(1e-12)) / np.float32(LARGEST)  # [N]
     return np.rint(weight / scale).astype(np.int8), scale
@@ -85,13 +90,9 @@ def _nodes(model: onnx.ModelProto, changed: dict[str, str]) -> Iterator[onnx.Nod
         if node.op_type != "MatMul" or node.input[1] not in changed:
             yield node
             continue
-        x, weight = node.input
-        new = [] if x in rounded else _rounded_by_token(x)
+        x = node.input[0]
+        new = [*([] if x in rounded else rounded_by_token(x)), *int8_product(node)]
         rounded.add(x)
-        inputs = [f"{x}/int8", f"{weight}.int8", "int8/one", f"{weight}.scale", "int8/zero"]
-        product = f"{node.output[0]}/int8_product"
-        new.append(helper.make_node("MatMulIntegerToFloat", inputs, [product], node.name, domain=CONTRIB))
-        new.append(_node("Mul", [product, f"{x}/int8_scale"], node.output[0]))
         for one in new:
             one.metadata_props.extend(node.metadata_props)
         yield from new
@@ -116,7 +117,17 @@ def _of_rows_twice(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     ]
 
 
-def _rounded_by_token(x: str) -> list[onnx.NodeProto]:
+def int8_product(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """A product of what `rounded_by_token` gives for its first input, and of its weight in 8 bits."""
+    (x, weight), product = node.input, f"{node.output[0]}/int8_product"
+    inputs = [f"{x}/int8", f"{weight}.int8", "int8/one", f"{weight}.scale", "int8/zero"]
+    return [
+        helper.make_node("MatMulIntegerToFloat", inputs, [product], node.name, domain=CONTRIB),
+        _node("Mul", [product, f"{x}/int8_scale"], node.output[0]),
+    ]
+
+
+def rounded_by_token(x: str) -> list[onnx.NodeProto]:
     """x as uint8 around 128, and the scale of each token; once for all products of x."""
     return [
         _node("Abs", [x], f"{x}/int8_abs"),

@@ -37,7 +37,7 @@ class Quantization:
 
     peaks: value -> its largest magnitude in calibration. errors: product -> the velocity's error where it alone is
     quantized, root mean square over that of the velocity. work: product -> its share of the graph's work. products:
-    those that run in 8 bits.
+    those that run in 8 bits. by_token: as the recipe int8 for CPUs, without peaks.
     """
 
     recipe: EightBits
@@ -45,6 +45,7 @@ class Quantization:
     errors: Mapping[str, float] = field(repr=False)
     work: Mapping[str, float] = field(repr=False)
     products: frozenset[str]
+    by_token: bool = False
 
     @property
     def predicted(self) -> float:

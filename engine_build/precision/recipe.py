@@ -1,8 +1,9 @@
 """Precision recipes: which nodes of a decoder run in 16 bits, as casts in its graph, and which in 8 bits.
 
-"fp8", and "int8" on GPUs, are the recipe bf16 with 8-bit products in it, as a Quantization says; "int8" without one is
-for CPUs. Strongly typed TensorRT and ONNX Runtime's CUDA provider both compute in the types of the graph. Inputs and
-outputs stay float32, but for caches, which are float16 in fp16: numpy has no bfloat16, so in bf16 they are float32.
+"fp8", and "int8" on GPUs, are the recipe bf16 with 8-bit products in it, as a Quantization says; "int8" without one, or
+with one by token, is for CPUs. Strongly typed TensorRT and ONNX Runtime's CUDA provider both compute in the types of
+the graph. Inputs and outputs stay float32, but for caches, which are float16 in fp16: numpy has no bfloat16, so in bf16
+they are float32.
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ def apply_recipe(
         same.CopyFrom(model)
         return same
     weights = weights or InlineWeights()
-    if recipe == "int8" and quantization is None:
-        return with_int8_products(_checked(widened(model, weights)), weights)
+    if recipe == "int8" and (quantization is None or quantization.by_token):
+        products = None if quantization is None else quantization.products
+        return with_int8_products(float32_model(model, weights), weights, products)
     base = recipe if quantization is None else EIGHT_BITS_BASE
     view, rules = _rules(model, base, without, weights)
     if quantization is not None:
@@ -164,10 +166,10 @@ def explain(
     if recipe == "fp32":
         nodes = model.graph.node
         return tuple(NodePrecision(node_name(node), node.op_type, "fp32", "all", "the recipe") for node in nodes)
-    if recipe == "int8" and quantization is None:
-        changed = {*int8_products(model).values()}
+    if recipe == "int8" and (quantization is None or quantization.by_token):
+        changed = {*int8_products(model).values()} if quantization is None else quantization.products
         low = NodePrecision("", "", "int8", "linear", "a product with a matrix of weights")
-        full = NodePrecision("", "", "fp32", "other", "no product with weights, or of the graph's inputs")
+        full = NodePrecision("", "", "fp32", "other", "no product with weights, of the graph's inputs, or too inexact")
         nodes = ((node, low if node_name(node) in changed else full) for node in model.graph.node)
         return tuple(replace(kind, name=node_name(node), op_type=node.op_type) for node, kind in nodes)
     weights = weights or InlineWeights()
@@ -185,7 +187,12 @@ def explain(
 
 def normalized_graph(model: onnx.ModelProto, recipe: RecipeName, weights: InlineWeights) -> onnx.ModelProto:
     """The float32 model that a 16-bit recipe starts from. Raises BuildError."""
-    return raised(normalized(_checked(widened(model, weights)), RECIPES[recipe].mask_limit, weights))
+    return raised(normalized(float32_model(model, weights), RECIPES[recipe].mask_limit, weights))
+
+
+def float32_model(model: onnx.ModelProto, weights: InlineWeights) -> onnx.ModelProto:
+    """The model that every recipe starts from. Raises BuildError."""
+    return _checked(widened(model, weights))
 
 
 def _rules(

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from runtime.devices.cuda_calls import Gpu
 
 
+CPU_INFO = Path("/proc/cpuinfo")
+
+
 def machine() -> dict[str, str]:
     """This machine's processor: architecture and model."""
     return {"arch": platform.machine(), "cpu": _cpu_model()}
@@ -38,9 +41,18 @@ def machine_of(target: Target) -> dict[str, str]:
     return {**machine(), **gpu_machine(probe())}
 
 
+def cpu_flags(cpu_info: Path = CPU_INFO) -> frozenset[str]:
+    """The instructions that the processor has beside those of its architecture; none where that is not known."""
+    try:
+        lines = cpu_info.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split())
+
+
 def _cpu_model() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor() or "unknown"
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -10,7 +10,16 @@ from helpers.factories import tiny_deployment
 
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import check_rebuilds
-from engine_build.config import ALL_STEP_FEATURES, STEP_VARIANTS, BuildConfig, load_request, parse_variant
+from engine_build.config import (
+    ALL_STEP_FEATURES,
+    STEP_VARIANTS,
+    BuildConfig,
+    choose_precision,
+    for_target,
+    load_request,
+    parse_variant,
+)
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
 from runtime.errors import ConfigError
 
@@ -104,6 +113,46 @@ def test_8_bits_where_all_cards_have_them(tmp_path: Path, table: str, target: Ta
     request = load_request(tiny_deployment(tmp_path, more=f"[build]\n{table}"))
     decoder = check_rebuilds(request, target, environment=BuildEnvironment())[0]
     assert decoder.wanted.build["precision"] == request.options.precision
+
+
+@pytest.mark.parametrize(
+    ("target", "flags", "chosen", "reason"),
+    [
+        ("cpu", {"avx2", "avx512_vnni", "amx_int8"}, "int8", "this processor has amx_int8, avx512_vnni"),
+        ("cpu", {"avx_vnni"}, "int8", "this processor has avx_vnni"),
+        ("cpu", {"avx2", "avx512f"}, "fp32", "this processor has none of amx_int8, avx512_vnni, avx_vnni"),
+        ("cpu", {"asimddp"}, "fp32", "this processor has none of amx_int8, avx512_vnni, avx_vnni"),
+        ("cuda", {"avx512_vnni"}, "fp32", "it is never lower on the target cuda"),
+    ],
+)
+def test_auto_is_8_bits_where_the_processor_is_faster_with_them(
+    tmp_path: Path, target: Target, flags: set[str], chosen: str, reason: str
+) -> None:
+    deployment = load_deployment(tiny_deployment(tmp_path))
+    assert choose_precision(deployment, target, flags) == (chosen, reason)
+
+
+def test_auto_is_float32_where_adapters_are_merged(tmp_path: Path) -> None:
+    deployment = load_deployment(tiny_deployment(tmp_path)).model_copy(update={"merged_adapters": {"lofi": 1.0}})
+    found = choose_precision(deployment, "cpu", {"avx512_vnni"})
+    assert (found.precision, "adapters are merged" in found.reason) == ("fp32", True)
+
+
+@pytest.mark.parametrize(("flags", "built"), [({"avx512_vnni"}, "int8"), ({"avx2"}, None)])
+def test_engines_say_what_auto_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: set[str], built: str | None
+) -> None:
+    monkeypatch.setattr("engine_build.config.cpu_flags", lambda: flags)
+    request = load_request(tiny_deployment(tmp_path, more='[build]\nprecision = "auto"'))
+    decoder, *others = check_rebuilds(request, "cpu", environment=BuildEnvironment())
+    assert decoder.wanted.build.get("precision") == built
+    assert all("precision" not in other.wanted.build for other in others if other.spec.kind != "decoder")
+
+
+def test_what_is_named_is_not_chosen(tmp_path: Path) -> None:
+    deployment: Deployment = load_deployment(tiny_deployment(tmp_path))
+    options = BuildConfig(precision="fp32")
+    assert for_target(options, deployment, "cpu") is options
 
 
 def test_capabilities_are_in_order_and_unique() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import sqrt
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from helpers.factories import tiny_bundle
 from helpers.paths import DEMO_BUNDLE
@@ -18,8 +19,16 @@ from engine_build.graphs.graph_file import graph_of, read_graph
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision import sensitivity
 from engine_build.precision.quantization import EightBits
-from engine_build.precision.recipe import explain
-from engine_build.precision.sensitivity import BUDGET, _probed, _within_budget, quantization_for, quantization_of
+from engine_build.precision.recipe import apply_recipe, explain
+from engine_build.precision.sensitivity import (
+    BUDGET,
+    CPU_BUDGET,
+    _probed,
+    _within_budget,
+    quantization_by_token,
+    quantization_for,
+    quantization_of,
+)
 from runtime.config.bundle import load_bundle
 
 RANDOM = np.random.default_rng(6)
@@ -44,6 +53,34 @@ def model() -> onnx.ModelProto:
     for node in result.graph.node:
         node.name = node.input[1] if node.op_type == "MatMul" and node.input[1] in NAMES else node.name
     return result
+
+
+def hidden_products() -> onnx.ModelProto:
+    """Two products of what the graph computes first; "hard" has a huge channel whose weights are 0."""
+    graph = GraphWriter("products")
+    hidden = graph.op("Neg", graph.input("x", ("rows", "frames", 64)))
+    spikes, weights = np.ones(64, np.float32), RANDOM.standard_normal((2, 64, 64))
+    spikes[3], weights[1, 3] = 1e4, 0
+    parts = [
+        graph.op("MatMul", value, graph.constant(weight, name=name))
+        for value, weight, name in zip(
+            (hidden, graph.op("Mul", hidden, graph.constant(spikes))), weights, ("good", "hard"), strict=True
+        )
+    ]
+    graph.output("y", graph.op("Add", *parts), ("rows", "frames", 64))
+    result = graph.model()
+    for node in result.graph.node:
+        node.name = node.input[1] if node.op_type == "MatMul" else node.name
+    return result
+
+
+def run(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> np.ndarray:
+    result: np.ndarray = ort.InferenceSession(model.SerializeToString()).run(None, feed)[0]
+    return result
+
+
+def rms(values: np.ndarray) -> float:
+    return sqrt(float(np.mean(values.astype(np.float64) ** 2)))
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +119,37 @@ def test_the_budget_is_spent_in_the_order_of_error_per_work(
         assert kept == set(order[:count])
 
 
-def test_much_work_goes_before_a_smaller_error_of_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sensitivity, "BUDGET", 0.021)
-    assert list(_within_budget({"much": 0.02, "little": 0.01}, {"much": 0.9, "little": 0.1})) == ["much"]
+def test_on_a_cpu_each_products_error_is_that_of_the_graph_with_it_alone(feeds: list[dict[str, np.ndarray]]) -> None:
+    """One scale for a token's features cannot hold one of 10 000 beside those of 1."""
+    made = hidden_products()
+    found = quantization_by_token(graph_of(made), feeds, threads=1)
+    exact = [run(made, feed) for feed in feeds]
+    for name, error in found.errors.items():
+        changed = apply_recipe(made, "int8", quantization=replace(found, products=frozenset({name})))
+        pairs = zip(exact, (run(changed, feed) for feed in feeds), strict=True)
+        assert error == pytest.approx(max(rms(got - wanted) / rms(wanted) for wanted, got in pairs), rel=1e-3)
+    assert found.errors.keys() == {"good", "hard"}
+    assert found.products == {"good"}
+    assert found.predicted < CPU_BUDGET < found.errors["hard"]
+    kinds = [node.op_type for node in apply_recipe(made, "int8", quantization=found).graph.node]
+    assert (kinds.count("MatMulIntegerToFloat"), kinds.count("MatMul")) == (1, 1)
+    told = {node.name: node.precision for node in explain(made, "int8", quantization=found)}
+    assert (told["good"], told["hard"]) == ("int8", "fp32")
+
+
+def test_on_a_cpu_a_graph_without_large_products_stays_as_it_is(tmp_path: Path) -> None:
+    bundle = load_bundle(tiny_bundle(tmp_path / "tiny"))
+    decided = quantization_for("cpu", "int8", bundle, read_graph(bundle.graph_path(bundle.decoder.graph)), 1)
+    assert decided is not None
+    assert (decided.products, decided.kept, decided.by_token) == (frozenset(), {}, True)
+
+
+def test_much_work_goes_before_a_smaller_error_of_little_work() -> None:
+    assert list(_within_budget({"much": 0.02, "little": 0.01}, {"much": 0.9, "little": 0.1}, 0.021)) == ["much"]
 
 
 def test_a_product_whose_error_is_no_number_is_not_in_8_bits() -> None:
-    assert list(_within_budget({"broken": float("nan")}, {"broken": 1.0})) == []
+    assert list(_within_budget({"broken": float("nan")}, {"broken": 1.0}, BUDGET)) == []
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(8, ["a0", "b3", "c6"]), (2, ["a0", "b1", "c1"])])
@@ -131,7 +192,7 @@ def test_a_bundle_s_decoder_is_decided_once_and_always_the_same(
     assert asdict(again) == asdict(decided)
 
 
-@pytest.mark.parametrize(("target", "precision"), [("cpu", "int8"), ("tensorrt", "bf16"), ("tensorrt-rtx", "fp32")])
+@pytest.mark.parametrize(("target", "precision"), [("cpu", "fp32"), ("tensorrt", "bf16"), ("tensorrt-rtx", "fp32")])
 def test_other_precisions_need_no_decision(target: str, precision: str, tmp_path: Path) -> None:
     bundle = load_bundle(tiny_bundle(tmp_path / "tiny"))
     assert quantization_for(target, precision, bundle, read_graph(bundle.graph_path(bundle.decoder.graph))) is None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from simulator.fixture import simulated
 
-from runtime.devices.machine import gpu_machine, machine, open_device
+from runtime.devices.machine import cpu_flags, gpu_machine, machine, open_device
 from runtime.errors import EngineError
 
 
@@ -38,3 +39,13 @@ def test_the_device_of_each_target() -> None:
 def test_without_a_gpu_the_fix_names_the_target_cpu() -> None:
     with simulated(no_driver=True), pytest.raises(EngineError, match="--target cpu"):
         open_device("tensorrt")
+
+
+def test_a_processors_instructions_are_those_of_its_flags(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("model name\t: avx_vnni in a name\nflags\t\t: fpu avx2 avx512_vnni\nbugs\t\t: amx_int8\n")
+    assert {"fpu", "avx2", "avx512_vnni"} <= cpu_flags(path)
+    assert not {"avx_vnni", "amx_int8"} & cpu_flags(path)
+    path.write_text("processor : 0\nFeatures : fp asimd asimddp\n")
+    assert "asimddp" in cpu_flags(path)
+    assert cpu_flags(tmp_path / "none") == frozenset()
