@@ -19,6 +19,7 @@ from engine_build.graphs.reference_session import (
     onnxruntime_errors,
     session,
 )
+from engine_build.graphs.slot_sums import with_slot_sums
 from runtime.engines.onnxruntime_cuda import (
     CUDA_PROVIDER,
     DATA_FOLDER_ENTRY,
@@ -33,12 +34,13 @@ CUDA_OPSET = 18
 FIX_KERNELS = 'optimization = "basic" in [build], precision = "fp16" or "fp32", or build with --target tensorrt'
 
 
-def compile_onnxruntime(graph: Graph, engine: Path, options: BuildConfig) -> None:
+def compile_onnxruntime(graph: Graph, engine: Path, options: BuildConfig, *, is_step: bool = False) -> None:
     """ONNX Runtime's offline optimization for the CPU, above "basic" of the graph as cpu_graph writes it.
 
-    Raises BuildError.
+    is_step: of a step graph, whose sums are then those of with_slot_sums. Raises BuildError.
     """
-    source = graph if options.optimization == "basic" else derived_graph(cpu_graph(model_of(graph)), graph)
+    rewritten = with_slot_sums if is_step else cpu_graph
+    source = graph if options.optimization == "basic" else derived_graph(rewritten(model_of(graph)), graph)
     session(source.source, writing_options(source, engine, options), graph.label)
 
 

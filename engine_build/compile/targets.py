@@ -104,7 +104,7 @@ def _recipe_error(task: BuildTask) -> tuple[dict[str, float], Facts]:
 
 def _compile_cpu(task: BuildTask) -> Facts:
     with room_for(task.engine):
-        compile_onnxruntime(task.graph, task.engine, task.options)
+        compile_onnxruntime(task.graph, task.engine, task.options, is_step=task.decision.spec.kind == "step")
     return {}
 
 

@@ -269,7 +269,9 @@ def check_equal(what: str, other: str, found: list[Latents], expected: list[Late
 
 
 def tolerance_of(decoder: Manifest, latents: list[Latents]) -> float:
-    """How far latents may depend on the batch: in low precision, other batch shapes round differently, at every
+    """How far latents may depend on the batch: in low precision, a GPU rounds other batch shapes differently, at every
     step."""
+    if decoder.target == "cpu":
+        return VERIFY_TOLERANCE
     peak = max(float(np.abs(values).max()) for values in latents)
     return LOW_PRECISION_TOLERANCE.get(str(decoder.build.get("precision")), 0.0) * peak or VERIFY_TOLERANCE
