@@ -18,7 +18,7 @@ class Lease:
 
     sessions of capacity: live sessions that are open, and the most that it takes. queue_wait_s: how long the
     generations that wait will take. session_wait_s: when a place for a session becomes free, as far as that is known;
-    0 where there is one. model: the bundle's name, "" while it is loading.
+    0 where there is one. model, precision: the bundle's name and the precision of its engines, "" while it is loading.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Lease:
     queue_wait_s: float
     session_wait_s: float = 0.0
     model: str = ""
+    precision: str = ""
 
     @property
     def takes_work(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -63,16 +63,20 @@ class Leases:
 class Membership:
     """A replica's own lease, and those of the others as they were when it was renewed last. Event loop's thread only.
 
-    own: makes the lease. others: the replicas of the same model; where Redis is away they are unknown.
+    own: makes the lease. others: the replicas of the same model; where Redis is away they are unknown. One in another
+    precision gets no work of this one: its music would be another.
     """
+
+    _precision = ""  # as the own lease said it last
 
     def __init__(self, leases: Leases, own: Callable[[], Lease], renew_s: float = RENEW_S) -> None:
         self.others: list[Lease] = []
         self._leases, self._own, self._renew_s = leases, own, renew_s
+        self._warned = set[str]()
 
     def with_room(self) -> Lease | None:
         """The other replica with the smallest share of its places taken that has a URL; None where all are full."""
-        free = [lease for lease in self.others if lease.has_room and lease.url]
+        free = [lease for lease in self._alike if lease.has_room and lease.url]
         return min(free, key=lambda lease: (lease.sessions / lease.capacity, lease.name), default=None)
 
     def edge_finds_room(self) -> bool:
@@ -85,7 +89,7 @@ class Membership:
 
     def with_shorter_queue(self, wait_s: float) -> Lease | None:
         """The other replica with a URL whose generations wait least; None where that is `wait_s` or longer."""
-        able = [lease for lease in self.others if lease.takes_work and lease.url]
+        able = [lease for lease in self._alike if lease.takes_work and lease.url]
         best = min(able, key=lambda lease: (lease.queue_wait_s, lease.name), default=None)
         return best if best is not None and best.queue_wait_s < wait_s else None
 
@@ -106,14 +110,31 @@ class Membership:
         finally:
             self._release(self._own().name)
 
+    @property
+    def _alike(self) -> list[Lease]:
+        """The others in this one's precision."""
+        return [lease for lease in self.others if lease.precision == self._precision]
+
     def _renew(self, lease: Lease) -> None:
         try:
             self._leases.renew(lease)
             others = (other for other in self._leases.all() if other.name != lease.name)
-            self.others = [other for other in others if other.model == lease.model]
+            self.others, self._precision = [other for other in others if other.model == lease.model], lease.precision
+            self._warn_of({other.name: other.precision for other in self.others if other not in self._alike}, lease)
         except StoreError as error:
             self.others = []
             logger.debug("the lease is not renewed: %s", error)
+
+    def _warn_of(self, precisions: Mapping[str, str], lease: Lease) -> None:
+        """Say once of each replica that it runs the model in another precision; not while either is loading."""
+        for name, precision in precisions.items():
+            if precision and lease.precision and name not in self._warned:
+                self._warned.add(name)
+                logger.warning(
+                    "replica %s runs %s in %s, this one in %s: they share no work, and a session that moves begins a "
+                    'new canvas. Set one precision in [build] for both, "fp32" where a processor lacks 8-bit products',
+                    *(name, lease.model, precision, lease.precision),
+                )
 
     def _release(self, name: str) -> None:
         with suppress(StoreError):

@@ -215,6 +215,7 @@ class Service:
             queue_wait_s=self.admission.projected_wait_s(),
             session_wait_s=session_wait_s,
             model="" if self.pipeline is None else self.pipeline.bundle.name,
+            precision="" if self.pipeline is None else self.pipeline.identity.precision,
         )
 
     async def _open(self) -> None:

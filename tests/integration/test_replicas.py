@@ -36,7 +36,8 @@ def others(served: Served) -> list[Lease]:
 
 def unreachable(name: str, served: Served) -> Lease:
     """The lease of a replica of the same model with room, which no request reaches."""
-    return Lease(name, "127.0.0.1:1", "", "ready", 0, 1, 0.0, model=served.pipeline.bundle.name)
+    model, precision = served.pipeline.bundle.name, served.pipeline.identity.precision
+    return Lease(name, "127.0.0.1:1", "", "ready", 0, 1, 0.0, model=model, precision=precision)
 
 
 @pytest.fixture(scope="module")

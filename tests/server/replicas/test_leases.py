@@ -133,6 +133,27 @@ def test_replicas_of_another_model_are_no_others(leases: Leases, redis: RedisSer
     member._release("one")
 
 
+def test_replicas_in_another_precision_get_no_work_and_are_told_of_once(
+    leases: Leases, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = replace(ONE, model="demo", precision="fp32+int8")
+    same = replace(own, name="same", sessions=9, queue_wait_s=1.0)
+    other = replace(own, name="other", precision="fp32", sessions=0, queue_wait_s=0.0)
+    loading = replace(other, name="loading", precision="", state="loading")
+    member = Membership(Leases(redis.url), lambda: own)
+    for lease in (same, other, loading):
+        leases.renew(lease)
+    member._renew(own)
+    member._renew(own)
+    assert {lease.name for lease in member.others} == {"same", "other", "loading"}
+    assert (member.with_room(), member.with_shorter_queue(3.0)) == (same, same)
+    (said,) = [record.getMessage() for record in caplog.records if "precision" in record.getMessage()]
+    assert said.startswith("replica other runs demo in fp32, this one in fp32+int8")
+    member._renew(replace(own, precision=""))
+    assert len([record for record in caplog.records if "precision" in record.getMessage()]) == 1
+    member._release("one")
+
+
 def test_without_redis_the_others_are_unknown(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     leases = Leases(redis.url)
     member = Membership(leases, lambda: ONE)

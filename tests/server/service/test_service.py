@@ -245,7 +245,9 @@ def test_a_lease_says_what_the_server_has_and_takes() -> None:
         host: Any = SimpleNamespace(session_wait_s=0.0, stats=lambda: SimpleNamespace(open=2))
         service.admission.capacity, service.admission.ticks_s = 4, lambda num_steps: num_steps / 10
         found = [service.lease()]
-        service.pipeline = cast(Any, SimpleNamespace(bundle=SimpleNamespace(name="demo")))
+        service.pipeline = cast(
+            Any, SimpleNamespace(bundle=SimpleNamespace(name="demo"), identity=SimpleNamespace(precision="fp32"))
+        )
         service.admission.admit("a").remaining_steps = 15
         found.append(service.lease())
         service.host = host
@@ -257,7 +259,7 @@ def test_a_lease_says_what_the_server_has_and_takes() -> None:
 
     loading, without, ready, full, draining = asyncio.run(leases(host="10.0.0.7", port=8001))
     assert loading == Lease("", "10.0.0.7:8001", "", "loading", 0, 5, 0.0)
-    assert without == replace(loading, state="ready", queue_wait_s=1.5, model="demo")
+    assert without == replace(loading, state="ready", queue_wait_s=1.5, model="demo", precision="fp32")
     assert ready == replace(without, sessions=2)
     assert full == replace(ready, state="full", session_wait_s=0.25)
     assert draining == replace(full, state="draining")
