@@ -253,3 +253,17 @@ def test_what_is_being_built_is_left_alone(path: Path, plan: Path) -> None:
     assert plan.exists()
     assert invoke("clean", path, "--yes").exit_code == 0
     assert not plan.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"), [({"avx512_vnni"}, "int8, this processor has avx512_vnni"), (set(), "fp32")]
+)
+def test_list_says_what_auto_is_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: set[str], says: str
+) -> None:
+    monkeypatch.setattr("engine_build.config.cpu_flags", lambda: flags)
+    path = tiny_deployment(tmp_path, more='[build]\nprecision = "auto"')
+    load_deployment(path).engine_folder("cpu").mkdir(parents=True)
+    assert f'precision = "auto" on the target cpu: {says}' in invoke("list", path).stdout
+    path.write_text(path.read_text().replace('"auto"', '"fp32"'))
+    assert '"auto"' not in invoke("list", path).stdout
