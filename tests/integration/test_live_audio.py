@@ -149,3 +149,30 @@ def test_a_refreshed_loop_changes_without_a_click(pipeline: Pipeline) -> None:
     expected = pipeline.codec.decode(latents)
     late = slice(end, len(pcm))
     assert np.abs(pcm[late] - expected[late]).max() < 1e-4
+
+
+def test_a_muted_layer_is_silent_and_no_join_clicks(pipeline: Pipeline) -> None:
+    player = Player(pipeline, prompts=[LivePrompt(text="house drums, bass and pads, 124 bpm")])
+    rate, layers = player.model.sample_rate_hz, tuple(player.model.layers)
+    others = tuple(name for name in layers if name != "bass")
+    player.play(3.0)
+    for seq, muted in enumerate((("drums",), (), others, layers), start=1):
+        player.session.handle(messages.MuteLayers(seq=seq, layers=list(muted)), player.now_s)
+        player.play(3.0 + 1.5 * seq)
+    pcm, soon, marks = player.pcm, rate // 4, [start for start, _ in player.replaced]
+    assert len(marks) == 4, "each is heard at once, in place of what was sent"
+    played = player.session.played(player.now_s, 60.0)
+    frames = np.arange(len(pcm) // player.model.hop_samples + 1) % played.frames
+    latents = played.rows()[frames]  # [n, C]
+    assert pipeline.codec is not None
+    expected = {
+        muted: pipeline.codec.decode(player.model.without(muted, latents))[: len(pcm)]
+        for muted in ((), ("drums",), others)
+    }
+    assert np.abs(expected[()] - expected[("drums",)])[marks[0] + soon : marks[1]].max() > 0.05
+    for number, muted in enumerate((("drums",), (), others)):
+        inside = slice(marks[number] + soon, marks[number + 1])
+        assert np.abs(pcm[inside] - expected[muted][inside]).max() < 1e-4
+    assert np.abs(pcm[marks[3] + soon :]).max() < 1e-3
+    whole = largest_jump(expected[()], 0, len(pcm))
+    assert all(largest_jump(pcm, mark, mark + soon) <= whole for mark in marks)

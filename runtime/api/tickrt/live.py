@@ -250,6 +250,10 @@ class Live:
         """Play only this part of the canvas, in seconds; None and None: the whole, or the bars of `loop_bars`."""
         self._send("band", start_s=start_s, end_s=end_s, at=plain_values(at))
 
+    def mute(self, layers: Iterable[str], *, at: At = None) -> None:
+        """Make these layers silent, and all others sound: names of [notes] in bundle.toml. Needs [stems] by layers."""
+        self._send("mute", layers=list(layers), at=plain_values(at))
+
     def adapter(self, id: str, strength: float | None, *, ramp_ms: float = 0.0) -> None:
         """Add a LoRA adapter or change its strength, moving there in `ramp_ms`; None removes it."""
         self._send("adapter", id=id, strength=strength, ramp_ms=float(ramp_ms))

@@ -303,7 +303,8 @@ class AudioSchedule:
         window = DecodeWindow(
             index=self._num_windows,
             epoch=self.epoch,
-            values=placement.canvas.rows(map(placement.canvas_frame_at, frames)),  # [last + margin - low, C]
+            # [last + margin - low, C]
+            values=model.without(placement.muted, placement.canvas.rows(map(placement.canvas_frame_at, frames))),
             start_frame=low,
             trim_begin=start - low * hop,
             trim_end=end - low * hop,

@@ -124,7 +124,7 @@ class PlacedSource:
 class Placement:
     """From `from_sample` on a canvas is played, `play_frame` of the axis at `canvas_frame`; `band`, if any, repeats.
 
-    is_chosen: a client has chosen the band.
+    is_chosen: a client has chosen the band. muted: layers that are silent, in the order of their names.
     """
 
     from_sample: int
@@ -133,6 +133,7 @@ class Placement:
     canvas_frame: int
     band: Band | None
     is_chosen: bool = False
+    muted: tuple[str, ...] = ()
 
     def canvas_frame_at(self, play_frame: int) -> int:
         """The canvas frame that is played at a play frame."""
@@ -152,7 +153,9 @@ class Placement:
         return self.canvas.part_at(self.canvas_frame_at(play_frame))
 
     def is_same_at(self, other: Placement, play_frame: int) -> bool:
-        """Whether both have the same latents at a play frame."""
+        """Whether both have the same latents, and the same layers of them, at a play frame."""
+        if self.muted != other.muted:
+            return False
         frame, other_frame = self.canvas_frame_at(play_frame), other.canvas_frame_at(play_frame)
         part, other_part = self.canvas.part_at(frame), other.canvas.part_at(other_frame)
         if part is None or other_part is None:
@@ -194,11 +197,15 @@ class PlayedPart:
 
 
 class Timeline:
-    """The placements of a session in the order of their samples. `version` changes with every change."""
+    """The placements of a session in the order of their samples. `version` changes with every change.
 
-    def __init__(self, placements: Iterable[Placement] = ()) -> None:
+    muted: layers that are silent from the beginning on, where there is no placement yet.
+    """
+
+    def __init__(self, placements: Iterable[Placement] = (), muted: Iterable[str] = ()) -> None:
         self.placements = list(placements)
         self.version = 0
+        self._muted = tuple(sorted(muted))
 
     @property
     def newest(self) -> Placement | None:
@@ -209,6 +216,11 @@ class Timeline:
     def canvas(self) -> Canvas:
         """The newest canvas."""
         return self.placements[-1].canvas if self.placements else Canvas()
+
+    @property
+    def muted(self) -> tuple[str, ...]:
+        """The layers that are silent in the end."""
+        return self._muted if self.newest is None else self.newest.muted
 
     def at(self, sample: int) -> Placement | None:
         """The placement that is played at a sample; the first one also before it begins."""
@@ -226,9 +238,22 @@ class Timeline:
         return len(self.placements) - bisect_right(self.placements, sample, key=lambda each: each.from_sample)
 
     def place(self, placement: Placement) -> None:
-        """Play this from its sample on, and nothing that was to follow."""
-        kept = [before for before in self.placements if before.from_sample < placement.from_sample]
-        self._set([*kept, placement])
+        """Play this from its sample on, and nothing that was to follow; layers are silent as they were to be."""
+        here, sample = self.at(placement.from_sample), placement.from_sample
+        kept = [before for before in self.placements if before.from_sample < sample]
+        kept.append(replace(placement, muted=self._muted if here is None else here.muted))
+        for after in self.placements:
+            if after.from_sample > sample and after.muted != kept[-1].muted:
+                kept.append(replace(placement, from_sample=after.from_sample, muted=after.muted))
+        self._set(kept)
+
+    def mute(self, from_sample: int, layers: Iterable[str]) -> None:
+        """From a sample on these layers are silent, and no others."""
+        here, self._muted = self.at(from_sample), tuple(sorted(layers))
+        kept = [before for before in self.placements if before.from_sample < from_sample]
+        later = [after for after in self.placements if after.from_sample > from_sample]
+        begun = [] if here is None else [replace(here, from_sample=from_sample), *later]
+        self._set([*kept, *(replace(item, muted=self._muted) for item in begun)])
 
     def place_canvas(self, from_sample: int, canvas: Canvas) -> None:
         """Play another canvas from a sample on, at the positions that were to be played there, and where it moves."""
@@ -237,7 +262,8 @@ class Timeline:
         kept = [before for before in self.placements if before.from_sample < from_sample]
         kept.append(replace(here, from_sample=from_sample, canvas=canvas))
         for after in self.placements:
-            if after.from_sample > from_sample and not after.continues(kept[-1]):
+            is_other = not after.continues(kept[-1]) or after.muted != kept[-1].muted
+            if after.from_sample > from_sample and is_other:
                 kept.append(replace(after, canvas=canvas))
         self._set(kept)
 

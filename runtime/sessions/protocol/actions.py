@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NewType
@@ -14,7 +14,7 @@ from runtime.config.notes import NotesSpec
 from runtime.config.option_ranges import ANY_MODEL, OptionRanges
 from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
-from runtime.errors import NoNotesError, RequestError
+from runtime.errors import NoNotesError, RequestError, did_you_mean
 from runtime.notes.note_levels import Phrase
 from runtime.requests.form.sections import PlannedSection, SectionRequest
 from runtime.requests.form.state import PlanState, check_state
@@ -142,6 +142,32 @@ class LiveModel:
         if self.notes is None:
             raise NoNotesError("the bundle has no [notes]", field=field, fix="leave it out")
         return self.notes
+
+    @property
+    def layers(self) -> Mapping[str, tuple[int, ...]]:
+        """The channels of each layer that can be silent while others sound; none where layers cannot be told apart."""
+        if self.notes is None or not self.has_stems:
+            return {}
+        return {layer.name: layer.all_channels for layer in self.notes.spec.layers}
+
+    def check_layers(self, names: Collection[str], field: str) -> None:
+        """Raises RequestError where one of these layers cannot be silent. field: of the message that names them."""
+        known = self.layers
+        if names and not known:
+            raise RequestError("this model cannot tell its layers apart", field=field, fix="leave it out")
+        for name in names:
+            if name not in known:
+                what = f"there is no layer {name!r:.60}, expected some of {', '.join(known)}"
+                raise RequestError(what, field=field, fix=did_you_mean(name, known))
+
+    def without(self, layers: Collection[str], latents: Latents) -> Latents:
+        """Latents `[n, C]` in which these layers are silent; they were checked."""
+        if not layers or self.notes is None:
+            return latents
+        channels = [channel for name in layers for channel in self.layers[name]]
+        silenced = latents.copy()  # [n, C]
+        silenced[:, channels] = self.notes.silence[channels]
+        return silenced
 
     def canvas_frames(self, seconds: float | None) -> int:
         """The first length that holds `seconds`. Raises RequestError."""

@@ -38,6 +38,7 @@ MAX_LOOP_BARS = 64
 MAX_WAIT_BARS = 64
 MAX_ITEMS = 256
 MAX_ECHO_BARS = 16
+MAX_LAYERS = 64
 
 Seq = Annotated[int, Field(ge=1, le=MAX_SEQ, description="The client's counter, larger than in any message before.")]
 Sample = Annotated[int, Field(ge=0, le=MAX_SAMPLE)]
@@ -47,6 +48,7 @@ Identifier = Annotated[str, Field(min_length=1, max_length=200)]
 Mode = Literal["loop", "extend"]
 AudioFormat = Literal["s16", "f32", "opus"]
 Blend = Literal["velocity", "tokens"]
+Layers = Annotated[list[Identifier], Field(max_length=MAX_LAYERS)]
 ReferenceKind = Literal["source", "timbre", "structure"]
 EventKind = Literal["notes"]
 RampMs = Annotated[float, Field(ge=0.0, le=MAX_RAMP_MS, description="Numbers move to their new value in this time.")]
@@ -115,6 +117,7 @@ class Open(Message):
     events: list[EventKind] = Field(
         default=[], max_length=8, description="What else to tell with the audio: notes, of a model that has them."
     )
+    muted: Layers = Field(default=[], description="Layers that are silent, as in `mute`.")
     resume: Identifier | None = Field(default=None, description="The resume token of an earlier connection.")
 
 
@@ -204,6 +207,15 @@ class SetBand(Message):
         if self.start_s is not None and self.end_s is not None and not self.start_s < self.end_s:
             raise PydanticCustomError("range", "needs start_s < end_s")
         return self
+
+
+class MuteLayers(Message):
+    """Makes layers silent, and all others sound. Needs a bundle with [stems] whose stems are layers."""
+
+    type: Literal["mute"] = "mute"
+    seq: Seq
+    layers: Layers = Field(description="Names of `ready.layers`; none: all layers sound.")
+    at: At = None
 
 
 class SetClock(Message):
@@ -475,6 +487,7 @@ class Ready(Message):
     edges: list[str] = Field(default=[], description="Further addresses of this session's servers.")
     plan: PlanChoices | None = Field(default=None, description="Of its plan; null: it has none.")
     layers: list[LayerKeys] = Field(default=[], description="That its notes have; empty: the model tells none.")
+    muted: list[str] = Field(default=[], description="Layers that are silent.")
     stems: bool = Field(default=False, description="Whether GET /v1/sessions/{session}/stems has those of what plays.")
 
 
@@ -575,7 +588,7 @@ class Changed(Message):
     """Another client of the session has changed it. `values`: what is different now, by name.
 
     These are controls, and `prompts`, `prompt_words`, `blend`, `source`, `structure` and `timbre` (an id with its
-    strength, or null), `band` (its ends in seconds, or null) and `playing`.
+    strength, or null), `band` (its ends in seconds, or null), `muted` (names of layers) and `playing`.
     """
 
     type: Literal["changed"] = "changed"
@@ -614,6 +627,7 @@ ClientMessage = (
     | SetAdapter
     | WriteAudio
     | SetBand
+    | MuteLayers
     | SetClock
     | Seek
     | Reset

@@ -93,7 +93,9 @@ class LiveSession:
         if opened.events:
             model.known_notes("events")
         plain = (session_id, opened.mode, opened.format, opened.slots, frames)
-        parts = SessionParts(*plain, controls, Timeline(), playhead, events=list(opened.events))
+        model.check_layers(opened.muted, "muted")
+        timeline = Timeline(muted=set(opened.muted))
+        parts = SessionParts(*plain, controls, timeline, playhead, events=list(opened.events))
         self._set_up(model, parts)
         self._generations.check_bars(values, "controls.loop_bars" if opened.bars is None else "bars")
         if reports.has_plan(model, opened):
@@ -259,6 +261,10 @@ class LiveSession:
                 self._write(message, latents)
             case messages.SetBand():
                 self._navigation.set_band(message.start_s, message.end_s, at_sample)
+                self._controls.accept(message.seq)
+            case messages.MuteLayers():
+                self.model.check_layers(message.layers, "layers")
+                self._timeline.mute(max(at_sample or 0, self._playhead.reach), set(message.layers))
                 self._controls.accept(message.seq)
             case messages.SetClock():
                 at_sample = self._follow(message)

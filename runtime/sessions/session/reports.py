@@ -58,6 +58,7 @@ def ready(
         limits=messages.Limits(keep_s=keep_s),
         plan=None if references.plan is None else references.plan.facts.choices,
         layers=layers(model),
+        muted=list(parts.timeline.muted),
         stems=model.has_stems,
         **members,
     )
@@ -108,6 +109,7 @@ def values(
         "structure": _reference(references.structure),
         "timbre": _reference(references.timbre),
         "band": None if band is None else [frame / frame_rate_hz for frame in band],
+        "muted": list(timeline.muted),
         "playing": playhead.is_playing,
     }
 
@@ -223,7 +225,10 @@ def plan(known: SessionPlan, first: int, frame_rate_hz: float) -> Plan:
 
 
 def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.CanvasPicture:
-    """The canvas from frame `start` on, at most PICTURE_WIDTH columns: latents from their 2nd to 98th percentile."""
+    """The canvas from frame `start` on, at most PICTURE_WIDTH columns.
+
+    Latents are from their 2nd to 98th percentile; levels of notes from 0 to 1, so that what is silent is dark.
+    """
     width = min(canvas.end - start, PICTURE_WIDTH)
     start_s, seconds = start / model.frame_rate_hz, (canvas.end - start) / model.frame_rate_hz
     if not width:
@@ -231,7 +236,12 @@ def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.CanvasPict
     frames = np.linspace(start, canvas.end - 1, width).round().astype(int).tolist()
     values = canvas.rows(frames).T  # [C, width]
     low, high = np.quantile(values, [0.02, 0.98])
-    pixels = np.clip((values - low) / max(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)  # [C, width]
+    if model.notes is not None:
+        spec, silence = model.notes.spec, model.notes.silence
+        channels = [channel for layer in spec.layers for channel in layer.channels]
+        low, high = np.full((len(values), 1), low), np.full((len(values), 1), high)  # [C, 1]
+        low[channels, 0], high[channels, 0] = silence[channels], silence[channels] + spec.scale
+    pixels = np.clip((values - low) / np.maximum(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)  # [C, width]
     parts = (canvas.part_at(frame) for frame in frames)
     return messages.CanvasPicture(
         start_s=start_s,

@@ -97,6 +97,7 @@ class SessionParts:
             "playhead": self.playhead.snapshot(),
             "timeline": store_timeline(self.timeline, pieces),
             "generations": store_generations(generations, pieces),
+            "muted": list(self.timeline.muted),
             "waiting": self.waiting.stored(pieces.store),
         }
         return SessionSnapshot(meta, pieces.arrays)
@@ -127,7 +128,7 @@ class SessionParts:
             frames=meta["frames"] if meta["frames"] in model.lengths else model.lengths[-1],
             epoch=meta["epoch"],
             controls=controls,
-            timeline=Timeline(),
+            timeline=Timeline(muted=set(meta["muted"]) & model.layers.keys()),
             playhead=playhead,
             notice=f"{notice}; this model does not take {', '.join(lost)}" if lost else notice,
         )
@@ -218,6 +219,7 @@ def store_timeline(timeline: Timeline, pieces: Pieces) -> list[dict[str, Any]]:
             "band": None if placement.band is None else list(placement.band),
             "is_chosen": placement.is_chosen,
             "tempo": placement.canvas.tempo,
+            "muted": list(placement.muted),
             "parts": _store_parts(placement.canvas.parts, pieces),
         }
         for placement in timeline.placements
@@ -239,6 +241,7 @@ def load_timeline(meta: Mapping[str, Any], pieces: Pieces, model: LiveModel) -> 
             is_chosen=values["band"] not in (None, (0, meta["frames"]))
             if values["is_chosen"] is None
             else values["is_chosen"],
+            muted=tuple(values["muted"]),
         )
         for values in meta["timeline"]
     ]
@@ -252,7 +255,9 @@ def load_timeline(meta: Mapping[str, Any], pieces: Pieces, model: LiveModel) -> 
             raise damaged("timeline: not the canvas of a loop")
         if item.band is not None and not first <= item.band[0] < item.band[1] <= end:
             raise damaged("timeline: a band without frames")
-    return Timeline(placements)
+    if unknown := {*meta["muted"], *(name for item in placements for name in item.muted)} - model.layers.keys():
+        raise damaged(f"muted: there is no layer {min(unknown)!r:.60}")
+    return Timeline(placements, meta["muted"])
 
 
 def store_generations(generations: Generations, pieces: Pieces) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from runtime.sessions.protocol.messages import (
     Blend,
     EventKind,
     Identifier,
+    Layers,
     Mode,
 )
 
@@ -102,6 +103,7 @@ class StoredPlacement(BaseModel):
     band: tuple[Number, Number] | None
     is_chosen: bool | None = None
     tempo: tuple[Annotated[float, Field(ge=1.0, le=1000.0)], Annotated[int, Field(ge=1, le=64)]] | None = None
+    muted: Layers = []
     parts: list[StoredPart]
 
 
@@ -210,6 +212,7 @@ class StoredSession(BaseModel):
     controls: StoredControls
     playhead: StoredPlayhead
     timeline: list[StoredPlacement]
+    muted: Layers = []
     generations: StoredGenerations
     waiting: list[tuple[Number, dict[str, Any], str | None]] = []
 

@@ -27,7 +27,7 @@ from server.compat.osc.packets import Argument
 
 # Messages of the protocol that are no addresses: `set` and `prompts` have one for each value, the others are those of
 # the client that plays.
-NO_ADDRESSES = ("open", "set", "prompts", "write", "ack", "canvas", "close")
+NO_ADDRESSES = ("open", "set", "prompts", "write", "mute", "ack", "canvas", "close")
 NO_ARGUMENTS = ("type", "seq", "ramp_ms", "items")
 REFERENCES = ("source", "structure", "timbre")
 PROMPT = re.compile(r"prompt/([1-9][0-9]{0,2})/(text|weight)")
@@ -99,7 +99,7 @@ class AddressTable:
     """Every address. schema: of the controls, as in `ready`."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        found = [*_controls(schema), *_messages(schema), _blend(), _playing(), _mode()]
+        found = [*_controls(schema), *_messages(schema), _blend(), _playing(), _muted(), _mode()]
         self._addresses = {address.name: address for address in found}
 
     def find(self, name: str) -> Address:
@@ -230,6 +230,17 @@ def _playing() -> Address:
 
     kind = AddressKind("i", 0, 1)
     return Address("playing", (kind,), members, shows="playing", read=lambda value: [int(value)])
+
+
+def _muted() -> Address:
+    """The layers that are silent; an empty text where all sound."""
+    kind = AddressKind("s", is_list=True)
+
+    def members(values: Values, arguments: Sequence[Argument]) -> Mapping[str, Any]:
+        names = kind.value("muted", [name for name in arguments if name not in (None, "")])
+        return {"type": "mute", "seq": SEQ, "layers": names}
+
+    return Address("muted", (kind,), members, shows="muted", read=lambda value: value or [""])
 
 
 def _mode() -> Address:

@@ -24,7 +24,7 @@ const WATCH_MS = 500;
 const KEY_ITEM = "tickrt.key";
 const SESSION_ITEM = "tickrt.session";
 /** Changes that can begin with a bar. */
-const AT_BAR = ["set", "prompts", "source", "structure", "timbre", "band", "seek"];
+const AT_BAR = ["set", "prompts", "source", "structure", "timbre", "band", "mute", "seek"];
 
 export class Connection {
   /** @type {WebSocket | null} */ #socket = null;
@@ -237,7 +237,10 @@ export class Connection {
     const waiting = ready.resumed ? [...this.#unsent.values()] : [];
     this.#unsent.clear();
     this.handlers.status("live", "");
-    for (const { values } of waiting) Object.assign(ready.controls.values, values);
+    for (const { values, layers } of waiting) {
+      Object.assign(ready.controls.values, values);
+      ready.muted = layers ?? ready.muted;
+    }
     this.handlers.ready(ready);
     for (const message of waiting) this.#post({ ...message, seq: ++this.#seq });
   }

@@ -20,6 +20,7 @@ import { Band } from "./widgets/band.js";
 import { CanvasView } from "./widgets/canvas_view.js";
 import { element, field, find } from "./widgets/element.js";
 import { Knob } from "./widgets/knob.js";
+import { Lanes } from "./widgets/lanes.js";
 import { MOST_PROMPTS, PromptPad } from "./widgets/pad.js";
 
 /** @typedef {import("./presets.js").Preset} Preset */
@@ -78,8 +79,10 @@ const takes = new Takes(setSeed);
 const pad = new PromptPad(find("pad"));
 const band = new Band(find("band"));
 const plan = new Plan(connection);
-const canvas = new CanvasView(find("stage"), band, plan.view, {
+const lanes = new Lanes(find("lanes"));
+const canvas = new CanvasView(find("stage"), band, plan.view, lanes, {
   seek,
+  section: (section, layer) => plan.edit(section, layer),
   curve: (values) => curveEditor.drawn(values),
 });
 const curveEditor = new CurveEditor(panel, canvas);
@@ -119,6 +122,7 @@ function openMessage() {
     ...sources.open,
     ...(mode === "extend" && !plan.isWanted ? { plan: false } : {}),
     ...(hasNotes ? { events: ["notes"] } : {}),
+    ...(lanes.silent.length ? { muted: lanes.silent } : {}),
     format: "s16",
   };
 }
@@ -159,6 +163,10 @@ function sendBand() {
   connection.change("band", { start_s, end_s });
 }
 
+function sendMute() {
+  connection.change("mute", { layers: lanes.silent });
+}
+
 /** @param {number} to_s */
 function seek(to_s) {
   if (!connection.isLive) return;
@@ -192,6 +200,7 @@ function forgetWhatMayBeWrong(problem) {
   showProblem(problem);
   seconds = null;
   panel.show({});
+  lanes.show([], []);
   sources.forget();
 }
 
@@ -229,7 +238,11 @@ function onReady(ready) {
   sources.begin(isNew, panel.knobs);
   const { source_id: id, source_strength: strength } = ready.controls;
   if (!isNew && id && !sources.open.source_id) sources.follow({ source: { id, strength } });
-  canvas.noteView.begin(ready.layers);
+  lanes.begin(ready.layers, ready.plan?.layers ?? [], ready.stems);
+  if (!isNew) lanes.follow(ready.muted);
+  else if (lanes.silent.join() !== ready.muted.join()) sendMute();
+  canvas.picture.setLanes(lanes.layers.map((layer) => layer.rows));
+  canvas.bars.clear();
   midiPanel.begin(ready, panel.knobs.has("structure_strength"));
   seed = ready.controls.seed;
   showSeed();
@@ -303,6 +316,7 @@ function onChanged({ values }) {
     const [start, end] = values.band ?? [0, canvas.seconds];
     band.show(start / canvas.seconds, end / canvas.seconds, canvas.seconds);
   }
+  if (values.muted) lanes.follow(values.muted);
   if ("playing" in values) transport.follow(values.playing);
   sources.follow(values);
   history.follow();
@@ -313,6 +327,7 @@ function onChanged({ values }) {
 function onState(state) {
   position = { seconds: state.canvas_position_s, sample: state.playhead_sample };
   canvas.loop = state.loop;
+  canvas.bars.tell(state, player.rateHz);
   loopFile.follow(position);
   midiPanel.state(state, canvas.isEndless ? 0 : canvas.playable.start);
   const hasTicked = figures.state(state);
@@ -402,6 +417,7 @@ function currentPreset() {
     controls: structuredClone(panel.values),
     music: { ...music.values },
     takes: takes.seeds,
+    ...lanes.chosen,
     seed,
     band: [band.start, band.end],
   };
@@ -416,6 +432,7 @@ function showPreset(preset) {
   plan.isWanted = preset.plan;
   seed = preset.seed ?? seed;
   takes.seeds = preset.takes ?? takes.seeds;
+  lanes.show(preset.mute ?? [], preset.solo ?? []);
   showSeed();
   field("blend").value = preset.blend;
   pad.show(preset.pad[0], preset.pad[1], preset.prompts);
@@ -442,6 +459,7 @@ function usePreset(preset) {
   const after = sent();
   if (before.values !== after.values) change("set", { values: { ...defaults, ...panel.values, seed } });
   if (before.prompts !== after.prompts) sendPrompts();
+  if (before.mute !== after.mute) sendMute();
   if (before.band !== after.band && mode === "loop") sendBand();
 }
 
@@ -451,6 +469,7 @@ function sent() {
     values: JSON.stringify([panel.values, seed]),
     prompts: JSON.stringify([pad.items(), field("blend").value]),
     band: JSON.stringify([band.start, band.end]),
+    mute: lanes.silent.join(),
   };
 }
 
@@ -504,7 +523,7 @@ function midiTargets() {
     ["pad.x", axis((x) => pad.move(x, pad.y))],
     ["pad.y", axis((y) => pad.move(pad.x, y))],
   ];
-  return new Map([...music.targets, ...panel.knobs, ...others]);
+  return new Map([...music.targets, ...lanes.targets, ...panel.knobs, ...others]);
 }
 
 function listen() {
@@ -545,6 +564,10 @@ function listen() {
   band.addEventListener("change", () => {
     sendBandSoon();
     history.changed("band");
+  });
+  lanes.addEventListener("change", () => {
+    sendMute();
+    history.changed("layers");
   });
   on("blend", "change", () => {
     sendPrompts();

@@ -162,6 +162,13 @@ export class Plan {
     return /** @type {Section} */ (this.view.sections.find((section) => section.index === this.#edited));
   }
 
+  /** Open the editor of a section that is not heard yet. @param {Section} section @param {string} [layer] where to begin */
+  edit({ index }, layer = "") {
+    if (this.#button(index)?.disabled ?? true) return;
+    this.#open(index);
+    find("section-layers").querySelector(`input[value="${CSS.escape(layer)}"]`)?.focus();
+  }
+
   /** @param {number} index */
   #open(index) {
     this.#edited = index;

@@ -5,7 +5,7 @@ import { MOST_PROMPTS } from "./widgets/pad.js";
 /**
  * @typedef {{version: 1, name: string, mode: "loop" | "extend", plan: boolean, seconds: number | null,
  *   prompts: string[], pad: [number, number], blend: string, controls: Record<string, any>,
- *   music: Record<string, number>, takes?: number[], seed: number | null, band: [number, number]}} Preset
+ *   music: Record<string, number>, takes?: number[], mute?: string[], solo?: string[], seed: number | null, band: [number, number]}} Preset
  */
 
 /** @param {string} name @param {string[]} prompts @param {Partial<Preset>} [more] @returns {Preset} */
@@ -90,6 +90,9 @@ export function parsePreset(text) {
   if (typeof value.controls !== "object" || value.controls === null)
     throw new Error("This preset is incomplete: it needs controls.");
   const isNumbers = (/** @type {any} */ list) => Object.values(list ?? {}).every((item) => Number.isInteger(item));
+  const isNames = (/** @type {any} */ list = []) => isList(list, "string", list?.length);
+  if (!isNames(value.mute) || !isNames(value.solo))
+    throw new Error("This preset is wrong: mute and solo are lists of names.");
   if (!isNumbers(value.music) || !isNumbers(value.takes))
     throw new Error("This preset is wrong: its music and its takes are whole numbers.");
   return { ...preset("", []), ...value };

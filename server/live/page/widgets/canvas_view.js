@@ -1,14 +1,19 @@
 /** The canvas: its picture, the plan and the playhead, and the curve that is drawn over it. */
 
+import { paintPitches, paintTime } from "./axes.js";
+import { Bars } from "./bars.js";
 import { Curve } from "./curve.js";
-import { NoteView } from "./note_view.js";
+import { paintNotes } from "./note_view.js";
 import { Picture } from "./picture.js";
 
 const GLOW_PIXELS = 46;
 /** With a plan the view is so many times as long, most of it ahead of the playhead. */
 const PLANNED_VIEW = 3;
 
-/** @typedef {{seek: (seconds: number) => void, curve: (values: number[]) => void}} CanvasHandlers */
+/**
+ * @typedef {{seek: (seconds: number) => void, curve: (values: number[]) => void,
+ *   section: (section: import("./plan_view.js").Section, layer: string | undefined) => void}} CanvasHandlers
+ */
 
 export class CanvasView {
   /** Length of the canvas. */ seconds = 10;
@@ -16,7 +21,7 @@ export class CanvasView {
   /** What repeats, where the server has told. @type {[number, number] | null} */ loop = null;
   /** Whether the view follows the playhead, which stays in its place. */ isEndless = false;
   picture = new Picture();
-  noteView = new NoteView();
+  bars = new Bars();
   /** @type {import("../midi/placed_notes.js").PlacedNote[]} */ notes = [];
   /** @type {Curve | null} */ #curve = null;
   #describedMs = -Infinity;
@@ -25,12 +30,14 @@ export class CanvasView {
    * @param {HTMLElement} stage
    * @param {import("./band.js").Band} band
    * @param {import("./plan_view.js").PlanView} plan
+   * @param {import("./lanes.js").Lanes} lanes
    * @param {CanvasHandlers} handlers
    */
-  constructor(stage, band, plan, handlers) {
+  constructor(stage, band, plan, lanes, handlers) {
     this.stage = stage;
     this.band = band;
     this.plan = plan;
+    this.lanes = lanes;
     this.handlers = handlers;
     this.screen = /** @type {HTMLCanvasElement} */ (stage.querySelector("canvas"));
     this.context = /** @type {CanvasRenderingContext2D} */ (this.screen.getContext("2d"));
@@ -52,6 +59,10 @@ export class CanvasView {
       this.#curve?.lift();
       this.#touch(event);
     });
+    stage.addEventListener("click", (event) => {
+      const { section, layer } = this.#planned(event);
+      if (section && !this.#curve) this.handlers.section(section, layer);
+    });
     stage.addEventListener("pointermove", (event) => {
       if (stage.hasPointerCapture(event.pointerId) && this.#curve) this.#touch(event);
     });
@@ -64,9 +75,23 @@ export class CanvasView {
   #touch(event) {
     const box = this.stage.getBoundingClientRect();
     const x = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
-    if (!this.#curve) return this.#seek(this.viewStartS + x * this.viewS);
+    if (!this.#curve) return this.#planned(event).section || this.#seek(this.viewStartS + x * this.viewS);
     this.#curve.drawTo(x, (event.clientY - box.top) / box.height);
     this.handlers.curve(this.#curve.values);
+  }
+
+  /**
+   * The section that a place is of, and the layer: its name, or what of it is not made yet and cannot be played from.
+   * @param {MouseEvent} event
+   */
+  #planned(event) {
+    const box = this.stage.getBoundingClientRect();
+    const y = (event.clientY - box.top) * (this.screen.height / box.height);
+    const { row, top, lanes } = this.lanes.on(this.screen);
+    const atS = this.viewStartS + ((event.clientX - box.left) / box.width) * this.viewS;
+    const isPlan = this.#isPlanned && y >= row && (y < top || atS >= this.picture.endS);
+    const lane = lanes.find((one) => y >= one.top && y < one.top + one.height);
+    return { section: isPlan ? this.plan.at(atS) : undefined, layer: lane?.layer.name };
   }
 
   /** @param {KeyboardEvent} event @param {Curve} curve */
@@ -137,14 +162,20 @@ export class CanvasView {
     const { context } = this;
     const { width, height } = this.screen;
     context.clearRect(0, 0, width, height);
-    const view = { startS: this.viewStartS, seconds: this.viewS, positionS: this.positionS };
-    this.picture.paint(context, view.startS, view.seconds, !isStill);
-    if (this.picture.rows) this.noteView.paint(context, view, this.notes, this.picture.rows, colors.ink);
-    if (this.#isPlanned) this.plan.paint(context, view, colors);
+    const view = { startS: this.viewStartS, seconds: this.viewS, positionS: this.positionS, madeS: this.picture.endS };
+    this.lanes.setPlanned(this.#isPlanned);
+    const places = this.lanes.on(this.screen);
+    this.picture.paint(context, view.startS, view.seconds, places.top, places.lanes, !isStill);
+    paintNotes(context, view, this.notes, places.lanes, colors.ink);
+    if (this.#isPlanned) this.plan.paint(context, view, places, colors);
+    paintPitches(context, places.lanes, colors);
+    const endS = view.startS + view.seconds;
+    paintTime(context, view, this.bars.between(view.startS - 10, endS, this.plan.sections), places.row, colors);
     if (!this.isEndless) {
       context.fillStyle = colors.shade;
-      context.fillRect(0, 0, this.band.start * width, height);
-      context.fillRect(this.band.end * width, 0, width, height);
+      const { start, end } = this.playable;
+      context.fillRect(0, 0, (start / this.seconds) * width, height);
+      context.fillRect((end / this.seconds) * width, 0, width, height);
     }
     this.#curve?.paint(context, colors.ink);
     this.#paintPlayhead(colors.ink);
@@ -175,7 +206,8 @@ export class CanvasView {
     this.stage.setAttribute("aria-valuenow", this.positionS.toFixed(1));
     this.stage.setAttribute("aria-valuemax", end.toFixed(1));
     const section = this.plan.at(this.positionS);
-    const text = `${this.positionS.toFixed(1)} of ${end.toFixed(1)} seconds`;
-    this.stage.setAttribute("aria-valuetext", section ? `${text}, ${section.kind}` : text);
+    const bar = this.bars.between(0, this.positionS + 0.01, this.plan.sections).at(-1);
+    const texts = [`${this.positionS.toFixed(1)} of ${end.toFixed(1)} seconds`, bar && `bar ${bar.number}`, section?.kind];
+    this.stage.setAttribute("aria-valuetext", texts.filter(Boolean).join(", "));
   }
 }

@@ -9,6 +9,8 @@ export class Picture {
   endS = 0;
   #width = 0;
   #height = 0;
+  /** Rows of each lane from top to bottom, 0 is the lowest channel; null: all rows are one picture. @type {number[][] | null} */
+  #lanes = null;
   /** @type {Uint8Array} */ #data = new Uint8Array();
   /** @type {number[]} */ #seqs = [];
   /** When each column was last made again. @type {number[]} */ #freshAt = [];
@@ -31,9 +33,15 @@ export class Picture {
     this.#draw();
   }
 
-  /** How many rows it has; 0 before there is one. */
-  get rows() {
-    return this.#height;
+  /** Draw only the rows of lanes. @param {number[][]} lanes rows from low to high, by lane; none has some: all rows */
+  setLanes(lanes) {
+    this.#lanes = lanes.some((rows) => rows.length) ? lanes.map((rows) => [...rows].reverse()) : null;
+    this.#draw();
+  }
+
+  /** From top to bottom: low channels are at the bottom, as low notes are in a score. */
+  get #rows() {
+    return this.#lanes?.flat() ?? Array.from({ length: this.#height }, (_, i) => this.#height - 1 - i);
   }
 
   /** Colors of values from low to high. @param {Color[]} colors */
@@ -48,16 +56,15 @@ export class Picture {
   }
 
   #draw() {
-    const [width, height] = [this.#width, this.#height];
-    if (!width) return;
+    const [width, rows] = [this.#width, this.#rows];
+    if (!width || Math.max(...rows) >= this.#height) return;
+    const height = rows.length;
     this.#image.width = width;
     this.#image.height = height;
     const context = /** @type {CanvasRenderingContext2D} */ (this.#image.getContext("2d"));
     const pixels = context.createImageData(width, height);
     for (let i = 0; i < width * height; i++) {
-      // Low channels are at the bottom, as low notes are in a score.
-      const row = height - 1 - Math.floor(i / width);
-      const color = this.#data[row * width + (i % width)] * 3;
+      const color = this.#data[rows[Math.floor(i / width)] * width + (i % width)] * 3;
       pixels.data.set([this.#palette[color], this.#palette[color + 1], this.#palette[color + 2], 255], i * 4);
     }
     context.putImageData(pixels, 0, 0);
@@ -67,16 +74,28 @@ export class Picture {
    * @param {CanvasRenderingContext2D} context
    * @param {number} viewStartS
    * @param {number} viewS
+   * @param {number} top
+   * @param {import("./lanes.js").Lane[]} lanes
    * @param {boolean} hasGlow
    */
-  paint(context, viewStartS, viewS, hasGlow) {
+  paint(context, viewStartS, viewS, top, lanes, hasGlow) {
     if (!this.#width) return;
     const { width, height } = context.canvas;
     const left = ((this.startS - viewStartS) / viewS) * width;
     const length = ((this.endS - this.startS) / viewS) * width;
     context.imageSmoothingEnabled = true;
     context.imageSmoothingQuality = "high";
-    context.drawImage(this.#image, left, 0, length, height);
+    if (this.#lanes) {
+      context.imageSmoothingEnabled = false;
+      let row = 0;
+      for (const { layer, top, height, isSilent } of lanes) {
+        const count = layer.rows.length;
+        context.globalAlpha = isSilent ? 0.25 : 1;
+        if (count) context.drawImage(this.#image, 0, row, this.#width, count, left, top, length, height);
+        row += count;
+      }
+      context.globalAlpha = 1;
+    } else context.drawImage(this.#image, left, top, length, height - top);
     if (hasGlow) this.#paintGlow(context, left, length / this.#freshAt.length);
   }
 

@@ -9,9 +9,8 @@
 /** @param {number} bars */
 export const barsText = (bars) => (bars === 1 ? "1 bar" : `${bars} bars`);
 
-const HEARD_ALPHA = 0.4;
+const HEARD_ALPHA = 0.5;
 const FONT = "system-ui, sans-serif";
-/** Below this height there is no room for the names of layers. */ const LOW_STAGE = 200;
 
 export class PlanView {
   /** @type {Section[]} */ sections = [];
@@ -30,10 +29,11 @@ export class PlanView {
 
   /**
    * @param {CanvasRenderingContext2D} context
-   * @param {{startS: number, seconds: number, positionS: number}} view
+   * @param {{startS: number, seconds: number, positionS: number, madeS: number}} view madeS: where the picture ends
+   * @param {{row: number, top: number, lanes: import("./lanes.js").Lane[]}} places
    * @param {{ink: string, shade: string, wave: string}} colors
    */
-  paint(context, view, colors) {
+  paint(context, view, places, colors) {
     if (colors.wave !== this.#gridColor) this.#grids = new WeakMap();
     this.#gridColor = colors.wave;
     const { width, height } = context.canvas;
@@ -43,26 +43,13 @@ export class PlanView {
       if (right < 0 || left > width) continue;
       context.save();
       context.beginPath();
-      context.rect(left, 0, right - left, height);
+      context.rect(left, places.row, right - left, height);
       context.clip();
+      this.#paintLanes(context, section, [left, right], place(view.madeS), places.lanes, colors.wave);
       context.globalAlpha = section.end_s <= view.positionS ? HEARD_ALPHA : 1;
-      this.#paintSection(context, section, left, right - left, colors);
+      this.#paintHead(context, section, left, right - left, places, colors);
       context.restore();
     }
-    if (this.#sizes(context).hasNames) this.#paintNames(context, colors);
-  }
-
-  /** Sizes in pixels of the screen. @param {CanvasRenderingContext2D} context */
-  #sizes({ canvas }) {
-    const ratio = devicePixelRatio || 1;
-    const hasNames = canvas.height >= LOW_STAGE * ratio;
-    const row = Math.round((hasNames ? 11 : 6) * ratio);
-    return { ratio, hasNames, row, top: canvas.height - row * this.#rows.length };
-  }
-
-  /** Layers that have a row of codes. */
-  get #rows() {
-    return this.choices?.group_size ? this.choices.layers : [];
   }
 
   /**
@@ -70,38 +57,45 @@ export class PlanView {
    * @param {Section} section
    * @param {number} left
    * @param {number} width
-   * @param {{ink: string, shade: string, wave: string}} colors
+   * @param {{row: number, top: number}} places
+   * @param {{ink: string, shade: string}} colors
    */
-  #paintSection(context, section, left, width, { ink, shade, wave }) {
-    const { ratio, hasNames, row, top } = this.#sizes(context);
-    const x = Math.max(left, 0) + 8 * ratio;
+  #paintHead(context, section, left, width, { row, top }, { ink, shade }) {
+    const ratio = devicePixelRatio || 1;
     context.fillStyle = shade;
-    context.fillRect(left, 0, width, (hasNames ? 38 : 22) * ratio);
-    context.fillRect(left, top, width, row * this.#rows.length);
+    context.fillRect(left, row, width, top - row);
     context.fillStyle = ink;
-    context.fillRect(left, 0, ratio, context.canvas.height);
+    context.fillRect(left, row, ratio, context.canvas.height);
     context.font = `600 ${12 * ratio}px ${FONT}`;
-    context.fillText(`${section.kind} · ${barsText(section.bars)}`, x, 15 * ratio);
-    context.font = `${11 * ratio}px ${FONT}`;
-    if (hasNames) context.fillText(section.layers.join(", "), x, 31 * ratio);
-    if (!section.codes?.length || !this.#rows.length) return;
-    context.imageSmoothingEnabled = false;
-    context.drawImage(this.#grid(section, section.codes, wave), left, top, width, row * this.#rows.length);
+    context.fillText(`${section.kind} · ${barsText(section.bars)}`, Math.max(left, 0) + 6 * ratio, top - 6 * ratio);
   }
 
   /**
-   * The names of the rows, at the left edge.
+   * Lanes of a section's layers are tinted; what is not made yet has its codes there.
    * @param {CanvasRenderingContext2D} context
-   * @param {{ink: string, shade: string}} colors
+   * @param {Section} section
+   * @param {[number, number]} ends
+   * @param {number} made
+   * @param {import("./lanes.js").Lane[]} lanes
+   * @param {string} color
    */
-  #paintNames(context, { ink, shade }) {
-    const { ratio, row, top } = this.#sizes(context);
-    context.font = `${9 * ratio}px ${FONT}`;
-    const width = Math.max(0, ...this.#rows.map((name) => context.measureText(name).width)) + 8 * ratio;
-    context.fillStyle = shade;
-    context.fillRect(0, top, width, context.canvas.height - top);
-    context.fillStyle = ink;
-    this.#rows.forEach((name, i) => context.fillText(name, 4 * ratio, top + (i + 1) * row - 2.5 * ratio));
+  #paintLanes(context, section, [left, right], made, lanes, color) {
+    const { choices } = this;
+    const begin = Math.max(left, made);
+    context.fillStyle = color;
+    context.imageSmoothingEnabled = false;
+    for (const { layer, top, height } of lanes) {
+      if (!section.layers.includes(layer.name)) continue;
+      context.globalAlpha = 0.14;
+      context.fillRect(left, top, right - left, height);
+      const row = choices?.group_size ? choices.layers.indexOf(layer.name) : -1;
+      if (!section.codes?.length || row < 0 || begin >= right) continue;
+      context.globalAlpha = 1;
+      const { codes } = section;
+      const first = ((begin - left) / (right - left)) * codes.length;
+      const grid = this.#grid(section, codes, color);
+      context.drawImage(grid, first, row, codes.length - first, 1, begin, top + height / 5, right - begin, (height * 3) / 5);
+    }
   }
 
   /**
@@ -114,10 +108,10 @@ export class PlanView {
     const known = this.#grids.get(section);
     if (known) return known;
     const [image, size] = [document.createElement("canvas"), this.choices?.group_size ?? 1];
-    [image.width, image.height] = [codes.length, this.#rows.length];
+    [image.width, image.height] = [codes.length, this.choices?.layers.length ?? 0];
     const context = /** @type {CanvasRenderingContext2D} */ (image.getContext("2d"));
     context.fillStyle = color;
-    this.#rows.forEach((name, row) => {
+    this.choices?.layers.forEach((name, row) => {
       if (!section.layers.includes(name)) return;
       codes.forEach((code, x) => {
         context.globalAlpha = 0.3 + (0.7 * (Math.floor(code / size ** row) % size)) / size;

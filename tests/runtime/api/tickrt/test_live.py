@@ -72,7 +72,7 @@ def test_a_change_is_heard(mode: str, model: tickrt.Model) -> None:
 
 def test_every_change_of_what_is_generated_is_waited_for() -> None:
     changes = {name for name, message in CLIENT_MESSAGES.items() if "seq" in message.model_fields}
-    assert set(live_module.PACED) == changes - {"write", "band", "seek", "clock", "set_plan", "notes"}
+    assert set(live_module.PACED) == changes - {"write", "band", "mute", "seek", "clock", "set_plan", "notes"}
 
 
 def test_a_change_is_heard_soon_by_a_fast_reader(model: tickrt.Model) -> None:
@@ -359,6 +359,7 @@ def test_every_change_is_the_message_of_its_values(posted: tuple[tickrt.Live, Po
     live.structure(Path("y"))
     live.write(np.ones((3, 1)), 0.5, mode="sum")
     live.band(0.5, 1.0, at="bar")
+    live.mute(("bass",), at="bar")
     live.adapter("soft", 0.5, ramp_ms=7)
     live.seek(2.0, at=3.0)
     live.follow(120.0, 48)
@@ -377,6 +378,7 @@ def test_every_change_is_the_message_of_its_values(posted: tuple[tickrt.Live, Po
         {"type": "structure", "id": "structure id", "strength": None, "at": None},
         {"type": "write", "at_s": 0.5, "mode": "sum", "samples": 3, "format": "f32"},
         {"type": "band", "start_s": 0.5, "end_s": 1.0, "at": "bar"},
+        {"type": "mute", "layers": ["bass"], "at": "bar"},
         {"type": "adapter", "id": "soft", "strength": 0.5, "ramp_ms": 7.0},
         {"type": "seek", "to_s": 2.0, "at": 3.0},
         {"type": "clock", "bpm": 120.0, "sample": 48},
@@ -386,7 +388,7 @@ def test_every_change_is_the_message_of_its_values(posted: tuple[tickrt.Live, Po
         {"type": "notes", **played},
     ]
     assert sessions.pcm[5].dtype == np.float32
-    assert [pcm is None for pcm in sessions.pcm] == [number != 5 for number in range(14)]
+    assert [pcm is None for pcm in sessions.pcm] == [number != 5 for number in range(15)]
     source, structure = [("source", Path("x"), 8000), "source id"], [("structure", Path("y"), None), "structure id"]
     assert sessions.sources == [*source, None, *structure]
 

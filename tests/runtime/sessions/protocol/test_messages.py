@@ -46,6 +46,7 @@ EXAMPLES = [
     {"type": "write", "seq": 6, "at_s": 0, "samples": 4800, "format": "f32", "mode": "sum"},
     {"type": "band", "seq": 7, "start_s": 1, "end_s": 2.5},
     {"type": "band", "seq": 8, "start_s": None, "end_s": None},
+    {"type": "mute", "seq": 8, "layers": ["drums"]},
     {"type": "seek", "to_s": 3},
     {"type": "clock", "seq": 9, "bpm": 124.3, "sample": 48_000},
     {"type": "seek", "to_s": 0.0, "seq": 9, "at": {"bars": 2}},

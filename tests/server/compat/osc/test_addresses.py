@@ -68,6 +68,9 @@ def test_what_a_model_does_not_take_has_no_address() -> None:
         ("seek", [1.5], {"type": "seek", "to_s": 1.5}),
         ("seek", [1.5, "bar"], {"type": "seek", "to_s": 1.5, "at": "bar"}),
         ("band", [None, None, 7.5], {"type": "band", "start_s": None, "end_s": None, "at": 7.5}),
+        ("muted", ["drums", "bass"], {"type": "mute", "layers": ["drums", "bass"]}),
+        ("muted", [""], {"type": "mute", "layers": []}),
+        ("muted", [], {"type": "mute", "layers": []}),
         ("play", [], {"type": "play"}),
         ("pause", [1.0], {"type": "pause"}),
         ("playing", [0.0], {"type": "pause"}),
@@ -120,6 +123,7 @@ def test_values_are_shown_at_the_addresses_that_have_them(table: AddressTable) -
         "source": {"id": "abc", "strength": 0.25},
         "band": None,
         "playing": False,
+        "muted": [],
         "prompt_words": [],
     }
     assert dict(table.shown(VALUES, changed)) == {
@@ -131,6 +135,7 @@ def test_values_are_shown_at_the_addresses_that_have_them(table: AddressTable) -
         "prompt/1/text": ["b"],
         "prompt/1/weight": [0.5],
         "source": ["abc", 0.25],
+        "muted": [""],
         "playing": [0],
     }
 

@@ -1,0 +1,63 @@
+/** Where bars lie on the canvas, as the server told of the beat. */
+
+/** @typedef {{startS: number, number: number, beatS: number, beats: number}} Bar number: the first is 1 */
+
+export class Bars {
+  /** A bar line: where on the canvas, and the bar behind it. @type {{startS: number, bar: number, barS: number, beats: number} | null} */
+  #line = null;
+  /** @type {[number, number] | null} */ #loop = null;
+
+  /** Nothing is known. */
+  clear() {
+    this.#line = null;
+  }
+
+  /** @param {import("../connection.js").Message} state @param {number} rateHz */
+  tell({ beat, loop, canvas_position_s, playhead_sample }, rateHz) {
+    this.#loop = loop;
+    const startS = beat && canvas_position_s + (beat.sample - playhead_sample) / rateHz;
+    this.#line = beat && { startS, bar: beat.bar, barS: (60 * beat.beats) / beat.bpm, beats: beat.beats };
+  }
+
+  /**
+   * Those that begin in a part of the canvas; none where no beat is known.
+   * @param {number} fromS @param {number} toS @param {import("./plan_view.js").Section[]} sections
+   * @returns {Bar[]}
+   */
+  between(fromS, toS, sections) {
+    const line = this.#line;
+    if (!line) return [];
+    const all = sections.length ? planned(sections, line) : this.#even(line, fromS, toS);
+    return all.filter(({ startS }) => startS >= fromS && startS < toS);
+  }
+
+  /** @param {NonNullable<typeof this.#line>} line @param {number} fromS @param {number} toS @returns {Bar[]} */
+  #even({ startS, bar, barS, beats }, fromS, toS) {
+    let zeroS = startS - bar * barS;
+    let [first, end] = [fromS, toS];
+    if (this.#loop) {
+      [first, end] = this.#loop;
+      // The newest line may be of the next pass.
+      const lengthS = end - first;
+      zeroS = first + ((((startS - first) % lengthS) + lengthS) % lengthS) - bar * barS;
+    }
+    const numbers = [];
+    for (let k = Math.max(0, Math.ceil((first - zeroS) / barS - 0.01)); zeroS + k * barS < end - 0.01; k++) numbers.push(k);
+    return numbers.map((k) => ({ startS: Math.max(first, zeroS + k * barS), number: k + 1, beatS: barS / beats, beats }));
+  }
+}
+
+/**
+ * The bars of sections, with the numbers that fit the line that is known.
+ * @param {import("./plan_view.js").Section[]} sections @param {{startS: number, bar: number, beats: number}} line
+ * @returns {Bar[]}
+ */
+function planned(sections, { startS, bar, beats }) {
+  const all = sections.flatMap(({ start_s, end_s, bars }) => {
+    const barS = (end_s - start_s) / bars;
+    return Array.from({ length: bars }, (_, i) => ({ startS: start_s + i * barS, beatS: barS / beats }));
+  });
+  const offs = all.map((one) => Math.abs(one.startS - startS));
+  const first = bar + 1 - offs.indexOf(Math.min(...offs));
+  return all.map((one, i) => ({ ...one, number: first + i, beats }));
+}
