@@ -565,9 +565,9 @@ function listen() {
     sendBandSoon();
     history.changed("band");
   });
-  lanes.addEventListener("change", () => {
+  lanes.addEventListener("change", (event) => {
     sendMute();
-    history.changed("layers");
+    history.changed(/** @type {CustomEvent} */ (event).detail);
   });
   on("blend", "change", () => {
     sendPrompts();

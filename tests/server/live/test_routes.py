@@ -286,7 +286,7 @@ MEMBERS = st.dictionaries(
     max_size=5,
 )
 TYPES = st.sampled_from(
-    ["set", "prompts", "source", "timbre", "structure", "write", "band", "mute", "seek", "reset", "ack", "canvas", "open", "no"]
+    ["set", "prompts", "source", "timbre", "structure", "write", "band", "seek", "reset", "ack", "canvas", "open", "no"]
 )
 MESSAGES = st.builds(lambda name, members: {**members, "type": name}, TYPES, MEMBERS) | JSON
 

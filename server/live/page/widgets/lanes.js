@@ -11,7 +11,7 @@ import { element } from "./element.js";
 const KINDS = /** @type {Kind[]} */ (["mute", "solo"]);
 /** Height of the time axis, and of the names of sections below it. */ const ROW_PIXELS = 20;
 
-/** Reports `change` when another layer is to be silent. */
+/** Reports `change`, with what was changed, such as "mute bass". */
 export class Lanes extends EventTarget {
   /** From top to bottom. @type {Layer[]} */ layers = [];
   /** @type {Record<Kind, string[]>} */ chosen = { mute: [], solo: [] };
@@ -90,7 +90,7 @@ export class Lanes extends EventTarget {
     const others = this.chosen[kind].filter((one) => one !== name);
     this.chosen = { ...this.chosen, [kind]: isOn ? [...others, name] : others };
     this.#show();
-    this.dispatchEvent(new Event("change"));
+    this.dispatchEvent(new CustomEvent("change", { detail: `${kind} ${name}` }));
   }
 
   /** Show these, without reporting a change. @param {string[]} mute @param {string[]} solo */

@@ -67,7 +67,10 @@ export class PlanView {
     context.fillStyle = ink;
     context.fillRect(left, row, ratio, context.canvas.height);
     context.font = `600 ${12 * ratio}px ${FONT}`;
-    context.fillText(`${section.kind} · ${barsText(section.bars)}`, Math.max(left, 0) + 6 * ratio, top - 6 * ratio);
+    const start = Math.max(left, 0) + 6 * ratio;
+    const text = `${section.kind} · ${barsText(section.bars)}`;
+    const hasRoom = start + context.measureText(text).width < left + width;
+    context.fillText(hasRoom ? text : section.kind, start, top - 6 * ratio);
   }
 
   /**

@@ -77,7 +77,7 @@ def test_notes_tell_what_is_heard() -> None:
 def test_it_waits_for_its_time_and_outlives_what_is_generated_until_then() -> None:
     simulation = playing(mode="loop", controls={"variation": 0.5})
     mute(simulation, 1, "bass", at=5.0)
-    assert [item.at_sample for item in simulation.messages if getattr(item, "seq", 0) == 1][0] == 5 * RATE
+    assert next(item.at_sample for item in simulation.messages if getattr(item, "seq", 0) == 1) == 5 * RATE
     simulation.run(4.0)
     heard = simulation.heard
     assert not is_silent(heard[4 * RATE : 5 * RATE - HOP], BASS)

@@ -1,0 +1,297 @@
+"""The canvas: time and bars along it, layers and pitches beside it, and what is done with a layer."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from helpers.backends import FEW_VARIANTS
+from helpers.page_player import play
+from numpy.typing import NDArray
+
+from runtime.config.deployment import Deployment
+
+pytestmark = pytest.mark.page
+
+OpenPage = Callable[..., Any]
+LAYERS = ("melody", "arp", "pad", "bass", "drums")
+SIZES: dict[str, Any] = {
+    "sample_rate_hz": 48000, "hop_samples": 1920, "words": ("pads", "and", "bass"), "canvas_frames": 64
+}  # fmt: skip
+# A target is at least so large (WCAG 2.5.8).
+LEAST_PIXELS = 24
+# The picture of the stage as gray levels 0 to 255, row by row, one for each CSS pixel.
+PICTURE = """() => {
+  const screen = document.querySelector("#stage canvas");
+  const [width, height] = [screen.clientWidth, screen.clientHeight];
+  const small = new OffscreenCanvas(width, height).getContext("2d");
+  small.drawImage(screen, 0, 0, width, height);
+  const { data } = small.getImageData(0, 0, width, height);
+  const gray = (i) => (data[4 * i] + data[4 * i + 1] + data[4 * i + 2]) / 3;
+  return [width, Array.from({ length: width * height }, (_, i) => gray(i))];
+}"""
+FAKE_MIDI = """
+const port = { id: "1", name: "keys", state: "connected", addEventListener: () => {}, onmidimessage: null };
+navigator.requestMIDIAccess = async () =>
+  ({ inputs: new Map([["1", port]]), outputs: new Map(), addEventListener() {} });
+window.turnController = (number, value) => port.onmidimessage?.({ data: [0xb0, number, value], target: port });
+"""
+
+
+def button(page: Any, name: str) -> Any:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def stage(page: Any) -> Any:
+    return page.get_by_role("slider", name="Position on the canvas")
+
+
+def picture(page: Any) -> NDArray[np.float64]:
+    """The stage as gray levels `[height, width]`."""
+    width, values = page.evaluate(PICTURE)
+    return np.array(values).reshape(-1, width)
+
+
+def lanes(page: Any) -> dict[str, slice]:
+    """The rows of the stage's picture that are beside a layer's name."""
+    top = stage(page).bounding_box()["y"]
+    found = {}
+    for lane in page.locator("#lanes > div").all():
+        box = lane.bounding_box()
+        found[lane.locator("span").first.inner_text()] = slice(
+            round(box["y"] - top), round(box["y"] - top + box["height"])
+        )
+    return found
+
+
+def recorded(page: Any, seconds: float) -> NDArray[np.float32]:
+    """What is heard meanwhile, `[n, 2]`."""
+    button(page, "Record").click()
+    page.wait_for_timeout(seconds * 1000)
+    with page.expect_download() as download:
+        page.get_by_role("button", name=re.compile("Record|Stop")).first.click()
+    samples: NDArray[np.float32]
+    samples, _ = soundfile.read(io.BytesIO(Path(download.value.path()).read_bytes()), dtype="float32")
+    return samples
+
+
+def preset(page: Any) -> dict[str, Any]:
+    with page.expect_download() as download:
+        button(page, "Save").click()
+    found: dict[str, Any] = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
+    return found
+
+
+def is_pressed(page: Any, name: str) -> bool:
+    return bool(button(page, name).get_attribute("aria-pressed") == "true")
+
+
+@pytest.mark.parametrize(("width", "mode"), [(1280, "Loop"), (1280, "Extend"), (390, "Loop"), (390, "Extend")])
+def test_every_layer_has_a_lane_that_can_be_read_and_hit(
+    server: Any, open_page: OpenPage, width: int, mode: str
+) -> None:
+    page = open_page(server.url, viewport={"width": width, "height": 800})
+    page.get_by_role("radio", name=mode).check(force=True)
+    page.wait_for_selector("#status[data-status=live]")
+    if mode == "Extend":
+        page.get_by_role("list", name="Sections of the plan").wait_for()
+    page.wait_for_timeout(1000)
+    group = page.get_by_role("group", name="Layers", exact=True)
+    assert tuple(lanes(page)) == LAYERS
+    boxes = [button(page, f"{kind} {layer}").bounding_box() for layer in LAYERS for kind in ("Mute", "Solo")]
+    assert len(boxes) == group.get_by_role("button").count()
+    assert all(min(box["width"], box["height"]) >= LEAST_PIXELS for box in boxes)
+    for one, other in zip(boxes[::2], boxes[1::2], strict=True):
+        assert one["x"] + one["width"] <= other["x"]
+    heights = [rows.stop - rows.start for rows in lanes(page).values()]
+    assert min(heights) >= LEAST_PIXELS
+    assert stage(page).bounding_box()["height"] >= max(rows.stop for rows in lanes(page).values()) - 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_what_is_muted_is_not_heard_and_solo_mutes_all_others(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    play(page)
+    page.get_by_label("changes at the bar").uncheck()
+    for layer in LAYERS:
+        button(page, f"Mute {layer}").click()
+    page.wait_for_timeout(1500)
+    assert np.abs(recorded(page, 1.0)).max() < 1e-3
+    for _ in LAYERS:
+        button(page, "Undo").click()
+    assert not is_pressed(page, "Mute drums")
+    page.wait_for_timeout(1500)
+    assert np.abs(recorded(page, 3.0)).max() > 0.02
+    # The melody plays high: alone it has nothing of the bass.
+    button(page, "Solo melody").click()
+    page.wait_for_timeout(1500)
+    alone = recorded(page, 6.0).mean(1)
+    power = np.abs(np.fft.rfft(alone)) ** 2
+    hertz = np.fft.rfftfreq(len(alone), 1 / 48000)
+    assert np.abs(alone).max() > 0.01
+    assert power[(hertz > 30) & (hertz < 250)].sum() < 0.01 * power.sum()
+    # What is muted stays so, also alone.
+    button(page, "Mute melody").click()
+    page.wait_for_timeout(1500)
+    assert np.abs(recorded(page, 1.0)).max() < 1e-3
+    assert page.inner_text("#messages") == ""
+
+
+def test_mute_and_solo_are_undone_kept_and_shared(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    sent: list[dict[str, Any]] = []
+    page.on("websocket", lambda socket: socket.on("framesent", lambda text: sent.append(json.loads(text))))
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+
+    def muted() -> list[str]:
+        page.wait_for_timeout(300)
+        found: list[str] = [one for one in sent if one["type"] == "mute"][-1]["layers"]
+        return found
+
+    # By the keyboard.
+    button(page, "Mute drums").focus()
+    page.keyboard.press("Space")
+    assert is_pressed(page, "Mute drums")
+    assert muted() == ["drums"]
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert is_pressed(page, "Solo drums")
+    assert muted() == sorted(LAYERS)
+    page.keyboard.press("Control+z")
+    assert [is_pressed(page, f"{kind} drums") for kind in ("Mute", "Solo")] == [True, False]
+    assert muted() == ["drums"]
+    page.keyboard.press("Control+z")
+    assert not is_pressed(page, "Mute drums")
+    assert muted() == []
+    button(page, "Redo").click()
+    button(page, "Redo").click()
+    assert [is_pressed(page, f"{kind} drums") for kind in ("Mute", "Solo")] == [True, True]
+    saved = preset(page)
+    assert (saved["mute"], saved["solo"]) == (["drums"], ["drums"])
+    # Another session and a reload keep it, and so does the server.
+    page.get_by_role("radio", name="Extend").check(force=True)
+    page.wait_for_selector("#status[data-status=live]")
+    page.wait_for_timeout(500)
+    assert [one for one in sent if one["type"] == "open"][-1]["muted"] == sorted(LAYERS)
+    assert is_pressed(page, "Mute drums")
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+    assert [is_pressed(page, f"{kind} drums") for kind in ("Mute", "Solo")] == [True, True]
+    button(page, "Solo drums").click()
+    assert muted() == ["drums"]
+    assert page.inner_text("#messages") == ""
+
+
+def test_a_controller_mutes_a_layer(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url, script=FAKE_MIDI)
+    page.get_by_role("button", name="MIDI learn").click()
+    button(page, "Mute drums").focus()
+    page.evaluate("turnController(30, 127)")
+    assert is_pressed(page, "Mute drums")
+    page.get_by_role("button", name="MIDI learn").click()
+    page.evaluate("turnController(30, 0)")
+    assert not is_pressed(page, "Mute drums")
+
+
+def test_bars_lie_along_the_canvas(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url, color_scheme="dark", reduced_motion="reduce")
+    page.get_by_role("spinbutton", name="tempo", exact=True).fill("120")
+    page.keyboard.press("Tab")
+    play(page)
+    page.wait_for_function("() => /, bar 2/.test(document.querySelector('#stage').ariaValueText)")
+    page.wait_for_timeout(700)
+    seconds = float(stage(page).get_attribute("aria-valuemax"))
+    image = picture(page)
+    row = image[1]  # of the time axis, above its texts
+    bar = 2.0 / seconds * image.shape[1]
+    places = [round(bar * number) for number in range(1, 5)]
+    at = float(stage(page).get_attribute("aria-valuenow")) / seconds * image.shape[1]
+    places = [place for place in places if abs(place - at) > 60]
+    assert len(places) >= 2
+    for place in places:
+        assert row[place - 4 : place + 5].max() > np.median(row) + 20, place
+    assert re.fullmatch(r"[\d.]+ of 10\.2 seconds, bar \d", stage(page).get_attribute("aria-valuetext"))
+
+
+def test_a_picture_of_few_layers_shows_them_alone(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url, color_scheme="dark")
+    button(page, "Clockwork").click()  # Drums and bass.
+    slider = page.get_by_role("slider", name="Blend of the prompts")
+    slider.press("Home")
+    play(page)
+    page.wait_for_timeout(4000)
+    image = picture(page)
+    # Without the names of keys at the left.
+    light = {
+        name: float(np.quantile(image[rows.start + 3 : rows.stop - 2, 40:], 0.9)) for name, rows in lanes(page).items()
+    }
+    assert light["drums"] > 60, light
+    assert max(light["arp"], light["pad"], light["melody"]) < 40, light
+
+
+def test_what_a_model_does_not_have_is_not_drawn(
+    serve: Callable[..., Any], built: Callable[..., Deployment], open_page: OpenPage
+) -> None:
+    page = open_page(serve(config=built(**SIZES, more=FEW_VARIANTS).path).url)
+    assert not page.get_by_role("group", name="Layers", exact=True).is_visible()
+    for _ in range(3):
+        button(page, "Remove the last prompt").click()
+    page.get_by_role("textbox", name="A", exact=True).fill("calm")  # Nothing says its tempo.
+    page.wait_for_timeout(1000)
+    play(page)
+    page.wait_for_function("() => Number(document.querySelector('#stage').ariaValueNow) > 0.5")
+    assert "bar" not in stage(page).get_attribute("aria-valuetext")
+    assert page.get_by_role("button", name=re.compile("^(Mute|Solo) ")).count() == 0
+
+
+def test_layers_that_cannot_be_told_apart_have_no_buttons(
+    serve: Callable[..., Any], built: Callable[..., Deployment], open_page: OpenPage
+) -> None:
+    page = open_page(serve(config=built(**SIZES, notes=True, more=FEW_VARIANTS).path).url)
+    group = page.get_by_role("group", name="Layers", exact=True)
+    assert group.is_visible()
+    assert group.get_by_role("button").count() == 0
+
+
+def test_a_planned_lane_opens_its_section_at_the_layer(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    button(page, "Daybreak").click()
+    page.wait_for_function("() => document.querySelectorAll('#sections button:enabled').length >= 3")
+    play(page)
+    page.wait_for_function("() => Number(document.querySelector('#stage').ariaValueNow) > 0.5")
+    box = stage(page).bounding_box()
+    rows = lanes(page)["bass"]
+    assert rows.start >= 2 * LEAST_PIXELS * 0.8, "there is room for bars and the names of sections"
+    page.mouse.click(box["x"] + 0.97 * box["width"], box["y"] + (rows.start + rows.stop) / 2)
+    editor = page.get_by_role("form", name="Edit a section")
+    editor.wait_for()
+    assert page.evaluate("document.activeElement.value") == "bass"
+    was = editor.get_by_role("checkbox", name="bass").is_checked()
+    page.keyboard.press("Space")
+    assert editor.get_by_role("checkbox", name="bass").is_checked() != was
+    page.keyboard.press("Escape")
+    # What is there to be played is played from.
+    position = float(stage(page).get_attribute("aria-valuenow"))
+    page.mouse.click(box["x"] + box["width"] / 3 - 20, box["y"] + (rows.start + rows.stop) / 2)
+    page.wait_for_function("(was) => Number(document.querySelector('#stage').ariaValueNow) < was + 1", arg=position)
+    assert not editor.is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_axe_finds_nothing_serious_where_layers_are_muted(server: Any, open_page: OpenPage, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = open_page(server.url, color_scheme=scheme)
+    button(page, "Mute drums").click()
+    button(page, "Solo bass").click()
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(400)
+    found = axe.run(page).response["violations"]
+    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
