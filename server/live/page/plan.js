@@ -166,7 +166,8 @@ export class Plan {
   edit({ index }, layer = "") {
     if (this.#button(index)?.disabled ?? true) return;
     this.#open(index);
-    find("section-layers").querySelector(`input[value="${CSS.escape(layer)}"]`)?.focus();
+    const box = find("section-layers").querySelector(`input[value="${CSS.escape(layer)}"]`);
+    if (box instanceof HTMLElement) box.focus();
   }
 
   /** @param {number} index */

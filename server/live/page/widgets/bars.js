@@ -1,10 +1,14 @@
 /** Where bars lie on the canvas, as the server told of the beat. */
 
-/** @typedef {{startS: number, number: number, beatS: number, beats: number}} Bar number: the first is 1 */
+/**
+ * @typedef {{startS: number, number: number, beatS: number, beats: number}} Bar number: the first is 1
+ * @typedef {{startS: number, bar: number, barS: number, beats: number}} Line where on the canvas a bar begins; bar: from 0 on
+ */
+
+const CLOSE_S = 0.02;
 
 export class Bars {
-  /** A bar line: where on the canvas, and the bar behind it. @type {{startS: number, bar: number, barS: number, beats: number} | null} */
-  #line = null;
+  /** @type {Line | null} */ #line = null;
   /** @type {[number, number] | null} */ #loop = null;
 
   /** Nothing is known. */
@@ -31,25 +35,26 @@ export class Bars {
     return all.filter(({ startS }) => startS >= fromS && startS < toS);
   }
 
-  /** @param {NonNullable<typeof this.#line>} line @param {number} fromS @param {number} toS @returns {Bar[]} */
+  /** @param {Line} line @param {number} fromS @param {number} toS @returns {Bar[]} */
   #even({ startS, bar, barS, beats }, fromS, toS) {
     let zeroS = startS - bar * barS;
     let [first, end] = [fromS, toS];
     if (this.#loop) {
       [first, end] = this.#loop;
-      // The newest line may be of the next pass.
+      // The newest line may be of another pass. Its times are rounded.
       const lengthS = end - first;
-      zeroS = first + ((((startS - first) % lengthS) + lengthS) % lengthS) - bar * barS;
+      const behindS = startS - first + CLOSE_S;
+      zeroS = startS - Math.floor(behindS / lengthS) * lengthS - bar * barS;
     }
     const numbers = [];
-    for (let k = Math.max(0, Math.ceil((first - zeroS) / barS - 0.01)); zeroS + k * barS < end - 0.01; k++) numbers.push(k);
+    for (let k = Math.max(0, Math.ceil((first - zeroS - CLOSE_S) / barS)); zeroS + k * barS < end - CLOSE_S; k++) numbers.push(k);
     return numbers.map((k) => ({ startS: Math.max(first, zeroS + k * barS), number: k + 1, beatS: barS / beats, beats }));
   }
 }
 
 /**
  * The bars of sections, with the numbers that fit the line that is known.
- * @param {import("./plan_view.js").Section[]} sections @param {{startS: number, bar: number, beats: number}} line
+ * @param {import("./plan_view.js").Section[]} sections @param {Line} line
  * @returns {Bar[]}
  */
 function planned(sections, { startS, bar, beats }) {

@@ -98,3 +98,32 @@ def test_what_was_played_is_forgotten() -> None:
 def test_a_source_repeats_from_its_frame() -> None:
     source = PlacedSource("x", None, piece("s", 3, 0), start=2)
     assert source.frames(1, 5)[:, 0].tolist() == [2, 0, 1, 2, 0]
+
+
+def test_what_is_silent_is_so_from_a_sample_on_whatever_is_placed() -> None:
+    timeline = Timeline(muted=["b", "a"])
+    timeline.place(Placement(0, canvas(), 0, 0, (0, 8)))
+    timeline.mute(40, ["c"])
+    timeline.mute(80, [])
+
+    def muted() -> list[tuple[int, tuple[str, ...]]]:
+        return [(item.from_sample, item.muted) for item in timeline.placements]
+
+    planned = [(0, ("a", "b")), (40, ("c",)), (80, ())]
+    assert muted() == planned
+    timeline.place_canvas(20, canvas(name="b"))
+    timeline.move(30, 3, 1, (0, 4))
+    assert {item.canvas.parts[0].piece.name for item in timeline.placements[1:]} == {"b"}
+    assert {item.band for item in timeline.placements[2:]} == {(0, 4)}
+    timeline.place(Placement(60, canvas(name="c"), 6, 0, (0, 8)))
+    assert muted() == [(0, ("a", "b")), (20, ("a", "b")), (30, ("a", "b")), (40, ("c",)), (60, ("c",)), (80, ())]
+    assert timeline.placements[-1].canvas.parts[0].piece.name == "c"
+    assert timeline.muted == ()
+    timeline.mute(40, ["a"])
+    assert {item.muted for item in timeline.placements[3:]} == {("a",)}
+
+
+def test_what_is_silent_makes_a_difference() -> None:
+    old = Placement(0, canvas(), 0, 0, None)
+    new = Placement(0, old.canvas, 0, 0, None, muted=("a",))
+    assert not new.is_same_at(old, 3)

@@ -12,6 +12,7 @@ from helpers.live_simulation import MODEL, PLANNING, RATE
 from helpers.simulated_form import FACTS, SimulatedForm
 
 from runtime.config.controls import ControlsSpec
+from runtime.config.notes import NoteLayerSpec, NotesSpec
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptWords
@@ -22,6 +23,7 @@ from runtime.sessions.hosting.work import make_part
 from runtime.sessions.playback.bars import BarLines
 from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
 from runtime.sessions.playback.playhead import Playhead, SessionClock
+from runtime.sessions.protocol.actions import NoteFacts
 from runtime.sessions.protocol.messages import LivePrompt, Open
 from runtime.sessions.session import reports
 
@@ -104,6 +106,16 @@ def test_a_picture_has_a_row_per_channel_and_the_seqs_of_its_columns() -> None:
     later = reports.picture(MODEL, canvas(600), 500)
     assert (later.start_s, later.seconds, later.width) == (20.0, 4.0, 100)
     assert reports.picture(MODEL, Canvas(), 0).width == 0
+
+
+def test_levels_of_notes_are_as_light_as_they_are_whatever_else_there_is() -> None:
+    spec = NotesSpec(scale=2.0, on=0.2, off=0.1, layers=(NoteLayerSpec(name="a", channels=(1,), keys=(60,)),))
+    noted = replace(MODEL, notes=NoteFacts(spec, np.array([0.5, 0.5], np.float32)))
+    levels = np.array([[9, 0.5], [-9, 1.5], [0, 2.5], [0, 7]], np.float32)  # [T, C]
+    known = Canvas((Part(Piece("a", levels), 0, 0, 4, 1, 1),))
+    picture = reports.picture(noted, known, 0)
+    pixels = np.frombuffer(base64.b64decode(picture.data), np.uint8).reshape(2, 4)
+    assert pixels[1].tolist() == [0, 127, 255, 255]
 
 
 def test_a_plan_has_the_sections_from_a_frame_on_at_their_place_on_the_canvas() -> None:
