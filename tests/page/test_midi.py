@@ -58,15 +58,16 @@ TOLERANCE_S = 0.08
 RATE = 48000
 # How bright a note's frame is on a canvas of four rows: above, at its left, in its middle, a row below, later.
 PAINTED = """async () => {
-  const { NoteView } = await import("./page/widgets/note_view.js");
-  const view = new NoteView(), canvas = document.createElement("canvas");
+  const { paintNotes } = await import("./page/widgets/note_view.js");
+  const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [200, 100];
   const context = canvas.getContext("2d");
-  const layer = (name, key, row) => ({ name, keys: [key, key + 1], rows: [row, row + 1], is_percussion: false });
-  view.begin([layer("low", 36, 0), layer("high", 60, 2)]);
+  const lane = (name, key, top) =>
+    ({ layer: { name, keys: [key, key + 1], rows: [], is_percussion: false }, top, height: 50, isSilent: false });
   const note = { layer: "low", pitch: 37, velocity: 127, start: 0, end: 0, isOpen: false };
-  view.paint(context, { startS: 10, seconds: 4 }, [{ note, startS: 11, seconds: 1 }], 4, "#fff");
-  return [[75, 50], [50, 62], [75, 62], [75, 87], [125, 62]].map(([x, y]) => context.getImageData(x, y, 1, 1).data[0]);
+  const lanes = [lane("high", 36, 0), lane("low", 36, 50)];
+  paintNotes(context, { startS: 10, seconds: 4 }, [{ note, startS: 11, seconds: 1 }], lanes, "#fff");
+  return [[55, 55], [95, 70], [75, 25], [75, 87], [125, 62]].map(([x, y]) => context.getImageData(x, y, 1, 1).data[0]);
 }"""
 # Of a note that sounds: what is given while more is to be told of it, and where that does not come.
 CUT_OFF = """async () => {
@@ -510,7 +511,7 @@ def test_a_loop_has_a_length_in_bars(server: Any, open_page: OpenPage) -> None:
     assert page.inner_text("#messages") == ""
 
 
-def test_notes_are_framed_in_their_rows_of_the_picture(server: Any, open_page: OpenPage) -> None:
+def test_notes_lie_in_their_lane_at_the_height_of_their_key(server: Any, open_page: OpenPage) -> None:
     assert open_page(server.url).evaluate(PAINTED) == [255, 255, 0, 0, 0]
 
 
