@@ -193,6 +193,7 @@ def test_mute_and_solo_are_undone_kept_and_shared(server: Any, open_page: OpenPa
 def test_a_controller_mutes_a_layer(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url, script=FAKE_MIDI)
     page.get_by_role("button", name="MIDI learn").click()
+    page.get_by_role("button", name="MIDI learn", pressed=True).wait_for()
     button(page, "Mute drums").focus()
     page.evaluate("turnController(30, 127)")
     assert is_pressed(page, "Mute drums")
