@@ -6,9 +6,7 @@ import { CurveEditor } from "./curve_editor.js";
 import { Figures } from "./figures.js";
 import { History } from "./history.js";
 import { LoopFile } from "./loop_file.js";
-import { MidiLearn } from "./midi/learn.js";
-import { MidiPanel } from "./midi/panel.js";
-import { MidiPorts } from "./midi/ports.js";
+import { NO_BEAT, Passage } from "./midi/passage.js";
 import { Music } from "./music.js";
 import { Plan } from "./plan.js";
 import { PresetBar } from "./preset_bar.js";
@@ -49,7 +47,6 @@ let connectionStatus = { status: "connecting", text: "" };
 let position = { seconds: 0, sample: 0 };
 let colors = { ink: "", shade: "", wave: "" };
 
-const help = /** @type {HTMLDialogElement} */ (find("help"));
 const figures = new Figures();
 const connection = new Connection({
   open: openMessage,
@@ -59,7 +56,7 @@ const connection = new Connection({
   applied: onApplied,
   changed: onChanged,
   state: onState,
-  notes: (message) => midiPanel.notes.tell(message),
+  notes: (message) => passage.notes.tell(message),
   canvas: (message) => canvas.show(message),
   plan: (message) => plan.show(message),
   refused: forgetWhatMayBeWrong,
@@ -95,9 +92,8 @@ const glide = new Knob({
   format: (ms) => `${(ms / 1000).toFixed(2)} s`,
   parse: (text) => 1000 * Number(text.replace(/ *s$/, "")),
 });
-const ports = new MidiPorts();
-const midi = new MidiLearn(ports, midiTargets, notify);
-const midiPanel = new MidiPanel({ connection, player, ports, notify, isPlaying: () => transport.isPlaying });
+const passage = new Passage();
+/** Loaded when it is first used. @type {import("./midi/midi.js").Midi | null} */ let midi = null;
 const presetBar = new PresetBar({ current: currentPreset, use: choosePreset, notify });
 /** Two states to compare, each with what led to it. */
 const histories = [0, 1].map(() => new History({ current: currentPreset, use: usePreset }));
@@ -163,7 +159,7 @@ function sendBand() {
 function seek(to_s) {
   if (!connection.isLive) return;
   seekSeq = connection.change("seek", { to_s });
-  if (!connection.isAtBar) midiPanel.jump(null);
+  if (!connection.isAtBar) midi?.panel.jump(null);
 }
 
 /** @param {number | null} value */
@@ -205,7 +201,9 @@ function askForPicture() {
 
 /** Twenty times a second: what is heard. */
 function reported() {
-  midiPanel.tick();
+  // While nothing plays no bar comes, and changes are made at once.
+  connection.isAtBar = transport.isPlaying && passage.beat !== null && field("at-bar").checked;
+  midi?.panel.tick();
   showHeard();
 }
 
@@ -213,7 +211,7 @@ function reported() {
 
 /** @param {Message} ready */
 function onReady(ready) {
-  midiPanel.silence(); // As long as the player tells the times of the older epoch.
+  midi?.panel.silence(); // As long as the player tells the times of the older epoch.
   transport.begin(ready);
   figures.clear();
   music.draw(ready.controls.music);
@@ -222,7 +220,7 @@ function onReady(ready) {
   find("music-tempo").hidden = !panel.fields.has("bpm");
   pad.words = music.words;
   askForMore();
-  midi.show();
+  showControllers();
   // A session that another model goes on with has a new canvas, and says so.
   const isNew = !ready.resumed || Boolean(ready.notice);
   if (ready.notice) notify(ready.notice, true);
@@ -230,7 +228,7 @@ function onReady(ready) {
   const { source_id: id, source_strength: strength } = ready.controls;
   if (!isNew && id && !sources.open.source_id) sources.follow({ source: { id, strength } });
   canvas.noteView.begin(ready.layers);
-  midiPanel.begin(ready, panel.knobs.has("structure_strength"));
+  passage.begin(ready, panel.knobs.has("structure_strength"));
   seed = ready.controls.seed;
   showSeed();
   canvas.seconds = ready.canvas.seconds;
@@ -261,7 +259,7 @@ async function askForMore() {
     const ids = (adapters.data ?? []).map((/** @type {{id: string}} */ { id }) => id);
     if (adapters.max_rank) panel.drawAdapters(ids, find("music-knobs"));
     pad.vocabulary = models.data?.[0].vocabulary ?? [];
-    midi.show();
+    showControllers();
   } catch {
     // Without a server there is no session either, and the next one asks again.
   }
@@ -283,7 +281,7 @@ function onAudio(chunk) {
 
 /** @param {Message} applied */
 function onApplied(applied) {
-  if (applied.seq === seekSeq && applied.at_sample) midiPanel.jump(applied.at_sample);
+  if (applied.seq === seekSeq && applied.at_sample) midi?.panel.jump(applied.at_sample);
   if (applied.prompt_words) showWords(applied.prompt_words);
   askForPicture();
 }
@@ -314,7 +312,7 @@ function onState(state) {
   position = { seconds: state.canvas_position_s, sample: state.playhead_sample };
   canvas.loop = state.loop;
   loopFile.follow(position);
-  midiPanel.state(state, canvas.isEndless ? 0 : canvas.playable.start);
+  passage.state(state, canvas.isEndless ? 0 : canvas.playable.start);
   const hasTicked = figures.state(state);
   if (hasTicked || canvas.isEndless) askForPicture();
 }
@@ -373,7 +371,7 @@ function paint(now) {
   paintedMs = now;
   canvas.positionS = playPosition();
   plan.follow(canvas.positionS);
-  canvas.notes = midiPanel.placed.all;
+  canvas.notes = passage.placed.all;
   canvas.paint(colors, stillness.matches);
   transport.scope.paint(player.analyser, colors.wave);
 }
@@ -507,6 +505,42 @@ function midiTargets() {
   return new Map([...music.targets, ...panel.knobs, ...others]);
 }
 
+/** Show each knob's controller, where some were learned. */
+async function showControllers() {
+  if (localStorage.getItem("tickrt.midi")) await openMidi();
+  midi?.learn.show();
+}
+
+/** @type {Promise<import("./midi/midi.js").Midi> | null} */ let openingMidi = null;
+async function openMidi() {
+  const isPlaying = () => transport.isPlaying;
+  openingMidi ??= import("./midi/midi.js").then(({ loadMidi }) =>
+    loadMidi({ connection, player, passage, notify, isPlaying, targets: midiTargets }),
+  );
+  try {
+    midi = await openingMidi;
+  } catch {
+    openingMidi = null;
+    notify("MIDI cannot be loaded: the server does not answer.");
+  }
+}
+
+async function openHelp() {
+  try {
+    const { showHelp } = await import("./help.js");
+    await showHelp();
+  } catch {
+    notify("Help cannot be loaded: the server does not answer.");
+  }
+}
+
+/** Changes can begin with a bar where there are bars. */
+function offerBars() {
+  const hasBeat = passage.beat !== null;
+  find("at-bar-field").title = hasBeat ? "Changes begin with the next bar that can be reached" : NO_BEAT;
+  field("at-bar").disabled = !hasBeat;
+}
+
 function listen() {
   const on = (/** @type {string} */ id, /** @type {string} */ type, /** @type {() => void} */ action) =>
     find(id).addEventListener(type, action);
@@ -587,6 +621,15 @@ function listen() {
       history.changed("mode");
     });
   }
+  for (const type of ["begin", "state"]) passage.addEventListener(type, offerBars);
+  find("midi").addEventListener("click", async ({ shiftKey }) => {
+    await openMidi();
+    shiftKey ? midi?.learn.forget() : midi?.learn.toggle();
+  });
+  on("midi-panel-button", "click", async () => {
+    await openMidi();
+    midi?.panel.toggle();
+  });
   on("key-form", "submit", () => connection.setKey(field("key").value.trim()));
   onThemeChange(paintTheme);
   // The session of a page that is left would count against the limit of its client's sessions.
@@ -595,10 +638,10 @@ function listen() {
     connection.leave();
   });
   addEventListener("pageshow", (event) => event.persisted && connection.begin());
-  on("help-button", "click", () => help.showModal());
+  on("help-button", "click", openHelp);
   document.addEventListener("keydown", (event) => {
     const isTyped = event.target instanceof Element && event.target.closest("input:not([type]), textarea");
-    if (event.key === "?" && !isTyped && !document.querySelector("dialog[open]")) help.showModal();
+    if (event.key === "?" && !isTyped && !document.querySelector("dialog[open]")) openHelp();
   });
 }
 

@@ -2,7 +2,6 @@
 
 import { blendColor } from "../theme.js";
 import { element } from "./element.js";
-import { Suggestions } from "./suggestions.js";
 
 /** @typedef {import("../theme.js").Color} Color */
 /**
@@ -117,7 +116,7 @@ export class PromptPad extends EventTarget {
     anchor.setAttribute("aria-hidden", "true");
     this.root.append(anchor);
     prompt.append(label, share, input, note);
-    new Suggestions(input, () => this.vocabulary);
+    input.addEventListener("focus", () => this.#suggest(input), { once: true });
     // The first two are above the pad, all others below it, in their order.
     if (i < 2) this.root.before(prompt);
     else (i === 2 ? this.root : this.inputs[i - 1].closest(".prompt"))?.after(prompt);
@@ -125,6 +124,19 @@ export class PromptPad extends EventTarget {
     this.#shares.push(share);
     this.#notes.push(note);
     this.#anchors.push(anchor);
+  }
+
+  /** Words are offered where something is typed. @param {HTMLTextAreaElement} input */
+  async #suggest(input) {
+    const before = input.value;
+    try {
+      const { Suggestions } = await import("./suggestions.js");
+      const suggestions = new Suggestions(input, () => this.vocabulary);
+      if (input.value !== before) suggestions.offer();
+    } catch {
+      // Without a server there is nothing to offer; the next focus asks again.
+      input.addEventListener("focus", () => this.#suggest(input), { once: true });
+    }
   }
 
   /** @param {PointerEvent} event */

@@ -41,7 +41,7 @@ export class Suggestions {
     input.setAttribute("aria-autocomplete", "list");
     input.setAttribute("aria-controls", this.#list.id);
     input.after(this.#list);
-    input.addEventListener("input", (event) => event.isTrusted && this.#offer());
+    input.addEventListener("input", (event) => event.isTrusted && this.offer());
     input.addEventListener("blur", () => this.#close());
     input.addEventListener("keydown", (event) => this.#key(event));
     // The field keeps the focus.
@@ -56,7 +56,8 @@ export class Suggestions {
     return this.input.value.slice(0, this.input.selectionStart);
   }
 
-  #offer() {
+  /** Offer what could follow, where something could. */
+  offer() {
     const { letters, words } = completions(this.#before, this.vocabulary());
     this.#letters = letters;
     const items = words.map((word, i) => {
