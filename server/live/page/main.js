@@ -268,7 +268,16 @@ async function askForMore() {
 /** @param {import("./widgets/pad.js").PromptWords[]} words */
 function showWords(words) {
   pad.showWords(words);
-  music.tell(pad.strongest(words)?.meaning ?? {});
+  showPlayed();
+}
+
+/** One line that says what is played, as the server understood the prompts that are heard. */
+function showPlayed() {
+  const { heard } = pad;
+  music.tell(heard[0]?.meaning ?? {});
+  const kinds = [...new Set(heard.flatMap(({ meaning }) => Object.keys(meaning)))];
+  const names = kinds.map((kind) => [...new Set(heard.flatMap(({ meaning }) => meaning[kind] ?? []))].join(", "));
+  find("plays").textContent = find("plays").title = names.join(" · ");
 }
 
 /** @param {import("./connection.js").Chunk} chunk */
@@ -344,10 +353,23 @@ function showHeard() {
 
 /** Show a sentence for a while. @param {string} text @param {boolean} [isNote] not a problem */
 function notify(text, isNote = false) {
-  if ([...find("messages").children].some((one) => one.textContent === text)) return;
-  const message = element("div", isNote ? "is-note" : "", text);
-  find("messages").append(message);
-  setTimeout(() => message.remove(), NOTICE_MS);
+  const messages = find("messages");
+  if ([...messages.children].some((one) => one.firstElementChild?.textContent === text)) return;
+  const message = element("div", isNote ? "is-note" : "");
+  const close = element("button", "", "✕");
+  close.ariaLabel = "Close the message";
+  let timer = 0;
+  const end = () => {
+    clearTimeout(timer);
+    message.remove();
+    messages.firstElementChild?.dispatchEvent(new Event("shown"));
+  };
+  close.addEventListener("click", end);
+  // One after the other: the next one has its time when this one is gone.
+  message.addEventListener("shown", () => (timer = setTimeout(end, NOTICE_MS)));
+  message.append(element("span", "", text), close);
+  messages.append(message);
+  messages.firstElementChild === message && message.dispatchEvent(new Event("shown"));
 }
 
 // Pictures.
@@ -547,6 +569,7 @@ function listen() {
   let typingTimer = 0;
   pad.addEventListener("move", () => {
     retint();
+    showPlayed();
     sendPrompts();
     history.changed("pad");
   });
@@ -559,10 +582,11 @@ function listen() {
   };
   on("add-prompt", "click", () => changeCount(1));
   on("remove-prompt", "click", () => changeCount(-1));
-  pad.addEventListener("text", () => {
+  pad.addEventListener("text", (event) => {
+    const isWord = /** @type {CustomEvent} */ (event).detail === "word";
     clearTimeout(typingTimer);
-    typingTimer = setTimeout(sendPrompts, TYPING_MS);
-    history.changed("text");
+    typingTimer = setTimeout(sendPrompts, isWord ? 0 : TYPING_MS);
+    history.changed(isWord ? "word" : "text");
   });
   panel.addEventListener("change", (event) => {
     const { detail } = /** @type {CustomEvent} */ (event);
