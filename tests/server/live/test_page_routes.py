@@ -150,5 +150,6 @@ def test_the_page_needs_no_key(serve: Callable[..., Served]) -> None:
         assert client.get("/").status_code == 200
         assert client.get("/page/main.js").status_code == 200
         assert client.get("/docs").status_code == 200
+        assert client.get("/docs/live").status_code == 200
         assert client.get("/openapi.json").status_code == 401
         assert client.get("/v1/models").status_code == 401
