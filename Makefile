@@ -37,7 +37,7 @@ PACKAGES := runtime server engine_build profiling configs/demo/recipe
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-shipped test-recipe test-builder test-page test-clients test-slow test-export test-scale lint bench peers gpu-check soak clean
+.PHONY: help demo test test-shipped test-recipe test-builder test-page bench-page test-clients test-slow test-export test-scale lint bench peers gpu-check soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -62,9 +62,13 @@ test-builder: .venv/.installed-builder .venv/.contract .venv-export/.installed-b
 test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume
 	$(BIN)/python -m pytest -m "slow and not export and not gpu" $(PYTEST_ARGS)
 
-test-page: .venv/.installed-page  ## the page in a headless browser
+test-page: .venv/.installed-page  ## the page in a headless browser: Chromium, and Firefox where it is
 	$(BIN)/tickrt-build $(CONFIG)
 	$(BIN)/python -m pytest -m page $(PYTEST_ARGS) tests/page
+
+bench-page: .venv/.installed-page  ## from pressing play on the page to the first sound, in a headless browser
+	$(BIN)/tickrt-build $(CONFIG)
+	$(BIN)/python tests/page/first_sound.py
 
 test-clients: .venv/.installed-clients build/clients/.installed  ## other people's clients: Google's, ElevenLabs', Node's where npm is
 	$(BIN)/tickrt-build $(CONFIG)

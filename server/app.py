@@ -27,7 +27,10 @@ from server.service.service import Service
 
 VERSION = "0.1.0"
 COMPAT = {"lyria": lyria, "acestep": acestep, "elevenlabs": elevenlabs}
-DESCRIPTION = "Flow-matching diffusion as a live stream: text and audio in, audio out while it is generated."
+DESCRIPTION = """Flow-matching diffusion as a live stream: text and audio in, audio out while it is generated.
+
+Live sessions are played over a WebSocket: [the protocol of WS /v1/live](docs/live). So are those of Google's Lyria
+RealTime, one of [other people's clients](docs/clients)."""
 EXPOSED_HEADERS = (
     REQUEST_ID_HEADER,
     "X-Generation-Id",

@@ -23,7 +23,7 @@ from server.asgi.request_body import UNCOUNTED_BYTES
 from server.config import ServerSettings, is_loopback_host
 
 # The pages hold no data; they ask for the key where the server needs one.
-PAGE_PATHS = ("/", "/docs")
+PAGE_PATHS = ("/", "/docs", "/docs/live", "/docs/clients")
 PAGE_FILES = "/page/"
 KEY_HEADERS = ("x-api-key", "x-goog-api-key", "xi-api-key")
 KEY_QUERY = "key"

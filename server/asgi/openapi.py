@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BeforeValidator, Field, create_model
+from pydantic import BaseModel, BeforeValidator, Field, create_model
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema, models_json_schema
@@ -22,6 +22,7 @@ from runtime.requests.option_types import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL
 from runtime.requests.options import GenerationOptions
 from runtime.requests.tasks import known_tasks
 from runtime.requests.validation import untaken_options
+from server.asgi.examples import describe
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
 from server.asgi.request_body import FILE_PARTS
 
@@ -271,6 +272,17 @@ def request_body() -> dict[str, Any]:
     }
 
 
+def json_body(model: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI entry of a request body that routes read themselves: JSON of this model."""
+    return {"required": True, "content": {"application/json": {"schema": model.model_json_schema(mode="validation")}}}
+
+
+def their_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI entries of errors that have the shape of another server's, as its clients read them."""
+    content = {"application/json": {"schema": {"type": "object"}}}
+    return {status: {"description": STATUS_TEXTS[status], "content": content} for status in statuses}
+
+
 def upload_body() -> dict[str, Any]:
     """The OpenAPI entry of an uploaded file: the body itself, or a form's only part."""
     form = {"type": "object", "required": ["source"], "additionalProperties": False, "properties": {"source": FILE}}
@@ -287,6 +299,7 @@ def openapi_document(
     required on every path but OPEN_PATH.
     """
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    describe(document)
     _, definitions = models_json_schema([(ProblemDocument, "serialization"), (model, "validation")], ref_template=REF)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])

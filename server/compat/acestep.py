@@ -6,9 +6,9 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -17,9 +17,11 @@ from runtime.errors import source_as
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.tasks import known_tasks
 from server.asgi.access_control import check_body_key, client_of
+from server.asgi.openapi import their_responses
 from server.asgi.problems import ProblemError, model_not_found
 from server.asgi.request_body import Upload, check_source, validate
-from server.compat.acestep_fields import Fields, error_text, read_fields, refuse
+from server.compat.acestep_described import INIT, QUERY, TASK, fields_body
+from server.compat.acestep_fields import FILES, Fields, error_text, read_fields, refuse
 from server.compat.acestep_request import MODEL_PREFIX, TaskRequest, task_request
 from server.compat.acestep_tasks import Task, TaskStore
 from server.compat.errors import ErrorBody
@@ -52,7 +54,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await app.state.acestep.close()
 
 
-router = APIRouter(include_in_schema=False, lifespan=_lifespan)
+router = APIRouter(tags=["ACE-Step"], lifespan=_lifespan)
+ERRORS = their_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 501, 503)
 
 
 def envelope(data: Any, code: int = 200, error: str | None = None) -> dict[str, Any]:
@@ -75,7 +78,7 @@ ERROR_SHAPES: dict[str, ErrorBody] = dict.fromkeys(PATHS, _error_body)
 BODY_KEY_PATHS = ("/release_task", "/query_result")
 
 
-@router.get("/health")
+@router.get("/health", responses=their_responses(401, 403, 503))
 async def get_health(request: Request) -> dict[str, Any]:
     """Whether new tasks are accepted."""
     service = service_of(request)
@@ -87,13 +90,13 @@ async def get_health(request: Request) -> dict[str, Any]:
     return envelope({**data, "loaded_model": model, "loaded_lm_model": None})
 
 
-@router.get("/v1/model_inventory")
+@router.get("/v1/model_inventory", responses=their_responses(401, 403, 503))
 async def get_models(request: Request) -> dict[str, Any]:
     """The model, and what it can do."""
     return envelope(_inventory(service_of(request).ready_pipeline()))
 
 
-@router.post("/v1/init")
+@router.post("/v1/init", responses=ERRORS, openapi_extra=fields_body(INIT))
 async def init_model(request: Request) -> dict[str, Any]:
     """The model that runs; no other can be loaded."""
     pipeline = service_of(request).ready_pipeline()
@@ -105,7 +108,7 @@ async def init_model(request: Request) -> dict[str, Any]:
     return envelope({"message": f"{name} is loaded", "loaded_model": name, **_inventory(pipeline)})
 
 
-@router.get("/v1/stats")
+@router.get("/v1/stats", responses=their_responses(401, 403, 503))
 async def get_stats(request: Request) -> dict[str, Any]:
     """How many tasks there are, and how long they take."""
     admission, tasks = service_of(request).admission, _tasks_of(request)
@@ -115,7 +118,7 @@ async def get_stats(request: Request) -> dict[str, Any]:
     return envelope({"jobs": jobs, **queue, "avg_job_seconds": tasks.mean_duration_s})
 
 
-@router.post("/release_task")
+@router.post("/release_task", responses=ERRORS, openapi_extra=fields_body(TASK, FILES))
 async def release_task(request: Request) -> dict[str, Any]:
     """Start a task. Everything that it takes is checked before."""
     service, tasks = service_of(request), _tasks_of(request)
@@ -138,7 +141,7 @@ async def release_task(request: Request) -> dict[str, Any]:
     return envelope({"task_id": task.id, "status": "queued", "queue_position": tasks.num_running})
 
 
-@router.post("/query_result")
+@router.post("/query_result", responses=ERRORS, openapi_extra=fields_body(QUERY))
 async def query_result(request: Request) -> dict[str, Any]:
     """The state of tasks, and where their audio is."""
     tasks = _tasks_of(request)
@@ -159,14 +162,26 @@ def _json_list(text: str) -> Any:
         return None
 
 
-@router.get("/v1/audio")
-async def get_audio(request: Request, path: str) -> FileResponse:
+@router.get(
+    "/v1/audio",
+    response_class=FileResponse,
+    responses={
+        200: {
+            "description": "The audio",
+            "content": {name: {"schema": {"type": "string", "format": "binary"}} for name in MEDIA_TYPES.values()},
+        },
+        **their_responses(401, 403, 404, 422, 503),
+    },
+)
+async def get_audio(
+    request: Request, path: Annotated[str, Query(description="The path that a result's `file` has.")]
+) -> FileResponse:
     """The audio at a result's path."""
     file = _tasks_of(request).file(path)
     return FileResponse(file, media_type=MEDIA_TYPES[file.suffix], headers={"Cache-Control": "no-store"})
 
 
-@router.get("/v1/lora/status")
+@router.get("/v1/lora/status", responses=their_responses(401, 403, 503))
 async def get_lora_status(request: Request) -> dict[str, Any]:
     """No adapter applies to all tasks."""
     service_of(request).ready_pipeline()
@@ -179,7 +194,7 @@ async def _refuse_unavailable(request: Request) -> None:
 
 
 for path in NOT_AVAILABLE:
-    router.add_api_route(path, _refuse_unavailable, methods=["POST"])
+    router.add_api_route(path, _refuse_unavailable, methods=["POST"], include_in_schema=False)
 
 
 def _not_available(why: str) -> ProblemError:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
+from runtime.audio.formats import FORMATS
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.validation import plan_text_options, plans_texts, untaken_options
 from server.asgi.access_control import client_of
+from server.asgi.openapi import json_body, their_responses
 from server.asgi.problems import Finding, ProblemError, model_not_found, request_id_of
 from server.asgi.request_body import Upload, read_json, validate
 from server.compat.elevenlabs_bodies import ChunkPlan, MusicBody, Section, SectionPlan, SoundBody
 from server.routes.generations import GenerationResponse
 from server.service.service import service_of
 
-router = APIRouter(prefix="/v1", include_in_schema=False)
+router = APIRouter(prefix="/v1", tags=["ElevenLabs"])
 # ElevenLabs' names of models, each of them this server's.
 MODELS = ("music_v1", "music_v2", "music_v2_5", "eleven_text_to_sound_v2", "eleven_text_to_sound_v3")
 MAX_SOUND_S = 30.0
@@ -47,32 +49,46 @@ def error_body(problem: dict[str, Any]) -> dict[str, Any]:
     return {"detail": {"status": problem["code"], "message": message}}
 
 
+BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+AUDIO: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The audio",
+        "content": {item.media_type: BINARY for item in FORMATS.values() if item.rates_hz != ()},
+    },
+    **their_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
+}
+DETAILED = {
+    **AUDIO,
+    200: {"description": "The plan as JSON, then the audio", "content": {"multipart/mixed": BINARY}},
+}
+MUSIC, SOUND = {"requestBody": json_body(MusicBody)}, {"requestBody": json_body(SoundBody)}
+OutputFormat = Annotated[str, Query(description="ElevenLabs' name of a format: " + ", ".join(OUTPUT_FORMATS))]
 ERROR_SHAPES = dict.fromkeys(("/v1/music", "/v1/music/", "/v1/sound-generation"), error_body)
 
 
-@router.post("/music/stream", response_class=Response)
-async def stream_music(request: Request, output_format: str = "auto") -> Response:
+@router.post("/music/stream", response_class=Response, responses=AUDIO, openapi_extra=MUSIC)
+async def stream_music(request: Request, output_format: OutputFormat = "auto") -> Response:
     """Music, sent while it is made."""
     _, values = await _music(request, output_format)
     return await _generation(request, values | {"stream": True})
 
 
-@router.post("/music", response_class=Response)
-async def compose_music(request: Request, output_format: str = "auto") -> Response:
+@router.post("/music", response_class=Response, responses=AUDIO, openapi_extra=MUSIC)
+async def compose_music(request: Request, output_format: OutputFormat = "auto") -> Response:
     """Music, sent whole."""
     _, values = await _music(request, output_format)
     return await _generation(request, values)
 
 
-@router.post("/music/detailed", response_class=Response)
-async def compose_detailed(request: Request, output_format: str = "auto") -> Response:
+@router.post("/music/detailed", response_class=Response, responses=DETAILED, openapi_extra=MUSIC)
+async def compose_detailed(request: Request, output_format: OutputFormat = "auto") -> Response:
     """Music, sent whole after a JSON part that describes it."""
     body, values = await _music(request, output_format)
     return _Detailed(await _generation(request, values), details_of(body))
 
 
-@router.post("/sound-generation", response_class=Response)
-async def generate_sound(request: Request, output_format: str = "mp3_44100_128") -> Response:
+@router.post("/sound-generation", response_class=Response, responses=AUDIO, openapi_extra=SOUND)
+async def generate_sound(request: Request, output_format: OutputFormat = "mp3_44100_128") -> Response:
     """A sound effect, sent whole."""
     service = service_of(request)
     pipeline = service.ready_pipeline()

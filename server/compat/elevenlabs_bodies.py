@@ -39,6 +39,9 @@ Stored = Annotated[Any, unavailable("this server keeps no songs to take parts fr
 Signed = Annotated[Any, unavailable("this server does not sign files")]
 Loop = Annotated[Any, unavailable("this server makes no loops")]
 Style = Annotated[str, Field(max_length=200)]
+ModelId = Annotated[
+    str | None, Field(max_length=100, description="ElevenLabs' names of models all mean this server's.")
+]
 Styles = Annotated[list[Style], Field(max_length=50)]
 SectionMs = Annotated[int, Field(ge=MIN_MS, le=MAX_SECTION_MS)]
 
@@ -126,18 +129,31 @@ class ChunkPlan(OptionModel):
 class MusicBody(OptionModel):
     """The body of POST /v1/music, /v1/music/detailed and /v1/music/stream."""
 
-    prompt: Text | None = None
-    composition_plan: dict[str, Any] | None = None
-    music_length_ms: Annotated[int, Field(ge=MIN_MS, le=MAX_MS)] | None = None
-    model_id: str | None = Field(default=None, max_length=100)
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    force_instrumental: bool | None = None
-    finetune_id: str | None = Field(default=None, min_length=1, max_length=100)
-    respect_sections_durations: bool | None = None
-    store_for_inpainting: Stored = None
-    sign_with_c2pa: Signed = None
-    with_timestamps: Annotated[Any, unavailable("this server does not time words")] = None
-    with_waveform_visual: Annotated[Any, unavailable("this server draws no waveforms")] = None
+    prompt: Text | None = Field(default=None, description="What is played; or composition_plan.")
+    composition_plan: dict[str, Any] | None = Field(
+        default=None,
+        description="Sections with their styles and lengths, as music_v1 (sections) or music_v2 (chunks) has.",
+    )
+    music_length_ms: Annotated[int, Field(ge=MIN_MS, le=MAX_MS)] | None = Field(
+        default=None, description="Length in milliseconds. Default: one canvas of the model."
+    )
+    model_id: ModelId = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
+        default=None, description="The same seed gives the same music. Default: drawn."
+    )
+    force_instrumental: bool | None = Field(default=None, description="No lyrics, where the model sings.")
+    finetune_id: str | None = Field(
+        default=None, min_length=1, max_length=100, description="The id of an adapter (GET /v1/adapters)."
+    )
+    respect_sections_durations: bool | None = Field(default=None, description="Changes nothing: lengths are kept.")
+    store_for_inpainting: Stored = Field(default=None, description="Not there: no songs are kept.")
+    sign_with_c2pa: Signed = Field(default=None, description="Not there: files are not signed.")
+    with_timestamps: Annotated[Any, unavailable("this server does not time words")] = Field(
+        default=None, description="Not there: words are not timed."
+    )
+    with_waveform_visual: Annotated[Any, unavailable("this server draws no waveforms")] = Field(
+        default=None, description="Not there: no waveforms are drawn."
+    )
 
     @model_validator(mode="after")
     def _one_text(self) -> Self:
@@ -162,11 +178,15 @@ class MusicBody(OptionModel):
 class SoundBody(OptionModel):
     """The body of POST /v1/sound-generation."""
 
-    text: Text
-    duration_seconds: Annotated[float, Field(ge=0.5, le=30)] | None = None
-    prompt_influence: Annotated[float, Field(ge=0, le=1)] | None = None
-    loop: Loop = None
-    model_id: str | None = Field(default=None, max_length=100)
+    text: Text = Field(description="What is heard.")
+    duration_seconds: Annotated[float, Field(ge=0.5, le=30)] | None = Field(
+        default=None, description="Length in seconds. Default: one canvas of the model, 30 s at most."
+    )
+    prompt_influence: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Guidance: 0.3 is the model's own, 0 is none."
+    )
+    loop: Loop = Field(default=None, description="Not there: no loops are made.")
+    model_id: ModelId = None
 
     def options(self, default_s: float, guidance: float, taken: NumberRange = ANY_MODEL.guidance) -> dict[str, Any]:
         """Options of the generation. `default_s`: its length; `guidance`: the model's, for the default influence.

@@ -26,10 +26,14 @@ MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    # A browser shows it as it is.
+    ".md": "text/plain; charset=utf-8",
 }
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 # Swagger UI has styles and icons in its elements, and plays responses from blobs.
 DOCS_POLICY = f"{POLICY}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; media-src 'self' blob:"
+# Documents beside the code, as the documentation links to them.
+DOCUMENTS = {"live": "live/PROTOCOL.md", "clients": "compat/README.md"}
 HEADERS = {
     # The browser keeps the files and asks with their tag whether they changed.
     "Cache-Control": "no-cache",
@@ -84,6 +88,19 @@ async def docs(request: Request) -> Response:
     response = _response(request, static_files()["docs.html"])
     response.headers["Content-Security-Policy"] = DOCS_POLICY
     return response
+
+
+@router.get("/docs/{name}")
+async def document(request: Request, name: str) -> Response:
+    """A document that the API documentation links to, as text."""
+    if name not in DOCUMENTS:
+        raise ProblemError(404, "not_found", f"there is no document {quoted(name)}")
+    return _response(request, _document(DOCUMENTS[name]))
+
+
+@cache
+def _document(path: str) -> StaticFile:
+    return _static_file(FOLDER.parents[1] / path)
 
 
 @router.get("/openapi.json")

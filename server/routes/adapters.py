@@ -43,7 +43,7 @@ class MergedAdapters(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    adapters: Adapters
+    adapters: Adapters = Field(description="Ids of /v1/adapters, each with its strength; none: the model as it is.")
 
 
 router = APIRouter(prefix="/v1", tags=["models"])

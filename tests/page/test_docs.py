@@ -1,4 +1,4 @@
-"""The API documentation in a headless browser: it needs no other host, asks for the key, and sends requests."""
+"""The API documentation in a headless browser: it needs no other host, asks for the key, sends requests, has links."""
 
 from __future__ import annotations
 
@@ -29,6 +29,14 @@ def test_the_documentation_asks_for_the_key_and_plays_what_it_generates(
     operation.get_by_text("Try it out").click()
     operation.get_by_text("Execute").click()
     operation.locator("audio").wait_for()
+    # Other people's clients are there, and the protocol that no OpenAPI document has is linked.
+    music = page.locator("#operations-ElevenLabs-compose_music")
+    music.get_by_text("Music, sent whole", exact=True).wait_for()
+    music.get_by_role("button").first.click()
+    music.get_by_text("composition_plan").first.wait_for()
+    with page.expect_popup() as opened:
+        page.get_by_role("link", name="the protocol of WS /v1/live", exact=True).click()
+    opened.value.get_by_text("# The live protocol").wait_for()
     foreign = [address for address in addresses if not address.startswith((server.url, "data:", "blob:"))]
     assert foreign == []
     assert [text for text in errors if "401" not in text] == []

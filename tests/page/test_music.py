@@ -116,6 +116,7 @@ def test_adapters_have_knobs_that_controllers_turn_and_presets_keep(server: Any,
     strength = float(adapter.get_attribute("aria-valuenow"))
     assert values_sent(page, sent, "adapters")[-1] == [{"id": "music-box", "strength": strength}]
     page.click("#midi")
+    page.wait_for_selector("#midi[aria-pressed=true]")
     adapter.focus()
     page.evaluate("turnController(7, 64)")
     page.click("#midi")
@@ -192,6 +193,7 @@ def test_words_of_the_model_are_offered_while_a_prompt_is_typed(server: Any, ope
     prompt.fill("")
     prompt.press_sequentially("calm pads, drum ma")
     offered = page.get_by_role("listbox", name="Words of the model").get_by_role("option")
+    offered.get_by_text("drum machine").wait_for()
     assert offered.all_inner_texts() == ["drum machine"]
     prompt.press("ArrowDown")
     assert offered.first.get_attribute("aria-selected") == "true"

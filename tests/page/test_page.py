@@ -120,6 +120,7 @@ def test_a_recording_is_what_was_played(server: Any, open_page: OpenPage) -> Non
 def test_midi_learn(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url, script=FAKE_MIDI)
     page.click("#midi")
+    page.wait_for_selector("#midi[aria-pressed=true]")
     knob(page, "guidance").click()
     page.evaluate("turnController(21, 127)")
     assert value_of(page, "guidance") == 50
@@ -131,7 +132,7 @@ def test_midi_learn(server: Any, open_page: OpenPage) -> None:
     assert value_of(page, "guidance") == 0
     page.reload()
     page.wait_for_selector("#status[data-status=live]")
-    assert "CC 21" in knob(page, "guidance").inner_text()
+    knob(page, "guidance").get_by_text("CC 21").wait_for()
 
 
 def test_a_knob_by_keyboard_wheel_and_double_click(server: Any, open_page: OpenPage) -> None:

@@ -6,9 +6,7 @@ import { CurveEditor } from "./curve_editor.js";
 import { Figures } from "./figures.js";
 import { History } from "./history.js";
 import { LoopFile } from "./loop_file.js";
-import { MidiLearn } from "./midi/learn.js";
-import { MidiPanel } from "./midi/panel.js";
-import { MidiPorts } from "./midi/ports.js";
+import { NO_BEAT, Passage } from "./midi/passage.js";
 import { Music } from "./music.js";
 import { Plan } from "./plan.js";
 import { PresetBar } from "./preset_bar.js";
@@ -50,7 +48,6 @@ let connectionStatus = { status: "connecting", text: "" };
 let position = { seconds: 0, sample: 0 };
 let colors = { ink: "", shade: "", wave: "" };
 
-const help = /** @type {HTMLDialogElement} */ (find("help"));
 const figures = new Figures();
 const connection = new Connection({
   open: openMessage,
@@ -60,7 +57,7 @@ const connection = new Connection({
   applied: onApplied,
   changed: onChanged,
   state: onState,
-  notes: (message) => midiPanel.notes.tell(message),
+  notes: (message) => passage.notes.tell(message),
   canvas: (message) => canvas.show(message),
   plan: (message) => plan.show(message),
   refused: forgetWhatMayBeWrong,
@@ -98,9 +95,8 @@ const glide = new Knob({
   format: (ms) => `${(ms / 1000).toFixed(2)} s`,
   parse: (text) => 1000 * Number(text.replace(/ *s$/, "")),
 });
-const ports = new MidiPorts();
-const midi = new MidiLearn(ports, midiTargets, notify);
-const midiPanel = new MidiPanel({ connection, player, ports, notify, isPlaying: () => transport.isPlaying });
+const passage = new Passage();
+/** Loaded when it is first used. @type {import("./midi/midi.js").Midi | null} */ let midi = null;
 const presetBar = new PresetBar({ current: currentPreset, use: choosePreset, notify });
 /** Two states to compare, each with what led to it. */
 const histories = [0, 1].map(() => new History({ current: currentPreset, use: usePreset }));
@@ -171,7 +167,7 @@ function sendMute() {
 function seek(to_s) {
   if (!connection.isLive) return;
   seekSeq = connection.change("seek", { to_s });
-  if (!connection.isAtBar) midiPanel.jump(null);
+  if (!connection.isAtBar) midi?.panel.jump(null);
 }
 
 /** @param {number | null} value */
@@ -214,7 +210,9 @@ function askForPicture() {
 
 /** Twenty times a second: what is heard. */
 function reported() {
-  midiPanel.tick();
+  // While nothing plays no bar comes, and changes are made at once.
+  connection.isAtBar = transport.isPlaying && passage.beat !== null && field("at-bar").checked;
+  midi?.panel.tick();
   showHeard();
 }
 
@@ -222,7 +220,7 @@ function reported() {
 
 /** @param {Message} ready */
 function onReady(ready) {
-  midiPanel.silence(); // As long as the player tells the times of the older epoch.
+  midi?.panel.silence(); // As long as the player tells the times of the older epoch.
   transport.begin(ready);
   figures.clear();
   music.draw(ready.controls.music);
@@ -231,7 +229,7 @@ function onReady(ready) {
   find("music-tempo").hidden = !panel.fields.has("bpm");
   pad.words = music.words;
   askForMore();
-  midi.show();
+  showControllers();
   // A session that another model goes on with has a new canvas, and says so.
   const isNew = !ready.resumed || Boolean(ready.notice);
   if (ready.notice) notify(ready.notice, true);
@@ -243,7 +241,7 @@ function onReady(ready) {
   else if (lanes.silent.join() !== ready.muted.join()) sendMute();
   canvas.picture.setLanes(lanes.layers.map((layer) => layer.rows));
   canvas.bars.clear();
-  midiPanel.begin(ready, panel.knobs.has("structure_strength"));
+  passage.begin(ready, panel.knobs.has("structure_strength"));
   seed = ready.controls.seed;
   showSeed();
   canvas.seconds = ready.canvas.seconds;
@@ -274,7 +272,7 @@ async function askForMore() {
     const ids = (adapters.data ?? []).map((/** @type {{id: string}} */ { id }) => id);
     if (adapters.max_rank) panel.drawAdapters(ids, find("music-knobs"));
     pad.vocabulary = models.data?.[0].vocabulary ?? [];
-    midi.show();
+    showControllers();
   } catch {
     // Without a server there is no session either, and the next one asks again.
   }
@@ -283,7 +281,16 @@ async function askForMore() {
 /** @param {import("./widgets/pad.js").PromptWords[]} words */
 function showWords(words) {
   pad.showWords(words);
-  music.tell(pad.strongest(words)?.meaning ?? {});
+  showPlayed();
+}
+
+/** One line that says what is played, as the server understood the prompts that are heard. */
+function showPlayed() {
+  const { heard } = pad;
+  music.tell(heard[0]?.meaning ?? {});
+  const kinds = [...new Set(heard.flatMap(({ meaning }) => Object.keys(meaning)))];
+  const names = kinds.map((kind) => [...new Set(heard.flatMap(({ meaning }) => meaning[kind] ?? []))].join(", "));
+  find("plays").textContent = find("plays").title = names.join(" · ");
 }
 
 /** @param {import("./connection.js").Chunk} chunk */
@@ -296,7 +303,7 @@ function onAudio(chunk) {
 
 /** @param {Message} applied */
 function onApplied(applied) {
-  if (applied.seq === seekSeq && applied.at_sample) midiPanel.jump(applied.at_sample);
+  if (applied.seq === seekSeq && applied.at_sample) midi?.panel.jump(applied.at_sample);
   if (applied.prompt_words) showWords(applied.prompt_words);
   askForPicture();
 }
@@ -329,7 +336,7 @@ function onState(state) {
   canvas.loop = state.loop;
   canvas.bars.tell(state, player.rateHz);
   loopFile.follow(position);
-  midiPanel.state(state, canvas.isEndless ? 0 : canvas.playable.start);
+  passage.state(state, canvas.isEndless ? 0 : canvas.playable.start);
   const hasTicked = figures.state(state);
   if (hasTicked || canvas.isEndless) askForPicture();
 }
@@ -361,10 +368,23 @@ function showHeard() {
 
 /** Show a sentence for a while. @param {string} text @param {boolean} [isNote] not a problem */
 function notify(text, isNote = false) {
-  if ([...find("messages").children].some((one) => one.textContent === text)) return;
-  const message = element("div", isNote ? "is-note" : "", text);
-  find("messages").append(message);
-  setTimeout(() => message.remove(), NOTICE_MS);
+  const messages = find("messages");
+  if ([...messages.children].some((one) => one.firstElementChild?.textContent === text)) return;
+  const message = element("div", isNote ? "is-note" : "");
+  const close = element("button", "", "✕");
+  close.ariaLabel = "Close the message";
+  let timer = 0;
+  const end = () => {
+    clearTimeout(timer);
+    message.remove();
+    messages.firstElementChild?.dispatchEvent(new Event("shown"));
+  };
+  close.addEventListener("click", end);
+  // One after the other: the next one has its time when this one is gone.
+  message.addEventListener("shown", () => (timer = setTimeout(end, NOTICE_MS)));
+  message.append(element("span", "", text), close);
+  messages.append(message);
+  messages.firstElementChild === message && message.dispatchEvent(new Event("shown"));
 }
 
 // Pictures.
@@ -388,7 +408,7 @@ function paint(now) {
   paintedMs = now;
   canvas.positionS = playPosition();
   plan.follow(canvas.positionS);
-  canvas.notes = midiPanel.placed.all;
+  canvas.notes = passage.placed.all;
   canvas.paint(colors, stillness.matches);
   transport.scope.paint(player.analyser, colors.wave);
 }
@@ -526,12 +546,49 @@ function midiTargets() {
   return new Map([...music.targets, ...lanes.targets, ...panel.knobs, ...others]);
 }
 
+/** Show each knob's controller, where some were learned. */
+async function showControllers() {
+  if (localStorage.getItem("tickrt.midi")) await openMidi();
+  midi?.learn.show();
+}
+
+/** @type {Promise<import("./midi/midi.js").Midi> | null} */ let openingMidi = null;
+async function openMidi() {
+  const isPlaying = () => transport.isPlaying;
+  openingMidi ??= import("./midi/midi.js").then(({ loadMidi }) =>
+    loadMidi({ connection, player, passage, notify, isPlaying, targets: midiTargets }),
+  );
+  try {
+    midi = await openingMidi;
+  } catch {
+    openingMidi = null;
+    notify("MIDI cannot be loaded: the server does not answer.");
+  }
+}
+
+async function openHelp() {
+  try {
+    const { showHelp } = await import("./help.js");
+    await showHelp();
+  } catch {
+    notify("Help cannot be loaded: the server does not answer.");
+  }
+}
+
+/** Changes can begin with a bar where there are bars. */
+function offerBars() {
+  const hasBeat = passage.beat !== null;
+  find("at-bar-field").title = hasBeat ? "Changes begin with the next bar that can be reached" : NO_BEAT;
+  field("at-bar").disabled = !hasBeat;
+}
+
 function listen() {
   const on = (/** @type {string} */ id, /** @type {string} */ type, /** @type {() => void} */ action) =>
     find(id).addEventListener(type, action);
   let typingTimer = 0;
   pad.addEventListener("move", () => {
     retint();
+    showPlayed();
     sendPrompts();
     history.changed("pad");
   });
@@ -544,10 +601,11 @@ function listen() {
   };
   on("add-prompt", "click", () => changeCount(1));
   on("remove-prompt", "click", () => changeCount(-1));
-  pad.addEventListener("text", () => {
+  pad.addEventListener("text", (event) => {
+    const isWord = /** @type {CustomEvent} */ (event).detail === "word";
     clearTimeout(typingTimer);
-    typingTimer = setTimeout(sendPrompts, TYPING_MS);
-    history.changed("text");
+    typingTimer = setTimeout(sendPrompts, isWord ? 0 : TYPING_MS);
+    history.changed(isWord ? "word" : "text");
   });
   panel.addEventListener("change", (event) => {
     const { detail } = /** @type {CustomEvent} */ (event);
@@ -610,6 +668,15 @@ function listen() {
       history.changed("mode");
     });
   }
+  for (const type of ["begin", "state"]) passage.addEventListener(type, offerBars);
+  find("midi").addEventListener("click", async ({ shiftKey }) => {
+    await openMidi();
+    shiftKey ? midi?.learn.forget() : midi?.learn.toggle();
+  });
+  on("midi-panel-button", "click", async () => {
+    await openMidi();
+    midi?.panel.toggle();
+  });
   on("key-form", "submit", () => connection.setKey(field("key").value.trim()));
   onThemeChange(paintTheme);
   // The session of a page that is left would count against the limit of its client's sessions.
@@ -618,10 +685,10 @@ function listen() {
     connection.leave();
   });
   addEventListener("pageshow", (event) => event.persisted && connection.begin());
-  on("help-button", "click", () => help.showModal());
+  on("help-button", "click", openHelp);
   document.addEventListener("keydown", (event) => {
     const isTyped = event.target instanceof Element && event.target.closest("input:not([type]), textarea");
-    if (event.key === "?" && !isTyped && !document.querySelector("dialog[open]")) help.showModal();
+    if (event.key === "?" && !isTyped && !document.querySelector("dialog[open]")) openHelp();
   });
 }
 

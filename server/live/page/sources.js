@@ -1,6 +1,5 @@
 /** What generations are given besides text: files, and the microphone written into the canvas. */
 
-import { captureMicrophone } from "./audio/microphone.js";
 import { listenToDrops, Reference } from "./references.js";
 import { find } from "./widgets/element.js";
 import { Knob } from "./widgets/knob.js";
@@ -79,6 +78,7 @@ export class Sources {
       this.#stopMicrophone = null;
     } else {
       try {
+        const { captureMicrophone } = await import("./audio/microphone.js");
         this.#stopMicrophone = await captureMicrophone(player.rateHz, this.#writer());
       } catch (error) {
         notify(`The microphone cannot be used: ${/** @type {Error} */ (error).message}`);

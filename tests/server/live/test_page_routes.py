@@ -90,9 +90,41 @@ def test_files_are_packed_for_those_who_take_it(served: Served, accepted: str, c
     assert got.headers["vary"] == "Accept-Encoding"
 
 
-def test_the_page_is_at_most_90_kib_on_the_wire() -> None:
-    files = {name: file for name, file in static_files().items() if not name.startswith(("swagger/", "docs."))}
-    assert sum(len(file.packed) for file in files.values()) <= 90 * 1024
+def named_by(name: str) -> set[str]:
+    """What a file of the page names that is fetched with it: not what a module loads when it is first used."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    if name.endswith(".html"):
+        return {address.removeprefix("page/") for address in re.findall(r'(?:src|href)="([^"]+)"', text)}
+    if name.endswith(".css"):
+        found = re.findall(r'url\("([^"]+)"\)', text)
+    else:
+        code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+        # The player's worklet is a module of its own.
+        found = re.findall(r'(?:from|import) "([^"]+)"|new URL\("([^"]+\.js)", import\.meta\.url\)', code)
+        found = [address or worklet for address, worklet in found]
+    return {(FOLDER / name).parent.joinpath(address).resolve().relative_to(FOLDER).as_posix() for address in found}
+
+
+def fetched_to_play() -> set[str]:
+    """The files that a browser fetches before the page plays."""
+    found, new = set(), {"index.html"}
+    while new:
+        found |= new
+        new = {name for one in new for name in named_by(one)} - found
+    return found
+
+
+def test_opening_the_page_is_at_most_90_kib_on_the_wire() -> None:
+    files = static_files()
+    assert sum(len(files[name].packed) for name in fetched_to_play()) <= 90 * 1024
+
+
+def test_what_is_loaded_at_first_use_is_served() -> None:
+    later = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*")} - fetched_to_play()
+    assert {"midi/panel.js", "midi/panel.html", "help.html"} <= later
+    for path in FOLDER.rglob("*.js"):
+        for name in re.findall(r'new URL\("([^"]+)", import\.meta\.url\)', path.read_text(encoding="utf-8")):
+            assert (path.parent / name).resolve().relative_to(FOLDER).as_posix() in static_files(), path.name
 
 
 @pytest.mark.parametrize("name", ["missing.js", "..%2fpage.py", "%2e%2e%2f%2e%2e%2fconfig.py", "__init__.py"])
@@ -118,5 +150,6 @@ def test_the_page_needs_no_key(serve: Callable[..., Served]) -> None:
         assert client.get("/").status_code == 200
         assert client.get("/page/main.js").status_code == 200
         assert client.get("/docs").status_code == 200
+        assert client.get("/docs/live").status_code == 200
         assert client.get("/openapi.json").status_code == 401
         assert client.get("/v1/models").status_code == 401

@@ -23,7 +23,6 @@ export class MidiLearn {
     ports.addEventListener("message", (event) => this.#receive(/** @type {CustomEvent} */ (event).detail));
     this.targets = targets;
     this.notify = notify;
-    find("midi").addEventListener("click", (event) => (event.shiftKey ? this.#forget() : this.#toggle()));
     for (const type of ["pointerdown", "focusin"])
       document.addEventListener(type, (event) => this.#choose(event), true);
   }
@@ -32,7 +31,8 @@ export class MidiLearn {
     return document.body.classList.contains("is-learning");
   }
 
-  async #toggle() {
+  /** Begin or end to learn. */
+  async toggle() {
     const isLearning = !this.#isLearning;
     try {
       if (isLearning) await this.ports.open();
@@ -86,7 +86,8 @@ export class MidiLearn {
     return found ? `CC ${found[0].split(":")[1]}` : "";
   }
 
-  #forget() {
+  /** Forget all controllers. */
+  forget() {
     this.#targetOf = {};
     localStorage.removeItem(ITEM);
     this.show();

@@ -6,8 +6,7 @@ import { ClockIn, ClockOut } from "./clock.js";
 import { midiFile } from "./file.js";
 import { Keyboard } from "./keyboard.js";
 import { NoteOut } from "./note_out.js";
-import { SessionNotes } from "./notes.js";
-import { PlacedNotes } from "./placed_notes.js";
+import { NO_BEAT } from "./passage.js";
 import { NO_WEB_MIDI } from "./ports.js";
 import { Synth } from "./synth.js";
 
@@ -24,26 +23,17 @@ const CHANNELS_ITEM = "tickrt.midi.channels";
 const KEYBOARD_FIELDS = ["keys", "keys-layer", "keys-mode", "keys-bars", "keys-quantize", "keys-sound", "keys-forget"];
 const NO_NOTES = "This model does not tell its notes.";
 const NO_STEMS = "This model does not tell its layers apart.";
-const NO_BEAT = "This session has no beat: name a tempo in a prompt, such as 124 bpm, or play by a plan.";
 
-/** @typedef {import("../connection.js").Message} Message */
-/** @typedef {{name: string, keys: number[], is_percussion: boolean}} Layer */
 /**
  * @typedef {{connection: import("../connection.js").Connection, player: import("../audio/player.js").Player,
- *   ports: import("./ports.js").MidiPorts, notify: (text: string) => void, isPlaying: () => boolean}} Parts
+ *   ports: import("./ports.js").MidiPorts, passage: import("./passage.js").Passage,
+ *   notify: (text: string, isNote?: boolean) => void, isPlaying: () => boolean}} Parts
  */
 
 export class MidiPanel {
-  notes = new SessionNotes();
-  placed = new PlacedNotes();
-  /** @type {Layer[]} */ #layers = [];
-  #isLoop = true;
-  /** Whether the model plays notes of others. */ #takesNotes = false;
-  /** Whether its layers can be told apart. */ #hasStems = false;
+  /** Of which layers channels are offered, as JSON. */ #offeredLayers = "";
+  #hadBeat = false;
   /** Whether stems are being made. */ #makesStems = false;
-  /** The newest bar line. @type {import("./clock.js").BarLine | null} */ #beat = null;
-  #position = { seconds: 0, sample: 0 };
-  #loopStartS = 0;
   /** @type {MIDIOutput | null} */ #output = null;
   #noteOut = new NoteOut();
   #clockOut = new ClockOut();
@@ -56,10 +46,11 @@ export class MidiPanel {
   /** Pitches of a chord, also of keys that are up again. @type {Set<number>} */ #chord = new Set();
 
   /** @param {Parts} parts */
-  constructor({ connection, player, ports, notify, isPlaying }) {
+  constructor({ connection, player, ports, passage, notify, isPlaying }) {
     this.connection = connection;
     this.player = player;
     this.ports = ports;
+    this.passage = passage;
     this.notify = notify;
     this.isPlaying = isPlaying;
     this.keyboard = new Keyboard({
@@ -68,27 +59,29 @@ export class MidiPanel {
     });
     ports.addEventListener("change", () => this.#offerPorts());
     ports.addEventListener("message", (event) => this.#receive(/** @type {CustomEvent} */ (event).detail));
+    passage.addEventListener("begin", () => this.#begin());
+    passage.addEventListener("state", () => this.#state());
     this.#listen();
     this.#offerPorts();
+    this.#begin();
   }
 
   #listen() {
     const on = (/** @type {string} */ id, /** @type {() => void} */ action, type = "change") =>
       find(id).addEventListener(type, action);
-    on("midi-panel-button", () => this.#toggle(), "click");
     on("midi-out", () => this.#choose());
     on("clock-in", () => (this.#clockIn = new ClockIn()));
     on("keys", () => this.#chooseKeys());
     on("keys-layer", () => this.#showLayer());
     on("keys-mode", () => this.#show());
-    on("at-bar", () => this.#show());
     on("keys-forget", () => this.#forget(), "click");
     on("midi-save", () => this.#save(), "click");
     on("stems-save", () => this.#saveStems(), "click");
     addEventListener("pagehide", () => this.silence());
   }
 
-  async #toggle() {
+  /** Show it or not; ask for the ports where it is shown. */
+  async toggle() {
     const isOpen = find("midi-panel").hidden;
     find("midi-panel").hidden = !isOpen;
     find("midi-panel-button").setAttribute("aria-expanded", String(isOpen));
@@ -100,37 +93,30 @@ export class MidiPanel {
     }
   }
 
-  /** A session begins, or goes on in a new epoch. @param {Message} ready @param {boolean} takesNotes */
-  begin(ready, takesNotes) {
+  /** A session begins, or goes on in a new epoch. */
+  #begin() {
+    const { layers, notes } = this.passage;
     this.#jumpsAt = null;
     this.#noteOut.clear();
-    this.notes.clear(ready.sample_rate_hz);
-    this.#clockOut.clear(ready.sample_rate_hz);
-    this.placed.clear();
-    this.#beat = null;
-    this.#isLoop = ready.mode === "loop";
-    this.#takesNotes = takesNotes;
-    this.#hasStems = ready.stems;
-    const isOther = JSON.stringify(this.#layers) !== JSON.stringify(ready.layers);
-    this.#layers = ready.layers;
+    this.#clockOut.clear(notes.rateHz);
+    const isOther = this.#offeredLayers !== JSON.stringify(layers);
+    this.#offeredLayers = JSON.stringify(layers);
     if (isOther) this.#offerLayers();
     this.#show();
-  }
-
-  /** @param {Message} state @param {number} loopStartS where a loop begins on the canvas */
-  state(state, loopStartS) {
-    const hadBeat = this.#beat !== null;
-    this.#beat = state.beat;
-    if (state.beat) this.#clockOut.line(state.beat);
-    if (hadBeat !== (state.beat !== null)) this.#show();
-    this.#position = { seconds: state.canvas_position_s, sample: state.playhead_sample };
-    this.#loopStartS = loopStartS;
-    this.placed.follow(this.#position, this.notes, loopStartS);
   }
 
   /** The music continues elsewhere from a sample on, or (null) at once. @param {number | null} sample */
   jump(sample) {
     this.#jumpsAt = sample ?? this.#playhead;
+  }
+
+  #state() {
+    if (this.#beat) this.#clockOut.line(this.#beat);
+    if (this.#hadBeat !== (this.#beat !== null)) this.#show();
+  }
+
+  get #beat() {
+    return this.passage.beat;
   }
 
   /** The sample that is heard now. */
@@ -147,10 +133,9 @@ export class MidiPanel {
 
   /** Hand on what is due, and follow the clock of others: 20 times a second. */
   tick() {
-    this.#showAtBar();
     if (!this.#isHeard) return this.silence();
     const now = this.#playhead;
-    const until = now + AHEAD_S * this.notes.rateHz;
+    const until = now + AHEAD_S * this.passage.notes.rateHz;
     const jumpsAt = this.#jumpsAt !== null && this.#jumpsAt < until ? this.#jumpsAt : null;
     if (jumpsAt !== null) this.#jumpsAt = null;
     if (this.#output) this.#sendNotes(now, until, jumpsAt);
@@ -161,7 +146,7 @@ export class MidiPanel {
   /** @param {number} now @param {number} until @param {number | null} jumpsAt */
   #sendNotes(now, until, jumpsAt) {
     const ended = jumpsAt === null ? [] : this.#noteOut.stop(jumpsAt);
-    const due = this.#noteOut.due(this.notes, (layer) => this.#channel(layer), now, until);
+    const due = this.#noteOut.due(this.passage.notes, (layer) => this.#channel(layer), now, until);
     for (const { data, sample } of [...ended, ...due]) this.#sendAt(data, this.player.timeMs(sample));
   }
 
@@ -171,7 +156,8 @@ export class MidiPanel {
     if (jumpsAt !== null) this.#sendPulses(this.#clockOut.until(jumpsAt));
     if (!isWanted || jumpsAt !== null) this.#stopClock();
     if (!isWanted) return;
-    if (!this.#clockOut.isOn) this.#clockOut.start(Math.max(jumpsAt ?? 0, now + 0.5 * AHEAD_S * this.notes.rateHz));
+    const ahead = 0.5 * AHEAD_S * this.passage.notes.rateHz;
+    if (!this.#clockOut.isOn) this.#clockOut.start(Math.max(jumpsAt ?? 0, now + ahead));
     this.#sendPulses(this.#clockOut.until(until));
   }
 
@@ -241,7 +227,7 @@ export class MidiPanel {
   /** @param {import("./keyboard.js").PlayedNote} note */
   #released({ pitch, velocity, beganMs, endedMs }) {
     this.#synth.release(pitch);
-    const at = this.player.sampleAt(beganMs) / this.notes.rateHz;
+    const at = this.player.sampleAt(beganMs) / this.passage.notes.rateHz;
     if (this.#isHold || !this.#isHeard || at < 0) return;
     this.#play({
       mode: "echo",
@@ -265,7 +251,7 @@ export class MidiPanel {
   // What is shown.
 
   get #canPlay() {
-    return this.#takesNotes && this.#layers.length > 0 && (this.#isLoop || this.#beat !== null);
+    return this.passage.takesNotes && this.passage.layers.length > 0 && (this.passage.isLoop || this.#beat !== null);
   }
 
   get #isHold() {
@@ -273,42 +259,35 @@ export class MidiPanel {
   }
 
   get #playedLayer() {
-    return this.#layers.find((layer) => layer.name === field("keys-layer").value);
+    return this.passage.layers.find((layer) => layer.name === field("keys-layer").value);
   }
 
   /** What can be used in this session, and why the rest cannot. */
   #show() {
-    const [hasBeat, hasNotes, hasPorts] = [this.#beat !== null, this.#layers.length > 0, this.ports.areOffered];
-    this.#showAtBar();
-    find("at-bar-field").title = hasBeat ? "Changes begin with the next bar that can be reached" : NO_BEAT;
-    enable(["at-bar"], hasBeat);
+    const [hasBeat, hasNotes, hasPorts] = [this.#beat !== null, this.passage.layers.length > 0, this.ports.areOffered];
+    this.#hadBeat = hasBeat;
     enable(["midi-out"], hasPorts && (hasNotes || hasBeat));
     enable(["clock-out", "clock-in"], hasPorts && hasBeat);
     enable(KEYBOARD_FIELDS, this.#canPlay);
     enable(["midi-save"], hasNotes);
-    enable(["stems-save"], this.#hasStems && !this.#makesStems);
+    enable(["stems-save"], this.passage.hasStems && !this.#makesStems);
     explain("midi-out-note", !hasPorts ? NO_WEB_MIDI : !hasNotes ? NO_NOTES : !hasBeat ? NO_BEAT : "");
     explain("clock-in-note", !hasPorts ? NO_WEB_MIDI : !hasBeat ? NO_BEAT : "");
-    const isTaken = this.#takesNotes && hasNotes;
+    const isTaken = this.passage.takesNotes && hasNotes;
     explain("keys-note", !isTaken ? "This model does not play notes of others." : !this.#canPlay ? NO_BEAT : "");
     explain("midi-save-note", hasNotes ? "" : NO_NOTES);
-    explain("stems-save-note", !this.#hasStems ? NO_STEMS : this.#makesStems ? "Making stems …" : "");
+    explain("stems-save-note", !this.passage.hasStems ? NO_STEMS : this.#makesStems ? "Making stems …" : "");
     this.#showMode();
-  }
-
-  /** While nothing plays no bar comes, and changes are made at once. */
-  #showAtBar() {
-    this.connection.isAtBar = this.isPlaying() && this.#beat !== null && field("at-bar").checked;
   }
 
   #showMode() {
     const [echo, hold] = /** @type {HTMLSelectElement} */ (find("keys-mode")).options;
-    echo.textContent = this.#isLoop ? "stays in the loop" : "comes back";
-    hold.disabled = hold.hidden = this.#isLoop;
-    if (this.#isLoop) field("keys-mode").value = "echo";
-    find("keys-bars-field").hidden = this.#isLoop || this.#isHold;
+    echo.textContent = this.passage.isLoop ? "stays in the loop" : "comes back";
+    hold.disabled = hold.hidden = this.passage.isLoop;
+    if (this.passage.isLoop) field("keys-mode").value = "echo";
+    find("keys-bars-field").hidden = this.passage.isLoop || this.#isHold;
     find("keys-quantize-field").hidden = this.#isHold || !this.#beat;
-    find("keys-forget").hidden = !this.#isLoop && !this.#isHold;
+    find("keys-forget").hidden = !this.passage.isLoop && !this.#isHold;
   }
 
   #offerPorts() {
@@ -340,7 +319,7 @@ export class MidiPanel {
     const kept = storedChannels();
     const texts = ["off", ...Array.from({ length: CHANNELS }, (_, i) => String(i + 1))];
     const free = texts.map((_, i) => i).filter((channel) => channel && channel !== DRUM_CHANNEL);
-    const fields = this.#layers.map((layer) => {
+    const fields = this.passage.layers.map((layer) => {
       const channel = layer.is_percussion ? DRUM_CHANNEL : (free.shift() ?? 0);
       const label = element("label", "field", layer.name);
       const select = /** @type {HTMLSelectElement} */ (element("select"));
@@ -352,7 +331,7 @@ export class MidiPanel {
       return label;
     });
     find("midi-channels").replaceChildren(...fields);
-    const names = this.#layers.map((layer) => layer.name);
+    const names = this.passage.layers.map((layer) => layer.name);
     offer("keys-layer", [["", "by pitch"], ...names.map((name) => /** @type {[string, string]} */ ([name, name]))]);
     if (names.includes("melody")) field("keys-layer").value = "melody";
     this.#showLayer();
@@ -376,7 +355,7 @@ export class MidiPanel {
 
   /** One of its own for a layer that is off, as in messages. @param {string} name */
   #freeChannel(name) {
-    const off = this.#layers.filter((layer) => this.#channel(layer.name) === null && !layer.is_percussion);
+    const off = this.passage.layers.filter((layer) => this.#channel(layer.name) === null && !layer.is_percussion);
     const place = off.findIndex((layer) => layer.name === name);
     if (place < 0) return DRUM_CHANNEL - 1;
     const used = [DRUM_CHANNEL, ...Object.values(this.#channels)];
@@ -389,13 +368,14 @@ export class MidiPanel {
   }
 
   #save() {
-    const notes = this.placed.passed;
+    const notes = this.passage.placed.passed;
     if (!notes.length) return this.notify("There are no notes yet: press play.");
     const { bpm, beats, sample } = this.#beat ?? { bpm: 120, beats: 4, sample: 0 };
     const barS = (beats * 60) / bpm;
-    const lineS = this.#position.seconds + (sample - this.#position.sample) / this.notes.rateHz;
+    const { isLoop, loopStartS, position, notes: all } = this.passage;
+    const lineS = position.seconds + (sample - position.sample) / all.rateHz;
     const firstS = notes.reduce((least, { startS }) => Math.min(least, startS), Infinity);
-    const startS = this.#isLoop ? this.#loopStartS : lineS - Math.ceil((lineS - firstS) / barS - 0.02) * barS;
+    const startS = isLoop ? loopStartS : lineS - Math.ceil((lineS - firstS) / barS - 0.02) * barS;
     const channelOf = (/** @type {string} */ layer) => this.#channel(layer) ?? this.#freeChannel(layer);
     download(midiFile(notes, { startS, bpm, beats, channelOf }), "tickrt.mid");
   }

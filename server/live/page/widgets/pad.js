@@ -2,7 +2,7 @@
 
 import { blendColor } from "../theme.js";
 import { element } from "./element.js";
-import { Suggestions } from "./suggestions.js";
+import { placesOf, UnknownWords } from "./unknown_words.js";
 
 /** @typedef {import("../theme.js").Color} Color */
 /**
@@ -56,6 +56,8 @@ export class PromptPad extends EventTarget {
   /** @type {HTMLTextAreaElement[]} */ inputs = [];
   /** @type {HTMLElement[]} */ #shares = [];
   /** What of a prompt is played, and what the model does not understand. @type {HTMLElement[]} */ #notes = [];
+  /** @type {UnknownWords[]} */ #unknown = [];
+  /** What is known of the prompts, as told last. @type {PromptWords[]} */ #told = [];
   /** @type {HTMLElement[]} */ #anchors = [];
   /** @type {Color[]} */ #colors = [];
 
@@ -89,6 +91,7 @@ export class PromptPad extends EventTarget {
       this.#anchors.pop()?.remove();
       this.#shares.pop();
       this.#notes.pop();
+      this.#unknown.pop();
     }
     while (this.count < count) this.#add(this.count);
     if (this.#colors.length) this.paint(this.#colors);
@@ -106,9 +109,9 @@ export class PromptPad extends EventTarget {
     Object.assign(input, { id: `prompt-${id}`, rows: 2, maxLength: 2000, spellcheck: false });
     input.setAttribute("aria-describedby", `words-${id}`);
     note.id = `words-${id}`;
-    input.addEventListener("input", () => {
+    input.addEventListener("input", (event) => {
       this.#note(this.inputs.indexOf(input));
-      this.dispatchEvent(new Event("text"));
+      this.dispatchEvent(new CustomEvent("text", { detail: /** @type {UIEvent} */ (event).detail }));
     });
     input.addEventListener("keydown", (event) => {
       if (event.key === "Enter") event.preventDefault();
@@ -116,8 +119,15 @@ export class PromptPad extends EventTarget {
     [anchor.style.left, anchor.style.top] = ANCHORS[i].map(place);
     anchor.setAttribute("aria-hidden", "true");
     this.root.append(anchor);
-    prompt.append(label, share, input, note);
-    new Suggestions(input, () => this.vocabulary);
+    const unknown = new UnknownWords(input);
+    prompt.append(unknown.root, label, share, note);
+    this.#unknown.push(unknown);
+    input.addEventListener("focus", async () => {
+      const before = input.value;
+      const list = await this.#suggestions(unknown);
+      if (input.value !== before) list?.offer();
+    });
+    input.addEventListener("click", async () => (await this.#suggestions(unknown))?.offerNear());
     // The first two are above the pad, all others below it, in their order.
     if (i < 2) this.root.before(prompt);
     else (i === 2 ? this.root : this.inputs[i - 1].closest(".prompt"))?.after(prompt);
@@ -125,6 +135,18 @@ export class PromptPad extends EventTarget {
     this.#shares.push(share);
     this.#notes.push(note);
     this.#anchors.push(anchor);
+  }
+
+  /** The list of words below a prompt, once it can be loaded. @param {UnknownWords} unknown */
+  async #suggestions(unknown) {
+    const load = async () => new (await import("./suggestions.js")).Suggestions(unknown, () => this.vocabulary);
+    unknown.list ??= load();
+    try {
+      return await unknown.list;
+    } catch {
+      unknown.list = null; // Without a server there is nothing to offer.
+      return null;
+    }
   }
 
   /** @param {PointerEvent} event */
@@ -205,19 +227,21 @@ export class PromptPad extends EventTarget {
     return text && this.words ? `${text}, ${this.words}` : text;
   }
 
-  /** What is known of the prompt with the greatest weight. @param {PromptWords[]} words */
-  strongest(words) {
+  /** What is known of the prompts that are heard, the strongest first. */
+  get heard() {
     const weights = this.weights();
     const texts = this.texts.map((text, i) => ({ text: this.#sent(text), weight: text ? weights[i] : -1 }));
-    const [first] = texts.sort((one, other) => other.weight - one.weight);
-    return words.find((one) => one.text === first.text);
+    const heard = texts.filter(({ weight }) => weight >= LEAST_WEIGHT).sort((one, other) => other.weight - one.weight);
+    return heard.flatMap(({ text }) => this.#told.find((one) => one.text === text) ?? []);
   }
 
   /** Show beside each prompt what of it is played, and what is not understood. @param {PromptWords[]} words */
   showWords(words) {
+    this.#told = words;
     this.texts.forEach((text, i) => {
       const found = words.find((one) => one.text === this.#sent(text));
       if (!found) return;
+      this.#unknown[i].show(found.unknown, found.near);
       const unknown = found.unknown.length ? [[`not understood: ${found.unknown.join(", ")}`]] : [];
       const near = Object.entries(found.near).map(([word, others]) => [
         `${word}:`,
@@ -241,8 +265,8 @@ export class PromptPad extends EventTarget {
     button.textContent = `${other}?`;
     button.title = `${other} instead of ${word}`;
     button.addEventListener("click", () => {
-      this.inputs[i].value = this.inputs[i].value.replace(word, () => other);
-      this.inputs[i].dispatchEvent(new Event("input"));
+      const [place] = placesOf(this.inputs[i].value, [word]);
+      if (place) this.#unknown[i].replace(place, other);
     });
     return button;
   }
@@ -269,6 +293,7 @@ export class PromptPad extends EventTarget {
       const text = prompts[k]?.text ?? "";
       const end = `, ${this.words}`;
       this.inputs[place].value = this.words && text.endsWith(end) ? text.slice(0, -end.length) : text;
+      this.#unknown[place].draw();
       const percent = Math.round((100 * (prompts[k]?.weight ?? 0)) / sum);
       this.#shares[place].textContent = `${percent} %`;
       this.inputs[place].closest(".prompt")?.classList.toggle("is-off", percent < 2);
@@ -286,6 +311,7 @@ export class PromptPad extends EventTarget {
     this.inputs.forEach((input, i) => {
       if (input.value === (texts[i] ?? "")) return;
       input.value = texts[i] ?? "";
+      this.#unknown[i].draw();
       this.#note(i);
     });
     this.#place(x, y);

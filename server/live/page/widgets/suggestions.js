@@ -1,4 +1,7 @@
-/** What could follow in a prompt: words of the model's vocabulary that begin as what is typed. */
+/**
+ * Words of the model for a prompt: those that begin as what is typed, and those that are written like one that the
+ * model does not know.
+ */
 
 import { element } from "./element.js";
 
@@ -24,24 +27,25 @@ export function completions(text, vocabulary) {
   return { letters: 0, words: [] };
 }
 
-/** A list below a text field. Arrows choose, Enter or Tab takes, Escape closes. */
+/** A list below a text field. Arrows choose, Enter or Tab takes, Escape closes; Alt and an arrow, or a click, opens it at a marked word. */
 export class Suggestions {
   #list = /** @type {HTMLUListElement} */ (element("ul", "suggestions"));
-  #letters = 0;
+  /** What a word is put in the place of. @type {import("./unknown_words.js").Place} */ #place = { start: 0, end: 0 };
   #chosen = -1;
 
-  /** @param {HTMLTextAreaElement} input @param {() => readonly string[]} vocabulary */
-  constructor(input, vocabulary) {
+  /** @param {import("./unknown_words.js").UnknownWords} unknown @param {() => readonly string[]} vocabulary */
+  constructor(unknown, vocabulary) {
+    const { input } = unknown;
+    this.unknown = unknown;
     this.input = input;
     this.vocabulary = vocabulary;
     this.#list.id = `${input.id}-suggestions`;
     this.#list.setAttribute("role", "listbox");
-    this.#list.setAttribute("aria-label", "Words of the model");
     this.#list.hidden = true;
     input.setAttribute("aria-autocomplete", "list");
     input.setAttribute("aria-controls", this.#list.id);
     input.after(this.#list);
-    input.addEventListener("input", (event) => event.isTrusted && this.#offer());
+    input.addEventListener("input", (event) => event.isTrusted && this.offer());
     input.addEventListener("blur", () => this.#close());
     input.addEventListener("keydown", (event) => this.#key(event));
     // The field keeps the focus.
@@ -56,9 +60,24 @@ export class Suggestions {
     return this.input.value.slice(0, this.input.selectionStart);
   }
 
-  #offer() {
+  /** Offer what could follow, where something could. */
+  offer() {
     const { letters, words } = completions(this.#before, this.vocabulary());
-    this.#letters = letters;
+    const end = this.input.selectionStart;
+    this.#show("Words of the model", words, { start: end - letters, end });
+  }
+
+  /** Offer what is written like the word at the caret, where the model does not know that. */
+  offerNear() {
+    const near = this.unknown.atCaret;
+    if (near) this.#show(`Words like ${near.word}`, near.words, near);
+    else this.#close();
+  }
+
+  /** @param {string} label @param {readonly string[]} words @param {import("./unknown_words.js").Place} place */
+  #show(label, words, place) {
+    this.#place = place;
+    this.#list.setAttribute("aria-label", label);
     const items = words.map((word, i) => {
       const item = element("li", "", word);
       item.id = `${this.#list.id}-${i}`;
@@ -86,6 +105,11 @@ export class Suggestions {
 
   /** @param {KeyboardEvent} event */
   #key(event) {
+    if (event.altKey && event.key === "ArrowDown") {
+      event.preventDefault();
+      this.offerNear();
+      if (!this.#list.hidden) this.#choose(0);
+    }
     if (this.#list.hidden || event.ctrlKey || event.metaKey || event.altKey) return;
     const items = [...this.#list.children];
     /** @type {Record<string, () => void>} */
@@ -102,9 +126,7 @@ export class Suggestions {
 
   /** @param {string} word */
   #take(word) {
-    const end = this.input.selectionStart;
-    this.input.setRangeText(word, end - this.#letters, end, "end");
     this.#close();
-    this.input.dispatchEvent(new Event("input"));
+    this.unknown.replace(this.#place, word);
   }
 }
