@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from profiling.layers.ceilings import higher, measure_ceilings, parse_peaks
+from profiling.layers.ceilings import best_of, busy_text, measure_ceilings, parse_peaks
 from profiling.layers.measure import measure, sizes_of
 from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile
@@ -61,7 +61,11 @@ def run(
     top: Annotated[int, typer.Option(min=1, help="Layers to show.")] = 15,
     depth: Annotated[int, typer.Option(min=1, help="Parts of a module's path to show.")] = 2,
     ceilings: Annotated[
-        bool, typer.Option("--ceilings", help="Measure the machine's peak arithmetic rate and memory bandwidth.")
+        bool,
+        typer.Option(
+            "--ceilings",
+            help="Measure the machine's peak arithmetic rate and memory bandwidth, between the rounds of executes.",
+        ),
     ] = False,
     peaks: Annotated[str, typer.Option(metavar="GFLOPS,GBPS", help="Both peaks, given instead of measured.")] = "",
     json_path: Annotated[
@@ -122,20 +126,28 @@ def _profile(
     deployment: Deployment, engine: str, sizes: dict[str, int], runs: int, *, peaks: str, ceilings: bool
 ) -> Profile:
     given = parse_peaks(peaks) if peaks else None
-    is_measured = ceilings and given is None
-    with closing(open_device(deployment.target)) as device, TaskProgress([1.0] * (3 if is_measured else 1)) as progress:
-        before = _ceilings(deployment, engine, device, progress) if is_measured else given
+    measured: list[Ceilings] = []
+    with closing(open_device(deployment.target)) as device, TaskProgress([1.0]) as progress:
+
+        def between_rounds(share: float) -> None:
+            """Other load on the machine lowers a measured ceiling, rarely every time."""
+            progress.update(share)
+            if ceilings and given is None:
+                measured.append(_ceilings(deployment, engine, device))
+
         with progress.task(f"{runs} executes of {engine}"):
-            profile = measure(deployment, device, engine, sizes, runs, progress.update)
-        # Other load on the machine lowers a measured ceiling, rarely twice.
-        after = _ceilings(deployment, engine, device, progress) if is_measured else given
-    return replace(profile, ceilings=higher(before, after))
+            profile = measure(deployment, device, engine, sizes, runs, between_rounds)
+            between_rounds(1.0)
+    if not measured:
+        return replace(profile, ceilings=given)
+    if busy := busy_text(profile, measured):
+        return replace(profile, notes=(*profile.notes, busy))
+    return replace(profile, ceilings=best_of(measured))
 
 
-def _ceilings(deployment: Deployment, engine: str, device: Device, progress: TaskProgress) -> Ceilings:
+def _ceilings(deployment: Deployment, engine: str, device: Device) -> Ceilings:
     half = _precision(deployment, engine).startswith(HALF_PRECISIONS)
-    with progress.task("ceilings"):
-        return measure_ceilings(deployment.target, device, half=half, threads=deployment.runtime.threads)
+    return measure_ceilings(deployment.target, device, half=half, threads=deployment.runtime.threads)
 
 
 def _precision(deployment: Deployment, engine: str) -> str:

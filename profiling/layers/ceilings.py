@@ -6,24 +6,33 @@ Layers whose data stays in a cache may be faster than the second one.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from onnx import TensorProto, helper, save
 
 from profiling.layers.roofline import Ceilings
+from profiling.layers.timings import Profile
 from runtime.config.targets import Target
 from runtime.devices.device import Device
+from runtime.devices.machine import num_cores
 from runtime.engines.engine import Engine
 from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.errors import ConfigError, EngineError
 
-RUNS = 20
+# Per measurement; there is one before every round of a profile and one after the last.
+RUNS = 8
 WARM_UP_RUNS = 2
 GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+# A machine is busy where a usual measurement has less of the best one, or of the cores' time, than this share,
+LEAST_SHARE = 0.8
+# or where a layer in float32 on a CPU computes faster than the matrix product by more than this factor.
+MOST_OF_ROOF = 1.1
 OPSET = 20
 IR_VERSION = 10
 EXAMPLE = "--peaks 989000,4800"
@@ -41,16 +50,45 @@ def parse_peaks(text: str) -> Ceilings:
     return Ceilings(flops, size_bytes, "given")
 
 
-def higher(first: Ceilings | None, second: Ceilings | None) -> Ceilings | None:
-    """The higher of each ceiling, of two measurements of one machine."""
-    if first is None or second is None:
-        return first or second
-    flops_per_s = max(first.flops_per_s, second.flops_per_s)
-    return Ceilings(flops_per_s, max(first.bytes_per_s, second.bytes_per_s), first.source)
+def best_of(measured: Sequence[Ceilings]) -> Ceilings:
+    """The highest of each ceiling, of measurements of one machine; of the share of the cores' time the median."""
+    return Ceilings(
+        max(each.flops_per_s for each in measured),
+        max(each.bytes_per_s for each in measured),
+        measured[0].source,
+        median(each.cpu_share for each in measured),
+    )
+
+
+def busy_text(profile: Profile, measured: Sequence[Ceilings]) -> str:
+    """Text: why ceilings measured around the rounds of a profile say nothing; empty on a quiet machine."""
+    best, reasons = best_of(measured), []
+    rates = sorted(each.flops_per_s for each in measured)
+    if median(rates) < LEAST_SHARE * best.flops_per_s:
+        reasons.append(f"the matrix product ran at {rates[0] / 1e9:.0f} to {rates[-1] / 1e9:.0f} GFLOP/s")
+    if best.cpu_share < LEAST_SHARE:
+        reasons.append(f"its threads had {best.cpu_share:.0%} of the cores' time")
+    reached = _of_compute_roof(profile, best)
+    if reached > MOST_OF_ROOF:
+        reasons.append(f"a layer computes at {reached:.0%} of that product's rate")
+    if not reasons:
+        return ""
+    return f"machine busy: {'; '.join(reasons)}. Rooflines are left out: measure again with nothing else running"
+
+
+def _of_compute_roof(profile: Profile, ceilings: Ceilings) -> float:
+    """The largest share of the arithmetic peak of any layer in float32 on a CPU; 0 for other engines.
+
+    No cache makes a layer compute faster than the matrix product; 8-bit and tensor cores do.
+    """
+    if (profile.about.get("target"), profile.about.get("precision")) != ("cpu", "fp32"):
+        return 0.0
+    roofs = (layer.roof(ceilings) for layer in profile.layers)
+    return max((roof.reached or 0.0 for roof in roofs if roof is not None and roof.bound == "compute"), default=0.0)
 
 
 def measure_ceilings(target: Target, device: Device, *, half: bool, threads: int) -> Ceilings:
-    """The best of several runs. half: the matrix product in fp16, on a GPU.
+    """The best of several runs. half: the matrix product in fp16, on a GPU. With one thread on a CPU, of CPU time.
 
     For TensorRT, ONNX Runtime's CUDA provider measures the same GPU. Raises ConfigError where it is not installed.
     """
@@ -58,29 +96,40 @@ def measure_ceilings(target: Target, device: Device, *, half: bool, threads: int
     element = TensorProto.FLOAT16 if half and kind == "cuda" else TensorProto.FLOAT
     size, count = GEMM_SIZE[kind], COPY_BYTES[kind] // 4
     try:
-        gemm_s = _best_s(kind, device, "MatMul", {"a": (size, size), "b": (size, size)}, element, threads)
-        copy_s = _best_s(kind, device, "Neg", {"a": (count,)}, TensorProto.FLOAT, threads)
+        gemm_s, cpu_share = _best(kind, device, "MatMul", {"a": (size, size), "b": (size, size)}, element, threads)
+        copy_s, _ = _best(kind, device, "Neg", {"a": (count,)}, TensorProto.FLOAT, threads)
     except EngineError as error:
         raise ConfigError(
             f"the ceilings of target {target} cannot be measured: {error.what}", fix=DATA_SHEET
         ) from error
     source = f"measured: {size} x {size} matrix product, {COPY_BYTES[kind] >> 20} MiB negated"
-    return Ceilings(2 * size**3 / gemm_s, 2 * COPY_BYTES[kind] / copy_s, source)
+    return Ceilings(2 * size**3 / gemm_s, 2 * COPY_BYTES[kind] / copy_s, source, cpu_share)
 
 
-def _best_s(
+def _best(
     kind: Target, device: Device, op_type: str, shapes: dict[str, tuple[int, ...]], element: int, threads: int
-) -> float:
+) -> tuple[float, float]:
+    """Seconds of the fastest execute, and the share of the cores' time that all of them had (1 on a GPU).
+
+    An execute of one thread on a CPU is measured in CPU time.
+    """
     with TemporaryDirectory() as folder:
         engine = _open(kind, device, op_type, shapes, element, threads, Path(folder))
         try:
-            return min(_times_s(engine, device, shapes, element))
+            walls_s, cpus_s = zip(*_times_s(engine, device, shapes, element), strict=True)
         finally:
             engine.close()
+    if kind != "cpu":
+        return min(walls_s), 1.0
+    num_threads = threads or num_cores()
+    share = min(1.0, sum(cpus_s) / (sum(walls_s) * num_threads))
+    return min(cpus_s if num_threads == 1 else walls_s), share
 
 
-def _times_s(engine: Engine, device: Device, shapes: dict[str, tuple[int, ...]], element: int) -> list[float]:
-    """Seconds of RUNS executes on the device's memory, each waited for."""
+def _times_s(
+    engine: Engine, device: Device, shapes: dict[str, tuple[int, ...]], element: int
+) -> list[tuple[float, float]]:
+    """Seconds of RUNS executes on the device's memory, each waited for: wall time, CPU time of the process."""
     dtype = helper.tensor_dtype_to_np_dtype(element)
     tensors = {name: device.zeros(shape, dtype) for name, shape in (*shapes.items(), ("out", shapes["a"]))}
     stream = device.main
@@ -90,10 +139,10 @@ def _times_s(engine: Engine, device: Device, shapes: dict[str, tuple[int, ...]],
     times = []
     for _ in range(WARM_UP_RUNS + RUNS):
         stream.record().wait()
-        started_s = time.perf_counter()
+        started_s, cpu_started_s = time.perf_counter(), time.process_time()
         execution.launch(stream)
         stream.record().wait()
-        times.append(time.perf_counter() - started_s)
+        times.append((time.perf_counter() - started_s, time.process_time() - cpu_started_s))
     return times[WARM_UP_RUNS:]
 
 

@@ -21,7 +21,7 @@ PER_INPUT: Mapping[str, int] = {"norm": 5, "attention": 5, "reduction": 1}
 # Why a layer may be faster than a ceiling.
 EXCEEDED = (
     "above 100 %: the ceilings are those of a copy in main memory and of one large matrix product; data that stays in a"
-    " cache moves faster, and other load slows down the measurement of a ceiling"
+    " cache moves faster"
 )
 # Operators that move no memory, and operators that read as much as they write.
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Shape", "Size", "Identity"})
@@ -53,11 +53,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """A machine's peaks: operations per second in a large matrix product, bytes per second in a copy."""
+    """A machine's peaks: operations per second in a large matrix product, bytes per second in a copy.
+
+    cpu_share: CPU time of the matrix products over wall time times threads; below 1 where other programs had the cores.
+    """
 
     flops_per_s: float
     bytes_per_s: float
     source: str = ""
+    cpu_share: float = 1.0
 
 
 @dataclass(frozen=True)

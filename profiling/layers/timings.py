@@ -54,8 +54,11 @@ class LayerTiming:
         return median(self.runs_ms)
 
     def roof(self, ceilings: Ceilings | None) -> Roof | None:
-        """Its speed in the median execute, and its ceiling; None where its work is not known."""
-        return measured_roof(self.work, self.median_ms, ceilings) if self.work is not None else None
+        """Its speed in the fastest execute, and its ceiling; None where its work is not known.
+
+        Ceilings are those of the fastest executes, too: other load lengthens a median, and rarely a minimum.
+        """
+        return measured_roof(self.work, min(self.runs_ms), ceilings) if self.work is not None else None
 
 
 @dataclass(frozen=True)

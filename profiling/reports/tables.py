@@ -76,7 +76,7 @@ def layer_grid(profile: Profile, top: int) -> Grid:
     columns: tuple[str, ...] = ("layer", "kind", "ms", "share", "GFLOP/s", "GB/s")
     columns += ("bound", "of roof") if profile.ceilings else ()
     rows = tuple(_layer_row(layer, profile)[: len(columns)] for layer in slowest)
-    title = f"slowest {len(slowest)} of {len(profile.layers)} layers, medians"
+    title = f"slowest {len(slowest)} of {len(profile.layers)} layers, medians; speeds of the fastest execute"
     note = "" if profile.ceilings is None else f"roof: {ceilings_text(profile)}"
     if any(is_exceeded(layer, profile) for layer in slowest):
         note += f"\n{EXCEEDED}"

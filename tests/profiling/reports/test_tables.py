@@ -97,9 +97,9 @@ def test_contents_are_counted() -> None:
 
 
 def small() -> Profile:
-    """Three layers: a product at 80 % of its roof, a copy, and one whose work is not known."""
+    """Three layers: a product at 80 % of its roof in its fastest execute, a copy, and one whose work is not known."""
     layers = (
-        LayerTiming("up", "MatMul", "gemm", (2.0, 4.0, 3.0), 0.6, "net.a", work=Work(4_800_000_000, 30_000_000)),
+        LayerTiming("up", "MatMul", "gemm", (2.0, 4.0, 3.0), 0.6, "net.a", work=Work(3_200_000_000, 20_000_000)),
         LayerTiming(
             "turn", "kgen", "reformat", (1.0,) * 3, 0.2, "net.b", work=Work(0, 60_000), contents=("A", "B", "A")
         ),
@@ -119,7 +119,7 @@ def test_a_report_has_these_cells() -> None:
         ("gemm", "3.000", "60.0%", "1"), ("reformat", "1.000", "20.0%", "1"), ("other", "1.000", "20.0%", "1"),
         ("sum", "5.000", "100.0%", "3"),
     )  # fmt: skip
-    assert (slowest.title, slowest.num_text) == ("slowest 2 of 3 layers, medians", 2)
+    assert (slowest.title, slowest.num_text) == ("slowest 2 of 3 layers, medians; speeds of the fastest execute", 2)
     assert slowest.rows == (
         ("up: MatMul", "gemm", "3.000", "60.0%", "1600.0", "10.0", "compute", "80%"),
         ("turn: kgen of A 2, B", "reformat", "1.000", "20.0%", "0.0", "0.06", "memory", "0%"),
