@@ -16,7 +16,6 @@ from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile, Wall
 from profiling.profile_cli import app
 from runtime.devices.device import HostDevice
-from runtime.task_progress import TaskProgress
 
 
 def run(*arguments: str) -> Result:
@@ -79,12 +78,12 @@ def test_diff_compares_two_profiles(built: Built, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected", "steps"),
     [
-        ({"peaks": "", "ceilings": True}, Ceilings(30.0, 8.0, "measured"), ["ceilings", "profiled", "ceilings"]),
-        ({"peaks": "1,2", "ceilings": True}, Ceilings(1e9, 2e9, "given"), ["profiled"]),
-        ({"peaks": "", "ceilings": False}, None, ["profiled"]),
+        ({"peaks": "", "ceilings": True}, Ceilings(30.0, 8.0, "measured"), ["ceilings", "profiled"] * 2 + ["ceilings"]),
+        ({"peaks": "1,2", "ceilings": True}, Ceilings(1e9, 2e9, "given"), ["profiled"] * 2),
+        ({"peaks": "", "ceilings": False}, None, ["profiled"] * 2),
     ],
 )
-def test_ceilings_are_measured_before_and_after_and_the_higher_ones_count(
+def test_ceilings_are_measured_around_every_round_and_the_highest_ones_count(
     options: dict[str, Any],
     expected: Ceilings | None,
     steps: list[str],
@@ -92,7 +91,7 @@ def test_ceilings_are_measured_before_and_after_and_the_higher_ones_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
-    found = iter((Ceilings(30.0, 4.0, "measured"), Ceilings(20.0, 8.0, "measured")))
+    found = iter(Ceilings(*each, "measured") for each in ((30.0, 4.0), (29.0, 8.0), (28.0, 5.0)))
 
     def ceilings(target: str, device: Any, *, half: bool, threads: int) -> Ceilings:
         assert (target, half, threads) == ("cpu", False, built().runtime.threads)
@@ -100,7 +99,9 @@ def test_ceilings_are_measured_before_and_after_and_the_higher_ones_count(
         return next(found)
 
     def measure(deployment: Any, device: Any, engine: str, sizes: Any, runs: int, on_share: Any) -> Profile:
-        done.append("profiled")
+        for share in (0.0, 0.5):
+            on_share(share)
+            done.append("profiled")
         return Profile(engine, runs, (), Wall((1.0,)))
 
     monkeypatch.setattr(profile_cli, "measure_ceilings", ceilings)
@@ -109,13 +110,20 @@ def test_ceilings_are_measured_before_and_after_and_the_higher_ones_count(
     assert (profile.ceilings, profile.runs, done) == (expected, 3, steps)
 
 
+def test_a_busy_machine_is_said_in_place_of_rooflines(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    starved = Ceilings(69e9, 8e9, "measured", cpu_share=0.4)
+    monkeypatch.setattr(profile_cli, "measure_ceilings", lambda *about, half, threads: starved)
+    result = run(str(built().path), "--rows", "2", "--runs", "2", "--ceilings")
+    assert result.exit_code == 0, result.stderr
+    assert "machine busy: its threads had 40% of the cores' time" in " ".join(result.stdout.split())
+    assert "of roof" not in result.stdout
+
+
 def test_ceilings_are_those_of_the_engines_precision(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     precisions = iter(("fp32", "bf16", "fp16", "fp8"))
     monkeypatch.setattr(profile_cli, "_precision", lambda deployment, engine: next(precisions))
     monkeypatch.setattr(profile_cli, "measure_ceilings", lambda *about, half, threads: asked.append(half))
-    progress: Any = TaskProgress([1.0])
-    with progress:
-        for _ in range(4):
-            profile_cli._ceilings(built(), "decoder", HostDevice(), progress)
+    for _ in range(4):
+        profile_cli._ceilings(built(), "decoder", HostDevice())
     assert asked == [False, True, True, False]
