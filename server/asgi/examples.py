@@ -260,7 +260,8 @@ def describe(document: dict[str, Any]) -> None:
     document["externalDocs"] = PROTOCOL
     for operation in (operation for path in document["paths"].values() for operation in path.values()):
         example = EXAMPLES[operation["operationId"]]
-        operation["summary"] = operation["description"].partition("\n\n")[0].partition(". ")[0].rstrip(".")
+        sentence = operation["description"].partition("\n\n")[0].partition(". ")[0].rstrip(".")
+        operation["summary"] = sentence.replace("`", "")
         for parameter in operation.get("parameters", ()):
             if parameter["name"] in example.parameters:
                 parameter["example"] = example.parameters[parameter["name"]]

@@ -89,7 +89,7 @@ async def list_sessions(request: Request) -> SessionList:
     return SessionList(data=cards)
 
 
-@router.get("/sessions/{session}", responses=problem_responses(401, 403, 404, 501, 503))
+@router.get("/sessions/{session}", responses=problem_responses(401, 403, 404, 422, 501, 503))
 async def get_session(request: Request, session: str) -> SessionDetail:
     """One live session, with its plan."""
     info = _find(service_of(request).live_host(), session)
@@ -122,7 +122,7 @@ async def get_stems(request: Request, session: str) -> Response:
     return Response(content, media_type=ARCHIVE.media_type, headers=headers)
 
 
-@router.delete("/sessions/{session}", status_code=204, responses=problem_responses(401, 403, 404, 501, 503))
+@router.delete("/sessions/{session}", status_code=204, responses=problem_responses(401, 403, 404, 422, 501, 503))
 async def end_session(request: Request, session: str) -> Response:
     """End a live session; its client gets `closed`."""
     host = service_of(request).live_host()

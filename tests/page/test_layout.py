@@ -30,14 +30,25 @@ LINES = """() => [...document.querySelectorAll("header, header *, main *, footer
   }
   return [[row.id || row.className || row.tagName, lines.map(({ count }) => count)]];
 })"""
-# What can be read or used and lies under a box, what is in the message itself apart.
-COVERED = """({ x, y, width, height }) =>
-  [...document.querySelectorAll("button, input, select, textarea, [role=slider], [role=timer], .stats b, .stats span")]
-    .filter((item) => !item.closest("#messages") && item.checkVisibility({ visibilityProperty: true }))
-    .filter((item) => {
-      const box = item.getBoundingClientRect();
-      return box.left < x + width && box.right > x && box.top < y + height && box.bottom > y;
-    }).map((item) => item.id || item.outerHTML)"""
+# Whether a message with this text is shown, whole, over nothing that can be read or used.
+SHOWN_OVER_NOTHING = """(text) => {
+  const message = [...document.querySelectorAll("#messages > *")].find((one) => one.checkVisibility());
+  if (!message?.textContent.includes(text)) return false;
+  const own = message.getBoundingClientRect();
+  const covered = [...document.querySelectorAll(
+    "button, input, select, textarea, [role=slider], [role=timer], .stats b, .stats span")].filter((item) => {
+    if (item.closest("#messages") || !item.checkVisibility({ visibilityProperty: true })) return false;
+    const box = item.getBoundingClientRect();
+    return box.left < own.right && box.right > own.left && box.top < own.bottom && box.bottom > own.top;
+  });
+  return own.top >= 0 && own.bottom <= innerHeight && !covered.length;
+}"""
+# Messages stay until they are closed.
+PATIENT = """const later = window.setTimeout;
+window.setTimeout = (run, ms, ...more) => (ms >= 9000 ? 0 : later(run, ms, ...more));"""
+# Closes the message with this text, where it is there still.
+CLOSE = """(text) => [...document.querySelectorAll("#messages > *")].filter((one) => one.textContent.includes(text))
+  .forEach((one) => one.querySelector("[aria-label='Close the message']").click())"""
 # The colors of the pad at 21 x 21 places, and those of its corners.
 PAD_COLORS = """async () => {
   const { blendColor, cornerColors } = await import("./page/theme.js");
@@ -94,13 +105,20 @@ def test_a_phone_has_play_pad_and_music_before_the_canvas(server: Any, open_page
     tops = [box_of(page.locator(one))["y"] for one in ("#pad", "[aria-label=Music]", "[aria-label=Canvas]")]
     assert tops == sorted(tops)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    # Wherever the page is scrolled to, play can be pressed.
+    on_play = """([share, x, y]) => {
+      scrollTo(0, share * document.documentElement.scrollHeight);
+      return document.elementFromPoint(x, y).closest("button")?.id;
+    }"""
+    middle = [play["x"] + play["width"] / 2, play["y"] + play["height"] / 2]
+    assert {page.evaluate(on_play, [i / 40, *middle]) for i in range(41)} == {"play"}
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (800, 900), (390, 844)])
 def test_messages_cover_nothing_and_move_nothing(
     server: Any, open_page: OpenPage, tmp_path: Path, width: int, height: int
 ) -> None:
-    page = opened(open_page, server, width, height)
+    page = opened(open_page, server, width, height, script=PATIENT)
     page.wait_for_function("() => document.getElementById('words-d').textContent.includes('bpm')")
     places = """() => [...document.querySelectorAll("main > :not(.deck), main > :not(.deck) *")]
       .map((one) => one.getBoundingClientRect().top - document.body.getBoundingClientRect().top)"""
@@ -108,21 +126,16 @@ def test_messages_cover_nothing_and_move_nothing(
     damaged = tmp_path / "preset.json"
     damaged.write_text("{", encoding="utf-8")
     page.set_input_files("#preset-file", damaged)
-    alert = page.get_by_role("alert")
-    alert.get_by_text("This is not a preset").wait_for()
+    page.get_by_role("alert").get_by_text("This is not a preset").wait_for()
     page.get_by_role("button", name="Share").click()
     assert page.evaluate(places) == before
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
-    # One after the other, each until it is closed or has had its time.
-    for text in ("This is not a preset", "The address holds this preset"):
-        message = alert.get_by_text(text)
-        message.wait_for()
-        assert page.evaluate(COVERED, box_of(page.locator("#messages"))) == []
-        box = box_of(message)
-        assert box["y"] >= 0
-        assert box["y"] + box["height"] <= height
-        page.get_by_role("button", name="Close the message").click()
-    assert alert.inner_text() == ""
+    # One after the other.
+    page.wait_for_function(SHOWN_OVER_NOTHING, arg="This is not a preset")
+    page.evaluate(CLOSE, "This is not a preset")
+    page.wait_for_function(SHOWN_OVER_NOTHING, arg="The address holds this preset")
+    page.evaluate(CLOSE, "The address holds this preset")
+    assert page.inner_text("#messages") == ""
     assert page.locator("#save-loop").is_visible()
 
 

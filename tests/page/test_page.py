@@ -92,6 +92,31 @@ def test_it_opens_and_plays(server: Any, open_page: OpenPage) -> None:
     assert page.get_attribute("#play", "aria-pressed") == "false"
 
 
+def test_what_is_fetched_until_it_plays_is_at_most_90_kib(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    page.goto("about:blank")
+    sizes: dict[str, int] = {}
+
+    def note(response: Any) -> None:
+        name = response.url.removeprefix(server.url)
+        if name == "" or name.startswith("page/"):
+            sizes[name] = max(sizes.get(name, 0), int(response.headers.get("content-length", 0)))
+
+    page.on("response", note)
+    page.goto(server.url)
+    page.wait_for_selector("#status[data-status=live]")
+    play(page)
+    assert {"", "page/main.js", "page/style.css", "page/audio/player.js"} <= set(sizes)
+    assert not any(name.startswith(("page/midi/panel", "page/help")) for name in sizes)
+    # What the audio thread fetches is not reported.
+    for name in ("page/audio/worklet.js", "page/audio/ring.js"):
+        sizes[name] = int(httpx.get(server.url + name, headers={"accept-encoding": "gzip"}).headers["content-length"])
+    assert 60 * 1024 < sum(sizes.values()) <= 90 * 1024
+    page.get_by_role("button", name="MIDI", exact=True).click()
+    page.get_by_role("combobox", name="MIDI output").wait_for()
+    assert sizes["page/midi/panel.js"] > 0
+
+
 def test_a_knob_changes_the_sound(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     play(page)
