@@ -135,6 +135,7 @@ class SamplerSpec(TomlTable):
     steps: int = Field(default=8, ge=1)
     live_steps: int = Field(default_factory=lambda data: data["steps"], ge=1)
     shift: float = Field(default=1.0, gt=0)
+    solver: Literal["ode", "sde", "ab2"] = "ode"
     guidance: float = 1.0
     denoise: float = Field(default=1.0, ge=0, le=1)
     blend_power: Literal[1, 2, 4] = 1

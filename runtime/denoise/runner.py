@@ -10,7 +10,7 @@ import numpy as np
 
 from runtime.denoise.adapter_factors import AdapterFactors
 from runtime.denoise.bucket import FASTEST, DenoiseParts, LengthBucket
-from runtime.denoise.prepared import PreparedGeneration
+from runtime.denoise.prepared import PreparedGeneration, VelocityParts
 from runtime.denoise.row_layout import RowLayout
 from runtime.devices.device import Event, Stream
 from runtime.devices.memory import ArrayPool
@@ -89,6 +89,7 @@ class FrozenStates:
 
     states: Mapping[str, Array]
     has_cached_negative: bool
+    previous: VelocityParts | None
     copied: Event
 
     def arrived(self) -> Mapping[str, Array]:
@@ -98,7 +99,12 @@ class FrozenStates:
 
     def continued(self, work: PreparedGeneration) -> PreparedGeneration:
         """`work` from where it was frozen. Waits until the states are copied."""
-        return replace(work, states=self.arrived(), has_cached_negative=self.has_cached_negative)
+        return replace(
+            work,
+            states=self.arrived(),
+            has_cached_negative=self.has_cached_negative,
+            previous=self.previous,
+        )
 
 
 class DenoiseRunner:
@@ -241,7 +247,7 @@ class DenoiseRunner:
         self._copies.wait(self._stream.record())
         arrays = {name: pool.lend() for name in bucket.state.names}  # [T, C] each
         bucket.state.read_out(slot.index, arrays, self._copies)
-        return FrozenStates(arrays, bucket.has_cached_negative(slot), self._copies.record())
+        return FrozenStates(arrays, bucket.has_cached_negative(slot), bucket.previous(slot), self._copies.record())
 
     def _close(self, frames: int) -> None:
         """Close a bucket. Its memory must not be used by others before what is pending has run: this waits."""

@@ -102,7 +102,7 @@ class RequestComposer:
             denoise=denoise_of(options, source, self.bundle),
             seed=seed,
             guidance_mode=options.guidance_mode,
-            solver=options.solver,
+            solver=_first(options.solver, sampler.solver),
             context=self._context(options, segment, inputs, mask),
             source=None if source is None else segment.part(source, self.bundle.silence(segment.frames)),
             noise=self._noise(options, segment, seed, inputs.noise),

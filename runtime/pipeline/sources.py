@@ -101,7 +101,7 @@ def _check_effects(options: GenerationOptions, inputs: GenerationInputs, bundle:
     """Raises RequestError for the first option that another one, or an input, makes ineffective."""
     has_curve, has_strength = options.target_curve is not None, options.x0_strength is not None
     has_target = inputs.target is not None
-    is_sde = options.solver == "sde" or options.sde_curve is not None
+    is_sde = (options.solver or bundle.sampler.solver) == "sde" or options.sde_curve is not None
     dcw, has_structure = options.dcw, inputs.known is not None or options.codes is not None
     for is_ineffective, field, why in (
         (inputs.condition is not None and bool(options.prompt), "prompt", "beside condition tokens"),

@@ -150,7 +150,11 @@ class GenerationOptions(TextOptions, StepOptions):
         default="full",
         description="The negative: computed each step (full), the initial noise (self), the first step's (initialize).",
     )
-    solver: Literal["ode", "sde"] = Field(default="ode", description="ode: Euler; sde: fresh noise in each step.")
+    solver: Literal["ode", "sde", "ab2"] | None = Field(
+        default=None,
+        description="ode: Euler; sde: fresh noise in each step; ab2: second order, by the velocity of the step before "
+        "(Adams-Bashforth). Default: the model's.",
+    )
     initial_noise_curve: UnitCurve | None = Field(
         default=None,
         description="With a source: how much of each moment starts as noise (1) or as the source (0).",

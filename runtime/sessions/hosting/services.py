@@ -154,6 +154,7 @@ def live_model(pipeline: Pipeline) -> LiveModel:
             "guidance": sampler.guidance,
             "steps": sampler.live_steps,
             "shift": sampler.shift,
+            "solver": sampler.solver,
             "dcw": DcwOptions(**sampler.dcw.model_dump()),
             **denoise,
         },
