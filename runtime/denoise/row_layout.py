@@ -48,8 +48,8 @@ class LaunchKey(NamedTuple):
 class LiveSlot:
     """A slot with what was prepared for it, and the rows of its next step, which `refresh` computes.
 
-    has_cached_negative: its negative velocity is kept from here on. previous: what the velocity of its last step is made
-    of, None where the next one cannot extrapolate from it. The rows stay as they are before step `rows_until`.
+    has_cached_negative: its negative velocity is kept from here on. previous: the parts of its last step's velocity,
+    None where the next one cannot extrapolate from it. The rows stay as they are before step `rows_until`.
     """
 
     slot: Slot

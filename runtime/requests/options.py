@@ -93,10 +93,11 @@ class StepOptions(OptionModel):
     adapters: Adapters | None = Field(default=None, description="LoRA adapters, each with its strength.")
     cfg_interval_start: Share | None = Field(
         default=None,
-        description="Guidance acts only where 1 - t is at least this: 0 is the first step, 1 the end. Default: 0.",
+        description="Guidance acts only where 1 - t is at least this: 0 is the first step, 1 the end. Default: the "
+        "model's.",
     )
     cfg_interval_end: Share | None = Field(
-        default=None, description="Guidance acts only where 1 - t is at most this. Default: 1."
+        default=None, description="Guidance acts only where 1 - t is at most this. Default: the model's."
     )
 
     @model_validator(mode="after")

@@ -155,6 +155,8 @@ def live_model(pipeline: Pipeline) -> LiveModel:
             "steps": sampler.live_steps,
             "shift": sampler.shift,
             "solver": sampler.solver,
+            "cfg_interval_start": sampler.cfg_interval_start,
+            "cfg_interval_end": sampler.cfg_interval_end,
             "dcw": DcwOptions(**sampler.dcw.model_dump()),
             **denoise,
         },
