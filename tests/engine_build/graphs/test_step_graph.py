@@ -380,6 +380,20 @@ def test_neutral_values_give_the_plain_result(features: Features) -> None:
     np.testing.assert_array_equal(superset["finite"], plain["finite"])
 
 
+@pytest.mark.parametrize("features", [f for f in COMMON if "ab2" not in f], ids=variant_name)
+def test_a_slot_that_extrapolates_nothing_is_bit_identical_beside_those_that_do(features: Features) -> None:
+    """Whatever velocity another generation left in its slot."""
+    slots = Maker(14, 10, 4).batch(features, 4)
+    without = execute("step", 4, features, feeds_of(slots, features, 4))
+    feeds = feeds_of(slots, features | {"ab2"}, 4)
+    feeds["previous_velocity"][:] = np.random.default_rng(14).standard_normal(feeds["previous_velocity"].shape)
+    feeds["extrapolation"][1] = 0.5
+    results = execute("step", 4, features | {"ab2"}, feeds)
+    for name, before in without.items():
+        np.testing.assert_array_equal(results[name][[0, 2, 3, 4]], before[[0, 2, 3, 4]], err_msg=name)
+    assert not np.array_equal(results["next_latents"][1], without["next_latents"][1])
+
+
 @pytest.mark.parametrize("features", COMMON, ids=variant_name)
 def test_an_empty_slot_stays_as_it_is(features: Features) -> None:
     slots = Maker(6, 6, 4).batch(features, 2)
