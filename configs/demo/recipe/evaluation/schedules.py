@@ -8,13 +8,12 @@ import numpy as np
 
 from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Row
-from configs.demo.recipe.evaluation.steps import CONVERGED_STEPS, PROMPTS, steps_row
+from configs.demo.recipe.evaluation.steps import CONVERGED, PROMPTS, steps_row
 from configs.demo.recipe.latents import SILENCE, FloatArray
 from runtime.requests.timesteps import schedule
 
 Options = Mapping[str, Any]
 
-CONVERGED: Final[Options] = {"steps": CONVERGED_STEPS, "solver": "ab2", "cfg_interval_end": 1.0}
 # What the search minimizes, and what shows whether that holds for other music.
 SEARCH_SEEDS: Final = (8400, 9400)
 HELD_OUT_SEEDS: Final = (7400, 6400)

@@ -11,6 +11,7 @@ pytest.importorskip("librosa")
 from configs.demo.recipe.evaluation import schedules
 from configs.demo.recipe.evaluation.player import Piece
 from configs.demo.recipe.evaluation.schedules import Judge, lengths_of, rows_of, search, times_of
+from configs.demo.recipe.evaluation.steps import CONVERGED_STEPS
 from configs.demo.recipe.latents import CHANNELS, SILENCE, FloatArray
 from runtime.requests.timesteps import schedule
 
@@ -32,7 +33,7 @@ class DistantPlayer:
 
     def latents(self, piece: Piece) -> FloatArray:
         found = np.full((16, CHANNELS), SILENCE + 1.0, np.float32)
-        if "steps" in piece.options and piece.options["steps"] == schedules.CONVERGED_STEPS:
+        if "steps" in piece.options and piece.options["steps"] == CONVERGED_STEPS:
             return found
         times = piece.options.get("timesteps")
         if times is None:
