@@ -33,7 +33,7 @@ ALL_STEP_FEATURES = variant_name(STEP_FEATURES)
 STEP_VARIANTS = (
     PLAIN, "guidance", "dcw", "dcw+guidance", "blend", "blend+guidance", "mask", "guidance+mask", "target",
     "guidance+target", "ode_noise", "guidance+ode_noise", "sde", "guidance+sde", "guidance+rcfg", "guidance+rescale",
-    ALL_STEP_FEATURES,
+    "ab2", "ab2+guidance", "ab2+blend+guidance", "ab2+guidance+mask", ALL_STEP_FEATURES,
 )  # fmt: skip
 ROWS_VARIANTS = (PLAIN, "gain", "mask", variant_name(ROWS_FEATURES))
 # Instructions of x86 with which products of 8 bits, summed in 32, are faster than float32; on ARM that is not measured.

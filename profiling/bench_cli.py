@@ -45,7 +45,8 @@ def bench(
     ] = None,
     dcw: Annotated[bool, workload_option("--dcw", help="With the wavelet-domain correction.")] = False,
     features: Annotated[
-        str, workload_option(help="More features of the step: rcfg,mask,target,sde,ode_noise,blend,gain,guidance,dcw.")
+        str,
+        workload_option(help="More features of the step: rcfg,mask,target,sde,ab2,ode_noise,blend,gain,guidance,dcw."),
     ] = "",
     frames: Annotated[int, workload_option(min=0, help="Frames per generation; 0 is the bundle's canvas.")] = 0,
     steps: Annotated[int, workload_option(min=0, help="Steps per generation; 0 is the bundle's default.")] = 0,

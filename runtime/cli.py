@@ -209,8 +209,9 @@ def _bundle_of(args: Iterable[str]) -> Bundle | None:
 def _with_facts(text: str, option: str, bundle: Bundle) -> str:
     """An option's help with the bundle's default and range."""
     default = getattr(bundle.sampler, option, None)
-    if isinstance(default, int | float):
-        text = text.replace("the model's", f"{default:g}, that of {bundle.name}")
+    if isinstance(default, str | int | float):
+        shown = default if isinstance(default, str) else f"{default:g}"
+        text = text.replace("the model's", f"{shown}, that of {bundle.name}")
     if option in bundle.options.narrowed:
         text = text.replace(range_text(*getattr(ANY_MODEL, option).ends), f"{getattr(bundle.options, option)}")
     return text

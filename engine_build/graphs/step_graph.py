@@ -56,7 +56,7 @@ def step_graph(channels: int, features: Iterable[str], rule: BlendRule = MEAN) -
     """Latents and velocities of all slots -> their next latents; steps 3 to 7. Raises BuildError.
 
     Outputs: next_latents `[S,T,C]`, finite `[S]` bool; with `guidance` next_momentum_state, with `rcfg`
-    next_cached_negative_velocity, both `[S,T,C]`.
+    next_cached_negative_velocity, with `ab2` next_previous_velocity, all `[S,T,C]`.
     """
     features = _checked(features, STEP_FEATURES)
     graph = GraphWriter(f"step.{variant_name(features)}")
@@ -66,6 +66,8 @@ def step_graph(channels: int, features: Iterable[str], rule: BlendRule = MEAN) -
         velocity = _keep_level(graph, inputs, velocity, rule)
     if "guidance" in features:
         velocity = _guide(graph, inputs, velocity, channels)
+    if "ab2" in features:
+        velocity = _extrapolate(graph, inputs, velocity, channels)
     latents = _integrate(graph, inputs, velocity, features)
     if "dcw" in features:
         latents = _dcw(graph, inputs, velocity, latents, channels)
@@ -244,6 +246,15 @@ def _rescale(graph: GraphWriter, inputs: _Inputs, guided: str, length: str) -> s
         excess = graph.op("Sub", graph.op("Div", length, _norm(graph, guided)), graph.constant(1.0))
         factor = graph.op("Add", graph.op("Mul", inputs.column("rescale"), excess), graph.constant(1.0))
         return graph.op("Mul", guided, factor)
+
+
+def _extrapolate(graph: GraphWriter, inputs: _Inputs, velocity: str, channels: int) -> str:
+    """v + c (v - v_prev), c = h / (2 h_prev): two-step Adams-Bashforth for unequal steps; c = 0 leaves v as it is."""
+    with graph.scope("ab2"):
+        change = graph.op("Sub", velocity, inputs["previous_velocity"])
+        extrapolated = graph.op("Add", velocity, graph.op("Mul", inputs.column("extrapolation"), change))
+    graph.output("next_previous_velocity", velocity, ("slots", "frames", channels))
+    return extrapolated
 
 
 def _integrate(graph: GraphWriter, inputs: _Inputs, velocity: str, features: frozenset[str]) -> str:

@@ -155,6 +155,8 @@ def _step_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSp
         outputs.append(_output("next_momentum_state", "STC"))
     if "rcfg" in features:
         outputs.append(_output("next_cached_negative_velocity", "STC"))
+    if "ab2" in features:
+        outputs.append(_output("next_previous_velocity", "STC"))
     graph = graph_of(step_graph(bundle.latents.channels, features, _blend_rule(bundle)))
     name = f"step.{variant_name(features)}"
     return _tick_spec(name, graph, step_inputs(features), outputs, features, bundle, deployment)

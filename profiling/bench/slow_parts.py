@@ -25,7 +25,7 @@ from runtime.engines.launch_cache import Call, Launch, LaunchCache
 
 # A slot's own row begins at a multiple of so many elements: for GPUs, at a multiple of 256 bytes.
 ROW_STRIDE = 256
-EVERY_TICK = ("time", "next_time", "target_gate")
+EVERY_TICK = ("time", "next_time", "target_gate", "extrapolation")
 TECHNIQUES = EVENT_WAIT, BATCHED_STEP, FROZEN_CONDITIONS = "event_wait", "batched_step", "frozen_conditions"
 
 

@@ -21,7 +21,7 @@ TOKENS = 16
 SCALE = np.float32(0.001)
 DCW = Dcw("double", low=0.05, high=0.02)
 GUIDANCE = 3.0
-FEATURES = ("guidance", "rcfg", "dcw", "mask", "target", "sde", "ode_noise", "blend", "gain")
+FEATURES = ("guidance", "rcfg", "dcw", "mask", "target", "sde", "ode_noise", "blend", "gain", "ab2")
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def make_request(load: Workload, bundle: Bundle, engines: EngineSet, index: int)
         conditions=blended if "blend" in load.more else (Condition(first),),
         negatives=(Condition(negative),) if load.guidance != 1.0 else (),
         guidance_mode="initialize" if "rcfg" in load.more else "full",
-        solver="sde" if "sde" in load.more else "ode",
+        solver=next((name for name in ("sde", "ab2") if name in load.more), "ode"),
         context=_empty_context(bundle, load.frames),
         session=load.session_of(index),
         client=load.session_of(index),

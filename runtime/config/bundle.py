@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -129,16 +130,36 @@ class SamplerSpec(TomlTable):
     """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon.
 
     blend_power: several prompts are blended by the mean of this power of what each predicts, around silence; 1 is the
-    mean of velocities, in which what one prompt plays alone is as weak as its share.
+    mean of velocities, in which what one prompt plays alone is as weak as its share. schedules: number of steps -> the
+    time of each, in place of what the shift makes of that number: where a generation gives no shift and starts from
+    noise.
     """
 
     steps: int = Field(default=8, ge=1)
     live_steps: int = Field(default_factory=lambda data: data["steps"], ge=1)
     shift: float = Field(default=1.0, gt=0)
+    schedules: Mapping[int, tuple[float, ...]] = {}
+    solver: Literal["ode", "sde", "ab2"] = "ode"
     guidance: float = 1.0
+    cfg_interval_start: float = Field(default=0.0, ge=0, le=1)
+    cfg_interval_end: float = Field(default=1.0, ge=0, le=1)
     denoise: float = Field(default=1.0, ge=0, le=1)
     blend_power: Literal[1, 2, 4] = 1
     dcw: DcwSpec = DcwSpec()
+
+    @model_validator(mode="after")
+    def _check_interval(self) -> Self:
+        if self.cfg_interval_start > self.cfg_interval_end:
+            raise ValueError("needs cfg_interval_start <= cfg_interval_end")
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedules(self) -> Self:
+        for steps, times in self.schedules.items():
+            falls = all(later < earlier for earlier, later in pairwise((*times, 0.0)))
+            if len(times) != steps or not falls or times[0] != 1.0:
+                raise ValueError(f"schedules.{steps}: expected {steps} times, from 1 down to above 0")
+        return self
 
 
 class Bundle(TomlTable):

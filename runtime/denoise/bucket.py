@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from runtime.denoise.adapter_factors import AdapterFactors
-from runtime.denoise.prepared import PreparedGeneration
+from runtime.denoise.prepared import PreparedGeneration, VelocityParts
 from runtime.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
 from runtime.denoise.row_layout import LaunchKey, LayoutRules, LiveSlot, RowLayout
 from runtime.denoise.slot_fields import FIELDS, written_states
@@ -75,6 +75,7 @@ class LengthBucket:
         self._ticks_left = 0
         self._bound: dict[tuple[int, ...], Launch] = {}
         self._first_negatives: list[LiveSlot] = []
+        self._multistep: list[LiveSlot] = []
         self._written_adapters: tuple[object, int] | None = None
 
     def __len__(self) -> int:
@@ -83,7 +84,7 @@ class LengthBucket:
     def admit(self, slot: Slot) -> None:
         """Copy what was prepared for a slot into its rows."""
         work: PreparedGeneration = slot.work
-        live = self._live[slot.index] = LiveSlot(slot, work, work.has_cached_negative)
+        live = self._live[slot.index] = LiveSlot(slot, work, work.has_cached_negative, work.previous)
         self.state.admit(slot.index, work, slot.step)
         if live.pauses_guidance:
             self.state.write(slot.index, live.guidance_fields)
@@ -119,6 +120,7 @@ class LengthBucket:
             self._bound.clear()
             pairs = zip(live, self._layout.negatives, strict=True)
             self._first_negatives = [item for item, rows in pairs if rows]
+            self._multistep = [item for item in live if item.work.extrapolation]
         return self._layout
 
     def _refresh(self, live: LiveSlot) -> None:
@@ -135,6 +137,8 @@ class LengthBucket:
         if layout.features & {"sde", "ode_noise"}:
             self._write_noise()
         self._rows.set_times(self.state.set_times())
+        for live in self._multistep:
+            self.state.extrapolate(live.slot.index, live.extrapolation)
         self.state.flush()
         self._vectors.flush(self._context.stream)
         if layout.adapters:
@@ -147,6 +151,9 @@ class LengthBucket:
     def launched(self, layout: RowLayout, launch: Launch) -> memoryview:
         """The launch is on the stream. Returns where its finite flags `[S]` arrive, valid once the tick is done."""
         self.state.after_launch(launch.writes)
+        for live in self._multistep:
+            # A step that adds noise moves the latents away from where its velocity was taken.
+            live.previous = None if live.work.values.draws_noise else live.velocity_parts
         if layout.features & {"sde", "ode_noise"}:
             for live in self._drawing():
                 self._noise.draw_next(live)
@@ -167,6 +174,10 @@ class LengthBucket:
     def has_cached_negative(self, slot: Slot) -> bool:
         """Whether a slot's negative velocity has been computed."""
         return self._live[slot.index].has_cached_negative
+
+    def previous(self, slot: Slot) -> VelocityParts | None:
+        """Of what the velocity of a slot's last step is; see PreparedGeneration."""
+        return self._live[slot.index].previous
 
     def use(self, engines: EngineSet) -> None:
         """Take other engines of the same tensors. What was bound to the old ones is closed."""

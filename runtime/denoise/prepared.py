@@ -11,7 +11,7 @@ import numpy as np
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog, AdapterUse
 from runtime.requests.curves import Array, Curve, is_everywhere, resample
 from runtime.requests.request import NEUTRAL, Condition, Dcw, GenerationRequest, StepParameters, fit
-from runtime.requests.timesteps import Purpose, noise, schedule, target_gate
+from runtime.requests.timesteps import Purpose, extrapolation, noise, schedule, target_gate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +39,16 @@ class StepValues:
         return "sde" in self.features or "ode_noise" in self.features
 
 
+class VelocityParts(NamedTuple):
+    """The conditions of a step's velocity; negatives: None where guidance does not act.
+
+    Between steps of which they differ the velocity jumps, so that nothing is extrapolated.
+    """
+
+    positives: tuple[Condition, ...]
+    negatives: tuple[Condition, ...] | None
+
+
 class Phase(NamedTuple):
     """Steps up to `end` (not included) in which the same conditions are active."""
 
@@ -54,7 +64,8 @@ class PreparedGeneration:
     times `[K + 1]`; gates `[K]`, how far the target's curve is on, None without target; states: state of slot_fields
     -> its first row `[T, C]`; fields: field -> its row for the whole generation, None where neutral; step_noise
     `[T, C]`: the first step's, where it draws some. has_cached_negative: the negative velocity that guidance mode
-    "initialize" keeps has been computed.
+    "initialize" keeps has been computed. extrapolation: K numbers, how far each step extrapolates its velocity, none
+    where the solver does not; previous: what the state previous_velocity is made of, None where it is of no use.
     """
 
     request: GenerationRequest
@@ -66,6 +77,8 @@ class PreparedGeneration:
     step_noise: Array | None
     phases: tuple[Phase, ...]
     has_cached_negative: bool = False
+    extrapolation: tuple[float, ...] = ()
+    previous: VelocityParts | None = None
 
     @property
     def bucket(self) -> int:
@@ -106,6 +119,7 @@ def prepare(request: GenerationRequest, values: StepValues, channels: int) -> Pr
         fields=_request_fields(request, channels),
         step_noise=noise(request.frames, channels, request.seed, Purpose.STEP, 0) if values.draws_noise else None,
         phases=tuple(_phases(request)),
+        extrapolation=tuple(extrapolation(times).tolist()) if request.solver == "ab2" else (),
     )
 
 
@@ -153,6 +167,7 @@ def step_features(request: GenerationRequest, parameters: StepParameters) -> fro
         "guidance": is_guided,
         "rcfg": is_guided and request.guidance_mode != "full",
         "rescale": is_guided and not _is(parameters.rescale, 0.0),
+        "ab2": request.solver == "ab2" and not is_sde,
         "mask": request.mask is not None,
         "target": has_target,
         "sde": is_sde,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from runtime.config.deployment import Deployment
-from runtime.denoise.prepared import PreparedGeneration
+from runtime.denoise.prepared import PreparedGeneration, VelocityParts
 from runtime.denoise.slot_fields import GUIDANCE_FEATURES, PAUSED_GUIDANCE
 from runtime.engines.adapters import Adapter
 from runtime.requests.request import Condition, GenerationRequest
@@ -48,15 +48,18 @@ class LaunchKey(NamedTuple):
 class LiveSlot:
     """A slot with what was prepared for it, and the rows of its next step, which `refresh` computes.
 
-    has_cached_negative: its negative velocity is kept from here on. The rows stay as they are before step `rows_until`.
+    has_cached_negative: its negative velocity is kept from here on. previous: the parts of its last step's velocity,
+    None where the next one cannot extrapolate from it. The rows stay as they are before step `rows_until`.
     """
 
     slot: Slot
     work: PreparedGeneration
     has_cached_negative: bool
+    previous: VelocityParts | None = None
     positives: tuple[DecoderRow, ...] = ()
     negatives: tuple[DecoderRow, ...] = ()
     is_guided: bool = False
+    velocity_parts: VelocityParts | None = None
     uses_cached_negative: bool = False
     rows_until: int = 0
 
@@ -73,6 +76,13 @@ class LiveSlot:
         """What the step graph must be able to do in the next step."""
         features = self.work.values.features
         return features - GUIDANCE_FEATURES if self.pauses_guidance else features
+
+    @property
+    def extrapolation(self) -> float:
+        """How far the next step extrapolates its velocity; 0 where it cannot, or where the solver does not."""
+        if self.previous is None or "ab2" not in self.work.values.features or self.previous != self.velocity_parts:
+            return 0.0
+        return self.work.extrapolation[self.slot.step]
 
     @property
     def guidance_fields(self) -> Mapping[str, Any]:
@@ -94,6 +104,7 @@ class LiveSlot:
         )
         phase = work.phase(step)
         self.is_guided = work.is_guided(step)
+        self.velocity_parts = VelocityParts(phase.positives, phase.negatives if self.is_guided else None)
         later = range(step + 1, phase.end)
         self.rows_until = next((k for k in later if work.is_guided(k) != self.is_guided), phase.end)
         self.positives = tuple([self._row(condition) for condition in phase.positives])

@@ -10,15 +10,16 @@ import numpy as np
 
 from runtime.denoise.adapter_factors import AdapterFactors
 from runtime.denoise.bucket import FASTEST, DenoiseParts, LengthBucket
-from runtime.denoise.prepared import PreparedGeneration
+from runtime.denoise.prepared import PreparedGeneration, VelocityParts
 from runtime.denoise.row_layout import RowLayout
+from runtime.denoise.slot_fields import STEP_FEATURES
 from runtime.devices.device import Event, Stream
 from runtime.devices.memory import ArrayPool
 from runtime.engines.adapters import Adapter
 from runtime.engines.context import TickContext
 from runtime.engines.engine import EngineSet, condition_width, variant_name
 from runtime.engines.launch_cache import LaunchCounts
-from runtime.errors import EngineDeadError, EngineError, ShapeError, TickError
+from runtime.errors import EngineDeadError, EngineError, EngineNotBuiltError, ShapeError, TickError
 from runtime.requests.curves import Array
 from runtime.scheduling.batch import BucketSpan
 from runtime.scheduling.phases import PhaseRecorder
@@ -89,6 +90,7 @@ class FrozenStates:
 
     states: Mapping[str, Array]
     has_cached_negative: bool
+    previous: VelocityParts | None
     copied: Event
 
     def arrived(self) -> Mapping[str, Array]:
@@ -98,16 +100,23 @@ class FrozenStates:
 
     def continued(self, work: PreparedGeneration) -> PreparedGeneration:
         """`work` from where it was frozen. Waits until the states are copied."""
-        return replace(work, states=self.arrived(), has_cached_negative=self.has_cached_negative)
+        return replace(
+            work,
+            states=self.arrived(),
+            has_cached_negative=self.has_cached_negative,
+            previous=self.previous,
+        )
 
 
 class DenoiseRunner:
     """Opens a bucket when its length is first needed; keeps a few empty ones for the next generation.
 
-    Finished latents leave on a second stream, while the next tick executes. One thread.
+    Finished latents leave on a second stream, while the next tick executes. One thread. Raises EngineNotBuiltError
+    where the step engines are of a version that had fewer features.
     """
 
     def __init__(self, context: TickContext, recorder: PhaseRecorder, parts: DenoiseParts = FASTEST) -> None:
+        _check_variants(context)
         device, stream, adapted, runtime = context.device, context.stream, context.engines.adapted, context.runtime
         self._context, self._stream, self._recorder, self._parts = context, stream, recorder, parts
         self._copies = device.stream()
@@ -241,7 +250,7 @@ class DenoiseRunner:
         self._copies.wait(self._stream.record())
         arrays = {name: pool.lend() for name in bucket.state.names}  # [T, C] each
         bucket.state.read_out(slot.index, arrays, self._copies)
-        return FrozenStates(arrays, bucket.has_cached_negative(slot), self._copies.record())
+        return FrozenStates(arrays, bucket.has_cached_negative(slot), bucket.previous(slot), self._copies.record())
 
     def _close(self, frames: int) -> None:
         """Close a bucket. Its memory must not be used by others before what is pending has run: this waits."""
@@ -257,6 +266,15 @@ class DenoiseRunner:
     def _pool(self, frames: int) -> ArrayPool:
         device, shape = self._context.device, (frames, self._context.bundle.latents.channels)
         return ArrayPool(lambda: device.staging(shape, np.float32), 2 * self._context.runtime.depth)
+
+
+def _check_variants(context: TickContext) -> None:
+    """A feature that no engine has would fail all generations of the tick in which it is first used."""
+    if not any(variant >= STEP_FEATURES for variant in context.engines.steps):
+        raise EngineNotBuiltError(
+            f"no step engine has all of {variant_name(STEP_FEATURES)}: they were built by an earlier version",
+            fix=f"tickrt-build {context.deployment.path}",
+        )
 
 
 def _part(layouts: tuple[RowLayout, ...]) -> DenoisePart:

@@ -16,7 +16,7 @@ DIMENSIONS = {
     "I": "adapter_inputs", "O": "adapter_outputs",
 }  # fmt: skip
 ROWS_FEATURES = frozenset({"gain", "mask"})
-STEP_FEATURES = frozenset({"blend", "dcw", "guidance", "mask", "ode_noise", "rcfg", "rescale", "sde", "target"})
+STEP_FEATURES = frozenset({"ab2", "blend", "dcw", "guidance", "mask", "ode_noise", "rcfg", "rescale", "sde", "target"})
 # Features of the step that need another one.
 NEEDS = {"rcfg": "guidance", "rescale": "guidance"}
 GUIDANCE_FEATURES = frozenset({"guidance", *(name for name, needed in NEEDS.items() if needed == "guidance")})
@@ -66,6 +66,8 @@ TENSORS = (
     TickTensor("pauses_guidance", "S", step="rcfg blend+guidance", dtype="bool"),
     TickTensor("use_cached_negative", "S", step="rcfg", dtype="bool"),
     TickTensor("cached_negative_velocity", "STC", step="rcfg", kind="state"),
+    TickTensor("extrapolation", "S", step="ab2"),
+    TickTensor("previous_velocity", "STC", step="ab2", kind="state"),
     TickTensor("mask", "ST", step="mask", rows="mask", neutral=1.0),
     TickTensor("original", "STC", step="mask", rows="mask"),
     TickTensor("mask_noise", "STC", rows="mask"),

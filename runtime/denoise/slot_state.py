@@ -138,8 +138,8 @@ class SlotState:
         for name in (*VECTOR_FIELDS, "velocity_scale"):
             self.field(name)
         self.double_buffer("latents")
-        self._time, self._next_time, self._gate = (
-            host_view(self.field(name).host) for name in ("time", "next_time", "target_gate")
+        self._time, self._next_time, self._gate, self._extrapolation = (
+            host_view(self.field(name).host) for name in ("time", "next_time", "target_gate", "extrapolation")
         )
         self._schedules: dict[int, _Schedule] = {}
         self._times = [1.0] * slot_count
@@ -192,7 +192,7 @@ class SlotState:
         """Make a slot neutral in time, so that a step leaves its latents as they are. Its other rows stay."""
         self._schedules.pop(index, None)
         self._time[index] = self._next_time[index] = self._times[index] = 1.0
-        self._gate[index] = 0.0
+        self._gate[index] = self._extrapolation[index] = 0.0
         self._vectors.has_changed = True
 
     def set_times(self) -> Sequence[float]:
@@ -208,6 +208,11 @@ class SlotState:
                 self._gate[index] = schedule.gates[step]
         self._vectors.has_changed = True
         return self._times
+
+    def extrapolate(self, index: int, factor: float) -> None:
+        """Set how far a slot's next step extrapolates its velocity; see timesteps.extrapolation."""
+        self._extrapolation[index] = factor
+        self._vectors.has_changed = True
 
     def advance(self) -> None:
         """Every live slot has taken its step."""
@@ -249,7 +254,7 @@ class SlotState:
             self._buffers[name].flip()
 
     def _set_schedule(self, index: int, work: PreparedGeneration, step: int) -> None:
-        self._gate[index] = 0.0
+        self._gate[index] = self._extrapolation[index] = 0.0
         gates = None if work.gates is None else work.gates.tolist()
         self._schedules[index] = _Schedule(work.times.tolist(), gates, step)
 

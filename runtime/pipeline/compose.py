@@ -90,19 +90,20 @@ class RequestComposer:
         segment keeps none. Raises RequestError.
         """
         sampler, source = self.bundle.sampler, inputs.source
+        steps, denoise = _first(options.steps, sampler.steps), denoise_of(options, source, self.bundle)
         mask = self._mask(options, segment, source, tail)
         seed = draw_seed() if options.seed is None else options.seed
         return GenerationRequest(
             frames=segment.frames,
             conditions=self._conditions(options, segment, inputs),
             negatives=self._negatives(options, segment),
-            steps=_first(options.steps, sampler.steps),
+            steps=steps,
             shift=_first(options.shift, sampler.shift),
-            timesteps=None if options.timesteps is None else tuple(options.timesteps),
-            denoise=denoise_of(options, source, self.bundle),
+            timesteps=self._timesteps(options, steps, denoise),
+            denoise=denoise,
             seed=seed,
             guidance_mode=options.guidance_mode,
-            solver=options.solver,
+            solver=_first(options.solver, sampler.solver),
             context=self._context(options, segment, inputs, mask),
             source=None if source is None else segment.part(source, self.bundle.silence(segment.frames)),
             noise=self._noise(options, segment, seed, inputs.noise),
@@ -226,9 +227,21 @@ class RequestComposer:
             return ()
         return (Condition(self._tokens(options.negative_prompt, segment, "negative_prompt")),)
 
+    def _timesteps(self, options: GenerationOptions, steps: int, denoise: float) -> tuple[float, ...] | None:
+        """The given times, or the bundle's own for so many steps from noise; None where the shift makes them."""
+        if options.timesteps is not None:
+            return tuple(options.timesteps)
+        is_free = options.shift is None and denoise >= 1.0
+        return self.bundle.sampler.schedules.get(steps) if is_free else None
+
     def _parameters(self, options: GenerationOptions, segment: Segment) -> StepParameters:
         sampler, dcw = self.bundle.sampler, Dcw(**self.bundle.sampler.dcw.model_dump())
-        defaults = StepParameters(guidance=sampler.guidance, dcw=None if dcw.is_neutral else dcw)
+        defaults = StepParameters(
+            guidance=sampler.guidance,
+            dcw=None if dcw.is_neutral else dcw,
+            cfg_interval_start=sampler.cfg_interval_start,
+            cfg_interval_end=sampler.cfg_interval_end,
+        )
         return step_parameters(options, segment).over(defaults)
 
     def _noise(self, options: GenerationOptions, segment: Segment, seed: int, noise: Latents | None) -> Latents | None:

@@ -101,7 +101,7 @@ def _check_effects(options: GenerationOptions, inputs: GenerationInputs, bundle:
     """Raises RequestError for the first option that another one, or an input, makes ineffective."""
     has_curve, has_strength = options.target_curve is not None, options.x0_strength is not None
     has_target = inputs.target is not None
-    is_sde = options.solver == "sde" or options.sde_curve is not None
+    is_sde = (options.solver or bundle.sampler.solver) == "sde" or options.sde_curve is not None
     dcw, has_structure = options.dcw, inputs.known is not None or options.codes is not None
     for is_ineffective, field, why in (
         (inputs.condition is not None and bool(options.prompt), "prompt", "beside condition tokens"),
@@ -152,7 +152,19 @@ def _check_guidance(options: GenerationOptions, bundle: Bundle) -> None:
     if options.guidance_mode == "self" and options.negative_prompt:
         raise RequestError("has no effect in guidance mode self, which takes the noise", field="negative_prompt")
     if not np.all(np.asarray(guidance) == 1.0):
+        _check_interval(options, bundle)
         return
     for name in GUIDANCE_OPTIONS:
         if getattr(options, name) not in (GenerationOptions.model_fields[name].default, 0.0):
             raise RequestError("has no effect while guidance is 1", field=name, fix="guidance above 1")
+
+
+def _check_interval(options: GenerationOptions, bundle: Bundle) -> None:
+    """Raises RequestError where one end of the guidance interval is given and lies beyond the model's other one."""
+    given = {name: getattr(options, name) for name in ("cfg_interval_start", "cfg_interval_end")}
+    start, end = (getattr(bundle.sampler, name) if value is None else value for name, value in given.items())
+    if start > end:
+        field = "cfg_interval_start" if given["cfg_interval_end"] is None else "cfg_interval_end"
+        raise RequestError(
+            f"needs cfg_interval_start <= cfg_interval_end, they are {start:g} and {end:g}", field=field, fix="set both"
+        )

@@ -93,10 +93,11 @@ class StepOptions(OptionModel):
     adapters: Adapters | None = Field(default=None, description="LoRA adapters, each with its strength.")
     cfg_interval_start: Share | None = Field(
         default=None,
-        description="Guidance acts only where 1 - t is at least this: 0 is the first step, 1 the end. Default: 0.",
+        description="Guidance acts only where 1 - t is at least this: 0 is the first step, 1 the end. Default: the "
+        "model's.",
     )
     cfg_interval_end: Share | None = Field(
-        default=None, description="Guidance acts only where 1 - t is at most this. Default: 1."
+        default=None, description="Guidance acts only where 1 - t is at most this. Default: the model's."
     )
 
     @model_validator(mode="after")
@@ -150,7 +151,11 @@ class GenerationOptions(TextOptions, StepOptions):
         default="full",
         description="The negative: computed each step (full), the initial noise (self), the first step's (initialize).",
     )
-    solver: Literal["ode", "sde"] = Field(default="ode", description="ode: Euler; sde: fresh noise in each step.")
+    solver: Literal["ode", "sde", "ab2"] | None = Field(
+        default=None,
+        description="ode: Euler; sde: fresh noise in each step; ab2: second order, by the velocity of the step before "
+        "(Adams-Bashforth). Default: the model's.",
+    )
     initial_noise_curve: UnitCurve | None = Field(
         default=None,
         description="With a source: how much of each moment starts as noise (1) or as the source (0).",

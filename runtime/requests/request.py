@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -175,7 +175,8 @@ NEUTRAL = StepParameters(
 
 
 GuidanceMode = Literal["full", "self", "initialize"]
-Solver = Literal["ode", "sde"]
+Solver = Literal["ode", "sde", "ab2"]
+SOLVERS: tuple[Solver, ...] = get_args(Solver)
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,8 +256,8 @@ def _check_scalars(request: GenerationRequest) -> None:
         raise RequestError("needs at least one condition", field="conditions")
     if request.guidance_mode not in ("full", "self", "initialize"):
         raise RequestError(f"expected full, self or initialize, got {request.guidance_mode!r}", field="guidance_mode")
-    if request.solver not in ("ode", "sde"):
-        raise RequestError(f"expected ode or sde, got {request.solver!r}", field="solver")
+    if request.solver not in SOLVERS:
+        raise RequestError(f"expected ode, sde or ab2, got {request.solver!r}", field="solver")
 
 
 def frame_fields(request: GenerationRequest) -> list[tuple[str, Any]]:

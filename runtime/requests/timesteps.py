@@ -27,6 +27,16 @@ def schedule(steps: int, *, shift: float = 1.0, denoise: float = 1.0) -> NDArray
     return times.astype(np.float32)
 
 
+def extrapolation(times: NDArray[np.float32]) -> NDArray[np.float32]:
+    """How far each step `[K]` of a schedule `[K + 1]` extrapolates its velocity v: to v + c (v - v_prev).
+
+    c = h / (2 h_prev): the two-step Adams-Bashforth method for steps h of unequal length (Hairer, Norsett, Wanner:
+    Solving Ordinary Differential Equations I, III.5). The first step has no v_prev: c = 0, which is Euler's method.
+    """
+    lengths = np.diff(times.astype(np.float64))  # [K]
+    return np.concatenate(([0.0] * min(len(lengths), 1), lengths[1:] / (2 * lengths[:-1]))).astype(np.float32)
+
+
 def target_gate(step: int, steps: int, gate: float) -> float:
     """How far a target's curve is on at step k of K: 0 until the gate, then linearly up to 1 at the last step."""
     progress = step / max(steps - 1, 1)

@@ -28,6 +28,8 @@ from server.asgi.request_body import FILE_PARTS
 
 SCHEMA_TYPE = "application/schema+json"
 REF = "#/components/schemas/{model}"
+# Options whose default is the bundle's.
+SAMPLER_DEFAULTS = ("guidance", "shift", "solver", "steps", "cfg_interval_start", "cfg_interval_end")
 OPEN_PATH = "/health/live"
 ADMIN_HEADER = "X-Admin-Key"
 SECURITY_SCHEMES = {
@@ -129,9 +131,7 @@ def body_model(max_seconds: float, bundle: Bundle | None = None) -> type[Generat
 
 def _model_fields(bundle: Bundle) -> dict[str, Any]:
     """Fields that differ by model: the sampler's defaults; without what it cannot take; no audio without codec."""
-    fields: dict[str, Any] = {
-        name: _shown(name, default=getattr(bundle.sampler, name)) for name in ("guidance", "shift", "steps")
-    }
+    fields: dict[str, Any] = {name: _shown(name, default=getattr(bundle.sampler, name)) for name in SAMPLER_DEFAULTS}
     hidden = [*untaken_options(bundle), *(["prompt", "negative_prompt"] if bundle.text_encoder is None else [])]
     hidden += ["timbre_id"] if bundle.timbre is None else []
     hidden += ["structure_id"] if bundle.structure is None else []

@@ -37,7 +37,7 @@ def test_defaults(tmp_path: Path) -> None:
     request = load_request(tiny_deployment(tmp_path))
     assert request.options == BuildConfig()
     assert request.bundle.name == "tiny"
-    assert len(STEP_VARIANTS) == 17
+    assert len(STEP_VARIANTS) == 21
 
 
 def test_the_build_table_is_read_and_threads_can_be_overridden(tmp_path: Path) -> None:

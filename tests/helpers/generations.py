@@ -150,6 +150,35 @@ FEATURES: dict[str, dict[str, Any]] = {
     "gain": {"parameters": StepParameters(channel_gain=np.linspace(0.5, 1.5, C))},
     "gain_per_frame": {"parameters": StepParameters(channel_gain=1 + 0.1 * rand(32, C))},
     "ode_noise": {"parameters": StepParameters(ode_noise=np.linspace(0, 0.5, 32))},
+    "ab2": {"solver": "ab2", "shift": 3.0, "steps": 7},
+    "ab2_guided": {**GUIDED, "solver": "ab2", "shift": 3.0},
+    "ab2_interval": {
+        **GUIDED,
+        "solver": "ab2",
+        "steps": 6,
+        "parameters": StepParameters(guidance=3.0, cfg_interval_start=0.3, cfg_interval_end=0.7),
+    },
+    "ab2_two_conditions": {
+        "solver": "ab2",
+        "conditions": (CONDITIONS[0], Condition(CONDITIONS[2].tokens, np.linspace(1, 0.2, 32), 0.0, 0.6)),
+    },
+    "ab2_noise": {"solver": "ab2", "parameters": StepParameters(ode_noise=np.linspace(0, 0.5, 32))},
+    "ab2_sde": {
+        "solver": "ab2",
+        "source": rand(32, C),
+        "parameters": StepParameters(sde_curve=np.linspace(0, 1, 32)),
+    },
+    "ab2_everything": {
+        "solver": "ab2",
+        "negatives": (CONDITIONS[1],),
+        "source": rand(32, C),
+        "denoise": 0.8,
+        "mask": LatentMask(np.repeat([0.2, 1.0], 16), rand(32, C)),
+        "target": Target(rand(32, C), 0.5),
+        "parameters": StepParameters(
+            guidance=2.0, velocity_scale=0.9, channel_gain=1.1, rescale=0.5, dcw=Dcw("double", 0.1, 0.1)
+        ),
+    },
     "sde": {"solver": "sde"},
     "sde_curve": {
         "solver": "sde",

@@ -47,7 +47,7 @@ def live_slot(index: int = 0, *, step: int = 0, session: StepParameters | None =
     asked = request(**changes)
     work = prepare(asked, resolve(asked, session or StepParameters()), CHANNELS)
     slot = Slot(asked.id, None, work, asked.frames, asked.steps, step=step, index=index)
-    return LiveSlot(slot, work, work.has_cached_negative)
+    return LiveSlot(slot, work, work.has_cached_negative, work.previous)
 
 
 def guided(scale: float = 3.0, **changes: Any) -> dict[str, Any]:

@@ -35,11 +35,14 @@ MEAN = Rule()
 
 @dataclass(frozen=True)
 class State:
-    """One generation between two steps: latents, APG momentum, the cached negative velocity of RCFG."""
+    """One generation between two steps: latents, APG momentum, the cached negative velocity of RCFG, and with solver
+    ab2 the step before: its velocity, its length and what the velocity is made of, None after a step that added noise.
+    """
 
     x: F64
     momentum: F64
     kept: F64 | None = None
+    before: tuple[F64, float, object] | None = None
 
 
 @dataclass(frozen=True)
@@ -120,12 +123,27 @@ def step(
             negative = blend(request.negatives, decode, decoder_input, t, k, request)
         kept = negative if request.guidance_mode != "full" else None
         v, momentum = guide(v, negative, momentum, p)
+    sde = request.solver == "sde" or (p.sde_curve is not None and request.source is not None)
+    draws = sde or bool(np.any(value_or(p.ode_noise, 0.0)))
+    guided = guides(request) and is_inside and bool(np.any(np.asarray(value_or(p.guidance, 1.0)) != 1))
+    parts = active(request.conditions, k, request), active(request.negatives, k, request) if guided else None
+    before = None if draws or request.solver != "ab2" else (v, t_next - t, parts)
+    if request.solver == "ab2" and not sde and state.before is not None and state.before[2] == parts:
+        v = adams_bashforth(v, t_next - t, *state.before[:2])
     x0 = x - t * v * column(value_or(p.velocity_scale, 1.0))
     x0 = aim(request, mask_after(request, x0), k)
     noise = None if noises.step is None else np.asarray(noises.step(k), np.float64)
     new = integrate(request, x, x0, noise, t, t_next)
     new = correct(p.dcw, new, x - t * v, t)
-    return State(new, momentum, kept)
+    return State(new, momentum, kept, before)
+
+
+def adams_bashforth(v: F64, h: float, v_before: F64, h_before: float) -> F64:
+    """The mean over a step of length h of the line through the two latest velocities: their weights are
+    1 + h / (2 h_before) and -h / (2 h_before).
+    """
+    at_middle = (h_before + h / 2) / h_before
+    return (1 - at_middle) * v_before + at_middle * v
 
 
 def mask_before(request: GenerationRequest, x: F64, noise: NDArray[np.float32] | None, t: float) -> F64:
@@ -138,6 +156,11 @@ def mask_before(request: GenerationRequest, x: F64, noise: NDArray[np.float32] |
     return m * x + (1 - m) * (t * noise + (1 - t) * request.original)
 
 
+def active(conditions: Sequence[Condition], k: int, request: GenerationRequest) -> list[Condition]:
+    """3. The conditions that take part in step k."""
+    return [c for c in conditions if c.start <= k / request.steps < c.end] or list(conditions[:1])
+
+
 def blend(
     conditions: Sequence[Condition],
     decode: Decode,
@@ -148,11 +171,11 @@ def blend(
     mix: Callable[[F64, F64], F64] | None = None,
 ) -> F64:
     """3. The active conditions as `mix` blends them, per frame; a single one counts fully, with any weight."""
-    active = [c for c in conditions if c.start <= k / request.steps < c.end] or list(conditions[:1])
-    parts = np.stack([np.asarray(decode(x, t, c.tokens, request.context), np.float64) for c in active])
-    if len(active) == 1:
+    used = active(conditions, k, request)
+    parts = np.stack([np.asarray(decode(x, t, c.tokens, request.context), np.float64) for c in used])
+    if len(used) == 1:
         return np.asarray(parts[0])
-    weights = np.stack([np.broadcast_to(column(c.weight), (len(x), 1)) for c in active]).astype(np.float64)
+    weights = np.stack([np.broadcast_to(column(c.weight), (len(x), 1)) for c in used]).astype(np.float64)
     return (mix or mean)(parts, weights)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -52,6 +54,25 @@ def test_the_oracle_agrees_with_the_vectors(session: ort.InferenceSession, name:
         steps = EXPECTED.get(f"{name}/{request.id}/after_each_step")
         if steps is not None:
             np.testing.assert_allclose(states, steps, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(("solver", "order"), [("ode", 1), ("ab2", 2)])
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_the_error_falls_with_the_order_of_the_solver(solver: Any, order: int, shift: float) -> None:
+    """dx/dt = x cos(3 t), of which the solution is known, in steps of unequal length."""
+    start = np.linspace(-2, 2, 6, dtype=np.float32).reshape(3, 2)
+
+    def decode(x: oracle.F64, t: float, tokens: object, context: object) -> oracle.F64:
+        return np.asarray(x * np.cos(3 * t))
+
+    def error(steps: int) -> float:
+        condition = Condition(np.zeros((1, 1), np.float32))
+        asked = GenerationRequest(frames=3, conditions=(condition,), steps=steps, shift=shift, solver=solver)
+        found = oracle.generate(asked, decode, oracle.Noises(start))[-1]
+        return float(np.abs(found - start * np.exp(-np.sin(3.0) / 3)).max())
+
+    assert error(64) / error(128) == pytest.approx(2**order, rel=0.1)
+    assert error(128) < {1: 0.05, 2: 1e-3}[order]
 
 
 def test_there_are_14_scenarios() -> None:

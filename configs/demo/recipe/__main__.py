@@ -1,4 +1,4 @@
-"""python -m configs.demo.recipe train | train-encoder | train-adapter | export | evaluate | plot | planner."""
+"""python -m configs.demo.recipe train | train-encoder | train-adapter | export | evaluate | schedules | plot | ..."""
 
 import json
 import shutil
@@ -147,6 +147,34 @@ def evaluate(
         tables.write_text(markdown(found), encoding="utf-8")
     if write:
         rewrite_bundle_file(folder, evaluation=figures)
+
+
+@app.command()
+def schedules(
+    steps: Annotated[list[int] | None, typer.Argument(help="First find times for these numbers of steps.")] = None,
+    folder: Folder = DEFAULT_FOLDER,
+    interval_end: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Where guidance ends in the compared interval, as 1 - t.")
+    ] = 0.5,
+    search_only: Annotated[bool, typer.Option(help="Find times, and compare nothing.")] = False,
+) -> None:
+    """Compare solvers, steps and guidance intervals with the converged solution: distances and onsets."""
+    need_packages("librosa", extra="recipe")
+    from configs.demo.recipe.evaluation import schedules
+    from configs.demo.recipe.evaluation.player import open_player
+    from configs.demo.recipe.evaluation.report import table
+
+    with open_player(folder) as player:
+        found = {}
+        if steps:
+            judge = schedules.Judge.of(player, schedules.SEARCH_SEEDS)
+            for number in steps:
+                asked = {"steps": number, "solver": "ab2", "cfg_interval_end": interval_end, "shift": judge.shift}
+                found[number] = schedules.search(judge, asked, print_line)
+                print_line(f"{number} = {found[number]}")
+        if not search_only:
+            judge = schedules.Judge.of(player, schedules.HELD_OUT_SEEDS)
+            print_line(table(list(schedules.compared(judge, found, interval_end))))
 
 
 @app.command()

@@ -36,7 +36,7 @@ COMMON = [
     for variant in (
         "", "guidance", "dcw", "dcw guidance", "blend", "blend guidance", "mask", "guidance mask", "target",
         "guidance target", "ode_noise", "guidance ode_noise", "sde", "guidance sde", "guidance rcfg",
-        "guidance rescale", " ".join(FULL),
+        "guidance rescale", "ab2", "ab2 guidance", "ab2 blend guidance", "ab2 guidance mask", " ".join(FULL),
     )
 ]  # fmt: skip
 ALL = [
@@ -129,7 +129,9 @@ class Maker:
         k = int(self.random.integers(STEPS))
         request = self.request(features)
         kept = self.latents() if request.guidance_mode != "full" and k > 0 else None
-        state = oracle.State(np.float64(self.latents()), np.float64(self.latents()), kept)
+        parts = list(request.conditions), list(request.negatives) or None
+        before = (np.float64(self.latents()), -0.2, parts) if request.solver == "ab2" and k > 0 else None
+        state = oracle.State(np.float64(self.latents()), np.float64(self.latents()), kept, before)
         return Slot(request, state, self._velocities, self.latents(), k)
 
     def request(self, features: Features) -> GenerationRequest:
@@ -139,7 +141,7 @@ class Maker:
             conditions=self.conditions(features),
             negatives=self.conditions(features) if "guidance" in features else (),
             guidance_mode="initialize" if "rcfg" in features else "full",
-            solver="sde" if "sde" in features else "ode",
+            solver=next((name for name in ("sde", "ab2") if name in features), "ode"),
             steps=STEPS,
             shift=3.0,
             source=source,
@@ -211,6 +213,10 @@ def _fill(feeds: Arrays, slot_index: int, slot: Slot, velocities: list[NDArray[n
     if slot.state.kept is not None:
         _set(feeds, slot_index, "cached_negative_velocity", slot.state.kept)
         _set(feeds, slot_index, "use_cached_negative", True)
+    if slot.state.before is not None:
+        velocity, length, _ = slot.state.before
+        _set(feeds, slot_index, "previous_velocity", velocity)
+        _set(feeds, slot_index, "extrapolation", (slot.times[1] - slot.times[0]) / (2 * length))
     if request.mask is not None:
         _set(feeds, slot_index, "mask", request.mask.mask)
         _set(feeds, slot_index, "original", request.mask.original)
@@ -275,6 +281,8 @@ def check_against_oracle(slots: list[Slot], features: Features, channels: int, r
         np.testing.assert_allclose(results["next_latents"][slot_index], expected.x, atol=2e-5, rtol=1e-5)
         if slot.request.negatives:
             np.testing.assert_allclose(results["next_momentum_state"][slot_index], expected.momentum, atol=1e-5)
+        if expected.before is not None:
+            np.testing.assert_allclose(results["next_previous_velocity"][slot_index], expected.before[0], atol=2e-5)
         if expected.kept is not None:
             np.testing.assert_allclose(results["next_cached_negative_velocity"][slot_index], expected.kept, atol=1e-6)
 
@@ -286,7 +294,7 @@ def test_a_variant_agrees_with_the_oracle(features: Features, frames: int, count
 
 
 def test_every_set_of_features_agrees_with_the_oracle() -> None:
-    assert len(ALL) == 320
+    assert len(ALL) == 640
     for seed, features in enumerate(ALL):
         frames, count = 1 + seed % 9, 1 + seed % 4
         check_against_oracle(Maker(seed, frames, 3).batch(features, count), features, 3)
@@ -370,6 +378,20 @@ def test_neutral_values_give_the_plain_result(features: Features) -> None:
     superset = execute("step", 4, features, feeds_of(slots, features, 4))
     np.testing.assert_allclose(superset["next_latents"], plain["next_latents"], atol=1e-6, rtol=0)
     np.testing.assert_array_equal(superset["finite"], plain["finite"])
+
+
+@pytest.mark.parametrize("features", [f for f in COMMON if "ab2" not in f], ids=variant_name)
+def test_a_slot_that_extrapolates_nothing_is_bit_identical_beside_those_that_do(features: Features) -> None:
+    """Whatever velocity another generation left in its slot."""
+    slots = Maker(14, 10, 4).batch(features, 4)
+    without = execute("step", 4, features, feeds_of(slots, features, 4))
+    feeds = feeds_of(slots, features | {"ab2"}, 4)
+    feeds["previous_velocity"][:] = np.random.default_rng(14).standard_normal(feeds["previous_velocity"].shape)
+    feeds["extrapolation"][1] = 0.5
+    results = execute("step", 4, features | {"ab2"}, feeds)
+    for name, before in without.items():
+        np.testing.assert_array_equal(results[name][[0, 2, 3, 4]], before[[0, 2, 3, 4]], err_msg=name)
+    assert not np.array_equal(results["next_latents"][1], without["next_latents"][1])
 
 
 @pytest.mark.parametrize("features", COMMON, ids=variant_name)

@@ -38,6 +38,13 @@ def test_live_sessions_take_the_steps_of_others_unless_the_bundle_says_otherwise
     assert (other.steps > 3, other.live_steps) == (True, 3)
 
 
+def test_a_bundle_may_have_times_for_a_number_of_steps(tmp_path: Path) -> None:
+    sampler = load_bundle(replaced(tmp_path, "shift = 3.0", "schedules = { 3 = [1.0, 0.75, 0.25] }")).sampler
+    assert sampler.schedules == {3: (1.0, 0.75, 0.25)}
+    assert sampler.solver == "ode"
+    assert (sampler.cfg_interval_start, sampler.cfg_interval_end) == (0.0, 1.0)
+
+
 def test_without_context_silence_is_zero(tmp_path: Path) -> None:
     bundle = load_bundle(tiny_bundle(tmp_path, context=False))
     assert bundle.context_channels == 0
@@ -58,6 +65,12 @@ def test_without_context_silence_is_zero(tmp_path: Path) -> None:
         ("max_tokens", 'template = "always the same"\nmax_tokens', "template has no {prompt}"),
         ('velocity = "velocity"', "", "decoder.outputs.velocity: is missing"),
         ("shift = 3.0", "live_steps = 0", "sampler.live_steps: expected at least 1"),
+        ("shift = 3.0", 'solver = "heun"', "sampler.solver: expected"),
+        ("shift = 3.0", "schedules = { 2 = [1.0] }", "sampler.*schedules.2: expected 2 times, from 1 down to above 0"),
+        ("shift = 3.0", "schedules = { 2 = [1.0, 1.0] }", "schedules.2"),
+        ("shift = 3.0", "schedules = { 2 = [0.9, 0.5] }", "schedules.2"),
+        ("shift = 3.0", "schedules = { 2 = [1.0, 0.0] }", "schedules.2"),
+        ("shift = 3.0", "cfg_interval_start = 0.5\ncfg_interval_end = 0.4", "sampler.*cfg_interval_start <= cfg"),
         ("shift = 3.0", 'dcw = { mode = "low", high = 0.1 }', "mode low does not read high"),
     ],
 )

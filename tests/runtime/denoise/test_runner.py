@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from helpers.generations import C, D, X, make
 from runtime.denoise.prepared import prepare, resolve
 from runtime.denoise.runner import MAX_IDLE_BUCKETS, DenoiseRunner
 from runtime.engines.context import TickContext
+from runtime.errors import EngineNotBuiltError
 from runtime.requests.request import StepParameters
 from runtime.scheduling.slot import Slot
 from runtime.tick.clock import PhaseClock
@@ -39,6 +41,14 @@ def slot_of(name: str, frames: int = 32, index: int = 0, **changes: Any) -> Slot
     request = make(name, frames, **changes)
     work = prepare(request, resolve(request, StepParameters()), C)
     return Slot(id=name, runner=None, work=work, bucket=frames, steps=request.steps, index=index)
+
+
+def test_engines_of_a_version_with_fewer_features_are_refused_before_anything_runs(loops: Loops) -> None:
+    context = context_of(loops())
+    older = {variant: engine for variant, engine in context.engines.steps.items() if "ab2" not in variant}
+    with pytest.raises(EngineNotBuiltError, match="built by an earlier version") as caught:
+        DenoiseRunner(replace(context, engines=replace(context.engines, steps=older)), PhaseClock())
+    assert caught.value.fix == f"tickrt-build {context.deployment.path}"
 
 
 def test_a_bucket_is_opened_once(runner: DenoiseRunner) -> None:

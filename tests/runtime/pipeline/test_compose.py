@@ -399,6 +399,35 @@ def test_timesteps_mix_in_a_source_as_far_as_the_first_one_is_below_one(pipeline
     assert pipeline.request("a", timesteps=[0.8]).denoise == 1.0
 
 
+def with_sampler(pipeline: Pipeline, **changes: Any) -> Pipeline:
+    sampler = pipeline.bundle.sampler.model_copy(update=changes)
+    return replace(pipeline, bundle=pipeline.bundle.model_copy(update={"sampler": sampler}))
+
+
+def test_solver_and_guidance_interval_come_from_the_bundle_unless_they_are_given(pipeline: Pipeline) -> None:
+    assert pipeline.request("a").solver == "ode"
+    changed = with_sampler(pipeline, solver="ab2", cfg_interval_start=0.125, cfg_interval_end=0.5)
+    request = changed.request("a")
+    assert (request.solver, changed.request("a", solver="ode").solver) == ("ab2", "ode")
+    assert (request.parameters.cfg_interval_start, request.parameters.cfg_interval_end) == (0.125, 0.5)
+    other = changed.request("a", cfg_interval_end=1.0).parameters
+    assert (other.cfg_interval_start, other.cfg_interval_end) == (0.125, 1.0)
+
+
+def test_the_bundles_times_hold_for_their_number_of_steps_from_noise_without_a_shift(pipeline: Pipeline) -> None:
+    changed = with_sampler(pipeline, schedules={3: (1.0, 0.75, 0.25)}, steps=3)
+    for given in ({}, {"steps": 3}):
+        request = changed.request("a", **given)
+        assert (request.timesteps, request.steps) == ((1.0, 0.75, 0.25), 3)
+    assert changed.request("a", timesteps=[1.0, 0.5]).timesteps == (1.0, 0.5)
+    for other in ({"steps": 4}, {"shift": 3.0}):
+        assert changed.request("a", **other).timesteps is None
+    covered = changed.request("a", GenerationInputs(source=latents(32)), denoise=0.5)
+    assert (covered.timesteps, covered.steps) == (None, 3)
+    repainted = changed.request("a", GenerationInputs(source=latents(32)), mask=[0.0, 1.0])
+    assert repainted.timesteps == (1.0, 0.75, 0.25)
+
+
 def test_dcw_comes_from_the_bundle_unless_it_is_asked_for(pipeline: Pipeline) -> None:
     assert pipeline.request("a").parameters.dcw is None
     sampler = pipeline.bundle.sampler.model_copy(update={"dcw": DcwSpec(low=0.0625, high=0.25)})

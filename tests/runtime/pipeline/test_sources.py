@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,16 @@ def test_an_option_without_effect_is_refused(
     with pytest.raises(RequestError, match="has no effect") as caught:
         settled(pipeline, values, inputs)
     assert caught.value.field == field
+
+
+def test_one_end_of_the_guidance_interval_is_not_beyond_the_models_other_one(pipeline: Pipeline) -> None:
+    sampler = pipeline.bundle.sampler.model_copy(update={"cfg_interval_start": 0.25, "cfg_interval_end": 0.5})
+    changed = replace(pipeline, bundle=pipeline.bundle.model_copy(update={"sampler": sampler}))
+    for field, value in (("cfg_interval_start", 0.75), ("cfg_interval_end", 0.125)):
+        with pytest.raises(RequestError, match="needs cfg_interval_start <= cfg_interval_end, they are") as caught:
+            settled(changed, {field: value}, GenerationInputs())
+        assert caught.value.field == field
+    settled(changed, {"cfg_interval_start": 0.75, "cfg_interval_end": 1.0}, GenerationInputs())
 
 
 def test_neutral_values_are_accepted(pipeline: Pipeline) -> None:

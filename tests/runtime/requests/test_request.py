@@ -46,7 +46,7 @@ def make(**changes: Any) -> GenerationRequest:
         ({"denoise": 0.5}, "denoise: below 1 needs a source"),
         ({"conditions": ()}, "conditions: needs at least one"),
         ({"guidance_mode": "half"}, "guidance_mode: expected full, self or initialize"),
-        ({"solver": "heun"}, "solver: expected ode or sde"),
+        ({"solver": "heun"}, "solver: expected ode, sde or ab2"),
         ({"context": np.zeros((7, 2))}, "context: has 7 frames, the generation has 8"),
         ({"noise": np.zeros(8)}, "noise: expected 2 dimensions"),
         ({"noise": np.full((8, 2), np.nan)}, "noise: has a value that is not finite"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.requests.timesteps import Purpose, fill_noise, noise, schedule, target_gate
+from runtime.requests.timesteps import Purpose, extrapolation, fill_noise, noise, schedule, target_gate
 
 
 def test_linear_schedule_goes_from_one_to_zero() -> None:
@@ -40,6 +40,23 @@ def test_nothing_to_denoise_is_an_empty_schedule() -> None:
 
 def test_near_zero_denoise_costs_no_memory() -> None:
     assert len(schedule(8, denoise=2e-6)) == 9
+
+
+def test_equal_steps_extrapolate_by_a_half_and_the_first_one_not_at_all() -> None:
+    np.testing.assert_allclose(extrapolation(schedule(4)), [0.0, 0.5, 0.5, 0.5])
+    np.testing.assert_allclose(extrapolation(np.float32([1.0, 0.5, 0.4, 0.0])), [0.0, 0.1, 2.0], rtol=1e-6)
+    assert extrapolation(schedule(1)).tolist() == [0.0]
+    assert len(extrapolation(schedule(8, denoise=0.0))) == 0
+
+
+@pytest.mark.parametrize("shift", [0.5, 1.0, 3.0])
+def test_extrapolated_steps_are_exact_where_the_velocity_is_a_line_in_time(shift: float) -> None:
+    times = schedule(7, shift=shift).astype(np.float64)
+    x, before = times[1] ** 2, 2 * times[0]  # the solution of dx/dt = 2 t, after a first exact step
+    for k, c in enumerate(extrapolation(schedule(7, shift=shift))[1:], 1):
+        v = 2 * times[k]
+        x, before = x + (times[k + 1] - times[k]) * (v + c * (v - before)), v
+    assert x == pytest.approx(0.0, abs=1e-6)
 
 
 def test_target_gate_opens_after_the_gate_and_is_full_at_the_last_step() -> None:

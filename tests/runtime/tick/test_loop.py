@@ -212,6 +212,45 @@ def test_an_override_takes_effect_on_the_next_tick_until_it_is_removed(loops: Lo
     np.testing.assert_allclose(inbox.latents("a"), expected_latents(loop, request, {1: louder}), atol=1e-4)
 
 
+def test_ab2_takes_eulers_step_after_one_that_added_noise(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    request = make("a", solver="ab2", steps=7, session="s")
+    loop.submit(request, inbox)
+    loop.submit(make("other", solver="ab2", steps=9), inbox)
+    for changes in ({}, {}, {"ode_noise": 0.2}, {}, {"ode_noise": None}):
+        loop.update("s", changes)
+        loop.tick()
+    while loop.tick() is not None:
+        pass
+    noisy = dict.fromkeys((2, 3), StepParameters(ode_noise=0.2))
+    np.testing.assert_allclose(inbox.latents("a"), expected_latents(loop, request, noisy), atol=1e-4)
+
+
+def test_ab2_begins_anew_after_steps_of_the_sde(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    request = make("a", solver="ab2", steps=7, session="s", source=rand(32, C))
+    loop.submit(request, inbox)
+    loop.submit(make("other", solver="ab2", steps=9), inbox)
+    for changes in ({}, {}, {"sde_curve": 0.7}, {}, {"sde_curve": None}):
+        loop.update("s", changes)
+        loop.tick()
+    while loop.tick() is not None:
+        pass
+    mixed = dict.fromkeys((2, 3), StepParameters(sde_curve=0.7))
+    np.testing.assert_allclose(inbox.latents("a"), expected_latents(loop, request, mixed), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["plain", "guided", "mask", "ab2_guided"])
+def test_a_generation_is_the_same_beside_one_of_the_solver_ab2(name: str, loops: Loops) -> None:
+    """Its slot is the one that such a generation had before."""
+    changes = {**FEATURES[name], "steps": 5}
+    alone = run_all(loops(), make("a", **changes), make("b", steps=5, **GUIDED)).latents("a")
+    loop = loops()
+    run_all(loop, *(make(f"earlier{index}", solver="ab2", steps=3) for index in range(3)))
+    beside = run_all(loop, make("a", **changes), make("b", solver="ab2", steps=5, **GUIDED)).latents("a")
+    np.testing.assert_allclose(beside, alone, atol=1e-5)
+
+
 def test_an_update_is_published_with_the_first_tick_that_it_reaches(loops: Loops) -> None:
     loop, inbox = loops(), Inbox()
     loop.submit(make("a", session="s", steps=3), inbox)
@@ -467,7 +506,7 @@ def test_a_request_that_does_not_fit_takes_no_place(
     assert loop.tick() is None
 
 
-@pytest.mark.parametrize("name", ["plain", "guided_all", "dcw_double", "mask", "sde_curve"])
+@pytest.mark.parametrize("name", ["plain", "guided_all", "dcw_double", "mask", "sde_curve", "ab2_guided"])
 def test_a_tick_in_steady_state_allocates_nothing(name: str, loops: Loops) -> None:
     """Submits are made between ticks: drawing noise for them is the caller's work, not the tick's."""
     loop, inbox = loops(), Inbox()

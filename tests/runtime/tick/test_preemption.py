@@ -54,7 +54,10 @@ def frozen(loops: Loops, inbox: Inbox, *, after: int = 2, **changes: Any) -> Tic
     return loop
 
 
-NAMES = ("plain", "guided_all", "rcfg_initialize", "rcfg_self", "sde", "mask", "everything", "two_conditions")
+NAMES = (
+    "plain", "guided_all", "rcfg_initialize", "rcfg_self", "sde", "mask", "everything", "two_conditions", "ab2_guided",
+    "ab2_interval",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_a_frozen_generation_equals_one_that_was_not(name: str, after: int, loop
     assert isinstance(inbox.terminal("urgent"), Finished)
 
 
-@pytest.mark.parametrize("name", ["plain", "guided_all", "rcfg_initialize", "sde"])
+@pytest.mark.parametrize("name", ["plain", "guided_all", "rcfg_initialize", "sde", "ab2_guided"])
 def test_a_generation_that_is_frozen_again_and_again_equals_one_that_was_not(name: str, loops: Loops) -> None:
     """Other features run between its steps, so that other states lie in its rows meanwhile."""
     request = make("a", **{**FEATURES[name], "steps": STEPS})

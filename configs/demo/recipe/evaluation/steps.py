@@ -1,7 +1,7 @@
 """How many steps are enough? Generations of few steps against a converged one of the same seed and prompt."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ PROMPTS: Final = (
 )
 STEPS: Final = (6, 8, 12, 16, 32, 100)
 CONVERGED_STEPS: Final = 200  # the most that a request may have
+CONVERGED: Final[Mapping[str, Any]] = {"steps": CONVERGED_STEPS, "solver": "ab2", "cfg_interval_end": 1.0}
 FIRST_SEED: Final = 8400
 NOTE_CHANNELS: Final = 55
 # A level that rises so much in a frame begins a note.
@@ -31,9 +32,9 @@ RISE: Final = 0.12
 
 def measure(player: Player) -> Measured:
     """By number of steps the onsets' F1 and the distances to the converged solution; other_seed: what is no nearer."""
-    converged = _generated(player, CONVERGED_STEPS)
-    rows = [steps_row(str(steps), player, _generated(player, steps), converged) for steps in STEPS]
-    rows.append(steps_row("other_seed", player, _generated(player, 32, 1000), converged))
+    converged = _generated(player, CONVERGED)
+    rows = [steps_row(str(steps), player, _generated(player, {"steps": steps}), converged) for steps in STEPS]
+    rows.append(steps_row("other_seed", player, _generated(player, {"steps": 32}, 1000), converged))
     figures = {
         f"steps_{row['steps']}_{name}": row[column]
         for row in rows
@@ -42,8 +43,8 @@ def measure(player: Player) -> Measured:
     return Measured(figures, {f"Steps against {CONVERGED_STEPS}, seeds from {FIRST_SEED}": rows})
 
 
-def _generated(player: Player, steps: int, more: int = 0) -> list[FloatArray]:
-    pieces = [Piece(prompt, FIRST_SEED + i + more, {"steps": steps, "plan": False}) for i, prompt in enumerate(PROMPTS)]
+def _generated(player: Player, options: Mapping[str, Any], more: int = 0) -> list[FloatArray]:
+    pieces = [Piece(prompt, FIRST_SEED + i + more, {"plan": False, **options}) for i, prompt in enumerate(PROMPTS)]
     return player.generate(pieces)
 
 

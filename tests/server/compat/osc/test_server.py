@@ -116,7 +116,7 @@ def test_every_address_takes_the_value_that_it_shows(served: Served, surface: Su
         schema = page.ready.controls.json_schema["properties"].keys() - {"adapters"}
         assert schema <= {path.removeprefix("/tickrt/").partition("/")[0] for path in found}
         assert found["/tickrt/guidance"] == ["f", 0.0, 50.0, "", 2.0]
-        assert found["/tickrt/solver"] == ["s", None, None, "ode|sde", "ode"]
+        assert found["/tickrt/solver"] == ["s", None, None, "ode|sde|ab2", "ode"]
         assert found["/tickrt/mode"][-1] == "loop"
         for path, (_, _, _, _, *values) in found.items():
             if values and path != "/tickrt/mode":
