@@ -40,6 +40,9 @@ tokens = {{ min = 1, opt = 16, max = 64 }}
 depth = 8
 queue = 256
 planner_sequences = 8
+
+[build]
+precision = "auto"
 """
 
 
