@@ -38,8 +38,8 @@ def _in_one_order(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     x, total = node.input[0], node.output[0]
     several = onnx.NodeProto.FromString(node.SerializeToString())
     several.output[0] = f"{total}/several"
-    yield helper.make_node("Shape", [x], [f"{total}/slots"], start=0, end=1)
-    yield helper.make_node("Equal", [f"{total}/slots", ONE], [f"{total}/is_alone"])
+    yield helper.make_node("Shape", [x], [f"{total}/slots"], f"{node.name}/slots", start=0, end=1)
+    yield helper.make_node("Equal", [f"{total}/slots", ONE], [f"{total}/is_alone"], f"{node.name}/is_alone")
     yield helper.make_node(
         "If",
         [f"{total}/is_alone"],

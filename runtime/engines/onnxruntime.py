@@ -76,8 +76,13 @@ def node_times(events: list[dict[str, Any]], warm_up: int, runs: int) -> tuple[N
     first_us = starts[warm_up]
     nodes: dict[tuple[str, str], dict[int, float]] = {}
     facts: dict[tuple[str, str], dict[str, Any]] = {}
-    for event in sorted((e for e in events if e.get("cat") == "Node"), key=lambda e: float(e["ts"])):
-        if event["name"].endswith(KERNEL_SUFFIX) and event["ts"] >= first_us:
+    end_us = 0.0  # of the last branch, whose nodes have events of their own within it
+    for event in sorted(
+        (e for e in events if e.get("cat") == "Node"), key=lambda e: (float(e["ts"]), -float(e["dur"]))
+    ):
+        if event["name"].endswith(KERNEL_SUFFIX) and event["ts"] >= max(first_us, end_us):
+            if event["args"]["op_name"] == "If":
+                end_us = event["ts"] + event["dur"]
             key = (event["name"].removesuffix(KERNEL_SUFFIX), event["args"]["op_name"])
             run = bisect_right(starts, event["ts"]) - 1 - warm_up
             times = nodes.setdefault(key, {})

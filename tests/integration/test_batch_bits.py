@@ -17,11 +17,11 @@ from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished
 
-# Prompts of other lengths; plain, guided, with an instruction of the step that others lack.
+# Prompts of other lengths; plain, guided, and by another solver.
 GENERATIONS: tuple[dict[str, Any], ...] = (
     {"prompt": "sad violin", "guidance": 3.0},
     {"prompt": "house in A minor, 124 bpm"},
-    {"prompt": "music", "guidance": 2.0, "dcw": {"mode": "low", "low": 0.01}},
+    {"prompt": "music", "guidance": 2.0, "solver": "ode"},
     {"prompt": "calm pads and piano melody for a rainy evening", "guidance": 4.0},
     {"prompt": "techno", "guidance": 1.0},
 )

@@ -114,7 +114,7 @@ def test_every_engine_opens_with_its_manifest(shared: Deployment) -> None:
     folder = shared.engine_folder()
     names = sorted(file.name.removesuffix(".manifest.json") for file in folder.glob("*.manifest.json"))
     assert sorted(file.name.removesuffix(".onnx") for file in folder.glob("*.onnx")) == names
-    assert len(list(folder.iterdir())) == 2 * len(names) == 2 * 25
+    assert len(list(folder.iterdir())) == 2 * len(names) == 2 * 29
     for name in names:
         engine = open_engine(folder, name, open_device("cpu"), threads=1)
         manifest = engine.manifest

@@ -131,7 +131,7 @@ def test_it_is_written_with_its_weights_outside(decoder: onnx.ModelProto, tmp_pa
 def test_a_built_engine_has_its_error_in_the_manifest(tmp_path: Path) -> None:
     path = tmp_path / "int8.toml"
     text = (ROOT / "configs/demo.toml").read_text().replace('bundle = "demo"', f'bundle = "{DEMO}"')
-    path.write_text(text + '\n[build]\nprecision = "int8"\nthreads = 1\n')
+    path.write_text(text.replace('precision = "auto"', 'precision = "int8"\nthreads = 1'))
     request = load_request(path)
     environment = build_environment("cpu", request.options)
     manifest = build_engine(check_rebuilds(request, "cpu")[0], request, tmp_path, environment)

@@ -21,7 +21,7 @@ from simulator.onnxruntime_gpu import simulated_provider
 from engine_build.compile.builder import build_engine
 from engine_build.compile.environment import build_environment
 from engine_build.compile.rebuild_check import check_rebuilds
-from engine_build.config import request_of
+from engine_build.config import ALL_STEP_FEATURES, request_of
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
@@ -83,7 +83,7 @@ def build_some(deployment: Deployment) -> None:
     folder, environment = deployment.engine_folder(), build_environment(target, request.options)
     folder.mkdir(parents=True)
     for decision in check_rebuilds(request, target, environment=environment):
-        if decision.spec.name in ("decoder", ADAPTED_DECODER, "rows.plain", "step.plain"):
+        if decision.spec.name in ("decoder", ADAPTED_DECODER, "rows.plain", "step.plain", f"step.{ALL_STEP_FEATURES}"):
             build_engine(decision, request, folder, environment)
 
 

@@ -242,3 +242,19 @@ def test_a_missing_provider_names_the_package_to_install(deployment: Deployment,
     with pytest.raises(EngineError, match="without its CUDA provider") as raised:
         opened(deployment, "decoder", device)
     assert "tickrt[cuda]" in raised.value.fix
+
+
+def test_a_branch_has_the_time_of_its_nodes_which_are_no_layers() -> None:
+    def event(name: str, kind: str, begin_us: int, us: int) -> dict[str, Any]:
+        return {"cat": "Node", "name": f"{name}_kernel_time", "ts": begin_us, "dur": us, "args": {"op_name": kind}}
+
+    events = [
+        {"cat": "Session", "name": "model_run", "ts": 0, "dur": 100},
+        event("before", "Mul", 1, 10),
+        event("sum", "If", 20, 30),
+        event("inside", "MatMul", 20, 12),
+        event("inside_too", "Reshape", 35, 15),
+        event("behind", "Add", 51, 5),
+    ]
+    found = {(node.name, node.op_type): node.runs_ms for node in node_times(events, 0, 1)}
+    assert found == {("before", "Mul"): (0.01,), ("sum", "If"): (0.03,), ("behind", "Add"): (0.005,)}
