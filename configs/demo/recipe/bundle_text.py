@@ -147,21 +147,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "layers": [_note_layer(layer) for layer in LAYERS],
     },
     "stems": {"saturation": "tanh"},
-    "sampler": {
-        "steps": 10,
-        "live_steps": 6,
-        "shift": 3.0,
-        "schedules": {  # found by python -m configs.demo.recipe schedules 6 8 10
-            "6": [1.0, 0.9554, 0.8863, 0.7652, 0.5797, 0.3865],
-            "8": [1.0, 0.9744, 0.9381, 0.8855, 0.7935, 0.6753, 0.5176, 0.3311],
-            "10": [1.0, 0.9816, 0.9564, 0.9154, 0.8579, 0.789, 0.6893, 0.5419, 0.3817, 0.2527],
-        },
-        "solver": "ab2",
-        "guidance": 3.0,
-        "cfg_interval_end": 0.5,
-        "denoise": 1.0,
-        "blend_power": 4,
-    },
+    "sampler": {"steps": 16, "live_steps": 8, "shift": 3.0, "guidance": 3.0, "denoise": 1.0, "blend_power": 4},
     "options": {
         "bpm": {"min": BPM_RANGE[0], "max": BPM_RANGE[1]},  # of the corpus
         "steps": {"usual": [4, 32]},
