@@ -44,7 +44,7 @@ SHOWN_OVER_NOTHING = """(text) => {
   return own.top >= 0 && own.bottom <= innerHeight && !covered.length;
 }"""
 # Messages stay until they are closed.
-PATIENT = """const later = window.setTimeout;
+SLOW_MESSAGES = """const later = window.setTimeout;
 window.setTimeout = (run, ms, ...more) => (ms >= 9000 ? 0 : later(run, ms, ...more));"""
 # Closes the message with this text, where it is there still.
 CLOSE = """(text) => [...document.querySelectorAll("#messages > *")].filter((one) => one.textContent.includes(text))
@@ -118,7 +118,7 @@ def test_a_phone_has_play_pad_and_music_before_the_canvas(server: Any, open_page
 def test_messages_cover_nothing_and_move_nothing(
     server: Any, open_page: OpenPage, tmp_path: Path, width: int, height: int
 ) -> None:
-    page = opened(open_page, server, width, height, script=PATIENT)
+    page = opened(open_page, server, width, height, script=SLOW_MESSAGES)
     page.wait_for_function("() => document.getElementById('words-d').textContent.includes('bpm')")
     places = """() => [...document.querySelectorAll("main > :not(.deck), main > :not(.deck) *")]
       .map((one) => one.getBoundingClientRect().top - document.body.getBoundingClientRect().top)"""

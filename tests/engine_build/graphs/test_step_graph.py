@@ -382,7 +382,7 @@ def test_neutral_values_give_the_plain_result(features: Features) -> None:
 
 @pytest.mark.parametrize("features", [f for f in COMMON if "ab2" not in f], ids=variant_name)
 def test_a_slot_that_extrapolates_nothing_is_bit_identical_beside_those_that_do(features: Features) -> None:
-    """Whatever velocity another generation left in its slot."""
+    """Also where another generation left its velocity in the slot."""
     slots = Maker(14, 10, 4).batch(features, 4)
     without = execute("step", 4, features, feeds_of(slots, features, 4))
     feeds = feeds_of(slots, features | {"ab2"}, 4)
