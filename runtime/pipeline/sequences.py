@@ -126,7 +126,7 @@ class SequenceRun:
 class SequenceOrder:
     """A sequence to start.
 
-    guided: whether the options' guidance applies, with the second of `prompts` as negative. temperature, top_p: where
+    opening_tokens, opening_seed: as SequenceRequest has them. guided: whether the options' guidance applies, with the second of `prompts` as negative. temperature, top_p: where
     the options have none; None: the sampler's.
     """
 
@@ -134,6 +134,8 @@ class SequenceOrder:
     constraint: Constraint
     max_tokens: int
     seed: int
+    opening_tokens: int = 0
+    opening_seed: int = 0
     is_guided: bool = True
     temperature: float | None = None
     top_p: float | None = None
@@ -172,6 +174,8 @@ class Sequences:
             negative=order.prompts[1],
             max_tokens=order.max_tokens,
             seed=order.seed,
+            opening_tokens=order.opening_tokens,
+            opening_seed=order.opening_seed,
             guidance=guidance if order.is_guided else 1.0,
             temperature=_first(options.plan_temperature, order.temperature, defaults.temperature),
             top_k=defaults.top_k,

@@ -352,8 +352,14 @@ class FormPlan:
         page = codes_page(
             self._sequences.spec, self._structure, section, others, seed=self._seed, most_codes=self._num_codes
         )
-        order = replace(page.order, seed=page.order.seed ^ draw)
+        codes = min(self._opening_codes, len(page.ends) - 1)  # A page has one code to make at least.
+        tokens = page.ends[codes - 1] if draw and codes else 0
+        order = replace(page.order, opening_tokens=tokens, opening_seed=page.order.seed ^ draw)
         return _Task(page, self._sequences.start(order, self._options, self._caller))
+
+    @property
+    def _opening_codes(self) -> int:
+        return round(OPENING_S * self._grid.frame_rate_hz / self._grid.frames_per_code)
 
     def _opened(self, task: _Task, section: PlanSection, others: Sequence[PlanSection], version: int) -> _Task:
         """The sequence of the best of a section's openings; `task` is the first.
@@ -361,22 +367,25 @@ class FormPlan:
         Those with a clear tonic come first, then those in which the fewest layers stand still, then by their tonics. No
         more are drawn once one has a clear tonic and no such layer, or the plan was changed.
         """
-        rate_hz, drawn = self._grid.frame_rate_hz, list[tuple[Opening, list[int]]]()
-        num_codes = round(OPENING_S * rate_hz / self._grid.frames_per_code)
+        drawn = list[tuple[Opening, list[int]]]()
         while True:
-            end = task.page.ends[:num_codes][-1]
+            end = task.page.ends[: self._opening_codes][-1]
             # Until the planner has written the opening; `_making` is held meanwhile, `_lock` is not.
             codes = task.page.read(task.run.wait(end)[:end])
             drawn.append((self._judge(section, codes), codes))
             is_good = drawn[-1][0].is_good
             if version != self._version or (len(drawn) == 1 and is_good):
                 return task
-            task.run.cancel()
             if is_good or len(drawn) == self._spec.openings:
                 break
+            task.run.cancel()
             task = self._begin(section, others, len(drawn))
+        best = drawn[-1] if is_good else max(drawn)
         with self._lock:
-            section.codes[:] = max(drawn)[1][: len(task.page.ends) - 1]  # A page has one code to make at least.
+            section.codes[:] = best[1][: len(task.page.ends) - 1]  # A page has one code to make at least.
+        if best is drawn[-1]:
+            return task  # What follows an opening does not depend on which draw it is.
+        task.run.cancel()
         return self._begin(section, others)
 
     def _judge(self, section: PlanSection, codes: Sequence[int]) -> Opening:
