@@ -32,7 +32,7 @@ from runtime.requests.form.sections import (
     recalled_section,
     song_of,
 )
-from runtime.requests.form.state import PlanState, packed, unpacked
+from runtime.requests.form.state import MOST, PlanState, packed, unpacked
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents
 
@@ -96,6 +96,8 @@ class FormPlan:
         self._sections: list[PlanSection] = []
         self._task: _Task | None = None
         self._version, self._asked_frame = 0, 0
+        # Of the last change of prompt, tempo or key; up to the second frame sections have one opening each.
+        self._changed_frame, self._brief_until = -MOST, -MOST
         if state is not None:
             self._restore(state)
 
@@ -215,10 +217,15 @@ class FormPlan:
     def change(self, options: GenerationOptions, from_frame: int) -> None:
         """Another prompt, tempo or key, from the first bar on that begins at `from_frame` or behind it.
 
-        The section that is then played keeps its kind; its beat goes on. Raises RequestError.
+        The section that is then played keeps its kind; its beat goes on. Where the change before is less than an
+        opening away, as much is written with one opening per section: more changes will follow. Raises RequestError.
         """
         prompt = read_prompt(self._sequences, options)
+        opening_frames = round(OPENING_S * self._grid.frame_rate_hz)
         with self._lock:
+            if from_frame < self._changed_frame + opening_frames:
+                self._brief_until = from_frame + opening_frames
+            self._changed_frame = from_frame
             song, self._song = self._song, None
             self._options, self._prompt = options, prompt
             if not self._sections:
@@ -235,6 +242,7 @@ class FormPlan:
         """What another plan of the same options goes on from. Never blocks."""
         with self._lock:
             others = {"first_frame": self._grid.first_frame, "asked_frame": self._asked_frame}
+            others |= {"changed_frame": self._changed_frame, "brief_until": self._brief_until}
             return packed(self._sections, self._song, kinds=list(self._prompt.kinds), **others)
 
     def close(self) -> None:
@@ -339,7 +347,7 @@ class FormPlan:
         """The sequence of a section's next codes."""
         task = self._begin(section, others)
         is_new = not section.codes and recalled_section(self._spec, others, section) is None
-        if is_new and self._spec.openings > 1:
+        if is_new and self._spec.openings > 1 and section.start_frame >= self._brief_until:
             task = self._opened(task, section, others, version)
         with self._lock:
             if version == self._version:
@@ -428,3 +436,5 @@ class FormPlan:
         self._grid = replace(self._grid, first_frame=values["first_frame"])
         self._prompt = replace(self._prompt, kinds=tuple(values["kinds"]))
         self._asked_frame = values["asked_frame"]
+        # A plan that was stored before there were these has not changed lately.
+        self._changed_frame, self._brief_until = values.get("changed_frame", -MOST), values.get("brief_until", -MOST)
