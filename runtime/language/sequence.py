@@ -29,8 +29,8 @@ class SequenceRequest:
     negative: the prompt of the negative row, which guidance other than 1 needs. It ends with end_token, where
     `constraint` is done, or after max_tokens. temperature 0: the likeliest token. top_k: 0 for no limit. The token at a
     place depends on seed and place alone, not on how it was batched; the first `opening_tokens` have `opening_seed`, so
-    that another beginning is drawn and what follows goes on as behind any other. on_tokens: is called on the tick thread with the
-    tokens of each tick, and must return at once.
+    that another beginning is drawn and what follows goes on as behind any other. on_tokens: is called on the tick
+    thread with the tokens of each tick, and must return at once.
     """
 
     id: str

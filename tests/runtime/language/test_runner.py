@@ -503,7 +503,9 @@ class Forced:
 def test_a_wide_decode_is_for_more_tokens_on_a_cpu_than_on_a_gpu(planned: Planned) -> None:
     """One more token in each of 12 rows costs a CPU more than the one that is forced, and a GPU next to nothing."""
     ready: Any = [Forced(1), *[Forced(0)] * 11]
-    widths = [planned(on=on)._ticks._language._best_chain(ready, [0], DECODE_WIDTHS, 1)[0] for on in (CPU, SIMULATED[0])]
+    widths = [
+        planned(on=on)._ticks._language._best_chain(ready, [0], DECODE_WIDTHS, 1)[0] for on in (CPU, SIMULATED[0])
+    ]
     assert widths == [1, 2]
 
 
