@@ -126,8 +126,8 @@ class SequenceRun:
 class SequenceOrder:
     """A sequence to start.
 
-    opening_tokens, opening_seed: as SequenceRequest has them. is_guided: whether the options' guidance applies, with the
-    second of `prompts` as negative. temperature, top_p: where the options have none; None: the sampler's.
+    opening_tokens, opening_seed: as SequenceRequest has them. is_guided: whether the options' guidance applies, with
+    the second of `prompts` as negative. temperature, top_p: where the options have none; None: the sampler's.
     """
 
     prompts: Prompts
