@@ -98,8 +98,8 @@ class OnnxRuntimeEngine:
     """One graph in ONNX Runtime. Any thread may call `run`.
 
     `in_tick`: open the sessions of the ticks now, and the one for host arrays on first use; else the other way round.
-    `threads`: 0 for as many as its manifest says, which were the best when it was built, else all cores. `weights`: take
-    the place of the graph's.
+    `threads`: 0 for as many as its manifest says, which were the best when it was built, else all cores. `weights`:
+    take the place of the graph's.
     Raises EngineMismatchError, EngineError, OutOfMemoryError.
     """
 

@@ -41,7 +41,7 @@ class LanguageRunner:
 
     The host reads a tick's tokens when it lays out the next one. The tick begins with this part, so that then the
     device still has the rest of it to do. is_beside_urgent: the rest of the next tick is waited for (live sessions): it
-    has one chunk or one chain then, which draws planner_steps tokens in all, instead of as many of each sequence.
+    has one chunk or one chain then, which draws half of planner_steps tokens in all, or one of each sequence.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LanguageRunner:
         most, steps = spec.verify_tokens, runtime.planner_steps
         widths = sorted({*DECODE_WIDTHS, most}) if runtime.speculation else [1]
         self._widths = [width for width in widths if width <= most]
-        chains = sorted({max(1, steps // number) for number in range(1, count + 1)})
+        chains = sorted({steps, *(self._short_chain(number) for number in range(1, count + 1))})
         sizes = [(width, length) for width in self._widths for length in chains]
         sizes += [(most, 1), (most, 1), (1, most - 1)]
         self._vectors = PackedVectors(device, vectors_bytes(2 * count, sizes, spec.prefill_tokens))
@@ -264,13 +264,17 @@ class LanguageRunner:
         return self._key(width, width, 1, max(lasts) + width)
 
     def _short_step(self, ready: Sequence[LiveSequence], lasts: Sequence[int]) -> LanguageKey:
-        """Decodes that draw planner_steps tokens of all sequences together, or one of each."""
+        """Decodes beside urgent generations."""
         for live in ready:
             live.drafts.clear()
         self._has_drafted = False
-        steps = max(1, self._runtime.planner_steps // len(ready))
+        steps = self._short_chain(len(ready))
         chain, _ = self._best_chain(ready, lasts, self._widths[:2], steps)
         return self._key(chain, 1, steps, max(lasts) + chain * steps)
+
+    def _short_chain(self, sequences: int) -> int:
+        """The decodes that draw half of planner_steps tokens of so many sequences together, or one of each."""
+        return max(1, self._runtime.planner_steps // (2 * sequences))
 
     def _best_chain(
         self, ready: Sequence[LiveSequence], lasts: Sequence[int], widths: Sequence[int], steps: int

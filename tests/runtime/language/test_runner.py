@@ -432,10 +432,10 @@ def test_sequences_and_generations_share_ticks_and_take_no_slots_from_each_other
 
 @pytest.mark.parametrize("speculation", [False, True])
 def test_beside_an_urgent_generation_a_tick_draws_few_tokens_and_the_same(speculation: bool, planned: Planned) -> None:
-    """It has a chunk of a prompt, or as many decodes as draw planner_steps tokens of all sequences together."""
+    """It has a chunk of a prompt, or decodes that draw half of planner_steps tokens of all sequences together."""
     requests = [sequence("a", 4), sequence("b", 40, constraint=Song(24)), sequence("c", 4)]
-    expected = run(planned(planner_steps=6), *requests)
-    loop, inbox = planned(planner_steps=6, speculation=speculation), Inbox()
+    expected = run(planned(planner_steps=8), *requests)
+    loop, inbox = planned(planner_steps=8, speculation=speculation), Inbox()
     loop.submit(make("live", is_urgent=True, steps=60), inbox)
     for request in requests[:2]:
         loop.submit_sequence(request, inbox)
@@ -448,7 +448,7 @@ def test_beside_an_urgent_generation_a_tick_draws_few_tokens_and_the_same(specul
             loop.submit_sequence(requests[2], inbox)
     chunks = 1 + -(-39 // loop.bundle.planner.prefill_tokens)
     assert found[:chunks] == [("prefill", 1)] * chunks, "those of `a` and of `b`, without decodes"
-    assert found[chunks:] == [("decode", 3)] * (6 - chunks) + [("prefill", 1)] + [("decode", 2)] * 2
+    assert found[chunks:] == [("decode", 2)] * (6 - chunks) + [("prefill", 1)] + [("decode", 1)] * 2
     loop.cancel("live")
     finish(loop)
     for request in requests:
