@@ -40,8 +40,9 @@ class LanguageRunner:
     """Every sequence has a row of the cache, with guidance two. One thread.
 
     The host reads a tick's tokens when it lays out the next one. The tick begins with this part, so that then the
-    device still has the rest of it to do. is_beside_urgent: the rest of the next tick is waited for (live sessions): it
-    has one chunk or one chain then, which draws half of planner_steps tokens in all, or one of each sequence.
+    device still has the rest of it to do. is_beside: the next tick has generations: tokens that nobody waits for are
+    left to others. is_beside_urgent: some of them are of live sessions: it has one chunk or one chain then, which draws
+    half of planner_steps tokens in all, or one of each sequence.
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class LanguageRunner:
     ) -> None:
         device, stream, runtime = context.device, context.stream, context.runtime
         self._stream, self._engines, self._spec = stream, engines, spec
-        self._runtime, self._recorder, self._generation, self.is_beside_urgent = runtime, recorder, 0, False
+        self._runtime, self._recorder, self._generation = runtime, recorder, 0
+        self.is_beside = self.is_beside_urgent = False
         count = runtime.planner_sequences
         self._cache = KvCache(device, stream, engines.planner, spec, 2 * count)
         most, steps = spec.verify_tokens, runtime.planner_steps
@@ -128,7 +130,8 @@ class LanguageRunner:
         joining = next((live for live in going if not live.is_ready), None)
         chunk = None if joining is None else joining.take_chunk(self._spec.prefill_tokens)
         is_full = self.is_beside_urgent and chunk is not None
-        step = self._step(going) if any(live.is_ready for live in going) and not is_full else None
+        has_step = any(live.is_ready and (not self.is_beside or live.request.is_awaited()) for live in going)
+        step = self._step(going) if has_step and not is_full else None
         return LanguagePart(
             slots=tuple([live.slot for live in self._live.values()]),
             chunk=chunk,

@@ -30,7 +30,8 @@ class SequenceRequest:
     `constraint` is done, or after max_tokens. temperature 0: the likeliest token. top_k: 0 for no limit. The token at a
     place depends on seed and place alone, not on how it was batched; the first `opening_tokens` have `opening_seed`, so
     that another beginning is drawn and what follows goes on as behind any other. on_tokens: is called on the tick
-    thread with the tokens of each tick, and must return at once.
+    thread with the tokens of each tick, and must return at once. is_awaited: is asked on the tick thread whether tokens
+    are waited for; while those of no sequence are, they are drawn in ticks without generations.
     """
 
     id: str
@@ -50,6 +51,7 @@ class SequenceRequest:
     client: str = ""
     is_urgent: bool = False
     on_tokens: Callable[[Sequence[int]], None] | None = None
+    is_awaited: Callable[[], bool] = lambda: True
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:

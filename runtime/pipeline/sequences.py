@@ -74,7 +74,8 @@ class SequenceRun:
         self._has_started = False  # or has ended before
         self._end: Event | None = None
         self._timeout_s, submitted_s = caller.place_timeout_s, time.monotonic()
-        made = SequenceRequest(uuid.uuid4().hex, on_tokens=self._add, client=caller.client, **request)
+        calls = {"on_tokens": self._add, "is_awaited": self._is_awaited}
+        made = SequenceRequest(uuid.uuid4().hex, client=caller.client, **calls, **request)
         caller.on_leave(loop.wake)
         self._id = loop.submit_sequence(
             made, self._note, wait=True, timeout_s=self._timeout_s, has_left=lambda: caller.has_left
@@ -113,6 +114,10 @@ class SequenceRun:
             self._tokens += tokens
             if len(self._tokens) >= self._awaited:
                 self._changed.notify_all()
+
+    def _is_awaited(self) -> bool:
+        """Without the lock: only the tick thread, which asks, adds tokens."""
+        return len(self._tokens) < self._awaited
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Started | Finished | Failed | Cancelled):

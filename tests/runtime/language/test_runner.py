@@ -455,6 +455,29 @@ def test_beside_an_urgent_generation_a_tick_draws_few_tokens_and_the_same(specul
         np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
 
 
+def test_tokens_that_nobody_waits_for_are_drawn_in_ticks_without_generations(planned: Planned) -> None:
+    awaited: set[str] = set()
+    requests = [sequence(name, 4, is_awaited=lambda name=name: name in awaited) for name in "ab"]
+    expected = run(planned(), *requests)
+    loop, inbox = planned(speculation=False), Inbox()
+    for request in requests:
+        loop.submit_sequence(request, inbox)
+    loop.submit(make("x", steps=8), inbox)
+
+    def variants(ticks: int) -> list[str]:
+        records = [loop.tick() for _ in range(ticks)]
+        return [record.variants[0] for record in records if record is not None]
+
+    assert variants(4)[2:] == ["plain"] * 2, "prompts alone are read"
+    awaited.add("b")
+    assert variants(2) == ["decode"] * 2, "of both: they share executes"
+    awaited.clear()
+    assert variants(4) == ["plain"] * 2 + ["decode"] * 2, "the generation has 8 steps"
+    finish(loop)
+    for request in requests:
+        np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
+
+
 def test_what_finds_no_place_is_refused(planned: Planned, loops: Loops) -> None:
     loop = planned(planner_sequences=1, queue=1)
     for name in "ab":
