@@ -74,8 +74,9 @@ class SequenceRun:
         self._has_started = False  # or has ended before
         self._end: Event | None = None
         self._timeout_s, submitted_s = caller.place_timeout_s, time.monotonic()
-        calls = {"on_tokens": self._add, "is_awaited": self._is_awaited}
-        made = SequenceRequest(uuid.uuid4().hex, client=caller.client, **calls, **request)
+        made = SequenceRequest(
+            uuid.uuid4().hex, on_tokens=self._add, is_awaited=self._is_awaited, client=caller.client, **request
+        )
         caller.on_leave(loop.wake)
         self._id = loop.submit_sequence(
             made, self._note, wait=True, timeout_s=self._timeout_s, has_left=lambda: caller.has_left
