@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+from helpers.backends import FEW_VARIANTS
+from helpers.factories import tiny_deployment
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from safetensors.numpy import save_file
 
+from engine_build.compile.builder import build_deployment
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.engines.adapter_files import read_adapter
 
 Arrays = dict[str, NDArray[Any]]
@@ -75,3 +79,24 @@ def check_deltas(folder: Path) -> None:
         adapter = read_adapter(folder / file, spec)
         for name, (inputs, outputs) in spec.places.items():
             np.testing.assert_allclose(adapter.b[:, outputs].T @ adapter.a[:, inputs], expected[name], atol=1e-6)
+
+
+def adapter_deployment(folder: Path) -> Deployment:
+    """A built tiny model with the adapters "hard" and "soft" of rank 4; a tick takes both."""
+    path = tiny_deployment(folder, adapters=True, more=FEW_VARIANTS)
+    text = path.read_text().replace('target = "cpu"', 'target = "cpu"\nadapters = "adapters"')
+    path.write_text(text.replace("queue = 8", "queue = 8\nadapter_rank = 8"))
+    found = load_deployment(path)
+    add_adapter(found, "hard", seed=2)
+    add_adapter(found, "soft", {"trigger_words": "soft, felt"})
+    build_deployment(found)
+    return found
+
+
+def add_adapter(
+    deployment: Deployment, name: str, metadata: dict[str, str] | None = None, seed: int = 1, rank: int = 4
+) -> Path:
+    """Write one of rank 4 into the folder of its deployment; its file says `rank`."""
+    spec = load_bundle(deployment.bundle).adapters
+    assert spec is not None
+    return write_peft(deployment.path.parent / "adapters" / name, random_factors(spec, 4, seed), metadata, r=rank)

@@ -14,6 +14,7 @@ import pytest
 import soundfile
 from helpers.backends import FEW_VARIANTS
 from helpers.page_player import play
+from helpers.page_traffic import opened, until
 from numpy.typing import NDArray
 
 from runtime.config.deployment import Deployment
@@ -82,6 +83,14 @@ def recorded(page: Any, seconds: float) -> NDArray[np.float32]:
     return samples
 
 
+def is_high(samples: NDArray[np.float32]) -> bool:
+    """Whether something is heard, and nothing below 250 Hz."""
+    mono = samples.mean(1)
+    power = np.abs(np.fft.rfft(mono)) ** 2
+    hertz = np.fft.rfftfreq(len(mono), 1 / 48000)
+    return bool(np.abs(mono).max() > 0.01 and power[(hertz > 30) & (hertz < 250)].sum() < 0.01 * power.sum())
+
+
 def preset(page: Any) -> dict[str, Any]:
     with page.expect_download() as download:
         button(page, "Save").click()
@@ -122,55 +131,41 @@ def test_what_is_muted_is_not_heard_and_solo_mutes_all_others(server: Any, open_
     page.get_by_label("changes at the bar").uncheck()
     for layer in LAYERS:
         button(page, f"Mute {layer}").click()
-    page.wait_for_timeout(1500)
-    assert np.abs(recorded(page, 1.0)).max() < 1e-3
+    until(page, lambda: np.abs(recorded(page, 1.0)).max() < 1e-3)
     for _ in LAYERS:
         button(page, "Undo").click()
     assert not is_pressed(page, "Mute drums")
-    page.wait_for_timeout(1500)
-    assert np.abs(recorded(page, 3.0)).max() > 0.02
+    until(page, lambda: np.abs(recorded(page, 3.0)).max() > 0.02)
     # The melody plays high: alone it has nothing of the bass.
     button(page, "Solo melody").click()
-    page.wait_for_timeout(1500)
-    alone = recorded(page, 6.0).mean(1)
-    power = np.abs(np.fft.rfft(alone)) ** 2
-    hertz = np.fft.rfftfreq(len(alone), 1 / 48000)
-    assert np.abs(alone).max() > 0.01
-    assert power[(hertz > 30) & (hertz < 250)].sum() < 0.01 * power.sum()
+    until(page, lambda: is_high(recorded(page, 6.0)))
     # What is muted stays so, also alone.
     button(page, "Mute melody").click()
-    page.wait_for_timeout(1500)
-    assert np.abs(recorded(page, 1.0)).max() < 1e-3
+    until(page, lambda: np.abs(recorded(page, 1.0)).max() < 1e-3)
     assert page.inner_text("#messages") == ""
 
 
 def test_mute_and_solo_are_undone_kept_and_shared(server: Any, open_page: OpenPage) -> None:
-    page = open_page(server.url)
-    sent: list[dict[str, Any]] = []
-    page.on("websocket", lambda socket: socket.on("framesent", lambda text: sent.append(json.loads(text))))
-    page.reload()
-    page.wait_for_selector("#status[data-status=live]")
+    page, traffic = opened(open_page, server.url)
 
-    def muted() -> list[str]:
-        page.wait_for_timeout(300)
-        found: list[str] = [one for one in sent if one["type"] == "mute"][-1]["layers"]
-        return found
+    def is_told(*layers: str) -> None:
+        until(page, lambda: traffic.of("mute", traffic.sent)[-1]["layers"] == sorted(layers))
 
     # By the keyboard.
     button(page, "Mute drums").focus()
     page.keyboard.press("Space")
     assert is_pressed(page, "Mute drums")
-    assert muted() == ["drums"]
+    is_told("drums")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert is_pressed(page, "Solo drums")
-    assert muted() == sorted(LAYERS)
+    is_told(*LAYERS)
     page.keyboard.press("Control+z")
     assert [is_pressed(page, f"{kind} drums") for kind in ("Mute", "Solo")] == [True, False]
-    assert muted() == ["drums"]
+    is_told("drums")
     page.keyboard.press("Control+z")
     assert not is_pressed(page, "Mute drums")
-    assert muted() == []
+    is_told()
     button(page, "Redo").click()
     button(page, "Redo").click()
     assert [is_pressed(page, f"{kind} drums") for kind in ("Mute", "Solo")] == [True, True]
@@ -179,14 +174,13 @@ def test_mute_and_solo_are_undone_kept_and_shared(server: Any, open_page: OpenPa
     # Another session and a reload keep it, and so does the server.
     page.get_by_role("radio", name="Extend").check(force=True)
     page.wait_for_selector("#status[data-status=live]")
-    page.wait_for_timeout(500)
-    assert [one for one in sent if one["type"] == "open"][-1]["muted"] == sorted(LAYERS)
+    until(page, lambda: traffic.of("open", traffic.sent)[-1].get("muted") == sorted(LAYERS))
     assert is_pressed(page, "Mute drums")
     page.reload()
     page.wait_for_selector("#status[data-status=live]")
     assert [is_pressed(page, f"{kind} drums") for kind in ("Mute", "Solo")] == [True, True]
     button(page, "Solo drums").click()
-    assert muted() == ["drums"]
+    is_told("drums")
     assert page.inner_text("#messages") == ""
 
 
@@ -228,14 +222,16 @@ def test_a_picture_of_few_layers_shows_them_alone(server: Any, open_page: OpenPa
     slider = page.get_by_role("slider", name="Blend of the prompts")
     slider.press("Home")
     play(page)
-    page.wait_for_timeout(4000)
-    image = picture(page)
-    # Without the names of keys at the left.
-    light = {
-        name: float(np.quantile(image[rows.start + 3 : rows.stop - 2, 40:], 0.9)) for name, rows in lanes(page).items()
-    }
-    assert light["drums"] > 60, light
-    assert max(light["arp"], light["pad"], light["melody"]) < 40, light
+
+    def are_alone() -> bool:
+        image = picture(page)
+        # Without the names of keys at the left.
+        light = {
+            name: np.quantile(image[rows.start + 3 : rows.stop - 2, 40:], 0.9) for name, rows in lanes(page).items()
+        }
+        return bool(light["drums"] > 60 and max(light["arp"], light["pad"], light["melody"]) < 40)
+
+    until(page, are_alone)
 
 
 def test_what_a_model_does_not_have_is_not_drawn(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 from helpers.page_player import play
+from helpers.page_traffic import opened, until
 from numpy.typing import NDArray
 
 pytestmark = pytest.mark.page
@@ -114,22 +115,12 @@ def test_two_states_are_compared_each_with_its_own_undo(server: Any, open_page: 
 
 
 def test_there_may_be_more_prompts_or_fewer(server: Any, open_page: OpenPage) -> None:
-    page = open_page(server.url)
-    sent: list[dict[str, Any]] = []
-    page.on("websocket", lambda socket: socket.on("framesent", lambda text: sent.append(json.loads(text))))
-    page.reload()
-    page.wait_for_selector("#status[data-status=live]")
-
-    def items() -> list[dict[str, Any]]:
-        page.wait_for_timeout(400)
-        found: list[dict[str, Any]] = [one for one in sent if one["type"] == "prompts"][-1]["items"]
-        return found
-
+    page, traffic = opened(open_page, server.url)
     puck = slider(page, "Blend of the prompts")
     for _ in range(2):
         button(page, "Remove the last prompt").click()
     puck.press("End")
-    assert [item["weight"] for item in items()] == [0, 1]
+    until(page, lambda: [item["weight"] for item in traffic.prompts] == [0, 1])
     for _ in range(6):
         button(page, "Add a prompt").click()
     assert button(page, "Add a prompt").is_disabled()
@@ -137,9 +128,8 @@ def test_there_may_be_more_prompts_or_fewer(server: Any, open_page: OpenPage) ->
     page.get_by_role("textbox", name="E", exact=True).fill("harp arps, A minor, 84 bpm")
     puck.press("PageUp")
     puck.press("PageUp")  # the middle of the right edge
-    page.wait_for_timeout(700)
-    assert [(item["text"][:5], item["weight"] > 0.9) for item in items()][-1] == ("brass", True)
-    assert sum(item["weight"] for item in items()) == pytest.approx(1, abs=0.01)
+    until(page, lambda: traffic.prompts[-1]["text"].startswith("brass") and traffic.prompts[-1]["weight"] > 0.9)
+    assert sum(item["weight"] for item in traffic.prompts) == pytest.approx(1, abs=0.01)
     assert len(values(page)["prompts"]) == 8
     page.wait_for_function("() => document.getElementById('words-h').textContent.includes('brass')")
     for _ in range(6):

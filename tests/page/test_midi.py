@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import soundfile
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.page_player import play
+from helpers.page_traffic import Traffic, until
 
 pytestmark = pytest.mark.page
 
@@ -121,25 +121,13 @@ HELD_AT_READY = """() => new MutationObserver(() => {
 PLAYED = ((0, 36), (2, 40), (3, 43), (5, 36), (6, 43), (8, 40))
 
 
-class Session:
+class Session(Traffic):
     """The page, its MIDI output, and the messages of its session."""
 
     def __init__(self, page: Any, server: Any = None) -> None:
+        super().__init__()
         self.page, self.server = page, server
-        self.sent: list[dict[str, Any]] = []
-        self.received: list[dict[str, Any]] = []
-        page.on("websocket", self._follow)
-
-    def _follow(self, socket: Any) -> None:
-        socket.on("framesent", lambda payload: self._note(self.sent, payload))
-        socket.on("framereceived", lambda payload: self._note(self.received, payload))
-
-    def _note(self, messages: list[dict[str, Any]], payload: Any) -> None:
-        if isinstance(payload, str) and '"ack"' not in payload and '"canvas"' not in payload:
-            messages.append(json.loads(payload))
-
-    def of(self, kind: str, messages: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-        return [one for one in (self.received if messages is None else messages) if one["type"] == kind]
+        self.listen(page)
 
     @property
     def beat(self) -> dict[str, Any] | None:
@@ -147,12 +135,8 @@ class Session:
         states = self.of("state")
         return states[-1]["beat"] if states else None
 
-    def until(self, condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
-        for _ in range(int(timeout_s * 20)):
-            if condition():
-                return
-            self.page.wait_for_timeout(50)
-        pytest.fail("it did not happen in time")
+    def until(self, condition: Callable[[], Any]) -> None:
+        until(self.page, condition)
 
     def midi(self) -> list[tuple[list[int], float]]:
         """What was sent to the output, with its times in ms."""
@@ -249,12 +233,15 @@ def test_notes_go_out_on_the_channels_of_their_layers_and_end_at_a_pause(session
     early_ms = page.evaluate("Math.max(...midiSent.map(([, due, sent]) => due - sent))")
     assert early_ms <= 105
     page.click("#play")
-    page.wait_for_timeout(300)
-    sounding: Counter[tuple[int, int]] = Counter()
-    for data, _ in session.midi():
-        if data[0] & 0xF0 in (NOTE_ON, NOTE_OFF):
-            sounding[data[0] & 0x0F, data[1]] += 1 if data[0] & 0xF0 == NOTE_ON else -1
-    assert set(sounding.values()) == {0}
+
+    def are_all_ended() -> bool:
+        sounding: Counter[tuple[int, int]] = Counter()
+        for data, _ in session.midi():
+            if data[0] & 0xF0 in (NOTE_ON, NOTE_OFF):
+                sounding[data[0] & 0x0F, data[1]] += 1 if data[0] & 0xF0 == NOTE_ON else -1
+        return set(sounding.values()) == {0}
+
+    session.until(lambda: page.get_attribute("#play", "aria-label") == "Play" and are_all_ended())
     count = len(session.midi())
     page.wait_for_timeout(500)
     assert len(session.midi()) == count

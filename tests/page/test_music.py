@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
+from helpers.page_traffic import Traffic, opened, until
 
 pytestmark = pytest.mark.page
 
@@ -22,31 +22,9 @@ window.turnController = (number, value) => input.onmidimessage({ data: new Uint8
 """
 
 
-def opened(open_page: OpenPage, url: str, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """A page, and what it sends, acks apart; the list grows."""
-    sent: list[dict[str, Any]] = []
-
-    def note(payload: Any) -> None:
-        if isinstance(payload, str) and '"ack"' not in payload and '"canvas"' not in payload:
-            sent.append(json.loads(payload))
-
-    page = open_page(url, **options)
-    page.on("websocket", lambda socket: socket.on("framesent", note))
-    page.reload()
-    page.wait_for_selector("#status[data-status=live]")
-    return page, sent
-
-
-def values_sent(page: Any, sent: list[dict[str, Any]], name: str) -> list[Any]:
-    """What was sent of a control."""
-    page.wait_for_timeout(400)
-    return [message["values"][name] for message in sent if message["type"] == "set" and name in message["values"]]
-
-
-def texts_sent(page: Any, sent: list[dict[str, Any]]) -> list[str]:
-    """The prompts that were sent at last."""
-    page.wait_for_timeout(400)
-    return [item["text"] for item in [one for one in sent if one["type"] == "prompts"][-1]["items"]]
+def texts(traffic: Traffic) -> list[str]:
+    """Of the prompts that were sent at last."""
+    return [item["text"] for item in traffic.prompts]
 
 
 def slider(page: Any, name: str) -> Any:
@@ -54,7 +32,7 @@ def slider(page: Any, name: str) -> Any:
 
 
 def test_tempo_key_and_meter_are_set_and_follow_the_prompt_where_they_are_not(server: Any, open_page: OpenPage) -> None:
-    page, sent = opened(open_page, server.url)
+    page, traffic = opened(open_page, server.url)
     tempo, key = page.get_by_label("tempo", exact=True), page.get_by_label("key", exact=True)
     page.wait_for_function("() => document.querySelector('[data-control=bpm] input').placeholder === '84'")
     assert "A minor" in key.locator("option").first.text_content()
@@ -62,12 +40,12 @@ def test_tempo_key_and_meter_are_set_and_follow_the_prompt_where_they_are_not(se
     tempo.press("Enter")
     key.select_option("E minor")
     page.get_by_label("meter", exact=True).select_option(label="3/4")
-    assert values_sent(page, sent, "bpm") == [120]
-    assert values_sent(page, sent, "key") == ["E minor"]
-    assert values_sent(page, sent, "time_signature") == [3]
+    until(page, lambda: traffic.values("time_signature") == [3])
+    assert traffic.values("bpm") == [120]
+    assert traffic.values("key") == ["E minor"]
     page.wait_for_function("() => document.getElementById('words-a').textContent.includes('E minor')")
     key.select_option(index=0)
-    assert values_sent(page, sent, "key") == ["E minor", None]
+    until(page, lambda: traffic.values("key") == ["E minor", None])
     assert page.inner_text("#messages") == ""
 
 
@@ -84,49 +62,49 @@ TAP = """([type, timesMs]) => {
 
 
 def test_a_tempo_is_tapped(server: Any, open_page: OpenPage) -> None:
-    page, sent = opened(open_page, server.url)
+    page, traffic = opened(open_page, server.url)
     page.evaluate(TAP, ["pointerdown", [1000, 1500, 2000, 2500]])
     assert page.get_by_label("tempo", exact=True).input_value() == "120"
-    assert values_sent(page, sent, "bpm")[-1] == 120
+    until(page, lambda: traffic.values("bpm")[-1] == 120)
     page.evaluate(TAP, ["keydown", [9000, 9100, 9200]])  # faster than the model plays
     assert page.get_by_label("tempo", exact=True).input_value() == "180"
 
 
 def test_parts_and_words_are_added_to_every_prompt(server: Any, open_page: OpenPage) -> None:
-    page, sent = opened(open_page, server.url)
+    page, traffic = opened(open_page, server.url)
     drums = page.get_by_role("button", name="drums", exact=True)
     assert drums.get_attribute("aria-pressed") == "true"
     drums.click()
     assert drums.get_attribute("aria-pressed") == "false"
-    assert all(text.endswith(", no drums") for text in texts_sent(page, sent))
+    until(page, lambda: all(text.endswith(", no drums") for text in texts(traffic)))
     density = slider(page, "density")
     density.press("ArrowUp")
     assert density.get_attribute("aria-valuetext") == "dense"
-    assert all(text.endswith(("dense, no drums", "no drums, dense")) for text in texts_sent(page, sent))
+    until(page, lambda: all(text.endswith(("dense, no drums", "no drums, dense")) for text in texts(traffic)))
     # What is typed stays as it is, and what the server says of it is shown.
     assert "dense" not in page.input_value("#prompt-a")
     page.wait_for_function("() => /^(?!.*(kit|brushes)).*dense/.test(document.getElementById('words-a').textContent)")
     drums.click()
-    assert not any("no drums" in text for text in texts_sent(page, sent))
+    until(page, lambda: not any("no drums" in text for text in texts(traffic)))
 
 
 def test_adapters_have_knobs_that_controllers_turn_and_presets_keep(server: Any, open_page: OpenPage) -> None:
-    page, sent = opened(open_page, server.url, script=FAKE_MIDI)
+    page, traffic = opened(open_page, server.url, script=FAKE_MIDI)
     adapter = slider(page, "music box")
     adapter.press("PageUp")
     strength = float(adapter.get_attribute("aria-valuenow"))
-    assert values_sent(page, sent, "adapters")[-1] == [{"id": "music-box", "strength": strength}]
+    until(page, lambda: traffic.values("adapters")[-1] == [{"id": "music-box", "strength": strength}])
     page.click("#midi")
     page.wait_for_selector("#midi[aria-pressed=true]")
     adapter.focus()
     page.evaluate("turnController(7, 64)")
     page.click("#midi")
-    assert values_sent(page, sent, "adapters")[-1][0]["strength"] == pytest.approx(0.5, abs=0.02)
+    until(page, lambda: traffic.values("adapters")[-1][0]["strength"] == pytest.approx(0.5, abs=0.02))
     page.get_by_role("button", name="Share").click()
     shared = open_page(page.url)
     shared.wait_for_function("() => document.querySelector('[data-control=\"adapters.music-box\"]').ariaValueNow > 0.4")
     page.get_by_role("button", name="Reset").click()
-    assert values_sent(page, sent, "adapters")[-1] is None
+    until(page, lambda: traffic.values("adapters")[-1] is None)
     assert slider(page, "music box").get_attribute("aria-valuenow") == "0"
     assert page.locator("#messages > :not(.is-note)").count() == 0
 
@@ -142,7 +120,7 @@ def test_a_bundle_without_musical_controls_shows_none(serve: Serve, open_page: O
 
 
 def test_a_drag_stays_in_the_range_that_is_played_and_shift_is_fine(server: Any, open_page: OpenPage) -> None:
-    page, _ = opened(open_page, server.url)
+    page = open_page(server.url)
     page.get_by_role("button", name="Model", exact=True).click()
     for name, least, most in (("guidance", 4.0, 6.0), ("dcw low", 0.003, 0.02)):
         dragged = slider(page, name)
@@ -166,7 +144,7 @@ def test_a_drag_stays_in_the_range_that_is_played_and_shift_is_fine(server: Any,
 
 
 def test_values_are_typed(server: Any, open_page: OpenPage) -> None:
-    page, sent = opened(open_page, server.url)
+    page, traffic = opened(open_page, server.url)
     page.get_by_role("button", name="Model", exact=True).click()
     guidance = slider(page, "guidance")
     guidance.locator(".value").click()
@@ -184,11 +162,11 @@ def test_values_are_typed(server: Any, open_page: OpenPage) -> None:
     page.get_by_role("textbox", name="volume, typed").fill("40")
     page.keyboard.press("Enter")
     assert slider(page, "volume").get_attribute("aria-valuenow") == "0.4"
-    assert values_sent(page, sent, "guidance") == [4.75]
+    until(page, lambda: traffic.values("guidance") == [4.75])
 
 
 def test_words_of_the_model_are_offered_while_a_prompt_is_typed(server: Any, open_page: OpenPage) -> None:
-    page, sent = opened(open_page, server.url)
+    page, traffic = opened(open_page, server.url)
     page.wait_for_function("() => document.querySelectorAll('[data-control^=\"adapters.\"]').length")
     prompt = page.get_by_role("textbox", name="A", exact=True)
     prompt.fill("")
@@ -203,7 +181,6 @@ def test_words_of_the_model_are_offered_while_a_prompt_is_typed(server: Any, ope
     assert offered.count() == 0
     prompt.press_sequentially(", xyl")
     offered.filter(has_text="xylophone").click()
-    page.wait_for_timeout(400)
-    assert texts_sent(page, sent)[0] == "calm pads, drum machine, xylophone"
+    until(page, lambda: texts(traffic)[0] == "calm pads, drum machine, xylophone")
     prompt.press_sequentially(" zq")  # nothing begins so
     assert offered.count() == 0

@@ -19,6 +19,7 @@ from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.http_harness import eventually
 from helpers.page_player import IS_HEARD, TAP, play
+from helpers.page_traffic import opened, until
 from helpers.redis_server import redis_server
 from numpy.typing import NDArray
 from pythonosc.udp_client import SimpleUDPClient
@@ -64,18 +65,6 @@ def spectrum(samples: NDArray[np.float32]) -> NDArray[np.float64]:
     power = (np.abs(np.fft.rfft(blocks * np.hanning(4096))) ** 2).mean(0)
     edges = np.unique(np.geomspace(2, 2048, 40).astype(int))
     return 10 * np.log10(np.add.reduceat(power, edges) + 1e-6)
-
-
-def sent_by(page: Any) -> list[dict[str, Any]]:
-    """The messages that the page sends from now on, acks apart; the list grows."""
-    messages: list[dict[str, Any]] = []
-
-    def note(payload: Any) -> None:
-        if isinstance(payload, str) and '"ack"' not in payload and '"canvas"' not in payload:
-            messages.append(json.loads(payload))
-
-    page.on("websocket", lambda socket: socket.on("framesent", note))
-    return messages
 
 
 def test_it_opens_and_plays(server: Any, open_page: OpenPage) -> None:
@@ -301,10 +290,7 @@ def test_a_wrong_preset_is_explained(server: Any, open_page: OpenPage, tmp_path:
 
 
 def test_a_curve_is_drawn_over_the_canvas(server: Any, open_page: OpenPage) -> None:
-    page = open_page(server.url)
-    messages = sent_by(page)
-    page.reload()
-    page.wait_for_selector("#status[data-status=live]")
+    page, traffic = opened(open_page, server.url)
     page.select_option("#draw", label="guidance")
     box = page.locator("#stage").bounding_box()
     page.mouse.move(box["x"] + 2, box["y"] + box["height"] * 0.9)
@@ -312,11 +298,10 @@ def test_a_curve_is_drawn_over_the_canvas(server: Any, open_page: OpenPage) -> N
     page.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] * 0.1, steps=8)
     page.mouse.up()
     page.wait_for_function("() => document.querySelector('[data-control=guidance]').ariaValueText === 'curve'")
-    page.wait_for_timeout(100)
-    curve = [message["values"]["guidance"] for message in messages if message["type"] == "set"][-1]
+    until(page, lambda: traffic.values("guidance")[-1][-1] > 4)
+    curve = traffic.values("guidance")[-1]
     assert len(curve) == 64
     assert curve[0] < 1.5
-    assert curve[-1] > 4
     assert np.all(np.diff(curve) >= 0)
     page.click("#clear-curve")
     assert knob(page, "guidance").get_attribute("aria-valuetext") == "3"
@@ -324,17 +309,11 @@ def test_a_curve_is_drawn_over_the_canvas(server: Any, open_page: OpenPage) -> N
 
 
 def test_the_pad_blends_the_prompts(server: Any, open_page: OpenPage) -> None:
-    page = open_page(server.url)
-    messages = sent_by(page)
-    page.reload()
-    page.wait_for_selector("#status[data-status=live]")
+    page, traffic = opened(open_page, server.url)
     page.locator(".puck").press("Home")
-    page.wait_for_timeout(100)
+    until(page, lambda: [item["weight"] for item in traffic.prompts] == [1, 0, 0, 0])
     page.locator(".puck").press("ArrowRight")
-    page.wait_for_timeout(100)
-    items = [message["items"] for message in messages if message["type"] == "prompts"]
-    assert [item["weight"] for item in items[-1]] == [0.95, 0.05, 0, 0]
-    assert [item["weight"] for item in items[-2]] == [1, 0, 0, 0]
+    until(page, lambda: [item["weight"] for item in traffic.prompts] == [0.95, 0.05, 0, 0])
 
 
 def test_it_shows_what_an_osc_surface_turns(serve: Serve, open_page: OpenPage) -> None:
@@ -418,10 +397,7 @@ def test_a_source_from_a_file_and_from_the_microphone(server: Any, open_page: Op
     file = tmp_path / "tone.wav"
     tone = 0.3 * np.sin(2 * np.pi * 220 * np.arange(4 * 48000) / 48000)
     soundfile.write(file, np.stack([tone, tone], 1), 48000)
-    page = open_page(server.url)
-    messages = sent_by(page)
-    page.reload()
-    page.wait_for_selector("#status[data-status=live]")
+    page, traffic = opened(open_page, server.url)
     play(page)
     page.set_input_files("#source-file", file)
     page.wait_for_selector("#source-strength")
@@ -429,11 +405,9 @@ def test_a_source_from_a_file_and_from_the_microphone(server: Any, open_page: Op
     page.click("#clear-source")
     page.click("#microphone")
     page.wait_for_function("() => document.querySelector('#microphone').ariaPressed === 'true'")
-    page.wait_for_timeout(1500)
+    until(page, lambda: traffic.of("write", traffic.sent))
     page.click("#microphone")
-    kinds = [message["type"] for message in messages]
-    assert "write" in kinds
-    assert [message["id"] is None for message in messages if message["type"] == "source"] == [False, True]
+    until(page, lambda: [message["id"] is None for message in traffic.of("source", traffic.sent)] == [False, True])
     assert page.inner_text("#messages") == ""
 
 

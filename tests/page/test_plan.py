@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from helpers.backends import FEW_VARIANTS
+from helpers.page_traffic import Traffic, until
 
 from runtime.config.deployment import Deployment
 
@@ -28,35 +27,10 @@ WHITEST = """(place) => {
 }"""
 
 
-@dataclass
-class Traffic:
-    """The messages of a page's session, acks, audio and pictures apart."""
-
-    sent: list[dict[str, Any]] = field(default_factory=list)
-    received: list[dict[str, Any]] = field(default_factory=list)
-
-    def listen(self, page: Any) -> None:
-        """Note what the page's next sessions send and receive."""
-
-        def note(messages: list[dict[str, Any]], payload: Any) -> None:
-            if isinstance(payload, str) and (message := json.loads(payload))["type"] not in ("ack", "canvas", "state"):
-                messages.append(message)
-
-        def follow(socket: Any) -> None:
-            socket.on("framesent", lambda payload: note(self.sent, payload))
-            socket.on("framereceived", lambda payload: note(self.received, payload))
-
-        page.on("websocket", follow)
-
-    def newest(self, messages: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-        """The last one of a kind."""
-        return [message for message in messages if message["type"] == kind][-1]
-
-    @property
-    def sections(self) -> list[dict[str, Any]]:
-        """Of the newest plan."""
-        found: list[dict[str, Any]] = self.newest(self.received, "plan")["sections"]
-        return found
+def sections(traffic: Traffic) -> list[dict[str, Any]]:
+    """Of the newest plan."""
+    found: list[dict[str, Any]] = traffic.of("plan")[-1]["sections"]
+    return found
 
 
 @pytest.fixture
@@ -78,7 +52,10 @@ def page(
     traffic.listen(page)
     page.get_by_text("Extend", exact=True).click()
     page.wait_for_function("() => document.querySelectorAll('#sections button:enabled').length >= 2")
-    page.wait_for_timeout(500)  # the rest of what is planned ahead
+    plans = 0
+    while plans != len(traffic.of("plan")):  # until no more is planned ahead
+        plans = len(traffic.of("plan"))
+        page.wait_for_timeout(1000)
     return page
 
 
@@ -99,21 +76,12 @@ def edit_last(page: Any) -> None:
     assert page.evaluate("document.activeElement.id") == "section-kind"
 
 
-def wait_for(page: Any, condition: Callable[[], bool]) -> None:
-    """Wait until it holds; events of the page are handled between the tries."""
-    for _ in range(300):
-        if condition():
-            return
-        page.wait_for_timeout(100)
-    pytest.fail("it does not come true")
-
-
 def test_sections_are_listed_and_drawn(page: Any, traffic: Traffic) -> None:
-    wait_for(page, lambda: buttons(page) == texts(traffic.sections))
-    header = traffic.newest(traffic.received, "plan")["header"]
+    until(page, lambda: buttons(page) == texts(sections(traffic)))
+    header = traffic.of("plan")[-1]["header"]
     assert f"{header['bpm']:g} bpm" in page.inner_text("#plan-header")
-    length = traffic.newest(traffic.received, "ready")["canvas"]["seconds"]
-    ahead = [one["start_s"] for one in traffic.sections if 0 < one["start_s"] < 1.9 * length]
+    length = traffic.of("ready")[-1]["canvas"]["seconds"]
+    ahead = [one["start_s"] for one in sections(traffic) if 0 < one["start_s"] < 1.9 * length]
     assert ahead
     for start_s in ahead:
         place = (start_s + length) / (3 * length)
@@ -133,7 +101,7 @@ def test_the_section_that_plays_is_marked_and_cannot_be_edited(page: Any) -> Non
 
 
 def test_a_section_is_changed(page: Any, traffic: Traffic) -> None:
-    before = traffic.sections
+    before = sections(traffic)
     edit_last(page)
     page.select_option("#section-kind", "chorus")
     for layer in before[-1]["layers"]:
@@ -141,11 +109,11 @@ def test_a_section_is_changed(page: Any, traffic: Traffic) -> None:
     page.get_by_role("checkbox", name="bass").check(force=True)
     page.select_option("#section-bars", "2")
     page.get_by_role("button", name="Change").press("Enter")
-    wait_for(page, lambda: texts(traffic.sections)[len(before) - 1 :][:1] == ["chorus 2 bars bass"])
-    edit = traffic.newest(traffic.sent, "set_plan")
+    until(page, lambda: texts(sections(traffic))[len(before) - 1 :][:1] == ["chorus 2 bars bass"])
+    edit = traffic.of("set_plan", traffic.sent)[-1]
     assert edit["start_s"] == before[-1]["start_s"]
     assert edit["sections"] == [{"kind": "chorus", "layers": ["bass"], "bars": 2}]
-    wait_for(page, lambda: buttons(page) == texts(traffic.sections))
+    until(page, lambda: buttons(page) == texts(sections(traffic)))
     assert buttons(page)[: len(before) - 1] == texts(before[:-1])
     page.keyboard.press("Escape")
     assert not page.is_visible("#section")
@@ -153,19 +121,19 @@ def test_a_section_is_changed(page: Any, traffic: Traffic) -> None:
 
 
 def test_a_section_is_put_before_another_and_deleted(page: Any, traffic: Traffic) -> None:
-    before = traffic.sections
+    before = sections(traffic)
     edit_last(page)
     page.select_option("#section-kind", "break")
     page.click("#section-insert")
-    wait_for(page, lambda: len(traffic.sections) > len(before))
-    inserted, moved = traffic.newest(traffic.sent, "set_plan")["sections"]
+    until(page, lambda: len(sections(traffic)) > len(before))
+    inserted, moved = traffic.of("set_plan", traffic.sent)[-1]["sections"]
     assert (inserted["kind"], texts([moved])) == ("break", texts(before[-1:]))
-    wait_for(page, lambda: buttons(page) == texts(traffic.sections))
+    until(page, lambda: buttons(page) == texts(sections(traffic)))
     assert buttons(page)[len(before) - 1 :][:2] == texts([inserted, moved])
     page.click("#section-delete")
-    wait_for(page, lambda: traffic.newest(traffic.sent, "set_plan")["sections"][:1] == [moved])
-    wait_for(page, lambda: texts(traffic.sections)[len(before) - 1 :][:1] == texts([moved]))
-    wait_for(page, lambda: buttons(page) == texts(traffic.sections))
+    until(page, lambda: traffic.of("set_plan", traffic.sent)[-1]["sections"][:1] == [moved])
+    until(page, lambda: texts(sections(traffic))[len(before) - 1 :][:1] == texts([moved]))
+    until(page, lambda: buttons(page) == texts(sections(traffic)))
     assert not page.is_visible("#section")
 
 
@@ -178,26 +146,26 @@ def by_layer(section: dict[str, Any], choices: dict[str, Any]) -> list[list[int]
 def test_a_layer_is_silenced_and_restored_by_the_keyboard_while_others_stay_as_written(
     page: Any, traffic: Traffic
 ) -> None:
-    choices = traffic.newest(traffic.received, "ready")["plan"]
-    place = next(i for i, one in enumerate(traffic.sections) if i and len(one["layers"]) == 2 and one["codes"])
-    before = traffic.sections[place]
+    choices = traffic.of("ready")[-1]["plan"]
+    place = next(i for i, one in enumerate(sections(traffic)) if i and len(one["layers"]) == 2 and one["codes"])
+    before = sections(traffic)[place]
     page.locator("#sections button").nth(place).press("Enter")
     group = page.get_by_role("group", name="Layers as they are written")
     drums, bass = (group.get_by_role("button", name=name) for name in choices["layers"])
     drums.press("Enter")
     assert [each.get_attribute("aria-pressed") for each in (drums, bass)] == ["false", "true"]
     assert bass.get_attribute("aria-disabled") == "true", "a section has a layer at least"
-    wait_for(page, lambda: page.inner_text("#section-note") == "planned")
-    wait_for(page, lambda: traffic.sections[place]["layers"] == ["bass"] and traffic.sections[place]["codes"])
-    silenced, written = by_layer(traffic.sections[place], choices), by_layer(before, choices)
+    until(page, lambda: page.inner_text("#section-note") == "planned")
+    until(page, lambda: sections(traffic)[place]["layers"] == ["bass"] and sections(traffic)[place]["codes"])
+    silenced, written = by_layer(sections(traffic)[place], choices), by_layer(before, choices)
     assert silenced[1] == written[1]
     assert set(silenced[0]) == {choices["silent"][0]} != set(written[0])
     bass.press("Enter")
     assert page.evaluate("document.activeElement.textContent") == "bass"
-    assert traffic.newest(traffic.sent, "set_plan")["codes"] == traffic.sections[place]["codes"]
+    assert traffic.of("set_plan", traffic.sent)[-1]["codes"] == sections(traffic)[place]["codes"]
     drums.press("Space")
-    wait_for(page, lambda: traffic.sections[place:] and traffic.sections[place]["codes"] == before["codes"])
-    assert texts(traffic.sections)[place] == texts([before])[0]
+    until(page, lambda: sections(traffic)[place:] and sections(traffic)[place]["codes"] == before["codes"])
+    assert texts(sections(traffic))[place] == texts([before])[0]
     assert page.inner_text("#messages") == ""
 
 
@@ -220,19 +188,19 @@ def test_a_refused_edit_is_explained_and_the_plan_stays(page: Any, traffic: Traf
         box.uncheck(force=True)
     page.get_by_role("button", name="Change").click()
     page.get_by_role("alert").get_by_text("layers").wait_for()
-    assert buttons(page) == before == texts(traffic.sections)
+    assert buttons(page) == before == texts(sections(traffic))
     assert page.locator("#section-layers :checked").count() == layers > 0
 
 
 def test_a_plan_is_turned_off_and_on(page: Any, traffic: Traffic) -> None:
     page.uncheck("#plan")
     page.wait_for_selector("#sections", state="hidden")
-    wait_for(page, lambda: traffic.newest(traffic.sent, "open").get("plan") is False)
+    until(page, lambda: traffic.of("open", traffic.sent)[-1].get("plan") is False)
     page.wait_for_selector("#status[data-status=live]")
     assert page.is_visible("#plan-field")
     page.check("#plan")
     page.wait_for_selector("#sections button")
-    assert "plan" not in traffic.newest(traffic.sent, "open")
+    assert "plan" not in traffic.of("open", traffic.sent)[-1]
     page.get_by_text("Loop", exact=True).click()
     page.wait_for_selector("#plan-field", state="hidden")
     assert page.inner_text("#messages") == ""

@@ -11,6 +11,7 @@
 Every option is one of the HTTP body's and the command line's: see help(tickrt.Arguments).
 """
 
+from runtime.engines.adapters import Adapter
 from runtime.errors import (
     BuildError,
     ConfigError,
@@ -30,6 +31,7 @@ from tickrt.live import Live
 from tickrt.model import Model, open
 from tickrt.options import (
     AdapterOptions,
+    Adapters,
     Arguments,
     Controls,
     Curve,
@@ -46,7 +48,9 @@ from tickrt.options import (
 from tickrt.remote import TickRT
 
 __all__ = [
+    "Adapter",
     "AdapterOptions",
+    "Adapters",
     "Arguments",
     "Audio",
     "BuildError",

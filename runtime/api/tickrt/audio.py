@@ -66,6 +66,11 @@ class Audio:
         return len(self) / (self.frame_rate_hz if self._pcm is None else self.sample_rate_hz)
 
     @property
+    def plan(self) -> Mapping[str, Any] | None:
+        """What was planned, by name: tempo, key, sections, codes; None where nothing was."""
+        return (self.metadata and self.metadata.plan) or None
+
+    @property
     def score(self) -> Score:
         """Its notes by layer, and tempo, meter, key and sections as far as they are known.
 

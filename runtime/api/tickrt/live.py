@@ -32,7 +32,7 @@ from runtime.sessions.protocol.messages import (
 )
 from tickrt.audio import Audio
 from tickrt.midi import Input, MidiClock, Output, Played
-from tickrt.options import At, Blend, Controls, Prompt, Source, plain_values
+from tickrt.options import At, Blend, Controls, Prompt, Source, plain_options, plain_values, prompt_items
 from tickrt.receiver import Receiver
 
 REPLY_TIMEOUT_S = 60.0
@@ -184,7 +184,7 @@ class Live:
         at: here and below, the change is heard from this second of the session on, where that is still to be made; or
         "bar": from the first bar on that begins when it can be made; {"bars": 2}: from the second.
         """
-        values = {name: plain_values(value) for name, value in controls.items()}
+        values = plain_options(controls)
         self._send("set", values=values, ramp_ms=float(ramp_ms), at=plain_values(at))
         if "negative_prompt" in values:
             self._negative_prompt = str(values["negative_prompt"] or "")
@@ -361,13 +361,8 @@ class Live:
 
 def open_message(prompts: Prompt, controls: Mapping[str, Any], **members: Any) -> Open:
     """The message that opens a session. Raises RequestError."""
-    values = {name: plain_values(value) for name, value in controls.items()}
+    values = plain_options(controls)
     opening = {"type": "open", "prompts": prompt_items(prompts), "controls": values, **members}
     message = parse_client_message(json.dumps(opening))
     assert isinstance(message, Open)
     return message
-
-
-def prompt_items(prompts: Prompt) -> list[Any]:
-    """One text, or several prompts with weights, as the items of a message."""
-    return [{"text": prompts}] if isinstance(prompts, str) else plain_values(list(prompts))

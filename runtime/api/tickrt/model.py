@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from runtime.audio.codec import Codec
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
+from runtime.engines.adapters import Adapter
 from runtime.errors import ConfigError, DrainingError, RequestError, TickError, source_as
 from runtime.notes.note_files import read_notes
 from runtime.notes.score import Note
@@ -43,7 +44,9 @@ from tickrt.options import (
     Prompt,
     Source,
     documented,
+    plain_options,
     plain_values,
+    prompt_items,
 )
 
 NUM_THREADS_PER_SLOT = 2
@@ -95,6 +98,16 @@ class Model:
         schema = GenerationOptions.model_json_schema()
         self._pipeline.bundle.options.narrow(schema)
         return schema
+
+    @property
+    def vocabulary(self) -> tuple[str, ...] | None:
+        """The words that prompts may consist of; None where the model reads any text."""
+        return None if self._pipeline.text_encoder is None else self._pipeline.text_encoder.vocabulary
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The LoRA adapters that generations can use: `id`, `rank`, `trigger_words` and more."""
+        return tuple(self._pipeline.engines.adapters.adapters.values())
 
     @property
     def sample_rate_hz(self) -> int:
@@ -206,10 +219,10 @@ class Model:
     def _prepare(self, prompt: Prompt | None, arguments: Mapping[str, Any]) -> LongGeneration:
         """Validate a call's arguments. Raises RequestError, DrainingError."""
         self._check_open()
-        options = {name: plain_values(value) for name, value in arguments.items() if name not in INPUTS}
+        options = plain_options({name: value for name, value in arguments.items() if name not in INPUTS})
         condition, rate_hz = arguments.get("condition"), arguments.get("sample_rate_hz")
         if prompt is not None or condition is not None or self._pipeline.text_encoder is None:
-            options["prompt"] = plain_values(prompt or "")
+            options["prompt"] = prompt_items(prompt) if prompt and not isinstance(prompt, str) else prompt or ""
         if (notes := arguments.get("notes")) is not None:
             options["notes"] = self._note_values(notes)
         parsed = parse_options(options, self._pipeline.bundle.options)

@@ -59,7 +59,10 @@ class AdapterOptions(TypedDict, total=False):
     strength: float
 
 
-Prompt = str | Sequence[WeightedPrompt]
+# A text, or several with weights: ("calm pads", 0.7).
+Prompt = str | Sequence[WeightedPrompt | tuple[str, Curve]]
+# One id, strengths by id, or a list of either kind.
+Adapters = str | Mapping[str, float] | Sequence[str | AdapterOptions]
 # Notes as Audio.notes has them, objects, or the path of a MIDI or JSON file.
 Notes = str | Path | Sequence[Note | NoteOptions]
 Blend = Literal["velocity", "tokens"]
@@ -100,7 +103,7 @@ class _Common(TypedDict, total=False):
     x0_strength: Curve | None
     channel_gain: Curve | Sequence[Sequence[float]] | None
     dcw: DcwOptions | None
-    adapters: Sequence[AdapterOptions] | None
+    adapters: Adapters | None
     cfg_interval_start: float | None
     cfg_interval_end: float | None
     noise: Literal["tickrt", "torch"]
@@ -169,6 +172,37 @@ def documented(item: Documented) -> Documented:
 
 
 documented(Arguments)
+
+
+def plain_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Options or controls as parsed JSON has them: adapters as objects, and plain values."""
+    values = {name: plain_values(value) for name, value in arguments.items()}
+    if "adapters" in values:
+        values["adapters"] = _adapter_items(values["adapters"])
+    return values
+
+
+def prompt_items(prompts: Prompt) -> list[Any]:
+    """One text, or several prompts with weights, as parsed JSON has them."""
+    if isinstance(prompts, str):
+        return [{"text": prompts}]
+    return [
+        plain_values({"text": item[0], "weight": item[1]} if isinstance(item, tuple) and len(item) == 2 else item)
+        for item in prompts
+    ]
+
+
+def _adapter_items(given: Any) -> Any:
+    match given:
+        case str():
+            return [{"id": given}]
+        case {"id": _}:
+            return [given]
+        case dict():
+            return [{"id": name, "strength": strength} for name, strength in given.items()]
+        case list():
+            return [{"id": item} if isinstance(item, str) else item for item in given]
+    return given
 
 
 def plain_values(value: Any) -> Any:

@@ -9,7 +9,7 @@
  *   ready: (message: Message) => void, applied: (message: Message) => void, state: (message: Message) => void,
  *   changed: (message: Message) => void,
  *   notes: (message: Message) => void, canvas: (message: Message) => void, plan: (message: Message) => void,
- *   problem: (message: Message) => void, refused: (problem: Message) => void,
+ *   problem: (message: Message) => void, refused: (problem: Message) => void, isAtBar: () => boolean,
  * }} Handlers
  */
 
@@ -42,9 +42,8 @@ export class Connection {
   #epoch = -1;
   #receivedBytes = 0;
   isLive = false;
-  /** Whether changes begin with the next bar that can be reached. */ isAtBar = false;
 
-  /** @param {Handlers} handlers */
+  /** @param {Handlers} handlers isAtBar: whether changes begin with the next bar that can be reached */
   constructor(handlers) {
     this.handlers = handlers;
     setInterval(() => this.#watch(), WATCH_MS);
@@ -128,7 +127,8 @@ export class Connection {
   change(type, members, binary) {
     const seq = ++this.#seq;
     const message = { type, seq, ...members };
-    if (this.isLive) this.#post(this.isAtBar && AT_BAR.includes(type) ? { ...message, at: "bar" } : message, binary);
+    const isAtBar = AT_BAR.includes(type) && this.handlers.isAtBar();
+    if (this.isLive) this.#post(isAtBar ? { ...message, at: "bar" } : message, binary);
     else if (!binary) this.#keep(type, message);
     return seq;
   }

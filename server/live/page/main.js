@@ -62,6 +62,7 @@ const connection = new Connection({
   plan: (message) => plan.show(message),
   refused: forgetWhatMayBeWrong,
   problem: showProblem,
+  isAtBar,
 });
 const transport = new Transport({ connection, figures, notify, reported });
 const { player } = transport;
@@ -139,7 +140,7 @@ function limited(send) {
     send();
   };
   return () => {
-    const wait = sentMs + (connection.isAtBar ? SEND_AT_BAR_EVERY_MS : SEND_EVERY_MS) - performance.now();
+    const wait = sentMs + (isAtBar() ? SEND_AT_BAR_EVERY_MS : SEND_EVERY_MS) - performance.now();
     if (!timer) wait <= 0 ? run() : (timer = setTimeout(run, wait));
   };
 }
@@ -163,11 +164,16 @@ function sendMute() {
   connection.change("mute", { layers: lanes.silent });
 }
 
+/** Whether changes begin with the next bar; while nothing plays none comes, and they are made at once. */
+function isAtBar() {
+  return transport.isPlaying && passage.beat !== null && field("at-bar").checked;
+}
+
 /** @param {number} to_s */
 function seek(to_s) {
   if (!connection.isLive) return;
   seekSeq = connection.change("seek", { to_s });
-  if (!connection.isAtBar) midi?.panel.jump(null);
+  if (!isAtBar()) midi?.panel.jump(null);
 }
 
 /** @param {number | null} value */
@@ -210,8 +216,6 @@ function askForPicture() {
 
 /** Twenty times a second: what is heard. */
 function reported() {
-  // While nothing plays no bar comes, and changes are made at once.
-  connection.isAtBar = transport.isPlaying && passage.beat !== null && field("at-bar").checked;
   midi?.panel.tick();
   showHeard();
 }

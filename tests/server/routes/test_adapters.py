@@ -5,22 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
-from helpers.adapters import random_factors, write_peft
-from helpers.backends import FEW_VARIANTS
-from helpers.factories import tiny_deployment
+from helpers.adapters import adapter_deployment, add_adapter
 from helpers.http_harness import GENERATIONS, Served, eventually, problem, serving
 from helpers.live_player import is_audio, player
 
-from engine_build.compile.builder import build_deployment
-from runtime.config.bundle import load_bundle
-from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.deployment import Deployment
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.sessions.protocol.messages import Problem
@@ -34,22 +29,7 @@ PATH = "/admin/adapters"
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     """A tiny model with the adapters "hard" and "soft" of rank 4; a tick takes both."""
-    path = tiny_deployment(tmp_path_factory.mktemp("adapters"), adapters=True, more=FEW_VARIANTS)
-    text = path.read_text().replace('target = "cpu"', 'target = "cpu"\nadapters = "adapters"')
-    path.write_text(text.replace("queue = 8", "queue = 8\nadapter_rank = 8"))
-    found = load_deployment(path)
-    add_adapter(found, "hard", seed=2)
-    add_adapter(found, "soft", {"trigger_words": "soft, felt"})
-    build_deployment(found)
-    return found
-
-
-def add_adapter(
-    deployment: Deployment, name: str, metadata: dict[str, str] | None = None, seed: int = 1, rank: int = 4
-) -> Path:
-    spec = load_bundle(deployment.bundle).adapters
-    assert spec is not None
-    return write_peft(deployment.path.parent / "adapters" / name, random_factors(spec, 4, seed), metadata, r=rank)
+    return adapter_deployment(tmp_path_factory.mktemp("adapters"))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Built
+from helpers.adapters import adapter_deployment
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
 
@@ -55,6 +56,29 @@ def test_an_audio_says_what_is_played_of_its_prompts(model: tickrt.Model, built:
     assert drawn.options["prompt"] == "chant"
     assert again.meanings == drawn.meanings
     assert np.array_equal(again.latents, drawn.latents)
+
+
+def test_adapters_are_listed_and_named(tmp_path: Path) -> None:
+    with tickrt.open(adapter_deployment(tmp_path).path) as model:
+        assert [(one.id, one.rank, one.trigger_words) for one in model.adapters] == [
+            ("hard", 4, ()), ("soft", 4, ("soft", "felt"))
+        ]  # fmt: skip
+        plain, named = (model.generate("a", seconds=0.5, seed=1, **more) for more in ({}, {"adapters": "soft"}))  # type: ignore[arg-type]
+        assert np.abs(named.latents - plain.latents).max() > 0.01
+        weighted = model.generate("a", seconds=0.5, seed=1, adapters={"soft": 1.0})
+        assert np.array_equal(weighted.latents, named.latents)
+
+
+def test_a_model_tells_its_words_and_an_audio_its_plan(built: Built) -> None:
+    planner = {"capacity": 1024, "plan": True}
+    deployment = built(words=("pads", "and", "bass"), planner=planner, conditions=True, more=FEW_VARIANTS)
+    with tickrt.open(deployment.path) as model:
+        assert model.adapters == ()
+        assert set(model.vocabulary or ()) >= {"pads", "bass"}
+        audio = model.generate("pads and bass", seconds=0.5, steps=1, plan=True)
+        assert audio.plan is not None
+        assert audio.plan["sections"]
+        assert model.generate("pads", seconds=0.5, steps=1, plan=False).plan is None
 
 
 def test_its_options_generate_it_again(model: tickrt.Model) -> None:
