@@ -31,10 +31,13 @@ def extrapolation(times: NDArray[np.float32]) -> NDArray[np.float32]:
     """How far each step `[K]` of a schedule `[K + 1]` extrapolates its velocity v: to v + c (v - v_prev).
 
     c = h / (2 h_prev): the two-step Adams-Bashforth method for steps h of unequal length (Hairer, Norsett, Wanner:
-    Solving Ordinary Differential Equations I, III.5). The first step has no v_prev: c = 0, which is Euler's method.
+    Solving Ordinary Differential Equations I, III.5). The first step has no v_prev: c = 0, which is Euler's method. So
+    has the last one, which ends in what its velocity predicts: extrapolated guidance would be heard.
     """
     lengths = np.diff(times.astype(np.float64))  # [K]
-    return np.concatenate(([0.0] * min(len(lengths), 1), lengths[1:] / (2 * lengths[:-1]))).astype(np.float32)
+    found = np.zeros(len(lengths), np.float32)
+    found[1:-1] = lengths[1:-1] / (2 * lengths[:-2])
+    return found
 
 
 def target_gate(step: int, steps: int, gate: float) -> float:

@@ -132,7 +132,8 @@ def step(
     guided = guides(request) and is_inside and bool(np.any(np.asarray(value_or(p.guidance, 1.0)) != 1))
     parts = active(request.conditions, k, request), active(request.negatives, k, request) if guided else None
     before = None if draws or request.solver != "ab2" else (v, t_next - t, parts)
-    if request.solver == "ab2" and not sde and state.before is not None and state.before[2] == parts:
+    goes_on = request.solver == "ab2" and t_next > 0
+    if goes_on and not sde and state.before is not None and state.before[2] == parts:
         v = adams_bashforth(v, t_next - t, *state.before[:2])
     x0 = x - t * v * column(value_or(p.velocity_scale, 1.0))
     x0 = aim(request, mask_after(request, x0), k)
