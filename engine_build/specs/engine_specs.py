@@ -145,7 +145,8 @@ def _rows_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSp
 
 def _blend_rule(bundle: Bundle) -> BlendRule:
     silence = bundle.silence(bundle.latents.canvas_frames).mean(axis=0)  # [C]
-    return BlendRule(bundle.sampler.blend_power, tuple(silence.tolist()))
+    sampler = bundle.sampler
+    return BlendRule(sampler.blend_power, tuple(silence.tolist()), sampler.blend_energy_below)
 
 
 def _step_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSpec:

@@ -130,9 +130,9 @@ class SamplerSpec(TomlTable):
     """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon.
 
     blend_power: several prompts are blended by the mean of this power of what each predicts, around silence; 1 is the
-    mean of velocities, in which what one prompt plays alone is as weak as its share. schedules: number of steps -> the
-    time of each, in place of what the shift makes of that number: where a generation gives no shift and starts from
-    noise.
+    mean of velocities, in which what one prompt plays alone is as weak as its share. blend_energy_below: in steps at
+    times below it, power 2 takes its place. schedules: number of steps -> the time of each, in place of what the
+    shift makes of that number: where a generation gives no shift and starts from noise.
     """
 
     steps: int = Field(default=8, ge=1)
@@ -144,13 +144,20 @@ class SamplerSpec(TomlTable):
     cfg_interval_start: float = Field(default=0.0, ge=0, le=1)
     cfg_interval_end: float = Field(default=1.0, ge=0, le=1)
     denoise: float = Field(default=1.0, ge=0, le=1)
-    blend_power: Literal[1, 2, 4] = 1
+    blend_power: Literal[1, 2, 4, 8] = 1
+    blend_energy_below: float = Field(default=0.0, ge=0, le=1)
     dcw: DcwSpec = DcwSpec()
 
     @model_validator(mode="after")
     def _check_interval(self) -> Self:
         if self.cfg_interval_start > self.cfg_interval_end:
             raise ValueError("needs cfg_interval_start <= cfg_interval_end")
+        return self
+
+    @model_validator(mode="after")
+    def _check_blend(self) -> Self:
+        if self.blend_energy_below and self.blend_power <= 2:
+            raise ValueError(f"blend_energy_below is for blend_power 4 or 8, not {self.blend_power}: leave it out")
         return self
 
     @model_validator(mode="after")

@@ -79,6 +79,7 @@ class TinySpec:
     max_tokens: int = 32
     guidance: float = 2.0
     blend_power: int = 1
+    blend_energy_below: float = 0.0
     steps: int = 4
     seed: int = 0
     prefix: str = ""
@@ -383,6 +384,7 @@ shift = 3.0
 guidance = {spec.guidance}
 denoise = 1.0
 blend_power = {spec.blend_power}
+blend_energy_below = {spec.blend_energy_below}
 """
     ]
     if spec.context:

@@ -71,6 +71,7 @@ def test_without_context_silence_is_zero(tmp_path: Path) -> None:
         ("shift = 3.0", "schedules = { 2 = [0.9, 0.5] }", "schedules.2"),
         ("shift = 3.0", "schedules = { 2 = [1.0, 0.0] }", "schedules.2"),
         ("shift = 3.0", "cfg_interval_start = 0.5\ncfg_interval_end = 0.4", "sampler.*cfg_interval_start <= cfg"),
+        ("energy_below = 0.0", "energy_below = 0.5", "sampler.*blend_energy_below is for blend_power 4 or 8, not 1"),
         ("shift = 3.0", 'dcw = { mode = "low", high = 0.1 }', "mode low does not read high"),
     ],
 )
