@@ -33,6 +33,8 @@ from runtime.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 BUNDLE_FILE = "bundle.toml"
+# The order in which torch's noise of a seed is drawn: one frame's channels after another's, or the other way round.
+NoiseLayout = Literal["time_channels", "channels_time"]
 # Table name in bundles of earlier releases -> its present name.
 RENAMED_TABLES = {"conditioner": "text_encoder"}
 
@@ -126,21 +128,44 @@ class DcwSpec(TomlTable):
         return self
 
 
+class LogSnrSchedule(TomlTable):
+    """Times at equal distances of their logarithmic signal-to-noise ratio, from `start` (noise) to `end` (data).
+
+    The ratio at time t is ln((1 - t) / t), so t = sigmoid(-ratio). The first time is 1 and the last one 0, whatever
+    start and end are.
+    """
+
+    kind: Literal["logsnr"]
+    start: float = Field(ge=-20, le=20)
+    end: float = Field(ge=-20, le=20)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.start >= self.end:
+            raise ValueError("needs start < end")
+        return self
+
+
 class SamplerSpec(TomlTable):
     """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon.
 
     blend_power: several prompts are blended by the mean of this power of what each predicts, around silence; 1 is the
-    mean of velocities, in which what one prompt plays alone is as weak as its share. schedules: number of steps -> the
-    time of each, in place of what the shift makes of that number: where a generation gives no shift and starts from
-    noise.
+    mean of velocities, in which what one prompt plays alone is as weak as its share. schedule: what the times of any
+    number of steps are made by, in place of the linear schedule and its shift. schedules: number of steps -> the time
+    of each, in place of what schedule or shift make of that number: where a generation gives no shift and starts from
+    noise. noise_layout: the order in which torch's noise of a seed is drawn. guidance_reason: why the model takes no
+    guidance but 1, such as "it is distilled: guidance is built in".
     """
 
     steps: int = Field(default=8, ge=1)
     live_steps: int = Field(default_factory=lambda data: data["steps"], ge=1)
     shift: float = Field(default=1.0, gt=0)
+    schedule: LogSnrSchedule | None = None
     schedules: Mapping[int, tuple[float, ...]] = {}
     solver: Literal["ode", "sde", "ab2"] = "ode"
+    noise_layout: NoiseLayout = "time_channels"
     guidance: float = 1.0
+    guidance_reason: str = ""
     cfg_interval_start: float = Field(default=0.0, ge=0, le=1)
     cfg_interval_end: float = Field(default=1.0, ge=0, le=1)
     denoise: float = Field(default=1.0, ge=0, le=1)
@@ -148,9 +173,17 @@ class SamplerSpec(TomlTable):
     dcw: DcwSpec = DcwSpec()
 
     @model_validator(mode="after")
-    def _check_interval(self) -> Self:
+    def _check_guidance(self) -> Self:
         if self.cfg_interval_start > self.cfg_interval_end:
             raise ValueError("needs cfg_interval_start <= cfg_interval_end")
+        if self.guidance_reason and self.guidance != 1.0:
+            raise ValueError("guidance_reason says that there is no guidance but 1, and guidance is not 1")
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        if self.schedule is not None and self.shift != 1.0:
+            raise ValueError("schedule and shift say the same thing: give one of them")
         return self
 
     @model_validator(mode="after")
