@@ -278,6 +278,8 @@ def _text_spec(
         Port(f"{table}.inputs.tokens", text.inputs.tokens, "BL", "int64", "count", "V"),
         Port(f"{table}.inputs.mask", text.inputs.mask, "BL", "int64", "keep"),
     ]
+    if text.inputs.seconds is not None:
+        ports.append(Port(f"{table}.inputs.seconds", text.inputs.seconds, "B", values="unit"))
     outputs = [
         Port(f"{table}.outputs.condition", text.outputs.condition, "BPD"),
         Port(f"{table}.outputs.mask", text.outputs.mask, "BP"),

@@ -33,6 +33,7 @@ from runtime.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 BUNDLE_FILE = "bundle.toml"
+SHIFT_REASON = "its times are those of a schedule of its own, [sampler] schedule"
 # The order in which torch's noise of a seed is drawn: one frame's channels after another's, or the other way round.
 NoiseLayout = Literal["time_channels", "channels_time"]
 # Table name in bundles of earlier releases -> its present name.
@@ -136,13 +137,13 @@ class LogSnrSchedule(TomlTable):
     """
 
     kind: Literal["logsnr"]
-    start: float = Field(ge=-20, le=20)
-    end: float = Field(ge=-20, le=20)
+    start: float = Field(ge=-10, le=10)
+    end: float = Field(ge=-10, le=10)
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
-        if self.start >= self.end:
-            raise ValueError("needs start < end")
+        if self.end - self.start < 1:
+            raise ValueError("needs end at least 1 above start, or its times are hardly apart")
         return self
 
 
@@ -182,7 +183,7 @@ class SamplerSpec(TomlTable):
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
-        if self.schedule is not None and self.shift != 1.0:
+        if self.schedule is not None and "shift" in self.model_fields_set:
             raise ValueError("schedule and shift say the same thing: give one of them")
         return self
 
@@ -221,6 +222,19 @@ class Bundle(TomlTable):
     controls: ControlsSpec = ControlsSpec()
     training: Mapping[str, Any] = {}
     evaluation: Mapping[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fix_options(cls, table: Any) -> Any:
+        """What the sampler leaves no choice of is an option of which one number is taken."""
+        sampler, options = (table.get(name, {}) for name in ("sampler", "options"))
+        if not isinstance(sampler, dict) or not isinstance(options, dict):
+            return table
+        reasons = {"guidance": sampler.get("guidance_reason"), "shift": SHIFT_REASON if "schedule" in sampler else ""}
+        fixed = {name: {"min": 1, "max": 1, "reason": reason} for name, reason in reasons.items() if reason}
+        for name in fixed.keys() & options.keys():
+            raise ValueError(f"options.{name} is left out: [sampler] says which one is taken")
+        return {**table, "options": {**options, **fixed}}
 
     @model_validator(mode="after")
     def _check_condition(self) -> Self:
@@ -290,6 +304,8 @@ class Bundle(TomlTable):
             if spec.option in TEXT_OPTIONS and spec.option not in known:
                 raise ValueError(f"controls.{name}.option is {spec.option}, the template has no {{{spec.option}}}")
             taken = self.options.narrowed.get(str(spec.option))
+            if taken is not None and taken.reason:
+                raise ValueError(f"controls.{name}.option is {spec.option}, of which there is one: {taken.reason}")
             if taken is not None and spec.range is not None and taken.outside(list(spec.range)) is not None:
                 raise ValueError(f"controls.{name}.range is outside of [options.{spec.option}], which takes {taken}")
         return self
