@@ -41,12 +41,17 @@ RENAMED_TABLES = {"conditioner": "text_encoder"}
 
 
 class LatentSpec(TomlTable):
-    """Layout of the latents `[T, C]`: C channels at `frame_rate_hz`, T a multiple of `frame_multiple`."""
+    """Layout of the latents `[T, C]`: C channels at `frame_rate_hz`, T a multiple of `frame_multiple`.
+
+    most_unused: generations shorter than a canvas have lengths so close that less than this share of one's frames is
+    cut off at its end, for models whose music depends on its length. Without it, they are quarters of the canvas.
+    """
 
     channels: int = Field(ge=1)
     frame_rate_hz: float = Field(gt=0)
     frame_multiple: int = Field(default=1, ge=1)
     canvas_frames: int = Field(ge=1)
+    most_unused: float | None = Field(default=None, ge=0.02, lt=1)
 
     def round_up(self, frames: int) -> int:
         """Smallest valid number of frames that is not less than `frames`."""
@@ -265,6 +270,12 @@ class Bundle(TomlTable):
                 f"codec.sample_rate_hz is {self.codec.sample_rate_hz}, expected hop_samples {self.codec.hop_samples} "
                 f"times latents.frame_rate_hz {self.latents.frame_rate_hz:g}"
             )
+        for name, half in ({} if self.codec is None else self.codec.halves).items():
+            if self.latents.frame_multiple % half.align_frames:
+                raise ValueError(
+                    f"latents.frame_multiple is {self.latents.frame_multiple}, expected a multiple of "
+                    f"codec.{name}.align_frames {half.align_frames}: generations are whole groups of the codec's"
+                )
         if self.structure is not None and self.context is None:
             raise ValueError("[structure] needs [context]: that is where its hints go")
         if self.planner is not None and self.structure is None:

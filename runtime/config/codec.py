@@ -83,3 +83,8 @@ class CodecSpec(TomlTable):
     gain_db: float = Field(default=0.0, ge=-24.0, le=24.0)
     decode: CodecDecodeSpec
     encode: CodecEncodeSpec | None = None
+
+    @property
+    def halves(self) -> dict[str, CodecGraphSpec]:
+        """By name those that there are."""
+        return {"decode": self.decode} | ({} if self.encode is None else {"encode": self.encode})
