@@ -19,7 +19,8 @@ from runtime.sessions.session.live_session import LiveSession
 from runtime.tick.events import Event, Failed, Finished
 
 STEPS = 4
-BUFFERED = 9600
+BUFFERED_S = 0.2
+MOST_S = 60.0  # of the session's time, for what is played at once
 
 
 class DirectPlayer:
@@ -40,11 +41,13 @@ class DirectPlayer:
 
     def play(self, seconds: float) -> Pcm:
         """All audio up to this time."""
+        end_s = self.now_s + MOST_S
         while len(self.pcm) < seconds * self.model.sample_rate_hz:
+            assert self.now_s < end_s, f"no audio after {len(self.pcm)} samples"
             for action in self.session.advance(self.now_s):
                 self._carry_out(action)
             self.now_s += 0.01
-            played = max(0, len(self.pcm) - BUFFERED)
+            played = max(0, len(self.pcm) - round(BUFFERED_S * self.model.sample_rate_hz))
             self.session.handle(messages.Ack(playhead_sample=played), self.now_s)
         return self.pcm
 
