@@ -12,6 +12,8 @@ import pytest
 from conftest import Built
 from helpers.direct_player import DirectPlayer
 from helpers.factories import SECOND_FAMILY, TinySpec, second_rates
+from helpers.http_harness import GENERATIONS, Served, problem, serving
+from helpers.live_player import is_audio, player
 from numpy.typing import NDArray
 
 from runtime.audio.windows import WindowCutter
@@ -25,7 +27,7 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.timesteps import Purpose, noise
 from runtime.requests.torch_noise import torch_normal
 from runtime.sessions.control.controls import controls_schema
-from runtime.sessions.protocol.messages import LivePrompt, SetBand, SetPrompts
+from runtime.sessions.protocol.messages import Applied, LivePrompt, Problem, SetBand, SetPrompts
 
 F32 = NDArray[np.float32]
 SPEC = TinySpec(**SECOND_FAMILY)
@@ -238,3 +240,37 @@ def test_a_draft_of_a_loop_begins_at_half_noise(pipeline: Pipeline) -> None:
     exact = 0.5 / (1 + np.exp(2 - 8.2 * np.arange(4, 0, -1) / 4))
     assert request.timesteps is not None
     np.testing.assert_allclose(request.timesteps, [0.5, *exact[1:]], atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def served(built: Built) -> Iterator[Served]:
+    with serving(built(**SECOND_FAMILY)) as server:
+        yield server
+
+
+def test_it_is_served_over_http_without_what_it_leaves_no_choice_of(served: Served) -> None:
+    body = {"prompt": "a low drone", "seconds": 1.5, "seed": 3, "response_format": "wav"}
+    with served.client() as client:
+        made = client.post(GENERATIONS, json=body)
+        assert made.status_code == 200
+        assert client.post(GENERATIONS, json={**body, "guidance": 1.0, "shift": 1}).status_code == 200
+        document = problem(client.post(GENERATIONS, json={**body, "guidance": 4.0}), 422)
+        assert "this model takes 1 alone (its checkpoint is distilled)" in document["detail"]
+        assert [error["pointer"] for error in document["errors"]] == ["/guidance"]
+        offered = client.get("/v1/schema").json()["properties"]
+        assert "solver" in offered
+        assert not {"guidance", "shift", *GUIDANCE_OPTIONS} & offered.keys()
+
+
+@pytest.mark.parametrize("mode", ["loop", "extend"])
+def test_it_is_played_live_over_a_websocket(served: Served, mode: str) -> None:
+    with player(served) as client:
+        ready = client.open(mode=mode, prompts=[{"text": "a"}], seed=1)
+        assert not {"guidance", "shift"} & ready.controls.json_schema["properties"].keys()
+        client.receive_until(is_audio)
+        client.send(type="set", seq=1, values={"guidance": 3.0})
+        refused = client.receive_until(lambda item: isinstance(item, Problem))
+        assert "its checkpoint is distilled" in refused.detail
+        client.send(type="set", seq=2, values={"guidance": 1.0, "velocity_scale": 0.9})
+        applied = client.receive_until(lambda item: isinstance(item, Applied) and item.seq == 2)
+        assert applied.seq == 2
