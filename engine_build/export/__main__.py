@@ -12,8 +12,7 @@ from runtime.errors import ConfigError
 from runtime.terminal import Terminal, print_line, shown_path
 
 if TYPE_CHECKING:
-    from engine_build.export.acestep.export import ExportOptions
-    from engine_build.export.acestep.sources import CheckpointSource
+    from engine_build.export.bundle_export import CheckpointSource, ExportOptions
 
 NEEDED = ("torch", "diffusers", "onnxscript", "onnxruntime")
 
@@ -77,11 +76,11 @@ def acestep(
         "encoder_hidden_size": condition,
     }
     need_packages(*NEEDED)
-    from engine_build.export.acestep.export import ExportOptions, bundle_name
+    from engine_build.export.bundle_export import ExportOptions, bundle_name
 
     source = _source(checkpoint, random, seed, _given(sizes), planner, draft)
     options = ExportOptions(
-        bundle_name(name or source.name),
+        bundle_name(name or source.name, "acestep"),
         canvas_seconds,
         with_text=not no_text,
         description=source.description,
