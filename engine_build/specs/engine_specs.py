@@ -220,7 +220,7 @@ def _output(name: str, letters: str) -> Port:
 
 def _codec_specs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> Iterator[EngineSpec]:
     known = {"C": bundle.latents.channels, "A": codec.channels}
-    window = min(half.window_frames for half in (codec.decode, codec.encode) if half is not None)
+    window = min(half.window_frames for half in codec.halves.values())
     frames = (bundle.latents.round_up(1), min(bundle.latents.round_up(SAMPLE_FRAMES), window))
     samples = [{**known, "B": 1, "T": count, "W": count * codec.hop_samples} for count in frames]
     longest = max_frames(deployment)
@@ -278,6 +278,8 @@ def _text_spec(
         Port(f"{table}.inputs.tokens", text.inputs.tokens, "BL", "int64", "count", "V"),
         Port(f"{table}.inputs.mask", text.inputs.mask, "BL", "int64", "keep"),
     ]
+    if text.inputs.seconds is not None:
+        ports.append(Port(f"{table}.inputs.seconds", text.inputs.seconds, "B", values="unit"))
     outputs = [
         Port(f"{table}.outputs.condition", text.outputs.condition, "BPD"),
         Port(f"{table}.outputs.mask", text.outputs.mask, "BP"),

@@ -155,7 +155,7 @@ class Pipeline:
     def common_ticks(self) -> list[CommonTicks]:
         """The ticks whose graphs are captured before the first request: generations by default, of every length."""
         rate_hz = self.bundle.latents.frame_rate_hz
-        requests = [self.request("", self._least_inputs, seconds=n / rate_hz, seed=0) for n in reversed(self.lengths)]
+        requests = (self.request("", self._least_inputs, seconds=n / rate_hz, seed=0) for n in reversed(self.lengths))
         return common_ticks(requests, self.bundle, self.deployment)
 
     @property
