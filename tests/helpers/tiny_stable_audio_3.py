@@ -41,6 +41,7 @@ VAE = {
     "decoder_sinusoidal_blocks": [3],
     "sampling_rate": SAMPLE_RATE_HZ,
 }
+SIZES = ("small", "medium")
 SMALL = {"use_differential_attention": False}
 TEXT = {
     "hidden_size": CONDITION_WIDTH,

@@ -28,7 +28,9 @@ BASE_STEPS: Final = 100
 BASE_LIVE_STEPS: Final = 30
 BASE_GUIDANCE: Final = 7.0
 GUIDANCE_REASON: Final = "it is distilled: guidance is in its weights"
-# Lengths that a deployment serves, up to the canvas.
+# Music depends on its length, and every frame is attended to: a generation is hardly longer than what is asked for.
+MOST_UNUSED: Final = 0.1
+# Ranges of lengths that have engines of their own, up to the canvas.
 LENGTHS_S: Final = (30.0, 60.0, 120.0)
 
 
@@ -47,8 +49,10 @@ class BundleFacts(FamilyFacts):
 
 def bundle_text(facts: BundleFacts) -> str:
     """bundle.toml."""
+    model = model_tables(facts)
     tables: dict[str, Mapping[str, Any]] = {
-        **model_tables(facts),
+        **model,
+        "latents": {**model["latents"], "most_unused": MOST_UNUSED},
         **_decoder_tables(facts),
         **codec_tables(facts),
         **_text_encoder_tables(facts),
@@ -109,25 +113,27 @@ def _sampler(facts: BundleFacts) -> dict[str, Any]:
 def deployment_text(facts: BundleFacts, bundle: Path, path: Path) -> str:
     """A deployment on ONNX Runtime's CPU provider, for canvases of 30, 60 and 120 s as far as the bundle has them."""
     multiple = facts.frame_multiple
-    frames = {canvas_frames(seconds, facts.frame_rate_hz, multiple) for seconds in LENGTHS_S}
-    lengths = sorted({each for each in frames if each < facts.canvas_frames} | {facts.canvas_frames})
-    shapes = "\n".join(
-        f"""[[shapes]]
+    ends = {canvas_frames(seconds, facts.frame_rate_hz, multiple) for seconds in LENGTHS_S}
+    ends = {each for each in ends if each < facts.canvas_frames} | {facts.canvas_frames}
+    first, shapes = multiple, []
+    for last in sorted(ends):
+        shapes.append(
+            f"""[[shapes]]
 rows = {{ min = 1, opt = 2, max = 4 }}
-frames = {{ min = {each}, opt = {each}, max = {each} }}
+frames = {{ min = {first}, opt = {last}, max = {last} }}
 tokens = {{ min = {facts.tokens}, opt = {facts.tokens}, max = {facts.tokens} }}
 """
-        for each in lengths
-    )
-    variants = ["plain", "mask"] if facts.is_distilled else ["plain", "guidance", "mask", "guidance+mask"]
+        )
+        first = last + multiple
+    variants = ["sde", "mask+sde"] if facts.is_distilled else ["plain", "guidance", "mask", "guidance+mask"]
+    newline = "\n"
     return f"""# {facts.name} on the CPU: to try the bundle. A server with a GPU has ranges for what it serves.
-# The model knows no padding: a request gets the shortest of these lengths that holds it, and is cut.
 
 [deployment]
 bundle = {value_text(Path(os.path.relpath(bundle, path.parent)).as_posix())}
 target = "cpu"
 
-{shapes}
+{newline.join(shapes)}
 [runtime]
 depth = 2
 queue = 8

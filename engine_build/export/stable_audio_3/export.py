@@ -74,12 +74,12 @@ def export_bundle(
 
 
 def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
-    known = cast(StableAudioSource, source)
+    traits = cast(StableAudioSource, source).traits
     transformer: Any = source.load(TRANSFORMER)
     config, parameters = transformer.config, sum(parameter.numel() for parameter in transformer.parameters())
     if config.local_add_cond_dim != 1 + config.io_channels or config.cond_token_dim != config.global_cond_dim:
         raise BuildError("the transformer is none for inpainting, or its duration is no token: its graph has neither")
-    shape = DecoderShape(config.io_channels, 1 + known.max_tokens, config.cond_token_dim, max(known.chunk_frames, 1))
+    shape = DecoderShape(config.io_channels, 1 + traits.max_tokens, config.cond_token_dim, max(traits.chunk_frames, 1))
     decoder = ContextDecoder(transformer).eval()
     frames = shape.frame_multiple
     examples = [decoder_inputs(shape, rows, frames * size, seed=size) for rows, size in _CHECKED_SIZES]
@@ -92,9 +92,9 @@ def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
         "channels": shape.channels,
         "frame_multiple": shape.frame_multiple,
         "tokens": shape.tokens,
-        "is_distilled": known.distilled,
-        "logsnr": known.logsnr,
-        "license": known.license,
+        "is_distilled": traits.distilled,
+        "logsnr": traits.logsnr,
+        "license": traits.license,
         "adapters": {path: matrix.model_dump() for path, matrix in matrices.items()},
         "figures": {"parameters": parameters, "layers": int(config.depth), "decoder_max_error": error},
     }
@@ -102,7 +102,7 @@ def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
 
 def _export_codec(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:
     vae: Any = source.load(VAE)
-    layout, rule = layout_of(vae), attention_of(vae, cast(StableAudioSource, source).chunk_frames)
+    layout, rule = layout_of(vae), attention_of(vae, cast(StableAudioSource, source).traits.chunk_frames)
     if layout.latent_channels != facts["channels"]:
         raise BuildError(
             f"the transformer takes latents of {facts['channels']} channels, the vae has {layout.latent_channels}",
@@ -141,7 +141,7 @@ def _export_constants(source: CheckpointSource, folder: Path, facts: Facts) -> F
 
 
 def _export_text(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
-    max_tokens = cast(StableAudioSource, source).max_tokens
+    max_tokens = cast(StableAudioSource, source).traits.max_tokens
     parts = source.load(TEXT_ENCODER), source.load(DURATION), source.load(PADDING)
     module = TextEncoderModule(*parts, max_tokens).eval()
     examples = [text_inputs(texts, tokens) for texts, tokens in _CHECKED_TEXTS]

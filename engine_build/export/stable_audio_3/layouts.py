@@ -34,6 +34,7 @@ SCHEDULER_CONFIG: Final = "scheduler/scheduler_config.json"
 # The schedule of both references, and the tokens of a text.
 LOGSNR: Final = (-6.2, 2.0)
 MAX_TOKENS: Final = 256
+LICENSE: Final = "Stability AI Community License; of the text encoder: Gemma Terms of Use"
 # SAME-S: of the small models, whose transformer has plain attention.
 CHUNK_FRAMES: Final = 2
 
@@ -75,19 +76,27 @@ _DIFFERENTIAL: Final = (0, 3, 1, 4, 2)
 
 
 @dataclass(frozen=True)
-class StableAudioCheckpoint:
-    """Parts by name, and what tells checkpoints apart.
+class ModelTraits:
+    """What tells checkpoints apart beside their sizes.
 
-    distilled: steps without guidance. logsnr: start and end of the schedule. chunk_frames: of the autoencoder's
-    attention; 0: a sliding window. max_tokens: of a text. norm_eps: of the transformer's norms and of those of queries
-    and keys, where they are not diffusers'. notes: lines for the report.
+    distilled: made for few steps without guidance. logsnr: start and end of the schedule. chunk_frames: of the
+    autoencoder's attention; 0: a sliding window. max_tokens: of a text.
     """
 
-    parts: Mapping[str, CheckpointModel]
     distilled: bool
+    chunk_frames: int
     logsnr: tuple[float, float] = LOGSNR
-    chunk_frames: int = 0
     max_tokens: int = MAX_TOKENS
+    license: str = LICENSE
+
+
+@dataclass(frozen=True)
+class StableAudioCheckpoint:
+    """Parts by name. norm_eps: of the transformer's norms and of those of queries and keys, where they are not
+    diffusers'. notes: lines for the report."""
+
+    parts: Mapping[str, CheckpointModel]
+    traits: ModelTraits
     norm_eps: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
 
@@ -125,8 +134,7 @@ def _diffusers_checkpoint(folder: Path) -> StableAudioCheckpoint:
     scheduler = read_config(folder / SCHEDULER_CONFIG) or {}
     found = StableAudioCheckpoint(
         parts,
-        distilled=bool(scheduler.get("stochastic_sampling")),
-        chunk_frames=CHUNK_FRAMES if is_small else 0,
+        ModelTraits(bool(scheduler.get("stochastic_sampling")), CHUNK_FRAMES if is_small else 0),
         notes=() if scheduler else (f"no {SCHEDULER_CONFIG}: taken for a base model, with guidance",),
     )
     if not (folder / TEXT_ENCODER).is_dir():
@@ -195,10 +203,7 @@ def _own_checkpoint(folder: Path, config: Mapping[str, Any]) -> StableAudioCheck
     logsnr, notes = _schedule(diffusion)
     found = StableAudioCheckpoint(
         parts,
-        distilled,
-        logsnr,
-        chunk_frames,
-        int(prompt.get("max_length", MAX_TOKENS)),
+        ModelTraits(distilled, chunk_frames, logsnr, int(prompt.get("max_length", MAX_TOKENS))),
         (float(norms[0].get("eps", 1e-5)), float(norms[1].get("qk_norm_eps", 1e-6))),
         notes,
     )

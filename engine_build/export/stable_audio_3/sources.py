@@ -22,13 +22,12 @@ from engine_build.export.checkpoint import describing, need_transformers, seeded
 from engine_build.export.stable_audio_3.layouts import (
     CHUNK_FRAMES,
     DURATION,
-    LOGSNR,
-    MAX_TOKENS,
     PADDING,
     TEXT_ENCODER,
     TOKENIZER,
     TRANSFORMER,
     VAE,
+    ModelTraits,
     checkpoint_of,
 )
 from engine_build.export.stored_tensors import StoredTensor, fill, without_weights
@@ -56,13 +55,11 @@ COMPUTED: Final = ("freqs", "rotary_pos_emb.inv_freq", "bottleneck.running_std")
 
 
 class StableAudioSource(CheckpointSource, Protocol):
-    """The parts of an export by diffusers' names, and what tells checkpoints apart: StableAudioCheckpoint's fields."""
+    """The parts of an export by diffusers' names."""
 
-    distilled: bool
-    logsnr: tuple[float, float]
-    chunk_frames: int
-    max_tokens: int
-    license: str
+    @property
+    def traits(self) -> ModelTraits:
+        """What tells checkpoints apart."""
 
 
 class Checkpoint:
@@ -71,14 +68,11 @@ class Checkpoint:
     text_encoder: T5Gemma's folder, where it is not in the checkpoint's.
     """
 
-    license = "Stability AI Community License; of the text encoder: Gemma Terms of Use"
-
     def __init__(self, folder: Path, text_encoder: Path | None = None) -> None:
         self.folder = folder
         found = checkpoint_of(folder, text_encoder)
-        self.parts, self.notes, self._norm_eps = found.parts, found.notes, found.norm_eps
-        self.distilled, self.logsnr = found.distilled, found.logsnr
-        self.chunk_frames, self.max_tokens = found.chunk_frames, found.max_tokens
+        self.parts, self.traits = found.parts, found.traits
+        self._notes, self._norm_eps = found.notes, found.norm_eps
         self.name = folder.resolve().name
         self.description = f"Stable Audio 3, exported from {self.name}."
 
@@ -102,13 +96,14 @@ class Checkpoint:
 
     def report(self) -> Iterator[str]:
         """A line per part, and what a missing text encoder means."""
-        yield f"{self.name}: {'distilled (no guidance)' if self.distilled else 'with guidance'}"
+        yield f"{self.name}: {'distilled (no guidance)' if self.traits.distilled else 'with guidance'}"
         yield from (f"  {name}: {part.report()}" for name, part in self.parts.items() if part.tensors)
-        attention = f"chunks of {self.chunk_frames} frames" if self.chunk_frames else "a sliding window"
+        chunk = self.traits.chunk_frames
+        attention = f"chunks of {chunk} frames" if chunk else "a sliding window"
         yield f"  attention of the {VAE}: {attention}"
         if not self.has(TEXT_ENCODER):
             yield f"  no {TEXT_ENCODER}: no texts, requests give condition tokens; --text-encoder FOLDER names one"
-        yield from (f"  {note}" for note in self.notes)
+        yield from (f"  {note}" for note in self._notes)
 
     def fingerprint(self) -> str:
         """SHA-256 over all files of all parts."""
@@ -133,7 +128,7 @@ class Checkpoint:
             config.is_encoder_decoder = False
             with without_weights():
                 module = T5GemmaEncoderModel(config)
-        if config.encoder.sliding_window <= self.max_tokens:
+        if config.encoder.sliding_window <= self.traits.max_tokens:
             raise ConfigError(f"{found.folder} has a sliding window of {config.encoder.sliding_window} tokens")
         fill(module, found.tensors)
         return module.eval()
@@ -171,10 +166,15 @@ class RandomWeights:
     seed: int = 0
     transformer_changes: Mapping[str, Any] = field(default_factory=dict)
     vae_changes: Mapping[str, Any] = field(default_factory=dict)
-    distilled: bool = True
-    logsnr: tuple[float, float] = LOGSNR
-    max_tokens: int = MAX_TOKENS
-    license: str = ""
+
+    @classmethod
+    def of_layers(cls, size: str, seed: int, layers: int | None) -> RandomWeights:
+        """With this many layers in the decoder and in each half of the codec. None: as published."""
+        if size not in ("small", "medium"):
+            raise ConfigError(f"there is no size {size!r}", fix="--random small, or --random medium")
+        if layers is None:
+            return cls(size, seed)  # type: ignore[arg-type]
+        return cls(size, seed, {"depth": layers}, {"encoder_transformer_depths": (layers,)})  # type: ignore[arg-type]
 
     @property
     def name(self) -> str:
@@ -187,9 +187,9 @@ class RandomWeights:
         return f"Stable Audio 3's graphs with random weights (seed {self.seed}): for measuring, makes noise."
 
     @property
-    def chunk_frames(self) -> int:
-        """SAME-S is small's."""
-        return CHUNK_FRAMES if self.size == "small" else 0
+    def traits(self) -> ModelTraits:
+        """Of the published one, which is distilled; SAME-S is small's. Random weights are nobody's."""
+        return ModelTraits(True, CHUNK_FRAMES if self.size == "small" else 0, license="")
 
     def has(self, part: str) -> bool:
         """The decoder, the codec, and a null condition."""
@@ -199,7 +199,7 @@ class RandomWeights:
         """A module, or the null condition f32 `[1 + max_tokens, D]`."""
         if part == NULL:
             width = {"cond_token_dim": 768, **self.transformer_changes}["cond_token_dim"]
-            return torch.randn(1 + self.max_tokens, width, generator=seeded(self.seed, NULL))
+            return torch.randn(1 + self.traits.max_tokens, width, generator=seeded(self.seed, NULL))
         sizes = TRANSFORMER_CONFIGS if part == TRANSFORMER else VAE_CONFIGS
         changes = self.transformer_changes if part == TRANSFORMER else self.vae_changes
         with quiet(), without_weights():
