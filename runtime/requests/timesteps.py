@@ -38,7 +38,7 @@ def log_snr_schedule(steps: int, start: float, end: float, *, denoise: float = 1
     # From both ends to the middle, products and sums rounded together.
     shares = np.where(index < (steps + 1) // 2, 1.0 + step * index, -step * (steps - index)).astype(np.float32)
     ratios = np.float32(end) - shares * np.float32(end - start)  # [steps + 1]
-    times = np.float32(1.0) / (np.float32(1.0) + np.exp(-ratios.astype(np.float64)).astype(np.float32))
+    times = np.float32(1.0) / (np.float32(1.0) + np.exp(ratios.astype(np.float64)).astype(np.float32))
     times[0], times[-1] = 1.0, 0.0
     return np.asarray(times * np.float32(denoise), np.float32)
 
