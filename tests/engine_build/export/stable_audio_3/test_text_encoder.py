@@ -65,13 +65,11 @@ def test_lengths_beyond_the_longest_are_the_longest(bundle: Path) -> None:
 @pytest.mark.parametrize("recipe", ["bf16", "fp16"])
 def test_the_duration_is_computed_in_full_precision(bundle: Path, recipe: Any) -> None:
     model = onnx.load(bundle / "text_encoder.onnx")
-    angles = [node for node in explain(model, recipe) if node.op in ("Cos", "Sin")]
-    assert angles
-    assert {node.precision for node in angles} == {"fp32"}
-    seconds = {"seconds"}
-    for node, found in zip(model.graph.node, explain(model, recipe), strict=True):
-        if seconds.intersection(node.input) and node.op_type not in ("Gemm", "MatMul"):
-            assert found.precision == "fp32", node
-            seconds.update(node.output)
-        elif seconds.intersection(node.input):
-            break
+    precisions = {node.name: node.precision for node in explain(model, recipe)}
+    kinds, depending = set(), {"seconds"}
+    for node in model.graph.node:
+        if depending.intersection(node.input):
+            assert precisions[node.name] == "fp32", node
+            kinds.add(node.op_type)
+            depending.update(() if node.op_type == "Gemm" else node.output)
+    assert {"Clip", "Div", "Mul", "Cos", "Sin", "Gemm"} <= kinds
