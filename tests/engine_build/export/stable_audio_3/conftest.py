@@ -1,4 +1,4 @@
-"""Tiny checkpoints of both sizes and their bundles, made once: small in stable-audio-tools' layout, medium in diffusers'."""
+"""Bundles of tiny checkpoints, made once: small in stable-audio-tools' layout, medium in diffusers'."""
 
 from __future__ import annotations
 
