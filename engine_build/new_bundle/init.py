@@ -87,13 +87,10 @@ def gather(options: InitOptions) -> tuple[ModelFacts, list[str]]:
 def measured(codec: CodecFacts) -> str:
     """What was measured of a codec, and what its windows are worth."""
     facts = [f"{codec.channels} channels", f"{codec.hop_samples} samples per frame"]
-    if codec.is_exact:
-        facts.append(f"a frame of latents changes {codec.margin_frames} frames on each side")
-    else:
-        facts.append("a frame of latents changes all others")
+    facts.append(f"a frame of latents changes {codec.reach_frames} frames on each side")
     if codec.align_frames > 1:
         facts.append(f"it works in groups of {codec.align_frames} frames, so that windows begin at multiples of it")
-    if not codec.is_exact or codec.error > LIMIT:
+    if codec.margin_frames < codec.reach_frames or codec.error > LIMIT:
         differ = f"windows with {codec.margin_frames} frames on each side differ from the whole by {codec.error:.0e}"
         facts.append(f"{differ} of its peak{', which is heard' if codec.error > AUDIBLE else ''}")
     return f"measured: {', '.join(facts)}"

@@ -32,17 +32,18 @@ SEED = 0
 class CodecFacts:
     """Audio channels, samples per frame, and the margin of windows.
 
-    margin_frames: how many frames beyond its own a frame of latents changes; for codecs in which it changes all, as
-    attention does, the smallest margin with which windows differ from the whole by no more than LIMIT. align_frames:
-    windows begin at multiples of it. error: by how much they differ from the whole, as a share of its peak.
+    reach_frames: how many frames beyond its own a frame of latents changes. margin_frames: the smallest margin with
+    which windows differ from the whole by no more than LIMIT: in attention frames that are far apart change each other
+    by nothing that is heard. align_frames: windows begin at multiples of it. error: by how much they differ from the
+    whole, as a share of its peak.
     """
 
     channels: int
     hop_samples: int
+    reach_frames: int
     margin_frames: int
     align_frames: int = 1
     error: float = 0.0
-    is_exact: bool = True
 
 
 def frame_multiple(graph: Graph, roles: Mapping[str, AssignedRole]) -> int:
@@ -93,7 +94,7 @@ def codec_facts(graph: Graph, roles: Mapping[str, AssignedRole], channels: int) 
     touched = np.flatnonzero((audio != decode(changed)).any(axis=0)) // hop
     reach = int(np.abs(touched - frames // 2).max(initial=0))
     if isinstance(fixed, int):
-        return CodecFacts(audio.shape[0], hop, reach)
+        return CodecFacts(audio.shape[0], hop, reach, reach)
 
     def error(margin: int, align: int) -> float:
         """The largest difference between windows and the whole, as a share of its peak; endless where none decodes."""
@@ -115,15 +116,16 @@ def codec_facts(graph: Graph, roles: Mapping[str, AssignedRole], channels: int) 
 
 def _margin(reach: int, error: Callable[[int, int], float]) -> CodecFacts:
     """The margin and the alignment of windows. error: of a margin and an alignment."""
-    is_exact, found = reach < MOST_MARGIN, list[CodecFacts]()
+    found: list[CodecFacts] = []
     for align in ALIGNMENTS:
-        margins = range(-(-reach // align) * align if is_exact else 0, MOST_MARGIN + 1, align)
-        # The largest margin has the smallest error; of those that an error allows, the first one is looked for.
-        largest = margins[0] if is_exact else margins[-1]
-        found.append(CodecFacts(0, 0, largest, align, error(largest, align), is_exact))
+        most = min(-(-reach // align) * align, MOST_MARGIN)
+        found.append(CodecFacts(0, 0, reach, most, align, error(most, align)))
         if found[-1].error <= LIMIT:
-            index = 0 if is_exact else bisect_left(margins, True, key=lambda margin: error(margin, align) <= LIMIT)
-            return replace(found[-1], margin_frames=margins[index], error=error(margins[index], align))
+            # The larger a margin, the smaller its error: of those that are small enough, the first one is looked for.
+            margins = range(0, most, align)
+            index = bisect_left(margins, True, key=lambda margin: error(margin, align) <= LIMIT)
+            margin = margins[index] if index < len(margins) else most
+            return replace(found[-1], margin_frames=margin, error=error(margin, align))
     return min(found, key=lambda facts: facts.error)
 
 
