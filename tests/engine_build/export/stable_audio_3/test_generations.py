@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from engine_build.compile.builder import build_deployment
 from runtime.config.deployment import load_deployment
 from runtime.errors import RequestError
+from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.requests.timesteps import Purpose, noise
@@ -102,8 +104,10 @@ def generate(opened: Pipeline, *requests: GenerationRequest) -> list[NDArray[np.
     return [done[request.id] for request in requests]
 
 
-def expected(pipeline: Any, monkeypatch: pytest.MonkeyPatch, *, frames: int, seed: int, steps: int) -> Any:
-    """diffusers' latents `[T, C]`, with TickRT's noise of the seed in every step."""
+def expected(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch, *, frames: int, seed: int, steps: int, start: Any = None
+) -> Any:
+    """diffusers' latents `[T, C]`, with TickRT's noise of the seed in every step. start: default, noise."""
     from diffusers.schedulers import scheduling_flow_match_euler_discrete as module
 
     calls = iter(range(steps))
@@ -112,10 +116,10 @@ def expected(pipeline: Any, monkeypatch: pytest.MonkeyPatch, *, frames: int, see
         return torch.from_numpy(noise(frames, CHANNELS, seed, Purpose.STEP, next(calls)).T.copy())[None]
 
     monkeypatch.setattr(module, "randn_tensor", step_noise)
-    start = torch.from_numpy(noise(frames, CHANNELS, seed).T.copy())[None]
-    found = pipeline(
-        PROMPT, frames / FRAME_RATE_HZ, num_inference_steps=steps, latents=start, output_type="latent"
-    ).audios
+    first = noise(frames, CHANNELS, seed) if start is None else start
+    latents = torch.from_numpy(first.T.copy())[None]
+    seconds = frames / FRAME_RATE_HZ
+    found = pipeline(PROMPT, seconds, num_inference_steps=steps, latents=latents, output_type="latent").audios
     return found[0].T.numpy()
 
 
@@ -168,3 +172,26 @@ def test_a_second_segment_continues_the_first(opened: Pipeline, model: Model) ->
     np.testing.assert_array_equal(long.latents[:canvas], first.latents)
     assert np.isfinite(long.pcm).all()
     assert len(long.pcm) == 14 * 11_025
+
+
+@pytest.mark.parametrize("denoise", [0.6, 0.25])
+def test_a_variation_of_a_source_starts_at_its_share_of_the_schedule(
+    opened: Pipeline, pipeline: Any, monkeypatch: pytest.MonkeyPatch, denoise: float
+) -> None:
+    """(1 - s) source + s noise, then the times of 8 steps, all times s: they descend."""
+    from diffusers.pipelines.stable_audio_3.pipeline_stable_audio_3 import logsnr_sigma_schedule
+
+    frames = opened.bundle.latents.canvas_frames
+    source = np.random.default_rng(1).standard_normal((frames, CHANNELS)).astype(np.float32)
+    request = opened.request(
+        PROMPT, GenerationInputs(source=source), seed=5, steps=8, guidance=1.0, denoise=denoise, task="text2music"
+    )
+    (found,) = generate(opened, request)
+    times = [float(np.float32(time) * np.float32(denoise)) for time in logsnr_sigma_schedule(8, -6.2, 2.0)]
+    assert all(after < before for before, after in pairwise(times))
+    module = "diffusers.pipelines.stable_audio_3.pipeline_stable_audio_3.logsnr_sigma_schedule"
+    monkeypatch.setattr(module, lambda *_, **__: times)
+    start = np.float32(denoise) * noise(frames, CHANNELS, 5) + np.float32(1 - denoise) * source
+    wanted = expected(pipeline, monkeypatch, frames=frames, seed=5, steps=8, start=start)
+    assert np.abs(wanted - source).max() > 0.1
+    assert np.abs(found - wanted).max() < 1e-5 * max(1.0, np.abs(wanted).max())
