@@ -303,7 +303,10 @@ def _vae_config(config: Mapping[str, Any], sample_rate_hz: int) -> tuple[dict[st
         "decoder_sinusoidal_blocks": _levels(decoder.get("sinusoidal_blocks", 0)),
         "sampling_rate": sample_rate_hz,
     }
-    return found, 0 if window else int(encoder.get("chunk_size", 128)) // strides[0]
+    chunk_frames = 0 if window else int(encoder.get("chunk_size", 128)) // strides[0]
+    if chunk_frames % 2:
+        raise ValueError(f"chunks of {chunk_frames} frames, expected an even number: they are shifted by half")
+    return found, chunk_frames
 
 
 def _levels(value: Any) -> list[int]:

@@ -106,9 +106,10 @@ class Checkpoint:
         yield from (f"  {note}" for note in self._notes)
 
     def fingerprint(self) -> str:
-        """SHA-256 over all files of all parts."""
+        """SHA-256 over all files of all parts, and what is read from others."""
         files = sorted({file for part in self.parts.values() for file in part.files})
-        return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
+        texts = (*map(file_sha256, files), repr(self.traits), repr(self._norm_eps))
+        return hashlib.sha256("".join(texts).encode()).hexdigest()
 
     def _padding(self) -> StoredTensor:
         tensors = self.parts[TRANSFORMER].tensors
