@@ -148,9 +148,14 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
     },
     "stems": {"saturation": "tanh"},
     "sampler": {
-        "steps": 16,
-        "live_steps": 8,
+        "steps": 10,
+        "live_steps": 6,
         "shift": 3.0,
+        "schedules": {  # found by python -m configs.demo.recipe schedules 6 10 --interval-end 1
+            "6": [1.0, 0.9557, 0.8872, 0.767, 0.6136, 0.3835],
+            "10": [1.0, 0.9673, 0.926, 0.8858, 0.8287, 0.7466, 0.6631, 0.5584, 0.424, 0.2091],
+        },
+        "solver": "ab2",
         "guidance": 3.0,
         "denoise": 1.0,
         "blend_power": 8,
