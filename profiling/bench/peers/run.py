@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 REQUESTS = (1, 4, 8)
 TOLERANCE = 1e-4
+# Of our engines in 8 bits; peers run in float32.
+EIGHT_BITS_TOLERANCE = 0.5
 # Threads of a library that wait for more work take a core for milliseconds from what is timed next.
 REST_S = 0.01
 MODES = {"": False, " compiled": True}
@@ -128,11 +130,16 @@ def measure_peers(deployment: Deployment, loads: Sequence[Workload], ticks: int,
             raise ConfigError(f"{checkpoint} is no folder", fix="--torch the checkpoint that the bundle was made from")
     with open_session(deployment, [load.weight for load in loads]) as session:
         found = [_compare_ticks(session, load, ticks, checkpoint) for load in loads]
-        properties = provenance(session.bundle, deployment, session.engines.decoder.manifest)
+        manifest = session.engines.decoder.manifest
+        properties = {
+            "precision": manifest.build.get("precision", "fp32"),
+            **provenance(session.bundle, deployment, manifest),
+        }
     if checkpoint:
         found += _compare_generations(deployment, loads, ticks, checkpoint)
-    if can_run_plainly(deployment.loaded_bundle):
-        found += _compare_requests(deployment, [load for load in loads if load.depth == 1], ticks)
+    alone = [load for load in loads if load.depth == 1]
+    if alone and can_run_plainly(deployment.loaded_bundle):
+        found += _compare_requests(deployment, alone, ticks, tolerance_of(manifest.build))
     packages = ("openvino", *(TORCH_PACKAGES if checkpoint else ()))
     properties["versions"] |= {name: metadata.version(name) for name in packages}
     sizes = {name: value for name, value in shape_of(loads[0]).items() if name not in ("variant", "guidance", "depth")}
@@ -141,13 +148,14 @@ def measure_peers(deployment: Deployment, loads: Sequence[Workload], ticks: int,
 
 def _compare_ticks(session: BenchSession, load: Workload, ticks: int, checkpoint: str) -> dict[str, Any]:
     differences: dict[str, float] = {}
+    tolerance = tolerance_of(session.engines.decoder.manifest.build)
 
     def competitors(rows: int) -> Competitors:
         inputs = decoder_inputs(session.engines, session.bundle, load, rows)
         expected = run_once(session.engines.decoder, inputs)[session.bundle.decoder.outputs.velocity]
         found = dict(_decoders(session, load, inputs, checkpoint))
         for name, decoder in found.items():
-            differences[name] = check_same(name, [decoder.velocity()], [expected])
+            differences[name] = check_same(name, [decoder.velocity()], [expected], tolerance)
         return {name: Rested(decoder) for name, decoder in found.items()}
 
     _, measured = session.measure(load, ticks, competitors)
@@ -237,7 +245,9 @@ def _compare_generation(
     return comparison(work, load, own_ms, dict(zip(others, others_ms, strict=True)), differences)
 
 
-def _compare_requests(deployment: Deployment, loads: Sequence[Workload], rounds: int) -> list[dict[str, Any]]:
+def _compare_requests(
+    deployment: Deployment, loads: Sequence[Workload], rounds: int, tolerance: float
+) -> list[dict[str, Any]]:
     """One request at a time, `rounds` times: ours from a server process of its own to the last byte."""
     from profiling.bench.peers.openvino_decoder import OpenVinoGraph
 
@@ -250,7 +260,7 @@ def _compare_requests(deployment: Deployment, loads: Sequence[Workload], rounds:
         TaskProgress([load.weight for load in loads]) as progress,
         server_process(deployment.path, options=("--target", deployment.target)) as server,
     ):
-        return [_compare_request(load, server.url, bundle, peers, rounds, progress) for load in loads]
+        return [_compare_request(load, server.url, bundle, peers, rounds, tolerance, progress) for load in loads]
 
 
 def _compare_request(
@@ -259,6 +269,7 @@ def _compare_request(
     bundle: Bundle,
     peers: Mapping[str, PlainGeneration],
     rounds: int,
+    tolerance: float,
     progress: TaskProgress,
 ) -> dict[str, Any]:
     asked = {"seconds": load.frames / bundle.latents.frame_rate_hz, "steps": load.steps, "guidance": load.guidance}
@@ -283,9 +294,9 @@ def _compare_request(
         for name, peer in peers.items():
             options = parse_options(first)
             made, heard = peer.latents(options, load.frames), peer.audio(options, load.frames)
-            differences[name] = check_same(name, [made], [latents])
+            differences[name] = check_same(name, [made], [latents], tolerance)
             # Beside 16 bits, which cut off what is above full scale.
-            check_same(name, [np.clip(heard, -1.0, 1.0)], [audio])
+            check_same(name, [np.clip(heard, -1.0, 1.0)], [audio], tolerance)
         timers = [partial(_timed_ms, partial(other, peer, prompts())) for peer in peers.values()]
         own_ms, others_ms = time_in_turn(partial(_timed_ms, partial(own, prompts())), timers, rounds, progress.update)
     return comparison("request", load, own_ms, dict(zip(peers, others_ms, strict=True)), differences)
@@ -328,12 +339,17 @@ def _timed_ms(work: Callable[[], object]) -> float:
     return (time.perf_counter() - begin_s) * 1e3
 
 
-def check_same(name: str, found: Arrays, expected: Arrays) -> float:
-    """The largest difference from ours. Raises EngineError above TOLERANCE of the largest value, or of 1."""
+def tolerance_of(build: Mapping[str, Any]) -> float:
+    """What peers may differ from an engine of this build by, relative to the largest value."""
+    return EIGHT_BITS_TOLERANCE if build.get("precision") in ("int8", "fp8") else TOLERANCE
+
+
+def check_same(name: str, found: Arrays, expected: Arrays, tolerance: float = TOLERANCE) -> float:
+    """The largest difference from ours. Raises EngineError above `tolerance` of the largest value, or of 1."""
     if [array.shape for array in found] != [array.shape for array in expected]:
         raise EngineError(f"{name} gives {found[0].shape}, we {expected[0].shape}", fix="choose other --frames")
     worst = max(float(np.abs(one - two).max()) for one, two in zip(found, expected, strict=True))
-    allowed = TOLERANCE * max(1.0, *(float(np.abs(array).max()) for array in expected))
+    allowed = tolerance * max(1.0, *(float(np.abs(array).max()) for array in expected))
     if not worst <= allowed:
         raise EngineError(
             f"{name} differs from us by {worst:.1e}, expected at most {allowed:.0e}",
@@ -370,7 +386,8 @@ def _peer(own_ms: Sequence[float], times_ms: Sequence[float]) -> dict[str, Any]:
 
 def print_peers(console: Console, result: Mapping[str, Any]) -> None:
     """A table for each kind of work."""
-    console.print(f"{result['bundle']}: {result['frames']} frames, {result['steps']} steps; ms (p50), and times ours")
+    sizes = f"{result['frames']} frames, {result['steps']} steps"
+    console.print(f"{result['bundle']} in {result['precision']}: {sizes}; ms (p50), and times ours")
     for work, title in TITLES.items():
         lines = [line for line in result["comparisons"] if line["work"] == work]
         if lines:
