@@ -94,6 +94,8 @@ peers: .venv-export/.installed-peers $(PEERS)/bundle/bundle.toml  ## a small ACE
 	$(EXPORT_BIN)/tickrt-build $(PEERS)/demo.toml
 	$(EXPORT_BIN)/tickrt-bench $(PEERS)/example.toml --peers --torch $(PEERS)/checkpoint --json $(PEERS)/example.json $(PEERS_ARGS)
 	$(EXPORT_BIN)/tickrt-bench $(PEERS)/demo.toml --peers --json $(PEERS)/demo.json $(PEERS_ARGS)
+	$(EXPORT_BIN)/tickrt-build $(CONFIG)
+	$(EXPORT_BIN)/tickrt-bench $(CONFIG) --peers --json $(PEERS)/demo-shipped.json $(PEERS_ARGS)
 
 # A small ACE-Step with random weights, whose every part both sides have.
 $(PEERS)/bundle/bundle.toml: profiling/bench/peers/example.py | .venv-export/.installed-peers
