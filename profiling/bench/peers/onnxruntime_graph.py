@@ -23,8 +23,8 @@ class OnnxRuntimeGraph:
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self.inputs = {each.name: _info(each) for each in self._session.get_inputs()}
-        self.outputs = {each.name: _info(each) for each in self._session.get_outputs()}
+        self.inputs: Mapping[str, TensorInfo] = {each.name: _info(each) for each in self._session.get_inputs()}
+        self.outputs: Mapping[str, TensorInfo] = {each.name: _info(each) for each in self._session.get_outputs()}
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """One blocking execute with new outputs."""

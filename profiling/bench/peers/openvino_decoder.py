@@ -27,8 +27,8 @@ class OpenVinoGraph:
     def __init__(self, path: Path, threads: int = 0) -> None:
         self.name, self._path, self._threads = path.stem, path, threads
         model = _read(openvino.Core(), path)
-        self.inputs = {port.any_name: _info(port) for port in model.inputs}
-        self.outputs = {port.any_name: _info(port) for port in model.outputs}
+        self.inputs: Mapping[str, TensorInfo] = {port.any_name: _info(port) for port in model.inputs}
+        self.outputs: Mapping[str, TensorInfo] = {port.any_name: _info(port) for port in model.outputs}
         self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

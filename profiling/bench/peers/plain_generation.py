@@ -55,7 +55,8 @@ class PlainGeneration:
         feeds: dict[str, NDArray[np.generic]] = {roles.latents: latents[None]}
         if roles.start_frame is not None:
             feeds[roles.start_frame] = np.zeros(1, np.int64)
-        return run_once(self._decode, feeds)[self._codec.decode.outputs.audio][0].T
+        audio: Pcm = run_once(self._decode, feeds)[self._codec.decode.outputs.audio][0].T
+        return audio
 
     def latents(self, options: GenerationOptions, frames: int) -> Latents:
         """`[T, C]` of `frames` T, a whole generation. Raises RequestError."""

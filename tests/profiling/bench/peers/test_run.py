@@ -169,6 +169,8 @@ def test_prompts_are_different_with_equally_many_words() -> None:
 def test_what_a_server_refuses_is_told(served: Served) -> None:
     with pytest.raises(EngineError, match=r"the server answers 422: .*steps"):
         fetch(served.url, {"prompt": "", "steps": -1})
+    with pytest.raises(EngineError, match=r"the server at http://127\.0\.0\.1:9 does not answer"):
+        fetch("http://127.0.0.1:9", {"prompt": ""})
 
 
 @has_openvino
