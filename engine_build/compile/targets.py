@@ -14,6 +14,7 @@ from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.onnxruntime_compiler import compile_cuda, compile_onnxruntime, open_cuda
 from engine_build.compile.rebuild_check import RebuildDecision, preparation_shapes
 from engine_build.compile.tasks import RunRequest, build_plan, run_engine
+from engine_build.compile.threads import thread_facts
 from engine_build.compile.timing_cache import TIMING_CACHE_FOLDER, cache_path
 from engine_build.compile.worker import BuildLog, PlanRequest, Worker
 from engine_build.config import RTX_OPTIONS, TENSORRT_OPTIONS, BuildConfig
@@ -111,7 +112,8 @@ def _compile_cpu(task: BuildTask) -> Facts:
 def _measure_cpu(task: BuildTask) -> tuple[dict[str, float], Facts]:
     with room_for(task.engine):
         engine = open_onnxruntime(task.engine, task.options)
-    return _measure_session(task, engine)
+    error, facts = _measure_session(task, engine)
+    return error, {**facts, **thread_facts(task.engine.parent, task.decision.spec)}
 
 
 def _compile_cuda(task: BuildTask) -> Facts:

@@ -24,12 +24,13 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class BlendRule(NamedTuple):
-    """How a slot's positive rows are blended: the power (2 or 4) of the mean of their clean latents, around `silence`
-    `[C]`; 1: the mean of their velocities.
+    """How a slot's positive rows are blended: the power (2, 4 or 8) of the mean of their clean latents, around
+    `silence` `[C]`; 1: the mean of their velocities. energy_below: at times below it, the power is 2 at most.
     """
 
     power: int = 1
     silence: tuple[float, ...] = ()
+    energy_below: float = 0.0
 
 
 MEAN = BlendRule()
@@ -159,10 +160,13 @@ def _keep_level(graph: GraphWriter, inputs: _Inputs, mean: str, rule: BlendRule)
     with graph.scope("level"):
         time, weight = inputs.column("time"), _unsqueeze(graph, inputs["positive_weights"], 3)  # [S,1,1], [S,K,T,1]
         distance = graph.op("Sub", inputs["latents"], graph.constant(rule.silence))  # [S,T,C]
-        powers = _signed_power(graph, _alone(graph, inputs, distance, weight), rule.power)
+        is_late = None
+        if rule.power > 2 and rule.energy_below > 0:
+            is_late = graph.op("Less", time, graph.constant(rule.energy_below))
+        powers = _signed_power(graph, _alone(graph, inputs, distance, weight), rule.power, is_late)
         whole = graph.op("Max", _over_rows(graph, weight), graph.constant(BLEND_EPSILON))
         total = graph.op("Div", _over_rows(graph, graph.op("Mul", weight, powers)), whole)
-        clean = _signed_root(graph, total, rule.power)  # [S,T,C]
+        clean = _signed_root(graph, total, rule.power, is_late)  # [S,T,C]
         missing = graph.op("Sub", clean, graph.op("Sub", distance, graph.op("Mul", mean, time)))
         return graph.op("Sub", mean, graph.op("Div", missing, time))
 
@@ -175,15 +179,22 @@ def _alone(graph: GraphWriter, inputs: _Inputs, distance: str, weight: str) -> s
     return graph.op("Where", unused, graph.constant(0.0), graph.op("Sub", _unsqueeze(graph, distance, 1), drift))
 
 
-def _signed_power(graph: GraphWriter, value: str, power: int) -> str:
-    """sign(x) |x|^p by products, of which the root is exactly x."""
-    signed = graph.op("Mul", value, graph.op("Abs", value))
-    return signed if power == 2 else graph.op("Mul", signed, graph.op("Mul", value, value))
+def _signed_power(graph: GraphWriter, value: str, power: int, is_late: str | None) -> str:
+    """sign(x) |x|^p of `[S,K,T,C]` by products, of which the root is exactly x; p = 2 in the slots that are late."""
+    energy = graph.op("Mul", value, graph.op("Abs", value))
+    if power == 2:
+        return energy
+    square = graph.op("Mul", value, value)
+    raised = graph.op("Mul", energy, square if power == 4 else graph.op("Mul", square, graph.op("Mul", square, square)))
+    return graph.op("Where", _unsqueeze(graph, is_late, 1), energy, raised) if is_late else raised
 
 
-def _signed_root(graph: GraphWriter, value: str, power: int) -> str:
-    root = graph.op("Sqrt", graph.op("Abs", value))
-    return graph.op("Mul", graph.op("Sign", value), root if power == 2 else graph.op("Sqrt", root))
+def _signed_root(graph: GraphWriter, value: str, power: int, is_late: str | None) -> str:
+    """The root of such powers `[S,T,C]`: a square root for each time that 2 divides the power."""
+    late = root = graph.op("Sqrt", graph.op("Abs", value))
+    for _ in range(power.bit_length() - 2):
+        root = graph.op("Sqrt", root)
+    return graph.op("Mul", graph.op("Sign", value), graph.op("Where", is_late, late, root) if is_late else root)
 
 
 def _over_rows(graph: GraphWriter, values: str) -> str:

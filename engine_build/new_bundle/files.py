@@ -108,6 +108,7 @@ def _codec_tables(
         "codec.decode": {
             "graph": graph,
             "margin_frames": codec.margin_frames,
+            **({"align_frames": codec.align_frames} if codec.align_frames > 1 else {}),
             "inputs": inputs,
             "outputs": {"audio": roles["audio"].tensor.name},
         },

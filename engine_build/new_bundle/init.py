@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import typer
 
 from engine_build.graphs.graph_file import read_graph
 from engine_build.new_bundle.files import ModelFacts, bundle_text, deployment_text
-from engine_build.new_bundle.probe import codec_facts, frame_multiple
+from engine_build.new_bundle.probe import LIMIT, CodecFacts, codec_facts, frame_multiple
 from engine_build.new_bundle.roles import codec_roles, decoder_roles, listed
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.engines.manifest import TensorInfo
@@ -21,6 +22,7 @@ from runtime.terminal import print_line, shown_path
 DEPLOYMENT_FILE = "deployment.toml"
 FRAME_RATE_HZ = 25.0
 SAMPLE_RATE_HZ = 48_000
+AUDIBLE = 1e-3  # of the peak: -60 dB
 CONVENTIONS = (
     "assumed, because no graph says it: time runs from 1 (noise) to 0 (data), and velocity = noise - data; a model with"
     " another sign needs a Neg node before its output"
@@ -77,11 +79,21 @@ def gather(options: InitOptions) -> tuple[ModelFacts, list[str]]:
     rate_hz = options.frame_rate_hz or (options.sample_rate_hz or SAMPLE_RATE_HZ) / codec.hop_samples
     if options.frame_rate_hz is None and options.sample_rate_hz is None:
         assumed.append(f"assumed: {SAMPLE_RATE_HZ} samples per second; --sample-rate HZ gives another rate")
-    assumed.append(
-        f"measured: {codec.channels} channels, {codec.hop_samples} samples per frame, a frame of latents changes"
-        f" {codec.margin_frames} frames on each side"
-    )
+    assumed.append(measured(codec))
+    multiple = math.lcm(multiple, codec.align_frames)
     return ModelFacts(options.model, roles, multiple, rate_hz, options.codec, decode, codec), assumed
+
+
+def measured(codec: CodecFacts) -> str:
+    """What was measured of a codec, and what its windows are worth."""
+    facts = [f"{codec.channels} channels", f"{codec.hop_samples} samples per frame"]
+    facts.append(f"a frame of latents changes {codec.reach_frames} frames on each side")
+    if codec.align_frames > 1:
+        facts.append(f"it works in groups of {codec.align_frames} frames, so that windows begin at multiples of it")
+    if codec.margin_frames < codec.reach_frames or codec.error > LIMIT:
+        differ = f"windows with {codec.margin_frames} frames on each side differ from the whole by {codec.error:.0e}"
+        facts.append(f"{differ} of its peak{', which is heard' if codec.error > AUDIBLE else ''}")
+    return f"measured: {', '.join(facts)}"
 
 
 def ask(role: str, fitting: Sequence[TensorInfo]) -> TensorInfo | None:

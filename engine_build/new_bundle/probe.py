@@ -1,9 +1,11 @@
-"""What a graph does not say, measured by running it on the CPU: frame multiple, samples per frame, receptive field."""
+"""What a graph does not say, measured by running it on the CPU: frame multiple, samples per frame, windows' margin."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,18 +18,32 @@ from runtime.config.bundle import DecoderInputs
 from runtime.errors import ConfigError
 
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
-PROBE_FRAMES = 64
+PROBE_FRAMES = 128
+# Windows of about so many frames, cut out of the middle at so many places, with margins of at most so many frames.
+WINDOW_FRAMES, NUM_WINDOWS, MOST_MARGIN = 3, 8, 48
+ALIGNMENTS = (1, 2, 4, 8, 16)
+# What windows may differ from the whole, as a share of its peak: less than the last of 16 bits.
+LIMIT = 1e-5
 PROBE_TOKENS = 4
 SEED = 0
 
 
 @dataclass(frozen=True)
 class CodecFacts:
-    """Audio channels, samples per frame, and how many frames beyond its own a frame of latents changes."""
+    """Audio channels, samples per frame, and the margin of windows.
+
+    reach_frames: how many frames beyond its own a frame of latents changes. margin_frames: the smallest margin with
+    which windows differ from the whole by no more than LIMIT: in attention frames that are far apart change each other
+    by nothing that is heard. align_frames: windows begin at multiples of it. error: by how much they differ from the
+    whole, as a share of its peak.
+    """
 
     channels: int
     hop_samples: int
+    reach_frames: int
     margin_frames: int
+    align_frames: int = 1
+    error: float = 0.0
 
 
 def frame_multiple(graph: Graph, roles: Mapping[str, AssignedRole]) -> int:
@@ -53,27 +69,64 @@ def frame_multiple(graph: Graph, roles: Mapping[str, AssignedRole]) -> int:
 
 
 def codec_facts(graph: Graph, roles: Mapping[str, AssignedRole], channels: int) -> CodecFacts:
-    """Decode noise, once as it is and once with the middle frame changed. Raises ConfigError."""
+    """Decode noise as a whole, with the middle frame changed, and in windows. Raises ConfigError."""
     runner = session(graph.source, exact_options(0), graph.label)
+
+    def decode(values: NDArray[np.float32], start_frame: int = 0) -> NDArray[np.float32]:
+        """Latents `[1, T, C]` -> audio `[channels, T * hop]`."""
+        feeds: dict[str, NDArray[Any]] = {roles["latents"].tensor.name: values}
+        if "start_frame" in roles:
+            feeds[roles["start_frame"].tensor.name] = np.array([start_frame], np.int64)
+        return np.asarray(_run(graph, runner, feeds, roles["audio"])[0], np.float32)
+
     fixed = roles["latents"].tensor.shape[1]
     frames = fixed if isinstance(fixed, int) else PROBE_FRAMES
     latents = np.random.default_rng(SEED).standard_normal((1, frames, channels)).astype(np.float32)
-    feeds: dict[str, NDArray[Any]] = {roles["latents"].tensor.name: latents}
-    if "start_frame" in roles:
-        feeds[roles["start_frame"].tensor.name] = np.zeros(1, np.int64)
-    audio = _run(graph, runner, feeds, roles["audio"])
-    hop, rest = divmod(audio.shape[2], frames)
+    audio = decode(latents)
+    hop, rest = divmod(audio.shape[1], frames)
     if rest or not hop:
         raise ConfigError(
-            f"{graph.label} makes {audio.shape[2]} samples of {frames} frames, expected a multiple",
+            f"{graph.label} makes {audio.shape[1]} samples of {frames} frames, expected a multiple",
             fix="export it so that T frames give T * hop samples",
         )
     changed = latents.copy()
     changed[:, frames // 2] += 1.0
-    other = _run(graph, runner, {**feeds, roles["latents"].tensor.name: changed}, roles["audio"])
-    touched = np.flatnonzero((audio != other).any(axis=(0, 1))) // hop
-    margin = int(np.abs(touched - frames // 2).max(initial=0))
-    return CodecFacts(audio.shape[1], hop, margin)
+    touched = np.flatnonzero((audio != decode(changed)).any(axis=0)) // hop
+    reach = int(np.abs(touched - frames // 2).max(initial=0))
+    if isinstance(fixed, int):
+        return CodecFacts(audio.shape[0], hop, reach, reach)
+
+    def error(margin: int, align: int) -> float:
+        """The largest difference between windows and the whole, as a share of its peak; endless where none decodes."""
+        size = -(-WINDOW_FRAMES // align) * align
+        starts = {(MOST_MARGIN + each) // align * align for each in range(NUM_WINDOWS)}
+        try:
+            return max(difference(start, start + size, margin) for start in starts)
+        except ConfigError:
+            return math.inf
+
+    def difference(start: int, end: int, margin: int) -> float:
+        low = max(start - margin, 0)
+        window = decode(latents[:, low : end + margin], low)[:, (start - low) * hop : (end - low) * hop]
+        peak = max(float(np.abs(audio).max()), 1e-9)
+        return float(np.abs(window - audio[:, start * hop : end * hop]).max()) / peak
+
+    return replace(_margin(reach, error), channels=audio.shape[0], hop_samples=hop)
+
+
+def _margin(reach: int, error: Callable[[int, int], float]) -> CodecFacts:
+    """The margin and the alignment of windows. error: of a margin and an alignment."""
+    found: list[CodecFacts] = []
+    for align in ALIGNMENTS:
+        most = min(-(-reach // align) * align, MOST_MARGIN)
+        found.append(CodecFacts(0, 0, reach, most, align, error(most, align)))
+        if found[-1].error <= LIMIT:
+            # The larger a margin, the smaller its error: of those that are small enough, the first one is looked for.
+            margins = range(0, most, align)
+            index = bisect_left(margins, True, key=lambda margin: error(margin, align) <= LIMIT)
+            margin = margins[index] if index < len(margins) else most
+            return replace(found[-1], margin_frames=margin, error=error(margin, align))
+    return min(found, key=lambda facts: facts.error)
 
 
 def _run_decoder(graph: Graph, runner: Any, roles: Mapping[str, AssignedRole], frames: int) -> None:

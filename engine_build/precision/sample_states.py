@@ -14,7 +14,7 @@ from engine_build.graphs.reference_session import exact_options, session
 from runtime.config.bundle import Bundle
 from runtime.engines.manifest import TensorInfo
 from runtime.pipeline.text_encoder import TextEncoder
-from runtime.requests.timesteps import schedule
+from runtime.requests.timesteps import log_snr_schedule, schedule
 
 STEPS, STEPS_OF_LARGE_GRAPHS = 8, 2
 LONGEST_FRAMES = 256
@@ -40,7 +40,8 @@ def steps_of(graph: Graph) -> int:
 def decoder_sample_states(bundle: Bundle, graph: Graph, *, steps: int = STEPS, threads: int = 0) -> Iterator[Arrays]:
     """The decoder's inputs along a generation of its own: a prompt and the null condition, with guidance.
 
-    One feed per step: 2 rows, the canvas length (at most LONGEST_FRAMES). Raises BuildError, ConfigError.
+    One feed per step: 2 rows, the canvas length (at most LONGEST_FRAMES). Times and guidance are those that the bundle
+    has no other of. Raises BuildError, ConfigError.
     """
     return _states(bundle, graph, (PROMPT,), 0, steps, threads)
 
@@ -69,7 +70,10 @@ def _states(
 ) -> Iterator[Arrays]:
     names, runner = bundle.decoder.inputs, session(graph.source, exact_options(threads), graph.label)
     frames = bundle.latents.round_up(min(bundle.latents.canvas_frames, LONGEST_FRAMES))
-    times = schedule(steps, shift=bundle.sampler.shift)
+    rule, guidance = bundle.sampler.schedule, 1.0 if bundle.options.guidance.reason else GUIDANCE
+    times = (
+        schedule(steps, shift=bundle.sampler.shift) if rule is None else log_snr_schedule(steps, rule.start, rule.end)
+    )
     x = np.zeros((0, bundle.latents.channels), np.float32)
     for index, condition in enumerate(_conditions(bundle, graph, prompts, threads)):
         fixed = dict(condition)
@@ -84,7 +88,7 @@ def _states(
             feed = {**fixed, names.latents: np.stack([x, x]), names.time: np.full(2, t, np.float32)}
             yield feed
             negative, positive = runner.run([bundle.decoder.outputs.velocity], feed)[0]  # [T,C] each
-            x = x + (following - t) * (negative + GUIDANCE * (positive - negative))
+            x = x + (following - t) * (negative + guidance * (positive - negative))
 
 
 def _conditions(

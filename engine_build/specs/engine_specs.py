@@ -145,7 +145,8 @@ def _rows_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSp
 
 def _blend_rule(bundle: Bundle) -> BlendRule:
     silence = bundle.silence(bundle.latents.canvas_frames).mean(axis=0)  # [C]
-    return BlendRule(bundle.sampler.blend_power, tuple(silence.tolist()))
+    sampler = bundle.sampler
+    return BlendRule(sampler.blend_power, tuple(silence.tolist()), sampler.blend_energy_below)
 
 
 def _step_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSpec:
@@ -220,7 +221,7 @@ def _output(name: str, letters: str) -> Port:
 
 def _codec_specs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> Iterator[EngineSpec]:
     known = {"C": bundle.latents.channels, "A": codec.channels}
-    window = min(half.window_frames for half in (codec.decode, codec.encode) if half is not None)
+    window = min(half.window_frames for half in codec.halves.values())
     frames = (bundle.latents.round_up(1), min(bundle.latents.round_up(SAMPLE_FRAMES), window))
     samples = [{**known, "B": 1, "T": count, "W": count * codec.hop_samples} for count in frames]
     longest = max_frames(deployment)
@@ -278,6 +279,8 @@ def _text_spec(
         Port(f"{table}.inputs.tokens", text.inputs.tokens, "BL", "int64", "count", "V"),
         Port(f"{table}.inputs.mask", text.inputs.mask, "BL", "int64", "keep"),
     ]
+    if text.inputs.seconds is not None:
+        ports.append(Port(f"{table}.inputs.seconds", text.inputs.seconds, "B", values="unit"))
     outputs = [
         Port(f"{table}.outputs.condition", text.outputs.condition, "BPD"),
         Port(f"{table}.outputs.mask", text.outputs.mask, "BP"),

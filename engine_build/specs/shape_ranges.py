@@ -54,9 +54,9 @@ def tick_ranges(
 
 
 def codec_ranges(hop_samples: int, half: CodecDecodeSpec | CodecEncodeSpec) -> tuple[dict[str, Range], ...]:
-    """Windows of one frame up to the bundle's `window_frames`, with the margin on both sides."""
+    """Windows of one group of frames up to the bundle's `window_frames`, with the margin on both sides."""
     margins = 2 * half.margin_frames
-    frames = (1, min(SAMPLE_FRAMES * 2, half.window_frames) + margins, half.window_frames + margins)
+    frames = (half.align_frames, min(SAMPLE_FRAMES * 2, half.window_frames) + margins, half.window_frames + margins)
     samples = (frames[0] * hop_samples, frames[1] * hop_samples, frames[2] * hop_samples)
     return ({"B": (1, 1, 1), "T": frames, "W": samples},)
 

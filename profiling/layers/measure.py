@@ -57,7 +57,10 @@ def letters_of(engine: Engine, bundle: Bundle) -> dict[str, str]:
         tensors = rows_inputs(features) if kind == "rows" else step_inputs(features)
         return {tensor.name: tensor.letters for tensor in tensors}
     if (spec := bundle.condition_graphs.get(kind)) is not None:
-        return dict.fromkeys(spec.inputs.model_dump().values(), "RFC" if isinstance(spec, TimbreSpec) else "RL")
+        if isinstance(spec, TimbreSpec):
+            return {spec.inputs.latents: "RFC"}
+        seconds = {} if spec.inputs.seconds is None else {spec.inputs.seconds: "R"}
+        return {spec.inputs.tokens: "RL", spec.inputs.mask: "RL", **seconds}
     if kind == "structure_encode" and bundle.structure is not None:
         return {bundle.structure.encode.inputs.latents: "RUC"}
     if kind == "structure_decode" and bundle.structure is not None:

@@ -1,7 +1,9 @@
 """Latents <-> PCM. Long audio is converted in windows, so that memory does not grow with its length.
 
 A window is converted with `margin_frames` more frames on both sides, the receptive field, and trimmed: every sample
-equals that of the full conversion. A decoder with a position input gets the number of its first frame in the stream.
+equals that of the full conversion. A decoder with a position input gets the number of its first frame in the stream. A
+codec that works in groups of `align_frames` frames is given whole groups, counted from the stream's first frame; what
+the last one lacks is its last frame again, or silence.
 """
 
 from __future__ import annotations
@@ -82,7 +84,10 @@ class Codec:
         first_frames: int | None = None,
         start_frame: int = 0,
     ) -> WindowCutter:
-        """A WindowCutter with the decoder's margin, and windows no longer than the bundle's `window_frames`."""
+        """A WindowCutter with the decoder's margin and groups, and windows no longer than the bundle's `window_frames`.
+
+        The stream's first frame begins a group.
+        """
         limit = self.spec.decode.window_frames
         return WindowCutter(
             self.margin_frames,
@@ -90,6 +95,7 @@ class Codec:
             total_frames,
             first_frames=None if first_frames is None else min(first_frames, limit),
             start_frame=start_frame,
+            align_frames=self.spec.decode.align_frames,
         )
 
     def decode_window(self, window: Window) -> Pcm:
@@ -119,7 +125,9 @@ class Codec:
         """One execute."""
         if latents.ndim != 2 or latents.shape[1] != self.latent_channels or len(latents) == 0:
             raise ShapeError(f"latents have shape {latents.shape}, expected [T, {self.latent_channels}]")
-        roles = self.spec.decode.inputs
+        roles, frames = self.spec.decode.inputs, len(latents)
+        if lacking := -frames % self.spec.decode.align_frames:
+            latents = np.concatenate((latents, np.repeat(latents[-1:], lacking, axis=0)))  # [whole groups, C]
         feeds: dict[str, NDArray[np.generic]] = {roles.latents: np.ascontiguousarray(latents[None], np.float32)}
         if roles.start_frame is not None:
             feeds[roles.start_frame] = np.array([start_frame], np.int64)
@@ -127,7 +135,7 @@ class Codec:
         expected = (1, self.channels, len(latents) * self.hop_samples)
         if audio.shape != expected:
             raise EngineError(f"{self._decode_engine.name} returned audio of shape {audio.shape}, expected {expected}")
-        return np.ascontiguousarray(audio[0].T)
+        return np.ascontiguousarray(audio[0, :, : frames * self.hop_samples].T)
 
     def encode(self, pcm: Pcm) -> Latents:
         """`[N, channels]` float32 -> `[T, C]` float32, padded with silence to a whole frame.
@@ -141,7 +149,7 @@ class Codec:
         if self._encode_engine is None or self.spec.encode is None:
             raise RequestError("this bundle cannot turn audio into latents", field="source", fix="give latents instead")
         margin_frames, window_frames = self.spec.encode.margin_frames, self.spec.encode.window_frames
-        cutter = WindowCutter(margin_frames, window_frames)
+        cutter = WindowCutter(margin_frames, window_frames, align_frames=self.spec.encode.align_frames)
         pieces: list[Latents] = []
         # The first block has the margin of the first window, too: then every block but the last completes one window.
         blocks = self._blocks(chunks, window_frames + margin_frames, window_frames)
@@ -177,6 +185,9 @@ class Codec:
     def _encode(self, pcm: Pcm) -> Latents:
         assert self._encode_engine is not None
         assert self.spec.encode is not None
+        frames = len(pcm) // self.hop_samples
+        if lacking := -frames % self.spec.encode.align_frames:
+            pcm = np.pad(pcm, ((0, lacking * self.hop_samples), (0, 0)))  # [whole groups * hop, channels]
         feeds = {self.spec.encode.inputs.audio: np.ascontiguousarray(pcm.T[None], np.float32)}
         with self._encode_lock:
             latents = run_once(self._encode_engine, feeds)[self.spec.encode.outputs.latents]
@@ -185,5 +196,5 @@ class Codec:
             raise EngineError(
                 f"{self._encode_engine.name} returned latents of shape {latents.shape}, expected {expected}"
             )
-        encoded: Latents = latents[0]
+        encoded: Latents = latents[0, :frames]
         return encoded

@@ -37,7 +37,9 @@ class WindowCutter:
 
     margin_frames: the frames on both sides of a window, fewer at the ends of the stream. total_frames: the length of
     the stream; None where it has no end. first_frames: the length of the first window, at most half of the stream.
-    start_frame: the number of the stream's first frame.
+    start_frame: the number of the stream's first frame. align_frames: windows and their margins begin at multiples of
+    it, counted from the stream's first frame, and end there, but at the stream's end; the margin is a multiple of it,
+    and lengths of windows are rounded down to one.
 
     A window ends where a part ends, less the margin, so that it does not wait for the next part. Windows depend on
     these numbers and the lengths of the parts only, not on time: equal generations give equal bytes.
@@ -51,13 +53,18 @@ class WindowCutter:
         *,
         first_frames: int | None = None,
         start_frame: int = 0,
+        align_frames: int = 1,
     ) -> None:
-        self._margin_frames = margin_frames
-        self._window_frames = window_frames
+        def whole(frames: int) -> int:
+            return max(frames // align_frames, 1) * align_frames
+
+        self._margin_frames, self._align_frames = margin_frames, align_frames
+        self._window_frames = whole(window_frames)
+        self._start_frame = start_frame
         self._end_frame = None if total_frames is None else start_frame + total_frames
-        self._first_frames = window_frames
+        self._first_frames = self._window_frames
         if first_frames is not None and total_frames is not None:
-            self._first_frames = min(first_frames, max(1, total_frames // 2))
+            self._first_frames = whole(min(first_frames, max(1, total_frames // 2)))
         self._values: Latents | None = None
         self._values_start = start_frame
         self._next_frame = start_frame
@@ -83,6 +90,7 @@ class WindowCutter:
         begin, start, margin = self._next_frame, self._values_start, self._margin_frames
         arrived = start + len(values)
         ready = arrived - margin
+        ready -= (ready - self._start_frame) % self._align_frames
         if self._end_frame is not None and arrived >= self._end_frame:
             ready = self._end_frame
         end = min(begin + (self._window_frames if self._index else self._first_frames), ready)

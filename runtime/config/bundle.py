@@ -33,17 +33,25 @@ from runtime.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 BUNDLE_FILE = "bundle.toml"
+SHIFT_REASON = "its times are those of a schedule of its own, [sampler] schedule"
+# The order in which torch's noise of a seed is drawn: one frame's channels after another's, or the other way round.
+NoiseLayout = Literal["time_channels", "channels_time"]
 # Table name in bundles of earlier releases -> its present name.
 RENAMED_TABLES = {"conditioner": "text_encoder"}
 
 
 class LatentSpec(TomlTable):
-    """Layout of the latents `[T, C]`: C channels at `frame_rate_hz`, T a multiple of `frame_multiple`."""
+    """Layout of the latents `[T, C]`: C channels at `frame_rate_hz`, T a multiple of `frame_multiple`.
+
+    most_unused: generations shorter than a canvas have lengths so close that less than this share of one's frames is
+    cut off at its end, for models whose music depends on its length. Without it, they are quarters of the canvas.
+    """
 
     channels: int = Field(ge=1)
     frame_rate_hz: float = Field(gt=0)
     frame_multiple: int = Field(default=1, ge=1)
     canvas_frames: int = Field(ge=1)
+    most_unused: float | None = Field(default=None, ge=0.02, lt=1)
 
     def round_up(self, frames: int) -> int:
         """Smallest valid number of frames that is not less than `frames`."""
@@ -126,31 +134,70 @@ class DcwSpec(TomlTable):
         return self
 
 
+class LogSnrSchedule(TomlTable):
+    """Times at equal distances of their logarithmic signal-to-noise ratio, from `start` (noise) to `end` (data).
+
+    The ratio at time t is ln((1 - t) / t), so t = sigmoid(-ratio). The first time is 1 and the last one 0, whatever
+    start and end are.
+    """
+
+    kind: Literal["logsnr"]
+    start: float = Field(ge=-10, le=10)
+    end: float = Field(ge=-10, le=10)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.end - self.start < 1:
+            raise ValueError("needs end at least 1 above start, or its times are hardly apart")
+        return self
+
+
 class SamplerSpec(TomlTable):
     """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon.
 
     blend_power: several prompts are blended by the mean of this power of what each predicts, around silence; 1 is the
-    mean of velocities, in which what one prompt plays alone is as weak as its share. schedules: number of steps -> the
-    time of each, in place of what the shift makes of that number: where a generation gives no shift and starts from
-    noise.
+    mean of velocities, in which what one prompt plays alone is as weak as its share. blend_energy_below: in steps at
+    times below it, power 2 takes its place. schedule: what the times of any number of steps are made by, in place of
+    the linear schedule and its shift. schedules: number of steps -> the time of each, in place of what schedule or
+    shift make of that number: where a generation gives no shift and starts from noise. noise_layout: the order in which
+    torch's noise of a seed is drawn. guidance_reason: why the model takes no guidance but 1, such as "it is distilled:
+    guidance is built in".
     """
 
     steps: int = Field(default=8, ge=1)
     live_steps: int = Field(default_factory=lambda data: data["steps"], ge=1)
     shift: float = Field(default=1.0, gt=0)
+    schedule: LogSnrSchedule | None = None
     schedules: Mapping[int, tuple[float, ...]] = {}
     solver: Literal["ode", "sde", "ab2"] = "ode"
+    noise_layout: NoiseLayout = "time_channels"
     guidance: float = 1.0
+    guidance_reason: str = ""
     cfg_interval_start: float = Field(default=0.0, ge=0, le=1)
     cfg_interval_end: float = Field(default=1.0, ge=0, le=1)
     denoise: float = Field(default=1.0, ge=0, le=1)
-    blend_power: Literal[1, 2, 4] = 1
+    blend_power: Literal[1, 2, 4, 8] = 1
+    blend_energy_below: float = Field(default=0.0, ge=0, le=1)
     dcw: DcwSpec = DcwSpec()
 
     @model_validator(mode="after")
-    def _check_interval(self) -> Self:
+    def _check_guidance(self) -> Self:
         if self.cfg_interval_start > self.cfg_interval_end:
             raise ValueError("needs cfg_interval_start <= cfg_interval_end")
+        if self.guidance_reason and self.guidance != 1.0:
+            raise ValueError("guidance_reason says that there is no guidance but 1, and guidance is not 1")
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        if self.schedule is not None and "shift" in self.model_fields_set:
+            raise ValueError("schedule and shift say the same thing: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _check_blend(self) -> Self:
+        if self.blend_energy_below and self.blend_power <= 2:
+            raise ValueError(f"blend_energy_below is for blend_power 4 or 8, not {self.blend_power}: leave it out")
         return self
 
     @model_validator(mode="after")
@@ -189,6 +236,19 @@ class Bundle(TomlTable):
     training: Mapping[str, Any] = {}
     evaluation: Mapping[str, Any] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fix_options(cls, table: Any) -> Any:
+        """What the sampler leaves no choice of is an option of which one number is taken."""
+        sampler, options = (table.get(name, {}) for name in ("sampler", "options"))
+        if not isinstance(sampler, dict) or not isinstance(options, dict):
+            return table
+        reasons = {"guidance": sampler.get("guidance_reason"), "shift": SHIFT_REASON if "schedule" in sampler else ""}
+        fixed = {name: {"min": 1, "max": 1, "reason": reason} for name, reason in reasons.items() if reason}
+        for name in fixed.keys() & options.keys():
+            raise ValueError(f"options.{name} is left out: [sampler] says which one is taken")
+        return {**table, "options": {**options, **fixed}}
+
     @model_validator(mode="after")
     def _check_condition(self) -> Self:
         if self.decoder.inputs.condition is not None:
@@ -218,6 +278,12 @@ class Bundle(TomlTable):
                 f"codec.sample_rate_hz is {self.codec.sample_rate_hz}, expected hop_samples {self.codec.hop_samples} "
                 f"times latents.frame_rate_hz {self.latents.frame_rate_hz:g}"
             )
+        for name, half in ({} if self.codec is None else self.codec.halves).items():
+            if self.latents.frame_multiple % half.align_frames:
+                raise ValueError(
+                    f"latents.frame_multiple is {self.latents.frame_multiple}, expected a multiple of "
+                    f"codec.{name}.align_frames {half.align_frames}: generations are whole groups of the codec's"
+                )
         if self.structure is not None and self.context is None:
             raise ValueError("[structure] needs [context]: that is where its hints go")
         if self.planner is not None and self.structure is None:
@@ -257,6 +323,8 @@ class Bundle(TomlTable):
             if spec.option in TEXT_OPTIONS and spec.option not in known:
                 raise ValueError(f"controls.{name}.option is {spec.option}, the template has no {{{spec.option}}}")
             taken = self.options.narrowed.get(str(spec.option))
+            if taken is not None and taken.reason:
+                raise ValueError(f"controls.{name}.option is {spec.option}, of which there is one: {taken.reason}")
             if taken is not None and spec.range is not None and taken.outside(list(spec.range)) is not None:
                 raise ValueError(f"controls.{name}.range is outside of [options.{spec.option}], which takes {taken}")
         return self

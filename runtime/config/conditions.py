@@ -40,10 +40,14 @@ def filled(template: str, values: Mapping[str, Any], missing: str = "") -> str:
 
 
 class TextEncoderInputs(TomlTable):
-    """Role -> tensor name. tokens `[B,L]` int64, mask `[B,L]` int64 (1 = token)."""
+    """Role -> tensor name. tokens `[B,L]` int64, mask `[B,L]` int64 (1 = token), seconds `[B]` float32.
+
+    seconds: the length of the canvas that the text is for, also of a generation's segment.
+    """
 
     tokens: str
     mask: str
+    seconds: str | None = None
 
 
 class TextEncoderOutputs(TomlTable):

@@ -36,7 +36,9 @@ class RuntimeConfig(BaseModel):
     depth: int = Field(default=8, ge=1, le=64, description="Slots: generations in flight at a time.")
     queue: int = Field(default=32, ge=0, le=4096, description="Places where generations wait for a slot.")
     ticks_in_flight: int = Field(default=2, ge=1, le=2, description="2 launches a tick while the previous one runs.")
-    threads: int = Field(default=0, ge=0, le=256, description="Threads of the CPU; 0 = all cores.")
+    threads: int = Field(
+        default=0, ge=0, le=256, description="Threads of the CPU; 0 = all cores, or as many as the build found best."
+    )
     fused_guidance: bool = Field(default=True, description="Negative rows share an execute with the positive ones.")
     capture: bool = Field(default=True, description="A GPU replays recurring ticks as captured graphs.")
     captured_graphs: int = Field(default=256, ge=2, le=1024, description="Captured graphs that are kept.")

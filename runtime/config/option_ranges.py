@@ -16,23 +16,38 @@ MAX_JUDGED: Final = 1e9
 # Members of options that are objects: their schema's name, and the member. A bundle says their usual numbers alone.
 MEMBERS: Final[Mapping[str, tuple[str, str]]] = {"dcw_low": ("DcwOptions", "low"), "dcw_high": ("DcwOptions", "high")}
 
+# Options that act on guidance, and do nothing where it is 1.
+GUIDANCE_OPTIONS: Final = frozenset(
+    ("negative_prompt", "guidance_mode", "momentum", "rescale", "cfg_interval_start", "cfg_interval_end")
+)
+
 
 class NumberRange(TomlTable):
-    """Numbers from `min` to `max`, both included; whole ones where `type` is integer. usual: the range of knobs."""
+    """Numbers from `min` to `max`, both included; whole ones where `type` is integer. usual: the range of knobs.
+
+    reason: why it is one number alone, min and max; nobody is offered a choice then.
+    """
 
     min: float
     max: float
     usual: tuple[float, float] | None = None
     type: Literal["float", "integer"] = "float"
+    reason: str = ""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         low, high = self.usual or (self.min, self.max)
+        if self.reason and self.min == self.max and self.usual is None:
+            return self
+        if self.reason:
+            raise ValueError("a reason belongs to one number, min = max, without usual")
         if not self.min <= low < high <= self.max:
             raise ValueError("expected min < max, and usual = [LOW, HIGH] between them")
         return self
 
     def __str__(self) -> str:
+        if self.reason:
+            return f"{self.min:g} alone"
         return f"{'whole numbers from ' * (self.type == 'integer')}{self.min:g} to {self.max:g}"
 
     @property
@@ -107,7 +122,7 @@ class OptionRanges(TomlTable):
     def _check_inside(self) -> Self:
         for name, found in self.narrowed.items():
             widest: NumberRange = type(self).model_fields[name].default
-            if not widest.min <= found.min < found.max <= widest.max:
+            if not widest.min <= found.min <= found.max <= widest.max:
                 raise ValueError(f"{name} goes from {found.min:g} to {found.max:g}, expected {widest}, or less of it")
         for name in MEMBERS.keys() & self.model_fields_set:
             if getattr(self, name).ends != type(self).model_fields[name].default.ends:
@@ -118,6 +133,12 @@ class OptionRanges(TomlTable):
     def narrowed(self) -> dict[str, NumberRange]:
         """Those that the bundle's table names, members of options apart."""
         return {name: getattr(self, name) for name in sorted(self.model_fields_set - MEMBERS.keys())}
+
+    @property
+    def without_choice(self) -> frozenset[str]:
+        """The options that nobody is offered: there is one number, or they act on guidance alone and there is none."""
+        fixed = frozenset(name for name, found in self.narrowed.items() if found.reason)
+        return fixed | (GUIDANCE_OPTIONS if "guidance" in fixed and self.guidance.min == 1.0 else frozenset())
 
     def check(self, values: Mapping[str, Any], field: str = "") -> None:
         """Raises RequestError, its field behind `field`, for the first number outside of what the bundle's table says.
@@ -148,7 +169,8 @@ def within(taken: NumberRange) -> Any:
 
 def found_outside(name: str, taken: NumberRange, number: float) -> str:
     """What a number is refused with."""
-    return f"is {number:g}, this model takes {taken} ([options.{name}] of its bundle)"
+    source = taken.reason or f"[options.{name}] of its bundle"
+    return f"is {number:g}, this model takes {taken} ({source})"
 
 
 ANY_MODEL: Final = OptionRanges()

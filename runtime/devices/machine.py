@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 CPU_INFO = Path("/proc/cpuinfo")
+CPU_FOLDER = Path("/sys/devices/system/cpu")
 
 
 def machine() -> dict[str, str]:
@@ -25,6 +26,20 @@ def machine() -> dict[str, str]:
 def num_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_physical_cores(cpu_folder: Path = CPU_FOLDER) -> int:
+    """Those of num_cores() that are not a second thread of another one; all where that is not known."""
+    if not hasattr(os, "sched_getaffinity"):
+        return num_cores()
+    cores = set[str]()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            # Equal for all threads of one core.
+            cores.add((cpu_folder / f"cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return num_cores()
+    return len(cores)
 
 
 def gpu_machine(gpu: Gpu) -> dict[str, str]:

@@ -21,6 +21,8 @@ from runtime.errors import EngineMismatchError, EngineNotBuiltError
 
 MANIFEST_SCHEMA_VERSION: Literal[1] = 1
 MANIFEST_SUFFIX = ".manifest.json"
+# The fact of a decoder on the CPU, where two virtual cores are one physical one.
+THREADS = "threads"
 MEASURED_SUFFIX = ".measured.json"
 
 
@@ -54,7 +56,8 @@ class Manifest(Identity):
     """An engine's identity, its files with their hashes, its tensors, and its measured error against the graph.
 
     `engine_sha256` is of `engine_file`; `data_files` maps further files to their SHA-256; `size_bytes` covers all.
-    `facts`: further results of the build (flags by name, GPU, driver, parser version, memory); nothing depends on them.
+    `facts`: further results of the build (flags by name, GPU, driver, parser version, memory); nothing depends on them
+    but how many threads (THREADS) an execute takes where the deployment does not say.
     """
 
     engine_file: str

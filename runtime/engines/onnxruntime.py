@@ -23,7 +23,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import Execution, check_tensors
-from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.engines.manifest import THREADS, Manifest, TensorInfo
 from runtime.engines.node_times import NodeTimes
 from runtime.engines.onnxruntime_cuda import (
     ASYNCHRONOUS,
@@ -98,7 +98,8 @@ class OnnxRuntimeEngine:
     """One graph in ONNX Runtime. Any thread may call `run`.
 
     `in_tick`: open the sessions of the ticks now, and the one for host arrays on first use; else the other way round.
-    `weights`: take the place of the graph's.
+    `threads`: 0 for as many as its manifest says, which were the best when it was built, else all cores. `weights`:
+    take the place of the graph's.
     Raises EngineMismatchError, EngineError, OutOfMemoryError.
     """
 
@@ -119,16 +120,17 @@ class OnnxRuntimeEngine:
         self.outputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.outputs}
         self.is_recordable: bool | None = None
         self.device = device
-        self._path, self._threads, self._fix = folder / manifest.engine_file, threads, fix
+        self._path, self._fix = folder / manifest.engine_file, fix
+        # A file may have been built where there are more cores.
+        self._threads = threads or min(int(manifest.facts.get(THREADS, 0)), num_cores())
         self._graph = None if weights is None else weights.graph(self._path)
         self._sessions: dict[tuple[bool, int], ort.InferenceSession] = {}
         self._pool: ThreadPoolExecutor | None = None
         # Held while a session opens: another thread that needs one waits for as long as reading the file takes.
         self._lock = threading.Lock()
         self._session(in_tick)
-        threads = threads or num_cores()
         may_have_parts = not self.is_on_gpu and manifest.size_bytes <= LARGEST_PARTS_BYTES
-        self._num_parts = threads if may_have_parts else 1
+        self._num_parts = (self._threads or num_cores()) if may_have_parts else 1
         most_rows = max((shapes.rows.max for shapes in manifest.shapes), default=0)
         if in_tick and self._num_parts > 1 and most_rows >= MIN_ROWS * self._num_parts:
             self._session(True, 1)

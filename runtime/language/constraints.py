@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -85,10 +85,18 @@ class CodesConstraint:
         onsets = planner.plan.onsets if planner.plan is not None and onset_frames else ()
         self._onsets = [np.array(each, np.int64) for each in onsets]
         self._fixed = tuple(fixed) or (None,) * len(planner.codes.groups)
+        # By key what may come, bool [V] each; copies share them.
+        self._masks: dict[Hashable, Mask] = {}
         # By group: the token of the last codes, and how many in a row have it.
         self._repeated = tuple((-1, 0) for _ in planner.codes.groups)
         self._code, self._part, self._has_ended = 0, 0, False
         self._given = self._given_tokens()
+
+    def __copy__(self) -> Self:
+        """Ticks copy it several times: without the generic way through `__reduce_ex__`."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
 
     @property
     def key(self) -> Hashable:
@@ -103,11 +111,18 @@ class CodesConstraint:
 
     def write_allowed(self, allowed: Mask) -> None:
         """The given token, or the group's tokens, and between codes the end token where it may come."""
-        allowed[:] = False
         token = self._given[self._part]
         if token is not None:
+            allowed[:] = False
             allowed[token] = True
             return
+        if (mask := self._masks.get(key := self.key)) is None:
+            mask = self._masks[key] = np.zeros(len(allowed), np.bool_)  # [V]
+            self._write_choice(mask)
+        allowed[:] = mask
+
+    def _write_choice(self, allowed: Mask) -> None:
+        """Of a token that is not given; `allowed` is all False."""
         group = self._codes.groups[self._group]
         allowed[group.first : group.end] = True  # [V]
         allowed[self._without] = False  # [V]

@@ -19,11 +19,12 @@ DRAFT = 0
 class LanguageKey(NamedTuple):
     """Everything that a captured graph of decodes, a verify or drafts bakes in.
 
-    width: tokens that an execute feeds per row; draws: how many it draws.
+    width: tokens that an execute feeds per row; draws: how many it draws; steps: executes of a chain.
     """
 
     width: int
     draws: int
+    steps: int
     rows: int
     sequences: int
     span: int

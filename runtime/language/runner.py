@@ -40,7 +40,9 @@ class LanguageRunner:
     """Every sequence has a row of the cache, with guidance two. One thread.
 
     The host reads a tick's tokens when it lays out the next one. The tick begins with this part, so that then the
-    device still has the rest of it to do.
+    device still has the rest of it to do. is_beside: the next tick has generations: tokens that nobody waits for are
+    left to others. is_beside_urgent: some of them are of live sessions: it has one chunk or one chain then, which draws
+    half of planner_steps tokens in all, or one of each sequence.
     """
 
     def __init__(
@@ -49,20 +51,25 @@ class LanguageRunner:
         device, stream, runtime = context.device, context.stream, context.runtime
         self._stream, self._engines, self._spec = stream, engines, spec
         self._runtime, self._recorder, self._generation = runtime, recorder, 0
+        self.is_beside = self.is_beside_urgent = False
         count = runtime.planner_sequences
         self._cache = KvCache(device, stream, engines.planner, spec, 2 * count)
         most, steps = spec.verify_tokens, runtime.planner_steps
         widths = sorted({*DECODE_WIDTHS, most}) if runtime.speculation else [1]
         self._widths = [width for width in widths if width <= most]
-        sizes = [*((width, steps) for width in self._widths), (most, 1), (most, 1), (1, most - 1)]
+        chains = sorted({steps, *(self._short_chain(number) for number in range(1, count + 1))})
+        sizes = [(width, length) for width in self._widths for length in chains]
+        sizes += [(most, 1), (most, 1), (1, most - 1)]
         self._vectors = PackedVectors(device, vectors_bytes(2 * count, sizes, spec.prefill_tokens))
         self._shared = SequenceVectors(self._vectors, spec, count)
         self._draft = None
         if spec.draft is not None and runtime.speculation:
             self._draft = DraftGraph(context, engines, spec, spec.draft, self._vectors, self._shared)
         buffers = partial(StepBuffers, device, self._vectors, self._shared, spec, count)
-        self._steps = {(width, 1): buffers(width=width, steps=steps) for width in self._widths}
-        self._steps[most, most] = buffers(width=most, steps=1, draws=most)
+        self._steps = {
+            (width, 1, length): buffers(width=width, steps=length) for width in self._widths for length in chains
+        }
+        self._steps[most, most, 1] = buffers(width=most, steps=1, draws=most)
         # A verify costs more than a decode, and stands in the place of all decodes of a tick.
         self._verify_cost = max(VERIFY_COST if device.kind == "cpu" else 1.1, steps)
         self._width_cost = WIDTH_COST if device.kind == "cpu" else GPU_WIDTH_COST
@@ -122,7 +129,9 @@ class LanguageRunner:
         going = self._going()
         joining = next((live for live in going if not live.is_ready), None)
         chunk = None if joining is None else joining.take_chunk(self._spec.prefill_tokens)
-        step = self._step(going) if any(live.is_ready for live in going) else None
+        is_full = self.is_beside_urgent and chunk is not None
+        has_step = any(live.is_ready and (not self.is_beside or live.request.is_awaited()) for live in going)
+        step = self._step(going) if has_step and not is_full else None
         return LanguagePart(
             slots=tuple([live.slot for live in self._live.values()]),
             chunk=chunk,
@@ -180,7 +189,7 @@ class LanguageRunner:
                 if step.width == DRAFT and self._draft is not None:
                     self._draft.take(live)
                 else:
-                    self._take(live, self._steps[step.width, step.draws], launched.bad)
+                    self._take(live, self._steps[step.width, step.draws, step.steps], launched.bad)
 
     def read_out(self, slots: Sequence[Slot], ready: Event) -> tuple[list[NDArray[Any]], Event]:
         """The new tokens of finished sequences, int64; their rows are free."""
@@ -239,27 +248,44 @@ class LanguageRunner:
         Where the bundle has a draft graph, and drafts are missing, they come first.
         """
         ready = [live for live in going if live.is_ready]
+        lasts = [live.position(place) for live in going for place in range(len(live.rows))]
+        if self.is_beside_urgent:
+            return self._short_step(ready, lasts)
         for live in ready:
             live.draft(self._spec.verify_tokens - 1)
-        width = self._spec.verify_tokens
-        lasts = [live.position(place) for live in going for place in range(len(live.rows))]
+        width, steps = self._spec.verify_tokens, self._runtime.planner_steps
         is_missing = any(live.wants_drafts and not live.drafts for live in ready)
         self._has_drafted = self._draft is not None and not self._has_drafted and is_missing
         if self._has_drafted:
-            return self._key(DRAFT, 1, max(lasts) + width)
-        chain, tokens_per_decode = self._best_chain(ready, lasts)
+            return self._key(DRAFT, 1, width - 1, max(lasts) + width)
+        chain, tokens_per_decode = self._best_chain(ready, lasts, self._widths, steps)
         expected = sum(1 + live.num_expected for live in ready)
         if not self._has_room(lasts, width) or expected < self._verify_cost * tokens_per_decode:
             for live in ready:
                 live.drafts.clear()
-            return self._key(chain, 1, max(lasts) + chain * self._runtime.planner_steps)
-        return self._key(width, width, max(lasts) + width)
+            return self._key(chain, 1, steps, max(lasts) + chain * steps)
+        return self._key(width, width, 1, max(lasts) + width)
 
-    def _best_chain(self, ready: Sequence[LiveSequence], lasts: Sequence[int]) -> tuple[int, float]:
+    def _short_step(self, ready: Sequence[LiveSequence], lasts: Sequence[int]) -> LanguageKey:
+        """Decodes beside urgent generations."""
+        for live in ready:
+            live.drafts.clear()
+        self._has_drafted = False
+        steps = self._short_chain(len(ready))
+        chain, _ = self._best_chain(ready, lasts, self._widths[:2], steps)
+        return self._key(chain, 1, steps, max(lasts) + chain * steps)
+
+    def _short_chain(self, sequences: int) -> int:
+        """The decodes that draw half of planner_steps tokens of so many sequences together, or one of each."""
+        return max(1, self._runtime.planner_steps // (2 * sequences))
+
+    def _best_chain(
+        self, ready: Sequence[LiveSequence], lasts: Sequence[int], widths: Sequence[int], steps: int
+    ) -> tuple[int, float]:
         """The width of decodes that brings the most tokens for its time, and how many those are for that of one."""
-        steps, best = self._runtime.planner_steps, (1, float(len(ready)))
-        runs = [run for live in ready for run in live.forced_runs(steps, self._widths[-1] - 1, self._scratch)]
-        for width in self._widths[1:] if any(runs) else ():
+        best = (1, float(len(ready)))
+        runs = [run for live in ready for run in live.forced_runs(steps, widths[-1] - 1, self._scratch)]
+        for width in widths[1:] if any(runs) else ():
             if not self._has_room(lasts, width * steps):
                 break
             tokens = sum(min(run, width - 1) + 1 for run in runs) / steps / (1 + self._width_cost * (width - 1))
@@ -273,10 +299,10 @@ class LanguageRunner:
             last % self._cache.capacity + tokens <= self._cache.capacity for last in lasts
         )
 
-    def _key(self, width: int, draws: int, length: int) -> LanguageKey:
+    def _key(self, width: int, draws: int, steps: int, length: int) -> LanguageKey:
         cache = self._caches[width == DRAFT]
         rows = 1 + max(row for live in self._live.values() for row in live.rows)
-        return LanguageKey(width, draws, rows, 1 + max(self._live), cache.span(length), self._generation)
+        return LanguageKey(width, draws, steps, rows, 1 + max(self._live), cache.span(length), self._generation)
 
     @property
     def _caches(self) -> tuple[KvCache, ...]:
@@ -288,7 +314,7 @@ class LanguageRunner:
 
     def _step_buffers(self, key: LanguageKey) -> StepBuffers | DraftGraph:
         if key.width != DRAFT:
-            return self._steps[key.width, key.draws]
+            return self._steps[key.width, key.draws, key.steps]
         assert self._draft is not None
         return self._draft
 
@@ -324,7 +350,7 @@ class LanguageRunner:
         return launch
 
     def _bind(self, key: LanguageKey) -> Launch:
-        _, _, rows, sequences, span, _ = key
+        _, _, _, rows, sequences, span, _ = key
         buffers, engines = self._step_buffers(key), self._engines
         if isinstance(buffers, DraftGraph):
             executions = buffers.bind(engines, rows, sequences, span)
@@ -335,14 +361,15 @@ class LanguageRunner:
     def _common_executions(self) -> Iterator[Execution]:
         """What ticks of one sequence execute, up to COMMON_TOKENS."""
         rows = 1 + (self._spec.sampler.guidance != 1.0)
-        kinds = [(width, 1) for width in self._widths]
+        most, steps = self._spec.verify_tokens, self._runtime.planner_steps
+        kinds = [(width, 1, steps) for width in self._widths]
         if self._runtime.speculation:
-            kinds.append((self._spec.verify_tokens, self._spec.verify_tokens))
+            kinds.append((most, most, 1))
         if self._draft is not None:
-            kinds.append((DRAFT, 1))
-        for width, draws in kinds:
+            kinds.append((DRAFT, 1, most - 1))
+        for width, draws, steps in kinds:
             for span in self._caches[width == DRAFT].spans(COMMON_TOKENS):
-                yield from self._bind(LanguageKey(width, draws, rows, 1, span, self._generation)).executions
+                yield from self._bind(LanguageKey(width, draws, steps, rows, 1, span, self._generation)).executions
         graphs = (self._engines.planner, self._engines.draft)
         for prefill, cache, graph in zip(self._prefills, self._caches, graphs, strict=False):
             if graph is not None:

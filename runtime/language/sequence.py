@@ -28,8 +28,10 @@ class SequenceRequest:
 
     negative: the prompt of the negative row, which guidance other than 1 needs. It ends with end_token, where
     `constraint` is done, or after max_tokens. temperature 0: the likeliest token. top_k: 0 for no limit. The token at a
-    place depends on seed and place alone, not on how it was batched. on_tokens: is called on the tick thread with the
-    tokens of each tick, and must return at once.
+    place depends on seed and place alone, not on how it was batched; the first `opening_tokens` have `opening_seed`, so
+    that another beginning is drawn and what follows goes on as behind any other. on_tokens: is called on the tick
+    thread with the tokens of each tick, and must return at once. is_awaited: is asked on the tick thread whether tokens
+    are waited for; while those of no sequence are, they are drawn in ticks without generations.
     """
 
     id: str
@@ -37,6 +39,8 @@ class SequenceRequest:
     max_tokens: int = ENDLESS
     negative: tuple[int, ...] = ()
     seed: int = 0
+    opening_tokens: int = 0
+    opening_seed: int = 0
     guidance: float = 1.0
     temperature: float = 1.0
     top_k: int = 0
@@ -47,11 +51,16 @@ class SequenceRequest:
     client: str = ""
     is_urgent: bool = False
     on_tokens: Callable[[Sequence[int]], None] | None = None
+    is_awaited: Callable[[], bool] = lambda: True
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
         """The prompt of each of its rows, the positive one first."""
         return (self.prompt, self.negative) if self.guidance != 1.0 else (self.prompt,)
+
+    def uniform(self, place: int) -> float:
+        """The number that chooses its token number `place`."""
+        return uniform(self.opening_seed if place < self.opening_tokens else self.seed, place)
 
     def check(self, spec: PlannerSpec) -> None:
         """Raises RequestError where a prompt is empty or has unknown tokens, a number is out of range, or a cache

@@ -16,7 +16,6 @@ from runtime.engines.engine import Engine, Execution
 from runtime.language.constraints import Constraint
 from runtime.language.kv_cache import KvCache
 from runtime.language.live_sequence import Draw, LiveSequence
-from runtime.language.sequence import uniform
 
 # Sampler inputs that a sequence keeps, with the value of a place without one.
 PER_SEQUENCE = {"positive_row": 0, "negative_row": 0, "guidance": 1.0, "temperature": 1.0, "top_k": 1, "top_p": 1.0}
@@ -264,7 +263,7 @@ class StepBuffers:
         """
         index = live.slot.index * self.draws + place
         is_greedy = live.request.temperature == 0 or (constraint is not None and constraint.is_greedy)
-        number = 0.0 if is_greedy else uniform(live.request.seed, live.count + offset)
+        number = 0.0 if is_greedy else live.request.uniform(live.count + offset)
         self._uniforms[step].items[index] = number
         return self._allow(step, index, constraint, stream)
 

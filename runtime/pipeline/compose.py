@@ -19,10 +19,11 @@ from runtime.pipeline.text_encoder import TextEncoder, Tokens
 from runtime.requests.curves import Curve
 from runtime.requests.option_types import Values
 from runtime.requests.options import COVER_DENOISE, TEXT_OPTIONS, GenerationOptions, given_options
-from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.requests.request import DENOISE_MIN, Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 from runtime.requests.seeds import draw_seed
 from runtime.requests.segments import Latents, Segment, repaint_curve, step_parameters
 from runtime.requests.tasks import is_cover, task_of
+from runtime.requests.timesteps import log_snr_schedule
 from runtime.requests.torch_noise import torch_noise
 
 SEND_CONDITION = "--condition FILE on the command line, `condition` in Python, a form's part `condition` over HTTP"
@@ -228,11 +229,16 @@ class RequestComposer:
         return (Condition(self._tokens(options.negative_prompt, segment, "negative_prompt")),)
 
     def _timesteps(self, options: GenerationOptions, steps: int, denoise: float) -> tuple[float, ...] | None:
-        """The given times, or the bundle's own for so many steps from noise; None where the shift makes them."""
+        """The given times, or the bundle's own for so many steps; None where the shift makes them."""
+        sampler = self.bundle.sampler
         if options.timesteps is not None:
             return tuple(options.timesteps)
-        is_free = options.shift is None and denoise >= 1.0
-        return self.bundle.sampler.schedules.get(steps) if is_free else None
+        if options.shift is None and denoise >= 1.0 and steps in sampler.schedules:
+            return sampler.schedules[steps]
+        if sampler.schedule is None or denoise <= DENOISE_MIN:
+            return None
+        times = log_snr_schedule(steps, sampler.schedule.start, sampler.schedule.end, denoise=denoise)
+        return tuple(times[:-1].tolist())
 
     def _parameters(self, options: GenerationOptions, segment: Segment) -> StepParameters:
         sampler, dcw = self.bundle.sampler, Dcw(**self.bundle.sampler.dcw.model_dump())
@@ -246,8 +252,9 @@ class RequestComposer:
 
     def _noise(self, options: GenerationOptions, segment: Segment, seed: int, noise: Latents | None) -> Latents | None:
         if noise is None:
-            is_torch, channels = options.noise == "torch", self.bundle.latents.channels
-            return torch_noise(segment.frames, channels, seed) if is_torch else None
+            if options.noise != "torch":
+                return None
+            return torch_noise(segment.frames, self.bundle.latents.channels, seed, self.bundle.sampler.noise_layout)
         end = segment.first_frame + segment.frames
         if len(noise) < end:
             raise RequestError(f"has {len(noise)} frames, this segment needs {end}", field="noise")

@@ -74,7 +74,9 @@ class SequenceRun:
         self._has_started = False  # or has ended before
         self._end: Event | None = None
         self._timeout_s, submitted_s = caller.place_timeout_s, time.monotonic()
-        made = SequenceRequest(uuid.uuid4().hex, on_tokens=self._add, client=caller.client, **request)
+        made = SequenceRequest(
+            uuid.uuid4().hex, on_tokens=self._add, is_awaited=self._is_awaited, client=caller.client, **request
+        )
         caller.on_leave(loop.wake)
         self._id = loop.submit_sequence(
             made, self._note, wait=True, timeout_s=self._timeout_s, has_left=lambda: caller.has_left
@@ -114,6 +116,10 @@ class SequenceRun:
             if len(self._tokens) >= self._awaited:
                 self._changed.notify_all()
 
+    def _is_awaited(self) -> bool:
+        """Without the lock: only the tick thread, which asks, adds tokens."""
+        return len(self._tokens) < self._awaited
+
     def _note(self, event: Event) -> None:
         if isinstance(event, Started | Finished | Failed | Cancelled):
             with self._changed:
@@ -126,14 +132,16 @@ class SequenceRun:
 class SequenceOrder:
     """A sequence to start.
 
-    guided: whether the options' guidance applies, with the second of `prompts` as negative. temperature, top_p: where
-    the options have none; None: the sampler's.
+    opening_tokens, opening_seed: as SequenceRequest has them. is_guided: whether the options' guidance applies, with
+    the second of `prompts` as negative. temperature, top_p: where the options have none; None: the sampler's.
     """
 
     prompts: Prompts
     constraint: Constraint
     max_tokens: int
     seed: int
+    opening_tokens: int = 0
+    opening_seed: int = 0
     is_guided: bool = True
     temperature: float | None = None
     top_p: float | None = None
@@ -172,6 +180,8 @@ class Sequences:
             negative=order.prompts[1],
             max_tokens=order.max_tokens,
             seed=order.seed,
+            opening_tokens=order.opening_tokens,
+            opening_seed=order.opening_seed,
             guidance=guidance if order.is_guided else 1.0,
             temperature=_first(options.plan_temperature, order.temperature, defaults.temperature),
             top_k=defaults.top_k,

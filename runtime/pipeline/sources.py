@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
+from runtime.config.option_ranges import GUIDANCE_OPTIONS
 from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs, denoise_of, no_timbre, requested_mask
 from runtime.pipeline.structure import no_structure
@@ -18,8 +19,6 @@ from runtime.requests.validation import untaken_options
 
 # A generation that is longer than its source by no more than this is a cover, and silence at its end.
 MIN_CONTINUATION_S = 1.0
-# Options that change how guidance works.
-GUIDANCE_OPTIONS = ("negative_prompt", "guidance_mode", "momentum", "rescale", "cfg_interval_start", "cfg_interval_end")
 
 
 def settled_options(
@@ -154,9 +153,12 @@ def _check_guidance(options: GenerationOptions, bundle: Bundle) -> None:
     if not np.all(np.asarray(guidance) == 1.0):
         _check_interval(options, bundle)
         return
-    for name in GUIDANCE_OPTIONS:
+    reason = bundle.options.guidance.reason
+    for name in sorted(GUIDANCE_OPTIONS):
         if getattr(options, name) not in (GenerationOptions.model_fields[name].default, 0.0):
-            raise RequestError("has no effect while guidance is 1", field=name, fix="guidance above 1")
+            why = f": this model takes no other ({reason})" if reason else ""
+            fix = "leave it out" if reason else "guidance above 1"
+            raise RequestError(f"has no effect while guidance is 1{why}", field=name, fix=fix)
 
 
 def _check_interval(options: GenerationOptions, bundle: Bundle) -> None:

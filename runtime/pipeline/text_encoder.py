@@ -91,16 +91,17 @@ class TextEncoder:
         """`[L, D]` float32: the tokens of lyrics, timbre and text that the encoders' masks keep, in the bundle's order.
 
         The empty text without values and timbre gives the bundle's null condition, where it has one. seconds: the
-        length of the canvas, for templates that contain it; default: the bundle's canvas. values: options that fill
-        templates, by name, and the task. timbre `[P, D]`: in place of that of silence. Raises RequestError for more
-        than `max_tokens` tokens, EngineError.
+        length of the canvas, for templates that contain it and graphs that take it; default: the bundle's canvas.
+        values: options that fill templates, by name, and the task. timbre `[P, D]`: in place of that of silence. Raises
+        RequestError for more than `max_tokens` tokens, EngineError.
         """
         if not text and not values and timbre is None and self._null_condition is not None:
             return self._null_condition
-        parts = {"text": self._text.encode(self._full_text(text, seconds, values), field).tokens}
+        canvas_s = self._canvas_s if seconds is None else seconds
+        parts = {"text": self._text.encode(self._full_text(text, seconds, values), field, canvas_s).tokens}
         if self._lyrics is not None:
             lyrics = filled(self._lyrics.spec.template, {**DEFAULTS, **values})
-            parts["lyrics"] = self._lyrics.encode(lyrics, "lyrics").tokens
+            parts["lyrics"] = self._lyrics.encode(lyrics, "lyrics", canvas_s).tokens
         if self.timbre is not None:
             parts["timbre"] = self.timbre.silence if timbre is None else timbre
         ordered = [parts[name] for name in self.spec.order if name in parts]
@@ -120,7 +121,8 @@ class TextEncoder:
         """
         if not self.names or (not text and not values and self._null_condition is not None):
             return {}
-        means = self._text.encode(self._full_text(text, seconds, values), field).means
+        canvas_s = self._canvas_s if seconds is None else seconds
+        means = self._text.encode(self.spec.text(text, canvas_s, values), field, canvas_s).means
         ends = accumulate(map(len, self.names.values()))
         found = {
             kind: tuple(name for name, is_meant in zip(names, means[end - len(names) : end], strict=True) if is_meant)
@@ -207,11 +209,16 @@ class _TextGraph:
     ) -> None:
         self.spec = spec
         self._engine, self._tokenizer, self._meaning = engine, tokenizer, meaning
+        # By text, and by seconds where the graph takes them.
         self._cache: ContentCache[_Encoded] = ContentCache(cache_entries)
 
-    def encode(self, text: str, field: str) -> _Encoded:
-        """What the graph makes of it. Raises RequestError for more than `max_tokens` tokens, EngineError."""
-        return self._cache.get(text, lambda: self._run(self._checked_ids(text, field)))
+    def encode(self, text: str, field: str, seconds: float) -> _Encoded:
+        """What the graph makes of it. Raises RequestError for more than `max_tokens` tokens, EngineError.
+
+        seconds: the length of the canvas.
+        """
+        key = text if self.spec.inputs.seconds is None else (text, seconds)
+        return self._cache.get(key, lambda: self._run(self._checked_ids(text, field), seconds))
 
     def ids(self, text: str) -> list[int]:
         """The text's tokens."""
@@ -227,10 +234,13 @@ class _TextGraph:
             )
         return ids
 
-    def _run(self, ids: list[int]) -> _Encoded:
+    def _run(self, ids: list[int], seconds: float) -> _Encoded:
         roles = self.spec.inputs
-        tokens = np.array([ids], np.int64)
-        outputs = run_once(self._engine, {roles.tokens: tokens, roles.mask: np.ones_like(tokens)})
+        tokens = np.array([ids], np.int64)  # [1, L]
+        feeds: dict[str, NDArray[Any]] = {roles.tokens: tokens, roles.mask: np.ones_like(tokens)}
+        if roles.seconds is not None:
+            feeds[roles.seconds] = np.array([seconds], np.float32)  # [1]
+        outputs = run_once(self._engine, feeds)
         condition, mask = outputs[self.spec.outputs.condition], outputs[self.spec.outputs.mask]
         if condition.ndim != 3 or mask.shape != condition.shape[:2]:
             raise EngineError(

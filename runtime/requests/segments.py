@@ -5,7 +5,8 @@ Each segment after the first keeps the last frames of the one before it and adds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,15 +69,29 @@ class Segment:
 def generation_lengths(latents: LatentSpec, shapes: Sequence[ShapeRanges]) -> tuple[int, ...]:
     """The values of T that generations have, in order, up to the canvas: few, so that generations share buckets.
 
-    They are multiples of a quarter of the canvas and the largest T of each shape range, where a range holds them. The
-    canvas is the bundle's, or the largest T that the engines take where that is less.
+    They are multiples of a quarter of the canvas, or as close as `most_unused` says, and the largest T of each shape
+    range, where a range holds them. The canvas is the bundle's, or the largest T that the engines take where that is
+    less.
     """
     largest = [shape.frames.max // latents.frame_multiple * latents.frame_multiple for shape in shapes]
     limit = min(latents.canvas_frames, max(shape.frames.max for shape in shapes))
     canvas = limit // latents.frame_multiple * latents.frame_multiple
     step = latents.round_up(-(-canvas // NUM_LENGTHS))
-    wanted = {*range(step, canvas, step), *(length for length in largest if length < canvas)}
+    steps = range(step, canvas, step) if latents.most_unused is None else _close_lengths(latents, canvas, shapes)
+    wanted = {*steps, *(length for length in largest if length < canvas)}
     return (*sorted(n for n in wanted if any(shape.frames.holds(n) for shape in shapes)), canvas)
+
+
+def _close_lengths(latents: LatentSpec, canvas: int, shapes: Sequence[ShapeRanges]) -> Iterator[int]:
+    """Lengths below a canvas, each so much shorter than the one before it as `most_unused` allows."""
+    assert latents.most_unused is not None
+    multiple, shortest = latents.frame_multiple, min(shape.frames.min for shape in shapes)
+    length = canvas
+    while length > shortest:
+        # The shortest generation that takes `length` is one frame longer than the next length.
+        least = math.floor(length * (1 - latents.most_unused) - 1 + 1e-9) + 1
+        length = min(latents.round_up(least), length - multiple)
+        yield length
 
 
 def next_segment(

@@ -27,6 +27,22 @@ def schedule(steps: int, *, shift: float = 1.0, denoise: float = 1.0) -> NDArray
     return times.astype(np.float32)
 
 
+def log_snr_schedule(steps: int, start: float, end: float, *, denoise: float = 1.0) -> NDArray[np.float32]:
+    """Flow times `[steps + 1]` float32 at equal distances of ln((1 - t) / t), from `start` to `end`.
+
+    sigmoid(u (end - start) - end) for u from 1 to 0, its first value 1 and its last one 0, all of them times `denoise`.
+    Every operation rounds as those of torch do, where they are not vectorized: the same numbers bit by bit for fewer
+    than 15 steps, else within the two last bits in which torch's own differ from processor to processor.
+    """
+    index, step = np.arange(steps + 1), np.float64(np.float32(-1.0) / np.float32(steps))
+    # From both ends to the middle, products and sums rounded together.
+    shares = np.where(index < (steps + 1) // 2, 1.0 + step * index, -step * (steps - index)).astype(np.float32)
+    ratios = np.float32(end) - shares * np.float32(end - start)  # [steps + 1]
+    times = np.float32(1.0) / (np.float32(1.0) + np.exp(ratios.astype(np.float64)).astype(np.float32))
+    times[0], times[-1] = 1.0, 0.0
+    return np.asarray(times * np.float32(denoise), np.float32)
+
+
 def extrapolation(times: NDArray[np.float32]) -> NDArray[np.float32]:
     """How far each step `[K]` of a schedule `[K + 1]` extrapolates its velocity v: to v + c (v - v_prev).
 

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.random import MT19937
 from numpy.typing import NDArray
 
+from runtime.config.bundle import NoiseLayout
+
 F32 = NDArray[np.float32]
 Bits = NDArray[np.uint64]
 
@@ -29,9 +31,12 @@ COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 
 
-def torch_noise(frames: int, channels: int, seed: int) -> F32:
-    """Standard normal noise `[T, C]` float32."""
-    return torch_normal(frames * channels, seed).reshape(frames, channels)
+def torch_noise(frames: int, channels: int, seed: int, layout: NoiseLayout = "time_channels") -> F32:
+    """Standard normal noise `[T, C]` float32: that of randn(T, C), or of randn(C, T)."""
+    numbers = torch_normal(frames * channels, seed)
+    if layout == "time_channels":
+        return numbers.reshape(frames, channels)  # [T, C]
+    return np.ascontiguousarray(numbers.reshape(channels, frames).T)  # [C, T] -> [T, C]
 
 
 def torch_normal(size: int, seed: int) -> F32:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from uuid import uuid4
 
 import numpy as np
@@ -42,7 +43,7 @@ class CommonTicks:
         return [replace(asked, id=uuid4().hex, seed=seed, steps=number) for seed, number in enumerate(steps)]
 
 
-def common_ticks(requests: Sequence[GenerationRequest], bundle: Bundle, deployment: Deployment) -> list[CommonTicks]:
+def common_ticks(requests: Iterable[GenerationRequest], bundle: Bundle, deployment: Deployment) -> list[CommonTicks]:
     """The common ticks of generations like `requests`, one of each length, the most common length first.
 
     None where there is nothing to prepare: ticks on TensorRT are captured, those on TensorRT-RTX also need kernels. As
@@ -53,12 +54,12 @@ def common_ticks(requests: Sequence[GenerationRequest], bundle: Bundle, deployme
     if not (compiles or (deployment.target in PLAN_TARGETS and runtime.capture)):
         return []
     most = runtime.captured_graphs // (2 * runtime.depth)
-    found = [
+    found = (
         CommonTicks(request, tokens, runtime.depth)
-        for request in requests
+        for request in requests  # composed as they are taken: there may be many lengths
         for tokens in _token_buckets(request, bundle, deployment)
-    ]
-    return found[: max(1, most)]
+    )
+    return list(islice(found, max(1, most)))
 
 
 def _token_buckets(request: GenerationRequest, bundle: Bundle, deployment: Deployment) -> list[int]:

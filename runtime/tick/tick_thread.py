@@ -116,6 +116,10 @@ class TickThread:
 
     def _plan(self) -> Plan | None:
         """What every runner executes for its live slots; None where there is none."""
+        if self._language is not None:
+            others = [slot for slot in self.scheduler.slots.values() if slot.runner is not self._language]
+            self._language.is_beside = bool(others)
+            self._language.is_beside_urgent = any(slot.is_urgent for slot in others)
         plan = [(runner, part) for runner in self._runners if (part := runner.plan()) is not None]
         return plan or None
 

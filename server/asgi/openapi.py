@@ -132,7 +132,8 @@ def body_model(max_seconds: float, bundle: Bundle | None = None) -> type[Generat
 def _model_fields(bundle: Bundle) -> dict[str, Any]:
     """Fields that differ by model: the sampler's defaults; without what it cannot take; no audio without codec."""
     fields: dict[str, Any] = {name: _shown(name, default=getattr(bundle.sampler, name)) for name in SAMPLER_DEFAULTS}
-    hidden = [*untaken_options(bundle), *(["prompt", "negative_prompt"] if bundle.text_encoder is None else [])]
+    hidden = [*untaken_options(bundle), *bundle.options.without_choice]
+    hidden += ["prompt", "negative_prompt"] if bundle.text_encoder is None else []
     hidden += ["timbre_id"] if bundle.timbre is None else []
     hidden += ["structure_id"] if bundle.structure is None else []
     for name in hidden:

@@ -60,7 +60,9 @@ class TinySpec:
     planner: arguments of save_planner; with a planner there is structure, too. meaning: the text's graph says which
     names of `MEANING` a text means, whose words the tokenizer then knows, and a genre is drawn. notes: it has [notes].
     stems: and [stems]: its codec sums what the channels of these give. tracks: [stems] with tracks to extract, for
-    which it needs conditions.
+    which it needs conditions. group_frames: its codec works in groups of so many frames, in half of its layers shifted
+    by one; it takes whole groups alone, and no position. seconds: the text's graph takes the canvas's seconds, and
+    makes one token more of them. sampler: its own lines of [sampler].
     """
 
     channels: int = 8
@@ -79,6 +81,7 @@ class TinySpec:
     max_tokens: int = 32
     guidance: float = 2.0
     blend_power: int = 1
+    blend_energy_below: float = 0.0
     steps: int = 4
     seed: int = 0
     prefix: str = ""
@@ -95,6 +98,10 @@ class TinySpec:
     notes: bool = False
     stems: bool = False
     tracks: tuple[str, ...] = ()
+    group_frames: int = 1
+    seconds: bool = False
+    sampler: str = "shift = 3.0"
+    latents: str = ""
 
     @property
     def known_words(self) -> tuple[str, ...]:
@@ -111,6 +118,24 @@ class TinySpec:
     def silence(self) -> list[float]:
         """The latent frame of silence."""
         return [round(0.1 * (index - self.channels / 2), 3) for index in range(self.channels)]
+
+
+# A family that differs from the others in all that a bundle says: frames of 93 ms, a stochastic sampler without
+# guidance and with times of its own, noise drawn channels first, a token of the canvas's seconds, a codec in groups.
+SECOND_FAMILY: dict[str, Any] = {
+    "sample_rate_hz": 11025,
+    "hop_samples": 1024,
+    "guidance": 1.0,
+    "steps": 8,
+    "group_frames": 2,
+    "seconds": True,
+    "latents": "most_unused = 0.1",
+    "sampler": """solver = "sde"
+schedule = { kind = "logsnr", start = -6.2, end = 2.0 }
+noise_layout = "channels_time"
+guidance_reason = "its checkpoint is distilled"
+""",
+}
 
 
 def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -> Path:
@@ -203,6 +228,8 @@ def tiny_decoder(spec: TinySpec) -> onnx.ModelProto:
 
 def tiny_codec_decode(spec: TinySpec) -> onnx.ModelProto:
     """Three-tap convolution over time, one linear layer per frame, and a slow carrier over the absolute frame."""
+    if spec.group_frames > 1:
+        return _grouped_decode(spec)
     graph, weight = GraphWriter("codec_decode"), Weights(spec.seed + 1)
     latents = graph.input(f"{spec.prefix}latents", ("batch", "frames", spec.channels))
     start = graph.input(f"{spec.prefix}start_frame", ("batch",), np.int64)
@@ -233,9 +260,43 @@ def tiny_codec_encode(spec: TinySpec) -> onnx.ModelProto:
     flat = graph.constant([0, 0, spec.audio_channels * spec.hop_samples], np.int64)
     w_in = weight(graph, "w_in", spec.audio_channels * spec.hop_samples, WIDTH)
     hidden = graph.op("Tanh", graph.op("MatMul", graph.op("Reshape", frames, flat), w_in))
+    if spec.group_frames > 1:
+        hidden = _mixed_groups(graph, hidden, weight, spec.group_frames)
+        latents = graph.op("MatMul", hidden, weight(graph, "w_out", WIDTH, spec.channels))
+        graph.output(f"{spec.prefix}latents", latents, ("batch", "frames", spec.channels))
+        return graph.model()
     latents = _convolve_time(graph, hidden, weight(graph, "w_conv", spec.channels, WIDTH, 3))
     graph.output(f"{spec.prefix}latents", latents, ("batch", "frames", spec.channels))
     return graph.model()
+
+
+def _grouped_decode(spec: TinySpec) -> onnx.ModelProto:
+    """Groups of frames, mixed; one linear layer per frame."""
+    graph, weight = GraphWriter("codec_decode"), Weights(spec.seed + 1)
+    latents = graph.input(f"{spec.prefix}latents", ("batch", "frames", spec.channels))
+    hidden = graph.op("Tanh", graph.op("MatMul", latents, weight(graph, "w_in", spec.channels, WIDTH)))
+    hidden = _mixed_groups(graph, hidden, weight, spec.group_frames)
+    samples = spec.audio_channels * spec.hop_samples
+    audio = graph.op("Tanh", graph.op("MatMul", hidden, weight(graph, "w_audio", WIDTH, samples)))
+    shape = graph.constant([0, 0, spec.audio_channels, spec.hop_samples], np.int64)
+    audio = graph.op("Transpose", graph.op("Reshape", audio, shape), perm=[0, 2, 1, 3])
+    audio = graph.op("Reshape", audio, graph.constant([0, spec.audio_channels, -1], np.int64))
+    graph.output(f"{spec.prefix}audio", audio, ("batch", spec.audio_channels, "samples"))
+    return graph.model()
+
+
+def _mixed_groups(graph: GraphWriter, hidden: str, weight: Weights, size: int) -> str:
+    """Frames `[B, T, WIDTH]` mixed in groups from frame 0 on, then in groups that begin one frame earlier."""
+    for name, shift in (("w_even", 0), ("w_shifted", 1)):
+        if shift:
+            hidden = graph.op("Pad", hidden, graph.constant([0, shift, 0, 0, size - shift, 0], np.int64))
+        groups = graph.op("Reshape", hidden, graph.constant([0, -1, size * WIDTH], np.int64))
+        mixed = graph.op("Tanh", graph.op("MatMul", groups, weight(graph, name, size * WIDTH, size * WIDTH)))
+        hidden = graph.op("Reshape", mixed, graph.constant([0, -1, WIDTH], np.int64))
+        if shift:
+            begin, end = (graph.constant([index], np.int64) for index in (shift, shift - size))
+            hidden = graph.op("Slice", hidden, begin, end, graph.constant([1], np.int64))
+    return hidden
 
 
 def tiny_text_encoder(spec: TinySpec, seed: int = TEXT_SEED) -> onnx.ModelProto:
@@ -247,12 +308,24 @@ def tiny_text_encoder(spec: TinySpec, seed: int = TEXT_SEED) -> onnx.ModelProto:
     embedded = graph.op("Gather", weight(graph, "embedding", VOCABULARY, spec.condition_width), tokens)
     position = graph.op("Mul", graph.op("CumSum", kept, graph.constant(1, np.int64)), graph.constant(0.05))
     moved = graph.op("Add", embedded, _unsqueeze(graph, position, 2))
-    condition = graph.op("Mul", moved, _unsqueeze(graph, kept, 2))
-    graph.output(f"{spec.prefix}condition", condition, ("batch", "tokens", spec.condition_width))
-    graph.output(f"{spec.prefix}condition_mask", kept, ("batch", "tokens"))
+    condition, length = graph.op("Mul", moved, _unsqueeze(graph, kept, 2)), "tokens"
+    if spec.seconds:
+        seconds, length = graph.input(f"{spec.prefix}seconds", ("batch",)), "all_tokens"
+        rates = graph.constant(second_rates(spec)[None])  # [1, D]
+        token = graph.op("Sin", graph.op("Mul", _unsqueeze(graph, seconds, 1), rates))
+        condition = graph.op("Concat", _unsqueeze(graph, token, 1), condition, axis=1)
+        one = graph.op("Add", graph.op("Mul", seconds, graph.constant(0.0)), graph.constant(1.0))  # [B]
+        kept = graph.op("Concat", _unsqueeze(graph, one, 1), kept, axis=1)
+    graph.output(f"{spec.prefix}condition", condition, ("batch", length, spec.condition_width))
+    graph.output(f"{spec.prefix}condition_mask", kept, ("batch", length))
     if spec.meaning and seed == TEXT_SEED:
         graph.output(f"{spec.prefix}meaning", _meaning(graph, spec, tokens), ("batch", NUM_NAMES))
     return graph.model()
+
+
+def second_rates(spec: TinySpec) -> NDArray[np.float32]:
+    """The token of seconds is sin(seconds times these), `[D]`."""
+    return np.linspace(0.1, 2.0, spec.condition_width, dtype=np.float32)
 
 
 def _meaning(graph: GraphWriter, spec: TinySpec, tokens: str) -> str:
@@ -368,6 +441,7 @@ channels = {spec.channels}
 frame_rate_hz = {spec.sample_rate_hz / spec.hop_samples}
 frame_multiple = {spec.frame_multiple}
 canvas_frames = {spec.canvas_frames}
+{spec.latents}
 
 [decoder]
 graph = "decoder.onnx"
@@ -379,10 +453,11 @@ velocity = "{p}velocity"
 
 [sampler]
 steps = {spec.steps}
-shift = 3.0
+{spec.sampler}
 guidance = {spec.guidance}
 denoise = 1.0
 blend_power = {spec.blend_power}
+blend_energy_below = {spec.blend_energy_below}
 """
     ]
     if spec.context:
@@ -407,6 +482,10 @@ blend_power = {spec.blend_power}
 
 def _codec_toml(spec: TinySpec) -> str:
     p = spec.prefix
+    position = f', start_frame = "{p}start_frame"' if spec.group_frames == 1 else ""
+    margin = "margin_frames = 1"
+    if spec.group_frames > 1:
+        margin = f"margin_frames = {spec.group_frames}\nalign_frames = {spec.group_frames}"
     decode = f"""[codec]
 sample_rate_hz = {spec.sample_rate_hz}
 channels = {spec.audio_channels}
@@ -414,13 +493,13 @@ hop_samples = {spec.hop_samples}
 gain_db = {spec.gain_db}
 [codec.decode]
 graph = "codec_decode.onnx"
-margin_frames = 1
-inputs = {{ latents = "{p}latents", start_frame = "{p}start_frame" }}
+{margin}
+inputs = {{ latents = "{p}latents"{position} }}
 outputs = {{ audio = "{p}audio" }}
 """
     encode = f"""[codec.encode]
 graph = "codec_encode.onnx"
-margin_frames = 1
+{margin}
 inputs = {{ audio = "{p}audio" }}
 outputs = {{ latents = "{p}latents" }}
 """
@@ -439,7 +518,8 @@ def _adapters_toml(spec: TinySpec) -> str:
 
 def _text_encoder_toml(spec: TinySpec) -> str:
     p = spec.prefix
-    tensors = f"""inputs = {{ tokens = "{p}input_ids", mask = "{p}attention_mask" }}
+    seconds = f', seconds = "{p}seconds"' if spec.seconds else ""
+    tensors = f"""inputs = {{ tokens = "{p}input_ids", mask = "{p}attention_mask"{seconds} }}
 outputs = {{ condition = "{p}condition", mask = "{p}condition_mask" }}
 """
     text = f"""[text_encoder]

@@ -100,7 +100,8 @@ def expected_latents(
         mask=noise(*shape, seed, Purpose.MASK),
         step=lambda k: noise(*shape, seed, Purpose.STEP, k),
     )
-    rule = oracle.Rule(loop.bundle.sampler.blend_power, loop.bundle.silence(1)[0])
+    sampler = loop.bundle.sampler
+    rule = oracle.Rule(sampler.blend_power, loop.bundle.silence(1)[0], sampler.blend_energy_below)
     return oracle.generate(request, decode, noises, overrides, rule)[-1]
 
 

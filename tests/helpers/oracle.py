@@ -24,10 +24,14 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class Rule:
-    """How positive conditions are blended: the power of the mean around `silence` (`[C]`); 1: of velocities."""
+    """How positive conditions are blended: the power of the mean around `silence` (`[C]`); 1: of velocities.
+
+    energy_below: at times below it, power 2 at most.
+    """
 
     power: float = 1.0
     silence: ArrayLike = 0.0
+    energy_below: float = 0.0
 
 
 MEAN = Rule()
@@ -189,8 +193,9 @@ def level(rule: Rule, x: F64, t: float, parts: F64, weights: F64) -> F64:
     if rule.power == 1:
         return mean(parts, weights)
     alone = x - rule.silence - t * parts
-    total = mean(np.sign(alone) * np.abs(alone) ** rule.power, weights)
-    clean = rule.silence + np.sign(total) * np.abs(total) ** (1 / rule.power)
+    power = min(rule.power, 2) if t < rule.energy_below else rule.power
+    total = mean(np.sign(alone) * np.abs(alone) ** power, weights)
+    clean = rule.silence + np.sign(total) * np.abs(total) ** (1 / power)
     return np.asarray((x - clean) / t)
 
 

@@ -147,7 +147,15 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "layers": [_note_layer(layer) for layer in LAYERS],
     },
     "stems": {"saturation": "tanh"},
-    "sampler": {"steps": 16, "live_steps": 8, "shift": 3.0, "guidance": 3.0, "denoise": 1.0, "blend_power": 4},
+    "sampler": {
+        "steps": 16,
+        "live_steps": 8,
+        "shift": 3.0,
+        "guidance": 3.0,
+        "denoise": 1.0,
+        "blend_power": 8,
+        "blend_energy_below": 0.8,
+    },
     "options": {
         "bpm": {"min": BPM_RANGE[0], "max": BPM_RANGE[1]},  # of the corpus
         "steps": {"usual": [4, 32]},

@@ -32,7 +32,7 @@ from runtime.requests.form.sections import (
     recalled_section,
     song_of,
 )
-from runtime.requests.form.state import PlanState, packed, unpacked
+from runtime.requests.form.state import MOST, PlanState, packed, unpacked
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents
 
@@ -96,6 +96,8 @@ class FormPlan:
         self._sections: list[PlanSection] = []
         self._task: _Task | None = None
         self._version, self._asked_frame = 0, 0
+        # Of the last change of prompt, tempo or key; up to the second frame sections have one opening each.
+        self._changed_frame, self._brief_until = -MOST, -MOST
         if state is not None:
             self._restore(state)
 
@@ -215,10 +217,15 @@ class FormPlan:
     def change(self, options: GenerationOptions, from_frame: int) -> None:
         """Another prompt, tempo or key, from the first bar on that begins at `from_frame` or behind it.
 
-        The section that is then played keeps its kind; its beat goes on. Raises RequestError.
+        The section that is then played keeps its kind; its beat goes on. Where the change before is less than an
+        opening away, as much is written with one opening per section: more changes will follow. Raises RequestError.
         """
         prompt = read_prompt(self._sequences, options)
+        opening_frames = round(OPENING_S * self._grid.frame_rate_hz)
         with self._lock:
+            if from_frame < self._changed_frame + opening_frames:
+                self._brief_until = from_frame + opening_frames
+            self._changed_frame = from_frame
             song, self._song = self._song, None
             self._options, self._prompt = options, prompt
             if not self._sections:
@@ -235,6 +242,7 @@ class FormPlan:
         """What another plan of the same options goes on from. Never blocks."""
         with self._lock:
             others = {"first_frame": self._grid.first_frame, "asked_frame": self._asked_frame}
+            others |= {"changed_frame": self._changed_frame, "brief_until": self._brief_until}
             return packed(self._sections, self._song, kinds=list(self._prompt.kinds), **others)
 
     def close(self) -> None:
@@ -339,7 +347,7 @@ class FormPlan:
         """The sequence of a section's next codes."""
         task = self._begin(section, others)
         is_new = not section.codes and recalled_section(self._spec, others, section) is None
-        if is_new and self._spec.openings > 1:
+        if is_new and self._spec.openings > 1 and section.start_frame >= self._brief_until:
             task = self._opened(task, section, others, version)
         with self._lock:
             if version == self._version:
@@ -352,8 +360,14 @@ class FormPlan:
         page = codes_page(
             self._sequences.spec, self._structure, section, others, seed=self._seed, most_codes=self._num_codes
         )
-        order = replace(page.order, seed=page.order.seed ^ draw)
+        codes = min(self._opening_codes, len(page.ends) - 1)  # A page has one code to make at least.
+        tokens = page.ends[codes - 1] if draw and codes else 0
+        order = replace(page.order, opening_tokens=tokens, opening_seed=page.order.seed ^ draw)
         return _Task(page, self._sequences.start(order, self._options, self._caller))
+
+    @property
+    def _opening_codes(self) -> int:
+        return round(OPENING_S * self._grid.frame_rate_hz / self._grid.frames_per_code)
 
     def _opened(self, task: _Task, section: PlanSection, others: Sequence[PlanSection], version: int) -> _Task:
         """The sequence of the best of a section's openings; `task` is the first.
@@ -361,22 +375,25 @@ class FormPlan:
         Those with a clear tonic come first, then those in which the fewest layers stand still, then by their tonics. No
         more are drawn once one has a clear tonic and no such layer, or the plan was changed.
         """
-        rate_hz, drawn = self._grid.frame_rate_hz, list[tuple[Opening, list[int]]]()
-        num_codes = round(OPENING_S * rate_hz / self._grid.frames_per_code)
+        drawn = list[tuple[Opening, list[int]]]()
         while True:
-            end = task.page.ends[:num_codes][-1]
+            end = task.page.ends[: self._opening_codes][-1]
             # Until the planner has written the opening; `_making` is held meanwhile, `_lock` is not.
             codes = task.page.read(task.run.wait(end)[:end])
             drawn.append((self._judge(section, codes), codes))
             is_good = drawn[-1][0].is_good
             if version != self._version or (len(drawn) == 1 and is_good):
                 return task
-            task.run.cancel()
             if is_good or len(drawn) == self._spec.openings:
                 break
+            task.run.cancel()
             task = self._begin(section, others, len(drawn))
+        best = drawn[-1] if is_good else max(drawn)
         with self._lock:
-            section.codes[:] = max(drawn)[1][: len(task.page.ends) - 1]  # A page has one code to make at least.
+            section.codes[:] = best[1][: len(task.page.ends) - 1]  # A page has one code to make at least.
+        if best is drawn[-1]:
+            return task  # What follows an opening does not depend on which draw it is.
+        task.run.cancel()
         return self._begin(section, others)
 
     def _judge(self, section: PlanSection, codes: Sequence[int]) -> Opening:
@@ -419,3 +436,5 @@ class FormPlan:
         self._grid = replace(self._grid, first_frame=values["first_frame"])
         self._prompt = replace(self._prompt, kinds=tuple(values["kinds"]))
         self._asked_frame = values["asked_frame"]
+        # A plan that was stored before there were these has not changed lately.
+        self._changed_frame, self._brief_until = values.get("changed_frame", -MOST), values.get("brief_until", -MOST)

@@ -19,6 +19,7 @@ from runtime.requests.form.sections import PlanSection, Song
 # Far from the limits of the arithmetic, and of any song.
 MOST, MOST_BARS = 2**53, 1024
 Count = Annotated[int, Field(ge=0, le=MOST)]
+Place = Annotated[int, Field(ge=-MOST, le=MOST)]
 Frame = Annotated[float, Field(ge=-float(MOST), le=float(MOST), allow_inf_nan=False)]
 Tempo = Annotated[float, Field(ge=1.0, le=1000.0, allow_inf_nan=False)]
 
@@ -39,6 +40,8 @@ class _Values(BaseModel):
     kinds: list[int]
     first_frame: Frame
     asked_frame: Count
+    changed_frame: Place = -MOST
+    brief_until: Place = -MOST
 
 
 def check_state(state: PlanState, spec: PlanSpec, num_codes: int) -> None:

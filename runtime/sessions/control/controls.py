@@ -105,7 +105,7 @@ def controls_schema(model: LiveModel) -> dict[str, Any]:
     for name, default in plain_values(default_values(model)).items():
         schema["properties"][name]["default"] = default
     model.ranges.narrow(schema)
-    for name in model.untaken:
+    for name in model.untaken | model.ranges.without_choice:
         schema["properties"].pop(name, None)  # not all options are controls
     return schema
 

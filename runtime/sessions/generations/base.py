@@ -313,9 +313,10 @@ class Generations(ABC):
         """A write's first canvas frame, its frames, and the offset of its first sample in them. Raises RequestError."""
         if not self._model.has_encoder:
             raise RequestError("the bundle cannot turn audio into latents", field="type")
-        start, offset = divmod(start_sample, self._model.hop_samples)
-        frames = -(-(offset + samples) // self._model.hop_samples)
-        return self.region(start, frames), frames, offset
+        group = self._model.align_frames * self._model.hop_samples
+        index, offset = divmod(start_sample, group)
+        frames = -(-(offset + samples) // group) * self._model.align_frames
+        return self.region(index * self._model.align_frames, frames), frames, offset
 
     @abstractmethod
     def region(self, start: int, frames: int) -> int:

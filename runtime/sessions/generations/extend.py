@@ -325,6 +325,8 @@ class ExtendGenerations(Generations):
         cut = self._cut() if self._is_dirty() else canvas.end
         context = 0 if self.context_frame is None else cut - max(self.context_frame, canvas.start)
         keep = max(0, min(self._model.overlap_frames, self.frames // 2, context))
+        if context:
+            keep += (cut - keep) % self._model.align_frames  # Its frames are in the groups of the canvas.
         return Segment(cut - keep, self.frames, keep)
 
     def _cut(self) -> int:
@@ -344,7 +346,9 @@ class ExtendGenerations(Generations):
         else:
             from_sample = self._from_sample(done)
             start = self._first_unplayed(from_sample)
-            if not done.is_beginning:
+            if done.is_beginning:
+                start = -(-start // self._model.align_frames) * self._model.align_frames
+            else:
                 start = max(segment.start_frame + segment.keep_frames, start)
             if start >= canvas.end:  # Nothing that is known changes.
                 start, from_sample = canvas.end, min(self._playhead.reach, self._playhead.sent_until)
@@ -386,7 +390,8 @@ class ExtendGenerations(Generations):
     def _from_sample(self, done: Running) -> int:
         """Where new frames begin to hold: not after the last sample that the old ones can be decoded to."""
         from_sample = max(self._playhead.reach, done.from_sample)
-        is_known = self._frame_at(from_sample) < self._timeline.canvas.end - self._model.margin_frames
+        reach = self._model.margin_frames + self._model.align_frames - 1
+        is_known = self._frame_at(from_sample) < self._timeline.canvas.end - reach
         return from_sample if is_known else min(from_sample, self._playhead.sent_until)
 
     def region(self, start: int, frames: int) -> int:

@@ -32,6 +32,8 @@ from runtime.sessions.protocol.messages import Problem, SetPlan, problem_of
 STEP_S = 2.0
 # A generation waits so long for the first part of a plan.
 MAX_PLAN_WAIT_S = 10.0
+# So long after a change of prompt, tempo or key no more is planned than the next generation needs: another may follow.
+SETTLE_S = 5.0
 STEPS_NOTED = 8
 MAX_EDITS = 16
 
@@ -71,6 +73,7 @@ class SessionPlan:
         self._state: PlanState | None = None
         self._changes: deque[PlanChange] = deque()
         self._asked: _Asked | None = None
+        self._changed_s = -math.inf  # when prompt, tempo or key last changed
         self._waiting_since_s: float | None = None
         self._retry_s, self._num_failed = -math.inf, 0
         self._steps_s: deque[float] = deque(maxlen=STEPS_NOTED)
@@ -183,7 +186,7 @@ class SessionPlan:
         if not self._can_go_on or self.origin is None:
             self.restart(options, self._seed, self.origin)
         else:
-            self._options = options
+            self._options, self._changed_s = options, self.clock.now_s
             if self._changes and self._changes[-1].options is not None:  # Nothing was made of it.
                 self._changes.pop()
             frame = max(0, canvas_frame - self.origin)
@@ -334,7 +337,9 @@ class SessionPlan:
     # What is known.
 
     def _wanted(self, known: int) -> int:
-        """Plan two generations and a whole section further than is generated."""
+        """Plan two generations and a whole section further than is generated; one generation right after a change."""
+        if self.clock.now_s < self._changed_s + SETTLE_S:
+            return known + self._frames
         following = (section.end_frame for section in self.sections if section.start_frame > known)
         return max(known + 2 * self._frames, next(following, 0))
 

@@ -84,5 +84,6 @@ class Passage:
         """
         codec = self.pipeline.codec
         assert codec is not None
-        before, values, start_frame = self.played.with_margins(codec.margin_frames)
+        align = codec.spec.decode.align_frames
+        before, values, start_frame = self.played.with_margins(codec.margin_frames, align)
         yield from limited_stems(codec, self.pipeline.bundle, values, start_frame, before, len(latents))

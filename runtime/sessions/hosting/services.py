@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -148,6 +149,7 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         overlap_frames=pipeline.overlap_frames,
         margin_frames=codec.margin_frames,
         window_frames=codec.spec.decode.window_frames,
+        align_frames=math.lcm(*(half.align_frames for half in codec.spec.halves.values())),
         has_text=pipeline.text_encoder is not None,
         has_encoder=codec.can_encode,
         defaults={

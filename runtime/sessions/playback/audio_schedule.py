@@ -270,7 +270,7 @@ class AudioSchedule:
 
     def _changed_frames(self, old: Placement, new: Placement, start: int, end: int) -> Iterator[tuple[int, int]]:
         """A frame sounds different where a latent within the codec's margin differs."""
-        hop, margin = self._model.hop_samples, self._model.margin_frames
+        hop, margin = self._model.hop_samples, self._model.margin_frames + self._model.align_frames - 1
         if old is new:
             return
         first, last = start // hop, -(-end // hop)
@@ -282,23 +282,27 @@ class AudioSchedule:
     def _window(self, placement: Placement, start: int, end: int, is_replacing: bool) -> DecodeWindow | None:
         """A window from sample `start` to `end` or less; None where the latents are not known yet.
 
-        It ends where the seqs change, and before frames whose margin is not known.
+        It ends where the seqs change, before frames whose margin is not known, and where a loop that is not of whole
+        groups of the codec's begins again.
         """
         model, hop = self._model, self._model.hop_samples
         first = start // hop
         part = placement.part_at(first)
         if part is None:
             return None
-        last = first
+        low, last = self._margin_start(placement, first), first
         while last * hop < end and last - first < model.window_frames and self._is_ready(placement, last):
             here = placement.part_at(last)
             if here is None or (here.first_seq, here.full_seq) != (part.first_seq, part.full_seq):
                 break
+            if self._phase(placement, last) != self._phase(placement, first):
+                break
+            if self._margin_end(placement, last) - low > model.window_frames + 2 * model.margin_frames:
+                break
             last += 1
         if last == first:
             return None
-        low = next(frame for frame in range(max(first - model.margin_frames, 0), last) if placement.part_at(frame))
-        frames = range(low, last + model.margin_frames)
+        frames = range(low, self._margin_end(placement, last - 1))
         end = min(end, last * hop)
         window = DecodeWindow(
             index=self._num_windows,
@@ -319,7 +323,24 @@ class AudioSchedule:
         return window
 
     def _is_ready(self, placement: Placement, frame: int) -> bool:
-        return placement.part_at(frame + self._model.margin_frames) is not None
+        return placement.part_at(self._margin_end(placement, frame) - 1) is not None
+
+    def _phase(self, placement: Placement, frame: int) -> int:
+        """What a group of the canvas's frames begins with: a play frame that is a multiple of its length with this."""
+        return (placement.canvas_frame_at(frame) - frame) % self._model.align_frames
+
+    def _margin_start(self, placement: Placement, first: int) -> int:
+        """Where the margin before a play frame begins: with a group that is known."""
+        align, phase = self._model.align_frames, self._phase(placement, first)
+        wanted = max(first - self._model.margin_frames, 0)
+        wanted -= (wanted + phase) % align
+        groups = (frame for frame in range(wanted, first + 1, align) if placement.part_at(frame))
+        return next(groups, first)
+
+    def _margin_end(self, placement: Placement, frame: int) -> int:
+        """The play frame after the margin after a frame: there a group ends."""
+        end = frame + 1 + self._model.margin_frames
+        return end + -(end + self._phase(placement, frame)) % self._model.align_frames
 
     def _request(self, window: DecodeWindow, placement: Placement) -> None:
         self._num_windows += 1

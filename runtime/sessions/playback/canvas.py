@@ -183,16 +183,19 @@ class PlayedPart:
         """Their latents `[n, C]`."""
         return self.canvas.rows(range(self.begin, self.end))
 
-    def with_margins(self, margin: int) -> tuple[int, Latents, int]:
+    def with_margins(self, margin: int, align: int = 1) -> tuple[int, Latents, int]:
         """With up to `margin` frames on both sides: how many before, latents `[n, C]`, a position of the first one.
 
-        Those of a loop are its other end.
+        Those of a loop are its other end. align: the first one is a multiple of it on the canvas, and so is their
+        number, but at the ends of what is known.
         """
+        first, last = (self.begin - margin) // align * align, -(-(self.end + margin) // align) * align
         if self.is_loop:
-            numbers = range(self.begin - margin, self.end + margin)
-            rows = self.canvas.rows(self.begin + (number - self.begin) % self.frames for number in numbers)
-            return margin, rows, self.begin + -(-margin // self.frames) * self.frames - margin
-        first, last = max(self.begin - margin, self.canvas.start), min(self.end + margin, self.canvas.end)
+            rows = self.canvas.rows(self.begin + (each - self.begin) % self.frames for each in range(first, last))
+            before = self.begin - first
+            return before, rows, self.begin + -(-before // self.frames) * self.frames - before
+        first, last = max(first, -(-self.canvas.start // align) * align), min(last, self.canvas.end)
+        first = min(first, self.begin)
         return self.begin - first, self.canvas.rows(range(first, last)), first
 
 

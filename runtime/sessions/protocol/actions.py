@@ -105,7 +105,8 @@ class LiveModel:
     """What a session has to know of an open pipeline.
 
     latent_channels: C. lengths: the values of T that generations have, in order; the last is the canvas. margin_frames,
-    window_frames: the codec's context on both sides of a window, and its longest window. defaults: the values of
+    window_frames: the codec's context on both sides of a window, and its longest window. align_frames: it works in
+    groups of so many frames of the canvas, counted from frame 0, and is given whole ones. defaults: the values of
     controls that the model sets, by name. untaken: controls that it can make nothing of. ranges: of
     controls that are numbers. words: which words of texts are understood; None where the model has no text. meaning:
     what is played of a text, with the options that its template has and a session's seed; None where the model does not
@@ -123,6 +124,7 @@ class LiveModel:
     overlap_frames: int
     margin_frames: int
     window_frames: int
+    align_frames: int = 1
     has_text: bool = True
     has_encoder: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -80,7 +80,7 @@ class Slot:
         return float(times[self.k]), float(times[self.k + 1])
 
     def expected(self, rule: BlendRule = MEAN) -> oracle.State:
-        as_in_oracle = oracle.Rule(rule.power, np.array(rule.silence or 0.0))
+        as_in_oracle = oracle.Rule(rule.power, np.array(rule.silence or 0.0), rule.energy_below)
 
         def decode(x: object, t: float, tokens: NDArray[np.float32], context: object) -> NDArray[np.float32]:
             return self.velocities[int(tokens[0, 0])]
@@ -303,10 +303,12 @@ def test_every_set_of_features_agrees_with_the_oracle() -> None:
 BLENDS = [features for features in COMMON if "blend" in features]
 
 
-@pytest.mark.parametrize("power", [2, 4])
+@pytest.mark.parametrize(("power", "energy_below"), [(2, 0.0), (4, 0.0), (4, 0.6), (8, 0.0), (8, 0.6)])
 @pytest.mark.parametrize("features", BLENDS, ids=variant_name)
-def test_blends_that_keep_their_level_agree_with_the_oracle(features: Features, power: int) -> None:
-    rule = BlendRule(power, (-0.25, 0.5, 0.0, 1.0))
+def test_blends_that_keep_their_level_agree_with_the_oracle(
+    features: Features, power: int, energy_below: float
+) -> None:
+    rule = BlendRule(power, (-0.25, 0.5, 0.0, 1.0), energy_below)
     for frames, count in ((8, 1), (7, 3), (12, 5)):
         check_against_oracle(Maker(frames, frames, 4).batch(features, count), features, 4, rule)
 
@@ -336,6 +338,13 @@ def test_what_one_part_has_alone_is_kept_and_what_all_have_stays() -> None:
     made = blended([[5.75, 5.75], silent], [silent, silent], weights=[1, 1])
     np.testing.assert_allclose(made, [[-0.25 + 6 * 0.5 ** (1 / 4)] * 2, silent], atol=1e-5)
     np.testing.assert_allclose(blended(*[[[5.75, 1.0]]] * 3, weights=[1, 2, 5]), [[5.75, 1.0]], atol=1e-5)
+
+
+@pytest.mark.parametrize(("energy_below", "power"), [(0.74, 8), (0.75, 8), (0.76, 2)])
+def test_below_a_time_the_mean_is_that_of_energies(energy_below: float, power: int) -> None:
+    silent, rule = [-0.25, -0.25], LEVELS._replace(power=8, energy_below=energy_below)
+    made = blended([[5.75, 5.75]], [silent], weights=[1, 1], rule=rule)  # at time 0.75
+    np.testing.assert_allclose(made, [[-0.25 + 6 * 0.5 ** (1 / power)] * 2], atol=1e-5)
 
 
 def test_what_cancels_out_stays_small() -> None:

@@ -48,6 +48,18 @@ def test_it_says_what_it_guessed_and_writes_what_builds(model: Path) -> None:
     assert codec.decode.margin_frames == 1
 
 
+def test_a_codec_in_groups_makes_generations_of_whole_groups(model: Path) -> None:
+    onnx.save(tiny_codec_decode(TinySpec(group_frames=2)), model.parent / "codec.onnx")
+    said = run(model, "--codec", model.parent / "codec.onnx", "--sample-rate", 8000)
+    assert "it works in groups of 2 frames, so that windows begin at multiples of it" in said
+    bundle = load_bundle(model.parent)
+    assert bundle.codec is not None
+    assert (bundle.codec.decode.margin_frames, bundle.codec.decode.align_frames) == (2, 2)
+    assert bundle.latents.frame_multiple == 2
+    (codec,) = (spec for spec in engine_specs(load_request(model.parent / "deployment.toml")) if "codec" in spec.name)
+    assert codec.ranges[0]["T"][0] == 2
+
+
 def test_existing_files_are_kept_unless_forced(model: Path) -> None:
     run(model)
     before = (model.parent / "bundle.toml").read_text()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
-from helpers.factories import tiny_bundle
+from helpers.factories import SECOND_FAMILY, tiny_bundle
 
 from engine_build.graphs.graph_file import read_graph
 from engine_build.precision.sample_states import calibration_states, decoder_sample_states, middle
@@ -26,6 +27,19 @@ def test_every_step_has_all_inputs(tmp_path: Path, changes: dict[str, bool]) -> 
     assert times == sorted(times, reverse=True)
     first, last = (state[bundle.decoder.inputs.latents] for state in (states[0], states[-1]))
     assert not np.array_equal(first, last)
+
+
+def test_a_generation_has_the_times_of_its_bundle_and_guidance_where_it_may(tmp_path: Path) -> None:
+    bundle = load_bundle(tiny_bundle(tmp_path / "tiny", **SECOND_FAMILY))
+    graph = read_graph(bundle.graph_path(bundle.decoder.graph))
+    first, second = decoder_sample_states(bundle, graph, steps=2, threads=1)
+    names = bundle.decoder.inputs
+    middle_time = 1 / (1 + np.exp(-2.1))
+    np.testing.assert_allclose([first[names.time][0], second[names.time][0]], [1.0, middle_time], rtol=1e-6)
+    runner = ort.InferenceSession(str(bundle.graph_path(bundle.decoder.graph)))
+    velocity = runner.run(None, dict(first))[0][1]  # of the positive row
+    expected = first[names.latents][1] + (middle_time - 1) * velocity
+    np.testing.assert_allclose(second[names.latents][1], expected, atol=1e-5)
 
 
 def test_the_states_are_the_same_every_time(tmp_path: Path) -> None:

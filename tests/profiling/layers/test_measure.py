@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import Built
 from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, SIMULATED_RTX, Backend
-from helpers.factories import TinySpec, tiny_deployment
+from helpers.factories import SECOND_FAMILY, TinySpec, tiny_deployment
 from helpers.recorded_profiles import FOREIGN_NODE, assert_adds_up
 from helpers.tiny_structure import FRAMES_PER_CODE
 from simulator.fixture import simulated
@@ -204,3 +204,10 @@ def test_a_wall_time_is_that_of_a_launch_and_its_wait_after_warming_up(monkeypat
     found = list(measuring.wall_times_ms(engine, device, {"x": np.ones(2, np.float32)}, 4))
     assert found == pytest.approx([3.0] * 4)
     assert done == ["upload", *("wait", "launch", "wait") * (measuring.WARM_UP_RUNS + 4), "release"]
+
+
+@pytest.mark.parametrize("name", ["text_encoder", "codec_decode", "codec_encode"])
+def test_a_text_graph_with_seconds_and_a_codec_in_groups_have_profiles(name: str, built: Built) -> None:
+    deployment = built(**SECOND_FAMILY)
+    sizes = sizes_of(load_bundle(deployment.bundle), rows=1, frames=16, tokens=4)
+    assert_adds_up(measure(deployment, HostDevice(), name, sizes, runs=1))

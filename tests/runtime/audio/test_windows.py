@@ -74,6 +74,35 @@ def test_windows_cover_every_frame_once_with_margins(
     assert [window.is_last for window in windows] == [False] * (len(windows) - 1) + [True]
 
 
+@given(
+    parts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    groups=st.integers(0, 2),
+    align=st.integers(2, 4),
+    first=st.integers(1, 20),
+    size=st.integers(1, 20),
+    start=st.integers(0, 100),
+)
+@settings(max_examples=200, deadline=None)
+def test_windows_in_groups_begin_and_end_with_one(
+    parts: list[int], groups: int, align: int, first: int, size: int, start: int
+) -> None:
+    total, margin = sum(parts), groups * align
+    cutter = WindowCutter(margin, size, total, first_frames=first, start_frame=start, align_frames=align)
+    windows, begin = cut(parts, cutter), start
+    for window in windows:
+        assert window.first_frame == begin
+        assert (begin - start) % align == (window.start_frame - start) % align == 0
+        assert window.margin_before == min(margin, begin - start)
+        assert window.frames <= max(size, first, align)
+        assert (
+            window.is_last
+            or window.frames % align == len(window.values) % align == 0
+            or (window.start_frame + len(window.values) == start + total)
+        )
+        begin += window.frames
+    assert begin == start + total
+
+
 def test_a_window_ends_where_a_part_ends_less_the_margin() -> None:
     assert frames(cut([30, 30], WindowCutter(2, 20, 60, first_frames=5))) == [5, 20, 3, 20, 12]
 

@@ -71,7 +71,32 @@ def test_without_context_silence_is_zero(tmp_path: Path) -> None:
         ("shift = 3.0", "schedules = { 2 = [0.9, 0.5] }", "schedules.2"),
         ("shift = 3.0", "schedules = { 2 = [1.0, 0.0] }", "schedules.2"),
         ("shift = 3.0", "cfg_interval_start = 0.5\ncfg_interval_end = 0.4", "sampler.*cfg_interval_start <= cfg"),
+        ("energy_below = 0.0", "energy_below = 0.5", "sampler.*blend_energy_below is for blend_power 4 or 8, not 1"),
         ("shift = 3.0", 'dcw = { mode = "low", high = 0.1 }', "mode low does not read high"),
+        (
+            "shift = 3.0",
+            'schedule = { kind = "cosine", start = -6, end = 2 }',
+            "schedule.kind: expected 'logsnr'",
+        ),
+        ("shift = 3.0", 'schedule = { kind = "logsnr", start = 2, end = 2.5 }', "needs end at least 1 above start"),
+        (
+            "shift = 3.0",
+            'shift = 1.0\nschedule = { kind = "logsnr", start = -6, end = 2 }',
+            "schedule and shift",
+        ),
+        ("shift = 3.0", 'guidance_reason = "distilled"', "guidance_reason says that there is no guidance but 1"),
+        ("shift = 3.0", 'noise_layout = "CT"', "sampler.noise_layout: expected"),
+        (
+            "margin_frames = 1",
+            "margin_frames = 1\nalign_frames = 2",
+            "margin_frames is 1, expected a multiple",
+        ),
+        (
+            "margin_frames = 1",
+            "margin_frames = 4\nalign_frames = 4",
+            "frame_multiple is 2, expected a multiple",
+        ),
+        ("canvas_frames = 32", "canvas_frames = 32\nmost_unused = 0.0", "latents.most_unused: expected at least 0.02"),
     ],
 )
 def test_an_invalid_bundle_names_file_key_and_expected_value(old: str, new: str, says: str, tmp_path: Path) -> None:

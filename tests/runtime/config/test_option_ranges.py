@@ -10,7 +10,7 @@ from helpers.factories import tiny_bundle
 from helpers.paths import ROOT
 
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.config.option_ranges import ANY_MODEL, MEMBERS, NumberRange, OptionRanges
+from runtime.config.option_ranges import ANY_MODEL, GUIDANCE_OPTIONS, MEMBERS, NumberRange, OptionRanges
 from runtime.errors import ConfigError, RequestError
 from runtime.requests.options import GenerationOptions, parse_options
 
@@ -48,6 +48,18 @@ def test_what_a_table_leaves_out_is_as_for_any_model(tmp_path: Path) -> None:
         ("bpm = { min = nan }", "", "options.bpm.min: expected a finite number"),
         ("bpm = { max = 400 }", "", "options: bpm goes from 30 to 400, expected 30 to 300, or less of it"),
         ("dcw_low = { max = 0.1 }", "", r"dcw_low has no min and max of its own: expected usual"),
+        ("bpm = { min = 90, max = 90 }", "", "options.bpm: expected min < max"),
+        ('bpm = { min = 90, max = 99, reason = "x" }', "", "options.bpm: a reason belongs to one number, min = max"),
+        (
+            'rescale = "no option of this table"\nmomentum = { min = 0, max = 0, reason = "it has none" }',
+            "",
+            "options.rescale: is not a known name",
+        ),
+        (
+            'ode_noise = { min = 0, max = 0, reason = "it draws none" }',
+            '[controls]\ntemperature = { option = "ode_noise" }',
+            "controls.temperature.option is ode_noise, of which there is one: it draws none",
+        ),
         ("steps = { min = 5 }", "", r"sampler.steps is 4, expected 5 to 200, as \[options.steps\] says"),
         ("guidance = { usual = [4, 9] }", "", r"sampler.guidance is .*, expected 4 to 9"),
         (
@@ -145,3 +157,23 @@ def test_a_schema_says_the_bundles_range_of_numbers_and_of_curves() -> None:
     number, curve, null = properties["guidance"]["anyOf"]
     assert (number["maximum"], curve["items"]["maximum"], null) == (8, 8, {"type": "null"})
     assert properties["steps"]["anyOf"][0]["maximum"] == 200
+
+
+def test_an_option_of_one_number_is_refused_with_the_reason_and_not_offered(tmp_path: Path) -> None:
+    options = loaded(tmp_path, 'ode_noise = { min = 0, max = 0, reason = "it draws none" }').options
+    assert options.without_choice == {"ode_noise"}
+    options.check({"ode_noise": 0.0})
+    with pytest.raises(RequestError, match=r"is 0.5, this model takes 0 alone \(it draws none\)") as error:
+        options.check({"ode_noise": [0.0, 0.5]})
+    assert (error.value.field, error.value.fix) == ("ode_noise", "give 0")
+
+
+def test_a_samplers_reason_and_a_table_of_the_same_option_exclude_each_other(tmp_path: Path) -> None:
+    sampler = 'schedule = { kind = "logsnr", start = -6.0, end = 2.0 }\nguidance_reason = "distilled"'
+    path = tiny_bundle(tmp_path, guidance=1.0, sampler=sampler) / "bundle.toml"
+    options = load_bundle(tmp_path).options
+    assert (options.guidance.ends, options.shift.ends) == ((1, 1), (1, 1))
+    assert options.without_choice == {"guidance", "shift", *GUIDANCE_OPTIONS}
+    path.write_text(f"{path.read_text()}\n[options]\nguidance = {{ max = 9 }}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"options.guidance is left out: \[sampler\] says which one is taken"):
+        load_bundle(tmp_path)

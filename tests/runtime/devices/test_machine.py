@@ -8,13 +8,26 @@ from pathlib import Path
 import pytest
 from simulator.fixture import simulated
 
-from runtime.devices.machine import cpu_flags, gpu_machine, machine, open_device
+from runtime.devices.machine import cpu_flags, gpu_machine, machine, num_cores, num_physical_cores, open_device
 from runtime.errors import EngineError
 
 
 def test_the_processor_is_described() -> None:
     assert machine()["arch"] == os.uname().machine
     assert machine()["cpu"]
+
+
+def test_threads_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpu in range(8):
+        topology = tmp_path / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert (num_cores(), num_physical_cores(tmp_path)) == (8, 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4})
+    assert (num_cores(), num_physical_cores(tmp_path)) == (3, 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 9})
+    assert num_physical_cores(tmp_path) == 2, "not known of every core"
 
 
 def test_the_gpu_is_described() -> None:

@@ -12,7 +12,7 @@ SLOT = Slot(id="a", runner=None, work=None, bucket=0, steps=4)
 
 
 def part(width: int | None, chunk: PromptChunk | None = None) -> LanguagePart:
-    return LanguagePart((SLOT,), chunk, None if width is None else LanguageKey(width, width, 2, 1, 64, 0), 2, 3)
+    return LanguagePart((SLOT,), chunk, None if width is None else LanguageKey(width, width, 1, 2, 1, 64, 0), 2, 3)
 
 
 def test_a_part_says_what_it_does() -> None:

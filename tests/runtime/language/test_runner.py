@@ -28,7 +28,7 @@ from runtime.engines.engine import PlannerEngines
 from runtime.engines.loading import open_engines, settle_kernels
 from runtime.errors import CheckpointError, DrainingError, EngineError, NonFiniteError, QueueFullError, RequestError
 from runtime.language.constraints import CodesConstraint
-from runtime.language.runner import LanguageRunner
+from runtime.language.runner import DECODE_WIDTHS, LanguageRunner
 from runtime.language.sequence import ENDLESS, SequenceRequest, SequenceState
 from runtime.language.step_buffers import StepBuffers
 from runtime.tick.checkpoint import dumps_sequence, loads_sequence
@@ -166,7 +166,7 @@ def test_neighbours_join_and_leave_without_touching_a_sequence(window: int, step
     inbox, request = Inbox(), sequence("a", max_tokens=60, **GUIDED)
     alone.submit_sequence(request, inbox)
     shared.submit_sequence(request, inbox)
-    for tick in range(12):
+    for tick in range(9):
         if tick == 2:
             shared.submit_sequence(sequence("long", 40), inbox)
         if tick == 4:
@@ -430,6 +430,54 @@ def test_sequences_and_generations_share_ticks_and_take_no_slots_from_each_other
     assert {len(inbox.latents(f"s{index}")) for index in range(6)} == {24}
 
 
+@pytest.mark.parametrize("speculation", [False, True])
+def test_beside_an_urgent_generation_a_tick_draws_few_tokens_and_the_same(speculation: bool, planned: Planned) -> None:
+    """It has a chunk of a prompt, or decodes that draw half of planner_steps tokens of all sequences together."""
+    requests = [sequence("a", 4), sequence("b", 40, constraint=Song(24)), sequence("c", 4)]
+    expected = run(planned(planner_steps=8), *requests)
+    loop, inbox = planned(planner_steps=8, speculation=speculation), Inbox()
+    loop.submit(make("live", is_urgent=True, steps=60), inbox)
+    for request in requests[:2]:
+        loop.submit_sequence(request, inbox)
+    found = []
+    for tick in range(9):
+        record = loop.tick()
+        assert record is not None
+        found.append((record.variants[0], record.executes - 1))  # One is the generation's.
+        if tick == 5:
+            loop.submit_sequence(requests[2], inbox)
+    chunks = 1 + -(-39 // loop.bundle.planner.prefill_tokens)
+    assert found[:chunks] == [("prefill", 1)] * chunks, "those of `a` and of `b`, without decodes"
+    assert found[chunks:] == [("decode", 2)] * (6 - chunks) + [("prefill", 1)] + [("decode", 1)] * 2
+    loop.cancel("live")
+    finish(loop)
+    for request in requests:
+        np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
+
+
+def test_tokens_that_nobody_waits_for_are_drawn_in_ticks_without_generations(planned: Planned) -> None:
+    awaited: set[str] = set()
+    requests = [sequence(name, 4, is_awaited=lambda name=name: name in awaited) for name in "ab"]
+    expected = run(planned(), *requests)
+    loop, inbox = planned(speculation=False), Inbox()
+    for request in requests:
+        loop.submit_sequence(request, inbox)
+    loop.submit(make("x", steps=8), inbox)
+
+    def variants(ticks: int) -> list[str]:
+        records = [loop.tick() for _ in range(ticks)]
+        return [record.variants[0] for record in records if record is not None]
+
+    assert variants(4)[2:] == ["plain"] * 2, "prompts alone are read"
+    awaited.add("b")
+    assert variants(2) == ["decode"] * 2, "of both: they share executes"
+    awaited.clear()
+    assert variants(4) == ["plain"] * 2 + ["decode"] * 2, "the generation has 8 steps"
+    finish(loop)
+    for request in requests:
+        np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
+
+
 def test_what_finds_no_place_is_refused(planned: Planned, loops: Loops) -> None:
     loop = planned(planner_sequences=1, queue=1)
     for name in "ab":
@@ -478,7 +526,9 @@ class Forced:
 def test_a_wide_decode_is_for_more_tokens_on_a_cpu_than_on_a_gpu(planned: Planned) -> None:
     """One more token in each of 12 rows costs a CPU more than the one that is forced, and a GPU next to nothing."""
     ready: Any = [Forced(1), *[Forced(0)] * 11]
-    widths = [planned(on=on)._ticks._language._best_chain(ready, [0])[0] for on in (CPU, SIMULATED[0])]
+    widths = [
+        planned(on=on)._ticks._language._best_chain(ready, [0], DECODE_WIDTHS, 1)[0] for on in (CPU, SIMULATED[0])
+    ]
     assert widths == [1, 2]
 
 

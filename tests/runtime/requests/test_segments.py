@@ -75,6 +75,21 @@ def test_generations_have_few_lengths(canvas: int, ranges: list[tuple[int, int]]
     assert generation_lengths(latents, shapes) == lengths
 
 
+@pytest.mark.parametrize("multiple", [1, 2])
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_lengths_are_as_close_as_the_bundle_says(share: float, multiple: int) -> None:
+    latents = LatentSpec(channels=8, frame_rate_hz=25.0, frame_multiple=multiple, canvas_frames=1292, most_unused=share)
+    one = ShapeRange(min=1, opt=1, max=1)
+    lengths = generation_lengths(latents, [ShapeRanges(rows=one, frames=ShapeRange(min=20, opt=100, max=1292))])
+    assert lengths[-1] == 1292
+    assert lengths[0] >= 20
+    assert all(length % multiple == 0 for length in lengths)
+    for asked in range(20, 1293):
+        frames = next(length for length in lengths if length >= asked)
+        assert frames - asked < max(share * frames, multiple)
+    assert len(lengths) <= {0.02: 330, 0.1: 60, 0.5: 9}[share]
+
+
 def test_a_curve_ends_where_the_generation_ends() -> None:
     part = Segment(0, 6, 0, 3).curve([0.0, 1.0])
     assert np.array_equal(part, np.array([0.0, 0.5, 1.0, 1.0, 1.0, 1.0], np.float32))

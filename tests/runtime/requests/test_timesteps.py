@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.requests.timesteps import Purpose, extrapolation, fill_noise, noise, schedule, target_gate
+from runtime.requests.timesteps import (
+    Purpose,
+    extrapolation,
+    fill_noise,
+    log_snr_schedule,
+    noise,
+    schedule,
+    target_gate,
+)
 
 
 def test_linear_schedule_goes_from_one_to_zero() -> None:
@@ -93,3 +101,38 @@ def test_fill_writes_in_place() -> None:
     out = np.zeros((4, 2), np.float32)
     fill_noise(out, 3)
     np.testing.assert_array_equal(out, noise(4, 2, 3))
+
+
+# torch.sigmoid(-(2 - torch.linspace(1, 0, 9) * 8.2)) of torch 2.13 as bits, without its first and its last value.
+TORCH_TIMES = [0x3F7E8F66, 0x3F7C06E5, 0x3F7539BD, 0x3F64123B, 0x3F3EDC24, 0x3F033307, 0x3E8C3AA8]
+
+
+def test_a_log_snr_schedule_is_torch_s_bit_by_bit() -> None:
+    times = log_snr_schedule(8, -6.2, 2.0)
+    assert times.dtype == np.float32
+    assert times[1:-1].view(np.uint32).tolist() == TORCH_TIMES
+    assert (times[0], times[-1]) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("ends", [(-6.2, 2.0), (-10.0, 10.0), (-10.0, -9.0), (9.0, 10.0)])
+@pytest.mark.parametrize("denoise", [1.0, 0.6, 2e-6])
+@pytest.mark.parametrize("steps", [1, 2, 7, 50, 200])
+def test_log_snr_times_are_at_equal_distances_of_the_ratio_and_descend(
+    steps: int, denoise: float, ends: tuple[float, float]
+) -> None:
+    times = log_snr_schedule(steps, *ends, denoise=denoise)
+    assert len(times) == steps + 1
+    assert (np.diff(times) < 0).all()
+    assert (times[0], times[-1]) == (np.float32(denoise), 0.0)
+    exact = times[1:-1].astype(np.float64) / np.float32(denoise)
+    wanted = 1 / (1 + np.exp(np.linspace(*ends, steps + 1)[1:-1]))
+    np.testing.assert_allclose(exact, wanted, atol=3e-7)
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("steps", [1, 4, 8, 14, 50, 200])
+def test_log_snr_times_of_torch_itself(steps: int) -> None:
+    torch = pytest.importorskip("torch")
+    expected = torch.sigmoid(-(2.0 - torch.linspace(1.0, 0.0, steps + 1) * 8.2)).numpy()[1:-1]
+    found = log_snr_schedule(steps, -6.2, 2.0)[1:-1]
+    assert np.abs(found.view(np.int32) - expected.view(np.int32)).max(initial=0) <= (0 if steps < 15 else 4)

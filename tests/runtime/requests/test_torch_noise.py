@@ -29,6 +29,12 @@ def test_frames_are_rows_of_it_and_a_prefix_of_more() -> None:
     assert np.array_equal(torch_noise(20, 64, 7), found[:20])
 
 
+def test_channels_first_are_columns_of_it() -> None:
+    found, drawn = torch_noise(50, 64, 7, "channels_time"), torch_normal(3200, 7)
+    assert found.shape == (50, 64)
+    assert all(found[frame, channel] == drawn[50 * channel + frame] for frame in (0, 7, 49) for channel in (0, 1, 63))
+
+
 def test_it_is_standard_normal() -> None:
     values = torch_normal(100_000, 3)
     assert abs(values.mean()) < 0.02

@@ -63,7 +63,7 @@ def test_every_feature_agrees_with_the_oracle(name: str, loops: Loops, backend: 
 @pytest.mark.parametrize("name", ["two_conditions", "interval_blend", "two_negatives", "guided"])
 def test_blends_that_keep_their_level_agree_with_the_oracle(name: str, loops: Loops, backend: Backend) -> None:
     loop, request = (
-        loops(**EVERY_VARIANT if backend.target == "cpu" else {}, blend_power=4),
+        loops(**EVERY_VARIANT if backend.target == "cpu" else {}, blend_power=8, blend_energy_below=0.6),
         make(name, **FEATURES[name]),
     )
     np.testing.assert_allclose(

@@ -12,7 +12,7 @@ from configs.demo.recipe.evaluation.sound import Values, timbre_features
 from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS
 from configs.demo.recipe.latents import FloatArray, latents_from_levels
 
-SONGS_PER_INSTRUMENT: Final = 8
+SONGS_PER_INSTRUMENT: Final = 24
 SHRINKAGE: Final = 0.2
 CLIP_FRAMES: Final = 128
 _SEED: Final = 5_000_003

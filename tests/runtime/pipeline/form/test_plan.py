@@ -18,6 +18,7 @@ from runtime.config.notes import NotesSpec
 from runtime.config.plan_spec import PlanSpec
 from runtime.errors import GenerationCancelledError, RequestError, TickError
 from runtime.pipeline import planning
+from runtime.pipeline.form import plan as plan_module
 from runtime.pipeline.form.plan import CLEAR_LEAD, KEPT_S, FormPlan, Opening
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.form.sections import PlanSection, SectionRequest
@@ -257,6 +258,44 @@ def test_a_plan_that_is_restored_within_a_drawn_opening_goes_on_with_it(
     expected = plan.hints(0, 150)
     restored = plan_of(pipeline, seed=4, state=state)
     assert np.array_equal(restored.hints(0, 150), expected)
+
+
+def test_what_follows_an_opening_does_not_depend_on_which_draw_it_is(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chosen opening goes on in the sequence that drew it; from its codes another one goes on with the same."""
+    monkeypatch.setattr(plan_module, "OPENING_S", 2.0)
+    opened = with_openings(pipeline, 3, [-1.0, -1.0, 0.5] + 99 * [1.0], monkeypatch)
+    plan = plan_of(pipeline, seed=4)
+    expected = plan.codes(0, 30)
+    assert expected[: len(opened[2])] == opened[2]
+    state = plan_of(pipeline, seed=4).state()
+    with_openings(pipeline, 3, [], monkeypatch)  # none is drawn again
+    monkeypatch.setattr(FormPlan, "_opened", lambda plan, task, *_: task)
+    other = plan_of(pipeline, seed=4, state=state)
+    other.plan_sections()
+    other.replace(0, codes=opened[2])
+    assert other.codes(0, 30) == expected
+
+
+def test_changes_that_follow_each_other_soon_draw_one_opening(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "OPENING_S", 6.0)
+    opened = with_openings(pipeline, 3, 999 * [-1.0], monkeypatch)
+    plan, rate_hz = plan_of(pipeline, seed=4, bpm=120), pipeline.bundle.latents.frame_rate_hz
+    counts = []
+    for at_s, prompt in ((4.0, "fast"), (8.0, "slow"), (30.0, "calm")):
+        frame = round(at_s * rate_hz)
+        plan.hints(0, frame)
+        opened.clear()
+        plan.change(parse_options({"prompt": prompt, "bpm": 120}), frame)
+        plan.hints(frame, 75)
+        counts.append(len(opened))
+    assert counts[1] == 0
+    assert min(counts[0], counts[2]) >= 3, "the first one, and the one that comes long after another"
+    restored = plan_of(pipeline, seed=4, bpm=120, state=plan.state())
+    assert restored.state().values == plan.state().values
 
 
 def test_a_plan_that_is_changed_draws_no_more_openings_of_what_it_was(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -242,3 +243,23 @@ def test_music_without_a_tempo_or_without_notes_repeats_nothing(opened: dict[str
     simulation.run(5.0)
     assert len(simulation.jobs) >= 2
     assert [job.hints for job in simulation.jobs] == [None] * len(simulation.jobs)
+
+
+def test_generations_are_in_the_groups_of_the_canvas() -> None:
+    model = replace(MODEL, align_frames=4, margin_frames=4)
+    simulation = Simulation(new_session(model=model, mode="extend"))
+    for seq, seconds in enumerate((0.7, 1.33, 0.41, 2.07, 0.9), start=1):
+        simulation.run(seconds)
+        if seq == 3:
+            simulation.handle(Reset(seq=seq))
+        else:
+            simulation.handle(SetPrompts(seq=seq, items=[LivePrompt(text=f"{seq}")]))
+    simulation.run(3.0)
+    refreshed = [job.segment for job in simulation.jobs if job.segment.keep_frames]
+    assert len(refreshed) > 3
+    assert {(segment.start_frame + segment.keep_frames) % 4 for segment in refreshed} > {0}  # cuts are anywhere
+    assert all(segment.start_frame % 4 == 0 for segment in refreshed)
+    parts = simulation.session._timeline.canvas.parts
+    assert len({part.piece.name for part in parts}) > 2
+    assert all((part.start - part.row) % 4 == 0 for part in parts)
+    assert not np.isnan(simulation.heard).any()

@@ -13,7 +13,7 @@ from helpers.simulated_form import FRAMES_PER_BAR, FRAMES_PER_CODE, SimulatedFor
 from runtime.errors import EngineError, RequestError
 from runtime.requests.form.section_prompts import section_prompts
 from runtime.requests.options import GenerationOptions
-from runtime.sessions.generations.plan import MAX_EDITS, MAX_PLAN_WAIT_S, SessionPlan
+from runtime.sessions.generations.plan import MAX_EDITS, MAX_PLAN_WAIT_S, SETTLE_S, STEP_S, SessionPlan
 from runtime.sessions.hosting.work import make_part
 from runtime.sessions.playback.playhead import SessionClock
 from runtime.sessions.protocol import messages
@@ -225,6 +225,24 @@ def test_another_prompt_or_tempo_plans_anew_what_is_not_heard() -> None:
         assert simulation.planned(newest) != of_form(simulation, newest + 1)[newest]
         here = next(section for section in sections if section.end_s * FRAME_RATE > frame + 10)
         assert here.kind in [section.kind for section in after if section.start_s == here.start_s]
+
+
+def test_right_after_another_prompt_no_more_is_planned_than_the_next_generation_needs() -> None:
+    simulation = planned_session()
+    plan, timeline = session_plan(simulation), simulation.session._timeline
+
+    def generations_ahead() -> float:
+        return (plan.end - timeline.canvas.end) / plan._frames
+
+    simulation.run(4.0)
+    assert generations_ahead() >= 1.5
+    for seq in range(1, 5):
+        simulation.handle(messages.SetPrompts(seq=seq, items=[messages.LivePrompt(text=f"calm {seq}")]))
+        simulation.run(2.0)
+        assert generations_ahead() <= 1.0 + STEP_S * FRAME_RATE / plan._frames
+    assert simulation.session.underruns == 0
+    simulation.run(SETTLE_S + 2.0)
+    assert generations_ahead() >= 1.5
 
 
 def test_a_reset_begins_a_new_plan() -> None:

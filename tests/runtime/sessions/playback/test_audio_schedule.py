@@ -338,3 +338,38 @@ def test_what_would_be_late_is_not_decoded_and_its_changes_are_reported() -> Non
     assert ranges(sent) == []
     assert [item.seq for item in sent if isinstance(item, Applied)] == [5]
     assert schedule.playhead.underruns == 1
+
+
+@pytest.mark.parametrize("align", [2, 4])
+def test_windows_are_whole_groups_of_the_canvas_wherever_it_is_played(align: int) -> None:
+    schedule, random = Schedule(model=replace(MODEL, align_frames=align, margin_frames=align)), np.random.default_rng(1)
+    seen, sent = set[int](), 0
+    for step in range(60):
+        schedule.playhead.ack(Ack(playhead_sample=max(0, schedule.audio.requested_until - 2 * RATE // 10)))
+        if step % 5 == 4:
+            band = sorted(random.choice(FRAMES, 2, replace=False).tolist())
+            frame = -(-schedule.audio.requested_until // HOP)
+            schedule.timeline.move(frame * HOP, frame, int(random.integers(*band)), (band[0], band[1]))
+        for window in schedule.at(step / 10).audio.windows():
+            played = [int(frame) for frame in window.values[:, 1]]
+            first = window.trim_begin // HOP
+            # The old audio goes on for the length of a fade.
+            placed = [schedule.timeline.at(window.start_sample - late) for late in (FADE, 0)]
+            at_start = [
+                each for each in placed if each and each.canvas_frame_at(window.start_sample // HOP) == played[first]
+            ]
+            here = at_start[0]
+            # Frames are in the groups of the canvas within the pass that is decoded.
+            assert (played[first] - first) % align == len(played) % align == 0
+            assert first >= align or window.start_frame <= 0
+            assert len(played) - -(-window.trim_end // HOP) >= align
+            last = -(-window.trim_end // HOP)
+            assert played[first:last] == list(range(played[first], played[first] + last - first)) or (
+                here.band is not None and (here.band[1] - here.band[0]) % align == 0
+            )
+            seen.add(played[first] % align)
+            sent += 1
+            schedule.audio.decoded(window, pcm_of(window))
+        list(schedule.audio.sendable())
+    assert sent > 20
+    assert len(seen) == align

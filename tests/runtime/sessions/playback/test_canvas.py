@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
+from runtime.sessions.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, PlayedPart, Timeline
 
 
 def piece(name: str, frames: int, value: float) -> Piece:
@@ -127,3 +127,22 @@ def test_what_is_silent_makes_a_difference() -> None:
     old = Placement(0, canvas(), 0, 0, None)
     new = Placement(0, old.canvas, 0, 0, None, muted=("a",))
     assert not new.is_same_at(old, 3)
+
+
+def test_what_was_played_has_margins_in_the_groups_of_its_canvas() -> None:
+    before, values, _ = PlayedPart(canvas(20), 7, 12, False).with_margins(4, 4)
+    assert (before, values[:, 0].tolist()) == (7, list(range(16)))
+    before, values, first = PlayedPart(canvas(20).cut(5, 18), 9, 16, False).with_margins(4, 4)
+    assert (before, values[:, 0].tolist(), first) == (1, list(range(8, 18)), 8)  # what is known begins in a group
+    before, values, first = PlayedPart(canvas(20), 5, 12, True).with_margins(4, 4)
+    assert (before, len(values)) == (5, 16)
+    assert values[before : before + 7, 0].tolist() == list(range(5, 12))
+    assert values[:, 0].tolist() == [5 + (frame - 5) % 7 for frame in range(16)]
+    assert first >= 0
+
+
+def test_without_groups_margins_are_as_long_as_is_known() -> None:
+    before, values, first = PlayedPart(canvas(20), 7, 12, False).with_margins(2)
+    assert (before, values[:, 0].tolist(), first) == (2, list(range(5, 14)), 5)
+    before, values, _ = PlayedPart(canvas(20), 7, 12, True).with_margins(2)
+    assert (before, values[:, 0].tolist()) == (2, [10, 11, 7, 8, 9, 10, 11, 7, 8])

@@ -449,6 +449,18 @@ def test_a_write_is_heard_as_it_is_and_becomes_the_source() -> None:
     assert (source[10:13, NUMBER] == -5.0).all()
 
 
+def test_a_write_is_encoded_in_whole_groups_of_the_codec() -> None:
+    simulation = Simulation(new_session(model=dataclasses.replace(MODEL, align_frames=4, margin_frames=4)))
+    simulation.run(1.0)
+    write = messages.WriteAudio(seq=1, at_s=0.25, samples=3 * HOP)  # frames 6 to 9
+    offset, latents = simulation.session.write_region(write)
+    assert latents[:, FRAME].tolist() == list(range(4, 12))
+    assert offset == 250 - 4 * HOP
+    simulation.handle(write, np.full((8, CHANNELS), -5.0, np.float32))
+    simulation.run(3.0)
+    assert np.count_nonzero(simulation.heard[-64 * HOP :, NUMBER] == -5.0) == 8 * HOP
+
+
 def test_a_write_over_the_end_of_a_loop_goes_on_at_its_beginning() -> None:
     simulation = playing()
     simulation.handle(
