@@ -1,9 +1,11 @@
-"""python -m engine_build.export acestep: a checkpoint, or the published sizes with random weights, as a bundle."""
+"""python -m engine_build.export FAMILY: a checkpoint, or the published sizes with random weights, as a bundle."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,12 +14,18 @@ from runtime.errors import ConfigError
 from runtime.terminal import Terminal, print_line, shown_path
 
 if TYPE_CHECKING:
-    from engine_build.export.acestep.export import ExportOptions
-    from engine_build.export.acestep.sources import CheckpointSource
+    from engine_build.export.bundle_export import CheckpointSource, ExportOptions
 
 NEEDED = ("torch", "diffusers", "onnxscript", "onnxruntime")
 
 app = CommandLine(add_completion=False)
+
+
+class RandomSize(StrEnum):
+    """The published sizes of Stable Audio 3."""
+
+    SMALL = "small"
+    MEDIUM = "medium"
 
 
 @app.callback()
@@ -77,17 +85,81 @@ def acestep(
         "encoder_hidden_size": condition,
     }
     need_packages(*NEEDED)
-    from engine_build.export.acestep.export import ExportOptions, bundle_name
+    from engine_build.export.bundle_export import ExportOptions, bundle_name
 
     source = _source(checkpoint, random, seed, _given(sizes), planner, draft)
     options = ExportOptions(
-        bundle_name(name or source.name),
+        bundle_name(name or source.name, "acestep"),
         canvas_seconds,
         with_text=not no_text,
         description=source.description,
         force=force,
     )
     _export(source, out, deployment, options)
+
+
+@app.command("stable_audio_3")
+def stable_audio_3(
+    out: Annotated[Path, typer.Option(help="The bundle's folder; an existing bundle is replaced.")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="A folder as published (model_config.json, model.safetensors), or in diffusers' layout."),
+    ] = None,
+    random: Annotated[
+        RandomSize | None,
+        typer.Option(help="Seeded random weights at the published sizes of small or medium, for benchmarks."),
+    ] = None,
+    text_encoder: Annotated[
+        Path | None, typer.Option(help="T5Gemma's folder (t5gemma-b-b-ul2), where it is not in the checkpoint's.")
+    ] = None,
+    deployment: Annotated[
+        Path | None, typer.Option(help="Path of the deployment file to write, unless it exists. Default: OUT.toml.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The bundle's name. Default: the checkpoint's folder.")] = None,
+    canvas_seconds: Annotated[
+        float, typer.Option(min=1.0, max=380.0, help="Length of a full generation; shorter ones are served too.")
+    ] = 120.0,
+    force: Annotated[bool, typer.Option("--force", help="Start anew: use nothing of an interrupted export.")] = False,
+    no_text: Annotated[bool, typer.Option("--no-text", help="Leave the text encoder out.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="With --random: the weights' seed.")] = 0,
+    layers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="With --random: layers of the decoder and of the codec's halves.")
+    ] = None,
+) -> None:
+    """Export Stable Audio 3: decoder, codec and, where the checkpoint has one, text encoder.
+
+    The weights are under the Stability AI Community License, the text encoder is under the Gemma terms: read them.
+    """
+    need_packages(*NEEDED)
+    from engine_build.export.bundle_export import ExportOptions, bundle_name
+    from engine_build.export.stable_audio_3.bundle_text import deployment_text
+    from engine_build.export.stable_audio_3.export import export_bundle
+    from engine_build.export.stable_audio_3.sources import Checkpoint, RandomWeights, StableAudioSource
+
+    if (random is None) == (checkpoint is None):
+        raise ConfigError(
+            "expected either --checkpoint FOLDER or --random SIZE", fix="--random small --layers 2 for a quick look"
+        )
+    source: StableAudioSource
+    if random is not None:
+        if text_encoder is not None:
+            raise ConfigError("--text-encoder belongs to --checkpoint", fix="leave it out")
+        source = RandomWeights.of_layers(random.value, seed, layers)
+    else:
+        if layers is not None:
+            raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
+        assert checkpoint is not None
+        source = Checkpoint(checkpoint, text_encoder)
+    options = ExportOptions(
+        bundle_name(name or source.name, "stable-audio-3"),
+        canvas_seconds,
+        with_text=not no_text,
+        description=source.description,
+        force=force,
+    )
+    facts = export_bundle(source, out, options, _say)
+    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path))
+    _conclude(out, path, facts.figures, None if facts.text_encoder else facts.has_null_condition)
 
 
 def main() -> None:
@@ -120,18 +192,30 @@ def _export(source: CheckpointSource, out: Path, deployment: Path | None, option
     from engine_build.export.acestep.bundle_text import deployment_text
     from engine_build.export.acestep.export import export_bundle
 
-    console = Terminal(stderr=True)
-    facts = export_bundle(source, out, options, lambda text: print_line(text, console))
-    path = deployment or out.with_name(f"{out.name}.toml")
+    facts = export_bundle(source, out, options, _say)
+    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path))
+    _conclude(out, path, facts.figures, None if facts.text_encoder else facts.has_null_condition)
+
+
+def _say(text: str) -> None:
+    print_line(text, Terminal(stderr=True))
+
+
+def _write_deployment(path: Path | None, out: Path, text: Callable[[Path], str]) -> Path:
+    """Write the deployment file unless it exists; returns its path. text: path -> content."""
+    path = path or out.with_name(f"{out.name}.toml")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(deployment_text(facts, out, path), encoding="utf-8")
+        path.write_text(text(path), encoding="utf-8")
+    return path
+
+
+def _conclude(out: Path, path: Path, figures: Mapping[str, Any], null_without_text: bool | None) -> None:
+    """null_without_text: without a text encoder, whether there is a null condition; None with one."""
     size_gb = sum(file.stat().st_size for file in out.iterdir()) / 1e9
-    print_line(f"{shown_path(out)}: {size_gb:.2f} GB, decoder off by {facts.figures['decoder_max_error']:.1e}")
-    if facts.text_encoder is None:
-        print_line(
-            "No text encoder: " + ("null condition only" if facts.has_null_condition else "condition tokens only")
-        )
+    print_line(f"{shown_path(out)}: {size_gb:.2f} GB, decoder off by {figures['decoder_max_error']:.1e}")
+    if null_without_text is not None:
+        print_line("No text encoder: " + ("null condition only" if null_without_text else "condition tokens only"))
     print_line(f"tickrt-build {shown_path(path)}")
     print_line(f"tickrt-bench {shown_path(path)}")
 

@@ -49,11 +49,12 @@ def export_graph(
     outputs: Sequence[str],
     dynamic_shapes: tuple[dict[int, Any], ...],
     dimensions: dict[str, str] | None = None,
+    opset: int = OPSET,
 ) -> None:
     """Write a module as an ONNX file; large weights go into a file beside it, `NAME.data`.
 
     `example`: inputs for tracing. `dynamic_shapes`: per input, axis -> torch.export.Dim. `dimensions`: other names
-    for dynamic dimensions.
+    for dynamic dimensions. From opset 23 on attention is one operator.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     size_bytes = sum(value.numel() * value.element_size() for value in (*module.parameters(), *module.buffers()))
@@ -62,7 +63,7 @@ def export_graph(
             module.eval(),
             example,
             dynamo=True,
-            opset_version=OPSET,
+            opset_version=opset,
             input_names=list(inputs),
             output_names=list(outputs),
             dynamic_shapes=dynamic_shapes,

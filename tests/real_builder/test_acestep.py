@@ -44,8 +44,9 @@ def _builder() -> None:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The deployment of a tiny bundle with every part."""
-    from engine_build.export.acestep.export import ExportOptions, export_bundle
+    from engine_build.export.acestep.export import export_bundle
     from engine_build.export.acestep.sources import Checkpoint
+    from engine_build.export.bundle_export import ExportOptions
 
     folder = tmp_path_factory.mktemp("tiny")
     planner, draft = save_planner(folder / "planner"), save_planner(folder / "draft", DRAFT_CONFIG)
@@ -67,8 +68,9 @@ def test_every_part_builds(tiny: Path, precision: str) -> None:
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The published deployment, with two of 24 layers: what fails at these sizes fails in any of them."""
-    from engine_build.export.acestep.export import ExportOptions, export_bundle
+    from engine_build.export.acestep.export import export_bundle
     from engine_build.export.acestep.sources import RandomWeights
+    from engine_build.export.bundle_export import ExportOptions
 
     folder = tmp_path_factory.mktemp("published")
     source = RandomWeights(transformer_changes={"num_hidden_layers": 2})

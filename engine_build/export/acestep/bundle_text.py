@@ -9,6 +9,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine_build.export.acestep.planner_text import BPM
+from engine_build.export.bundle_tables import (
+    DECODER,
+    NULL_CONDITION,
+    SAID_CONTROLS,
+    SILENCE,
+    TEXT_ENCODER,
+    TOKENIZER,
+    FamilyFacts,
+    codec_tables,
+    model_tables,
+)
 from engine_build.export.toml_text import table_text, value_text
 
 # The pipeline's defaults. Turbo checkpoints are guidance-distilled: their default is no guidance.
@@ -16,9 +27,6 @@ STEPS: Final = 8
 SHIFT: Final = 3.0
 GUIDANCE: Final = 7.0
 DCW: Final = {"mode": "double", "low": 0.05, "high": 0.02}
-# Windows of 5 s halve the memory of Oobleck's decoder, for one sixth more work at the margins.
-WINDOW_FRAMES: Final = 128
-OVERLAP_S: Final = 10.0
 # Modules in LoRA adapters of ACE-Step's own trainer -> their names in diffusers.
 ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
 # What checkpoints that know the task extract were trained to take out; turbo checkpoints were not.
@@ -26,48 +34,21 @@ TRACKS: Final = (
     "vocals", "backing_vocals", "drums", "bass", "guitar", "keyboard", "percussion", "strings", "synth", "fx", "brass",
     "woodwinds",
 )  # fmt: skip
-# Controls that are said in the caption.
-SAID_CONTROLS: Final = {
-    "density": {"words": ["sparse arrangement", "", "dense arrangement"]},
-    "brightness": {"words": ["dark tone", "", "bright tone"]},
-    "mute_bass": {"words": ["", "without bass"]},
-    "mute_drums": {"words": ["", "without drums"]},
-    "only_bass_and_drums": {"words": ["", "only bass and drums"]},
-}
-
-DECODER: Final = "decoder.onnx"
-DECODE: Final = "codec_decode.onnx"
-ENCODE: Final = "codec_encode.onnx"
-TEXT_ENCODER: Final = "text_encoder.onnx"
 LYRIC_ENCODER: Final = "lyric_encoder.onnx"
 TIMBRE_ENCODER: Final = "timbre_encoder.onnx"
 STRUCTURE_ENCODE: Final = "structure_encode.onnx"
 STRUCTURE_DECODE: Final = "structure_decode.onnx"
-TOKENIZER: Final = "tokenizer.json"
-SILENCE: Final = "silence.npy"
-NULL_CONDITION: Final = "null_condition.npy"
 
 
-@dataclass(frozen=True)
-class BundleFacts:
+@dataclass(frozen=True, kw_only=True)
+class BundleFacts(FamilyFacts):
     """The content of bundle.toml.
 
     `silence`: one frame, or None where silence.npy has a sequence. adapters: the matrices of [adapters]. planner: its
     tables.
     """
 
-    name: str
-    description: str
-    channels: int
-    frame_rate_hz: float
-    frame_multiple: int
-    canvas_s: float
     is_turbo: bool
-    sample_rate_hz: int
-    audio_channels: int
-    hop_samples: int
-    decode_margin_frames: int
-    encode_margin_frames: int
     silence: tuple[float, ...] | None
     has_null_condition: bool
     text_encoder: Mapping[str, Any] | None = None
@@ -78,44 +59,13 @@ class BundleFacts:
     planner: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def canvas_frames(self) -> int:
-        """Frames of a full generation, a multiple of frame_multiple."""
-        return canvas_frames(self.canvas_s, self.frame_rate_hz, self.frame_multiple)
-
-    @property
-    def overlap_frames(self) -> int:
-        """Frames that the next segment keeps: 10 s, at most a quarter of the canvas."""
-        overlap = min(round(OVERLAP_S * self.frame_rate_hz), self.canvas_frames // 4)
-        return max(overlap // self.frame_multiple, 1) * self.frame_multiple
-
-    def even(self, frames: int) -> int:
-        """`frames` rounded up to a multiple of frame_multiple."""
-        return -(-frames // self.frame_multiple) * self.frame_multiple
-
-
-def canvas_frames(canvas_s: float, frame_rate_hz: float, multiple: int) -> int:
-    """Frames of `canvas_s` seconds, rounded down to a multiple, at least one."""
-    return max(round(canvas_s * frame_rate_hz) // multiple, 1) * multiple
-
 
 def bundle_text(facts: BundleFacts) -> str:
     """bundle.toml."""
     tables: dict[str, Mapping[str, Any]] = {
-        "": {
-            "schema_version": 1,
-            "name": facts.name,
-            "family": "flow",
-            "description": facts.description,
-        },
-        "latents": {
-            "channels": facts.channels,
-            "frame_rate_hz": facts.frame_rate_hz,
-            "frame_multiple": facts.frame_multiple,
-            "canvas_frames": facts.canvas_frames,
-        },
+        **model_tables(facts),
         **_decoder_tables(facts),
-        **_codec_tables(facts),
+        **codec_tables(facts),
         **_text_encoder_tables(facts),
         **_structure_tables(facts),
         **facts.planner,
@@ -145,31 +95,6 @@ def _decoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
             "layout": "known+mask",
             "overlap_frames": facts.overlap_frames,
             "silence": SILENCE if facts.silence is None else facts.silence,
-        },
-    }
-
-
-def _codec_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
-    """Margins are multiples, as windows are: a codec whose frames come in pairs sees whole pairs."""
-    return {
-        "codec": {
-            "sample_rate_hz": facts.sample_rate_hz,
-            "channels": facts.audio_channels,
-            "hop_samples": facts.hop_samples,
-        },
-        "codec.decode": {
-            "graph": DECODE,
-            "margin_frames": facts.even(facts.decode_margin_frames),
-            "window_frames": facts.even(WINDOW_FRAMES),
-            "inputs": {"latents": "latents"},
-            "outputs": {"audio": "audio"},
-        },
-        "codec.encode": {
-            "graph": ENCODE,
-            "margin_frames": facts.even(facts.encode_margin_frames),
-            "window_frames": facts.even(WINDOW_FRAMES),
-            "inputs": {"audio": "audio"},
-            "outputs": {"latents": "latents"},
         },
     }
 

@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import remove_weight_norm
 
-from engine_build.export.torch_export import export_graph, free, open_without_copies
+from engine_build.export.codec_graphs import CodecLayout, export_halves
+from engine_build.export.torch_export import open_without_copies
 from runtime.errors import BuildError
 
-MAX_BATCH: Final = 64
 PROBE_FRAMES: Final = 33
 MAX_PROBE_FRAMES: Final = 600
-EXAMPLE_FRAMES: Final = 9
-
-
-@dataclass(frozen=True)
-class CodecLayout:
-    """The fixed numbers of a codec."""
-
-    sample_rate_hz: int
-    channels: int
-    hop_samples: int
-    latent_channels: int
-
-    @property
-    def frame_rate_hz(self) -> float:
-        """Latent frames per second."""
-        return self.sample_rate_hz / self.hop_samples
 
 
 def layout_of(vae: Any) -> CodecLayout:
@@ -86,26 +68,8 @@ def export_codec(vae: Any, decode_file: Path, encode_file: Path) -> None:
     for module in vae.modules():
         if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
             remove_weight_norm(module)
-    batch, frames = free("batch", MAX_BATCH), free("frames")
-    export_graph(
-        LatentsToAudio(vae.decoder),
-        decode_file,
-        (torch.zeros(2, EXAMPLE_FRAMES, layout.latent_channels),),
-        inputs=["latents"],
-        outputs=["audio"],
-        dynamic_shapes=({0: batch, 1: frames},),
-        dimensions={f"{layout.hop_samples}*frames": "samples"},
-    )
-    blocks = layout.hop_samples * free("blocks")
-    export_graph(
-        AudioToLatents(vae.encoder),
-        encode_file,
-        (torch.zeros(2, layout.channels, EXAMPLE_FRAMES * layout.hop_samples),),
-        inputs=["audio"],
-        outputs=["latents"],
-        dynamic_shapes=({0: batch, 2: blocks},),
-        dimensions={f"{layout.hop_samples}*blocks": "samples"},
-    )
+    decode, encode = LatentsToAudio(vae.decoder), AudioToLatents(vae.encoder)
+    export_halves(decode, encode, layout, decode_file, encode_file)
 
 
 def decode_margin(file: Path, layout: CodecLayout) -> int:
@@ -144,10 +108,3 @@ def _reach(touched: Callable[[int], NDArray[np.bool_]]) -> int:
             return reach
         frames = 2 * frames + 1
     raise BuildError(f"the codec's receptive field is more than {MAX_PROBE_FRAMES // 2} frames: windows would not pay")
-
-
-def encode_silence(file: Path, layout: CodecLayout, margin_frames: int, frames: int) -> NDArray[np.float32]:
-    """Latents `[frames, C]` of digital silence from its first sample on: after the margin all frames are equal."""
-    audio = np.zeros((1, layout.channels, (2 * margin_frames + 1) * layout.hop_samples), np.float32)
-    latents = open_without_copies(file).run(None, {"audio": audio})[0][0, : margin_frames + 1]
-    return np.concatenate((latents, np.tile(latents[-1:], (frames, 1))))[:frames]

@@ -1,46 +1,29 @@
-"""Exports a source of modules as a bundle; every graph is compared with its module, one module in memory at a time."""
+"""The steps of an export of ACE-Step."""
 
 from __future__ import annotations
 
-import gc
-import hashlib
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from importlib import metadata
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
 
-import engine_build.export
 from engine_build.export.acestep.bundle_text import (
-    DECODE,
-    DECODER,
-    ENCODE,
     LYRIC_ENCODER,
-    NULL_CONDITION,
-    SILENCE,
     STRUCTURE_DECODE,
     STRUCTURE_ENCODE,
     TIMBRE_ENCODER,
     BundleFacts,
     bundle_text,
-    canvas_frames,
 )
-from engine_build.export.acestep.bundle_text import TEXT_ENCODER as TEXT_GRAPH
-from engine_build.export.acestep.bundle_text import TOKENIZER as TOKENIZER_FILE
 from engine_build.export.acestep.codec import (
     AudioToLatents,
-    CodecLayout,
     LatentsToAudio,
     decode_margin,
     encode_margin,
-    encode_silence,
     export_codec,
     layout_of,
 )
@@ -55,96 +38,50 @@ from engine_build.export.acestep.layouts import (
     TRANSFORMER,
     VAE,
 )
-from engine_build.export.acestep.sources import NULL, CheckpointSource, is_turbo
+from engine_build.export.acestep.sources import NULL, is_turbo
+from engine_build.export.bundle_export import (
+    CheckpointSource,
+    ExportOptions,
+    ExportStep,
+    Facts,
+    OnProgress,
+    checked,
+    steps_with,
+    write_bundle,
+)
+from engine_build.export.bundle_tables import (
+    DECODE,
+    DECODER,
+    ENCODE,
+    NULL_CONDITION,
+    SILENCE,
+    canvas_frames,
+)
+from engine_build.export.bundle_tables import TEXT_ENCODER as TEXT_GRAPH
+from engine_build.export.bundle_tables import TOKENIZER as TOKENIZER_FILE
+from engine_build.export.codec_graphs import CodecLayout, encode_silence
 from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, decoder_examples, export_decoder
-from engine_build.export.resume import Steps, working_folder
 from engine_build.export.torch_export import graph_error, module_outputs, release
 from engine_build.graphs.adapter_graph import linear_matrices
-from runtime.config.bundle import BUNDLE_FILE
-from runtime.errors import BuildError, ConfigError
+from runtime.errors import BuildError
 
-ERROR_LIMIT: Final = 1e-3
 _CHECKED_SIZES: Final = ((1, 2, 1), (2, 34, 7))
 _CHECKED_FRAMES: Final = 3
-
-Facts = dict[str, Any]
-OnProgress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """Options beside the source.
-
-    `canvas_s`: length of a full generation; `with_text`: export the text encoder; `force`: start anew.
-    """
-
-    name: str
-    canvas_s: float = 60.0
-    with_text: bool = True
-    description: str = ""
-    force: bool = False
-
-
-class ExportStep(NamedTuple):
-    """One part of a bundle; skipped where the source lacks a part that it `needs`.
-
-    `export(source, folder, facts)` writes files into the folder. It gets the fields of BundleFacts that the steps
-    before it returned, and returns more of them, as JSON has them.
-    """
-
-    name: str
-    needs: tuple[str, ...]
-    export: Callable[[CheckpointSource, Path, Facts], Facts]
 
 
 def export_bundle(
     source: CheckpointSource, folder: Path, options: ExportOptions, on_progress: OnProgress = print
 ) -> BundleFacts:
-    """Write the bundle into a temporary folder and rename it when it is complete; an older bundle is replaced.
+    """Write the bundle, as `write_bundle` does; returns what it says."""
+    steps = steps_with(source, STEPS, frozenset() if options.with_text else frozenset({TEXT_ENCODER}))
+    facts: list[BundleFacts] = []
 
-    Raises BuildError where a graph differs from its module, ConfigError where the source lacks a part or the folder is
-    not a bundle.
-    """
-    _check_replaceable(folder)
-    for line in source.report():
-        on_progress(line)
-    found: Facts = {"canvas_s": options.canvas_s}
-    with working_folder(folder, force=options.force) as working:
-        steps = Steps(working, f"{source.fingerprint()} {exporter_version()} {found}")
-        try:
-            for step in steps_of(source, options):
-                on_progress(f"{step.name} ...")
-                result, is_new = steps.run(step.name, partial(step.export, source, working, dict(found)))
-                if not is_new:
-                    on_progress(f"{step.name}: complete since an earlier run")
-                found |= result
-                gc.collect()
-        except (KeyboardInterrupt, BuildError, ConfigError):
-            if steps.complete:
-                on_progress(f"kept for the next run: {', '.join(steps.complete)}")
-            raise
-        steps.close()
-        facts = BundleFacts(name=options.name, description=options.description, **found)
-        (working / BUNDLE_FILE).write_text(bundle_text(facts), encoding="utf-8")
-    return facts
+    def text(found: Mapping[str, Any]) -> str:
+        facts.append(BundleFacts(**found))
+        return bundle_text(facts[0])
 
-
-def exporter_version() -> str:
-    """Changes with what a graph depends on beside its weights: this package's source and the packages that trace."""
-    sources = sorted(Path(engine_build.export.__file__).parent.rglob("*.py"))
-    versions = [f"{name} {metadata.version(name)}" for name in ("torch", "diffusers", "onnxscript")]
-    return hashlib.sha256("".join([*versions, *(path.read_text("utf-8") for path in sources)]).encode()).hexdigest()
-
-
-def steps_of(source: CheckpointSource, options: ExportOptions) -> list[ExportStep]:
-    """The steps whose parts the source has and the options want."""
-    skipped = set() if options.with_text else {TEXT_ENCODER}
-    return [step for step in STEPS if all(source.has(part) and part not in skipped for part in step.needs)]
-
-
-def bundle_name(name: str) -> str:
-    """A name reduced to the characters that bundle names may have."""
-    return re.sub(r"[^a-z0-9.-]+", "-", name.lower()).strip("-.") or "acestep"
+    write_bundle(source, folder, options, steps, text, on_progress)
+    return facts[0]
 
 
 def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
@@ -161,7 +98,7 @@ def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
     expected = module_outputs(decoder, examples)
     export_decoder(decoder, shape, folder / DECODER)
     release(decoder)
-    error = _checked(DECODER, graph_error(folder / DECODER, examples, expected))
+    error = checked(DECODER, graph_error(folder / DECODER, examples, expected))
     return {
         "channels": channels,
         "frame_multiple": shape.frame_multiple,
@@ -193,8 +130,8 @@ def _export_codec(source: CheckpointSource, folder: Path, facts: Facts) -> Facts
     expected_latents = module_outputs(AudioToLatents(vae.encoder), audio)
     export_codec(vae, decode, encode)
     release(vae)
-    _checked(DECODE, graph_error(decode, latents, expected_audio))
-    _checked(ENCODE, graph_error(encode, audio, expected_latents))
+    checked(DECODE, graph_error(decode, latents, expected_audio))
+    checked(ENCODE, graph_error(encode, audio, expected_latents))
     return {
         "sample_rate_hz": layout.sample_rate_hz,
         "audio_channels": layout.channels,
@@ -250,7 +187,7 @@ def _export_structure(source: CheckpointSource, folder: Path, _: Facts) -> Facts
     tokenizer: Any = source.load(AUDIO_TOKENIZER)
     layout, quantizer = export_codes(tokenizer, folder / STRUCTURE_ENCODE), tokenizer.quantizer
     del tokenizer
-    _checked(STRUCTURE_DECODE, export_hints(quantizer, source.load(AUDIO_DETOKENIZER), folder / STRUCTURE_DECODE))
+    checked(STRUCTURE_DECODE, export_hints(quantizer, source.load(AUDIO_DETOKENIZER), folder / STRUCTURE_DECODE))
     return {"structure": layout}
 
 
@@ -287,15 +224,3 @@ def _save_silence(silence: NDArray[np.float32], file: Path) -> tuple[float, ...]
         return tuple(float(value) for value in silence[0])
     np.save(file, np.ascontiguousarray(silence))
     return None
-
-
-def _checked(name: str, error: float) -> float:
-    if not error <= ERROR_LIMIT:
-        raise BuildError(f"{name} differs from its module by {error:.1e}, expected at most {ERROR_LIMIT:.0e}")
-    return error
-
-
-def _check_replaceable(folder: Path) -> None:
-    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not is_free and not (folder / BUNDLE_FILE).is_file():
-        raise ConfigError(f"{folder} exists and is not a bundle: it is not replaced", fix="--out another folder")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic_core import from_json
-
-from engine_build.export.acestep.stored_tensors import AGAIN, StoredTensor, stored_tensors
+from engine_build.export.checkpoint import CONFIG, CheckpointModel, read_config
+from engine_build.export.stored_tensors import AGAIN, StoredTensor, stored_tensors
 from runtime.errors import ConfigError
 
 TRANSFORMER: Final = "transformer"
@@ -30,7 +29,6 @@ CLASSES: Final = {
 }
 REQUIRED: Final = (TRANSFORMER, VAE)
 
-CONFIG: Final = "config.json"
 SILENCE_FILE: Final = "silence_latent.pt"
 # A key of the configuration of ACE-Step's own layout, whose one file has four models.
 _OWN_KEY: Final = "num_lyric_encoder_hidden_layers"
@@ -55,24 +53,18 @@ _ENCODER_SIZES: Final = ("hidden_size", "intermediate_size", "num_attention_head
 
 
 @dataclass(frozen=True)
-class CheckpointModel:
-    """One model of a checkpoint. `tensors`: by diffusers' names. `silence_file`: where silence is a file of its own."""
+class AceStepModel(CheckpointModel):
+    """One model, by diffusers' names. `silence_file`: where silence is a file of its own."""
 
-    folder: Path
-    config: Mapping[str, Any] = field(default_factory=dict)
-    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     silence_file: Path | None = None
 
     @property
     def files(self) -> list[Path]:
         """Everything that the part is read from."""
-        weights = {tensor.file for tensor in self.tensors.values()}
-        others = {self.silence_file} if self.silence_file else set()
-        small = {file for file in self.folder.iterdir() if file.suffix in (".json", ".txt")}
-        return sorted(weights | others | small)
+        return sorted([*super().files, *([self.silence_file] if self.silence_file else [])])
 
 
-def parts_of(folder: Path) -> dict[str, CheckpointModel]:
+def parts_of(folder: Path) -> dict[str, AceStepModel]:
     """The parts of a checkpoint folder in either layout, by diffusers' names. Only headers are read.
 
     Raises ConfigError where the folder is no checkpoint, or a file is missing or damaged.
@@ -83,19 +75,19 @@ def parts_of(folder: Path) -> dict[str, CheckpointModel]:
     return _diffusers_parts(folder) if own is None else _own_parts(own)
 
 
-def _diffusers_parts(folder: Path) -> dict[str, CheckpointModel]:
+def _diffusers_parts(folder: Path) -> dict[str, AceStepModel]:
     parts = {}
     for name in (*CLASSES, TEXT_ENCODER):
         if name in REQUIRED or (folder / name).is_dir():
-            parts[name] = CheckpointModel(folder / name, _config(folder, name), _tensors(folder / name, name))
+            parts[name] = AceStepModel(folder / name, _config(folder, name), _tensors(folder / name, name))
     if (folder / TOKENIZER).is_dir():
-        parts[TOKENIZER] = CheckpointModel(folder / TOKENIZER)
+        parts[TOKENIZER] = AceStepModel(folder / TOKENIZER)
     return parts
 
 
 def _config(folder: Path, part: str) -> dict[str, Any]:
     path = folder / part / CONFIG
-    config = _read_config(path)
+    config = read_config(path)
     if config is None:
         raise ConfigError(
             f"{folder} is not a checkpoint of ACE-Step: {path} is missing or cannot be read",
@@ -119,7 +111,7 @@ def _tensors(folder: Path, part: str) -> dict[str, StoredTensor]:
 
 def _own_folder(folder: Path) -> Path | None:
     """The folder of the decoder in ACE-Step's own layout: this one, or the only one in it. Raises ConfigError."""
-    configs = {path: _read_config(path / CONFIG) or {} for path in (folder, *sorted(folder.iterdir()))}
+    configs = {path: read_config(path / CONFIG) or {} for path in (folder, *sorted(folder.iterdir()))}
     found = [path for path, config in configs.items() if _OWN_KEY in config and "_class_name" not in config]
     if len(found) > 1 and found[0] != folder:
         names = ", ".join(path.name for path in found)
@@ -127,12 +119,12 @@ def _own_folder(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _own_parts(folder: Path) -> dict[str, CheckpointModel]:
+def _own_parts(folder: Path) -> dict[str, AceStepModel]:
     """ACE-Step's own layout: one file with four models; codec and text encoder are the folders beside it."""
-    config = _read_config(folder / CONFIG) or {}
+    config = read_config(folder / CONFIG) or {}
     tensors = stored_tensors(folder)
     parts = {
-        name: CheckpointModel(folder, _own_config(config, name), _own_tensors(tensors, name))
+        name: AceStepModel(folder, _own_config(config, name), _own_tensors(tensors, name))
         for name, prefix in _PREFIXES.items()
         if any(key.startswith(prefix) for key in tensors)
     }
@@ -142,11 +134,11 @@ def _own_parts(folder: Path) -> dict[str, CheckpointModel]:
         silence = folder / SILENCE_FILE
         if not silence.is_file():
             raise ConfigError(f"{silence} is missing: the condition encoder needs it", fix=AGAIN)
-        parts[CONDITION_ENCODER] = CheckpointModel(folder, encoder.config, encoder.tensors, silence)
-    parts[VAE] = CheckpointModel(folder.parent / VAE, _config(folder.parent, VAE), stored_tensors(folder.parent / VAE))
+        parts[CONDITION_ENCODER] = AceStepModel(folder, encoder.config, encoder.tensors, silence)
+    parts[VAE] = AceStepModel(folder.parent / VAE, _config(folder.parent, VAE), stored_tensors(folder.parent / VAE))
     for text in sorted(folder.parent.glob("*mbedding*")):
-        parts[TEXT_ENCODER] = CheckpointModel(text, _config(folder.parent, text.name), _tensors(text, TEXT_ENCODER))
-        parts[TOKENIZER] = CheckpointModel(text)
+        parts[TEXT_ENCODER] = AceStepModel(text, _config(folder.parent, text.name), _tensors(text, TEXT_ENCODER))
+        parts[TOKENIZER] = AceStepModel(text)
     return parts
 
 
@@ -171,11 +163,3 @@ def _own_config(config: Mapping[str, Any], part: str) -> dict[str, Any]:
     # The condition encoder's layers alternate by themselves; the list is the decoder's.
     found["layer_types"] = None if part == CONDITION_ENCODER else config["layer_types"][:layers]
     return found
-
-
-def _read_config(path: Path) -> dict[str, Any] | None:
-    try:
-        found = from_json(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

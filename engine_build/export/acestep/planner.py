@@ -28,7 +28,7 @@ from engine_build.export.acestep.planner_text import (
     plain_chat,
     planner_tables,
 )
-from engine_build.export.acestep.stored_tensors import AGAIN, StoredTensor, fill, stored_tensors, without_weights
+from engine_build.export.stored_tensors import AGAIN, StoredTensor, fill, stored_tensors, without_weights
 from engine_build.export.torch_export import open_without_copies, quiet, release
 from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph
 from engine_build.precision.casts import FileWeights

@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import diffusers
 import torch
@@ -31,10 +30,10 @@ from engine_build.export.acestep.layouts import (
     TOKENIZER,
     TRANSFORMER,
     VAE,
-    CheckpointModel,
     parts_of,
 )
-from engine_build.export.acestep.stored_tensors import AGAIN, fill, without_weights
+from engine_build.export.checkpoint import describing, need_transformers, seeded
+from engine_build.export.stored_tensors import AGAIN, fill, without_weights
 from engine_build.export.torch_export import quiet
 from runtime.engines.manifest import file_sha256
 from runtime.errors import ConfigError
@@ -61,30 +60,6 @@ TURBO_CONFIG: Final[Mapping[str, Any]] = {
 VAE_CONFIG: Final[Mapping[str, Any]] = {"downsampling_ratios": [2, 4, 4, 6, 10], "sampling_rate": 48_000}
 # Small enough that 24 layers of residuals stay near 1, large enough that every layer changes something.
 WEIGHT_STD: Final = 0.02
-
-
-class CheckpointSource(Protocol):
-    """The parts of an export, by diffusers' names."""
-
-    @property
-    def name(self) -> str:
-        """The default name of the bundle."""
-
-    @property
-    def description(self) -> str:
-        """The bundle's description."""
-
-    def has(self, part: str) -> bool:
-        """Whether `load(part)` has something to load."""
-
-    def load(self, part: str) -> Any:
-        """A new module in float32, in eval mode; for `tokenizer` the fast tokenizer."""
-
-    def report(self) -> Iterator[str]:
-        """Lines about what there is, without loading it."""
-
-    def fingerprint(self) -> str:
-        """A hash of everything that is loaded."""
 
 
 class Checkpoint:
@@ -118,7 +93,7 @@ class Checkpoint:
             return self._load_text(part)
         found = self.parts[part]
         kind = getattr(ace_step, CLASSES[part], None) or getattr(diffusers, CLASSES[part])
-        with quiet(), _describing(found), without_weights():
+        with quiet(), describing(found), without_weights():
             module: nn.Module = kind.from_config(found.config)
         fill(module, found.tensors, given=("silence_latent",) if found.silence_file else ())
         if found.silence_file:
@@ -131,9 +106,7 @@ class Checkpoint:
         yield f"{self.name}: {'turbo (no guidance)' if is_turbo(config) else 'with guidance'}"
         for name, part in self.parts.items():
             if part.tensors:
-                count = sum(tensor.count for tensor in part.tensors.values())
-                dtypes = ", ".join(sorted({tensor.dtype.lower() for tensor in part.tensors.values()}))
-                yield f"  {name}: {count / 1e6:,.1f} M parameters in {dtypes}, {count * 4 / 1e9:.2f} GB in memory"
+                yield f"  {name}: {part.report()}"
         yield from (f"  no {name}: {means}" for name, means in ABSENT.items() if not self.has(name))
         yield from (f"  {part}: {model.report()}" for part, model in self._language_models.items())
 
@@ -144,17 +117,13 @@ class Checkpoint:
         return hashlib.sha256("".join([*map(file_sha256, files), *models]).encode()).hexdigest()
 
     def _load_text(self, part: str) -> Any:
-        if importlib.util.find_spec("transformers") is None:
-            raise ConfigError(
-                f"{self.parts[part].folder} needs the package transformers, which is not installed",
-                fix="pip install 'tickrt[export]'; or --no-text",
-            )
+        need_transformers(self.parts[part].folder)
         if not self.has(TOKENIZER):
             raise ConfigError(f"{self.folder} has a text encoder and no {TOKENIZER}/", fix="copy it too; or --no-text")
         from transformers import AutoConfig, AutoModel, AutoTokenizer
 
         found = self.parts[part]
-        with quiet(), _describing(found):
+        with quiet(), describing(found):
             if part == TOKENIZER:
                 return AutoTokenizer.from_pretrained(found.folder, local_files_only=True)
             config = AutoConfig.from_pretrained(found.folder, local_files_only=True, dtype=torch.float32)
@@ -187,15 +156,6 @@ def _silence(file: Path) -> torch.Tensor:
         raise ConfigError(f"{file} cannot be read: {error}", fix=AGAIN) from error
 
 
-@contextmanager
-def _describing(part: CheckpointModel) -> Iterator[None]:
-    """Turn what diffusers and transformers raise for a configuration into an error that names the folder."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, AttributeError, AssertionError) as error:
-        raise ConfigError(f"{part.folder} does not describe a model: {error}", fix=AGAIN) from error
-
-
 @dataclass(frozen=True)
 class RandomWeights:
     """The published configuration with seeded random weights: the same graphs and the same work, no music.
@@ -226,7 +186,7 @@ class RandomWeights:
             return _planner().RandomPlanner(self._language_models[part], self.seed)
         if part == NULL:
             width = {**TURBO_CONFIG, **self.transformer_changes}["encoder_hidden_size"]
-            return torch.randn(1, width, generator=self._generator(NULL))
+            return torch.randn(1, width, generator=seeded(self.seed, NULL))
         return (self._transformer() if part == TRANSFORMER else self._vae()).eval()
 
     def report(self) -> Iterator[str]:
@@ -262,11 +222,6 @@ class RandomWeights:
 
     def _fill(self, name: str, parameter: nn.Parameter) -> None:
         if parameter.ndim > 1:
-            parameter.normal_(0.0, WEIGHT_STD, generator=self._generator(name))
+            parameter.normal_(0.0, WEIGHT_STD, generator=seeded(self.seed, name))
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-
-    def _generator(self, name: str) -> torch.Generator:
-        """A generator per name: a layer's weights do not depend on the number of layers."""
-        digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

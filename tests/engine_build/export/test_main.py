@@ -41,6 +41,13 @@ def test_help_says_what_there_is(tmp_path: Path) -> None:
         assert option in text
 
 
+def test_help_of_the_second_family(tmp_path: Path) -> None:
+    assert "stable_audio_3" in export("--help", cwd=tmp_path).stdout
+    text = export("stable_audio_3", "--help", cwd=tmp_path).stdout
+    for option in ("--checkpoint", "--random", "small|medium", "--text-encoder", "--layers", "Stability AI Community"):
+        assert option in text
+
+
 @pytest.mark.skipif(HAS_TORCH, reason="torch is installed here")
 def test_without_torch_the_error_has_the_install_command(tmp_path: Path) -> None:
     result = export("acestep", "--random", "--out", "x", cwd=tmp_path)
@@ -69,6 +76,27 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str]
     assert result.returncode == 2
     assert says in result.stderr
     assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.export
+@pytest.mark.skipif(not HAS_TORCH, reason="needs torch and diffusers")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "either --checkpoint FOLDER or --random SIZE"),
+        (["--random", "small", "--checkpoint", "."], "either --checkpoint FOLDER or --random SIZE"),
+        (["--checkpoint", ".", "--layers", "2"], "sizes belong to --random"),
+        (["--random", "small", "--text-encoder", "."], "--text-encoder belongs to --checkpoint"),
+        (["--checkpoint", "."], "is not a checkpoint of Stable Audio 3"),
+    ],
+)
+def test_options_of_the_second_family_that_cannot_be_are_refused(
+    tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    result = export("stable_audio_3", "--out", "x", *arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert says in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,10 +19,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bundle(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its bundle, with a canvas of 2.4 s."""
-    from engine_build.export.acestep.export import ExportOptions, bundle_name, export_bundle
+    from engine_build.export.acestep.export import export_bundle
     from engine_build.export.acestep.sources import Checkpoint
+    from engine_build.export.bundle_export import ExportOptions
 
     folder = tmp_path_factory.mktemp("bundle") / "base"
     source = Checkpoint(base)
-    export_bundle(source, folder, ExportOptions(bundle_name(source.name), canvas_s=2.4), lambda text: None)
+    export_bundle(source, folder, ExportOptions("tiny-base", canvas_s=2.4), lambda text: None)
     return folder

@@ -144,7 +144,8 @@ def test_long_audio_is_encoded_in_bounded_executes(vae: Any, bundle: Path) -> No
 
 
 def test_digital_silence_is_constant_after_its_margin(bundle: Path) -> None:
-    from engine_build.export.acestep.codec import encode_margin, encode_silence, layout_of
+    from engine_build.export.acestep.codec import encode_margin, layout_of
+    from engine_build.export.codec_graphs import encode_silence
 
     layout = layout_of(tiny_vae())
     margin = encode_margin(bundle / "codec_encode.onnx", layout)

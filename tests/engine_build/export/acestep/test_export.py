@@ -50,7 +50,8 @@ def session(bundle: Path) -> onnxruntime.InferenceSession:
 
 
 def export(source: Any, folder: Path, **options: Any) -> Any:
-    from engine_build.export.acestep.export import ExportOptions, export_bundle
+    from engine_build.export.acestep.export import export_bundle
+    from engine_build.export.bundle_export import ExportOptions
 
     return export_bundle(source, folder, ExportOptions("tiny", **{"canvas_s": 2.0, **options}), lambda text: None)
 

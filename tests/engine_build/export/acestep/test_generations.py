@@ -185,8 +185,9 @@ def test_a_smaller_language_model_drafts_and_changes_no_plan(bundle: Path, tmp_p
 @pytest.fixture(scope="module")
 def random_deployment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from engine_build.export.acestep.bundle_text import deployment_text
-    from engine_build.export.acestep.export import ExportOptions, export_bundle
+    from engine_build.export.acestep.export import export_bundle
     from engine_build.export.acestep.sources import RandomWeights
+    from engine_build.export.bundle_export import ExportOptions
 
     folder = tmp_path_factory.mktemp("random")
     source = RandomWeights(transformer_changes=SMALLEST_TRANSFORMER, vae_changes=VAE)

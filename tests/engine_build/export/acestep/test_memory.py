@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.paths import ROOT
+from helpers.export_memory import peak_bytes
 from helpers.tiny_acestep import TRANSFORMER, save_checkpoint
 
 pytestmark = [
@@ -31,29 +29,6 @@ WIDE = {
 }
 
 
-EXPORT = """
-import atexit
-from pathlib import Path
-from engine_build.export.__main__ import main
-
-atexit.register(lambda: print(Path("/proc/self/status").read_text()))
-main()
-"""
-
-
-def peak_bytes(checkpoint: Path, out: Path) -> int:
-    """Peak resident memory of an export in its own process, pages of files that it maps included."""
-    options = ["acestep", "--canvas-seconds", "2", "--checkpoint", str(checkpoint), "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-c", EXPORT, *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return 1024 * int(done.stdout.split("VmHWM:")[1].split()[0])
-
-
 def test_an_export_needs_little_more_than_its_largest_part(tmp_path: Path) -> None:
     tiny = save_checkpoint(tmp_path / "tiny", encoder=False, text=False)
     large = save_checkpoint(tmp_path / "large", encoder=False, text=False)
@@ -64,6 +39,6 @@ def test_an_export_needs_little_more_than_its_largest_part(tmp_path: Path) -> No
     weights_bytes = 4 * sum(parameter.numel() for parameter in transformer.parameters())
     assert weights_bytes > 200e6
     assert len(list((large / "transformer").glob("*.safetensors"))) > 2
-    more_bytes = peak_bytes(large, tmp_path / "b") - peak_bytes(tiny, tmp_path / "a")
+    more_bytes = peak_bytes("acestep", large, tmp_path / "b") - peak_bytes("acestep", tiny, tmp_path / "a")
     print(f"{more_bytes / weights_bytes:.2f} times the weights")
     assert more_bytes < 1.3 * weights_bytes

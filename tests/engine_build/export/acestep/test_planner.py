@@ -182,8 +182,9 @@ def test_what_is_no_language_model_is_refused(tmp_path: Path, checkpoint: Path) 
 
 @pytest.mark.export
 def test_a_bundle_with_a_planner_is_complete(base: Path, checkpoint: Path, tmp_path: Path) -> None:
-    from engine_build.export.acestep.export import ExportOptions, export_bundle
+    from engine_build.export.acestep.export import export_bundle
     from engine_build.export.acestep.sources import Checkpoint
+    from engine_build.export.bundle_export import ExportOptions
 
     source, lines = Checkpoint(base, checkpoint), list[str]()
     assert source.fingerprint() != Checkpoint(base).fingerprint()
@@ -197,8 +198,9 @@ def test_a_bundle_with_a_planner_is_complete(base: Path, checkpoint: Path, tmp_p
 
 @pytest.mark.export
 def test_a_smaller_checkpoint_is_the_draft(base: Path, checkpoint: Path, tmp_path: Path) -> None:
-    from engine_build.export.acestep.export import ExportOptions, export_bundle
+    from engine_build.export.acestep.export import export_bundle
     from engine_build.export.acestep.sources import Checkpoint
+    from engine_build.export.bundle_export import ExportOptions
 
     draft = save_checkpoint(tmp_path / "draft", DRAFT_CONFIG)
     source, lines = Checkpoint(base, checkpoint, draft), list[str]()

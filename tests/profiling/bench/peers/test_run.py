@@ -199,8 +199,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     from helpers.tiny_acestep import save_checkpoint
 
     from engine_build.compile.builder import build_deployment
-    from engine_build.export.acestep.export import ExportOptions, export_bundle
+    from engine_build.export.acestep.export import export_bundle
     from engine_build.export.acestep.sources import Checkpoint
+    from engine_build.export.bundle_export import ExportOptions
     from profiling.bench.peers.example import DEPLOYMENT
 
     folder = tmp_path_factory.mktemp("peers")

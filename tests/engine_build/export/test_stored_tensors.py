@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from engine_build.export.acestep.stored_tensors import fill, stored_tensors, weight_files, without_weights  # noqa: E402
+from engine_build.export.stored_tensors import fill, stored_tensors, weight_files, without_weights  # noqa: E402
 
 NAME = "diffusion_pytorch_model"
 
