@@ -13,6 +13,7 @@ PORT ?=
 BUILDER := tensorrt-rtx>=1.7,<2; platform_machine in 'x86_64 AMD64' and sys_platform in 'linux win32'
 PYTEST_ARGS ?=
 SOAK_MINUTES ?= 30
+PEERS_ARGS ?=
 GPU_CHECK_ARGS ?=
 # Tests of one file share what they built, so a file stays with one process. Many wait: three processes keep two cores busy.
 PARALLEL ?= --numprocesses 3 --dist loadfile
@@ -88,12 +89,16 @@ bench: .venv/.installed  ## what a tick costs over the bare engine, against its 
 	$(BIN)/tickrt-build $(CONFIG)
 	$(BIN)/tickrt-bench $(CONFIG) --budgets
 
-peers: .venv-export/.installed-peers $(PEERS)/bundle/bundle.toml  ## against OpenVINO, PyTorch and diffusers' pipeline
+peers: .venv-export/.installed-peers $(PEERS)/bundle/bundle.toml  ## a small ACE-Step and the demo against OpenVINO, ONNX Runtime, PyTorch and diffusers' pipeline
 	$(EXPORT_BIN)/tickrt-build $(PEERS)/example.toml
-	$(EXPORT_BIN)/tickrt-bench $(PEERS)/example.toml --peers --torch $(PEERS)/checkpoint
+	$(EXPORT_BIN)/tickrt-build $(PEERS)/demo.toml
+	$(EXPORT_BIN)/tickrt-bench $(PEERS)/example.toml --peers --torch $(PEERS)/checkpoint --json $(PEERS)/example.json $(PEERS_ARGS)
+	$(EXPORT_BIN)/tickrt-bench $(PEERS)/demo.toml --peers --json $(PEERS)/demo.json $(PEERS_ARGS)
+	$(EXPORT_BIN)/tickrt-build $(CONFIG)
+	$(EXPORT_BIN)/tickrt-bench $(CONFIG) --peers --json $(PEERS)/demo-shipped.json $(PEERS_ARGS)
 
 # A small ACE-Step with random weights, whose every part both sides have.
-$(PEERS)/bundle/bundle.toml: | .venv-export/.installed-peers
+$(PEERS)/bundle/bundle.toml: profiling/bench/peers/example.py | .venv-export/.installed-peers
 	$(EXPORT_BIN)/python -m profiling.bench.peers.example $(PEERS)
 	$(EXPORT_BIN)/python -m engine_build.export acestep --checkpoint $(PEERS)/checkpoint --out $(PEERS)/bundle \
 		--canvas-seconds 10.24 --deployment $(PEERS)/example.toml

@@ -77,7 +77,8 @@ def bench(
     peers: Annotated[
         bool,
         runs_option(
-            "--peers", help="Compare with OpenVINO and, with --torch CHECKPOINT, with PyTorch and diffusers' pipeline."
+            "--peers",
+            help="Compare with OpenVINO and ONNX Runtime and, with --torch CHECKPOINT, with PyTorch and diffusers.",
         ),
     ] = False,
     sweep: Annotated[str, runs_option(help="One run for each value: depth=1,2,4,8; also frames=, steps=.")] = "",

@@ -89,6 +89,7 @@ HEAVY = {
     "onnxruntime": {
         "runtime/engines/onnxruntime.py",
         "engine_build/graphs/reference_session.py",
+        "profiling/bench/peers/onnxruntime_graph.py",
         "configs/demo/recipe/",
     },
     "tensorrt": {"runtime/engines/tensorrt/binding.py"},

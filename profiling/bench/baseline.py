@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.bench.workload import Workload
+from profiling.bench.workload import SCALE, Workload
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import Device, Replay
@@ -70,11 +70,14 @@ def decoder_inputs(engines: EngineSet, bundle: Bundle, load: Workload, rows: int
     """Every input of the decoder by name: random, the same at every call; the mask is 1 everywhere."""
     decoder, roles, random = engines.decoder, bundle.decoder.inputs, np.random.default_rng(rows)
     shapes = decoder_shapes(decoder, roles, rows=rows, frames=load.frames, tokens=load.tokens)
-    return {
+    inputs = {
         name: (np.ones(shapes[name]) if name == roles.condition_mask else random.uniform(0.1, 1.0, shapes[name]))
         .astype(info.dtype)
         for name, info in decoder.inputs.items()
     }  # fmt: skip
+    if roles.condition is not None:
+        inputs[roles.condition] *= SCALE
+    return inputs
 
 
 def _bind_decoder(engines: EngineSet, bundle: Bundle, device: Device, load: Workload, rows: int) -> Execution:

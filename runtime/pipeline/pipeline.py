@@ -24,7 +24,7 @@ from runtime.config.identity import ModelIdentity
 from runtime.config.targets import Target
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
-from runtime.engines.engine import Engine, EngineSet, condition_width
+from runtime.engines.engine import Engine, EngineSet, RunnableGraph, condition_width
 from runtime.engines.loading import open_engine, open_engines, open_together, settle_kernels, warm_up
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
@@ -358,7 +358,7 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
             device=device,
             loop=loop,
             codec=Codec(bundle, others["codec_decode"], others.get("codec_encode"), queue) if bundle.codec else None,
-            text_encoder=_text_encoder(bundle, others),
+            text_encoder=text_encoder_of(bundle, others),
             structure=structure,
             planner=open_planner(bundle, loop, structure),
             other_engines=tuple(others.values()),
@@ -367,7 +367,8 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
     return pipeline
 
 
-def _text_encoder(bundle: Bundle, engines: Mapping[str, Engine]) -> TextEncoder | None:
+def text_encoder_of(bundle: Bundle, engines: Mapping[str, RunnableGraph]) -> TextEncoder | None:
+    """The bundle's text encoder on its engines by name; None where it has none. Raises ConfigError."""
     if bundle.text_encoder is None:
         return None
     timbre = TimbreEncoder(bundle, engines["timbre_encoder"]) if bundle.timbre else None

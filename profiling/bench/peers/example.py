@@ -1,8 +1,10 @@
 """`python -m profiling.bench.peers.example FOLDER`: a small ACE-Step checkpoint with every part and random weights, in
-FOLDER/checkpoint, and the deployment file FOLDER/example.toml for its bundle. Needs the extra `export`."""
+FOLDER/checkpoint, and deployment files in float32: FOLDER/example.toml for its bundle, FOLDER/demo.toml for the demo's.
+Needs the extra `export`."""
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -20,6 +22,7 @@ from diffusers.pipelines.ace_step.pipeline_ace_step import SFT_GEN_PROMPT, TASK_
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
 
+DEMO: Final = Path(__file__).resolve().parents[3] / "configs" / "demo"
 CHANNELS: Final = 64
 WIDTH: Final = 256
 TEXT_WIDTH: Final = 128
@@ -40,17 +43,20 @@ depth = 8
 queue = 32
 
 [build]
+precision = "fp32"
 step_variants = ["plain", "guidance"]
 """
 
 
 def save_example(folder: Path) -> None:
-    """Write checkpoint and deployment file."""
+    """Write checkpoint and deployment files."""
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         pipeline().save_pretrained(folder / "checkpoint")
     (folder / "example.toml").write_text(DEPLOYMENT, encoding="utf-8")
+    demo = json.dumps(DEMO.as_posix())  # a string of TOML, too
+    (folder / "demo.toml").write_text(DEPLOYMENT.replace('"bundle"', demo), encoding="utf-8")
 
 
 def pipeline() -> Any:

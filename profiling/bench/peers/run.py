@@ -1,10 +1,12 @@
-"""Ticks in turn with the same decoder in other software, and whole generations in turn with diffusers' pipeline.
+"""Ticks in turn with the same decoder in other software, whole generations in turn with diffusers' pipeline, and one
+request over HTTP in turn with a plain loop over the same graphs.
 
 Every peer has the same weights and inputs, and its result is compared with ours before it is timed.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,22 +14,31 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
+from itertools import cycle, islice, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
 from profiling.bench.baseline import decoder_inputs
+from profiling.bench.peers.onnxruntime_graph import OnnxRuntimeGraph
+from profiling.bench.peers.plain_generation import PlainGeneration, can_run_plainly
 from profiling.bench.result import BUSY, NOISY_SPREAD, rounded, shape_of
 from profiling.bench.session import BenchSession, open_session
 from profiling.bench.statistics import neighbour_ratio, percentiles, time_in_turn
 from profiling.bench.steady_stream import Competitor, Competitors
 from profiling.bench.workload import GUIDANCE, Workload, at_depth, workload_of
+from profiling.http_bench import GENERATIONS
 from profiling.provenance import provenance
 from profiling.reports.text_table import print_table
+from profiling.server_process import server_process
+from runtime.audio.formats import read_latents
 from runtime.command_line import need_packages
+from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.engines.engine import run_once
 from runtime.errors import ConfigError, EngineError
@@ -41,6 +52,8 @@ if TYPE_CHECKING:
 
 REQUESTS = (1, 4, 8)
 TOLERANCE = 1e-4
+# Of our engines in 8 bits; peers run in float32.
+EIGHT_BITS_TOLERANCE = 0.5
 # Threads of a library that wait for more work take a core for milliseconds from what is timed next.
 REST_S = 0.01
 MODES = {"": False, " compiled": True}
@@ -48,9 +61,13 @@ TITLES = {
     "tick": "one step of all requests: a tick, the decoder alone elsewhere",
     "latents": "whole generations, text to latents",
     "audio": "whole generations, text to audio",
+    "request": "one request, text to audio: over HTTP, elsewhere a loop over the same graphs",
 }
 # The codec's share of the example: text to audio takes about six times as long as text to latents.
 WEIGHTS = {"latents": 1.0, "audio": 6.0}
+# The prompts of one request have equally many tokens and are all different: no text is encoded before.
+WORDS = ("slow", "warm", "soft", "calm", "deep")
+REQUEST_TIMEOUT_S = 600.0
 TORCH_PACKAGES = ("torch", "diffusers", "transformers")
 Arrays = Sequence[NDArray[Any]]
 
@@ -99,7 +116,8 @@ def peer_workloads(deployment: Deployment, frames: int, steps: int) -> list[Work
 
 
 def measure_peers(deployment: Deployment, loads: Sequence[Workload], ticks: int, checkpoint: str) -> dict[str, Any]:
-    """All comparisons as one JSON object. checkpoint: what the bundle was exported from; "": OpenVINO only.
+    """All comparisons as one JSON object. checkpoint: what the bundle was exported from; "": neither PyTorch
+    nor diffusers. One request over HTTP is compared where the bundle has texts and a codec.
 
     Raises BuildError where a package is missing, ConfigError, EngineError where a peer's result is another one.
     """
@@ -112,9 +130,16 @@ def measure_peers(deployment: Deployment, loads: Sequence[Workload], ticks: int,
             raise ConfigError(f"{checkpoint} is no folder", fix="--torch the checkpoint that the bundle was made from")
     with open_session(deployment, [load.weight for load in loads]) as session:
         found = [_compare_ticks(session, load, ticks, checkpoint) for load in loads]
-        properties = provenance(session.bundle, deployment, session.engines.decoder.manifest)
+        manifest = session.engines.decoder.manifest
+        properties = {
+            "precision": manifest.build.get("precision", "fp32"),
+            **provenance(session.bundle, deployment, manifest),
+        }
     if checkpoint:
         found += _compare_generations(deployment, loads, ticks, checkpoint)
+    alone = [load for load in loads if load.depth == 1]
+    if alone and can_run_plainly(deployment.loaded_bundle):
+        found += _compare_requests(deployment, alone, ticks, tolerance_of(manifest.build))
     packages = ("openvino", *(TORCH_PACKAGES if checkpoint else ()))
     properties["versions"] |= {name: metadata.version(name) for name in packages}
     sizes = {name: value for name, value in shape_of(loads[0]).items() if name not in ("variant", "guidance", "depth")}
@@ -123,13 +148,14 @@ def measure_peers(deployment: Deployment, loads: Sequence[Workload], ticks: int,
 
 def _compare_ticks(session: BenchSession, load: Workload, ticks: int, checkpoint: str) -> dict[str, Any]:
     differences: dict[str, float] = {}
+    tolerance = tolerance_of(session.engines.decoder.manifest.build)
 
     def competitors(rows: int) -> Competitors:
         inputs = decoder_inputs(session.engines, session.bundle, load, rows)
         expected = run_once(session.engines.decoder, inputs)[session.bundle.decoder.outputs.velocity]
         found = dict(_decoders(session, load, inputs, checkpoint))
         for name, decoder in found.items():
-            differences[name] = check_same(name, [decoder.velocity()], [expected])
+            differences[name] = check_same(name, [decoder.velocity()], [expected], tolerance)
         return {name: Rested(decoder) for name, decoder in found.items()}
 
     _, measured = session.measure(load, ticks, competitors)
@@ -219,6 +245,85 @@ def _compare_generation(
     return comparison(work, load, own_ms, dict(zip(others, others_ms, strict=True)), differences)
 
 
+def _compare_requests(
+    deployment: Deployment, loads: Sequence[Workload], rounds: int, tolerance: float
+) -> list[dict[str, Any]]:
+    """One request at a time, `rounds` times: ours from a server process of its own to the last byte."""
+    from profiling.bench.peers.openvino_decoder import OpenVinoGraph
+
+    bundle, threads = deployment.loaded_bundle, deployment.runtime.threads
+    peers = {
+        "ONNX Runtime": PlainGeneration(bundle, partial(OnnxRuntimeGraph, threads=threads)),
+        "OpenVINO": PlainGeneration(bundle, partial(OpenVinoGraph, threads=threads)),
+    }
+    with (
+        TaskProgress([load.weight for load in loads]) as progress,
+        server_process(deployment.path, options=("--target", deployment.target)) as server,
+    ):
+        return [_compare_request(load, server.url, bundle, peers, rounds, tolerance, progress) for load in loads]
+
+
+def _compare_request(
+    load: Workload,
+    url: str,
+    bundle: Bundle,
+    peers: Mapping[str, PlainGeneration],
+    rounds: int,
+    tolerance: float,
+    progress: TaskProgress,
+) -> dict[str, Any]:
+    sizes = {"seconds": load.frames / bundle.latents.frame_rate_hz, "steps": load.steps, "guidance": load.guidance}
+    # What the loop has: Euler's steps alone, guided from the first to the last.
+    asked: dict[str, Any] = {**sizes, "seed": 1, "plan": False, "solver": "ode", "dcw": {"low": 0.0, "high": 0.0}}
+    asked |= {} if load.guidance == 1.0 else {"cfg_interval_start": 0.0, "cfg_interval_end": 1.0}
+
+    def own(texts: Iterator[str]) -> object:
+        return fetch(url, {**asked, "prompt": next(texts)})
+
+    def other(peer: PlainGeneration, texts: Iterator[str]) -> object:
+        return peer.audio(parse_options({**asked, "prompt": next(texts)}), load.frames)
+
+    with progress.task(f"a request of {load.text}"):
+        first = {**asked, "prompt": next(prompts())}
+        latents = read_latents(
+            fetch(url, {**first, "response_format": "latents"}), bundle.latents.channels, load.frames
+        )
+        pcm = np.frombuffer(fetch(url, {**first, "response_format": "pcm", "finish": False}), "<i2")
+        audio = pcm.reshape(-1, bundle.codec.channels if bundle.codec else 1) / np.float32(32768)
+        differences = {}
+        for name, peer in peers.items():
+            options = parse_options(first)
+            made, heard = peer.latents(options, load.frames), peer.audio(options, load.frames)
+            differences[name] = check_same(name, [made], [latents], tolerance)
+            # Beside 16 bits, which cut off what is above full scale.
+            check_same(name, [np.clip(heard, -1.0, 1.0)], [audio], tolerance)
+        # From the second prompt on: the first one has been encoded.
+        timers = [partial(_timed_ms, partial(other, peer, islice(prompts(), 1, None))) for peer in peers.values()]
+        own_timer = partial(_timed_ms, partial(own, islice(prompts(), 1, None)))
+        own_ms, others_ms = time_in_turn(own_timer, timers, rounds, progress.update)
+    return comparison("request", load, own_ms, dict(zip(peers, others_ms, strict=True)), differences)
+
+
+def prompts() -> Iterator[str]:
+    """Prompts of the same words in another order each, again after 120."""
+    return (f"a {' '.join(words)}" for words in cycle(permutations(WORDS)))
+
+
+def fetch(url: str, body: Mapping[str, Any]) -> bytes:
+    """The whole answer of a server to one generation. Raises EngineError with what it said where it refuses."""
+    headers = {"Content-Type": "application/json"}
+    request = Request(f"{url}{GENERATIONS}", json.dumps(body).encode(), headers)
+    try:
+        with urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
+            found: bytes = answer.read()
+    except HTTPError as error:
+        what = error.read().decode(errors="replace")
+        raise EngineError(f"the server answers {error.code}: {what:.500}", fix="see its message") from error
+    except OSError as error:
+        raise EngineError(f"the server at {url} does not answer: {error}", fix="see what it printed") from error
+    return found
+
+
 def generate(
     pipeline: Pipeline, pool: ThreadPoolExecutor, options: Sequence[GenerationOptions], work: str
 ) -> list[NDArray[np.float32]]:
@@ -238,12 +343,17 @@ def _timed_ms(work: Callable[[], object]) -> float:
     return (time.perf_counter() - begin_s) * 1e3
 
 
-def check_same(name: str, found: Arrays, expected: Arrays) -> float:
-    """The largest difference from ours. Raises EngineError above TOLERANCE of the largest value, or of 1."""
+def tolerance_of(build: Mapping[str, Any]) -> float:
+    """What peers may differ from an engine of this build by, relative to the largest value."""
+    return EIGHT_BITS_TOLERANCE if build.get("precision") in ("int8", "fp8") else TOLERANCE
+
+
+def check_same(name: str, found: Arrays, expected: Arrays, tolerance: float = TOLERANCE) -> float:
+    """The largest difference from ours. Raises EngineError above `tolerance` of the largest value, or of 1."""
     if [array.shape for array in found] != [array.shape for array in expected]:
         raise EngineError(f"{name} gives {found[0].shape}, we {expected[0].shape}", fix="choose other --frames")
     worst = max(float(np.abs(one - two).max()) for one, two in zip(found, expected, strict=True))
-    allowed = TOLERANCE * max(1.0, *(float(np.abs(array).max()) for array in expected))
+    allowed = tolerance * max(1.0, *(float(np.abs(array).max()) for array in expected))
     if not worst <= allowed:
         raise EngineError(
             f"{name} differs from us by {worst:.1e}, expected at most {allowed:.0e}",
@@ -280,7 +390,8 @@ def _peer(own_ms: Sequence[float], times_ms: Sequence[float]) -> dict[str, Any]:
 
 def print_peers(console: Console, result: Mapping[str, Any]) -> None:
     """A table for each kind of work."""
-    console.print(f"{result['bundle']}: {result['frames']} frames, {result['steps']} steps; ms (p50), and times ours")
+    sizes = f"{result['frames']} frames, {result['steps']} steps"
+    console.print(f"{result['bundle']} in {result['precision']}: {sizes}; ms (p50), and times ours")
     for work, title in TITLES.items():
         lines = [line for line in result["comparisons"] if line["work"] == work]
         if lines:

@@ -15,6 +15,7 @@ from helpers.tiny_acestep import diffusers_pipeline
 
 from profiling.bench.peers.example import CHANNELS, DEPLOYMENT, END, save_example
 from profiling.bench.peers.run import REQUESTS
+from runtime.config.deployment import load_deployment
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -30,4 +31,5 @@ def test_its_pipeline_opens_and_its_prompts_are_short(tmp_path: Path) -> None:
     assert pipeline.tokenizer.convert_ids_to_tokens(tokens[0])[-1] == END
     deployment = tomllib.loads((tmp_path / "example.toml").read_text())
     assert (tmp_path / "example.toml").read_text() == DEPLOYMENT
+    assert load_deployment(tmp_path / "demo.toml").loaded_bundle.name == "tickrt-demo"
     assert deployment["shapes"][0]["rows"]["max"] == 2 * max(REQUESTS) == 2 * deployment["runtime"]["depth"]

@@ -6,6 +6,7 @@ import importlib.util
 import json
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import Built
 from helpers.factories import tiny_deployment
+from helpers.http_harness import Served
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -20,13 +22,17 @@ from profiling.bench.compare_runs import figures
 from profiling.bench.peers import run
 from profiling.bench.peers.run import (
     REST_S,
+    TOLERANCE,
     Rested,
     check_same,
     comparison,
+    fetch,
     generate,
     measure_peers,
     peer_workloads,
     print_peers,
+    prompts,
+    tolerance_of,
 )
 from profiling.bench.workload import Workload
 from profiling.bench_cli import app
@@ -72,6 +78,11 @@ def test_another_result_is_not_timed() -> None:
         check_same("it", [one * np.nan], [one])
     with pytest.raises(EngineError, match=r"it gives \(1, 3\), we \(2, 3\)"):
         check_same("it", [one[:1]], [one])
+    eight_bits = tolerance_of({"precision": "int8"})
+    assert tolerance_of({}) == tolerance_of({"precision": "fp32"}) == TOLERANCE
+    assert check_same("it", [one], [one + np.float32(0.5)], eight_bits) == pytest.approx(0.5)
+    with pytest.raises(EngineError, match="it differs from us"):
+        check_same("it", [one], [-one], eight_bits)
 
 
 def test_a_rested_peer_is_timed_without_its_pauses() -> None:
@@ -133,7 +144,7 @@ def test_the_tables_have_every_line_and_peer() -> None:
         comparison("tick", LOAD, [10.0], {"OpenVINO": [20.0, 20.0], "PyTorch": [30.0, 30.0]}, {}),
         comparison("audio", LOAD, [100.0], {"AceStepPipeline": [250.0, 250.0]}, {}),
     ]
-    result = {"bundle": "tiny", "frames": 32, "steps": 4, "comparisons": lines}
+    result = {"bundle": "tiny", "precision": "fp32", "frames": 32, "steps": 4, "comparisons": lines}
     console = Console(file=StringIO(), width=120)
     print_peers(console, result)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -149,14 +160,30 @@ def test_the_tables_have_every_line_and_peer() -> None:
     }
 
 
+def test_prompts_are_different_with_equally_many_words() -> None:
+    found = list(islice(prompts(), 120))
+    assert len(set(found)) == 120
+    assert len({len(prompt.split()) for prompt in found}) == 1
+
+
+def test_what_a_server_refuses_is_told(served: Served) -> None:
+    with pytest.raises(EngineError, match=r"the server answers 422: .*steps"):
+        fetch(served.url, {"prompt": "", "steps": -1})
+    with pytest.raises(EngineError, match=r"the server at http://127\.0\.0\.1:9 does not answer"):
+        fetch("http://127.0.0.1:9", {"prompt": ""})
+
+
 @has_openvino
-def test_without_a_checkpoint_the_peer_is_openvino(built: Built, tmp_path: Path) -> None:
+def test_without_a_checkpoint_the_peers_are_openvino_and_onnx_runtime(built: Built, tmp_path: Path) -> None:
     result = bench(built(max_rows=16).path, "--peers", "--ticks", 3)
-    assert (result["kind"], result["frames"], len(result["comparisons"])) == ("peers", 32, 6)
+    assert (result["kind"], result["precision"], result["frames"]) == ("peers", "fp32", 32)
+    assert [(line["work"], line["requests"], line["variant"]) for line in result["comparisons"]] == [
+        *(("tick", depth, variant) for variant in ("plain", "guidance") for depth in (1, 4, 8)),
+        *(("request", 1, variant) for variant in ("plain", "guidance")),
+    ]
     assert "openvino" in result["versions"]
     for line in result["comparisons"]:
-        assert line["work"] == "tick"
-        assert line["peers"].keys() == {"OpenVINO"}
+        assert set(line["peers"]) == {"OpenVINO"} | ({"ONNX Runtime"} if line["work"] == "request" else set())
         assert line["peers"]["OpenVINO"]["largest_difference"] < 1e-5
         assert line["peers"]["OpenVINO"]["p50"] > 0 < line["tickrt_ms"]["p50"]
     (tmp_path / "base.json").write_text(json.dumps(result))
@@ -196,10 +223,9 @@ def test_with_a_checkpoint_every_peer_gives_the_same(
     lines = {(line["work"], line["variant"]): line["peers"] for line in result["comparisons"]}
     guided = {(work, variant) for work in ("tick", "latents") for variant in ("plain", "guidance")}
     assert lines.keys() == guided | {("audio", "plain")}
+    wanted = {"tick": ("OpenVINO", "PyTorch", "PyTorch compiled")}
     for (work, _), peers in lines.items():
-        names = ("OpenVINO", "PyTorch", "PyTorch compiled")
-        wanted = names if work == "tick" else ("AceStepPipeline", "AceStepPipeline compiled")
-        assert tuple(peers) == wanted
+        assert tuple(peers) == wanted.get(work, ("AceStepPipeline", "AceStepPipeline compiled"))
         assert all(peer["p50"] > 0 < peer["ratio"] for peer in peers.values())
         assert all((peer["largest_difference"] is None) == (work == "audio") for peer in peers.values())
     assert result["versions"].keys() >= {"openvino", "torch", "diffusers", "transformers"}

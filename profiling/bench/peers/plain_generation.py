@@ -1,0 +1,117 @@
+"""Text to audio by the bundle's own graphs, as a short program has it: texts, a loop over the steps, the codec."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.audio.formats import Pcm
+from runtime.config.bundle import Bundle
+from runtime.engines.engine import RunnableGraph, run_once
+from runtime.pipeline.compose import RequestComposer
+from runtime.pipeline.meanings import with_drawn
+from runtime.pipeline.pipeline import text_encoder_of
+from runtime.requests.options import GenerationOptions
+from runtime.requests.request import GenerationRequest
+from runtime.requests.segments import Latents, Segment
+from runtime.requests.timesteps import noise, schedule
+
+# Adaptive projected guidance (DESIGN.md 5.4).
+MOMENTUM = -0.75
+NORM_LIMIT = 2.5
+TINY = 1e-12
+F32 = NDArray[np.float32]
+
+
+def can_run_plainly(bundle: Bundle) -> bool:
+    """Whether PlainGeneration has all its parts: texts, a decoder that masks condition tokens, a codec."""
+    return None not in (bundle.text_encoder, bundle.decoder.inputs.condition_mask, bundle.codec)
+
+
+class PlainGeneration:
+    """One request after the other on one library's graphs: Euler's steps, guidance in the same batch, the codec once.
+
+    open_graph: opens a file. Its requests are those that TickRT composes, with the same noise: results can be compared.
+    bundle: one that can_run_plainly().
+    """
+
+    def __init__(self, bundle: Bundle, open_graph: Callable[[Path], RunnableGraph]) -> None:
+        conditions = {name: open_graph(bundle.graph_path(spec.graph)) for name, spec in bundle.condition_graphs.items()}
+        texts = text_encoder_of(bundle, conditions)
+        assert texts is not None
+        assert bundle.codec is not None
+        self._bundle, self._texts, self._codec = bundle, texts, bundle.codec
+        self._composer = RequestComposer(bundle, texts)
+        self._decoder = open_graph(bundle.graph_path(bundle.decoder.graph))
+        self._decode = open_graph(bundle.graph_path(bundle.codec.decode.graph))
+
+    def audio(self, options: GenerationOptions, frames: int) -> Pcm:
+        """`[N, channels]`, as the codec decodes it. Raises RequestError."""
+        roles, latents = self._codec.decode.inputs, self.latents(options, frames)
+        feeds: dict[str, NDArray[np.generic]] = {roles.latents: latents[None]}
+        if roles.start_frame is not None:
+            feeds[roles.start_frame] = np.zeros(1, np.int64)
+        audio: Pcm = run_once(self._decode, feeds)[self._codec.decode.outputs.audio][0].T
+        return audio
+
+    def latents(self, options: GenerationOptions, frames: int) -> Latents:
+        """`[T, C]` of `frames` T, a whole generation. Raises RequestError."""
+        drawn = with_drawn(self._texts, options, options.seed or 0)
+        request = self._composer.compose(drawn, Segment(0, frames, total_frames=frames))
+        scale = request.parameters.guidance
+        assert isinstance(scale, float)
+        given = self._inputs(request, is_guided=scale != 1.0)
+        x: F32 = noise(frames, self._bundle.latents.channels, request.seed)
+        momentum: F32 = np.zeros_like(x)
+        times = schedule(request.steps, shift=request.shift) if request.timesteps is None else request.timesteps
+        times = np.array([*times[: request.steps], 0.0], np.float32)  # [K + 1]
+        for time, later in itertools.pairwise(times):
+            velocity = self._velocities(x, time, given)  # [R, T, C]
+            v = velocity[0]
+            if len(velocity) > 1:
+                v, momentum = guided(v, velocity[1], momentum, scale)
+            x = x + (later - time) * v
+        return x
+
+    def _velocities(self, x: F32, time: np.float32, given: dict[str, NDArray[np.generic]]) -> F32:
+        """`[R, T, C]`, one row per condition."""
+        spec, rows = self._bundle.decoder, len(next(iter(given.values())))
+        feeds = {spec.inputs.latents: np.repeat(x[None], rows, axis=0), spec.inputs.time: np.full(rows, time), **given}
+        velocity: F32 = run_once(self._decoder, feeds)[spec.outputs.velocity]
+        return velocity
+
+    def _inputs(self, request: GenerationRequest, *, is_guided: bool) -> dict[str, NDArray[np.generic]]:
+        """What every step reads: conditions `[R, L, D]`, padded, with their mask `[R, L]`, and context `[R, T, X]`."""
+        roles = self._bundle.decoder.inputs
+        assert roles.condition is not None
+        assert roles.condition_mask is not None
+        conditions = [each.tokens for each in (*request.conditions, *(request.negatives if is_guided else ()))]
+        shape = (len(conditions), max(map(len, conditions)))
+        tokens = np.zeros((*shape, conditions[0].shape[1]), np.float32)
+        mask = np.zeros(shape, self._decoder.inputs[roles.condition_mask].dtype)
+        for row, each in enumerate(conditions):
+            tokens[row, : len(each)], mask[row, : len(each)] = each, 1
+        given: dict[str, NDArray[np.generic]] = {roles.condition: tokens, roles.condition_mask: mask}
+        if roles.context is not None:
+            assert request.context is not None
+            given[roles.context] = np.repeat(np.asarray(request.context)[None], shape[0], axis=0)
+        return given
+
+
+def guided(positive: F32, negative: F32, momentum: F32, scale: float) -> tuple[F32, F32]:
+    """The velocity `[T, C]` and the new momentum; norms are per channel over time."""
+    momentum = positive - negative + MOMENTUM * momentum
+    difference = momentum * np.minimum(1.0, NORM_LIMIT / np.maximum(_norm(momentum), TINY))
+    unit = positive / np.maximum(_norm(positive), TINY)
+    difference = difference - (difference * unit).sum(axis=0, keepdims=True) * unit
+    return positive + (scale - 1.0) * difference, momentum
+
+
+def _norm(values: F32) -> F32:
+    """`[1, C]`."""
+    found: F32 = np.sqrt((values * values).sum(axis=0, keepdims=True))
+    return found
