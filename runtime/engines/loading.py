@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import metadata
@@ -15,9 +14,10 @@ import numpy as np
 
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, build_command
+from runtime.config.planner import PlannerSpec
 from runtime.config.targets import PLAN_TARGETS, Target
 from runtime.devices.device import Device
-from runtime.devices.machine import machine_of, num_cores
+from runtime.devices.machine import machine_of
 from runtime.engines.adapter_files import read_catalog
 from runtime.engines.adapters import ADAPTED_DECODER, MERGED, AdapterUse, adapter_shapes, describe_merged
 from runtime.engines.engine import Engine, EngineSet, PlannerEngines, decoder_shapes, features_of
@@ -33,9 +33,6 @@ from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 
 if TYPE_CHECKING:
     from runtime.engines.merging import MergedWeights
-
-# As PlannerEngines has them; the last one only where the bundle has a draft graph.
-PLANNER_NAMES = ("planner", "sampler", "planner_draft")
 
 
 def warm_up(engines: EngineSet, bundle: Bundle, deployment: Deployment) -> None:
@@ -170,46 +167,27 @@ def open_engines(
     weights = None if is_merged_before else _merged_weights(deployment, uses)
     with ExitStack() as opened:
 
-        def open_one(name: str) -> Engine:
-            threads, given = (deployment.runtime.threads, weights) if name in decoders else (1, None)
-            return open_engine(folder, name, device, threads=threads, fix=fix, in_tick=True, weights=given)
+        def open_one(name: str, threads: int = 1, weights: MergedWeights | None = None) -> Engine:
+            engine = open_engine(folder, name, device, threads=threads, fix=fix, in_tick=True, weights=weights)
+            opened.callback(engine.close)
+            return engine
 
-        decoders = ["decoder", *([ADAPTED_DECODER] if adapters.max_rank else [])]
-        rows, steps = (_variants(folder, kind, fix) for kind in ("rows", "step"))
-        planner = [] if bundle.planner is None else list(PLANNER_NAMES[: 2 + (bundle.planner.draft is not None)])
-        found = open_together([*decoders, *rows, *steps, *planner], open_one, device, opened)
         engines = EngineSet(
-            decoder=found["decoder"],
-            rows={features_of(name): found[name] for name in rows},
-            steps={features_of(name): found[name] for name in steps},
-            adapted=found.get(ADAPTED_DECODER),
+            decoder=open_one("decoder", deployment.runtime.threads, weights),
+            rows={features_of(name): open_one(name) for name in _variants(folder, "rows", fix)},
+            steps={features_of(name): open_one(name) for name in _variants(folder, "step", fix)},
+            adapted=open_one(ADAPTED_DECODER, deployment.runtime.threads, weights) if adapters.max_rank else None,
             adapters=adapters,
             merged={adapter.id: strength for adapter, strength in uses},
-            planner=None if bundle.planner is None else PlannerEngines(*(found[name] for name in planner)),
+            planner=None if bundle.planner is None else _planner(bundle.planner, open_one),
         )
         opened.pop_all()
     return engines
 
 
-def open_together(
-    names: Sequence[str], open_one: Callable[[str], Engine], device: Device, opened: ExitStack
-) -> dict[str, Engine]:
-    """Open engines, by name; on the CPU several at a time. `opened` closes them, also those beside one that does not
-    open, whose error is raised: that of the first of `names`."""
-    found: dict[str, Engine] = {}
-    if device.kind != "cpu":
-        for name in names:
-            found[name] = open_one(name)
-            opened.callback(found[name].close)
-        return found
-    with ThreadPoolExecutor(num_cores(), "open-engines") as pool:
-        opening = {name: pool.submit(open_one, name) for name in names}
-    # All have ended: those that are open are closed where another one failed.
-    for name, future in opening.items():
-        if future.exception() is None:
-            found[name] = future.result()
-            opened.callback(found[name].close)
-    return {name: future.result() for name, future in opening.items()}
+def _planner(spec: PlannerSpec, open_one: Callable[[str], Engine]) -> PlannerEngines:
+    draft = None if spec.draft is None else open_one("planner_draft")
+    return PlannerEngines(open_one("planner"), open_one("sampler"), draft)
 
 
 def merged_weights(deployment: Deployment) -> MergedWeights | None:

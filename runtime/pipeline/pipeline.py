@@ -25,7 +25,7 @@ from runtime.config.targets import Target
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine, EngineSet, RunnableGraph, condition_width
-from runtime.engines.loading import open_engine, open_engines, open_together, settle_kernels, warm_up
+from runtime.engines.loading import open_engine, open_engines, settle_kernels, warm_up
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
 from runtime.pipeline.meanings import prompt_meanings, with_drawn
@@ -382,9 +382,9 @@ def _open_other_engines(deployment: Deployment, bundle: Bundle, device: Device, 
         names += ["codec_decode", "codec_encode"] if bundle.codec.encode else ["codec_decode"]
     if bundle.structure is not None:
         names += ["structure_encode", "structure_decode"]
-    folder, fix = deployment.engine_folder(), build_command(deployment.path, deployment.target)
-
-    def open_one(name: str) -> Engine:
-        return open_engine(folder, name, device, threads=CODEC_THREADS, fix=fix)
-
-    return open_together(names, open_one, device, opened)
+    fix = build_command(deployment.path, deployment.target)
+    engines: dict[str, Engine] = {}
+    for name in names:
+        engines[name] = open_engine(deployment.engine_folder(), name, device, threads=CODEC_THREADS, fix=fix)
+        opened.callback(engines[name].close)
+    return engines

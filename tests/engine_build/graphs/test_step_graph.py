@@ -216,7 +216,8 @@ def _fill(feeds: Arrays, slot_index: int, slot: Slot, velocities: list[NDArray[n
     if slot.state.before is not None:
         velocity, length, _ = slot.state.before
         _set(feeds, slot_index, "previous_velocity", velocity)
-        _set(feeds, slot_index, "extrapolation", (slot.times[1] - slot.times[0]) / (2 * length))
+        is_last = slot.times[1] == 0  # Euler's
+        _set(feeds, slot_index, "extrapolation", 0.0 if is_last else (slot.times[1] - slot.times[0]) / (2 * length))
     if request.mask is not None:
         _set(feeds, slot_index, "mask", request.mask.mask)
         _set(feeds, slot_index, "original", request.mask.original)

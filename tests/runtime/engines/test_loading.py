@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-import threading
-from contextlib import ExitStack
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,7 @@ from runtime.config.deployment import Deployment
 from runtime.devices.device import HostDevice
 from runtime.engines import loading
 from runtime.engines.engine import EngineSet, PlannerEngines
-from runtime.engines.loading import open_engine, open_engines, open_together, tool_versions, warm_up
+from runtime.engines.loading import open_engine, open_engines, tool_versions, warm_up
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
 from runtime.engines.replacement import check_replaceable
@@ -106,52 +103,7 @@ def test_no_engine_stays_open_where_a_later_one_does_not_open(
     with pytest.raises(EngineMismatchError, match="manifest"):
         open_engines(copy, DEVICE)
     assert len(opened) > 1
-    assert sorted(map(id, closed)) == sorted(map(id, opened))
-
-
-def test_on_the_cpu_engines_open_at_the_same_time_and_on_others_one_after_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(loading, "num_cores", lambda: 2)
-    both, threads = threading.Barrier(2), set[int]()
-
-    class Opened:
-        def close(self) -> None:
-            pass
-
-    def open_on_cpu(name: str) -> Any:
-        both.wait(30.0)  # until the other one opens, too
-        return Opened()
-
-    def open_elsewhere(name: str) -> Any:
-        threads.add(threading.get_ident())
-        return Opened()
-
-    with ExitStack() as opened:
-        assert list(open_together(["a", "b"], open_on_cpu, DEVICE, opened)) == ["a", "b"]
-        other: Any = SimpleNamespace(kind="cuda")
-        assert list(open_together(["a", "b"], open_elsewhere, other, opened)) == ["a", "b"]
-    assert threads == {threading.get_ident()}, "that of the caller, which the device knows"
-
-
-def test_of_engines_that_do_not_open_the_first_says_why_and_the_others_are_closed() -> None:
-    closed = []
-
-    class Opened:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def close(self) -> None:
-            closed.append(self.name)
-
-    def open_one(name: str) -> Any:
-        if name.startswith("bad"):
-            raise EngineMismatchError(name)
-        return Opened(name)
-
-    with pytest.raises(EngineMismatchError, match="bad 1"), ExitStack() as opened:
-        open_together(["good 1", "bad 1", "good 2", "bad 2", "good 3"], open_one, DEVICE, opened)
-    assert closed == ["good 3", "good 2", "good 1"]
+    assert closed == opened[::-1]
 
 
 def test_tool_versions_of_every_target(monkeypatch: pytest.MonkeyPatch) -> None:

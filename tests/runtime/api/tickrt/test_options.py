@@ -69,7 +69,10 @@ def test_nested_types_have_the_models_fields(model: type[BaseModel]) -> None:
 
 def test_options_have_the_fields_of_generation_options() -> None:
     assert_same_fields(source.GenerationOptions, tickrt.Options, hidden=("prompt", "notes"))
-    assert kinds(tickrt.Prompt) == kinds(source.GenerationOptions.model_fields["prompt"].annotation)
+    pairs = Sequence[tickrt.WeightedPrompt | tuple[str, tickrt.Curve]]  # what pairs become is tested below
+    assert tickrt.Prompt == str | pairs
+    weighted = kinds(str | Sequence[tickrt.WeightedPrompt])
+    assert weighted == kinds(source.GenerationOptions.model_fields["prompt"].annotation)
     assert not tickrt.Options.__required_keys__
 
 
