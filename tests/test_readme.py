@@ -81,7 +81,8 @@ def is_runnable(words: list[str]) -> bool:
     """Whether it needs no GPU, no checkpoint, no player and no package that is not installed."""
     if "--peers" in words and importlib.util.find_spec("openvino") is None:
         return False
-    return "--target" not in words and "--play" not in words and "acestep" not in " ".join(words)
+    needs_checkpoint = any(family in " ".join(words) for family in ("acestep", "stable-audio"))
+    return "--target" not in words and "--play" not in words and not needs_checkpoint
 
 
 def is_covered(words: list[str]) -> bool:
