@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.cluster import APPLIED
+from helpers.http_harness import eventually
 from helpers.paths import DEMO
 from typer.testing import CliRunner
 
@@ -61,6 +62,7 @@ def test_where_nothing_runs(cluster: RayCluster) -> None:
 
 def test_a_second_up_says_what_runs(cluster: RayCluster) -> None:
     cluster.launch("replica", sys.executable, "-c", "import time; time.sleep(600)")
+    eventually(RayCluster(cluster.folder).members)  # a process that has just begun has no environment for a moment
     code, text = run(cluster, "up", DEMO)
     assert (code, "parts of a cluster run" in text) == (2, True)
     cluster._record(APPLIED)
