@@ -344,6 +344,7 @@ def test_more_sessions_than_there_may_be_are_refused_with_a_reason(server: Serve
 
 def test_a_session_that_is_deleted_closes_its_connection(server: Served, client: LyriaClient) -> None:
     settle(client)
+    eventually(lambda: all(info.is_connected for info in server.service.live_host().sessions()))
     (info,) = server.service.live_host().sessions()
     with server.client() as http:
         assert http.delete(f"/v1/sessions/{info.id}").status_code == 204
