@@ -21,6 +21,17 @@ NEEDED = ("torch", "diffusers", "onnxscript", "onnxruntime")
 app = CommandLine(add_completion=False)
 
 
+# Options of every family.
+Out = Annotated[Path, typer.Option(help="The bundle's folder; an existing bundle is replaced.")]
+DeploymentPath = Annotated[
+    Path | None, typer.Option(help="Path of the deployment file to write, unless it exists. Default: OUT.toml.")
+]
+Name = Annotated[str | None, typer.Option(help="The bundle's name. Default: the checkpoint's folder.")]
+Force = Annotated[bool, typer.Option("--force", help="Start anew: use nothing of an interrupted export.")]
+NoText = Annotated[bool, typer.Option("--no-text", help="Leave the text encoder out.")]
+Seed = Annotated[int, typer.Option(min=0, help="With --random: the weights' seed.")]
+
+
 class RandomSize(StrEnum):
     """The published sizes of Stable Audio 3."""
 
@@ -35,7 +46,7 @@ def export() -> None:
 
 @app.command()
 def acestep(
-    out: Annotated[Path, typer.Option(help="The bundle's folder; an existing bundle is replaced.")],
+    out: Out,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="A folder as published: in diffusers' layout (transformer/, vae/, ...) or ACE-Step's own."),
@@ -53,16 +64,14 @@ def acestep(
         str | None,
         typer.Option(help="A smaller one with the same tokens, that drafts what the planner verifies; the plans stay."),
     ] = None,
-    deployment: Annotated[
-        Path | None, typer.Option(help="Path of the deployment file to write, unless it exists. Default: OUT.toml.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="The bundle's name. Default: the checkpoint's folder.")] = None,
+    deployment: DeploymentPath = None,
+    name: Name = None,
     canvas_seconds: Annotated[
         float, typer.Option(min=1.0, max=600.0, help="Length of a full generation. 240 serves 60, 120 and 240 s too.")
     ] = 60.0,
-    force: Annotated[bool, typer.Option("--force", help="Start anew: use nothing of an interrupted export.")] = False,
-    no_text: Annotated[bool, typer.Option("--no-text", help="Leave the text encoder out.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="With --random: the weights' seed.")] = 0,
+    force: Force = False,
+    no_text: NoText = False,
+    seed: Seed = 0,
     layers: Annotated[int | None, typer.Option(min=1, max=64, help="With --random: layers, of 24.")] = None,
     hidden: Annotated[int | None, typer.Option(min=8, help="With --random: hidden size, of 2048.")] = None,
     intermediate: Annotated[int | None, typer.Option(min=8, help="With --random: the MLP's size, of 6144.")] = None,
@@ -100,7 +109,7 @@ def acestep(
 
 @app.command("stable_audio_3")
 def stable_audio_3(
-    out: Annotated[Path, typer.Option(help="The bundle's folder; an existing bundle is replaced.")],
+    out: Out,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="A folder as published (model_config.json, model.safetensors), or in diffusers' layout."),
@@ -112,16 +121,14 @@ def stable_audio_3(
     text_encoder: Annotated[
         Path | None, typer.Option(help="T5Gemma's folder (t5gemma-b-b-ul2), where it is not in the checkpoint's.")
     ] = None,
-    deployment: Annotated[
-        Path | None, typer.Option(help="Path of the deployment file to write, unless it exists. Default: OUT.toml.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="The bundle's name. Default: the checkpoint's folder.")] = None,
+    deployment: DeploymentPath = None,
+    name: Name = None,
     canvas_seconds: Annotated[
         float, typer.Option(min=1.0, max=380.0, help="Length of a full generation; shorter ones are served too.")
     ] = 120.0,
-    force: Annotated[bool, typer.Option("--force", help="Start anew: use nothing of an interrupted export.")] = False,
-    no_text: Annotated[bool, typer.Option("--no-text", help="Leave the text encoder out.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="With --random: the weights' seed.")] = 0,
+    force: Force = False,
+    no_text: NoText = False,
+    seed: Seed = 0,
     layers: Annotated[
         int | None, typer.Option(min=1, max=64, help="With --random: layers of the decoder and of the codec's halves.")
     ] = None,

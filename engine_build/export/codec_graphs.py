@@ -1,4 +1,4 @@
-"""The two graphs of a codec, latents -> audio and audio -> latents, whatever autoencoder they are of."""
+"""The two graphs of a codec, latents -> audio and audio -> latents, of any autoencoder."""
 
 from __future__ import annotations
 

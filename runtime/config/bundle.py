@@ -137,8 +137,8 @@ class DcwSpec(TomlTable):
 class LogSnrSchedule(TomlTable):
     """Times at equal distances of their logarithmic signal-to-noise ratio, from `start` (noise) to `end` (data).
 
-    The ratio at time t is ln((1 - t) / t), so t = sigmoid(-ratio). The first time is 1 and the last one 0, whatever
-    start and end are.
+    The ratio at time t is ln((1 - t) / t), so t = sigmoid(-ratio). The first time is 1 and the last one 0, with
+    any start and end.
     """
 
     kind: Literal["logsnr"]

@@ -25,7 +25,7 @@ GUIDANCE_OPTIONS: Final = frozenset(
 class NumberRange(TomlTable):
     """Numbers from `min` to `max`, both included; whole ones where `type` is integer. usual: the range of knobs.
 
-    reason: why it is one number alone, min and max; nobody is offered a choice then.
+    reason: why it is one number alone, min and max; no choice is offered then.
     """
 
     min: float
@@ -136,7 +136,7 @@ class OptionRanges(TomlTable):
 
     @property
     def without_choice(self) -> frozenset[str]:
-        """The options that nobody is offered: there is one number, or they act on guidance alone and there is none."""
+        """The options that are not offered: there is one number, or they act on guidance alone and there is none."""
         fixed = frozenset(name for name, found in self.narrowed.items() if found.reason)
         return fixed | (GUIDANCE_OPTIONS if "guidance" in fixed and self.guidance.min == 1.0 else frozenset())
 

@@ -40,7 +40,7 @@ class LanguageRunner:
     """Every sequence has a row of the cache, with guidance two. One thread.
 
     The host reads a tick's tokens when it lays out the next one. The tick begins with this part, so that then the
-    device still has the rest of it to do. is_beside: the next tick has generations: tokens that nobody waits for are
+    device still has the rest of it to do. is_beside: the next tick has generations: tokens without a waiting caller are
     left to others. is_beside_urgent: some of them are of live sessions: it has one chunk or one chain then, which draws
     half of planner_steps tokens in all, or one of each sequence.
     """

@@ -189,7 +189,7 @@ class RandomWeights:
 
     @property
     def traits(self) -> ModelTraits:
-        """Of the published one, which is distilled; SAME-S is small's. Random weights are nobody's."""
+        """Of the published one, which is distilled; SAME-S is small's. Random weights have no licence."""
         return ModelTraits(True, CHUNK_FRAMES if self.size == "small" else 0, license="")
 
     def has(self, part: str) -> bool:

@@ -101,7 +101,7 @@ class MidiClock:
         self._output = None if output is None else open_output(output)
         received = None if input is None else open_input(input)
         named = ((output, self._output), (input, received))
-        # A port that nobody holds is closed by python-rtmidi.
+        # A port without a reference is closed by python-rtmidi.
         self._opened: list[Any] = [port for given, port in named if isinstance(given, str)]
         self._beat: Beat | None = None
         self._told_s = 0.0

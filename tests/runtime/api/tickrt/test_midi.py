@@ -228,7 +228,7 @@ def test_ports_need_rtmidi(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class NamedPort(Port):
-    """As python-rtmidi has it: it is closed once nobody holds it."""
+    """As python-rtmidi has it: it is closed with its last reference."""
 
     opened: ClassVar[list[weakref.ref[NamedPort]]] = []
     closed: ClassVar[list[int]] = []
