@@ -1,4 +1,4 @@
-"""python -m engine_build.export FAMILY: a checkpoint, or the published sizes with random weights, as a bundle; its check."""
+"""python -m engine_build.export FAMILY: a bundle of a checkpoint, or of random weights; and a checkpoint's check."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ NoText = Annotated[bool, typer.Option("--no-text", help="Leave the text encoder 
 Seed = Annotated[int, typer.Option(min=0, help="With --random: the weights' seed.")]
 TextEncoderFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--text-encoder", help="T5Gemma's folder (t5gemma-b-b-ul2), where it is not in the checkpoint's."
-    ),
+    typer.Option("--text-encoder", help="T5Gemma's folder (t5gemma-b-b-ul2), where it is not in the checkpoint's."),
 ]
 # Options of every check.
 Checked = Annotated[Path, typer.Option("--checkpoint", help="A folder as published, in either layout.")]
@@ -150,7 +148,7 @@ def check_acestep(
 ) -> None:
     """Compare a checkpoint's bundle with diffusers' pipeline on this machine: latents, audio, times, and a WAV file.
 
-    The report can be sent to us: it has figures, no paths, no names and no audio. Nothing leaves this machine by itself.
+    The report can be sent to us: it has figures, no paths, no names, no audio. Nothing leaves this machine by itself.
     """
     need_packages(*NEEDED, "transformers")
     from engine_build.export.acestep.check import check_checkpoint
@@ -232,14 +230,15 @@ def check_stable_audio_3(
     out: Annotated[Path, typer.Option(help=CHECK_OUT)] = Path("stable-audio-3-check"),
     seconds: CheckSeconds = 10.0,
     audio: Annotated[
-        Path | None, typer.Option(help="A file of music, for checks 1, 5 and 7; it stays here. Default: a clip of ours.")
+        Path | None,
+        typer.Option(help="A file of music, for checks 1, 5 and 7; it stays here. Default: a clip of ours."),
     ] = None,
     target: CheckTarget = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Answer by a checkpoint's weights where published implementations contradict each other, and compare its bundle.
 
-    The report can be sent to us: it has figures, no paths, no names and no audio. Nothing leaves this machine by itself.
+    The report can be sent to us: it has figures, no paths, no names, no audio. Nothing leaves this machine by itself.
     """
     need_packages(*NEEDED, "transformers")
     from engine_build.export.parity import CheckOptions

@@ -115,7 +115,7 @@ def steps_with(source: CheckpointSource, steps: Sequence[ExportStep], without: f
 
 
 def need_parts(source: CheckpointSource, folder: Path, parts: Sequence[str], fix: str = "") -> None:
-    """Raises ConfigError where the source, a checkpoint's folder, lacks one of the parts. Default of fix: to copy it."""
+    """Raises ConfigError where the source, a checkpoint's folder, lacks a part. Default of fix: to copy it."""
     missing = [part for part in parts if not source.has(part)]
     if missing:
         what = f"{folder} has no {', '.join(missing)}, which a check needs: it compares music that is made from a text"

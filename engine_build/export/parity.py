@@ -132,7 +132,10 @@ def _compare(
             detail=f"rms of the difference over rms, the worst of {len(SEEDS)} generations in flight together",
         ),
         measured(
-            "a generation is the same beside another", relative(alone, together[0]), at_most=BESIDE_LIMIT
+            "a generation is the same beside another",
+            relative(alone, together[0]),
+            at_most=BESIDE_LIMIT,
+            detail="rms of the difference over rms",
         ),
         measured(
             "audio in windows equals the whole in torch",
@@ -143,8 +146,8 @@ def _compare(
         measured("there is sound", level_db(sound), at_least=SILENCE_DBFS, unit="dBFS", detail="rms of the WAV file"),
     ]
     figures = [
-        Figure(f"diffusers, float32 on the CPU: one generation {noun}", reference.generation_s, "s"),
-        Figure(f"TickRT on {options.target}: the same generation, text included", alone_s, "s"),
+        Figure(f"diffusers, float32 on the CPU: one generation {noun}, text included", reference.generation_s, "s"),
+        Figure(f"TickRT on {options.target}: the same generation, its text known", alone_s, "s"),
         Figure(f"TickRT on {options.target}: {len(SEEDS)} of them together", together_s, "s"),
         Figure("torch, float32 on the CPU: decoding the latents", reference.decode_s, "s"),
         Figure(f"TickRT on {options.target}: decoding the latents", decode_s, "s"),
@@ -195,7 +198,8 @@ def music(options: CheckOptions, sample_rate_hz: int, channels: int, samples: in
     if options.audio is None:
         return clip(sample_rate_hz, channels, samples)
     pcm = read_audio(options.audio, sample_rate_hz, channels, math.inf)
-    return np.resize(pcm, (samples, channels))
+    resized: Pcm = np.resize(pcm, (samples, channels))
+    return resized
 
 
 def clip(sample_rate_hz: int, channels: int, samples: int) -> Pcm:

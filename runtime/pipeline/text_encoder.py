@@ -236,7 +236,7 @@ class _TextGraph:
 
     def _run(self, ids: list[int], seconds: float) -> _Encoded:
         roles = self.spec.inputs
-        # A text without tokens, as of a tokenizer that begins no text with one of its own: one token that does not count.
+        # A text without tokens, where a tokenizer adds none of its own: one token that does not count.
         tokens = np.array([ids or [0]], np.int64)  # [1, L]
         feeds: dict[str, NDArray[Any]] = {roles.tokens: tokens, roles.mask: np.full_like(tokens, bool(ids))}
         if roles.seconds is not None:

@@ -18,5 +18,5 @@ def export(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )

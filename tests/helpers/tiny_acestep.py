@@ -132,7 +132,7 @@ def save_own_checkpoint(base: Path, folder: Path) -> Path:
 
 
 def diffusers_pipeline(folder: Path) -> Any:
-    """diffusers' own pipeline on a checkpoint, in float32; XL's timbre encoder has its token, as in the authors' code."""
+    """diffusers' own pipeline on a checkpoint, in float32. XL's timbre is summed up, as in the authors' code."""
     import torch
     from diffusers import AceStepPipeline
 

@@ -70,7 +70,7 @@ def _about(source: Checkpoint, facts: BundleFacts) -> dict[str, str]:
         "kind": "turbo, without guidance" if facts.is_turbo else "with guidance",
         "decoder": f"{facts.figures['parameters'] / 1e6:.4g} M parameters, {facts.figures['layers']} layers of "
         f"{config.get('hidden_size', 2048)}",
-        "SHA-256": source.fingerprint(),
+        "SHA-256 of its files": source.fingerprint(),
     }
 
 

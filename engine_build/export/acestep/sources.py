@@ -71,7 +71,7 @@ WEIGHT_STD: Final = 0.02
 
 def is_xl(config: Mapping[str, Any]) -> bool:
     """Whether a decoder's configuration is of XL, whose condition encoder is narrower."""
-    return config.get("encoder_hidden_size") not in (None, config.get("hidden_size"))
+    return config.get("encoder_hidden_size") not in (None, config.get("hidden_size", TURBO_CONFIG["hidden_size"]))
 
 
 def sum_up_timbre(timbre_encoder: Any) -> None:

@@ -96,6 +96,7 @@ def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnP
     """
     fix = "--text-encoder FOLDER names T5Gemma's (t5gemma-b-b-ul2)"
     need_parts(source, source.folder, NEEDED, "" if source.has(TEXT_ENCODER) else fix)
+    music(options, 8000, 1, 1)  # what is no music is refused before the export
     export = ExportOptions("stable-audio-3-check", options.seconds, description=source.description)
     facts = export_bundle(source, options.out / BUNDLE, export, on_progress)
     with quiet(), torch.no_grad():
@@ -125,7 +126,7 @@ def _about(source: Checkpoint, facts: BundleFacts) -> dict[str, str]:
         "kind": "distilled" if source.traits.distilled else "before distillation (base)",
         "decoder": f"{facts.figures['parameters'] / 1e6:.4g} M parameters, {facts.figures['layers']} layers",
         "attention of the codec": f"chunks of {chunk} frames" if chunk else "a sliding window",
-        "SHA-256": source.fingerprint(),
+        "SHA-256 of its files": source.fingerprint(),
     }
 
 
@@ -149,14 +150,14 @@ def _questions(
         return replace(answered(NAMES[name], question, folders), name=NAMES[name])
 
     sample = _sample(source, options, facts)
-    transformer = Transformer(source)
+    transformer = Transformer(source, facts.canvas_frames / facts.frame_rate_hz)
     found = {
         "local": ask("local", lambda: local_condition(transformer, sample.latents)),
         "time": ask("time", lambda: time_features(transformer, sample.latents)),
         "norms": ask("norms", lambda: norm_eps(transformer, sample.latents, source)),
     }
-    generated = {padding_s: transformer.sample(options.seconds, facts, padding_s) for padding_s in (0.0, PADDING_S)}
-    found["schedule"] = ask("schedule", lambda: schedule(transformer, generated[0.0], options, facts, source))
+    generated = {padding_s: transformer.sample(facts, padding_s) for padding_s in (0.0, PADDING_S)}
+    found["schedule"] = ask("schedule", lambda: schedule(transformer, generated[0.0], facts, source))
     transformer.close()
     vae: Any = source.load(VAE)
     decode = _decoder_of(vae, source.traits.chunk_frames)
@@ -179,14 +180,15 @@ def _sample(source: Checkpoint, options: CheckOptions, facts: BundleFacts) -> Sa
 
 
 def _decoder_of(vae: Any, chunk_frames: int) -> LatentsToAudio:
-    return LatentsToAudio(vae, attention_of(vae, chunk_frames)).eval()
+    decoder: LatentsToAudio = LatentsToAudio(vae, attention_of(vae, chunk_frames)).eval()
+    return decoder
 
 
 class Transformer:
     """The transformer in torch, as the bundle has it, and what it is conditioned on."""
 
-    def __init__(self, source: Checkpoint) -> None:
-        self._traits = source.traits
+    def __init__(self, source: Checkpoint, seconds: float) -> None:
+        self._traits, self._seconds = source.traits, seconds
         self.module: Any = source.load(TRANSFORMER)
         self.decoder = ContextDecoder(self.module).eval()
         parts = source.load(TEXT_ENCODER), source.load(DURATION), source.load(PADDING)
@@ -198,9 +200,9 @@ class Transformer:
         release(self.decoder)
         release(self._text)
 
-    def condition(self, seconds: float) -> Tensor:
-        """`[1, 257, D]` of the text and a length."""
-        found: Tensor = self._text(self._ids, torch.ones_like(self._ids), torch.tensor([seconds]))[0]
+    def condition(self) -> Tensor:
+        """`[1, 257, D]` of the text and the length."""
+        found: Tensor = self._text(self._ids, torch.ones_like(self._ids), torch.tensor([self._seconds]))[0]
         return found
 
     def velocity(self, x: Tensor, t: Tensor, condition: Tensor) -> Tensor:
@@ -213,11 +215,11 @@ class Transformer:
         found: Tensor = self.module(x.transpose(1, 2), t, condition, condition[:, 0], return_dict=False)[0]
         return found.transpose(1, 2)
 
-    def sample(self, seconds: float, facts: BundleFacts, padding_s: float = 0.0, times: Any = None) -> Tensor:
+    def sample(self, facts: BundleFacts, padding_s: float = 0.0, times: Any = None) -> Tensor:
         """Latents `[1, T, C]` of the authors' sampler, of a length and some more. times: default, the bundle's."""
-        frames = canvas_frames(seconds + padding_s, facts.frame_rate_hz, facts.frame_multiple)
+        frames = canvas_frames(self._seconds + padding_s, facts.frame_rate_hz, facts.frame_multiple)
         times = log_snr_schedule(STEPS, *self._traits.logsnr) if times is None else times
-        condition, x = self.condition(seconds), _noise(frames, facts.channels)
+        condition, x = self.condition(), _noise(frames, facts.channels)
         for step, (time, after) in enumerate(pairwise([float(time) for time in times])):
             velocity = self.velocity(x, torch.tensor([time]), condition)
             if self._traits.distilled:
@@ -236,7 +238,7 @@ def denoising_error(predict: Velocity, latents: Tensor, condition: Tensor) -> fl
     """How far the data that a velocity finds in noisy latents `[1, T, C]` is from them, of their rms: a mean."""
     errors = []
     for index, time in enumerate(TIMES):
-        x = (1.0 - time) * latents + time * _noise(*latents.shape[1:], Purpose.STEP, index)
+        x = (1.0 - time) * latents + time * _noise(latents.shape[1], latents.shape[2], Purpose.STEP, index)
         data = x - time * predict(x, torch.tensor([time]), condition)
         errors.append(relative(data.numpy(), latents.numpy()))
     return float(np.mean(errors))
@@ -244,20 +246,20 @@ def denoising_error(predict: Velocity, latents: Tensor, condition: Tensor) -> fl
 
 def local_condition(transformer: Transformer, latents: Tensor) -> Check:
     """Zeros, as the authors' code and its ports pass them, or none, as diffusers."""
-    condition = transformer.condition(10.0)
+    condition = transformer.condition()
     zeros, none = (
         denoising_error(predict, latents, condition)
         for predict in (transformer.velocity, transformer.velocity_without_local)
     )
     x, t = _noise(*latents.shape[1:]), torch.tensor([TIMES[1]])
     pair = (transformer.velocity_without_local(x, t, condition), transformer.velocity(x, t, condition))
-    detail = f"error of denoising {zeros:.4g}, without {none:.4g}; velocities differ by {_differ(*pair):.3g} of their rms"
+    detail = f"error of denoising {zeros:.4g}, without {none:.4g}; velocities differ by {_differ(*pair):.3g}"
     return measured(NAMES["local"], zeros / none, at_most=NOT_WORSE, detail=detail)
 
 
 def time_features(transformer: Transformer, latents: Tensor) -> Check:
     """timestep_features_logsnr: false, as everywhere but in the authors' code, which has both."""
-    condition = transformer.condition(10.0)
+    condition = transformer.condition()
 
     def by_log_snr(x: Tensor, t: Tensor, condition: Tensor) -> Tensor:
         log_snr = torch.log((1.0 - t) / t).clamp(-12.0, 5.0)
@@ -267,13 +269,13 @@ def time_features(transformer: Transformer, latents: Tensor) -> Check:
     x, t = _noise(*latents.shape[1:]), torch.tensor([TIMES[1]])
     rounded = transformer.velocity(x, t.bfloat16().float(), condition)
     half = _differ(rounded, transformer.velocity(x, t, condition))
-    detail = f"error of denoising {plain:.4g}, as log-SNR {other:.4g}; a time in bfloat16 moves velocities by {half:.3g}"
+    detail = f"error of denoising {plain:.4g}, as log-SNR {other:.4g}; a time in bfloat16 moves them by {half:.3g}"
     return measured(NAMES["time"], plain / other, at_most=NOT_WORSE, detail=detail)
 
 
 def norm_eps(transformer: Transformer, latents: Tensor, source: Checkpoint) -> Check:
     """1e-5 in blocks in the authors' code, 1e-6 in diffusers. Their own layout says which; the other does not."""
-    condition, found = transformer.condition(10.0), []
+    condition, found = transformer.condition(), []
     x, t = _noise(*latents.shape[1:]), torch.tensor([TIMES[1]])
     for eps in (DIFFUSERS_EPS, AUTHORS_EPS):
         set_norm_eps(transformer.module, *eps)
@@ -286,11 +288,9 @@ def norm_eps(transformer: Transformer, latents: Tensor, source: Checkpoint) -> C
     return measured(NAMES["norms"], _differ(*found), at_most=1e-3, detail=detail)
 
 
-def schedule(
-    transformer: Transformer, latents: Tensor, options: CheckOptions, facts: BundleFacts, source: Checkpoint
-) -> Check:
+def schedule(transformer: Transformer, latents: Tensor, facts: BundleFacts, source: Checkpoint) -> Check:
     """Latents of music are about 1: the codec divides by what it has measured. Another schedule is said to explode."""
-    other = transformer.sample(options.seconds, facts, times=length_shifted(STEPS, latents.shape[1]))
+    other = transformer.sample(facts, times=length_shifted(STEPS, latents.shape[1]))
     at_least, at_most = LATENTS_RMS
     detail = f"rms of a generation's latents; with times shifted by length {rms(other.numpy()):.3g}"
     found = measured(NAMES["schedule"], rms(latents.numpy()), at_least=at_least, at_most=at_most, detail=detail)
@@ -318,7 +318,7 @@ def length(decode: LatentsToAudio, exact: Tensor, padded: Tensor, layout: CodecL
 def decoder_noise(decode: LatentsToAudio, latents: Tensor) -> Check:
     """What the noise that the authors' code may add changes, against the sound."""
     sound = decode(latents).numpy()
-    noisy = decode(latents + DECODER_NOISE * _noise(*latents.shape[1:], Purpose.STEP)).numpy()
+    noisy = decode(latents + DECODER_NOISE * _noise(latents.shape[1], latents.shape[2], Purpose.STEP)).numpy()
     change = 20.0 * math.log10(max(relative(noisy, sound), 1e-30))
     detail = f"what noise of {DECODER_NOISE:.0e} changes in the sound"
     return measured(NAMES["noise"], change, at_most=-40.0, unit="dB", detail=detail)
@@ -350,11 +350,11 @@ def tokens(source: Checkpoint, options: CheckOptions) -> Check:
     """
     theirs, (ours, _) = source.load(TOKENIZER), read_tokenizer(options.out / BUNDLE / TOKENIZER_FILE)
     ids = {text: list(encoded(ours, text).ids) for text in ("", PROMPT, *KNOWN_IDS)}
-    bos = {theirs.bos_token_id} - {None}
+    begin = 1 if ids[PROMPT][:1] == [theirs.bos_token_id] else 0
     wrong = {text for text, found in ids.items() if found != list(theirs(text).input_ids)}
-    wrong |= {text for text, known in KNOWN_IDS.items() if ids[text][ids[text][:1] == [*bos] :] != known}
-    begin = "a text begins with bos" if bos and ids[PROMPT][:1] == [*bos] else "a text begins without bos"
-    detail = f"of {len(ids)} texts; {begin}, the empty text has {len(ids[''])} tokens"
+    wrong |= {text for text, known in KNOWN_IDS.items() if ids[text][begin:] != known}
+    bos, empty = "with" if begin else "without", len(ids[""])
+    detail = f"of {len(ids)} texts; a text begins {bos} bos, the empty text has {empty} tokens"
     return measured(NAMES["tokens"], len(wrong), at_most=0, detail=detail)
 
 

@@ -112,7 +112,7 @@ class Knowing:
     def __init__(self, latents: Any, *, local: bool) -> None:
         self.latents, self.local = latents, local
 
-    def condition(self, seconds: float) -> Any:
+    def condition(self) -> Any:
         return torch.zeros(1, 1, 1)
 
     def velocity(self, x: Any, t: Any, condition: Any) -> Any:
@@ -159,8 +159,7 @@ def test_times_by_length_are_those_of_the_tensorrt_code(frames: int) -> None:
     assert times[4] == pytest.approx(1 - np.exp(mu) / (np.exp(mu) + (1 / (1 - t) - 1)))
 
 
-def test_a_schedule_that_the_bundle_does_not_have_fails(folder: Path, small: Any) -> None:
-    from engine_build.export.parity import CheckOptions
+def test_a_schedule_that_the_bundle_does_not_have_fails() -> None:
     from engine_build.export.stable_audio_3.check import schedule
 
     class Source:
@@ -170,13 +169,12 @@ def test_a_schedule_that_the_bundle_does_not_have_fails(folder: Path, small: Any
         def sample(self, *_: Any, **__: Any) -> Any:
             return torch.ones(1, 20, CHANNELS)
 
-    options: Any = CheckOptions(folder)
-    found = schedule(Sampling(), torch.ones(1, 20, CHANNELS), options, None, Source())  # type: ignore[arg-type]
+    found = schedule(Sampling(), torch.ones(1, 20, CHANNELS), None, Source())  # type: ignore[arg-type]
     assert (found.result, found.figure) == ("fail", 1.0)
     assert "depends on the length" in found.detail
     Source.notes = ()
-    assert schedule(Sampling(), torch.ones(1, 20, CHANNELS), options, None, Source()).result == "pass"  # type: ignore[arg-type]
-    assert schedule(Sampling(), torch.zeros(1, 20, CHANNELS), options, None, Source()).result == "fail"  # type: ignore[arg-type]
+    assert schedule(Sampling(), torch.ones(1, 20, CHANNELS), None, Source()).result == "pass"  # type: ignore[arg-type]
+    assert schedule(Sampling(), torch.zeros(1, 20, CHANNELS), None, Source()).result == "fail"  # type: ignore[arg-type]
 
 
 def test_an_incomplete_checkpoint_is_named(tmp_path: Path) -> None:
@@ -191,12 +189,17 @@ def test_an_incomplete_checkpoint_is_named(tmp_path: Path) -> None:
     assert "--text-encoder" in caught.value.fix
 
 
-def test_music_that_is_none_is_refused(tmp_path: Path) -> None:
-    from engine_build.export.parity import CheckOptions, music
+def test_music_that_is_none_is_refused_before_the_export(tmp_path: Path) -> None:
+    from engine_build.export.parity import CheckOptions
+    from engine_build.export.stable_audio_3.check import check_checkpoint
+    from engine_build.export.stable_audio_3.sources import Checkpoint
 
     (tmp_path / "mine.wav").write_text("no music")
+    source = Checkpoint(save_own_checkpoint(tmp_path / "c", "small"))
+    options = CheckOptions(tmp_path / "out", audio=tmp_path / "mine.wav")
     with pytest.raises(RequestError):
-        music(CheckOptions(tmp_path, audio=tmp_path / "mine.wav"), 8000, 2, 8000)
+        check_checkpoint(source, options, lambda text: None)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_clip_of_our_own_sounds(tmp_path: Path) -> None:
