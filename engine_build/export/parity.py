@@ -5,6 +5,7 @@ The pipeline runs first and is gone when the bundle's engines are opened: one of
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -99,6 +100,7 @@ def compare(
     """Build the bundle's engines, and compare them with the reference. text: of the deployment file, for the CPU."""
     options.deployment.write_text(text.replace('target = "cpu"', f'target = "{options.target}"'), encoding="utf-8")
     deployment = load_deployment(options.deployment)
+    gc.collect()  # the pipeline, which refers to itself
     on_progress("engines ...")
     build_deployment(deployment)
     on_progress("generations ...")
@@ -211,7 +213,8 @@ def clip(sample_rate_hz: int, channels: int, samples: int) -> Pcm:
     hiss = np.random.default_rng(0).standard_normal((samples, channels))
     shift = np.linspace(0.0, 0.5, channels)
     tones = np.sin(2 * np.pi * (chord * seconds[:, None])[..., None] + shift).sum(axis=1)  # [N, channels]
-    return (0.2 * decay[:, None] * tones + 0.01 * hiss).astype(np.float32)
+    pcm: Pcm = (0.2 * decay[:, None] * tones + 0.01 * hiss).astype(np.float32)
+    return pcm
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float]:

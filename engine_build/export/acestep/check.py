@@ -36,9 +36,11 @@ NEEDED: Final = (TRANSFORMER, VAE, CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER)
 def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnProgress = print) -> Report:
     """Export the checkpoint's bundle into `options.out`, run it, and compare it.
 
-    Raises ConfigError where the checkpoint lacks a part, BuildError where a graph differs from its module.
+    Raises ConfigError where the checkpoint lacks a part, EngineError where the target has no GPU, BuildError where a
+    graph differs from its module.
     """
     need_parts(source, source.folder, NEEDED)
+    machine = this_machine(options.target)  # a GPU that is missing is told before the export
     export = ExportOptions("acestep-check", options.seconds, description=source.description)
     facts = export_bundle(source, options.out / BUNDLE, export, on_progress)
     on_progress("diffusers' pipeline ...")
@@ -50,7 +52,7 @@ def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnP
     return Report(
         "ACE-Step v1.5",
         _about(source, facts),
-        this_machine(options.target),
+        machine,
         versions_of(options.target),
         [_graph(facts), *checks],
         [*figures, *_timbre(source, facts)],

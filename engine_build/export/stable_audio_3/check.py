@@ -91,12 +91,13 @@ Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnProgress = print) -> Report:
     """Answer the eight questions, export the bundle into `options.out`, run it, and compare it.
 
-    Raises ConfigError where the checkpoint lacks a part, RequestError where `options.audio` is no audio, BuildError
-    where a graph differs from its module.
+    Raises ConfigError where the checkpoint lacks a part, EngineError where the target has no GPU, RequestError where
+    `options.audio` is no audio, BuildError where a graph differs from its module.
     """
     fix = "--text-encoder FOLDER names T5Gemma's (t5gemma-b-b-ul2)"
     need_parts(source, source.folder, NEEDED, "" if source.has(TEXT_ENCODER) else fix)
     music(options, 8000, 1, 1)  # what is no music is refused before the export
+    machine = this_machine(options.target)  # a GPU that is missing is told before the export
     export = ExportOptions("stable-audio-3-check", options.seconds, description=source.description)
     facts = export_bundle(source, options.out / BUNDLE, export, on_progress)
     with quiet(), torch.no_grad():
@@ -111,7 +112,7 @@ def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnP
     return Report(
         "Stable Audio 3",
         _about(source, facts),
-        this_machine(options.target),
+        machine,
         versions_of(options.target),
         [*questions, graph, *checks],
         figures,

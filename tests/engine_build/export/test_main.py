@@ -114,7 +114,7 @@ def test_help_of_a_check(tmp_path: Path, family: str) -> None:
     assert "check" in export(family, "--help", cwd=tmp_path).stdout
     text = export(family, "check", "--help", cwd=tmp_path).stdout
     for option in ("--checkpoint", "--out", "--seconds", "--target", "--json", "Nothing leaves this machine"):
-        assert option in text
+        assert option in " ".join(text.split())
     assert ("--audio" in text) == (family == "stable_audio_3")
 
 
