@@ -77,7 +77,8 @@ test-clients: .venv/.installed-clients build/clients/.installed  ## other people
 	$(BIN)/python -m pytest -m clients $(PYTEST_ARGS) tests/clients
 
 docs: .venv/.installed-docs  ## the site of the documentation, in build/docs
-	$(BIN)/python -m mkdocs build --quiet --config-file configs/docs/mkdocs.yml
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --conf-dir configs/docs \
+		--doctree-dir build/doctrees --builder html . build/docs
 	@echo "build/docs/index.html"
 
 test-docs: .venv/.installed-docs  ## the site: built, its links, its examples
@@ -163,7 +164,7 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 	@touch $@
 
 .venv/.installed-docs: .venv/.installed-test
-	@echo "Installing MkDocs into .venv ..."
+	@echo "Installing Sphinx into .venv ..."
 	$(BIN)/python $(PIP_INSTALL) --editable ".[cpu,test,docs]"
 	@touch $@
 

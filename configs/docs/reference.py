@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, is_typeddict
@@ -30,6 +32,7 @@ BODY = "GenerationBody"
 # Sections of options that runtime.cli_options does not know, as they have flags with a syntax of their own.
 SECTIONS = {"prompt": TEXT, "notes": NOTES}
 RESPONSE = "The response"
+MOST_COLUMNS = 88
 Schema = Mapping[str, Any]
 
 
@@ -283,21 +286,92 @@ def messages() -> str:
 
 
 def python() -> str:
-    """Directives of mkdocstrings for every public name of the package."""
-    groups: dict[str, list[str]] = {"What programs use": [], "Errors": [], "Types of arguments": []}
+    """Every public name of the package, by its docstring: functions and classes, errors, types of arguments."""
+    groups: dict[str, list[str]] = {"Functions and classes": [], "Errors": [], "Types of arguments": []}
     for name in tickrt.__all__:
-        item = getattr(tickrt, name)
-        if isinstance(item, type) and issubclass(item, Exception):
-            groups["Errors"].append(name)
-        elif not callable(item) or is_typeddict(item) or getattr(item, "__module__", "") == "typing":
-            groups["Types of arguments"].append(name)
-        else:
-            groups["What programs use"].append(name)
+        groups[_group(getattr(tickrt, name))].append(name)
     first = ("open", "Model", "Audio", "Live", "TickRT")
-    groups["What programs use"].sort(key=lambda name: first.index(name) if name in first else len(first))
-    return "\n".join(
-        f"## {title}\n\n" + "\n".join(f"::: tickrt.{name}\n" for name in names) for title, names in groups.items()
+    groups["Functions and classes"].sort(key=lambda name: first.index(name) if name in first else len(first))
+    parts = []
+    for title, names in groups.items():
+        parts += [f"## {title}\n", *(_documented(name, getattr(tickrt, name)) for name in names)]
+    return "\n".join(parts)
+
+
+def _group(item: Any) -> str:
+    if isinstance(item, type) and issubclass(item, Exception):
+        return "Errors"
+    is_type = is_typeddict(item) or not (inspect.isfunction(item) or isinstance(item, type))
+    return "Types of arguments" if is_type else "Functions and classes"
+
+
+def _documented(name: str, item: Any) -> str:
+    if is_typeddict(item):
+        return f"### {name}\n\n{_text(item)}\n\n{_fields(item)}"
+    if not isinstance(item, type):
+        if inspect.isfunction(item):
+            return f"### {name}\n\n{_signature(name, item)}\n\n{_text(item)}\n"
+        return f"### {name}\n\n```python\n{_annotation(item)}\n```\n"
+    parts = [f"### {name}\n\n{_text(item)}\n"]
+    if not issubclass(item, Exception):
+        members = {key: value for key, value in vars(item).items() if not key.startswith("_")}
+        parts += [_member(name, key, value) for key, value in members.items() if inspect.getdoc(value)]
+    return "\n".join(parts)
+
+
+def _member(owner: str, name: str, item: Any) -> str:
+    heading = f"#### {owner}.{name}\n\n"
+    function = item.__func__ if isinstance(item, classmethod | staticmethod) else item
+    if inspect.isfunction(function):
+        return f"{heading}{_signature(name, function)}\n\n{_text(function)}\n"
+    return f"{heading}{_text(item)}\n" if isinstance(item, property | cached_property) else ""
+
+
+def _signature(name: str, function: Callable[..., Any]) -> str:
+    signature = inspect.signature(function)
+    parameters = [item for item in signature.parameters.values() if item.name != "self"]
+    # Annotations are texts here: without their quotes.
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature.replace(parameters=parameters)))
+    return f"```python\n{name}{_wrapped(text)}\n```"
+
+
+def _wrapped(signature: str) -> str:
+    """A long signature with a parameter per line."""
+    if len(signature) <= MOST_COLUMNS:
+        return signature
+    inner, _, result = signature.removeprefix("(").rpartition(")")
+    parameters = re.split(r", (?=\*|\w+(?::|=|$))", inner)
+    return "(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f"){result}"
+
+
+def _text(item: Any) -> str:
+    """A docstring; one that ends with all arguments of a generation refers to the page that has them."""
+    text, _, arguments = (inspect.getdoc(item) or "").partition("\nArguments:\n")
+    if not arguments:
+        return text
+    if not is_typeddict(item):
+        return f"{text}\nArguments: [Arguments](#arguments).\n"
+    lines = (line.strip().partition(": ") for line in arguments.splitlines())
+    options = (line for line in lines if line[0] not in GenerationOptions.model_fields)
+    rows = table(("input", ""), ((f"`{name}`", escaped(text)) for name, _, text in options))
+    return f"{text}\n{rows}\nAll others are [options](options.md).\n"
+
+
+def _fields(item: Any) -> str:
+    needed = item.__required_keys__
+    rows = (
+        (f"`{name}`" + (" (needed)" if name in needed else ""), f"`{_cell(_annotation(kind))}`")
+        for name, kind in item.__annotations__.items()
     )
+    return table(("member", "type"), rows)
+
+
+def _annotation(kind: Any) -> str:
+    """A type as it is written."""
+    text = inspect.formatannotation(kind)
+    text = re.sub(r"Required\[(.*)\]$", r"\1", text.replace("typing.", ""))
+    return re.sub(r"\b(?:collections\.abc|numpy|pathlib|tickrt\.\w+|runtime(?:\.\w+)+)\.", "", text)
+
 
 
 DRAWN: dict[str, Callable[[], str]] = {
