@@ -86,7 +86,7 @@ export class Live {
   }
 
   /**
-   * Turn controls; null is the default. Returns the `seq` of the change, which `applied` and `heard` name.
+   * Turn controls; null is the default. Before the session is open, they are those that it opens with. Returns the `seq` of the change, which `applied` and `heard` name.
    * @param {Record<string, any>} values
    * @param {{ramp_ms?: number, at?: any}} [how]
    */
@@ -110,11 +110,13 @@ export class Live {
 
   /**
    * Send another message that changes the sound: band, seek, mute, notes, source, adapter, set_plan, ...
+   * Throws before the session is open: wait for `opened`.
    * @param {string} type
    * @param {Record<string, any>} members
    * @param {ArrayBuffer} [binary] the binary message that follows
    */
   change(type, members = {}, binary) {
+    if (!this.ready) throw new Error(`there is no session yet for : await live.opened`);
     return this.connection.change(type, members, binary);
   }
 

@@ -77,7 +77,7 @@ export class Live {
   set(values: Record<string, any>, how?: Change): number;
   /** Replaces all prompts. */
   prompts(prompts: Prompt | Prompt[], how?: Change & { blend?: "velocity" | "tokens" }): number;
-  /** Sends another message that changes the sound: band, seek, mute, notes, source, adapter, set_plan, ... */
+  /** Sends another message that changes the sound: band, seek, mute, notes, source, adapter, set_plan, ... Throws before `opened`. */
   change(type: string, members?: Record<string, any>, binary?: ArrayBuffer): number;
   /** Plays on the speakers of a browser; the first call has to come from a click or a key. */
   play(): Promise<void>;

@@ -137,19 +137,43 @@ const told = {}, problems = [];
 live.on("ready", (ready) => (told.first = ready.controls));
 live.on("applied", ({ seq }) => (told.applied = seq));
 live.on("problem", ({ field }) => problems.push(field));
+const early = (() => { try { live.change("mute", { layers: [] }); } catch (error) { return error.message; } })();
 const seqs = [];
 for await (const _ of live.audio()) {
   if (!seqs.length) seqs.push(live.set({ guidance: 4 }), live.prompts("c"), live.change("set", { values: { gudance: 1 } }));
   if (told.applied >= 2 && problems.length) live.close();
 }
-console.log(JSON.stringify({ seqs, problems, ...told }));
+console.log(JSON.stringify({ seqs, problems, early, ...told }));
 """,
     )
+    assert "await live.opened" in found["early"]
     assert found["seqs"] == [1, 2, 3]
     assert found["problems"] == ["values.gudance"]
     assert found["first"]["values"]["guidance"] == 2
     assert found["first"]["prompts"] == [{"text": "a", "weight": 1.0}, {"text": "b", "weight": 0.5}]
     assert_has_no_session(server)
+
+
+def test_the_lines_of_the_readme(server: Served, folder: Path) -> None:
+    (shown,) = re.findall(r"^```js\n(.*?)^```", (CLIENTS / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    lines = re.sub(r"^import .*\n", "", shown).replace('"http://localhost:8000", {', "TICKRT_URL, { key: TICKRT_API_KEY,")
+    found = evaluate(
+        server,
+        folder,
+        f"""
+const button = {{}}, slider = {{ value: "4" }}, problems = [], applied = [];
+console.log = () => {{}};
+{lines}
+live.on("problem", ({{ seq }}) => problems.push(seq)), live.on("applied", ({{ seq }}) => applied.push(seq));
+const said = await button.onclick().catch((error) => error.message);
+slider.oninput();
+for await (const _ of live.audio()) if (applied.includes(3) && problems.length === 2) live.close();
+console.info(JSON.stringify({{ said, problems }}));
+""",
+    )
+    # Node.js has no speakers; and this model has neither bars nor layers.
+    assert "speakers" in found["said"]
+    assert found["problems"] == [1, 2]
 
 
 LOST = """
