@@ -1,5 +1,6 @@
-"""README.md of the repository and of each package, and the pages of its site: commands run, paths exist, error texts are
-in the source. READMEs run in `make test-shipped`, pages in `make test-docs`.
+"""READMEs and the pages of the site: commands run, paths exist, error texts are in the source.
+
+READMEs run in `make test-shipped`, pages in `make test-docs`.
 """
 
 from __future__ import annotations
@@ -231,7 +232,8 @@ def test_the_shown_programs_work(document: str, playground: Path, server: Server
 def test_the_shown_sessions_of_python_work(document: str, playground: Path) -> None:
     """Those with the package alone; what needs an open pipeline, the tests of its module run."""
     blocks = re.findall(r"^```python\n(>>>.*?)^```", TEXTS[document], re.MULTILINE | re.DOTALL)
-    code = "".join(block for block in blocks if "tickrt.open" in block).replace('tickrt.open("demo"', f'tickrt.open("{DEMO_CONFIG}"')
+    code = "".join(block for block in blocks if "tickrt.open" in block)
+    code = code.replace('tickrt.open("demo"', f'tickrt.open("{DEMO_CONFIG}"')
     example = doctest.DocTestParser().get_doctest(code, {}, document, None, 0)
     assert doctest.DocTestRunner().run(example).failed == 0
 

@@ -159,11 +159,15 @@ def _json(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value).replace("'", '"')
 
 
+def _named(name: str, is_needed: Any) -> str:
+    return f"`{name}`" + (" (needed)" if is_needed else "")
+
+
 def members(schema: Schema, names: Iterable[str] | None = None) -> str:
     """A table of an object's members. names: those to list; all by default."""
     needed = schema.get("required", ())
     rows = [
-        (f"`{name}`" + (" (needed)" if name in needed else ""), taken(item), _default(item), escaped(item.get("description", "")))
+        (_named(name, name in needed), taken(item), _default(item), escaped(item.get("description", "")))
         for name, item in schema.get("properties", {}).items()
         if names is None or name in names
     ]
@@ -230,7 +234,8 @@ def http() -> str:
     ]
     parts = []
     for tag in document["tags"]:
-        parts.append(f"## {tag['name'].capitalize() if tag['name'].islower() else tag['name']}\n\n{tag['description']}\n")
+        name = tag["name"].capitalize() if tag["name"].islower() else tag["name"]
+        parts.append(f"## {name}\n\n{tag['description']}\n")
         parts += [_operation(*item) for item in operations if item[2].get("tags", [""])[0] == tag["name"]]
     schemas = document["components"]["schemas"]
     named = referred(schemas, [operation for _, _, operation in operations])
@@ -238,12 +243,9 @@ def http() -> str:
 
 
 def _operation(path: str, method: str, operation: Schema) -> str:
-    parts = [f"### {method.upper()} {path}\n", escaped(operation.get("description") or operation.get("summary", "")) + "\n"]
-    rows = [
-        (f"`{item['name']}`" + (" (needed)" if item.get("required") else ""), item["in"], taken(item["schema"]), _default(item["schema"]),
-         escaped(item.get("description", item["schema"].get("description", ""))))
-        for item in operation.get("parameters", ())
-    ]  # fmt: skip
+    text = escaped(operation.get("description") or operation.get("summary", ""))
+    parts = [f"### {method.upper()} {path}\n\n{text}\n"]
+    rows = [_parameter(item, item["schema"]) for item in operation.get("parameters", ())]
     parts.append(table(("parameter", "in", "takes", "default", ""), rows))
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
         schema = content.get("schema", {})
@@ -251,8 +253,14 @@ def _operation(path: str, method: str, operation: Schema) -> str:
             parts.append(f"Body, `{kind}`:\n\n{members(schema)}")
         else:
             parts.append(f"Body, `{kind}`: {taken(schema)}.\n")
-    parts.append(table(("status", "", "content", "headers"), (_answer(*item) for item in operation["responses"].items())))
+    answers = (_answer(*item) for item in operation["responses"].items())
+    parts.append(table(("status", "", "content", "headers"), answers))
     return "\n".join(filter(None, parts))
+
+
+def _parameter(item: Schema, schema: Schema) -> tuple[str, ...]:
+    text = item.get("description", schema.get("description", ""))
+    return _named(item["name"], item.get("required")), item["in"], taken(schema), _default(schema), escaped(text)
 
 
 def _answer(status: str, answer: Schema) -> tuple[str, ...]:
@@ -260,7 +268,8 @@ def _answer(status: str, answer: Schema) -> tuple[str, ...]:
     kinds = ", ".join(f"`{kind}`" for kind in content)
     named = {taken(item["schema"]) for item in content.values() if "$ref" in item.get("schema", {})}
     headers = ", ".join(f"`{name}`" for name in answer.get("headers", {}))
-    return f"`{status}`", escaped(answer.get("description", "")), ": ".join(filter(None, [kinds, *sorted(named)])), headers
+    shown = ": ".join(filter(None, [kinds, *sorted(named)]))
+    return f"`{status}`", escaped(answer.get("description", "")), shown, headers
 
 
 def messages() -> str:
@@ -360,7 +369,7 @@ def _text(item: Any) -> str:
 def _fields(item: Any) -> str:
     needed = item.__required_keys__
     rows = (
-        (f"`{name}`" + (" (needed)" if name in needed else ""), f"`{_cell(_annotation(kind))}`")
+        (_named(name, name in needed), f"`{_cell(_annotation(kind))}`")
         for name, kind in item.__annotations__.items()
     )
     return table(("member", "type"), rows)

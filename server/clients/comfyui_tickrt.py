@@ -1,6 +1,6 @@
 """A node for ComfyUI that generates music on a TickRT server: copy this file into ComfyUI/custom_nodes.
 
-TICKRT_URL and TICKRT_API_KEY name the server and its key; both are read where ComfyUI runs, so that no workflow has them.
+TICKRT_URL and TICKRT_API_KEY name the server and its key; they are read where ComfyUI runs: no workflow has them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class TickRTGenerate:
     def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
         """The node's inputs, as ComfyUI asks for them."""
         text = {"multiline": True, "default": "calm piano melody in D minor"}
+        further = {"multiline": True, "default": "{}", "tooltip": "Further options of /v1/schema, as JSON."}
         return {
             "required": {
                 "prompt": ("STRING", text),
@@ -44,7 +45,7 @@ class TickRTGenerate:
             "optional": {
                 "source": ("AUDIO", {"tooltip": "What a cover starts from."}),
                 "denoise": ("FLOAT", {"default": 0.7, "min": 0.0, "max": 1.0, "step": 0.01, "tooltip": "Of a cover."}),
-                "options": ("STRING", {"multiline": True, "default": "{}", "tooltip": "Further options of /v1/schema, as JSON."}),
+                "options": ("STRING", further),
                 "server": ("STRING", {"default": "", "tooltip": f"Default: TICKRT_URL, or {URL}."}),
             },
         }

@@ -44,11 +44,14 @@ def other_page(browser: Any) -> Iterator[Any]:
     context.close()
 
 
+PEAK_IS_HEARD = "() => Number(/peak ([0-9.]+)/.exec(document.getElementById('heard').value)?.[1]) > 0.01"
+
+
 def test_a_page_of_another_site_plays(serve: Serve, origin: str, other_page: Any) -> None:
     server = serve(TICKRT_ALLOWED_ORIGINS=origin)
     other_page.goto(f"{origin}/live.html?server={server.url.rstrip('/')}")
     other_page.click("#play")
-    other_page.wait_for_function("() => Number(/peak ([0-9.]+)/.exec(document.getElementById('heard').value)?.[1]) > 0.01")
+    other_page.wait_for_function(PEAK_IS_HEARD)
 
 
 CHANGES = """async (address) => {

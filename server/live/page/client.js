@@ -116,7 +116,7 @@ export class Live {
    * @param {ArrayBuffer} [binary] the binary message that follows
    */
   change(type, members = {}, binary) {
-    if (!this.ready) throw new Error(`there is no session yet for : await live.opened`);
+    if (!this.ready) throw new Error(`there is no session yet for ${type}: await live.opened`);
     return this.connection.change(type, members, binary);
   }
 

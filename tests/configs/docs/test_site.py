@@ -1,4 +1,4 @@
-"""The site of the documentation: it is built, its links lead somewhere, it needs no network, and search finds things."""
+"""The site of the documentation: it is built, its links lead somewhere, it needs no network, search works."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site. A link between pages that leads nowhere ends the build, as every warning does."""
     folder = tmp_path_factory.mktemp("site")
     options = ["--quiet", "--fail-on-warning", "--keep-going", "--conf-dir", str(DOCS), "--builder", "html"]
-    command = [sys.executable, "-m", "sphinx", *options, "--doctree-dir", str(folder / "trees"), ".", str(folder / "html")]
+    options += ["--doctree-dir", str(folder / "trees"), ".", str(folder / "html")]
+    command = [sys.executable, "-m", "sphinx", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "html"

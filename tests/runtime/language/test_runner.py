@@ -282,7 +282,8 @@ def test_all_markers_of_a_code_take_one_execute_with_its_first_token(planned: Pl
 def test_the_example_of_its_page(planned: Planned) -> None:
     loop = planned()
     assert loop.bundle.planner is not None
-    section = (ROOT / "configs/docs/pages/tick.md").read_text(encoding="utf-8").partition("## The planner's sequences")[2]
+    page = (ROOT / "configs/docs/pages/tick.md").read_text(encoding="utf-8")
+    section = page.partition("## The planner's sequences")[2]
     block = section.partition("```python\n")[2].partition("```")[0]
     names = {"loop": loop, "codes": CodesConstraint(loop.bundle.planner, 4)}
     example = doctest.DocTestParser().get_doctest(block, names, "tick.md", None, None)

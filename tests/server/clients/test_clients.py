@@ -140,7 +140,9 @@ live.on("problem", ({ field }) => problems.push(field));
 const early = (() => { try { live.change("mute", { layers: [] }); } catch (error) { return error.message; } })();
 const seqs = [];
 for await (const _ of live.audio()) {
-  if (!seqs.length) seqs.push(live.set({ guidance: 4 }), live.prompts("c"), live.change("set", { values: { gudance: 1 } }));
+  if (!seqs.length) {
+    seqs.push(live.set({ guidance: 4 }), live.prompts("c"), live.change("set", { values: { gudance: 1 } }));
+  }
   if (told.applied >= 2 && problems.length) live.close();
 }
 console.log(JSON.stringify({ seqs, problems, early, ...told }));
@@ -156,7 +158,8 @@ console.log(JSON.stringify({ seqs, problems, early, ...told }));
 
 def test_the_lines_of_the_readme(server: Served, folder: Path) -> None:
     (shown,) = re.findall(r"^```js\n(.*?)^```", (CLIENTS / "README.md").read_text(encoding="utf-8"), re.M | re.S)
-    lines = re.sub(r"^import .*\n", "", shown).replace('"http://localhost:8000", {', "TICKRT_URL, { key: TICKRT_API_KEY,")
+    lines = re.sub(r"^import .*\n", "", shown)
+    lines = lines.replace('"http://localhost:8000", {', "TICKRT_URL, { key: TICKRT_API_KEY,")
     found = evaluate(
         server,
         folder,
