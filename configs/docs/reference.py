@@ -11,10 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, is_typeddict
 
-import tickrt
 import typer
 from typer.core import TyperGroup
 
+import tickrt
 from runtime.cli_options import NOTES, TEXT, section_of
 from runtime.config.bundle import load_bundle
 from runtime.pipeline.pipeline import Pipeline
@@ -369,8 +369,7 @@ def _text(item: Any) -> str:
 def _fields(item: Any) -> str:
     needed = item.__required_keys__
     rows = (
-        (_named(name, name in needed), f"`{_cell(_annotation(kind))}`")
-        for name, kind in item.__annotations__.items()
+        (_named(name, name in needed), f"`{_cell(_annotation(kind))}`") for name, kind in item.__annotations__.items()
     )
     return table(("member", "type"), rows)
 
@@ -380,7 +379,6 @@ def _annotation(kind: Any) -> str:
     text = inspect.formatannotation(kind)
     text = re.sub(r"Required\[(.*)\]$", r"\1", text.replace("typing.", ""))
     return re.sub(r"\b(?:collections\.abc|numpy|pathlib|tickrt\.\w+|runtime(?:\.\w+)+)\.", "", text)
-
 
 
 DRAWN: dict[str, Callable[[], str]] = {

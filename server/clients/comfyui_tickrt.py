@@ -77,7 +77,7 @@ def _parsed(options: str) -> dict[str, Any]:
     try:
         values = json.loads(options or "{}")
     except ValueError as error:
-        raise RuntimeError(f"options: expected JSON such as {{\"guidance\": 4}}: {error}") from None
+        raise RuntimeError(f'options: expected JSON such as {{"guidance": 4}}: {error}') from None
     if not isinstance(values, dict):
         raise RuntimeError('options: expected an object such as {"guidance": 4}')
     return values

@@ -58,7 +58,7 @@ export class Live {
         ready: (ready) => this.#begin(ready),
         audio: (chunk) => this.#take(chunk),
         applied: (message) => this.#tell("applied", message),
-        state: (message) => this.#tell("state", message),
+        state: (message) => this.#follow(message),
         changed: (message) => this.#tell("changed", message),
         notes: (message) => this.#tell("notes", message),
         canvas: (message) => this.#tell("canvas", message),
@@ -152,7 +152,7 @@ export class Live {
       if (this.#isClosed) return;
       const planes = Array.from({ length: channels }, () => new Float32Array(samples));
       ring.read(planes);
-      this.connection.ack(ring.playheadSample, ring.takeWorstLeadS());
+      this.#acknowledge(ring);
       yield planes;
     }
   }
@@ -199,6 +199,17 @@ export class Live {
     if (this.#isPlaying) this.connection.send({ type: "play" });
     this.#tell("ready", ready);
     this.#resolveOpened(ready);
+  }
+
+  /** @param {AudioRing} ring */
+  #acknowledge(ring) {
+    this.connection.ack(ring.playheadSample, ring.takeWorstLeadS());
+  }
+
+  /** A server that has resumed the session does not know what was read since. @param {Message} state */
+  #follow(state) {
+    if (this.#ring) this.#acknowledge(this.#ring);
+    this.#tell("state", state);
   }
 
   /** @param {AudioRing} ring @param {number} nextSample */

@@ -205,8 +205,11 @@ export class Connection {
       if (typeof event.data === "string") this.#receive(JSON.parse(event.data));
       else this.#receiveAudio(event.data);
     };
-    socket.onclose = () => {
-      if (socket === this.#socket) this.#lost();
+    // Browsers tell both, older Node.js the error alone where the handshake is refused.
+    socket.onclose = socket.onerror = () => {
+      if (socket !== this.#socket) return;
+      this.#socket = null;
+      this.#lost();
     };
     this.#socket = socket;
   }

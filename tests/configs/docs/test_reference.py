@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-import tickrt
 import typer
 from helpers.paths import ROOT
 
+import tickrt
 from runtime.cli import app as generate
 from runtime.requests.options import GenerationOptions
 from runtime.sessions.protocol.messages import CLIENT_MESSAGES, SERVER_MESSAGES

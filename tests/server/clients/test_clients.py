@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
-from helpers.http_harness import Served, serving
+from helpers.http_harness import Served, eventually, serving
 from helpers.paths import ROOT
 
 CLIENTS = ROOT / "server" / "clients"
@@ -112,8 +112,9 @@ def test_node_plays_a_live_session(server: Served, folder: Path) -> None:
 
 
 def assert_has_no_session(server: Served) -> None:
+    """The server ends it when it has read that it is closed."""
     with httpx.Client(base_url=server.url, headers={"x-api-key": KEY}) as client:
-        assert client.get("/v1/sessions").json()["data"] == []
+        eventually(lambda: client.get("/v1/sessions").json()["data"] == [])
 
 
 def evaluate(server: Served, folder: Path, program: str, key: str = KEY) -> dict[str, Any]:
@@ -302,16 +303,16 @@ def test_the_node_says_what_is_wrong(comfyui: ModuleType, arguments: dict[str, s
 
 
 def test_an_interrupted_workflow_ends_the_generation(comfyui: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(Exception):
+    class InterruptError(Exception):
         pass
 
     def interrupt() -> None:
-        raise Interrupted
+        raise InterruptError
 
     management = SimpleNamespace(throw_exception_if_processing_interrupted=interrupt)
     monkeypatch.setitem(sys.modules, "comfy", SimpleNamespace(model_management=management))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "comfy.model_management", management)  # type: ignore[arg-type]
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptError):
         comfyui.TickRTGenerate().generate("a", seconds=2.0, seed=1)
 
 
