@@ -81,6 +81,9 @@ copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = False
 
+# -- stays what a command has.
+smartquotes = False
+
 html_theme = "furo"
 html_theme_options = {"navigation_with_keys": True}
 html_favicon = "../../server/live/page/icon.svg"

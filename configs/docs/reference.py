@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
@@ -15,7 +16,8 @@ import typer
 from typer.core import TyperGroup
 
 import tickrt
-from runtime.cli_options import NOTES, TEXT, section_of
+from runtime.cli_options import NOTES, STEPS, TEXT, section_of
+from runtime.cli_options import SECTIONS as FLAG_SECTIONS
 from runtime.config.bundle import load_bundle
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.option_types import MAX_SECONDS
@@ -76,7 +78,10 @@ def _command(name: str, command: Any, level: int) -> str:
             title = parameter.rich_help_panel or f"{parameter.param_type_name}s".capitalize()
             sections.setdefault(title, []).append(record)
     for title, records in sections.items():
-        parts += [f"**{title}**", table(("", ""), ((f"`{_cell(flag)}`", escaped(text)) for flag, text in records))]
+        parts += [
+            f"**{title}**",
+            table(("name", "does"), ((f"`{_cell(flag)}`", escaped(text)) for flag, text in records)),
+        ]
     own = command.commands if isinstance(command, TyperGroup) else {}
     parts += [_command(f"{name} {sub}", item, level + 1) for sub, item in own.items() if not _is_listed(item)]
     return "\n\n".join(parts)
@@ -98,7 +103,9 @@ def _is_listed(command: Any) -> bool:
 def taken(schema: Schema) -> str:
     """What a value may be, in words."""
     branches = [branch for branch in schema.get("anyOf") or schema.get("oneOf") or [schema] if not _is_null(branch)]
-    return " or ".join(dict.fromkeys(filter(None, map(_branch, branches))))
+    first, *others = dict.fromkeys(filter(None, map(_branch, branches))) or ["any JSON"]
+    lists = {f"list of {first}": "a list of them", f"list of list of {first}": "a list of such lists"}
+    return ", or ".join([first, *(lists.get(other, other) for other in others)])
 
 
 def _is_null(schema: Schema) -> bool:
@@ -131,13 +138,12 @@ def _branch(schema: Schema) -> str:
 def _number(schema: Schema, kind: str) -> str:
     low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
-    parts = []
+    parts = [f"above {_shown(above)}"] if above is not None else []
     if low is not None and high is not None:
         parts.append(f"{_shown(low)} to {_shown(high)}")
     else:
         parts += [f"from {_shown(low)}"] if low is not None else []
         parts += [f"up to {_shown(high)}"] if high is not None else []
-    parts += [f"above {_shown(above)}"] if above is not None else []
     parts += [f"below {_shown(below)}"] if below is not None else []
     return " ".join([kind, *parts])
 
@@ -156,7 +162,7 @@ def _default(schema: Schema) -> str:
 
 
 def _json(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value).replace("'", '"')
+    return f"{value:g}" if isinstance(value, int | float) else json.dumps(value)
 
 
 def _named(name: str, is_needed: Any) -> str:
@@ -165,11 +171,10 @@ def _named(name: str, is_needed: Any) -> str:
 
 def members(schema: Schema, names: Iterable[str] | None = None) -> str:
     """A table of an object's members. names: those to list; all by default."""
-    needed = schema.get("required", ())
+    needed, properties = schema.get("required", ()), schema.get("properties", {})
     rows = [
         (_named(name, name in needed), taken(item), _default(item), escaped(item.get("description", "")))
-        for name, item in schema.get("properties", {}).items()
-        if names is None or name in names
+        for name, item in ((name, properties[name]) for name in (properties if names is None else names))
     ]
     return table(("member", "takes", "default", ""), rows)
 
@@ -209,7 +214,9 @@ def options() -> str:
         is_option = name in GenerationOptions.model_fields
         title = SECTIONS.get(name) or (section_of(name, item) if is_option else RESPONSE)
         sections.setdefault(title, []).append(name)
-    order = [*(title for title in sections if title != RESPONSE), RESPONSE]
+    sections[TEXT].sort(key=lambda name: name != "prompt")
+    order = [*FLAG_SECTIONS, STEPS, RESPONSE]
+    assert set(order) == set(sections)
     parts = [f"## {title}\n\n{members(schema, sections[title])}" for title in order]
     return "\n".join([*parts, "## Objects\n", definitions(schema.get("$defs", {}), level=3)])
 
