@@ -174,7 +174,7 @@ def members(schema: Schema, names: Iterable[str] | None = None) -> str:
     needed, properties = schema.get("required", ()), schema.get("properties", {})
     rows = [
         (_named(name, name in needed), taken(item), _default(item), escaped(item.get("description", "")))
-        for name, item in ((name, properties[name]) for name in (properties if names is None else names))
+        for name, item in [(name, properties[name]) for name in names or properties]
     ]
     return table(("member", "takes", "default", ""), rows)
 
