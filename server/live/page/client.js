@@ -247,7 +247,7 @@ export class Live {
   }
 }
 
-/** @param {{detail?: string, title?: string, fix?: string | null}} problem */
+/** @param {Record<string, any>} problem */| null}} problem */
 function problemError(problem) {
   return new Error([problem.detail ?? problem.title, problem.fix].filter(Boolean).join(" — "));
 }
