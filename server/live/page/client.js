@@ -247,7 +247,7 @@ export class Live {
   }
 }
 
-/** @param {Record<string, any>} problem */| null}} problem */
+/** @param {Record<string, any>} problem */
 function problemError(problem) {
   return new Error([problem.detail ?? problem.title, problem.fix].filter(Boolean).join(" — "));
 }
