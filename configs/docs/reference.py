@@ -83,7 +83,11 @@ def _command(name: str, command: Any, level: int) -> str:
             table(("name", "does"), ((f"`{_cell(flag)}`", escaped(text)) for flag, text in records)),
         ]
     own = command.commands if isinstance(command, TyperGroup) else {}
-    parts += [_command(f"{name} {sub}", item, level + 1) for sub, item in own.items() if not _is_listed(item)]
+    parts += [
+        _command(f"{name} {sub}", _resolved(sub, item), level + 1)
+        for sub, item in own.items()
+        if not _is_listed(sub, item)
+    ]
     return "\n\n".join(parts)
 
 
@@ -92,9 +96,15 @@ def _cell(code: str) -> str:
     return code.replace("|", "\\|")
 
 
-def _is_listed(command: Any) -> bool:
-    """Whether it stands on the page by itself."""
-    return isinstance(command, InstalledCommand)
+def _is_listed(name: str, command: Any) -> bool:
+    """Whether a subcommand stands on the page by itself."""
+    return isinstance(command, InstalledCommand) and f"tickrt-{name}" in COMMANDS
+
+
+def _resolved(name: str, command: Any) -> Any:
+    """The command of a module that is imported when it is called."""
+    is_elsewhere = isinstance(command, InstalledCommand)
+    return command.make_context(name, [], resilient_parsing=True).command if is_elsewhere else command
 
 
 # Schemas.
