@@ -62,8 +62,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def commands() -> str:
-    """Every installed command and its subcommands, as their --help has them."""
-    found = [(name, typer.main.get_command(import_module(module).app)) for name, module in COMMANDS.items()]
+    """Every installed command with its subcommands, and the exporters, as their --help has them."""
+    modules = {**COMMANDS, "python -m engine_build.export": "engine_build.export.__main__"}
+    found = [(name, typer.main.get_command(import_module(module).app)) for name, module in modules.items()]
     return "\n".join(_command(name, command, level=2) for name, command in found)
 
 

@@ -31,7 +31,8 @@ def test_every_command_has_all_of_its_options() -> None:
     text = reference.commands()
     for name in COMMANDS:
         assert f"\n## {name}\n" in f"\n{text}"
-    for name in ("tickrt-build list", "tickrt-build init", "tickrt-profile diff", "tickrt-cluster up"):
+    exporter = "python -m engine_build.export acestep"
+    for name in ("tickrt-build list", "tickrt-build init", "tickrt-profile diff", "tickrt-cluster up", exporter):
         assert f"\n### {name}\n" in text
     flags = {flag for item in typer.main.get_command(generate).params for flag in item.opts if flag.startswith("--")}
     assert "--guidance" in flags
