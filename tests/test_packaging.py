@@ -31,7 +31,7 @@ def names(requirements: list[str]) -> set[str]:
 
 def test_the_extras_are_the_documented_ones() -> None:
     engines, more = {"cpu", "cuda", "tensorrt", "tensorrt-rtx"}, {"osc", "midi", "redis", "scale"}
-    assert set(EXTRAS) == engines | more | {"export", "recipe", "peers", "page", "clients", "test"}
+    assert set(EXTRAS) == engines | more | {"export", "recipe", "peers", "docs", "page", "clients", "test"}
 
 
 @pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "tensorrt-rtx", "export"])
@@ -107,7 +107,7 @@ def test_license_and_changelog_go_with_the_version() -> None:
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-MORE_TESTS = ("shipped", "recipe", "builder", "page", "clients", "export")
+MORE_TESTS = ("shipped", "recipe", "docs", "builder", "page", "clients", "export")
 
 
 def test_ci_runs_what_the_readme_says() -> None:
