@@ -141,10 +141,12 @@ class _Fusion:
     def rotary(self, found: Found) -> str:
         """Rotary embedding of `[R,T,N,H]`, the halves of H rotated, by cos and sin `[T,H/2]` of the positions."""
         heads, halves = self._heads(found["x"]), self._shapes.get(found["halves"], ())
-        angles = self._shapes.get(found["cos"] if "cos" in found else found["angles"], ())
-        if heads is None or len(angles) != 2 or halves[2:] != (heads[0], 2, angles[1]):
+        sizes = {self._shapes.get(found[name], ()) for name in ("cos", "sin", "angles") if name in found}
+        size = sizes.pop() if len(sizes) == 1 else ()
+        if heads is None or len(size) != 2 or halves[2:] != (heads[0], 2, size[1]):
             return ""
-        inputs = self._flat(found["x"]), self._constant((0,)), *(self._of_angles(name, found) for name in ("Cos", "Sin"))
+        cos, sin = self._of_angles("Cos", found), self._of_angles("Sin", found)
+        inputs = self._flat(found["x"]), self._constant((0,)), cos, sin
         return self._reshaped(self._op("RotaryEmbedding", *inputs, domain=CONTRIB), 0, 0, *heads)
 
     def partial_rotary(self, found: Found) -> str:

@@ -21,10 +21,10 @@ class AdapterMatrix(TomlTable):
 class AdapterSpec(TomlTable):
     """Module path -> matrix, in the order in which adapters' factors lie next to each other.
 
-    aliases: names in adapters of other trainers -> names in the paths here, of one part of a path ("q_proj" -> "to_q") or
-    of several ("ff.ff.2" -> "ff.proj_out", "model" -> ""), replaced one after the other. orders: the end of a path -> which
-    of the equal parts of the outputs in files with aliases is the first here, the second, and so on. refused: the
-    beginning of a path outside the decoder that a trainer writes too -> how to train without it.
+    aliases: names in adapters of other trainers -> names in the paths here, of one part of a path ("q_proj" -> "to_q")
+    or of several ("ff.ff.2" -> "ff.proj_out", "model" -> ""), replaced one after the other. orders: the end of a path
+    -> which of the equal parts of the outputs in files with aliases is the first here, the second, and so on.
+    refused: the beginning of a path outside the decoder that a trainer writes too -> how to train without it.
     """
 
     aliases: Mapping[str, str] = {}
@@ -39,7 +39,7 @@ class AdapterSpec(TomlTable):
                 raise ValueError(f"orders: {end}: {list(order)} is no order of parts, as [1, 0] is")
             for path, matrix in self.matrices.items():
                 if f".{path}".endswith(f".{end}") and matrix.outputs % len(order):
-                    raise ValueError(f"orders: {end}: {path} has {matrix.outputs} outputs, not {len(order)} equal parts")
+                    raise ValueError(f"orders: {end}: {path} has {matrix.outputs} outputs, not {len(order)} parts")
         return self
 
     @property

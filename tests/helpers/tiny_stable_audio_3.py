@@ -284,7 +284,7 @@ def small_decode(vae: Any, values: Any) -> Any:
 
 
 def published_text_parts(layers: int = 12) -> dict[str, Any]:
-    """What a text's graph is exported from, at the sizes of T5Gemma b-b-ul2, with random weights: 281 M of 12 layers."""
+    """What a text's graph is exported from, at the sizes of T5Gemma b-b-ul2, with random weights: 281 M parameters."""
     import torch
     from diffusers.pipelines.stable_audio_3.modeling_stable_audio_3 import StableAudio3DurationEmbedder
     from transformers.models.t5gemma import T5GemmaConfig, T5GemmaEncoderModel

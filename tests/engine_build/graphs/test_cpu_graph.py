@@ -248,7 +248,9 @@ def differential(
     split = writer.ops("Split", 6, writer.op("MatMul", x, weight), axis=-1, num_outputs=6)
     q, q2, k, k2, v, v2 = (writer.op("Reshape", part, ints(0, 0, HEADS, SIZE)) for part in split)
     twice = writer.op(
-        "Unsqueeze", writer.op("Concat", angles, angles if halves == 2 else other, axis=-1), writer.constant(1, np.int64)
+        "Unsqueeze",
+        writer.op("Concat", angles, angles if halves == 2 else other, axis=-1),
+        writer.constant(1, np.int64),
     )
 
     def rotated(value: str) -> str:

@@ -126,7 +126,9 @@ def test_half_precision_is_read_exactly(dtype: str, spec: AdapterSpec, tmp_path:
 
 def of_a_trainer(folder: Path, factors: Arrays, **config: Any) -> Path:
     """A file of a trainer that uses torch's parametrizations, with its own names of modules."""
-    names = {name: name.removesuffix(".weight").replace(".lora_", ".parametrizations.weight.0.lora_") for name in factors}
+    names = {
+        name: name.removesuffix(".weight").replace(".lora_", ".parametrizations.weight.0.lora_") for name in factors
+    }
     path = folder / "own.safetensors"
     tensors = {f"net.blocks.{names[name].removeprefix('layers.')}": values for name, values in factors.items()}
     save_file(
@@ -165,7 +167,7 @@ def test_outputs_of_files_without_aliases_are_in_the_bundle_s_order(spec: Adapte
 
 @pytest.mark.parametrize(
     ("order", "message"),
-    [((0, 0), "no order of parts"), ((0,), "no order of parts"), ((2, 1, 0), "16 outputs, not 3 equal parts")],
+    [((0, 0), "no order of parts"), ((0,), "no order of parts"), ((2, 1, 0), "16 outputs, not 3 parts")],
 )
 def test_orders_are_of_equal_parts(order: tuple[int, ...], message: str, spec: AdapterSpec) -> None:
     with pytest.raises(ValueError, match=message):

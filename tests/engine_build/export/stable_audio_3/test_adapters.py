@@ -47,7 +47,7 @@ def of_diffusers(transformer: Any, feeds: dict[str, Any]) -> Any:
 def test_each_row_has_the_weights_that_its_strength_gives(
     bundle: Path, spec: AdapterSpec, parts: dict[str, Any], tmp_path: Path
 ) -> None:
-    """All linear layers, and both convolutions of single frames; the trainer keeps queries and keys in its own order."""
+    """All linear layers and both convolutions; the trainer keeps queries and keys in its own order."""
     transformer = parts["transformer"]
     changes = save_adapter(tmp_path / "style.safetensors", transformer)
     adapter = read_adapter(tmp_path / "style.safetensors", spec)

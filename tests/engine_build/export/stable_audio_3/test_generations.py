@@ -232,9 +232,7 @@ def test_a_second_segment_continues_the_first(
     assert np.abs(long.pcm - audio[0].T.numpy()[: len(long.pcm)]).max() < 1e-4
 
 
-def test_a_repaint_is_the_model_s_inpainting(
-    opened: Pipeline, pipeline: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repaint_is_the_model_s_inpainting(opened: Pipeline, pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     canvas, steps = opened.bundle.latents.canvas_frames, 4
     source = np.random.default_rng(2).standard_normal((canvas, CHANNELS)).astype(np.float32)
     kept = canvas // 2
