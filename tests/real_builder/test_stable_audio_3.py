@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.paths import ROOT
-from helpers.tiny_stable_audio_3 import SIZES, published_text_parts, save_own_checkpoint
+from helpers.tiny_stable_audio_3 import SIZES, published_text_part, save_own_checkpoint
 from real_builder.judge import decisions_of, judge, need_builder
 
 pytestmark = [pytest.mark.builder, pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -89,19 +89,19 @@ def test_the_published_widths_build_with_all_shape_ranges(published: Path, preci
 
 @pytest.fixture(scope="module")
 def published_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A deployment whose text encoder has the published size; its decoder and codec have one layer."""
+    """A deployment whose text encoder has the published size; its decoder and codec have two layers."""
     from engine_build.export.bundle_export import ExportOptions
     from engine_build.export.stable_audio_3.export import export_bundle
     from engine_build.export.stable_audio_3.sources import RandomWeights
 
     class WithText(RandomWeights):
-        """Its text parts are made anew for each call, so that none stays in memory."""
+        """With the parts of a text's graph, each made where it is asked for."""
 
         def has(self, part: str) -> bool:
             return part in TEXT_PARTS or super().has(part)
 
         def load(self, part: str) -> Any:
-            return published_text_parts()[part] if part in TEXT_PARTS else super().load(part)
+            return published_text_part(part) if part in TEXT_PARTS else super().load(part)
 
     folder = tmp_path_factory.mktemp("text")
     source = WithText.of_layers("small", 0, layers=2)
