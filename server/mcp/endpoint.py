@@ -44,17 +44,24 @@ logger = logging.getLogger("tickrt.server")
 class _Session:
     """A session of a client that speaks a version up to 2025-11-25."""
 
+    id: str
     client: str
-    transport: StreamableHTTPServerTransport
     task: asyncio.Task[None] | None = None
     idle: asyncio.TimerHandle | None = None
 
+    def __post_init__(self) -> None:
+        self.transport = StreamableHTTPServerTransport(self.id)
+
     def touch(self) -> None:
         """It is used now."""
-        assert self.task is not None
         if self.idle is not None:
             self.idle.cancel()
-        self.idle = asyncio.get_running_loop().call_later(IDLE_S, self.task.cancel)
+        self.idle = asyncio.get_running_loop().call_later(IDLE_S, self.end)
+
+    def end(self) -> None:
+        """End it."""
+        if self.task is not None:
+            self.task.cancel()
 
 
 @dataclass
@@ -68,12 +75,14 @@ class Sessions:
     open: dict[str, _Session] = field(default_factory=dict)
 
     async def answer(self, session_id: str | None, client: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of a session; without an id it begins one. Raises ProblemError 404 or 503."""
-        session = await self._begin(client) if session_id is None else self.open.get(session_id)
+        """Answer a request of a session; a POST without an id begins one. Raises ProblemError 404 or 503."""
+        if session_id is None and scope["method"] == "POST":
+            await self._answer_first(client, scope, receive, send)
+            return
+        session = self.open.pop(session_id or "", None)
         if session is None:
             raise ProblemError(404, "session_not_found", "there is no session with this id", fix="send initialize")
-        assert session.transport.mcp_session_id is not None
-        self.open[session.transport.mcp_session_id] = self.open.pop(session.transport.mcp_session_id)
+        self.open[session.id] = session
         session.touch()
         await session.transport.handle_request(scope, receive, send)
 
@@ -84,16 +93,29 @@ class Sessions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _answer_first(self, client: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Begin a session; it ends at once where its first request is none that begins one."""
+        session, statuses = await self._begin(client), list[int]()
+
+        async def observe(message: Message) -> None:
+            statuses.extend([message["status"]] if message["type"] == "http.response.start" else [])
+            await send(message)
+
+        session.touch()
+        await session.transport.handle_request(scope, receive, observe)
+        if statuses != [200]:
+            session.end()
+
     async def _begin(self, client: str) -> _Session:
         counts = Counter(session.client for session in self.open.values())
         if counts[client] >= CLIENT_SESSIONS:
             await self._end_oldest(client)
         if len(self.open) >= MAX_SESSIONS:
             raise unavailable("busy", f"{MAX_SESSIONS} assistants have a session, the most at a time")
-        session_id = uuid.uuid4().hex
-        session = self.open[session_id] = _Session(client, StreamableHTTPServerTransport(session_id))
+        session = _Session(uuid.uuid4().hex, client)
+        self.open[session.id] = session
         started = asyncio.Event()
-        session.task = asyncio.create_task(self._serve(session_id, session, started))
+        session.task = asyncio.create_task(self._serve(session, started))
         # Until the session reads requests.
         await started.wait()
         return session
@@ -104,15 +126,15 @@ class Sessions:
             task.cancel()
             await asyncio.wait([task])
 
-    async def _serve(self, session_id: str, session: _Session, started: asyncio.Event) -> None:
+    async def _serve(self, session: _Session, started: asyncio.Event) -> None:
         """Until the client ends the session, it is idle for too long, or the server stops."""
         try:
             async with session.transport.connect() as (reading, writing):
                 started.set()
-                await serve_loop(self.server, reading, writing, lifespan_state={}, session_id=session_id)
+                await serve_loop(self.server, reading, writing, lifespan_state={}, session_id=session.id)
         finally:
             started.set()
-            self.open.pop(session_id, None)
+            self.open.pop(session.id, None)
             if session.idle is not None:
                 session.idle.cancel()
             if not session.transport.is_terminated:

@@ -89,13 +89,10 @@ class FileStore:
     @contextmanager
     def room(self, size_bytes: int) -> Iterator[None]:
         """Room for a file that is written inside of the block. Raises ProblemError 422 or 503 where there is none."""
-        if self.keeps:
-            yield
-            return
-        if size_bytes > self._limit_bytes:
+        if not self.keeps and size_bytes > self._limit_bytes:
             what = f"the file may need {size_bytes / MIB:.0f} MiB, the limit is {self._limit_bytes / MIB:.0f} MiB"
             raise ProblemError(422, "results_too_large", what, fix="ask for less, or raise [server] results_bytes")
-        if self._writing_bytes + size_bytes > self._limit_bytes:
+        if not self.keeps and self._writing_bytes + size_bytes > self._limit_bytes:
             raise unavailable("busy", "files that are being made take all space for results")
         self._writing_bytes += size_bytes
         try:
@@ -103,14 +100,13 @@ class FileStore:
             yield
         finally:
             self._writing_bytes -= size_bytes
+            self._remove_oldest()
 
     def path_of(self, name: str) -> Path:
         """Where a file of this name is written, before `add`."""
         return self._folder / f"{name}{PART}"
 
-    def add(
-        self, name: str, media_type: str, client: str, facts: dict[str, Any], plan: dict[str, Any]
-    ) -> MadeFile:
+    def add(self, name: str, media_type: str, client: str, facts: dict[str, Any], plan: dict[str, Any]) -> MadeFile:
         """A complete file. Raises StoreError."""
         path = self._folder / name
         try:
@@ -121,7 +117,6 @@ class FileStore:
         file = self._files[name] = MadeFile(name, path, media_type, size_bytes, facts, plan, client)
         if not self.keeps:
             asyncio.get_running_loop().call_later(self._keep_s, self._remove, name)
-        self._remove_oldest()
         return file
 
     def discard(self, name: str) -> None:

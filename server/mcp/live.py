@@ -10,12 +10,10 @@ from itertools import count
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
-from tickrt.live import PACED
-from tickrt.receiver import Receiver
 
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import FORMATS
-from runtime.errors import TickError, UnknownSessionError
+from runtime.errors import RequestError, TickError, UnknownSessionError
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.protocol.messages import Ack, Closed, Open, Plan, Ready, ServerMessage, client_message
 from server.asgi.places import Places
@@ -25,6 +23,8 @@ from server.mcp.work import Progress, ToolClient
 from server.routes.generation_file import append_bytes
 from server.service.codec_workers import run_to_end
 from server.service.service import Service
+from tickrt.live import PACED
+from tickrt.receiver import Receiver
 
 # A session that no tool has used for so long ends.
 IDLE_S = 600.0
@@ -66,7 +66,7 @@ class LiveSession:
             message, listener, client, clock=lambda: listener.ring.playhead_sample / rate_hz
         )
         self.id = ""
-        self.is_recording = False
+        self.is_recording = self._has_plan = False
 
     async def open(self) -> Ready:
         """Open it. Raises ProblemError, TickError."""
@@ -74,10 +74,12 @@ class LiveSession:
         self._acknowledge()
         try:
             # Until the host's thread has opened it.
-            return await asyncio.wait_for(asyncio.wrap_future(self.listener.ready), ANSWER_S)
+            ready = await asyncio.wait_for(asyncio.wrap_future(self.listener.ready), ANSWER_S)
         except TimeoutError:
             self.end("no answer")
             raise unavailable("busy", "the session does not answer now") from None
+        self._has_plan = ready.plan is not None
+        return ready
 
     def end(self, reason: str) -> None:
         """End it."""
@@ -92,6 +94,12 @@ class LiveSession:
     def plan(self) -> Plan | None:
         """Its plan; None where it has none, or none yet."""
         return self.listener.plan
+
+    def check_plan(self) -> None:
+        """Raises RequestError where it has none."""
+        if not self._has_plan:
+            fix = "open one with mode extend, of a model that plans"
+            raise RequestError("the session has no plan", field="session", fix=fix)
 
     def words(self) -> list[dict[str, Any]]:
         """What of its prompts is played, and which of their words are not known."""
@@ -142,7 +150,9 @@ class LiveSessions:
         self._service, self._files = service, files
         self._sessions: dict[str, LiveSession] = {}
         self._idle: dict[str, asyncio.TimerHandle] = {}
-        self._recording = Places("records passages", MAX_RECORDING, 0 if service.settings.client_in_flight == 0 else 0.5)
+        self._recording = Places(
+            "records passages", MAX_RECORDING, 0 if service.settings.client_in_flight == 0 else 0.5
+        )
         self._threads = ThreadPoolExecutor(MAX_RECORDING, "mcp-live")
 
     def close(self) -> None:
@@ -195,7 +205,9 @@ class LiveSessions:
     ) -> MadeFile:
         """The next `seconds` of a session as a file. Raises ProblemError, TickError; nothing of the file stays then."""
         if session.is_recording:
-            raise ProblemError(409, "already_recording", "a passage of this session is being recorded", fix="wait for it")
+            raise ProblemError(
+                409, "already_recording", "a passage of this session is being recorded", fix="wait for it"
+            )
         service, host = self._service, self._service.live_host()
         rate_hz, channels = host.model.sample_rate_hz, host.model.channels
         samples = round(seconds * rate_hz)
@@ -230,4 +242,3 @@ class LiveSessions:
             await run_to_end(self._threads.submit(record))
         finally:
             end.cancel()
-

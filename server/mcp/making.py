@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class Maker:
 
     async def sources(self, values: Mapping[str, Any]) -> dict[str, str]:
         """The ids of the audio that arguments name, which is read. Raises ProblemError, RequestError, StoreError."""
+        self._service.ready_pipeline()
         named = {name: values[name] for name in FILE_OPTIONS if isinstance(values.get(name), str)}
         return {name: await self.source(text, name) for name, text in named.items()}
 
@@ -77,7 +78,9 @@ class Maker:
         made, limit = self._files.find(text.removeprefix(FILE_URI)), self._service.settings.upload_bytes
         if made is None and not self._reads_paths:
             what = "names neither a file that was made here nor a source"
-            fix = f"give the uri of a file that a tool made ({FILE_URI}...), or upload one to /v1/sources and give its id"
+            fix = (
+                f"give the uri of a file that a tool made ({FILE_URI}...), or upload one to /v1/sources and give its id"
+            )
             raise ProblemError(
                 422, "source_not_found", f"{field} {what}", fix=fix, errors=[Finding(pointer=f"/{field}", detail=what)]
             )
@@ -91,7 +94,7 @@ class Maker:
             raise FileError(f"{field}: {path!s:.200} cannot be read: {why}", fix="give the path of a file") from None
 
 
-def _steps_of(job: GenerationJob, progress: Progress) -> Any:
+def _steps_of(job: GenerationJob, progress: Progress) -> Callable[[int], None]:
     """What sets the progress to the steps that are done of all that the generation takes."""
     progress.total, progress.text = job.permit.remaining_steps, "waiting for a place"
 

@@ -27,7 +27,11 @@ class PromptEntry:
             for name, why in (
                 *((name, "is not known") for name in given if name not in self.arguments),
                 *((name, "is missing") for name in self.arguments if name not in {**self.optional, **given}),
-                *((name, f"has more than {MAX_ARGUMENT} characters") for name in given if len(given[name]) > MAX_ARGUMENT),
+                *(
+                    (name, f"has more than {MAX_ARGUMENT} characters")
+                    for name in given
+                    if len(given[name]) > MAX_ARGUMENT
+                ),
             )
         ]
         if findings:
@@ -45,9 +49,9 @@ PROMPTS = {
         "Make music",
         "A piece of music from a description.",
         {"about": "What it should sound like.", "seconds": "Its length. Default: 10."},
-        "Make {seconds} seconds of music: {about}. First look with the tool vocabulary which words the model knows, and "
-        "write the prompt with these. Then call generate, tell me where the file is, what of the prompt was played, and "
-        "the seed.",
+        "Make {seconds} seconds of music: {about}. First look with the tool vocabulary which words the model knows, "
+        "and write the prompt with these. Then call generate, tell me where the file is, what of the prompt was "
+        "played, and the seed.",
         {"seconds": "10"},
     ),
     "cover": PromptEntry(
@@ -62,8 +66,8 @@ PROMPTS = {
         "Make a part anew",
         "Another take of some seconds of a recording; the rest stays.",
         {"file": "The recording.", "from_s": "Where the part begins, in seconds.", "to_s": "Where it ends."},
-        "Call repaint with source_id {file} and the part from {from_s} to {to_s} seconds, with two different seeds. Tell "
-        "me where both files are.",
+        "Call repaint with source_id {file} and the part from {from_s} to {to_s} seconds, with two different seeds. "
+        "Tell me where both files are.",
         {},
     ),
     "jam": PromptEntry(
@@ -71,9 +75,9 @@ PROMPTS = {
         "Music that changes while it plays, as one recording after the other.",
         {"begin": "How it begins.", "end": "How it ends."},
         "Play music that changes from: {begin}, to: {end}. Open a session with live_open in mode extend and the first "
-        "description as its prompt. Record 8 seconds with live_record. Then blend both descriptions in three steps with "
-        "live_prompts (weights 0.7 and 0.3, 0.3 and 0.7, then the second alone), and record 8 seconds after each. Close "
-        "the session, and tell me where the files are.",
+        "description as its prompt. Record 8 seconds with live_record. Then blend both descriptions in three steps "
+        "with live_prompts (weights 0.7 and 0.3, 0.3 and 0.7, then the second alone), and record 8 seconds after each. "
+        "Close the session, and tell me where the files are.",
         {},
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import mcp.types as types
@@ -14,7 +14,8 @@ from mcp.shared.exceptions import MCPError
 from starlette.concurrency import run_in_threadpool
 
 from runtime.errors import TickError, did_you_mean
-from server.asgi.problems import ProblemDocument, ProblemError, problem_of
+from server.asgi.problems import ProblemError, problem_of
+from server.mcp.errors import problem_text
 from server.mcp.files import MadeFile
 from server.mcp.making import FILE_URI
 from server.mcp.prompts import PROMPTS
@@ -181,32 +182,18 @@ def _prompt_text(name: str, arguments: dict[str, str]) -> str:
 
 
 def _failure(error: ProblemError | TickError) -> types.CallToolResult:
-    """A problem that the assistant reads: what happened, which arguments are wrong, what to do."""
-    problem = error if isinstance(error, ProblemError) else problem_of(error)
-    text = types.TextContent(text=problem_text(problem))
-    document = problem.document().model_dump(exclude_none=True)
-    return types.CallToolResult(content=[text], structured_content=document, is_error=True)
-
-
-def problem_text(problem: ProblemError) -> str:
-    """A problem as lines of text."""
-    document: ProblemDocument = problem.document()
-    lines = [f"{document.title}: {document.detail}"]
-    lines += _further(document)
-    if document.fix:
-        lines.append(f"Fix: {document.fix}")
-    if wait_s := problem.headers.get("Retry-After"):
-        lines.append(f"Try again in {wait_s} s.")
-    return "\n".join(lines)
-
-
-def _further(document: ProblemDocument) -> Iterable[str]:
-    errors = document.errors or []
-    return [f"- {finding.pointer}: {finding.detail}" for finding in errors if finding.detail not in document.detail]
+    """A problem that the assistant reads."""
+    text, document = _told(error)
+    return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=document, is_error=True)
 
 
 def _protocol_error(error: ProblemError | TickError) -> MCPError:
     """A problem of a request that is no tool's: its document is the error's data."""
+    text, document = _told(error)
+    return MCPError(types.INVALID_PARAMS, text, document)
+
+
+def _told(error: ProblemError | TickError) -> tuple[str, dict[str, Any]]:
     problem = error if isinstance(error, ProblemError) else problem_of(error)
     document = problem.document().model_dump(exclude_none=True)
-    return MCPError(types.INVALID_PARAMS, problem_text(problem), document)
+    return problem_text(document, problem.headers.get("Retry-After", "")), document

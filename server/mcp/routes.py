@@ -14,13 +14,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from server.asgi.problems import ProblemError, draining
+from server.mcp.errors import error_body
 from server.service.service import Service, service_of
 
 if TYPE_CHECKING:
     from server.mcp.endpoint import Endpoint
 
-# Errors are problem documents, as of the server's own routes.
-ERROR_SHAPES: dict[str, object] = {}
+ERROR_SHAPES = {"/mcp": error_body}
 
 
 class _Opening:

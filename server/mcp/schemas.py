@@ -129,7 +129,12 @@ def message_schema(
 
 def session_schema() -> dict[str, Any]:
     """A session alone."""
-    return {"type": "object", "properties": {"session": SESSION}, "required": ["session"], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": {"session": SESSION},
+        "required": ["session"],
+        "additionalProperties": False,
+    }
 
 
 def _pruned(schema: dict[str, Any]) -> dict[str, Any]:

@@ -247,6 +247,7 @@ class Tools:
 
     async def _live_plan(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
         session, members = self._session(arguments)
+        session.check_plan()
         before = session.plan
         if members:
             await session.send("set_plan", members)

@@ -37,7 +37,13 @@ def talk(
         async with asyncio.timeout(TIMEOUT_S), connected(served.url, era, headers) as client:
             return await steps(client)
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            (error,) = error.exceptions
+        raise error from None
 
 
 def facts(result: CallToolResult) -> dict[str, Any]:

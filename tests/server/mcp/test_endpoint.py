@@ -36,6 +36,15 @@ def samples(data: bytes) -> np.ndarray[Any, np.dtype[np.float64]]:
     return found  # type: ignore[no-any-return]
 
 
+def refused(response: httpx.Response, status: int, code: str) -> str:
+    """The text of a JSON-RPC error, after checking the problem in it."""
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/json")
+    body = response.json()
+    assert (body["jsonrpc"], body["id"]) == ("2.0", None)
+    assert (body["error"]["data"]["status"], body["error"]["data"]["code"]) == (status, code)
+    return str(body["error"]["message"])
+
+
 async def read_file(client: Client, uri: str) -> bytes:
     (contents,) = (await client.read_resource(uri)).contents
     return base64.b64decode(contents.blob)  # type: ignore[union-attr]
@@ -48,7 +57,7 @@ def test_a_file_is_made_and_read(served: Served, era: str) -> None:
         result = await client.call_tool("generate", arguments)
         found, link = facts(result), link_of(result)
         assert (found["seed"], found["seconds"], found["media_type"]) == (7, 1.0, "audio/wav")
-        assert found["options"] == {**arguments, "response_format": "wav"} or found["options"]["seed"] == 7
+        assert found["options"] == arguments
         assert audio_of(result) is None
         assert (link.uri, link.size, link.mime_type) == (found["uri"], found["bytes"], "audio/wav")
         data = await read_file(client, found["uri"])
@@ -100,10 +109,9 @@ def test_a_cancelled_call_ends_its_generation(serve: Serve, era: str) -> None:
         call.cancel()
         await asyncio.wait([call])
         assert call.cancelled()
-        served.resume()
         while served.service.admission.permits:
             await asyncio.sleep(0.01)
-        assert not facts(await client.call_tool("models", {}))["models"][0]["live"] or True
+        served.resume()
 
     talk(served, steps, era)
     counted = served.metrics()
@@ -115,17 +123,17 @@ def test_a_cancelled_call_ends_its_generation(serve: Serve, era: str) -> None:
 @pytest.mark.parametrize("era", ERAS)
 def test_errors_are_problems_that_say_what_to_do(served: Served, era: str) -> None:
     async def steps(client: Client) -> None:
-        async def refused(code: str, **arguments: Any) -> str:
+        async def problem(code: str, **arguments: Any) -> str:
             return problem_of(await client.call_tool("generate", arguments), code)
 
-        text = await refused("invalid_request", prompt="a", guidance=-1, steps=0)
+        text = await problem("invalid_request", prompt="a", guidance=-1, steps=0)
         assert "/guidance" in text
         assert "- /steps: " in text
         assert "Fix: " in text
-        assert "did you mean seconds?" in await refused("invalid_request", prompt="a", second=2)
-        assert "/prompt: is missing" in await refused("invalid_request")
-        assert "/return_audio: expected true or false" in await refused("invalid_request", prompt="a", return_audio="x")
-        assert "names neither" in await refused("source_not_found", prompt="a", source_id="/etc/passwd")
+        assert "did you mean seconds?" in await problem("invalid_request", prompt="a", second=2)
+        assert "/prompt: is missing" in await problem("invalid_request")
+        assert "/return_audio: expected true or false" in await problem("invalid_request", prompt="a", return_audio="x")
+        assert "names neither" in await problem("source_not_found", prompt="a", source_id="/etc/passwd")
         with pytest.raises(MCPError, match=r"did you mean generate\?"):
             await client.call_tool("generat", {})
         with pytest.raises(MCPError, match="there is no file") as error:
@@ -168,15 +176,16 @@ def test_the_key_and_the_origin_are_checked(serve: Serve, method: str) -> None:
             return http.request(method, "/mcp", json=INITIALIZE, headers={**ACCEPT, **headers})
 
         key = {"authorization": "Bearer secret"}
-        problem(ask(), 401, "unauthorized")
-        problem(ask(authorization="Bearer other"), 401, "unauthorized")
-        problem(ask(**key, origin="https://elsewhere.example"), 403, "origin_not_allowed")
-        problem(ask(**key, host="elsewhere.example"), 403, "host_not_allowed")
-        assert ask(**key, origin="https://studio.example").status_code in (200, 404)
-        assert ask(**key, origin=served.url).status_code in (200, 404)
+        refused(ask(), 401, "unauthorized")
+        refused(ask(authorization="Bearer other"), 401, "unauthorized")
+        refused(ask(**key, origin="https://elsewhere.example"), 403, "origin_not_allowed")
+        refused(ask(**key, host="elsewhere.example"), 403, "host_not_allowed")
+        allowed = 200 if method == "POST" else 404  # there is no session to end
+        assert ask(**key, origin="https://studio.example").status_code == allowed
+        assert ask(**key, origin=served.url).status_code == allowed
         problem(http.get("/mcp/files/x.wav"), 401, "unauthorized")
         problem(http.get("/mcp/files/x.wav", headers=key), 404, "file_not_found")
-    with pytest.raises(BaseExceptionGroup):
+    with pytest.raises(MCPError, match="Fix: send Authorization: Bearer KEY"):
         talk(served, lambda client: client.list_tools())
 
     async def names(client: Client) -> set[str]:
@@ -214,12 +223,12 @@ def test_sessions_are_limited_and_end(serve: Serve, monkeypatch: pytest.MonkeyPa
         assert ping(first).status_code == 200
         third = begin()
         assert set(served.app.state.mcp.endpoint._sessions.open) == {first, third}
-        assert problem(ping(second), 404, "session_not_found")["fix"] == "send initialize"
+        assert "Fix: send initialize" in refused(ping(second), 404, "session_not_found")
         assert http.delete("/mcp", headers={"mcp-session-id": third}).status_code == 200
         eventually(lambda: set(served.app.state.mcp.endpoint._sessions.open) == {first})
-        problem(ping(third), 404, "session_not_found")
+        refused(ping(third), 404, "session_not_found")
         monkeypatch.setattr(endpoint, "MAX_SESSIONS", 1)
-        assert problem(http.post("/mcp", json=INITIALIZE), 503, "busy")
+        assert "1 assistants" in refused(http.post("/mcp", json=INITIALIZE), 503, "busy")
         monkeypatch.setattr(endpoint, "IDLE_S", 0.0)
         assert ping(first).status_code == 200
         eventually(lambda: not served.app.state.mcp.endpoint._sessions.open)
@@ -230,10 +239,12 @@ def test_a_request_has_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) ->
     served = serve(client_in_flight=2)
     with served.client(headers=ACCEPT) as http:
         large = {**INITIALIZE, "params": {"x": "x" * endpoint.MAX_BODY_BYTES}}
-        problem(http.post("/mcp", json=large), 413, "content_too_large")
-        assert http.post("/mcp", content=b"[" * 100_000, headers={"content-type": "application/json"}).is_client_error
+        refused(http.post("/mcp", json=large), 413, "content_too_large")
+        for body in (b"[" * 100_000, b"{}", b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}'):
+            assert http.post("/mcp", content=body, headers={"content-type": "application/json"}).status_code == 400
+        eventually(lambda: not served.app.state.mcp.endpoint._sessions.open)
         assert http.post("/mcp", json=INITIALIZE).status_code == 200
-        problem(http.get("/mcp"), 405, "method_not_allowed")
+        refused(http.get("/mcp"), 405, "method_not_allowed")
 
     async def steps(client: Client) -> None:
         served.pause()
@@ -242,7 +253,7 @@ def test_a_request_has_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) ->
             while not served.service.admission.permits:
                 await asyncio.sleep(0.01)
             with served.client(headers=ACCEPT) as http:
-                problem(await asyncio.to_thread(http.post, "/mcp", json=INITIALIZE), 429, "too_many_requests")
+                refused(await asyncio.to_thread(http.post, "/mcp", json=INITIALIZE), 429, "too_many_requests")
             served.resume()
             await call
 
@@ -259,7 +270,7 @@ def test_a_server_that_drains_refuses_and_ends_what_is_in_flight(serve: Serve) -
             await asyncio.sleep(0.01)
         served.server.drain()
         with served.client(headers=ACCEPT) as http:
-            problem(await asyncio.to_thread(http.post, "/mcp", json=INITIALIZE), 503, "draining")
+            refused(await asyncio.to_thread(http.post, "/mcp", json=INITIALIZE), 503, "draining")
         return text_of(await call)
 
     assert "shutting down" in talk(served, steps)
@@ -269,7 +280,7 @@ def test_without_the_sdk_one_sentence_says_what_to_install(serve: Serve, monkeyp
     monkeypatch.setattr("server.mcp.routes.find_spec", lambda name: None)
     served = serve()
     with served.client() as http:
-        assert "pip install 'tickrt[mcp]'" in problem(http.post("/mcp", json=INITIALIZE), 501, "not_available")["fix"]
+        assert "pip install 'tickrt[mcp]'" in refused(http.post("/mcp", json=INITIALIZE), 501, "not_available")
 
 
 def test_mcp_can_be_turned_off(serve: Serve) -> None:

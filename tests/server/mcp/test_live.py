@@ -48,10 +48,10 @@ def test_music_is_opened_changed_and_recorded(served: Served, era: str) -> None:
         assert (second["from_s"], second["to_s"], second["media_type"]) == (1.0, 3.5, "audio/flac")
         assert len(recorded(served, second)) == 20_000
         assert served.service.host is not None
-        assert [info.id for info in served.service.host.sessions()] == [session]
+        assert session in {info.id for info in served.service.host.sessions()}
         facts(await client.call_tool("live_close", {"session": session}))
-        eventually(lambda: served.service.live_host().sessions() == [])
-        text = problem_of(await client.call_tool("live_record", more), "session_not_found")
+        eventually(lambda: session not in {info.id for info in served.service.live_host().sessions()})
+        text = problem_of(await client.call_tool("live_record", more), "unknown_session")
         assert "live_open" in text
 
     talk(served, steps, era)
@@ -66,14 +66,13 @@ def test_what_a_session_does_not_take_is_said(served: Served) -> None:
             assert result.is_error
             return str(result.structured_content["detail"]) + str(result.structured_content["errors"])
 
-        assert "values.guidance" in await refused("live_set", values={"guidance": -3}) or True
         assert "/values/guidance" in await refused("live_set", values={"guidance": -3})
         assert "/ramp_ms" in await refused("live_set", values={}, ramp_ms=-1)
         assert "/items" in await refused("live_prompts", items="a")
         assert "/seconds" in await refused("live_record", seconds=0)
         assert "/response_format" in await refused("live_record", seconds=1, response_format="mid")
         assert "/values: is missing" in await refused("live_set")
-        assert facts(await client.call_tool("live_plan", {"session": session}))["plan"] is None
+        assert "has no plan" in await refused("live_plan")
         # The session plays on.
         assert facts(await client.call_tool("live_set", {"session": session, "values": {"guidance": 3}}))
         facts(await client.call_tool("live_close", {"session": session}))
@@ -96,7 +95,7 @@ def test_sessions_have_the_servers_limits_and_end_when_they_are_not_used(
         while served.service.live_host().sessions():
             await asyncio.sleep(0.01)
         gone = await client.call_tool("live_set", {"session": session, "values": {}})
-        assert "live_open" in problem_of(gone, "session_not_found")
+        assert "live_open" in problem_of(gone, "unknown_session")
 
     talk(served, steps)
 
@@ -134,8 +133,8 @@ def test_a_session_that_ends_elsewhere_says_so(served: Served) -> None:
         session = facts(await client.call_tool("live_open", {}))["session"]
         with served.client() as http:
             assert http.delete(f"/v1/sessions/{session}").status_code == 204
-        eventually(lambda: not served.service.live_host().sessions())
-        text = problem_of(await client.call_tool("live_record", {"session": session, "seconds": 1}), "session_not_found")
+        eventually(lambda: session not in {info.id for info in served.service.live_host().sessions()})
+        text = problem_of(await client.call_tool("live_record", {"session": session, "seconds": 1}), "unknown_session")
         assert "it has ended: deleted" in text
 
     talk(served, steps)

@@ -35,7 +35,11 @@ def test_options_are_those_of_http(served: Served) -> None:
     tools = talk(served, tools_of)
     with served.client() as http:
         known = http.get("/v1/schema").json()["properties"]
-    left_out = {"generate": {"stream"}, "cover": {"stream", "task", "mask", "repaint"}, "repaint": {"stream", "task", "mask"}}
+    left_out = {
+        "generate": {"stream"},
+        "cover": {"stream", "task", "mask", "repaint"},
+        "repaint": {"stream", "task", "mask"},
+    }
     for name, missing in left_out.items():
         properties = dict(tools[name].input_schema["properties"])
         assert properties.pop("return_audio")["type"] == "boolean"
@@ -80,7 +84,9 @@ def test_what_was_made_is_covered_and_repainted(served: Served) -> None:
         part = {"prompt": "b", "source_id": covered["uri"], "repaint": [{"start_s": 1, "end_s": 2}]}
         repainted = facts(await client.call_tool("repaint", part))
         assert repainted["options"]["task"] == "repaint"
-        assert "/source_id: is missing" in problem_of(await client.call_tool("cover", {"prompt": "a"}), "invalid_request")
+        assert "/source_id: is missing" in problem_of(
+            await client.call_tool("cover", {"prompt": "a"}), "invalid_request"
+        )
         with served.client() as http:
             source = http.post("/v1/sources", files={"source": http.get(made["url"]).content}).json()["id"]
         assert facts(await client.call_tool("cover", {**cover, "source_id": source}))["seed"] == 1
