@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from copy import deepcopy
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -72,18 +71,32 @@ def record_model(service: Service) -> type[RecordArguments]:
     )
 
 
-def generation_schema(service: Service, *, needed: Iterable[str] = (), without: Iterable[str] = ()) -> dict[str, Any]:
-    """The options of a generation, as /v1/schema has them, and `return_audio`. needed: those that must be given."""
-    schema = deepcopy(body_schema(service.body_model))
-    properties = schema["properties"]
-    for name in (*NO_OPTIONS, *without):
-        properties.pop(name, None)
-    for name in FILE_OPTIONS:
-        if name in properties:
-            properties[name] = _file_option(properties[name])
-    properties["return_audio"] = RETURN_AUDIO
-    required = [*schema.get("required", ()), *(name for name in needed if name in properties)]
-    return _pruned({**schema, "required": list(dict.fromkeys(required))})
+def generation_schema(service: Service) -> dict[str, Any]:
+    """The options of a generation, as /v1/schema has them, and `return_audio`. What is null there may be left out."""
+    schema = body_schema(service.body_model)
+    properties = {name: _without_null(item) for name, item in schema["properties"].items() if name not in NO_OPTIONS}
+    for name in set(FILE_OPTIONS) & set(properties):
+        properties[name] = _file_option(properties[name])
+    return _pruned({**schema, "properties": {**properties, "return_audio": RETURN_AUDIO}})
+
+
+def source_schema(generation: dict[str, Any], needed: Sequence[str], without: Iterable[str] = ()) -> dict[str, Any]:
+    """Of the options of a generation those that say something of a source, and what is needed; others are taken, too."""
+    required = [*generation.get("required", ()), *needed]
+    shown = {
+        name: item
+        for name, item in generation["properties"].items()
+        if name not in without and (name in required or name == "return_audio" or "x-needs-source" in item)
+    }
+    definitions = generation.get("$defs", {})
+    return _pruned({"type": "object", "properties": shown, "required": required, "$defs": definitions})
+
+
+def _without_null(item: dict[str, Any]) -> dict[str, Any]:
+    """An option that is left out where it is null: one that has a value."""
+    kept = {name: value for name, value in item.items() if not (name == "default" and value is None)}
+    branches = [branch for branch in kept.pop("anyOf", ()) if branch != {"type": "null"}]
+    return {**(branches[0] if len(branches) == 1 else {"anyOf": branches} if branches else {}), **kept}
 
 
 def _file_option(described: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +29,7 @@ from server.mcp.schemas import (
     model_schema,
     record_model,
     session_schema,
+    source_schema,
 )
 from server.mcp.work import Progress, ToolClient, Work
 from server.routes.adapters import adapter_list
@@ -54,7 +55,7 @@ Call = Callable[[Mapping[str, Any], ToolClient], Awaitable[Answer]]
 
 @dataclass(frozen=True)
 class ToolEntry:
-    """One tool. is_reading: it changes nothing."""
+    """One tool. is_reading: it changes nothing. taken: names of what it takes; None: those of its schema."""
 
     name: str
     title: str
@@ -62,10 +63,11 @@ class ToolEntry:
     schema: dict[str, Any]
     call: Call
     is_reading: bool = False
+    taken: Collection[str] | None = None
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments that it does not know, and what is missing. Raises ProblemError 422."""
-        known: Mapping[str, Any] = self.schema.get("properties", {})
+        known = self.schema["properties"] if self.taken is None else self.taken
         findings = [
             Finding(pointer=f"/{name}", detail="is not known: " + (did_you_mean(name, known) or "leave it out"))
             for name in arguments
@@ -120,11 +122,11 @@ class Tools:
             "Generate music",
             "Make audio from a text. Everything but the prompt has the model's defaults. Answers with a link to the "
             "file, its seed, and what of the prompt was understood: the same seed and options make the same music.",
-            generation_schema(service),
+            generation := generation_schema(service),
             partial(self._generate, {}),
         )
         if service.pipeline is None or service.pipeline.codec is None or service.pipeline.codec.can_encode:
-            yield from self._source_tools()
+            yield from self._source_tools(generation)
         yield ToolEntry(
             "vocabulary",
             "Words that the model understands",
@@ -145,21 +147,25 @@ class Tools:
         if service.pipeline is None or not service.pipeline.live_refusal:
             yield from self._live_tools()
 
-    def _source_tools(self) -> Iterator[ToolEntry]:
+    def _source_tools(self, generation: dict[str, Any]) -> Iterator[ToolEntry]:
+        cover, repaint = ("task", "mask", "repaint"), ("task", "mask")
         yield ToolEntry(
             "cover",
             "Cover",
             "Make new audio from a source that keeps its outline, in the style of the prompt. denoise says how far it "
-            "goes: 0.3 stays close, 0.9 hardly keeps anything.",
-            generation_schema(self.service, needed=["source_id"], without=["task", "mask", "repaint"]),
+            "goes: 0.3 stays close, 0.9 hardly keeps anything. Takes the other options of generate, too.",
+            source_schema(generation, ["source_id"], cover),
             partial(self._generate, {"task": "cover"}),
+            taken=generation["properties"].keys() - cover,
         )
         yield ToolEntry(
             "repaint",
             "Repaint",
-            "Make parts of a source anew, and keep the rest as it is. repaint lists the parts, in seconds.",
-            generation_schema(self.service, needed=["source_id", "repaint"], without=["task", "mask"]),
+            "Make parts of a source anew, and keep the rest as it is. repaint lists the parts, in seconds. Takes the "
+            "other options of generate, too.",
+            source_schema(generation, ["source_id", "repaint"], repaint),
             partial(self._generate, {"task": "repaint"}),
+            taken=generation["properties"].keys() - repaint,
         )
 
     def _live_tools(self) -> Iterator[ToolEntry]:

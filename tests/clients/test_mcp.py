@@ -66,16 +66,16 @@ def test_music_is_made_covered_and_played(demo_server: Served, tmp_path: Path, t
         async with asyncio.timeout(2 * TIMEOUT_S), opened(transport, demo_server, tmp_path) as client:
             words = facts(await client.call_tool("vocabulary", {"text": "calm melodey in D minor"}))
             assert "melody" in words["near"]["melodey"]
-            asked = {"prompt": "calm melody in D minor", "seconds": 4, "seed": 1, "response_format": "mp3"}
+            asked = {"prompt": "calm melody in D minor", "seconds": 4, "seed": 1}
             made = facts(await client.call_tool("generate", asked))
             assert "D minor" in made["plays"][0]
             assert abs((await sound(client, made))[1] - 4) < 0.1
-            cover = {"prompt": "techno, drums", "source_id": made["uri"], "denoise": 0.6, "response_format": "mp3"}
+            cover = {"prompt": "techno, drums", "source_id": made["uri"], "denoise": 0.6}
             covered = facts(await client.call_tool("cover", cover))
             assert abs((await sound(client, covered))[1] - 4) < 0.1
             live = {"mode": "extend", "prompts": [{"text": "fast techno"}], "plan": True}
             session = facts(await client.call_tool("live_open", live))["session"]
-            passage = {"session": session, "seconds": 3, "response_format": "mp3"}
+            passage = {"session": session, "seconds": 3}
             first = facts(await client.call_tool("live_record", passage))
             blend = [{"text": "fast techno", "weight": 0.5}, {"text": "calm melody", "weight": 0.5}]
             facts(await client.call_tool("live_prompts", {"session": session, "items": blend}))

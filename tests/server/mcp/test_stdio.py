@@ -47,7 +47,7 @@ def test_files_are_made_in_the_folder_and_are_sources(command: list[str], tmp_pa
             assert path.stat().st_size == made["bytes"] == link_of(result).size
             for source in (made["path"], path.as_uri(), made["uri"]):
                 covered = facts(await client.call_tool("cover", {"prompt": "b", "source_id": source, "seed": 1}))
-                assert covered["seconds"] == 1.0
+                assert 1.0 <= covered["seconds"] < 1.1
             missing = await client.call_tool("cover", {"prompt": "b", "source_id": str(tmp_path / "no.wav")})
             assert "cannot be read" in problem_of(missing, "file_error")
             session = facts(await client.call_tool("live_open", {"prompts": [{"text": "a"}]}))["session"]

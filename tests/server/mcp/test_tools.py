@@ -31,26 +31,37 @@ def without_titles(node: Any) -> Any:
     return node
 
 
+def without_null(item: dict[str, Any]) -> dict[str, Any]:
+    """An option of /v1/schema as tools have it: null is what is left out."""
+    item = {key: value for key, value in without_titles(item).items() if key != "default" or value is not None}
+    branches = [branch for branch in item.pop("anyOf", []) if branch != {"type": "null"}]
+    return item | (branches[0] if len(branches) == 1 else {"anyOf": branches} if branches else {})
+
+
 def test_options_are_those_of_http(served: Served) -> None:
     tools = talk(served, tools_of)
     with served.client() as http:
         known = http.get("/v1/schema").json()["properties"]
-    left_out = {
-        "generate": {"stream"},
-        "cover": {"stream", "task", "mask", "repaint"},
-        "repaint": {"stream", "task", "mask"},
-    }
-    for name, missing in left_out.items():
-        properties = dict(tools[name].input_schema["properties"])
-        assert properties.pop("return_audio")["type"] == "boolean"
-        assert set(properties) == set(known) - missing
-        for option in set(properties) - set(FILE_OPTIONS):
-            assert properties[option] == without_titles(known[option]), option
-        for option in set(FILE_OPTIONS) & set(properties):
-            assert properties[option]["description"].startswith(known[option]["description"])
+    properties = dict(tools["generate"].input_schema["properties"])
+    assert properties.pop("return_audio")["type"] == "boolean"
+    assert set(properties) == set(known) - {"stream"}
+    for option in set(properties) - set(FILE_OPTIONS):
+        assert properties[option] == without_null(known[option]), option
+    for option in set(FILE_OPTIONS) & set(properties):
+        assert properties[option]["description"].startswith(known[option]["description"])
     assert tools["generate"].input_schema["required"] == ["prompt"]
-    assert tools["cover"].input_schema["required"] == ["prompt", "source_id"]
-    assert tools["repaint"].input_schema["required"] == ["prompt", "source_id", "repaint"]
+
+
+def test_tools_with_a_source_show_what_they_need(served: Served) -> None:
+    tools = talk(served, tools_of)
+    every = tools["generate"].input_schema["properties"]
+    for name, needed in {"cover": ["prompt", "source_id"], "repaint": ["prompt", "source_id", "repaint"]}.items():
+        schema = tools[name].input_schema
+        assert schema["required"] == needed
+        assert "denoise" in schema["properties"]
+        assert not {"task", "mask", "seed"} & set(schema["properties"])
+        assert all(item == every[option] for option, item in schema["properties"].items())
+    assert "repaint" not in tools["cover"].input_schema["properties"]
 
 
 def test_live_tools_take_what_messages_take(served: Served) -> None:
@@ -84,9 +95,10 @@ def test_what_was_made_is_covered_and_repainted(served: Served) -> None:
         part = {"prompt": "b", "source_id": covered["uri"], "repaint": [{"start_s": 1, "end_s": 2}]}
         repainted = facts(await client.call_tool("repaint", part))
         assert repainted["options"]["task"] == "repaint"
-        assert "/source_id: is missing" in problem_of(
-            await client.call_tool("cover", {"prompt": "a"}), "invalid_request"
-        )
+        missing = await client.call_tool("cover", {"prompt": "a"})
+        assert "/source_id: is missing" in problem_of(missing, "invalid_request")
+        masked = await client.call_tool("cover", {**cover, "mask": 1})
+        assert "/mask: is not known" in problem_of(masked, "invalid_request")
         with served.client() as http:
             source = http.post("/v1/sources", files={"source": http.get(made["url"]).content}).json()["id"]
         assert facts(await client.call_tool("cover", {**cover, "source_id": source}))["seed"] == 1
