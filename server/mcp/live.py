@@ -29,7 +29,9 @@ from tickrt.receiver import Receiver
 # A session that no tool has used for so long ends.
 IDLE_S = 600.0
 # Until a session answers; until what follows an answer, such as a plan, is there.
-ANSWER_S, FOLLOWING_S, POLL_S = 10.0, 3.0, 0.02
+ANSWER_S, FOLLOWING_S, POLL_S = 10.0, 5.0, 0.02
+# How far the start of a section may be from what was asked.
+PLAN_S = 0.1
 CHUNK_S = 0.5
 # Passages that are recorded at a time, each in a thread.
 MAX_RECORDING = 4
@@ -110,10 +112,10 @@ class LiveSession:
     async def send(self, kind: str, members: Mapping[str, Any]) -> None:
         """Send a message, and wait until it is handled. Raises RequestError and other TickErrors, ProblemError."""
         async with self._sending:
-            seq = {} if kind == "get_plan" else {"seq": next(self._seqs)}
-            message = client_message({"type": kind, **seq, **members})
+            seq = next(self._seqs)
+            message = client_message({"type": kind, "seq": seq, **members})
             if kind in PACED and members.get("at") is None:
-                self.listener.expect(seq["seq"])
+                self.listener.expect(seq)
             answered: Future[TickError | None] = Future()
             self._host.post(self.id, message, None, answered.set_result)
             try:
@@ -125,12 +127,17 @@ class LiveSession:
                 self.listener.expect(0)
                 raise error
 
-    async def following(self, get: Callable[[], object], before: object) -> None:
-        """Wait a little until `get` gives something else than `before`, which follows a message."""
+    async def following(self, is_there: Callable[[], bool]) -> None:
+        """Wait a little for what follows a message."""
         for _ in range(round(FOLLOWING_S / POLL_S)):
-            if get() is not before:
+            if is_there():
                 return
             await asyncio.sleep(POLL_S)
+
+    def has_planned(self, start_s: float, kind: str) -> bool:
+        """Whether a section of this kind begins there."""
+        sections = () if self.plan is None else self.plan.sections
+        return any(abs(item.start_s - start_s) < PLAN_S and item.kind == kind for item in sections)
 
     def read(self, samples: int) -> Any:
         """The next samples `[n, channels]`, at most so many; blocks. Raises the session's error instead."""

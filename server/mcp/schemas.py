@@ -81,7 +81,7 @@ def generation_schema(service: Service) -> dict[str, Any]:
 
 
 def source_schema(generation: dict[str, Any], needed: Sequence[str], without: Iterable[str] = ()) -> dict[str, Any]:
-    """Of the options of a generation those that say something of a source, and what is needed; others are taken, too."""
+    """Of the options of a generation those that say something of a source, and what is needed. It takes all others."""
     required = [*generation.get("required", ()), *needed]
     shown = {
         name: item

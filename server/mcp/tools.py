@@ -248,19 +248,19 @@ class Tools:
         session, members = self._session(arguments)
         before = session.listener.words
         await session.send("prompts", members)
-        await session.following(lambda: session.listener.words, before)
+        await session.following(lambda: session.listener.words is not before)
         return _about(session, {}, prompts=session.words())
 
     async def _live_plan(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
         session, members = self._session(arguments)
         session.check_plan()
-        before = session.plan
+        before, sections = session.plan, members.get("sections")
         if members:
             await session.send("set_plan", members)
-        elif before is None:
-            await session.send("get_plan", {})
-        if members or before is None:
-            await session.following(lambda: session.plan, before)
+        if members and sections:
+            await session.following(lambda: session.has_planned(members["start_s"], sections[0]["kind"]))
+        elif members or before is None:
+            await session.following(lambda: session.plan is not before)
         plan = None if session.plan is None else session.plan.model_dump(exclude={"type"})
         return _about(session, {"plan": plan})
 

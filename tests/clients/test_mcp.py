@@ -115,5 +115,7 @@ def test_the_inspector_lists_and_calls(demo_server: Served, tmp_path: Path, tran
     made = inspected(target, *call, "--tool-arg", "prompt=calm melody", "--tool-arg", "seconds=1")
     assert not made.get("isError")
     assert made["structuredContent"]["seconds"] == 1.0
-    assert "resources" in inspected(target, "--method", "resources/list")
-    assert inspected(target, "--method", "prompts/list")["prompts"]
+    if transport == "http":  # over stdio each request opens the model
+        uris = {item["uri"] for item in inspected(target, "--method", "resources/list")["resources"]}
+        assert made["structuredContent"]["uri"] in uris
+        assert inspected(target, "--method", "prompts/list")["prompts"]
