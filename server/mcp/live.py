@@ -125,7 +125,7 @@ class LiveSession:
                 raise unavailable("busy", "the session does not answer now") from None
             if error is not None:
                 self.listener.expect(0)
-                raise error
+                raise _as_told(error)
 
     async def following(self, is_there: Callable[[], bool]) -> None:
         """Wait a little for what follows a message."""
@@ -148,6 +148,13 @@ class LiveSession:
     def _acknowledge(self) -> None:
         ring = self.listener.ring
         self._host.post(self.id, Ack(playhead_sample=ring.playhead_sample, worst_lead_s=ring.take_worst_lead_s()))
+
+
+def _as_told(error: TickError) -> TickError:
+    """An error with its fix in the words of tools."""
+    if isinstance(error, RequestError) and error.fix == "wait for the message plan":
+        return RequestError(error.what, field=error.field, fix="ask for the plan again with live_plan")
+    return error
 
 
 class LiveSessions:

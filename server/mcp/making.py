@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from starlette.concurrency import run_in_threadpool
 
@@ -84,14 +86,21 @@ class Maker:
             raise ProblemError(
                 422, "source_not_found", f"{field} {what}", fix=fix, errors=[Finding(pointer=f"/{field}", detail=what)]
             )
-        path = Path(text.removeprefix("file://")).expanduser() if made is None else made.path
+        path = _path_of(text) if made is None else made.path
         try:
+            if not path.is_file():  # a device has no end
+                raise FileError(f"{field}: {path!s:.200} is no file", fix="give the path of a file")
             if path.stat().st_size > limit:
                 raise too_large(limit)
             return path.read_bytes()
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no path"
-            raise FileError(f"{field}: {path!s:.200} cannot be read: {why}", fix="give the path of a file") from None
+        except OSError as error:
+            raise FileError(f"{field}: {path!s:.200} cannot be read: {error.strerror}") from None
+
+
+def _path_of(text: str) -> Path:
+    """The path that a text or a file: URL names."""
+    is_url = text.startswith("file:")
+    return Path(url2pathname(urlsplit(text).path) if is_url else text.replace("\0", "")).expanduser()
 
 
 def _steps_of(job: GenerationJob, progress: Progress) -> Callable[[int], None]:

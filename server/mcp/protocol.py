@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ Context = ServerRequestContext[dict[str, Any], Any]
 
 def make_server(tools: Tools, version: str, client_of: Callable[[Any], tuple[str, str]]) -> Server[dict[str, Any]]:
     """The SDK's server. client_of: a client's address and the URL that it calls, from its HTTP request; None: stdio."""
+    logging.getLogger("mcp").setLevel(logging.WARNING)  # below, it logs the ids of sessions
 
     def address_of(ctx: Context) -> str:
         return client_of(ctx.request)[0]

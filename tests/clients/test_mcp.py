@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import soundfile
 from helpers.http_harness import TIMEOUT_S, Served
-from helpers.mcp_client import connected, facts
+from helpers.mcp_client import connected, facts, text_of
 from helpers.paths import DEMO, ROOT
 from mcp import StdioServerParameters
 from mcp.client import Client
@@ -73,12 +73,15 @@ def test_music_is_made_covered_and_played(demo_server: Served, tmp_path: Path, t
             cover = {"prompt": "techno, drums", "source_id": made["uri"], "denoise": 0.6}
             covered = facts(await client.call_tool("cover", cover))
             assert abs((await sound(client, covered))[1] - 4) < 0.1
+            song = {"prompt": "fast techno", "seconds": 12, "plan": True, "seed": 1}
+            planned = facts(await client.call_tool("generate", song))
+            name = planned["uri"].rpartition("/")[2]
+            (contents,) = (await client.read_resource(f"tickrt://plans/{name}")).contents
+            assert [item["kind"] for item in json.loads(contents.text)["sections"]]  # type: ignore[union-attr]
             live = {"mode": "extend", "prompts": [{"text": "fast techno"}], "plan": True}
             session = facts(await client.call_tool("live_open", live))["session"]
             passage = {"session": session, "seconds": 3}
             first = facts(await client.call_tool("live_record", passage))
-            blend = [{"text": "fast techno", "weight": 0.5}, {"text": "calm melody", "weight": 0.5}]
-            facts(await client.call_tool("live_prompts", {"session": session, "items": blend}))
             plan = facts(await client.call_tool("live_plan", {"session": session}))["plan"]
             start_s = plan["sections"][-1]["start_s"]
             section = {"kind": "break", "layers": ["pad", "melody"], "bars": 8}
@@ -87,6 +90,10 @@ def test_music_is_made_covered_and_played(demo_server: Served, tmp_path: Path, t
             assert (start_s, "break") in {(item["start_s"], item["kind"]) for item in after["sections"]}
             (contents,) = (await client.read_resource(f"tickrt://plans/{session}")).contents
             assert json.loads(contents.text)["sections"] == after["sections"]  # type: ignore[union-attr]
+            blend = [{"text": "fast techno", "weight": 0.5}, {"text": "calm melody", "weight": 0.5}]
+            facts(await client.call_tool("live_prompts", {"session": session, "items": blend}))
+            later = await client.call_tool("live_plan", {**changed, "start_s": after["sections"][-1]["end_s"] + 99})
+            assert "Fix: the earliest is" in text_of(later)
             second = facts(await client.call_tool("live_record", passage))
             assert second["from_s"] == first["to_s"]
             assert not np.array_equal((await sound(client, first))[0], (await sound(client, second))[0])

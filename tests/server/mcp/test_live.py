@@ -14,6 +14,7 @@ from helpers.http_harness import Served, eventually
 from helpers.mcp_client import ERAS, facts, problem_of, talk
 from mcp.client import Client
 
+from runtime.errors import RequestError
 from server.mcp import live
 
 Serve = Callable[..., Served]
@@ -138,3 +139,10 @@ def test_a_session_that_ends_elsewhere_says_so(served: Served) -> None:
         assert "it has ended: deleted" in text
 
     talk(served, steps)
+
+
+def test_a_fix_names_the_tool_in_place_of_the_message() -> None:
+    told = live._as_told(RequestError("it is planned anew", field="start_s", fix="wait for the message plan"))
+    assert (str(told), told.fix) == ("start_s: it is planned anew", "ask for the plan again with live_plan")
+    other = RequestError("no", field="start_s", fix="the earliest is 2 s")
+    assert live._as_told(other) is other

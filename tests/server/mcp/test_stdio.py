@@ -19,6 +19,7 @@ from mcp import StdioServerParameters
 from mcp.client import Client
 
 from runtime.config.deployment import Deployment
+from runtime.requests.request import MAX_STEPS
 
 pytestmark = pytest.mark.shipped
 PROGRAM = "from server.mcp.cli import main; main()"
@@ -26,7 +27,7 @@ PROGRAM = "from server.mcp.cli import main; main()"
 
 @pytest.fixture
 def command(built: Callable[..., Deployment], tmp_path: Path) -> list[str]:
-    return [sys.executable, "-c", PROGRAM, str(built(max_rows=16).path), "--out", str(tmp_path / "music")]
+    return [sys.executable, "-c", PROGRAM, str(built(max_rows=16).path), "--out", str(tmp_path / "my music")]
 
 
 def environment() -> dict[str, str]:
@@ -43,17 +44,30 @@ def test_files_are_made_in_the_folder_and_are_sources(command: list[str], tmp_pa
             result = await client.call_tool("generate", {"prompt": "a", "seconds": 1, "seed": 1})
             made = facts(result)
             path = Path(made["path"])
-            assert path.parent == tmp_path / "music"
+            assert path.parent == tmp_path / "my music"
             assert path.stat().st_size == made["bytes"] == link_of(result).size
             for source in (made["path"], path.as_uri(), made["uri"]):
                 covered = facts(await client.call_tool("cover", {"prompt": "b", "source_id": source, "seed": 1}))
                 assert 1.0 <= covered["seconds"] < 1.1
+            endless = {"prompt": "a", "seconds": 600, "steps": MAX_STEPS}
+            begun = asyncio.Event()
+
+            async def note(done: float, total: float | None, text: str | None) -> None:
+                begun.set()
+
+            call = asyncio.create_task(client.call_tool("generate", endless, progress_callback=note))
+            await asyncio.wait([call, asyncio.create_task(begun.wait())], return_when=asyncio.FIRST_COMPLETED)
+            call.cancel()
+            await asyncio.wait([call])
+            assert call.cancelled()
             missing = await client.call_tool("cover", {"prompt": "b", "source_id": str(tmp_path / "no.wav")})
-            assert "cannot be read" in problem_of(missing, "file_error")
+            assert "is no file" in problem_of(missing, "file_error")
+            endless_file = await client.call_tool("cover", {"prompt": "b", "source_id": os.devnull})
+            assert "is no file" in problem_of(endless_file, "file_error")
             session = facts(await client.call_tool("live_open", {"prompts": [{"text": "a"}]}))["session"]
             passage = facts(await client.call_tool("live_record", {"session": session, "seconds": 1}))
             assert Path(passage["path"]).is_file()
-        assert sorted(file.suffix for file in (tmp_path / "music").iterdir()) == [".wav"] * 5
+        assert sorted(file.suffix for file in (tmp_path / "my music").iterdir()) == [".wav"] * 5
 
     asyncio.run(run())
 
@@ -103,7 +117,7 @@ def test_engines_that_are_missing_are_said_by_the_tools(tmp_path: Path) -> None:
     path = tiny_deployment(tmp_path)
 
     async def run() -> None:
-        arguments = ["-c", PROGRAM, str(path), "--out", str(tmp_path / "music")]
+        arguments = ["-c", PROGRAM, str(path), "--out", str(tmp_path / "my music")]
         parameters = StdioServerParameters(command=sys.executable, args=arguments, env=environment())
         async with asyncio.timeout(TIMEOUT_S), Client(parameters) as client:
             text = problem_of(await client.call_tool("generate", {"prompt": "a"}), "failed")
