@@ -152,8 +152,8 @@ class LiveSession:
 
 def _as_told(error: TickError) -> TickError:
     """An error with its fix in the words of tools."""
-    if isinstance(error, RequestError) and error.fix == "wait for the message plan":
-        return RequestError(error.what, field=error.field, fix="ask for the plan again with live_plan")
+    if error.fix == "wait for the message plan":
+        error.fix = "ask for the plan again with live_plan"
     return error
 
 

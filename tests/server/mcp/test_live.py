@@ -143,6 +143,6 @@ def test_a_session_that_ends_elsewhere_says_so(served: Served) -> None:
 
 def test_a_fix_names_the_tool_in_place_of_the_message() -> None:
     told = live._as_told(RequestError("it is planned anew", field="start_s", fix="wait for the message plan"))
-    assert (str(told), told.fix) == ("start_s: it is planned anew", "ask for the plan again with live_plan")
+    assert (told.what, told.fix) == ("start_s: it is planned anew", "ask for the plan again with live_plan")
     other = RequestError("no", field="start_s", fix="the earliest is 2 s")
-    assert live._as_told(other) is other
+    assert live._as_told(other).fix == "the earliest is 2 s"
