@@ -60,28 +60,35 @@ class LiveSession:
 
     def __init__(self, host: SessionHost, message: Open, client: str) -> None:
         rate_hz = host.model.sample_rate_hz
-        self.listener = listener = _Listener(rate_hz, host.model.channels)
+        self.listener = _Listener(rate_hz, host.model.channels)
         # Held from the choice of a number until its message is handled, so that messages go in the order of numbers.
         self._sending, self._seqs = asyncio.Lock(), count(1)
         self._host, self._rate_hz = host, rate_hz
-        self._open: Callable[[], str] = lambda: host.open(
-            message, listener, client, clock=lambda: listener.ring.playhead_sample / rate_hz
-        )
+        self._message, self._client = message, client
         self.id = ""
         self.is_recording = self._has_plan = False
 
-    async def open(self) -> Ready:
-        """Open it. Raises ProblemError, TickError."""
-        self.id = await run_in_threadpool(self._open)
-        self._acknowledge()
+    async def open(self, threads: ThreadPoolExecutor) -> Ready:
+        """Open it, in a thread. Cancelled, it leaves no session. Raises ProblemError, TickError."""
         try:
+            await run_to_end(threads.submit(self._open))
+            self._acknowledge()
             # Until the host's thread has opened it.
             ready = await asyncio.wait_for(asyncio.wrap_future(self.listener.ready), ANSWER_S)
         except TimeoutError:
             self.end("no answer")
             raise unavailable("busy", "the session does not answer now") from None
+        except asyncio.CancelledError:
+            self.end("cancelled")
+            raise
         self._has_plan = ready.plan is not None
         return ready
+
+    def _open(self) -> None:
+        ring, rate_hz = self.listener.ring, self._rate_hz
+        self.id = self._host.open(
+            self._message, self.listener, self._client, clock=lambda: ring.playhead_sample / rate_hz
+        )
 
     def end(self, reason: str) -> None:
         """End it."""
@@ -181,7 +188,7 @@ class LiveSessions:
         message = client_message({"type": "open", **members, "format": "f32"})
         assert isinstance(message, Open)
         session = LiveSession(host, message, client.address)
-        ready = await session.open()
+        ready = await session.open(self._threads)
         self._sessions[session.id] = session
         self._touch(session)
         return session, ready

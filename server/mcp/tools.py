@@ -233,7 +233,8 @@ class Tools:
 
     async def _live_open(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
         named = await self.maker.sources(arguments)
-        session, ready = await self.live.open({**arguments, **named}, client)
+        opening = self.live.open({**arguments, **named}, client)
+        session, ready = await self.work.run(opening, Progress(), client.report)
         controls = ready.controls.values
         plan = None if ready.plan is None else ready.plan.model_dump()
         facts = {"mode": ready.mode, "canvas_s": ready.canvas.seconds, "seed": ready.controls.seed, "plan": plan}

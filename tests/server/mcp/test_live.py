@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
-from helpers.http_harness import Served, eventually
+from helpers.http_harness import TIMEOUT_S, Served, eventually
 from helpers.mcp_client import ERAS, facts, problem_of, talk
 from mcp.client import Client
 
@@ -125,6 +126,37 @@ def test_a_recording_is_cancelled_and_the_session_plays_on(serve: Serve, era: st
             await asyncio.sleep(0.01)
         assert 0 < facts(result)["from_s"] < 600
         assert len(served.app.state.mcp.endpoint.tools.files.of("127.0.0.1")) == 1
+
+    talk(served, steps, era)
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_session_whose_opening_is_cancelled_is_not_kept(
+    serve: Serve, era: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, go, opened = serve(), threading.Event(), list[str]()
+    host = served.service.live_host()
+    really_open = host.open
+
+    def slow(*arguments: Any, **options: Any) -> str:
+        go.wait(TIMEOUT_S)
+        opened.append(really_open(*arguments, **options))
+        return opened[0]
+
+    monkeypatch.setattr(host, "open", slow)
+
+    async def steps(client: Client) -> None:
+        call = asyncio.create_task(client.call_tool("live_open", {}))
+        while not served.app.state.mcp.endpoint or not served.app.state.mcp.endpoint.tools.work._tasks:
+            await asyncio.sleep(0.01)
+        (opening,) = served.app.state.mcp.endpoint.tools.work._tasks
+        call.cancel()
+        await asyncio.wait([call])
+        while not opening.cancelling():
+            await asyncio.sleep(0.01)
+        go.set()
+        while not opened or host.sessions():
+            await asyncio.sleep(0.01)
 
     talk(served, steps, era)
 
