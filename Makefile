@@ -157,8 +157,9 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 # Node's client, and the inspector of MCP. Where they cannot be had, their tests are skipped and say so.
 build/clients/.installed:
 	@mkdir -p $(@D)
-	@npm install --silent --no-audit --no-fund --fetch-retries 1 --prefix $(@D) @google/genai@'>=2' @modelcontextprotocol/inspector@'>=2' && touch $@ || \
-	echo "Node's clients are left out: npm cannot install @google/genai and @modelcontextprotocol/inspector here."
+	@for package in '@google/genai@>=2' '@modelcontextprotocol/inspector@>=2'; do \
+		npm install --silent --no-audit --no-fund --fetch-retries 1 --prefix $(@D) "$$package" || \
+		{ echo "Left out: npm cannot install $$package here."; missing=1; }; done; [ -n "$$missing" ] || touch $@
 
 # TensorRT's and CUDA's real Python bindings, beside the environment, not in it: tests compare our calls with them.
 .venv/.contract: tests/contract/install.py | .venv/bin/python

@@ -110,6 +110,10 @@ class LiveSession:
             fix = "open one with mode extend, of a model that plans"
             raise RequestError("the session has no plan", field="session", fix=fix)
 
+    def texts(self) -> set[str]:
+        """The texts of which it is known what is played."""
+        return {words.text for words in self.listener.words}
+
     def words(self) -> list[dict[str, Any]]:
         """What of its prompts is played, and which of their words are not known."""
         named = ("text", "plays", "unknown", "near")

@@ -247,9 +247,9 @@ class Tools:
 
     async def _live_prompts(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
         session, members = self._session(arguments)
-        before = session.listener.words
         await session.send("prompts", members)
-        await session.following(lambda: session.listener.words is not before)
+        texts = {item["text"] for item in members["items"]} - {""}
+        await session.following(lambda: texts <= session.texts())
         return _about(session, {}, prompts=session.words())
 
     async def _live_plan(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:

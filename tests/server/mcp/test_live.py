@@ -93,7 +93,7 @@ def test_sessions_have_the_servers_limits_and_end_when_they_are_not_used(
         session = facts(await client.call_tool("live_open", {}))["session"]
         assert (await client.call_tool("live_open", {})).is_error
         monkeypatch.setattr(live, "IDLE_S", 0.0)
-        facts(await client.call_tool("live_set", {"session": session, "values": {}}))
+        await client.call_tool("live_set", {"session": session, "values": {}})
         while served.service.live_host().sessions():
             await asyncio.sleep(0.01)
         gone = await client.call_tool("live_set", {"session": session, "values": {}})
