@@ -68,10 +68,11 @@ class _Session:
 class Sessions:
     """Sessions by id, the one used last at the end. A client that wants too many loses the one it used least recently.
 
-    Event loop's thread.
+    client_limit: how many one client has. Event loop's thread.
     """
 
     server: Server[Any]
+    client_limit: int
     open: dict[str, _Session] = field(default_factory=dict)
 
     async def answer(self, session_id: str | None, client: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +109,7 @@ class Sessions:
 
     async def _begin(self, client: str) -> _Session:
         counts = Counter(session.client for session in self.open.values())
-        if counts[client] >= CLIENT_SESSIONS:
+        if counts[client] >= self.client_limit:
             await self._end_oldest(client)
         if len(self.open) >= MAX_SESSIONS:
             raise unavailable("busy", f"{MAX_SESSIONS} assistants have a session, the most at a time")
@@ -150,7 +151,7 @@ class Endpoint:
         server = make_server(tools, version, _caller)
         has_limits = service.settings.client_in_flight != 0
         self._places = Places("answers assistants", MAX_REQUESTS, CLIENT_SHARE if has_limits else 0)
-        self._sessions = Sessions(server)
+        self._sessions = Sessions(server, CLIENT_SESSIONS if has_limits else MAX_SESSIONS)
         # Requests of the version 2026-07-28 have no session.
         self._manager = StreamableHTTPSessionManager(server, stateless=True)
         self._stop = asyncio.Event()

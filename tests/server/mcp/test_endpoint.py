@@ -209,7 +209,7 @@ def test_a_page_of_an_allowed_origin_may_send_the_headers_of_the_protocol(serve:
 
 def test_sessions_are_limited_and_end(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "CLIENT_SESSIONS", 2)
-    served = serve()
+    served = serve(client_in_flight=8)
     with served.client(headers=ACCEPT) as http:
 
         def begin() -> str:
