@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import StoreError
+from runtime.errors import FileError, StoreError
 from server.asgi.problems import ProblemError, unavailable
 from server.config import MIB
 from server.sources.temporary_folder import TemporaryFolder
@@ -34,6 +34,13 @@ class MadeFile:
     facts: dict[str, Any]
     plan: dict[str, Any]
     client: str
+
+    def read(self) -> bytes:
+        """Its content. Raises FileError where it is not there any more."""
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise FileError(f"the file cannot be read: {error.strerror}", fix="make it again") from None
 
 
 class FileStore:

@@ -132,7 +132,7 @@ async def _result(answer: Answer, client: ToolClient, *, keeps: bool) -> types.C
         if answer.has_audio and file.size_bytes > CONTENT_BYTES:
             facts["notice"] = f"the audio has more than {CONTENT_BYTES} bytes: only its link is sent; mp3 takes less"
         elif answer.has_audio:
-            data = base64.b64encode(await run_in_threadpool(file.path.read_bytes)).decode("ascii")
+            data = base64.b64encode(await run_in_threadpool(file.read)).decode("ascii")
             more.append(types.AudioContent(data=data, mime_type=file.media_type))
     text = json.dumps(facts, ensure_ascii=False)
     return types.CallToolResult(content=[types.TextContent(text=text), *more], structured_content=facts)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
 
-from runtime.errors import FileError
 from runtime.sessions.protocol.messages import messages_schema
 from server.asgi.openapi import SCHEMA_TYPE, body_schema
 from server.asgi.problems import ProblemError
@@ -67,17 +64,10 @@ async def read_resource(tools: Tools, uri: str) -> tuple[str, str | bytes]:
             what = f"the file has {file.size_bytes} bytes, a message takes at most {CONTENT_BYTES}"
             fix = f"open {file.path}" if tools.files.keeps else f"GET /mcp/files/{file.name}, or ask for mp3"
             raise ProblemError(413, "content_too_large", what, fix=fix)
-        return file.media_type, await run_in_threadpool(partial(_read, file.path))
+        return file.media_type, await run_in_threadpool(file.read)
     if uri.startswith(PLAN_URI):
         return JSON, json.dumps(_plan(tools, uri.removeprefix(PLAN_URI)))
     raise ProblemError(404, "resource_not_found", f"there is no resource {uri!r:.200}", fix="list the resources")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FileError(f"the file cannot be read: {error.strerror}") from None
 
 
 def _plan(tools: Tools, name: str) -> object:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StoreError
+from runtime.errors import FileError, StoreError
 from server.asgi.problems import ProblemError
 from server.mcp import files
 from server.mcp.files import FileStore, MadeFile
@@ -45,8 +45,10 @@ def test_the_oldest_files_make_room() -> None:
     async def steps(store: FileStore) -> None:
         first, second = add(store, 400), add(store, 500, "other")
         assert store.of("me") == [first]
+        assert first.read() == bytes(400)
         third = add(store, 450)
-        assert not first.path.exists()
+        with pytest.raises(FileError, match="cannot be read"):
+            first.read()
         assert store.of("me") == [third]
         assert store.get(second.name) is second
         with pytest.raises(ProblemError, match="there is no file"):
