@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from server.asgi.access_control import client_of
-from server.asgi.connection import abort_of
 from server.asgi.places import Places
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.request_body import body_deadline, read_all
@@ -37,7 +35,6 @@ MAX_REQUESTS, CLIENT_SHARE = 64, 0.25
 MAX_SESSIONS, CLIENT_SESSIONS = 256, 32
 # A session that has had no request for so long ends.
 IDLE_S = 1800.0
-logger = logging.getLogger("tickrt.server")
 
 
 @dataclass(eq=False)
@@ -180,7 +177,6 @@ class Endpoint:
             # Until the manager takes requests.
             await self._started.wait()
             receive = partial(_receive_again, [{"type": "http.request", "body": body, "more_body": False}], receive)
-            send = partial(_send_in_time, scope, send, self._settings.send_timeout_s)
             version = request.headers.get(MCP_PROTOCOL_VERSION_HEADER)
             if version is None or version in HANDSHAKE_PROTOCOL_VERSIONS:
                 session_id = request.headers.get(MCP_SESSION_ID_HEADER)
@@ -197,16 +193,6 @@ def open_endpoint(service: Service, version: str) -> Endpoint:
 async def _receive_again(read: list[Message], receive: Receive) -> Message:
     """The body that was read, then what follows."""
     return read.pop() if read else await receive()
-
-
-async def _send_in_time(scope: Scope, send: Send, timeout_s: float, message: Message) -> None:
-    """Send; the connection of a client that takes nothing for too long is aborted."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await send(message)
-    except TimeoutError:
-        logger.warning("an assistant did not read in time, connection aborted")
-        abort_of(scope)(False)
 
 
 def _caller(request: Request) -> tuple[str, str]:

@@ -6,17 +6,21 @@ import asyncio
 import base64
 import io
 import json
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import soundfile
-from helpers.http_harness import Served, eventually, problem
+from helpers.http_harness import Served, eventually, problem, raw_request
+from helpers.http_harness import connected as connected_socket
 from helpers.mcp_client import ERAS, audio_of, connected, facts, link_of, problem_of, talk, text_of
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
+from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from server.mcp import endpoint
 
@@ -258,6 +262,35 @@ def test_a_request_has_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) ->
             await call
 
     talk(served, steps)
+
+
+@pytest.mark.parametrize("version", ["2025-06-18", "2026-07-28"])
+def test_a_client_that_does_not_read_is_left(serve: Serve, version: str) -> None:
+    served = serve(send_timeout_s=0.1, send_buffer_bytes=4096)
+    with served.client(headers=ACCEPT) as http:
+        session = http.post("/mcp", json=INITIALIZE).headers["mcp-session-id"]
+    asked = {"name": "generate", "arguments": {"prompt": "a", "seconds": 30, "steps": 1, "return_audio": True}}
+    names = ("protocolVersion", "clientCapabilities")
+    about = dict(zip((f"io.modelcontextprotocol/{name}" for name in names), (version, {}), strict=True))
+    params = asked if version in HANDSHAKE_PROTOCOL_VERSIONS else {**asked, "_meta": about}
+    body = json.dumps({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}).encode()
+    headers = f"accept: {ACCEPT['accept']}\r\nmcp-protocol-version: {version}\r\n"
+    headers += (
+        f"mcp-session-id: {session}\r\n" if params is asked else "mcp-method: tools/call\r\nmcp-name: generate\r\n"
+    )
+    places = served.app.state.mcp.endpoint._places
+    with connected_socket(served) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(raw_request(body, path="/mcp", headers=headers))
+        assert client.recv(12) == b"HTTP/1.1 200"
+        assert places.taken.total() == 1
+        eventually(lambda: places.taken.total() == 0)
+        received = 12
+        with suppress(ConnectionResetError):
+            while data := client.recv(2**16):
+                received += len(data)
+    (file,) = served.app.state.mcp.endpoint.tools.files.of("127.0.0.1")
+    assert received < file.size_bytes
 
 
 def test_a_server_that_drains_refuses_and_ends_what_is_in_flight(serve: Serve) -> None:

@@ -56,7 +56,28 @@ def test_a_cancelled_caller_leaves_work_time_to_end_what_it_has_begun() -> None:
         with anyio.move_on_after(0.01):
             await running.run(begin(), Progress(), _ignored)
         assert ended == []
-        await running.close()
+        async with asyncio.timeout(10):
+            while not ended:
+                await asyncio.sleep(0.001)
 
     asyncio.run(call())
+
+
+def test_what_is_left_ends_with_the_server() -> None:
+    ended, running = list[str](), Work()
+
+    async def begin() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("all")
+
+    async def close() -> None:
+        call = asyncio.create_task(running.run(begin(), Progress(), _ignored))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await running.close()
+        await asyncio.wait([call])
+
+    asyncio.run(close())
     assert ended == ["all"]
