@@ -72,7 +72,7 @@ bench-page: .venv/.installed-page  ## from pressing play on the page to the firs
 	$(BIN)/tickrt-build $(CONFIG)
 	$(BIN)/python tests/page/first_sound.py
 
-test-clients: .venv/.installed-clients build/clients/.installed  ## other people's clients: Google's, ElevenLabs', Node's where npm is
+test-clients: .venv/.installed-clients build/clients/.installed  ## other people's clients: Google's, ElevenLabs', MCP's; Node's where npm is
 	$(BIN)/tickrt-build $(CONFIG)
 	$(BIN)/python -m pytest -m clients $(PYTEST_ARGS) tests/clients
 
@@ -168,11 +168,12 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 	$(BIN)/python $(PIP_INSTALL) --editable ".[cpu,test,docs]"
 	@touch $@
 
-# Node's client. Where it cannot be had, its tests are skipped and say so.
+# Node's client, and the inspector of MCP. Where they cannot be had, their tests are skipped and say so.
 build/clients/.installed:
 	@mkdir -p $(@D)
-	@npm install --silent --no-audit --no-fund --fetch-retries 1 --prefix $(@D) @google/genai@'>=2' && touch $@ || \
-	echo "Node's client is left out: npm cannot install @google/genai here."
+	@for package in '@google/genai@>=2' '@modelcontextprotocol/inspector@>=2'; do \
+		npm install --silent --no-audit --no-fund --fetch-retries 1 --prefix $(@D) "$$package" || \
+		{ echo "Left out: npm cannot install $$package here."; missing=1; }; done; [ -n "$$missing" ] || touch $@
 
 # TensorRT's and CUDA's real Python bindings, beside the environment, not in it: tests compare our calls with them.
 .venv/.contract: tests/contract/install.py | .venv/bin/python

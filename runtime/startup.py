@@ -34,6 +34,7 @@ COMMANDS = {
     "tickrt-bench": "profiling.bench_cli",
     "tickrt-profile": "profiling.profile_cli",
     "tickrt-cluster": "server.cluster.cli",
+    "tickrt-mcp": "server.mcp.cli",
 }
 
 
@@ -47,4 +48,4 @@ def run(command: str) -> None:
     module.main()
 
 
-tickrt, build, serve, generate, bench, profile, cluster = (partial(run, command) for command in COMMANDS)
+tickrt, build, serve, generate, bench, profile, cluster, mcp = (partial(run, command) for command in COMMANDS)

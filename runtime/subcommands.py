@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "generate": "Generate audio or latents from a text.",
     "bench": "Measure ticks, and live sessions.",
     "cluster": "Try several replicas on this machine: Ray Serve, HAProxy, Redis.",
+    "mcp": "Let an assistant on this machine make and play music, over stdio.",
     "profile": "Measure the layers of an engine; compare two profiles.",
 }
 

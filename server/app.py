@@ -22,11 +22,12 @@ from server.compat.osc.opening import open_osc
 from server.config import ServerSettings
 from server.live import page_routes as page
 from server.live import routes as live
+from server.mcp import routes as mcp
 from server.routes import adapters, generations, health, models, sources, tick_profile
 from server.service.service import Service
 
 VERSION = "0.1.0"
-COMPAT = {"lyria": lyria, "acestep": acestep, "elevenlabs": elevenlabs}
+COMPAT = {"lyria": lyria, "acestep": acestep, "elevenlabs": elevenlabs, "mcp": mcp}
 DESCRIPTION = """Flow-matching diffusion as a live stream: text and audio in, audio out while it is generated.
 
 Live sessions are played over a WebSocket: [the protocol of WS /v1/live](docs/live). So are those of Google's Lyria
@@ -48,6 +49,9 @@ EXPOSED_HEADERS = (
     "X-Bit-Depth",
     "Retry-After",
 )
+
+# Of assistants in browsers.
+MCP_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Mcp-Method", "Mcp-Name", "Last-Event-ID")
 
 
 def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> FastAPI:
@@ -92,8 +96,8 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
             CORSMiddleware,
             allow_origins=list(settings.allowed_origins),
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", *KEY_HEADERS, REQUEST_ID_HEADER],
-            expose_headers=list(EXPOSED_HEADERS),
+            allow_headers=["Authorization", "Content-Type", *KEY_HEADERS, REQUEST_ID_HEADER, *MCP_HEADERS],
+            expose_headers=[*EXPOSED_HEADERS, MCP_HEADERS[0]],
         )
     body_key_paths = acestep.BODY_KEY_PATHS if "acestep" in settings.clients else ()
     app.add_middleware(AuthMiddleware, settings=settings, body_key_paths=body_key_paths)

@@ -36,8 +36,8 @@ PREFIX = "TICKRT_"
 # As browsers send it: lower case, no path, the port only where it is not the scheme's own.
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 PATHS = ("state", "certificate", "private_key")
-# Servers whose clients are answered, too (server/compat).
-Client = Literal["lyria", "acestep", "elevenlabs"]
+# Other people's clients that are answered (server/compat, server/mcp).
+Client = Literal["lyria", "acestep", "elevenlabs", "mcp"]
 CLIENTS: tuple[Client, ...] = get_args(Client)
 
 
@@ -71,7 +71,8 @@ class ServerSettings(BaseSettings):
         "(https://HOST).",
     )
     clients: Annotated[tuple[Client, ...], NoDecode] = Field(
-        default=CLIENTS, description="Other servers whose clients are answered, too, by their own protocols."
+        default=CLIENTS,
+        description="Other people's clients that are answered by their own protocols; mcp: assistants, at /mcp.",
     )
     osc_host: str = Field(default="127.0.0.1", min_length=1, description="Address of osc_port.")
     osc_port: int | None = Field(
@@ -173,7 +174,9 @@ class ServerSettings(BaseSettings):
     )
     sources_bytes: int = Field(default=GIB, ge=MIB, description="Disk space of uploaded sources.")
     results_bytes: int = Field(
-        default=GIB, ge=MIB, description="Disk space of finished audio that clients fetch later (ACE-Step's)."
+        default=GIB,
+        ge=MIB,
+        description="Disk space of finished audio that clients fetch later: ACE-Step's, and as much for assistants.",
     )
     result_keep_s: float = Field(default=3600.0, gt=0, description="How long that audio is kept.")
     max_sessions: int = Field(default=64, ge=1, le=4096, description="Live sessions at a time.")

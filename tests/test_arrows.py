@@ -79,7 +79,8 @@ MAY_IMPORT = {
     "server.routes": SERVICE,
     "server.live": SERVICE,
     "server.compat": SERVICE | {"server.live", "server.routes"},
-    "server.app": SERVICE | {"server.live", "server.routes", "server.compat"},
+    "server.mcp": SERVICE | {"server.process", "server.routes", "tickrt"},
+    "server.app": SERVICE | {"server.live", "server.routes", "server.compat", "server.mcp"},
     "server.cluster": {"runtime", "server"},
     "server": {"runtime", "server"},
     "profiling": {"runtime", "tickrt", "server.cluster"},
@@ -136,6 +137,7 @@ HEAVY = {
     "ray": {"server/cluster/ray_serve.py"},
     "psutil": {"server/cluster/local_cluster.py"},
     "pythonosc": {"server/compat/osc/packets.py"},
+    "mcp": {"server/mcp/protocol.py", "server/mcp/endpoint.py", "server/mcp/stdio.py"},
     "fastapi": {"server/"},
     "uvicorn": {"server/"},
 }

@@ -30,7 +30,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def test_the_extras_are_the_documented_ones() -> None:
-    engines, more = {"cpu", "cuda", "tensorrt", "tensorrt-rtx"}, {"osc", "midi", "redis", "scale"}
+    engines, more = {"cpu", "cuda", "tensorrt", "tensorrt-rtx"}, {"osc", "mcp", "midi", "redis", "scale"}
     assert set(EXTRAS) == engines | more | {"export", "recipe", "peers", "docs", "page", "clients", "test"}
 
 
@@ -52,7 +52,7 @@ def test_serving_needs_no_torch() -> None:
 
 def test_every_imported_distribution_is_declared() -> None:
     """Of the packages that are installed here; the standard library and our own packages have no distribution."""
-    extras = ("cpu", "tensorrt-rtx", "export", "recipe", "peers", "osc", "midi", "redis", "scale")
+    extras = ("cpu", "tensorrt-rtx", "export", "recipe", "peers", "osc", "mcp", "midi", "redis", "scale")
     declared = names([*PROJECT["dependencies"], *(item for extra in extras for item in EXTRAS[extra])])
     distributions = {
         root: {name.replace("_", "-").removesuffix("-cu13") for name in found}  # that tensorrt-rtx brings

@@ -164,7 +164,7 @@ def test_the_shown_commands_work_one_after_another(
             continue
         if words[0] == "curl":
             request(words, server()[0], playground, monkeypatch)
-        elif words[0] in COMMANDS and words[0] not in ("tickrt", "tickrt-serve", "tickrt-cluster"):
+        elif words[0] in COMMANDS and words[0] not in ("tickrt", "tickrt-serve", "tickrt-cluster", "tickrt-mcp"):
             invoke(words, playground, small)
 
 

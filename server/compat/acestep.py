@@ -13,13 +13,12 @@ from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.formats import FORMATS
-from runtime.errors import source_as
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.tasks import known_tasks
 from server.asgi.access_control import check_body_key, client_of
 from server.asgi.openapi import their_responses
 from server.asgi.problems import ProblemError, model_not_found
-from server.asgi.request_body import Upload, check_source, validate
+from server.asgi.request_body import Upload, validate
 from server.compat.acestep_described import INIT, QUERY, TASK, fields_body
 from server.compat.acestep_fields import FILES, Fields, error_text, read_fields, refuse
 from server.compat.acestep_request import MODEL_PREFIX, TaskRequest, task_request
@@ -27,10 +26,10 @@ from server.compat.acestep_tasks import Task, TaskStore
 from server.compat.errors import ErrorBody
 from server.routes.checked_request import CheckedRequest
 from server.routes.generation_job import MAX_HEADER_WORD, MAX_HEADER_WORDS, GenerationJob
+from server.routes.sources import store_source
 from server.service.admission import Permit
 from server.service.liveness import not_ready
 from server.service.service import Service, service_of
-from server.sources.source import Source
 
 ENVIRONMENT = "tickrt"
 # Tasks that one request may ask for: results repeat prompts and lyrics.
@@ -249,25 +248,13 @@ async def _with_uploads(service: Service, wanted: TaskRequest, files: Mapping[st
     """The values of a body, with the ids of the files that were sent: generations of a batch share them."""
     values = wanted.values
     if wanted.needs_source and "src_audio" in files:
-        source = await _stored(service, files["src_audio"], "src_audio")
+        source = await store_source(service, files["src_audio"], "src_audio")
         rate_hz = service.ready_pipeline().bundle.latents.frame_rate_hz
         values = wanted.with_source(source.id, round(source.milliseconds / 1000 * rate_hz) / rate_hz)
     if "reference_audio" in files:
-        reference = await _stored(service, files["reference_audio"], "reference_audio")
+        reference = await store_source(service, files["reference_audio"], "reference_audio")
         values = {**values, "timbre_id": reference.id}
     return values
-
-
-async def _stored(service: Service, data: bytes, part: str) -> Source:
-    """A file as a source. Raises ProblemError, RequestError, StoreError."""
-    check_source(data, part)
-    service.budget.reserve(len(data))
-    try:
-        with source_as(part):
-            source, _ = await service.source_worker.run(service.sources.add, data)
-            return source
-    finally:
-        service.budget.release(len(data))
 
 
 def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import shutil
 import time
 import uuid
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,21 +16,18 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.formats import FORMATS
-from runtime.errors import StoreError, TickError
-from server.asgi.connection import first_completed
-from server.asgi.problems import ProblemError, draining, problem_of, unavailable
+from runtime.errors import TickError
+from server.asgi.problems import ProblemError, problem_of, unavailable
 from server.compat.acestep_fields import error_text
 from server.config import MIB
-from server.metrics.metrics import Outcome
-from server.routes.generation_job import GenerationJob, Tally, outcome_of
-from server.routes.generation_stream import chunks
+from server.routes.generation_file import write_generation
+from server.routes.generation_job import GenerationJob
 from server.sources.temporary_folder import TemporaryFolder
 
 # Tasks that are known, most of them without audio any more.
 MAX_TASKS = 1000
 NUM_DURATIONS = 50
 AUDIO_PATH = re.compile(r"/([0-9a-f-]{36})/([0-7])\.[a-z0-9]{3,4}")
-logger = logging.getLogger("tickrt.server")
 
 
 @dataclass
@@ -188,39 +183,9 @@ def _audio_bytes(job: GenerationJob) -> int:
 
 async def _make(job: GenerationJob, path: Path) -> str:
     """Write a job's audio to a file and release its permit; returns why that failed, "" where it did not."""
-    with Tally(job.request.service.metrics) as tally:
-        writing, aborted = asyncio.create_task(_write(job, path)), asyncio.create_task(job.permit.abort.wait())
-        tally.outcome = Outcome.DRAINED
-        try:
-            await first_completed({writing, aborted})
-            if writing.cancelled():
-                raise draining()
-            tally.outcome = Outcome.INTERNAL_ERROR
-            writing.result()
-            tally.outcome = Outcome.OK
-            return ""
-        except (TickError, ProblemError) as error:
-            if tally.outcome is not Outcome.DRAINED:
-                tally.outcome = outcome_of(error)
-            logger.warning("generation %s ended as %s: %s", job.request.id, tally.outcome, error.what)
-            problem = problem_of(error) if isinstance(error, TickError) else error
-            return error_text(problem.document().model_dump())
-        finally:
-            job.permit.release()
-            job.record_end(tally.outcome)
-
-
-async def _write(job: GenerationJob, path: Path) -> None:
-    async with aclosing(chunks(job)) as stream:
-        async for chunk in stream:
-            await run_in_threadpool(_append, path, chunk)
-
-
-def _append(path: Path, chunk: bytes) -> None:
-    """Raises StoreError."""
     try:
-        path.parent.mkdir(exist_ok=True)
-        with path.open("ab") as file:
-            file.write(chunk)
-    except OSError as error:
-        raise StoreError(f"the audio cannot be stored: {error.strerror}", fix="free disk space") from None
+        await write_generation(job, path)
+    except (TickError, ProblemError) as error:
+        problem = problem_of(error) if isinstance(error, TickError) else error
+        return error_text(problem.document().model_dump())
+    return ""

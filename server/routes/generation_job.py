@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -67,7 +67,10 @@ def outcome_of(error: TickError | ProblemError) -> Outcome:
 
 @dataclass
 class GenerationJob:
-    """A generation of one request: what it makes, how its response describes it, and how much was sent of it."""
+    """A generation of one request: what it makes, how its response describes it, and how much was sent of it.
+
+    on_step: gets how many steps of the request in flight are done, on the event loop's thread.
+    """
 
     request: CheckedRequest
     permit: Permit
@@ -75,6 +78,7 @@ class GenerationJob:
     sent_audio_s: float = 0.0
     first_sent_s: float | None = None
     last_sent_s: float | None = None
+    on_step: Callable[[int], None] | None = None
 
     @classmethod
     async def prepare(cls, request: CheckedRequest, permit: Permit) -> Self:

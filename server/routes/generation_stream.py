@@ -28,7 +28,6 @@ from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event, Failed, Finished, Progress, Started
 from server.asgi.problems import ProblemError, retry_after
 from server.routes.generation_job import AHEAD_BYTES, GenerationJob
-from server.service.admission import Permit
 from server.service.codec_workers import run_to_end
 
 
@@ -186,7 +185,7 @@ async def _generate(job: GenerationJob, made: asyncio.Queue[Latents | None], roo
 
 async def run_request(job: GenerationJob, request: GenerationRequest) -> Latents:
     """Run one request in the tick loop; cancellation cancels the request. Raises TickError, ProblemError 504."""
-    loop, events = job.request.pipeline.loop, _EventQueue(job.permit, request.steps)
+    loop, events = job.request.pipeline.loop, _EventQueue(job, request.steps)
     loop.submit(request, events.publish)
     job.permit.add_request()
     is_over = False
@@ -202,20 +201,27 @@ async def run_request(job: GenerationJob, request: GenerationRequest) -> Latents
 
 
 class _EventQueue(asyncio.Queue[Event]):
-    """Events of one request, published on the tick thread and read on the event loop. Without Progress events."""
+    """Events of one request, published on the tick thread and read on the event loop.
 
-    def __init__(self, permit: Permit, num_steps: int) -> None:
+    Progress events are not among them: the job's `on_step` gets them, if it has one.
+    """
+
+    def __init__(self, job: GenerationJob, num_steps: int) -> None:
         super().__init__()
-        self._permit, self._num_steps = permit, num_steps
+        self._permit, self._on_step, self._num_steps = job.permit, job.on_step, num_steps
         self._event_loop = asyncio.get_running_loop()
 
     def publish(self, event: Event) -> None:
         """Called on the tick thread."""
-        if not isinstance(event, Progress):
+        if not isinstance(event, Progress) or self._on_step is not None:
             with suppress(RuntimeError):  # the event loop is closed: there is no reader
                 self._event_loop.call_soon_threadsafe(self._on_event, event)
 
     def _on_event(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            if self._on_step is not None:
+                self._on_step(event.step)
+            return
         if not isinstance(event, Started):
             self._permit.end_request(self._num_steps)
         self.put_nowait(event)

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from runtime.errors import source_as
 from server.asgi.access_control import client_of
 from server.asgi.openapi import SOURCE_ID, problem_responses, upload_body
 from server.asgi.request_body import check_source, read_file
-from server.service.service import service_of
+from server.service.service import Service, service_of
 from server.sources.source import Source
 
 router = APIRouter(prefix="/v1/sources", tags=["sources"])
@@ -95,3 +96,15 @@ async def delete_source(request: Request, source_id: SourceId) -> None:
     service = service_of(request)
     service.ready_pipeline()
     await run_in_threadpool(service.sources.remove, source_id)
+
+
+async def store_source(service: Service, data: bytes, part: str) -> Source:
+    """A file as a source; `part`: its name in errors. Raises ProblemError, RequestError, StoreError."""
+    check_source(data, part)
+    service.budget.reserve(len(data))
+    try:
+        with source_as(part):
+            source, _ = await service.source_worker.run(service.sources.add, data)
+            return source
+    finally:
+        service.budget.release(len(data))

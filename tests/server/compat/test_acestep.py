@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import wave
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -15,9 +13,6 @@ from helpers.backends import FEW_VARIANTS
 from helpers.http_harness import GENERATIONS, Served, eventually, serving
 
 from runtime.config.deployment import Deployment
-from server.asgi.problems import ProblemError
-from server.asgi.request_body import BodyBudget
-from server.compat import acestep
 
 Serve = Callable[..., Served]
 SOURCE = wav_file(1.28)
@@ -346,23 +341,3 @@ def test_other_servers_do_not_answer_where_it_is_switched_off(serve: Serve) -> N
     with serve(clients=()).client() as http:
         assert http.post("/release_task", json=SHORT).status_code == 404
         assert http.get("/health").json()["code"] == "not_found"
-
-
-def test_a_file_counts_against_what_is_read_at_once_until_it_is_stored() -> None:
-    used: list[int] = []
-    budget = BodyBudget(100)
-
-    async def run(work: Any, data: bytes) -> Any:
-        used.append(budget.used_bytes)
-        return "a source", work
-
-    data = b"RIFF" + bytes(60)
-    service: Any = SimpleNamespace(
-        budget=budget, source_worker=SimpleNamespace(run=run), sources=SimpleNamespace(add=None)
-    )
-    assert asyncio.run(acestep._stored(service, data, "src_audio")) == "a source"
-    assert (used, budget.used_bytes) == ([64], 0)
-    budget.reserve(40)
-    with pytest.raises(ProblemError, match="too many large requests"):
-        asyncio.run(acestep._stored(service, data, "src_audio"))
-    assert (len(used), budget.used_bytes) == (1, 40)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import io
@@ -8,6 +9,8 @@ import os
 import wave
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -19,6 +22,9 @@ from helpers.tones import tone
 
 from runtime.audio.splicing import CROSSFADE_S
 from runtime.config.deployment import Deployment
+from server.asgi.problems import ProblemError
+from server.asgi.request_body import BodyBudget
+from server.routes.sources import store_source
 from server.service.admission import Admission
 
 Serve = Callable[..., Served]
@@ -232,3 +238,23 @@ def test_a_state_folder_that_cannot_be_used_ends_the_start(serve: Serve, tmp_pat
     (tmp_path / "sources").write_bytes(b"a file")
     with pytest.raises(Exception, match="sources cannot be stored"):
         serve(state=tmp_path)
+
+
+def test_a_file_counts_against_what_is_read_at_once_until_it_is_stored() -> None:
+    used: list[int] = []
+    budget = BodyBudget(100)
+
+    async def run(work: Any, data: bytes) -> Any:
+        used.append(budget.used_bytes)
+        return "a source", work
+
+    data = b"RIFF" + bytes(60)
+    service: Any = SimpleNamespace(
+        budget=budget, source_worker=SimpleNamespace(run=run), sources=SimpleNamespace(add=None)
+    )
+    assert asyncio.run(store_source(service, data, "src_audio")) == "a source"
+    assert (used, budget.used_bytes) == ([64], 0)
+    budget.reserve(40)
+    with pytest.raises(ProblemError, match="too many large requests"):
+        asyncio.run(store_source(service, data, "src_audio"))
+    assert (len(used), budget.used_bytes) == (1, 40)
