@@ -19,7 +19,7 @@ from runtime.errors import DrainingError
 T = TypeVar("T")
 MAX_SIZE = 16
 # Ticks wait while audio that is played so soon, plus the time that all such audio takes to decode, waits. But a tick
-# waits no longer than MAX_HOLD_S: generations go on, however many play.
+# waits no longer than MAX_HOLD_S: generations go on, however many play. So do ticks that yield, to all live audio.
 RISK_S, MAX_HOLD_S = 0.2, 1.0
 WORK_WEIGHT = 0.1  # of the newest duration in the mean one
 MIN_PRUNED = 64
@@ -67,9 +67,10 @@ class CodecQueue:
         self.size = size
         self._is_alone, self._clock = is_alone, clock
         self._is_held = self._is_closed = False
-        self._num_busy, self._prune_at = 0, MIN_PRUNED
+        self._prune_at = MIN_PRUNED
         self._playing_work_s = 0.0  # what decoding audio that continues takes, a moving mean
         self._waiting: list[_Item] = []
+        self._running: list[_Item] = []
         self._numbers = count()
         # Held for changes of the queue, never while something is decoded. Only the tick thread waits for it, in `hold`.
         self._changed = threading.Condition()
@@ -116,15 +117,18 @@ class CodecQueue:
             self._push(item)
             return item.future
 
-    def hold(self) -> None:
-        """Wait while audio that is played soon waits for a worker, MAX_HOLD_S at most; before every tick."""
+    def hold(self, yields: bool = False) -> None:
+        """Wait while audio that is played soon waits for a worker, MAX_HOLD_S at most; before every tick.
+
+        yields: the tick is for nothing live. It waits until no audio of a live session waits or is decoded.
+        """
         with self._changed:
-            if not self._is_at_risk():
+            if not self._is_waited_for(yields):
                 return
             self._is_held = True
             self._start()
-            # The tick thread waits until a worker took what is at risk.
-            self._changed.wait_for(lambda: not self._is_at_risk(), MAX_HOLD_S)
+            # The tick thread waits until a worker took what is at risk, or has decoded what is live.
+            self._changed.wait_for(lambda: not self._is_waited_for(yields), MAX_HOLD_S)
             self._is_held = False
 
     def close(self) -> None:
@@ -152,24 +156,29 @@ class CodecQueue:
         heapq.heapify(self._waiting)
         self._prune_at = max(MIN_PRUNED, 2 * len(self._waiting))
 
+    def _is_waited_for(self, yields: bool) -> bool:
+        live = (item.deadline_s < math.inf for item in (*self._running, *self._waiting)) if yields else ()
+        return self._is_at_risk() or any(live)
+
     def _is_at_risk(self) -> bool:
         num_playing = sum(item.urgency is Urgency.PLAYING for item in self._waiting)
         work_s = num_playing * self._playing_work_s / self.size
         return num_playing > 0 and self._waiting[0].deadline_s < self._clock() + RISK_S + work_s
 
     def _has_free(self) -> bool:
-        return self._num_busy < (self.size if self._num_busy and (self._is_held or self._is_alone()) else 1)
+        return len(self._running) < (self.size if self._running and (self._is_held or self._is_alone()) else 1)
 
     def _start(self) -> None:
         while self._waiting and self._has_free():
-            self._num_busy += 1
-            self._threads.submit(self._work, heapq.heappop(self._waiting))
+            item = heapq.heappop(self._waiting)
+            self._running.append(item)
+            self._threads.submit(self._work, item)
 
     def _work(self, item: _Item) -> None:
         """The worker is free before the result is there, and may run what comes next."""
         finish = self._run(item)
         with self._changed:
-            self._num_busy -= 1
+            self._running.remove(item)
             self._start()
             self._changed.notify_all()
         finish()

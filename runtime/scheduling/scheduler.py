@@ -65,6 +65,11 @@ class Scheduler:
             return True
         return not self.shares_ticks and any(slot.is_urgent for slot in self.slots.values())
 
+    @property
+    def yields(self) -> bool:
+        """Whether the next tick, where it takes as long as it has rows, is for nothing urgent."""
+        return not self.shares_ticks and not self._is_urgent_time()
+
     def freeze(self, slot: Slot, state: Any) -> None:
         """Take a slot's place; it is continued from `state` when there is one again."""
         del self.slots[slot.id]

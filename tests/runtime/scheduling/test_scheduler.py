@@ -203,8 +203,11 @@ def unshared(*submissions: Submission, depth: int = 4) -> Scheduler:
 
 def test_where_ticks_are_not_shared_all_others_are_frozen_until_no_urgent_one_is_in_flight() -> None:
     found = unshared(submission("a", steps=9), submission("b", steps=9))
+    assert found.yields
     found.push(urgent("u", steps=2))
+    assert not found.yields
     assert tick(found) == ["u"]
+    assert not found.yields
     assert list(found.frozen) == ["b", "a"]
     found.push(submission("waits"))
     assert tick(found) == []
