@@ -46,7 +46,7 @@ class Scheduler:
 
     def to_freeze(self) -> Sequence[Slot]:
         """The slots that urgent submissions need now, the newest first: `freeze` them before `admit`."""
-        if not self._is_urgent_time():
+        if not self.is_urgent_time:
             return _NOTHING
         if not self.shares_ticks:
             return self._newest()
@@ -59,16 +59,19 @@ class Scheduler:
         """Slots that may be frozen, the newest first."""
         return [slot for slot in reversed(self.slots.values()) if slot.may_freeze and slot.runner not in self._own]
 
-    def _is_urgent_time(self) -> bool:
+    @property
+    def is_urgent_time(self) -> bool:
         """Whether urgent submissions need what others have: a slot, or the ticks."""
         if self.waiting.num_urgent:
             return True
         return not self.shares_ticks and any(slot.is_urgent for slot in self.slots.values())
 
     @property
-    def yields(self) -> bool:
-        """Whether the next tick, where it takes as long as it has rows, is for nothing urgent."""
-        return not self.shares_ticks and not self._is_urgent_time()
+    def is_tick_urgent(self) -> bool | None:
+        """Whether the next tick is for urgent ones; None where it is for all, or for none."""
+        if self.shares_ticks or not (self.num_shared or self.num_waiting):
+            return None
+        return self.is_urgent_time
 
     def freeze(self, slot: Slot, state: Any) -> None:
         """Take a slot's place; it is continued from `state` when there is one again."""
@@ -87,7 +90,7 @@ class Scheduler:
             admitted += [self._open_slot(waiting.pop()) for _ in range(min(free, len(waiting)))]
         for frozen in self.frozen.values():
             frozen.ticks_frozen += 1
-        self._ticks_held = self._ticks_held + 1 if self._is_urgent_time() else 0
+        self._ticks_held = self._ticks_held + 1 if self.is_urgent_time else 0
         return admitted
 
     @property
@@ -135,7 +138,7 @@ class Scheduler:
             return self.frozen.pop(overdue.id)
         if self.waiting.num_urgent:
             return self.waiting.pop()
-        if self._is_urgent_time():
+        if self.is_urgent_time:
             return self._next_held()
         if self.frozen:
             return self.frozen.popitem()[1]

@@ -76,7 +76,7 @@ class TickThread:
         """Tick until stopped. The one place that catches everything: an unknown error is fatal, and ends all."""
         try:
             while not self._stopped:
-                self._shared.before_tick(self.scheduler.yields)
+                self._shared.before_tick(self.scheduler.is_tick_urgent)
                 if self.tick() is None and not self._stopped:
                     self._wait_for_message()
             self._complete_all()

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from helpers.lock_check import lock_checked
 
-from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, RISK_S, WORK_WEIGHT, CodecQueue, Urgency
+from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, OTHERS_S, RISK_S, WORK_WEIGHT, CodecQueue, Urgency
 from runtime.errors import DrainingError
 
 TIMEOUT_S = 60
@@ -186,7 +186,7 @@ def test_a_tick_for_nothing_live_waits_until_live_audio_is_decoded(busy: Callabl
         assert go.wait(TIMEOUT_S)
 
     def tick() -> None:
-        one.queue.hold(yields=True)
+        one.queue.hold(False)
         ended.set()
 
     one.submit("a request's", Urgency.CHANGING, math.inf)
@@ -202,6 +202,29 @@ def test_a_tick_for_nothing_live_waits_until_live_audio_is_decoded(busy: Callabl
     assert ended.wait(TIMEOUT_S)
     waiting.join()
     assert "a request's" in one.finish()
+
+
+def test_while_live_ticks_run_a_window_of_others_begins_once_in_a_while() -> None:
+    now_s, order = [100.0], list[str]()
+    queue = CheckedQueue(1, lambda: True, lambda: now_s[0])
+
+    def submit(name: str, lead_s: float = math.inf) -> Future[None]:
+        return queue.submit(lambda: order.append(name), Urgency.CHANGING, lead_s)
+
+    queue.hold(True)
+    submit("first").result(TIMEOUT_S)
+    second, third = submit("second"), submit("third")
+    assert queue.submit_if_free(lambda: None) is None
+    submit("live", 1.0).result(TIMEOUT_S)
+    assert order == ["first", "live"]
+    now_s[0] += OTHERS_S
+    submit("also live", 1.0)
+    second.result(TIMEOUT_S)
+    assert order == ["first", "live", "also live", "second"]
+    assert not third.done()
+    queue.hold(None)
+    third.result(TIMEOUT_S)
+    queue.close()
 
 
 def test_a_tick_waits_no_longer_than_its_limit(busy: Callable[..., Busy], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,17 +203,27 @@ def unshared(*submissions: Submission, depth: int = 4) -> Scheduler:
 
 def test_where_ticks_are_not_shared_all_others_are_frozen_until_no_urgent_one_is_in_flight() -> None:
     found = unshared(submission("a", steps=9), submission("b", steps=9))
-    assert found.yields
+    assert found.is_tick_urgent is False
     found.push(urgent("u", steps=2))
-    assert not found.yields
+    assert found.is_tick_urgent is True
     assert tick(found) == ["u"]
-    assert not found.yields
+    assert found.is_tick_urgent is True
     assert list(found.frozen) == ["b", "a"]
     found.push(submission("waits"))
     assert tick(found) == []
     assert not found.slots
     assert tick(found) == ["a", "b", "waits"]
     assert [found.slots[name].step for name in "ab"] == [1, 1]
+    assert found.is_tick_urgent is False
+    for name in ("a", "b", "waits"):
+        found.remove(name)
+    assert found.is_tick_urgent is None
+
+
+def test_a_tick_that_is_shared_is_for_all() -> None:
+    found = scheduler(submission("a"))
+    found.push(urgent("u"))
+    assert found.is_tick_urgent is None
 
 
 def test_where_ticks_are_not_shared_others_go_on_beside_urgent_ones_after_as_many_ticks_as_they_have_steps() -> None:
