@@ -23,8 +23,8 @@ class Scheduler:
     again: its time in flight at most doubles, but for one wait for a slot. `tick` counts the ticks that were
     committed. One thread.
 
-    shares_ticks: false where an execute takes as long as it has rows. While urgent ones are in flight, others are frozen
-    then, by the same rules, and those that wait get a slot only one at a time, each after as many ticks as it has steps.
+    shares_ticks: false where an execute takes as long as it has rows. While urgent ones are in flight, others are
+    frozen then, by the same rules, and of those that wait one gets a slot after as many ticks as it has steps.
     """
 
     depth: int
