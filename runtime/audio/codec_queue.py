@@ -19,8 +19,9 @@ from runtime.errors import DrainingError
 T = TypeVar("T")
 MAX_SIZE = 16
 # Ticks wait while audio that is played so soon, plus the time that all such audio takes to decode, waits. But a tick
-# waits no longer than MAX_HOLD_S: generations go on, however many play.
+# waits no longer than MAX_HOLD_S: generations go on, however many play. So do ticks that yield, to all live audio.
 RISK_S, MAX_HOLD_S = 0.2, 1.0
+OTHERS_S = 0.25
 WORK_WEIGHT = 0.1  # of the newest duration in the mean one
 MIN_PRUNED = 64
 
@@ -50,6 +51,11 @@ class _Item:
     is_wanted: Callable[[], bool] = field(compare=False, default=_always)
     future: Future[Any] = field(compare=False, default_factory=Future)
 
+    @property
+    def is_live(self) -> bool:
+        """Whether it is for a live session: only such audio is late at some time."""
+        return self.deadline_s < math.inf
+
 
 class CodecQueue:
     """Gives work to `size` workers: the most urgent first, of equal urgency the earliest deadline, then in order.
@@ -67,9 +73,12 @@ class CodecQueue:
         self.size = size
         self._is_alone, self._clock = is_alone, clock
         self._is_held = self._is_closed = False
-        self._num_busy, self._prune_at = 0, MIN_PRUNED
+        self._is_live: bool | None = None
+        self._others_s = -math.inf  # when the last window that is not live began
+        self._prune_at = MIN_PRUNED
         self._playing_work_s = 0.0  # what decoding audio that continues takes, a moving mean
         self._waiting: list[_Item] = []
+        self._running: list[_Item] = []
         self._numbers = count()
         # Held for changes of the queue, never while something is decoded. Only the tick thread waits for it, in `hold`.
         self._changed = threading.Condition()
@@ -110,21 +119,28 @@ class CodecQueue:
         """Let another worker run `work`; None where it would wait."""
         with self._changed:
             self._start()
-            if self._is_closed or not self._has_free():
-                return None
             item = _Item(Urgency.BACKGROUND, math.inf, next(self._numbers), work)
+            if self._is_closed or not self._has_free(item):
+                return None
             self._push(item)
             return item.future
 
-    def hold(self) -> None:
-        """Wait while audio that is played soon waits for a worker, MAX_HOLD_S at most; before every tick."""
+    def hold(self, is_live: bool | None = None) -> None:
+        """Wait while audio that is played soon waits for a worker, MAX_HOLD_S at most; before every tick.
+
+        is_live: for what the next tick is, where it takes as long as it has rows. After True, a window of others begins
+        once in OTHERS_S; with False this waits until no audio of a live session waits or is decoded.
+        """
         with self._changed:
-            if not self._is_at_risk():
+            if is_live is not self._is_live:
+                self._is_live = is_live
+                self._start()
+            if not self._is_waited_for():
                 return
             self._is_held = True
             self._start()
-            # The tick thread waits until a worker took what is at risk.
-            self._changed.wait_for(lambda: not self._is_at_risk(), MAX_HOLD_S)
+            # The tick thread waits until a worker took what is at risk, or has decoded what is live.
+            self._changed.wait_for(lambda: not self._is_waited_for(), MAX_HOLD_S)
             self._is_held = False
 
     def close(self) -> None:
@@ -152,24 +168,33 @@ class CodecQueue:
         heapq.heapify(self._waiting)
         self._prune_at = max(MIN_PRUNED, 2 * len(self._waiting))
 
+    def _is_waited_for(self) -> bool:
+        is_live = any(item.is_live for item in (*self._running, *self._waiting)) if self._is_live is False else False
+        return is_live or self._is_at_risk()
+
     def _is_at_risk(self) -> bool:
         num_playing = sum(item.urgency is Urgency.PLAYING for item in self._waiting)
         work_s = num_playing * self._playing_work_s / self.size
         return num_playing > 0 and self._waiting[0].deadline_s < self._clock() + RISK_S + work_s
 
-    def _has_free(self) -> bool:
-        return self._num_busy < (self.size if self._num_busy and (self._is_held or self._is_alone()) else 1)
+    def _has_free(self, item: _Item) -> bool:
+        if self._is_live and not item.is_live and self._clock() < self._others_s + OTHERS_S:
+            return False
+        return len(self._running) < (self.size if self._running and (self._is_held or self._is_alone()) else 1)
 
     def _start(self) -> None:
-        while self._waiting and self._has_free():
-            self._num_busy += 1
-            self._threads.submit(self._work, heapq.heappop(self._waiting))
+        while self._waiting and self._has_free(self._waiting[0]):
+            item = heapq.heappop(self._waiting)
+            self._running.append(item)
+            if not item.is_live:
+                self._others_s = self._clock()
+            self._threads.submit(self._work, item)
 
     def _work(self, item: _Item) -> None:
         """The worker is free before the result is there, and may run what comes next."""
         finish = self._run(item)
         with self._changed:
-            self._num_busy -= 1
+            self._running.remove(item)
             self._start()
             self._changed.notify_all()
         finish()

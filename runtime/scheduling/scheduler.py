@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 from runtime.scheduling.queue import WaitingQueue
@@ -22,6 +22,9 @@ class Scheduler:
     the rest. But one that has been frozen for as many ticks as it has steps comes before all of them, and is not frozen
     again: its time in flight at most doubles, but for one wait for a slot. `tick` counts the ticks that were
     committed. One thread.
+
+    shares_ticks: false where an execute takes as long as it has rows. While urgent ones are in flight, others are
+    frozen then, by the same rules, and of those that wait one gets a slot after as many ticks as it has steps.
     """
 
     depth: int
@@ -30,6 +33,8 @@ class Scheduler:
     slots: dict[str, Slot] = field(default_factory=dict)
     frozen: dict[str, Submission] = field(default_factory=dict)
     tick: int = 0
+    shares_ticks: bool = True
+    _ticks_held: int = 0
 
     def __post_init__(self) -> None:
         self._own = {runner: WaitingQueue() for runner in self.depths}
@@ -41,13 +46,32 @@ class Scheduler:
 
     def to_freeze(self) -> Sequence[Slot]:
         """The slots that urgent submissions need now, the newest first: `freeze` them before `admit`."""
-        if not self.waiting.num_urgent:
+        if not self.is_urgent_time:
             return _NOTHING
+        if not self.shares_ticks:
+            return self._newest()
         # Overdue frozen ones take their places before urgent ones do.
         free = self.depth - self.num_shared - sum(not each.may_freeze for each in self.frozen.values())
         missing = max(0, self.waiting.num_urgent - max(0, free))
-        newest = reversed([slot for slot in self.slots.values() if slot.may_freeze and slot.runner not in self._own])
-        return list(islice(newest, missing))
+        return self._newest()[:missing]
+
+    def _newest(self) -> list[Slot]:
+        """Slots that may be frozen, the newest first."""
+        return [slot for slot in reversed(self.slots.values()) if slot.may_freeze and slot.runner not in self._own]
+
+    @property
+    def is_urgent_time(self) -> bool:
+        """Whether urgent submissions need what others have: a slot, or the ticks."""
+        if self.waiting.num_urgent:
+            return True
+        return not self.shares_ticks and any(slot.is_urgent for slot in self.slots.values())
+
+    @property
+    def is_tick_urgent(self) -> bool | None:
+        """Whether the next tick is for urgent ones; None where it is for all, or for none."""
+        if self.shares_ticks or not (self.num_shared or self.num_waiting):
+            return None
+        return self.is_urgent_time
 
     def freeze(self, slot: Slot, state: Any) -> None:
         """Take a slot's place; it is continued from `state` when there is one again."""
@@ -66,6 +90,7 @@ class Scheduler:
             admitted += [self._open_slot(waiting.pop()) for _ in range(min(free, len(waiting)))]
         for frozen in self.frozen.values():
             frozen.ticks_frozen += 1
+        self._ticks_held = self._ticks_held + 1 if self.is_urgent_time else 0
         return admitted
 
     @property
@@ -111,9 +136,22 @@ class Scheduler:
         overdue = next((each for each in self.frozen.values() if not each.may_freeze), None)
         if overdue is not None:
             return self.frozen.pop(overdue.id)
-        if self.frozen and not self.waiting.num_urgent:
+        if self.waiting.num_urgent:
+            return self.waiting.pop()
+        if self.is_urgent_time:
+            return self._next_held()
+        if self.frozen:
             return self.frozen.popitem()[1]
         return self.waiting.pop() if self.waiting else None
+
+    def _next_held(self) -> Submission | None:
+        """Of those that urgent ones in flight keep waiting, the next one whose time has come; it is not frozen again."""
+        if not self.waiting or self._ticks_held < next(iter(self.waiting)).steps:
+            return None
+        self._ticks_held = 0
+        submission = self.waiting.pop()
+        submission.ticks_frozen = submission.steps
+        return submission
 
     def _open_slot(self, submission: Submission) -> Slot:
         """A slot with the lowest free index of its bucket."""

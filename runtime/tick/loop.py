@@ -53,7 +53,7 @@ class TickLoop:
         deployment: Deployment,
         device: Device,
         parts: DenoiseParts = FASTEST,
-        before_tick: Callable[[], None] = do_nothing,
+        before_tick: Callable[[bool | None], None] = do_nothing,
     ) -> None:
         self.bundle, self.deployment, self.device = bundle, deployment, device
         runtime = deployment.runtime

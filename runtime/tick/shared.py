@@ -97,7 +97,7 @@ class LoopInbox:
         return messages
 
 
-def do_nothing() -> None:
+def do_nothing(is_urgent: bool | None) -> None:
     """No tick waits."""
 
 
@@ -106,12 +106,12 @@ class LoopState:
     """Of one loop. Any thread reads; `engines` and `fatal` are set by the tick thread alone.
 
     observers: receive each tick's record on the tick thread. before_tick: may let the next tick of a thread wait for a
-    short time, for the codec. draining: no new work is taken. ended: no tick runs any more. fatal: why.
+    short time, for the codec; it is told what Scheduler.is_tick_urgent is. draining: no new work is taken. ended: no tick runs any more. fatal: why.
     """
 
     engines: EngineSet
     registry: Registry
-    before_tick: Callable[[], None] = do_nothing
+    before_tick: Callable[[bool | None], None] = do_nothing
     observers: list[Callable[[TickRecord], None]] = field(default_factory=list)
     inbox: LoopInbox = field(default_factory=LoopInbox)
     draining: threading.Event = field(default_factory=threading.Event)

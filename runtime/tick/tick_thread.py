@@ -46,7 +46,7 @@ class TickThread:
         # The planner's part comes first: the host waits for it while the device runs the rest of the tick.
         self._runners: tuple[Runner[Any], ...] = (*filter(None, [self._language]), self._denoise)
         own = {} if self._language is None else {self._language: context.runtime.planner_sequences}
-        self.scheduler = Scheduler(context.runtime.depth, own)
+        self.scheduler = Scheduler(context.runtime.depth, own, shares_ticks=context.device.kind != "cpu")
         self._in_flight: deque[InFlight] = deque()
         self._snapshots: deque[Snapshot] = deque()
         self._swaps: deque[Swap | Rehearse] = deque()
@@ -76,7 +76,7 @@ class TickThread:
         """Tick until stopped. The one place that catches everything: an unknown error is fatal, and ends all."""
         try:
             while not self._stopped:
-                self._shared.before_tick()
+                self._shared.before_tick(self.scheduler.is_tick_urgent)
                 if self.tick() is None and not self._stopped:
                     self._wait_for_message()
             self._complete_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -10,11 +11,11 @@ from functools import partial
 import pytest
 from helpers.lock_check import lock_checked
 
-from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, RISK_S, WORK_WEIGHT, CodecQueue, Urgency
+from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, OTHERS_S, RISK_S, WORK_WEIGHT, CodecQueue, Urgency
 from runtime.errors import DrainingError
 
 TIMEOUT_S = 60
-CheckedQueue = lock_checked(CodecQueue, "_waiting", "_num_busy", "_is_held", "_prune_at", lock="_changed")
+CheckedQueue = lock_checked(CodecQueue, "_waiting", "_running", "_is_held", "_prune_at", lock="_changed")
 
 
 class Busy:
@@ -173,6 +174,57 @@ def test_a_tick_does_not_wait_for_audio_that_has_time_or_for_changes(
     one.submit("waits", urgency, lead_s)
     monkeypatch.setattr(one.queue._changed, "wait_for", lambda *_: pytest.fail("the tick waits"))
     one.queue.hold()
+
+
+def test_a_tick_for_nothing_live_waits_until_live_audio_is_decoded(busy: Callable[..., Busy]) -> None:
+    one = busy()
+    one.queue.size, one.is_alone = 2, False
+    inside, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def changing() -> None:
+        inside.set()
+        assert go.wait(TIMEOUT_S)
+
+    def tick() -> None:
+        one.queue.hold(False)
+        ended.set()
+
+    one.submit("a request's", Urgency.CHANGING, math.inf)
+    change = one.queue.submit(changing, Urgency.CHANGING, 2 * RISK_S)
+    one.queue.hold()  # A tick with live rows does not wait: the change has time.
+    assert not inside.is_set()
+    waiting = threading.Thread(target=tick)
+    waiting.start()
+    assert inside.wait(TIMEOUT_S), "the second worker works meanwhile"
+    assert not ended.is_set()
+    go.set()
+    change.result(TIMEOUT_S)
+    assert ended.wait(TIMEOUT_S)
+    waiting.join()
+    assert "a request's" in one.finish()
+
+
+def test_while_live_ticks_run_a_window_of_others_begins_once_in_a_while() -> None:
+    now_s, order = [100.0], list[str]()
+    queue = CheckedQueue(1, lambda: True, lambda: now_s[0])
+
+    def submit(name: str, lead_s: float = math.inf) -> Future[None]:
+        return queue.submit(lambda: order.append(name), Urgency.CHANGING, lead_s)
+
+    queue.hold(True)
+    submit("first").result(TIMEOUT_S)
+    second, third = submit("second"), submit("third")
+    assert queue.submit_if_free(lambda: None) is None
+    submit("live", 1.0).result(TIMEOUT_S)
+    assert order == ["first", "live"]
+    now_s[0] += OTHERS_S
+    submit("also live", 1.0)
+    second.result(TIMEOUT_S)
+    assert order == ["first", "live", "also live", "second"]
+    assert not third.done()
+    queue.hold(None)
+    third.result(TIMEOUT_S)
+    queue.close()
 
 
 def test_a_tick_waits_no_longer_than_its_limit(busy: Callable[..., Busy], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,7 +239,7 @@ def test_every_tick_lets_the_codec_go_first(pipeline: Pipeline, monkeypatch: pyt
     shared = pipeline.loop._shared
     assert shared.before_tick == pipeline.codec.queue.hold
     held: list[int] = []
-    monkeypatch.setattr(shared, "before_tick", lambda: held.append(pipeline.loop.stats().ticks))
+    monkeypatch.setattr(shared, "before_tick", lambda _: held.append(pipeline.loop.stats().ticks))
     before = pipeline.loop.stats().ticks
     whole(pipeline, LongGeneration(pipeline, options(seconds=0.9)))
     assert set(range(before + 1, pipeline.loop.stats().ticks)) <= set(held)

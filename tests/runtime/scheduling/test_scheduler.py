@@ -194,6 +194,52 @@ def test_an_overdue_submission_takes_the_next_free_slot_and_no_other_one_is_froz
     assert tick(found) == ["b", "v"]
 
 
+def unshared(*submissions: Submission, depth: int = 4) -> Scheduler:
+    """Where a tick takes as long as it has rows."""
+    found = scheduler(*submissions, depth=depth)
+    found.shares_ticks = False
+    return found
+
+
+def test_where_ticks_are_not_shared_all_others_are_frozen_until_no_urgent_one_is_in_flight() -> None:
+    found = unshared(submission("a", steps=9), submission("b", steps=9))
+    assert found.is_tick_urgent is False
+    found.push(urgent("u", steps=2))
+    assert found.is_tick_urgent is True
+    assert tick(found) == ["u"]
+    assert found.is_tick_urgent is True
+    assert list(found.frozen) == ["b", "a"]
+    found.push(submission("waits"))
+    assert tick(found) == []
+    assert not found.slots
+    assert tick(found) == ["a", "b", "waits"]
+    assert [found.slots[name].step for name in "ab"] == [1, 1]
+    assert found.is_tick_urgent is False
+    for name in ("a", "b", "waits"):
+        found.remove(name)
+    assert found.is_tick_urgent is None
+
+
+def test_a_tick_that_is_shared_is_for_all() -> None:
+    found = scheduler(submission("a"))
+    found.push(urgent("u"))
+    assert found.is_tick_urgent is None
+
+
+def test_where_ticks_are_not_shared_others_go_on_beside_urgent_ones_after_as_many_ticks_as_they_have_steps() -> None:
+    """With urgent ones all the time: what was in flight, then what waited, one by one."""
+    found = unshared(submission("a", steps=3), depth=3)
+    for name in ("b", "c"):
+        found.push(submission(name, steps=3))
+    begins = {}
+    for number in range(20):
+        found.push(urgent(f"u{number}", steps=1))
+        begins |= dict.fromkeys((name for name in tick(found) if not name.startswith("u")), number)
+    assert begins == {"a": 3, "b": 3, "c": 6}
+    assert not found.frozen
+    assert not found.waiting
+
+
 def test_frozen_submissions_are_found_and_removed_by_id() -> None:
     found = scheduler(submission("a"), depth=1)
     found.push(urgent("u"))

@@ -94,7 +94,7 @@ def test_a_generation_that_is_frozen_again_and_again_equals_one_that_was_not(nam
     np.testing.assert_array_equal(inbox.latents("a"), whole)
 
 
-def test_an_urgent_generation_has_its_first_step_in_the_next_tick(loops: Loops) -> None:
+def test_an_urgent_generation_has_its_first_step_in_the_next_tick(loops: Loops, backend: Backend) -> None:
     loop, inbox = loops(depth=2), Inbox()
     for name in ("old", "new", "waits"):
         loop.submit(make(name, steps=STEPS), inbox)
@@ -102,7 +102,9 @@ def test_an_urgent_generation_has_its_first_step_in_the_next_tick(loops: Loops) 
     loop.submit(urgent(), inbox)
     (record,) = ticks(loop, 1)
     assert inbox.of("urgent", Started)[0].tick == record.tick
-    assert (record.frozen, record.slots, record.queue_depth) == (("new",), 2, 2)
+    shared = (("new",), 2, 2)
+    # On the CPU an execute takes as long as it has rows: the urgent one has its ticks for itself.
+    assert (record.frozen, record.slots, record.queue_depth) == ((("new", "old"), 1, 3) if backend is CPU else shared)
     to_the_end(loop)
     ends = [event.request_id for event in inbox.events if isinstance(event, Finished)]
     assert ends == ["urgent", "old", "new", "waits"]
