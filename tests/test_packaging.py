@@ -31,7 +31,7 @@ def names(requirements: list[str]) -> set[str]:
 
 def test_the_extras_are_the_documented_ones() -> None:
     engines, more = {"cpu", "cuda", "tensorrt", "tensorrt-rtx"}, {"osc", "midi", "redis", "scale"}
-    assert set(EXTRAS) == engines | more | {"export", "recipe", "peers", "page", "clients", "test"}
+    assert set(EXTRAS) == engines | more | {"export", "recipe", "peers", "page", "clients", "release", "test"}
 
 
 @pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "tensorrt-rtx", "export"])
@@ -257,6 +257,7 @@ def test_help_lists_every_target(checkout: Path) -> None:
         "bench",
         "gpu-check",
         "soak",
+        "release",
         "clean",
     ):
         assert re.search(rf"^  {target} +\w", text, re.MULTILINE), target
