@@ -70,9 +70,7 @@ class Installed:
     def serving(self) -> Iterator[str]:
         """The address of `tickrt demo` until the end of the block; it ends with status 0 after Ctrl-C."""
         command = [self.path_of("tickrt"), "demo", "--no-browser", "--port", "0"]
-        process = subprocess.Popen(
-            command, cwd=self.work, env=self.variables, text=True, encoding="utf-8", stdout=-1
-        )
+        process = subprocess.Popen(command, cwd=self.work, env=self.variables, text=True, encoding="utf-8", stdout=-1)
         assert process.stdout is not None
         late = threading.Timer(START_S, process.kill)
         late.start()

@@ -107,8 +107,6 @@ def test_license_and_changelog_go_with_the_version() -> None:
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-
-
 def test_the_changelog_says_what_was_added_changed_fixed_or_removed() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     releases = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
@@ -118,7 +116,6 @@ def test_the_changelog_says_what_was_added_changed_fixed_or_removed() -> None:
     entries = re.findall(r"^- ((?:.+\n)(?:  .+\n)*)", releases[0], re.MULTILINE)
     assert len(entries) == releases[0].count("\n- ")
     assert [entry for entry in entries if len(entry) > LONGEST_ENTRY or not entry.endswith((".\n", ".)\n"))] == []
-
 
 
 LONGEST_ENTRY = 300
