@@ -27,6 +27,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,10 @@ def sbom() -> None:
         run(*UV, "pip", "install", "--quiet", "--python", folder, f"{wheel}[cpu]")
         run(sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--of", "JSON",
             "--pyproject", ROOT / "pyproject.toml", "-o", bill, folder)  # fmt: skip
-    components = json.loads(bill.read_text("utf-8"))["components"]
+        document = json.loads(bill.read_text("utf-8"))
+        add_licences(document["components"], next(Path(folder).glob("[Ll]ib/**/site-packages")))
+    bill.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    components = document["components"]
     licences = {f"{each['name']} {each['version']}": licence_of(each) for each in components}
     for licence in sorted(set(licences.values())):
         print(f"  {licence}: {', '.join(name for name in sorted(licences) if licences[name] == licence)}")
@@ -219,12 +223,21 @@ def sbom() -> None:
     print(f"  {bill.relative_to(ROOT)}: {len(components)} components")
 
 
+def add_licences(components: list[dict[str, Any]], packages: Path) -> None:
+    """Add licences that packages name in the way of before, which the tool does not read."""
+    named = {each.name: each.metadata["License"] for each in metadata.distributions(path=[str(packages)])}
+    for component in components:
+        if not component.get("licenses") and (licence := named.get(component["name"])):
+            component["licenses"] = [{"license": {"name": licence}}]
+
+
 def licence_of(component: Mapping[str, Any]) -> str:
     """The licences of a component of a CycloneDX document, the shortest name of each that is not a text."""
     names = set()
     for item in component.get("licenses", []):
         licence = item.get("license", {})
-        names.add(item.get("expression") or licence.get("id") or licence.get("name", ""))
+        name = item.get("expression") or licence.get("id") or licence.get("name", "")
+        names.add(name.rpartition(" :: ")[2])
     return ", ".join(sorted(name.splitlines()[0][:60] for name in names if name)) or "none"
 
 

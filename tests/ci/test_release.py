@@ -124,3 +124,11 @@ def test_an_unknown_step_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with pytest.raises(SystemExit):
         release.main()
     assert "unknown: publish" in capsys.readouterr().err
+
+
+def test_a_licence_in_the_field_of_before_is_added(tmp_path: Path) -> None:
+    (tmp_path / "old-1.dist-info").mkdir()
+    (tmp_path / "old-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: old\nLicense: 3-Clause BSD\n")
+    components = [{"name": "old"}, {"name": "new", "licenses": [{"license": {"id": "MIT"}}]}, {"name": "unknown"}]
+    release.add_licences(components, tmp_path)
+    assert [release.licence_of(each) for each in components] == ["3-Clause BSD", "MIT", "none"]
