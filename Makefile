@@ -82,7 +82,7 @@ test-export: .venv-export/.installed  ## what needs torch, in an environment of 
 lint: .venv/.installed-test  ## ruff and mypy, strict; tsc for the page where Node.js is
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/mypy $(PACKAGES) .ci/play.py .ci/release.py
 	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) $(TSC_OPTIONS) $(PAGE)/main.js $(PAGE)/audio/worklet.js; \
 	else echo "The page's types are not checked: npx (Node.js) cannot run TypeScript's compiler here."; fi
 

@@ -50,10 +50,10 @@ def fail(what: str) -> SystemExit:
     return SystemExit(f"error: {what}")
 
 
-def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+def run(*command: str | Path, **variables: str) -> str:
     """The standard output of a command. Ends the program where it fails."""
     done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True
+        [str(word) for word in command], cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True
     )
     if done.returncode:
         raise fail(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
