@@ -35,11 +35,12 @@ GPU_BIN := .venv-gpu/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PEERS := build/peers
 RECIPE_TESTS := tests/configs
-PACKAGES := runtime server engine_build profiling configs/demo/recipe
+DOCS_TESTS := tests/test_readme.py tests/configs/docs
+PACKAGES := runtime server engine_build profiling configs/demo/recipe configs/docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-shipped test-recipe test-builder test-page bench-page test-clients test-slow test-export test-scale lint bench peers gpu-check soak release clean
+.PHONY: help demo test test-shipped test-recipe test-builder test-page bench-page test-clients docs test-docs test-slow test-export test-scale lint bench peers gpu-check soak release clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -49,13 +50,13 @@ demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127
 	exec $(BIN)/tickrt-serve $(CONFIG) $(if $(PORT),--port $(PORT))
 
 test: .venv/.installed-test  ## the test suite: no torch, no GPU
-	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients and not builder and not shipped" --ignore $(RECIPE_TESTS) $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients and not builder and not shipped and not docs" --ignore $(RECIPE_TESTS) $(PARALLEL) $(PYTEST_ARGS)
 
 test-shipped: .venv/.installed-test  ## what is shipped, as a user runs it: the demo model, READMEs, the wheel, commands in processes of their own
 	$(BIN)/python -m pytest -m "shipped and not export and not slow" $(PARALLEL) $$(grep -rlF mark.shipped --include="test_*.py" tests) $(PYTEST_ARGS)
 
 test-recipe: .venv/.installed-recipe  ## the demo bundle's recipe: corpus, codec, tokenizers, evaluation
-	$(BIN)/python -m pytest -m "not export and not slow" $(PARALLEL) $(RECIPE_TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not export and not slow and not docs" $(PARALLEL) $(RECIPE_TESTS) $(PYTEST_ARGS)
 
 test-builder: .venv/.installed-builder .venv/.contract .venv-export/.installed-builder  ## NVIDIA's own packages: the bindings have our calls, parser and builder (TensorRT-RTX) take every engine: no GPU
 	$(BIN)/python -m pytest -m "builder and not export" $(PYTEST_ARGS)
@@ -76,6 +77,14 @@ test-clients: .venv/.installed-clients build/clients/.installed  ## other people
 	$(BIN)/tickrt-build $(CONFIG)
 	$(BIN)/python -m pytest -m clients $(PYTEST_ARGS) tests/clients
 
+docs: .venv/.installed-docs  ## the site of the documentation, in build/docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --conf-dir configs/docs \
+		--doctree-dir build/doctrees --builder html . build/docs
+	@echo "build/docs/index.html"
+
+test-docs: .venv/.installed-docs  ## the site: built, its links, its examples
+	$(BIN)/python -m pytest -m docs $(PYTEST_ARGS) $(DOCS_TESTS)
+
 test-export: .venv-export/.installed  ## what needs torch, in an environment of its own
 	$(EXPORT_BIN)/python -m pytest -m "export and not gpu and not builder" $(PYTEST_ARGS)
 
@@ -83,7 +92,7 @@ lint: .venv/.installed-test  ## ruff and mypy, strict; tsc for the page where No
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(PACKAGES) .ci/play.py .ci/release.py
-	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) $(TSC_OPTIONS) $(PAGE)/main.js $(PAGE)/audio/worklet.js; \
+	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) $(TSC_OPTIONS) $(PAGE)/main.js $(PAGE)/client.js $(PAGE)/audio/worklet.js tests/server/clients/types.ts; \
 	else echo "The page's types are not checked: npx (Node.js) cannot run TypeScript's compiler here."; fi
 
 bench: .venv/.installed  ## what a tick costs over the bare engine, against its budgets
@@ -161,6 +170,11 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 .venv/.installed-clients: .venv/.installed-test
 	@echo "Installing other people's clients into .venv ..."
 	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,clients]'
+	@touch $@
+
+.venv/.installed-docs: .venv/.installed-test
+	@echo "Installing Sphinx into .venv ..."
+	$(BIN)/python $(PIP_INSTALL) --editable ".[cpu,test,docs]"
 	@touch $@
 
 # Node's client. Where it cannot be had, its tests are skipped and say so.

@@ -22,7 +22,7 @@ Features = frozenset[str]
 # Raised with every change to what a precision recipe does to a graph: engines of an older version are rebuilt.
 RECIPE_VERSION = 4
 # Likewise with every change to how cpu_graph and with_slot_sums rewrite graphs.
-CPU_GRAPH_VERSION = 3
+CPU_GRAPH_VERSION = 4
 Optimization = Literal["basic", "extended", "all"]
 Precision = Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8"]
 CodecPrecision = Literal["fp32", "fp16", "bf16"]

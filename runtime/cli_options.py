@@ -144,13 +144,14 @@ def _flag(name: str, schema: dict[str, Any]) -> inspect.Parameter:
         help=text,
         metavar=None if is_switch else _metavar(schema),
         show_default=False,
-        rich_help_panel=_section(name, schema),
+        rich_help_panel=section_of(name, schema),
     )
     annotation = Annotated[bool | None if is_switch else str | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _section(name: str, schema: dict[str, Any]) -> str:
+def section_of(name: str, schema: dict[str, Any]) -> str:
+    """The section of --help in which the flag of an option stands."""
     if "x-needs-source" in schema:
         return SOURCE
     return next((section for section, names in SECTIONS.items() if name in names), STEPS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,22 +17,43 @@ from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
 
-CONFIG = ROOT / "configs" / "acestep-v15-turbo.toml"
-# More rows go into a second execute.
-ROWS = {1500: 16, 3000: 16, 6000: 8}
-HEADS, PATCH_FRAMES = 16, 2
+
+@dataclass(frozen=True)
+class Size:
+    """A published deployment: attention heads, and the most rows of an execute by frames; more go into another."""
+
+    name: str
+    heads: int
+    rows: dict[int, int]
+
+    @property
+    def config(self) -> Path:
+        return ROOT / "configs" / f"{self.name}.toml"
+
+
+SIZES = (
+    Size("acestep-v15-turbo", 16, {1500: 16, 3000: 16, 6000: 8}),
+    Size("acestep-v15-xl-turbo", 32, {1500: 16, 3000: 16, 6000: 4}),
+)
+PATCH_FRAMES = 2
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=[size.name for size in SIZES])
+def size(request: pytest.FixtureRequest) -> Size:
+    found: Size = request.param
+    return found
 
 
 @pytest.fixture(scope="module")
-def deployment() -> Deployment:
-    return load_deployment(CONFIG)
+def deployment(size: Size) -> Deployment:
+    return load_deployment(size.config)
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(size: Size, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """bundle.toml as the export writes it for the published checkpoint."""
     facts = BundleFacts(
-        name="acestep-v15-turbo",
+        name=size.name,
         description="",
         channels=64,
         frame_rate_hz=25.0,
@@ -59,43 +81,47 @@ def pipeline_of(deployment: Deployment, bundle: Bundle) -> Pipeline:
     return Pipeline(**{**parts, "deployment": deployment, "bundle": bundle})
 
 
-def test_the_ranges_take_what_the_bundle_makes(deployment: Deployment, bundle: Bundle) -> None:
+def test_the_ranges_take_what_the_bundle_makes(size: Size, deployment: Deployment, bundle: Bundle) -> None:
     check_ranges(deployment, bundle)
     assert read_options(deployment).precision == "bf16"
     assert deployment.target == "tensorrt"
-    assert deployment.bundle == CONFIG.with_suffix("")
+    assert deployment.bundle == size.config.with_suffix("")
 
 
 @pytest.mark.parametrize("seconds", [60, 120, 240])
-def test_every_canvas_has_an_exact_range_for_every_tick(deployment: Deployment, bundle: Bundle, seconds: int) -> None:
+def test_every_canvas_has_an_exact_range_for_every_tick(
+    size: Size, deployment: Deployment, bundle: Bundle, seconds: int
+) -> None:
     frames = seconds * 25
     assert bundle.text_encoder is not None
     assert bundle.text_encoder.lyrics is not None
     most = bundle.text_encoder.max_tokens + 1 + bundle.text_encoder.lyrics.max_tokens
     assert most == deployment.shapes[0].tokens.max
-    for rows in range(1, ROWS[frames] + 1):
+    for rows in range(1, size.rows[frames] + 1):
         for tokens in (1, 128, most):
             found = next(shape for shape in deployment.shapes if shape.holds(rows, frames, tokens))
             assert found.frames.min == found.frames.max == frames
             assert (found.rows.max == 16) == (rows > 8)
 
 
-def test_ranges_do_not_overlap(deployment: Deployment) -> None:
-    for frames, most in ROWS.items():
+def test_ranges_do_not_overlap(size: Size, deployment: Deployment) -> None:
+    for frames, most in size.rows.items():
         for rows in range(1, most + 1):
             assert sum(shape.holds(rows, frames, 100) for shape in deployment.shapes) == 1
 
 
-@pytest.mark.parametrize(("frames", "executes"), [(1500, 1), (3000, 1), (6000, 2)])
-def test_a_full_pool_with_guidance_fits_few_executes(deployment: Deployment, frames: int, executes: int) -> None:
-    assert 2 * deployment.runtime.depth == executes * deployment.rows_limit(frames, 2305)
+@pytest.mark.parametrize("frames", [1500, 3000, 6000])
+def test_a_full_pool_with_guidance_fills_its_executes(size: Size, deployment: Deployment, frames: int) -> None:
+    limit = deployment.rows_limit(frames, 2305)
+    assert limit == size.rows[frames]
+    assert 2 * deployment.runtime.depth % limit == 0
 
 
-def test_attention_scores_have_less_than_two_to_the_31_elements(deployment: Deployment) -> None:
+def test_attention_scores_have_less_than_two_to_the_31_elements(size: Size, deployment: Deployment) -> None:
     """More, in any range, and there is no decoder at all: a plan holds all ranges."""
     for shape in deployment.shapes:
         patches = shape.frames.max // PATCH_FRAMES
-        assert shape.rows.max * HEADS * max(patches, shape.tokens.max) * patches < 1 << 31
+        assert shape.rows.max * size.heads * max(patches, shape.tokens.max) * patches < 1 << 31
 
 
 @pytest.mark.parametrize(
@@ -111,8 +137,9 @@ def test_a_request_gets_the_shortest_canvas_that_holds_it(
     assert segment.frames == frames
 
 
-@pytest.mark.skipif(CONFIG.with_suffix("").exists(), reason="the bundle is there")
-def test_without_its_bundle_it_says_how_to_make_it(deployment: Deployment) -> None:
-    with pytest.raises(ConfigError, match=r"there is no bundle at .*acestep-v15-turbo") as caught:
+def test_without_its_bundle_it_says_how_to_make_it(size: Size, deployment: Deployment) -> None:
+    if size.config.with_suffix("").exists():
+        pytest.skip("the bundle is there")
+    with pytest.raises(ConfigError, match=r"there is no bundle at .*acestep-v15") as caught:
         load_bundle(deployment.bundle)
     assert "python -m engine_build.export acestep" in str(caught.value.fix)

@@ -68,6 +68,7 @@ MAY_IMPORT = {
     "tickrt": SESSIONS | {"runtime.startup"},
     "engine_build": {"runtime"},
     "configs": {"runtime", "engine_build"},
+    "configs.docs": {"runtime", "engine_build", "server", "profiling", "tickrt"},
     "server.config": {"runtime"},
     "server.metrics": {"runtime"},
     "server.sources": {"runtime", "server.config"},
@@ -97,6 +98,7 @@ HEAVY = {
     "cuda": {"runtime/devices/cuda_calls.py"},
     "nvtx": {"runtime/tick/clock.py"},
     "torch": {
+        "server/clients/comfyui_tickrt.py",  # runs in ComfyUI
         "engine_build/export/checkpoint.py",
         "engine_build/export/codec_graphs.py",
         "engine_build/export/masked_decoder.py",

@@ -31,7 +31,7 @@ def names(requirements: list[str]) -> set[str]:
 
 def test_the_extras_are_the_documented_ones() -> None:
     engines, more = {"cpu", "cuda", "tensorrt", "tensorrt-rtx"}, {"osc", "midi", "redis", "scale"}
-    assert set(EXTRAS) == engines | more | {"export", "recipe", "peers", "page", "clients", "release", "test"}
+    assert set(EXTRAS) == engines | more | {"export", "recipe", "peers", "docs", "page", "clients", "release", "test"}
 
 
 @pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "tensorrt-rtx", "export"])
@@ -119,7 +119,7 @@ def test_the_changelog_says_what_was_added_changed_fixed_or_removed() -> None:
 
 
 LONGEST_ENTRY = 300
-MORE_TESTS = ("shipped", "recipe", "builder", "page", "clients", "export")
+MORE_TESTS = ("shipped", "recipe", "docs", "builder", "page", "clients", "export")
 
 
 def test_ci_runs_what_the_readme_says() -> None:

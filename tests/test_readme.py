@@ -1,7 +1,11 @@
-"""README.md of the repository and of each package: commands run, paths exist, error texts are in the source."""
+"""READMEs and the pages of the site: commands run, paths exist, error texts are in the source.
+
+READMEs run in `make test-shipped`, pages in `make test-docs`.
+"""
 
 from __future__ import annotations
 
+import doctest
 import hashlib
 import importlib.util
 import os
@@ -40,11 +44,10 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.startup import COMMANDS
 
 PACKAGES = ("engine_build", "profiling", "runtime", "server")
-TEXTS = {
-    name: (ROOT / name).read_text(encoding="utf-8")
-    for name in ("README.md", *(f"{package}/README.md" for package in (*PACKAGES, "configs/demo")))
-    if (ROOT / name).is_file()
-}
+READMES = ("README.md", *(f"{package}/README.md" for package in (*PACKAGES, "configs/demo", "server/clients")))
+PAGES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "configs/docs/pages").glob("*.md")))
+TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in (*READMES, *PAGES) if (ROOT / name).is_file()}
+RUN = [pytest.param(name, marks=pytest.mark.docs if name in PAGES else pytest.mark.shipped) for name in TEXTS]
 README = TEXTS["README.md"]
 ROOMS = ("configs", *PACKAGES, "tests")
 ADDRESS = "localhost:8000"
@@ -151,8 +154,7 @@ def playground(folder: Path, built_demo: Deployment) -> Iterator[Path]:
 Server = Callable[[], tuple[str, str]]
 
 
-@pytest.mark.shipped
-@pytest.mark.parametrize("document", TEXTS)
+@pytest.mark.parametrize("document", RUN)
 def test_the_shown_commands_work_one_after_another(
     document: str, playground: Path, server: Server, built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,15 +221,25 @@ def prompt_of(file: Path) -> str:
     return prompt if isinstance(prompt, str) else ", ".join(item["text"] for item in prompt)
 
 
-@pytest.mark.shipped
-@pytest.mark.parametrize("document", TEXTS)
+@pytest.mark.parametrize("document", RUN)
 def test_the_shown_programs_work(document: str, playground: Path, server: Server) -> None:
     for program in shown_programs(document):
         run(program.replace(ADDRESS, server()[0]) if ADDRESS in program else program, playground)
 
 
+@pytest.mark.docs
+@pytest.mark.parametrize("document", PAGES)
+def test_the_shown_sessions_of_python_work(document: str, playground: Path) -> None:
+    """Those with the package alone; what needs an open pipeline, the tests of its module run."""
+    blocks = re.findall(r"^```python\n(>>>.*?)^```", TEXTS[document], re.MULTILINE | re.DOTALL)
+    code = "".join(block for block in blocks if "tickrt.open" in block)
+    code = code.replace('tickrt.open("demo"', f'tickrt.open("{DEMO_CONFIG}"')
+    example = doctest.DocTestParser().get_doctest(code, {}, document, None, 0)
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
 def shown_programs(document: str) -> list[str]:
-    """The programs of a document; a block that begins with >>> is a doctest, which the package's own tests run."""
+    """The programs of a document; a block that begins with >>> is a doctest."""
     return re.findall(r"^```python\n(?!>>>)(.*?)^```", TEXTS[document], re.MULTILINE | re.DOTALL)
 
 

@@ -1,24 +1,37 @@
-"""python -m engine_build.export FAMILY: a checkpoint, or the published sizes with random weights, as a bundle."""
+"""python -m engine_build.export FAMILY: a bundle of a checkpoint, or of random weights; and a checkpoint's check."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from runtime.command_line import CommandLine, need_packages
+from runtime.command_line import CommandLine, DefaultCommandGroup, need_packages
+from runtime.config.targets import Target
 from runtime.errors import ConfigError
-from runtime.terminal import Terminal, print_line, shown_path
+from runtime.terminal import EXIT_OVER_LIMIT, Terminal, print_line, shown_path
 
 if TYPE_CHECKING:
+    from engine_build.export.acestep.sources import Checkpoint as AceStepCheckpoint
     from engine_build.export.bundle_export import CheckpointSource, ExportOptions
+    from engine_build.export.check_report import Report
+    from engine_build.export.parity import CheckOptions
+    from engine_build.export.stable_audio_3.sources import Checkpoint as StableAudioCheckpoint
+
+T = TypeVar("T")
 
 NEEDED = ("torch", "diffusers", "onnxscript", "onnxruntime")
+COMMAND = "python -m engine_build.export"
 
 app = CommandLine(add_completion=False)
+acestep = CommandLine(add_completion=False, cls=DefaultCommandGroup)
+stable_audio_3 = CommandLine(add_completion=False, cls=DefaultCommandGroup)
+app.add_typer(acestep, name="acestep")
+app.add_typer(stable_audio_3, name="stable_audio_3")
 
 
 # Options of every family.
@@ -30,6 +43,18 @@ Name = Annotated[str | None, typer.Option(help="The bundle's name. Default: the 
 Force = Annotated[bool, typer.Option("--force", help="Start anew: use nothing of an interrupted export.")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Leave the text encoder out.")]
 Seed = Annotated[int, typer.Option(min=0, help="With --random: the weights' seed.")]
+TextEncoderFolder = Annotated[
+    Path | None,
+    typer.Option("--text-encoder", help="T5Gemma's folder (t5gemma-b-b-ul2), where it is not in the checkpoint's."),
+]
+# Options of every check.
+Checked = Annotated[Path, typer.Option("--checkpoint", help="A folder as published, in either layout.")]
+CheckSeconds = Annotated[
+    float, typer.Option(min=1.0, max=60.0, help="Length of what is generated: twice by each, in float32.")
+]
+CheckTarget = Annotated[Target, typer.Option(help="Where TickRT runs; what it is compared with runs on the CPU.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON, not as Markdown.")]
+CHECK_OUT = "A folder for the bundle, its engines, report.md, report.json and sound.wav."
 
 
 class RandomSize(StrEnum):
@@ -44,8 +69,13 @@ def export() -> None:
     """Model checkpoints as bundles: ONNX graphs and bundle.toml. Needs pip install 'tickrt[export]'."""
 
 
-@app.command()
-def acestep(
+@acestep.callback()
+def _acestep() -> None:
+    """ACE-Step v1.5: a bundle (the word `export` may be left out), or a check of a checkpoint on this machine."""
+
+
+@acestep.command("export")
+def export_acestep(
     out: Out,
     checkpoint: Annotated[
         Path | None,
@@ -72,6 +102,7 @@ def acestep(
     force: Force = False,
     no_text: NoText = False,
     seed: Seed = 0,
+    xl: Annotated[bool, typer.Option("--xl", help="With --random: the sizes of XL.")] = False,
     layers: Annotated[int | None, typer.Option(min=1, max=64, help="With --random: layers, of 24.")] = None,
     hidden: Annotated[int | None, typer.Option(min=8, help="With --random: hidden size, of 2048.")] = None,
     intermediate: Annotated[int | None, typer.Option(min=8, help="With --random: the MLP's size, of 6144.")] = None,
@@ -96,7 +127,7 @@ def acestep(
     need_packages(*NEEDED)
     from engine_build.export.bundle_export import ExportOptions, bundle_name
 
-    source = _source(checkpoint, random, seed, _given(sizes), planner, draft)
+    source = _source(checkpoint, random, seed, _given(sizes), planner, draft, xl)
     options = ExportOptions(
         bundle_name(name or source.name, "acestep"),
         canvas_seconds,
@@ -107,8 +138,33 @@ def acestep(
     _export(source, out, deployment, options)
 
 
-@app.command("stable_audio_3")
-def stable_audio_3(
+@acestep.command("check")
+def check_acestep(
+    checkpoint: Checked,
+    out: Annotated[Path, typer.Option(help=CHECK_OUT)] = Path("acestep-check"),
+    seconds: CheckSeconds = 10.0,
+    target: CheckTarget = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Compare a checkpoint's bundle with diffusers' pipeline on this machine: latents, audio, times, and a WAV file.
+
+    The report can be sent to us: it has figures, no paths, no names, no audio. Nothing leaves this machine by itself.
+    """
+    need_packages(*NEEDED, "transformers")
+    from engine_build.export.acestep.check import check_checkpoint
+    from engine_build.export.parity import CheckOptions
+
+    source = _acestep_checkpoint(checkpoint)
+    _check(CheckOptions(out, seconds, target), as_json, lambda options: check_checkpoint(source, options, _say))
+
+
+@stable_audio_3.callback()
+def _stable_audio_3() -> None:
+    """Stable Audio 3: a bundle (the word `export` may be left out), or a check of a checkpoint on this machine."""
+
+
+@stable_audio_3.command("export")
+def export_stable_audio_3(
     out: Out,
     checkpoint: Annotated[
         Path | None,
@@ -118,9 +174,7 @@ def stable_audio_3(
         RandomSize | None,
         typer.Option(help="Seeded random weights at the published sizes of small or medium, for benchmarks."),
     ] = None,
-    text_encoder: Annotated[
-        Path | None, typer.Option(help="T5Gemma's folder (t5gemma-b-b-ul2), where it is not in the checkpoint's.")
-    ] = None,
+    text_encoder: TextEncoderFolder = None,
     deployment: DeploymentPath = None,
     name: Name = None,
     canvas_seconds: Annotated[
@@ -141,7 +195,7 @@ def stable_audio_3(
     from engine_build.export.bundle_export import ExportOptions, bundle_name
     from engine_build.export.stable_audio_3.bundle_text import deployment_text
     from engine_build.export.stable_audio_3.export import export_bundle
-    from engine_build.export.stable_audio_3.sources import Checkpoint, RandomWeights, StableAudioSource
+    from engine_build.export.stable_audio_3.sources import RandomWeights, StableAudioSource
 
     if (random is None) == (checkpoint is None):
         raise ConfigError(
@@ -156,7 +210,7 @@ def stable_audio_3(
         if layers is not None:
             raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
         assert checkpoint is not None
-        source = Checkpoint(checkpoint, text_encoder)
+        source = _stable_audio_checkpoint(checkpoint, text_encoder)
     options = ExportOptions(
         bundle_name(name or source.name, "stable-audio-3"),
         canvas_seconds,
@@ -169,9 +223,35 @@ def stable_audio_3(
     _conclude(out, path, facts.figures, None if facts.text_encoder else facts.has_null_condition)
 
 
+@stable_audio_3.command("check")
+def check_stable_audio_3(
+    checkpoint: Checked,
+    text_encoder: TextEncoderFolder = None,
+    out: Annotated[Path, typer.Option(help=CHECK_OUT)] = Path("stable-audio-3-check"),
+    seconds: CheckSeconds = 10.0,
+    audio: Annotated[
+        Path | None,
+        typer.Option(help="A file of music, for checks 1, 5 and 7; it stays here. Default: a clip of ours."),
+    ] = None,
+    target: CheckTarget = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Answer by a checkpoint's weights where published implementations contradict each other, and compare its bundle.
+
+    The report can be sent to us: it has figures, no paths, no names, no audio. Nothing leaves this machine by itself.
+    """
+    need_packages(*NEEDED, "transformers")
+    from engine_build.export.parity import CheckOptions
+    from engine_build.export.stable_audio_3.check import check_checkpoint
+
+    source = _stable_audio_checkpoint(checkpoint, text_encoder)
+    options = CheckOptions(out, seconds, target, audio)
+    _check(options, as_json, lambda options: check_checkpoint(source, options, _say))
+
+
 def main() -> None:
     """python -m engine_build.export."""
-    app(prog_name="python -m engine_build.export")
+    app(prog_name=COMMAND)
 
 
 def _source(
@@ -181,17 +261,21 @@ def _source(
     sizes: dict[str, int],
     planner: str | None,
     draft: str | None,
+    xl: bool,
 ) -> CheckpointSource:
-    from engine_build.export.acestep.sources import Checkpoint, RandomWeights
+    from engine_build.export.acestep.sources import XL_CONFIG, RandomWeights
 
     if random == (checkpoint is not None):
         raise ConfigError("expected either --checkpoint FOLDER or --random", fix="--random --layers 2 for a quick look")
     if draft is not None and planner is None:
         raise ConfigError("--draft drafts for a planner", fix="--planner acestep-5Hz-lm-4B --draft acestep-5Hz-lm-0.6B")
     if checkpoint is not None:
-        if sizes:
+        if sizes or xl:
             raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
-        return Checkpoint(checkpoint, *(None if name is None else Path(name) for name in (planner, draft)))
+        return _acestep_checkpoint(checkpoint, *(None if name is None else Path(name) for name in (planner, draft)))
+    if xl:
+        name, sizes = "acestep-xl-random", {**XL_CONFIG, **sizes}
+        return RandomWeights(seed, planner=planner, draft=draft, transformer_changes=sizes, name=name)
     return RandomWeights(seed, planner=planner, draft=draft, transformer_changes=sizes)
 
 
@@ -204,8 +288,48 @@ def _export(source: CheckpointSource, out: Path, deployment: Path | None, option
     _conclude(out, path, facts.figures, None if facts.text_encoder else facts.has_null_condition)
 
 
+def _acestep_checkpoint(folder: Path, planner: Path | None = None, draft: Path | None = None) -> AceStepCheckpoint:
+    from engine_build.export.acestep.sources import Checkpoint
+    from engine_build.export.stable_audio_3.layouts import checkpoint_of
+
+    return _of_family(lambda: Checkpoint(folder, planner, draft), lambda: checkpoint_of(folder), "stable_audio_3")
+
+
+def _stable_audio_checkpoint(folder: Path, text_encoder: Path | None) -> StableAudioCheckpoint:
+    from engine_build.export.acestep.layouts import parts_of
+    from engine_build.export.stable_audio_3.sources import Checkpoint
+
+    return _of_family(lambda: Checkpoint(folder, text_encoder), lambda: parts_of(folder), "acestep")
+
+
+def _of_family(read: Callable[[], T], read_as_other: Callable[[], object], other: str) -> T:
+    """A checkpoint. Raises ConfigError; where it is one of the other family, with that one's command."""
+    try:
+        return read()
+    except ConfigError as error:
+        try:
+            read_as_other()
+        except ConfigError:
+            raise error from None
+        raise ConfigError(error.what, fix=f"it is another family's: {COMMAND} {other}") from None
+
+
 def _say(text: str) -> None:
     print_line(text, Terminal(stderr=True))
+
+
+def _check(options: CheckOptions, as_json: bool, check: Callable[[CheckOptions], Report]) -> None:
+    """Make a report, write it into `options.out`, and print it. Raises typer.Exit where a check failed."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    report = check(options)
+    texts = {"report.md": report.markdown(), "report.json": json.dumps(report.as_json(), indent=1) + "\n"}
+    for name, text in texts.items():
+        (options.out / name).write_text(text, encoding="utf-8")
+    for line in texts["report.json" if as_json else "report.md"].splitlines():
+        print_line(line)
+    _say(f"{shown_path(options.out / 'report.md')} can be sent; {shown_path(options.out / 'sound.wav')} is for you")
+    if report.count("fail"):
+        raise typer.Exit(EXIT_OVER_LIMIT)
 
 
 def _write_deployment(path: Path | None, out: Path, text: Callable[[Path], str]) -> Path:

@@ -114,6 +114,14 @@ def steps_with(source: CheckpointSource, steps: Sequence[ExportStep], without: f
     return [step for step in steps if all(source.has(part) and part not in without for part in step.needs)]
 
 
+def need_parts(source: CheckpointSource, folder: Path, parts: Sequence[str], fix: str = "") -> None:
+    """Raises ConfigError where the source, a checkpoint's folder, lacks a part. Default of fix: to copy it."""
+    missing = [part for part in parts if not source.has(part)]
+    if missing:
+        what = f"{folder} has no {', '.join(missing)}, which a check needs: it compares music that is made from a text"
+        raise ConfigError(what, fix=fix or "copy or download the whole checkpoint")
+
+
 def exporter_version() -> str:
     """Changes with what a graph depends on beside its weights: this package's source and the packages that trace."""
     sources = sorted(Path(engine_build.export.__file__).parent.rglob("*.py"))

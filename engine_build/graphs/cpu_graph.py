@@ -33,6 +33,15 @@ Shape = tuple[Any, ...]
 
 HEADS = [0, 2, 1, 3]
 SWAP = [0, 2, 1]
+LAST = [-1, 3]
+
+
+def _twice(function: str, name: str) -> list[Any]:
+    """cos or sin `[T,H/2]`, or of angles of this shape, for both halves of all heads."""
+    angles = op("Unsqueeze", op("Concat", "angles", "angles", axis=-1), [(0, 2), 1])
+    return [op("Unsqueeze", op("Concat", name, name, axis=-1), (0, 2)), op(function, angles)]
+
+
 HALVES = op("Reshape", "x", "_halves").named("halves")
 ROTATED_HALVES = op(
     "Concat",
@@ -40,10 +49,14 @@ ROTATED_HALVES = op(
     op("Squeeze", op("Slice", HALVES, 0, 1, -2), -2),
     axis=-1,
 )
-ROTARY = op(
-    "Add",
-    op("Mul", "x", op("Unsqueeze", op("Concat", "cos", "cos", axis=-1), (0, 2))),
-    op("Mul", ROTATED_HALVES, op("Unsqueeze", op("Concat", "sin", "sin", axis=-1), (0, 2))),
+ROTARY = op("Add", op("Mul", "x", _twice("Cos", "cos")), op("Mul", ROTATED_HALVES, _twice("Sin", "sin")))
+# As ROTARY was written: that of the first channels of every head, beside the rest.
+FIRST_CHANNELS = op("Reshape", op("Slice", "x", 0, "rotated", LAST, 1), "_flat")
+PARTIAL_ROTARY = op(
+    "Concat",
+    op("Reshape", op("RotaryEmbedding", FIRST_CHANNELS, "positions", "cos", "sin"), "_heads"),
+    op("Slice", "x", "rotated", "end", LAST, 1),
+    axis=-1,
 )
 
 
@@ -52,22 +65,17 @@ def _repeated(heads: Any, name: str) -> list[Any]:
     return [heads, op("Reshape", op("Expand", op("Unsqueeze", heads, 2), f"_{name}5"), f"_{name}4")]
 
 
-KEYS = _repeated(op("Transpose", "k", perm=HEADS), "k")
-TRANSPOSED_KEYS = op("Reshape", op("Transpose", op("Reshape", KEYS, "_k3"), perm=SWAP), "_kt")
-SCORES = op("MatMul", op("Mul", op("Transpose", "q", perm=HEADS), "q_scale"), op("Mul", TRANSPOSED_KEYS, "k_scale"))
-ATTENTION = op(
-    "Reshape",
-    op(
-        "Transpose",
-        op(
-            "MatMul",
-            op("Softmax", [op("Add", SCORES, "mask"), SCORES], axis=-1),
-            _repeated(op("Transpose", "v", perm=HEADS), "v"),
-        ),
-        perm=HEADS,
-    ),
-    "_out",
-)
+def _attended(number: str = "") -> Op:
+    """Attention `[R,T,N,H]` of the queries, keys and scales that have this number."""
+    keys = _repeated(op("Transpose", f"k{number}", perm=HEADS), f"k{number}")
+    turned = op("Reshape", op("Transpose", op("Reshape", keys, f"_k3{number}"), perm=SWAP), f"_kt{number}")
+    queries = op("Mul", op("Transpose", f"q{number}", perm=HEADS), f"q_scale{number}")
+    scores = op("MatMul", queries, op("Mul", turned, f"k_scale{number}"))
+    weights = op("Softmax", [op("Add", scores, f"mask{number}"), scores], axis=-1)
+    return op("Transpose", op("MatMul", weights, _repeated(op("Transpose", "v", perm=HEADS), f"v{number}")), perm=HEADS)
+
+
+ATTENTION = op("Reshape", [_attended(), op("Sub", _attended(), _attended("2"))], "_out")
 PATCHES = op("Transpose", op("Conv", op("Transpose", "x", perm=SWAP), "weight").named("conv"), perm=SWAP)
 UNPATCHED = op("Transpose", op("ConvTranspose", op("Transpose", "x", perm=SWAP), "weight").named("conv"), perm=SWAP)
 
@@ -111,6 +119,7 @@ class _Fusion:
         self._matcher = Matcher(graph.node, graph.initializer)
         self._patches = _patch_lengths(self._matcher, graph.node)
         self._masks: dict[tuple[str, str], str] = {}
+        self._functions: dict[tuple[str, str], str] = {}
         self._scope = ""
         self._nodes: list[onnx.NodeProto] = []
 
@@ -131,22 +140,49 @@ class _Fusion:
 
     def rotary(self, found: Found) -> str:
         """Rotary embedding of `[R,T,N,H]`, the halves of H rotated, by cos and sin `[T,H/2]` of the positions."""
-        heads, cos, halves = (self._shapes.get(found[name], ()) for name in ("x", "cos", "halves"))
-        if len(heads) != 4 or len(cos) != 2 or halves[2:] != (heads[2], 2, cos[1]):
+        heads, halves = self._heads(found["x"]), self._shapes.get(found["halves"], ())
+        sizes = {self._shapes.get(found[name], ()) for name in ("cos", "sin", "angles") if name in found}
+        size = sizes.pop() if len(sizes) == 1 else ()
+        if heads is None or len(size) != 2 or halves[2:] != (heads[0], 2, size[1]):
             return ""
-        inputs = self._flat(found["x"]), self._constant((0,)), found["cos"], found["sin"]
-        return self._reshaped(self._op("RotaryEmbedding", *inputs, domain=CONTRIB), 0, 0, *heads[2:])
+        cos, sin = self._of_angles("Cos", found), self._of_angles("Sin", found)
+        inputs = self._flat(found["x"]), self._constant((0,)), cos, sin
+        return self._reshaped(self._op("RotaryEmbedding", *inputs, domain=CONTRIB), 0, 0, *heads)
+
+    def partial_rotary(self, found: Found) -> str:
+        """Rotary embedding of the first channels of every head of `[R,T,N,H]`; the others stay."""
+        heads = self._heads(found["x"])
+        rotated, end = (self._matcher.constant(found[name]) for name in ("rotated", "end"))
+        if heads is None or not isinstance(rotated, int) or not isinstance(end, int) or not rotated < heads[1] <= end:
+            return ""
+        sizes = {"num_heads": heads[0], "rotary_embedding_dim": rotated}
+        inputs = self._flat(found["x"]), found["positions"], found["cos"], found["sin"]
+        return self._reshaped(self._op("RotaryEmbedding", *inputs, domain=CONTRIB, **sizes), 0, 0, *heads)
 
     def attention(self, found: Found) -> str:
-        """Attention without transposes; keys and values are not repeated for the heads that share them."""
-        q, k, v = (self._heads(found[name]) for name in "qkv")
+        """Attention without transposes, or the difference of two; keys and values are not repeated for their heads."""
+        numbers = ("", "2") if "q2" in found else ("",)
+        attributes = [self._attention_attributes(found, number) for number in numbers]
+        if not all(attributes):
+            return ""
+        outputs = [self._attention(found, number, each) for number, each in zip(numbers, attributes, strict=True)]
+        return outputs[0] if len(outputs) == 1 else self._op("Sub", *outputs)
+
+    def _attention_attributes(self, found: Found, number: str) -> dict[str, Any]:
+        """Of the operator; none where shapes or scales do not fit."""
+        q, k, v = (self._heads(found[name]) for name in (f"q{number}", f"k{number}", "v"))
         if q is None or k is None or v is None or k[0] != v[0] or q[0] % k[0] or q[1] != k[1]:
-            return ""
-        scales, mask = [self._matcher.constant(found[name]) for name in ("q_scale", "k_scale")], found.get("mask", "")
+            return {}
+        scales = [self._matcher.constant(found[f"{name}{number}"]) for name in ("q_scale", "k_scale")]
+        mask = found.get(f"mask{number}", "")
         if not all(isinstance(scale, float) for scale in scales) or (mask and len(self._shapes.get(mask, ())) != 4):
-            return ""
-        inputs = [self._flat(found[name]) for name in "qkv"] + ([self._mask(mask, found["q"])] if mask else [])
-        return self._op("Attention", *inputs, q_num_heads=q[0], kv_num_heads=k[0], scale=prod(scales))
+            return {}
+        return {"q_num_heads": q[0], "kv_num_heads": k[0], "scale": prod(scales)}
+
+    def _attention(self, found: Found, number: str, attributes: Mapping[str, Any]) -> str:
+        queries, mask = found[f"q{number}"], found.get(f"mask{number}", "")
+        inputs = [self._flat(value) for value in (queries, found[f"k{number}"], found["v"])]
+        return self._op("Attention", *inputs, *([self._mask(mask, queries)] if mask else []), **attributes)
 
     def patches(self, found: Found) -> str:
         """A convolution of patches that do not overlap, `[R,T,C]` -> `[R,T/P,O]`, as a product."""
@@ -164,6 +200,15 @@ class _Fusion:
             return ""
         weight = self._reshaped(self._op("Transpose", found["weight"], perm=[0, 2, 1]), shape[0], shape[1] * shape[2])
         return self._biased(self._reshaped(self._op("MatMul", found["x"], weight), 0, -1, shape[1]), conv)
+
+    def _of_angles(self, function: str, found: Found) -> str:
+        """cos or sin, computed once for all layers where a graph has angles."""
+        if function.lower() in found:
+            return found[function.lower()]
+        key = function, found["angles"]
+        if key not in self._functions:
+            self._functions[key] = self._op(function, found["angles"])
+        return self._functions[key]
 
     def _biased(self, value: str, conv: onnx.NodeProto) -> str:
         return self._op("Add", value, conv.input[2]) if len(conv.input) > 2 else value
@@ -237,6 +282,7 @@ def _patch_length(conv: onnx.NodeProto | None) -> int:
 Rule = Callable[[_Fusion, Found], str]
 RULES: Mapping[str, tuple[tuple[Op, Rule], ...]] = {
     "Add": ((ROTARY, _Fusion.rotary),),
+    "Concat": ((PARTIAL_ROTARY, _Fusion.partial_rotary),),
     "Reshape": ((ATTENTION, _Fusion.attention),),
     "Transpose": ((PATCHES, _Fusion.patches), (UNPATCHED, _Fusion.unpatched)),
 }

@@ -155,7 +155,8 @@ def _blend(graph: GraphWriter, velocity: str, rows: str, weights: str) -> str:
 def _keep_level(graph: GraphWriter, inputs: _Inputs, mean: str, rule: BlendRule) -> str:
     """3. x0 as the mean of signed powers of the rows' x0, each value by itself: the root of sum(w_i x0_i^p) / sum(w_i).
 
-    The mean of velocities halves what one of two rows has alone. Nothing changes where rows agree.
+    The mean of velocities halves what one of two rows has alone. Nothing changes where rows agree, and not a bit where
+    one row has all the weight: a slot without a blend does not depend on what others of its tick have.
     """
     with graph.scope("level"):
         time, weight = inputs.column("time"), _unsqueeze(graph, inputs["positive_weights"], 3)  # [S,1,1], [S,K,T,1]
@@ -164,11 +165,14 @@ def _keep_level(graph: GraphWriter, inputs: _Inputs, mean: str, rule: BlendRule)
         if rule.power > 2 and rule.energy_below > 0:
             is_late = graph.op("Less", time, graph.constant(rule.energy_below))
         powers = _signed_power(graph, _alone(graph, inputs, distance, weight), rule.power, is_late)
-        whole = graph.op("Max", _over_rows(graph, weight), graph.constant(BLEND_EPSILON))
+        weights = _over_rows(graph, weight)  # [S,T,1]
+        whole = graph.op("Max", weights, graph.constant(BLEND_EPSILON))
         total = graph.op("Div", _over_rows(graph, graph.op("Mul", weight, powers)), whole)
         clean = _signed_root(graph, total, rule.power, is_late)  # [S,T,C]
         missing = graph.op("Sub", clean, graph.op("Sub", distance, graph.op("Mul", mean, time)))
-        return graph.op("Sub", mean, graph.op("Div", missing, time))
+        level = graph.op("Sub", mean, graph.op("Div", missing, time))
+        largest = graph.op("ReduceMax", weight, graph.constant([1], np.int64), keepdims=0)
+        return graph.op("Where", graph.op("Equal", largest, weights), mean, level)
 
 
 def _alone(graph: GraphWriter, inputs: _Inputs, distance: str, weight: str) -> str:
@@ -269,12 +273,15 @@ def _extrapolate(graph: GraphWriter, inputs: _Inputs, velocity: str, channels: i
 
 
 def _integrate(graph: GraphWriter, inputs: _Inputs, velocity: str, features: frozenset[str]) -> str:
-    """5 and 6. Euler where no feature changes x0; else through x0."""
-    if not features & {"mask", "target", "sde"}:
-        latents = _euler(graph, inputs, velocity)
-        return _add_noise(graph, inputs, latents) if "ode_noise" in features else latents
-    clean = _clean(graph, inputs, velocity, features)
-    latents = _ode(graph, inputs, clean)
+    """5 and 6. Euler where nothing changes x0; else through x0."""
+    latents, clean = _euler(graph, inputs, velocity), ""
+    if features & {"mask", "target", "sde"}:
+        plain = _plain_clean(graph, inputs, velocity)
+        clean = _changed_clean(graph, inputs, plain, features)
+        if clean != plain:
+            # Value by value: the rounding of a slot that changes nothing does not depend on what others have.
+            is_plain = graph.op("Equal", clean, plain)
+            latents = graph.op("Where", is_plain, latents, _ode(graph, inputs, clean))
     if "ode_noise" in features:
         latents = _add_noise(graph, inputs, latents)
     return _sde(graph, inputs, clean, latents) if "sde" in features else latents
@@ -288,11 +295,15 @@ def _euler(graph: GraphWriter, inputs: _Inputs, velocity: str) -> str:
         return graph.op("Add", inputs["latents"], graph.op("Mul", velocity, factor))
 
 
-def _clean(graph: GraphWriter, inputs: _Inputs, velocity: str, features: frozenset[str]) -> str:
-    """5. x0 = x - t s v, then the mask, then the target."""
+def _plain_clean(graph: GraphWriter, inputs: _Inputs, velocity: str) -> str:
+    """5. x0 = x - t s v."""
     with graph.scope("clean"):
         factor = graph.op("Mul", inputs.column("time"), inputs.column("velocity_scale"))
-        clean = graph.op("Sub", inputs["latents"], graph.op("Mul", velocity, factor))
+        return graph.op("Sub", inputs["latents"], graph.op("Mul", velocity, factor))
+
+
+def _changed_clean(graph: GraphWriter, inputs: _Inputs, clean: str, features: frozenset[str]) -> str:
+    """5. The mask, then the target; x0 itself where the share of both is neutral."""
     if "mask" in features:
         with graph.scope("mask"):
             clean = _mix(graph, inputs.column("mask"), clean, inputs["original"])

@@ -158,6 +158,6 @@ def _run(graph: Graph, runner: Any, feeds: Mapping[str, NDArray[Any]], output: A
         shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in feeds.items())
         raise ConfigError(
             f"{graph.label} does not run with {shapes}: {str(error).splitlines()[0]:.300}",
-            fix="engine_build/README.md says which shapes a graph has to take",
+            fix="configs/docs/pages/model.md says which shapes a graph has to take",
         ) from error
     return result

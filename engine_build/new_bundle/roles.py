@@ -178,5 +178,5 @@ def _check_types(graph: Graph, choices: Sequence[AssignedRole]) -> None:
 def _refused(graph: Graph, what: str) -> ConfigError:
     return ConfigError(
         f"{graph.label} is not {what}; inputs: {listed(graph.inputs)}; outputs: {listed(graph.outputs)}",
-        fix="engine_build/README.md says what a graph needs; --role ROLE=NAME names a tensor",
+        fix="configs/docs/pages/model.md says what a graph needs; --role ROLE=NAME names a tensor",
     )

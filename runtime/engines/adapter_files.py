@@ -1,4 +1,4 @@
-"""Files of LoRA adapters: of PEFT, diffusers and ACE-Step's trainer, checked against the bundle's decoder.
+"""Files of LoRA adapters: of PEFT, diffusers and the models' own trainers, checked against the bundle's decoder.
 
 y += strength * scale * (x A) B for each matrix, with scale = alpha / r (rank-stabilized: alpha / sqrt(r)); Hu et al.,
 2021, and Kalajdzievski, 2023.
@@ -27,10 +27,15 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHT_NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
 # Where diffusers keeps the configuration in a file's own metadata.
 DIFFUSERS_METADATA = "lora_adapter_metadata"
+# Where trainers that use torch's parametrizations do, and their names for PEFT's.
+TRAINER_METADATA = "lora_config"
+TRAINER_NAMES = {"rank": "r", "alpha": "lora_alpha"}
 PREFIXES = ("base_model.model.", "transformer.")
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-TENSOR = re.compile(r"(?P<module>.+)\.(?P<part>lora_A|lora_B|alpha)(\.default)?(\.weight)?")
-DORA = ("lora_magnitude_vector", "dora_scale")
+TENSOR = re.compile(
+    r"(?P<module>.+?)(\.parametrizations\.weight\.0)?\.(?P<part>lora_A|lora_B|alpha)(\.default)?(\.weight)?"
+)
+DORA = ("lora_magnitude_vector", "dora_scale", ".magnitude")
 OTHER_KINDS = ("use_bdlora", "use_qalora")
 MAX_HEADER_MEMBERS = 32_768
 MAX_CONFIG_BYTES = 1 << 20
@@ -181,15 +186,18 @@ class _File:
         return Adapter(id_, a, b, tuple(sorted(parts)), self._base_model(), words, digest.hexdigest())
 
     def _own_config(self) -> dict[str, Any]:
-        """The configuration that diffusers writes into the file's metadata, for its part `transformer`."""
-        text = self._metadata.get(DIFFUSERS_METADATA)
-        if not isinstance(text, str):
-            return {}
-        config = parse_json_object(text)
-        return {name.removeprefix("transformer."): value for name, value in config.items()}
+        """The configuration in the file's metadata; diffusers' is of the part `transformer`."""
+        for key in (DIFFUSERS_METADATA, TRAINER_METADATA):
+            if isinstance(text := self._metadata.get(key), str):
+                plain = {name.removeprefix("transformer."): value for name, value in parse_json_object(text).items()}
+                return {TRAINER_NAMES.get(name, name): value for name, value in plain.items()}
+        return {}
 
     def _check_kind(self) -> None:
-        kind = self._config.get("peft_type", "LORA")
+        kind, own_kind = self._config.get("peft_type", "LORA"), self._config.get("adapter_type", "lora")
+        if own_kind != "lora":
+            fix = "train it with --adapter_type lora"
+            raise AdapterError(f"{self._path} is of type {quoted(own_kind)}, expected a plain LoRA", fix=fix)
         dora = next((name for name in self._entries if any(part in name for part in DORA)), None)
         if self._config.get("use_dora") or dora is not None:
             raise AdapterError(f"{self._path} is a DoRA ({dora or 'use_dora'}), expected a LoRA")
@@ -209,7 +217,7 @@ class _File:
                 raise self._wrong(name, "is no lora_A.weight, lora_B.weight or alpha of a module")
             path = self._spec.path(_without_prefix(match["module"]))
             if path not in self._spec.matrices:
-                similar = did_you_mean(path, self._spec.matrices)
+                similar = self._spec.refusal(path) or did_you_mean(path, self._spec.matrices)
                 raise self._wrong(
                     name, f"is for {quoted(path)}, which [adapters] of bundle.toml does not have", similar
                 )
@@ -223,7 +231,7 @@ class _File:
         for part in ("lora_A", "lora_B"):
             if part not in names:
                 raise AdapterError(f"{self._path} has no {part} of {path}", fix="train or export it again")
-        module = _without_prefix(names["lora_A"].partition(".lora_A")[0])
+        module = _module(names["lora_A"])
         shape = self._shape(names["lora_A"])
         rank = self._scales.rank(module) or (shape[0] if shape else 0)
         if not 1 <= rank <= MAX_RANK:
@@ -231,6 +239,9 @@ class _File:
         a = self._read(names["lora_A"], (rank, matrix.inputs))
         b = self._read(names["lora_B"], (matrix.outputs, rank))
         alpha = float(self._read(names["alpha"], ()).item()) if "alpha" in names else None
+        if order := self._spec.order(_module(names["lora_B"])):
+            parts = b.reshape(len(order), -1, rank)
+            b = np.concatenate([parts[index] for index in order])
         return a, b * np.float32(self._scales.scale(module, rank, alpha))
 
     def _shape(self, name: str) -> list[Any]:
@@ -270,6 +281,13 @@ class _File:
             except ValueError as error:
                 raise AdapterError(f"{self._path}: trigger_words is not a JSON list: {error}") from None
         yield from (word.strip()[:100] for word in words[:100] if word.strip())
+
+
+def _module(name: str) -> str:
+    """The module of a tensor whose name fits."""
+    match = TENSOR.fullmatch(name)
+    assert match is not None
+    return _without_prefix(match["module"])
 
 
 def _without_prefix(module: str) -> str:

@@ -236,8 +236,9 @@ class _TextGraph:
 
     def _run(self, ids: list[int], seconds: float) -> _Encoded:
         roles = self.spec.inputs
-        tokens = np.array([ids], np.int64)  # [1, L]
-        feeds: dict[str, NDArray[Any]] = {roles.tokens: tokens, roles.mask: np.ones_like(tokens)}
+        # A text without tokens, where a tokenizer adds none of its own: one token that does not count.
+        tokens = np.array([ids or [0]], np.int64)  # [1, L]
+        feeds: dict[str, NDArray[Any]] = {roles.tokens: tokens, roles.mask: np.full_like(tokens, bool(ids))}
         if roles.seconds is not None:
             feeds[roles.seconds] = np.array([seconds], np.float32)  # [1]
         outputs = run_once(self._engine, feeds)

@@ -16,15 +16,18 @@ from fastapi import APIRouter, Request, Response
 
 from runtime.untrusted import quoted
 from server.asgi.problems import ProblemError
+from server.live.client_module import client_module
 from server.service.service import service_of
 
 FOLDER = Path(__file__).parent / "page"
+CLIENT_FILE = "tickrt.js"
 SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 # Not by mimetypes: what that knows depends on the machine.
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".ts": "text/plain; charset=utf-8",
     ".svg": "image/svg+xml",
     # A browser shows it as it is.
     ".md": "text/plain; charset=utf-8",
@@ -59,17 +62,21 @@ class StaticFile:
 
 @cache
 def static_files() -> dict[str, StaticFile]:
-    """The files of the page by their path in its folder, and those of Swagger UI."""
+    """The files of the page by their path in its folder, its client as one module, and those of Swagger UI."""
     paths = (path for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES)
     ours = {path.relative_to(FOLDER).as_posix(): _static_file(path) for path in paths}
     swagger = Path(str(files("fastapi_offline"))) / "static"
-    return ours | {f"swagger/{name}": _static_file(swagger / name) for name in SWAGGER_FILES}
+    client = _file(client_module().encode(), ".js")
+    return ours | {CLIENT_FILE: client} | {f"swagger/{name}": _static_file(swagger / name) for name in SWAGGER_FILES}
 
 
 def _static_file(path: Path) -> StaticFile:
-    content = path.read_bytes()
+    return _file(path.read_bytes(), path.suffix)
+
+
+def _file(content: bytes, suffix: str) -> StaticFile:
     packed = gzip.compress(content, mtime=0)
-    return StaticFile(content, packed, MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return StaticFile(content, packed, MEDIA_TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 @router.get("/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ TEXT_WIDTH = 32
 HOP_SAMPLES = 320
 SAMPLE_RATE_HZ = 8000
 END = "<|endoftext|>"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 TRANSFORMER = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -58,6 +60,25 @@ STRUCTURE = {
 }
 
 
+# Name in ACE-Step's own file, and in diffusers' parts; from diffusers' scripts/convert_ace_step_to_diffusers.py.
+NAMES = [
+    ("proj_in.1.", "proj_in_conv."),
+    ("proj_out.1.", "proj_out_conv."),
+    (".q_proj.", ".to_q."),
+    (".k_proj.", ".to_k."),
+    (".v_proj.", ".to_v."),
+    (".o_proj.", ".to_out.0."),
+    (".q_norm.", ".norm_q."),
+    (".k_norm.", ".norm_k."),
+]
+PREFIXES = {
+    "transformer": "decoder.",
+    "condition_encoder": "encoder.",
+    "audio_tokenizer": "tokenizer.",
+    "audio_token_detokenizer": "detokenizer.",
+}
+
+
 def save_checkpoint(folder: Path, *, turbo: bool = False, text: bool = True, encoder: bool = True) -> Path:
     """Write a checkpoint as AceStepPipeline saves it, with every part; returns its folder.
 
@@ -76,8 +97,42 @@ def save_checkpoint(folder: Path, *, turbo: bool = False, text: bool = True, enc
     return folder
 
 
+def save_own_checkpoint(base: Path, folder: Path) -> Path:
+    """Write a checkpoint in diffusers' layout as ACE-Step publishes it; returns the folder of its decoder.
+
+    One file has four models; codec and text encoder are beside it.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    own, tensors, config = folder / "acestep-v15-base", {}, {}
+    own.mkdir(parents=True)
+    for part, prefix in PREFIXES.items():
+        for name, tensor in load_file(base / part / WEIGHTS).items():
+            for theirs, ours in NAMES:
+                name = name.replace(ours, theirs)
+            tensors["null_condition_emb" if name == "null_condition_emb" else prefix + name] = tensor
+        found = json.loads((base / part / "config.json").read_text())
+        sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+        config = {
+            f"encoder_{key}" if key in sizes and part != "transformer" else key: value for key, value in found.items()
+        } | config
+    silence = tensors.pop("encoder.silence_latent")
+    torch.save(silence.transpose(1, 2).contiguous(), own / "silence_latent.pt")
+    config["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+    config["encoder_hidden_size"] = CONDITION_WIDTH
+    del config["_class_name"]
+    (own / "config.json").write_text(json.dumps({**config, "model_type": "acestep"}))
+    save_file(tensors, own / "model.safetensors")
+    shutil.copytree(base / "vae", folder / "vae")
+    shutil.copytree(base / "text_encoder", folder / "Qwen3-Embedding-0.6B")
+    for file in (base / "tokenizer").iterdir():
+        shutil.copy(file, folder / "Qwen3-Embedding-0.6B")
+    return own
+
+
 def diffusers_pipeline(folder: Path) -> Any:
-    """diffusers' own pipeline on a checkpoint, in float32."""
+    """diffusers' own pipeline on a checkpoint, in float32. XL's timbre is summed up, as in the authors' code."""
     import torch
     from diffusers import AceStepPipeline
 
@@ -85,6 +140,10 @@ def diffusers_pipeline(folder: Path) -> Any:
         warnings.simplefilter("ignore")
         pipeline = AceStepPipeline.from_pretrained(folder, torch_dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
+    sizes, timbre = pipeline.transformer.config, pipeline.condition_encoder.timbre_encoder
+    if sizes.encoder_hidden_size != sizes.hidden_size:
+        embed, token = timbre.embed_tokens.forward, timbre.special_token
+        timbre.embed_tokens.forward = lambda frames: torch.cat((token.expand(len(frames), 1, -1), embed(frames)), dim=1)
     return pipeline
 
 

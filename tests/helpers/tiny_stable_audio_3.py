@@ -216,3 +216,103 @@ def diffusers_condition(parts: dict[str, Any], ids: Any, mask: Any, seconds: Any
         hidden = parts["text_encoder"](padded, attention_mask=padded_mask)[0]
         text = torch.where(padded_mask[..., None] > 0, hidden, parts["transformer"].prompt_padding_embedding)
         return torch.cat((parts["duration_embedder"](seconds)[:, None], text), dim=1)
+
+
+def save_adapter(file: Path, transformer: Any, *, alpha: int = 6, more: tuple[str, ...] = (), **config: Any) -> Any:
+    """Write a LoRA as the authors' trainer does, of all linear layers and convolutions; returns weight -> its change.
+
+    more: further modules. config: of the file's metadata.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    rank, random = 4, torch.Generator().manual_seed(7)
+    tensors, changes = {}, {}
+
+    def factors(module: str, outputs: int, inputs: int) -> Any:
+        a = torch.randn(rank, inputs, generator=random).mul(0.3 / inputs**0.5).half()
+        b = torch.randn(outputs, rank, generator=random).half()
+        place = f"{module}.parametrizations.weight.0"
+        tensors.update({f"{place}.lora_A": a, f"{place}.lora_B": b})
+        return alpha / rank * b.float() @ a.float()
+
+    for name, module in transformer.named_modules():
+        if isinstance(module, (torch.nn.Linear, torch.nn.Conv1d)):
+            own = _own_name(name + ".", OWN_NAMES["transformer"]).removeprefix("model.").removesuffix(".")
+            outputs, inputs = module.weight.shape[:2]
+            change = factors(own, outputs, inputs)
+            if name.endswith("self_attn.to_qkv") and outputs == 5 * inputs:
+                q1, k1, v, q2, k2 = change.chunk(5)
+                change = torch.cat((q1, q2, k1, k2, v))
+            changes[f"{name}.weight"] = change.reshape(module.weight.shape)
+    for name in more:
+        factors(name, 8, 16)
+    table = {"rank": rank, "alpha": alpha, "adapter_type": "lora", "dropout": 0.0, "include": None, "exclude": None}
+    save_file(tensors, file, {"lora_config": json.dumps({**table, **config})})
+    return changes
+
+
+def chunked(block: Any, tokens: Any) -> Any:
+    """The authors' rule, literally: tokens `[B, N, D]` in chunks of 34, in the second half of the blocks from 17 on."""
+    import torch
+
+    layers, width = block.transformers, tokens.shape[2]
+    half = len(layers) // 2
+    x = tokens.reshape(-1, 34, width)
+    for layer in layers[:half]:
+        x = layer(x)
+    x = x.reshape(tokens.shape)
+    x = torch.cat((x[:, :17], x, x[:, -17:]), dim=1)
+    whole = x.shape
+    x = x.reshape(-1, 34, width)
+    for layer in layers[half:]:
+        x = layer(x)
+    return x.reshape(whole)[:, 17:-17]
+
+
+def small_decode(vae: Any, values: Any) -> Any:
+    """Latents `[1, T, C]` -> audio `[1, A, N]` by the authors' rule, on diffusers' blocks."""
+    import torch
+
+    block = vae.decoder.blocks[0]
+    seeds = vae.decoder.proj(values * vae.bottleneck.running_std)  # [1, T, D]
+    seeds = torch.cat((seeds, torch.zeros(1, seeds.shape[1] % 2, seeds.shape[2])), dim=1)
+    new = block.new_tokens.expand(seeds.shape[1], 16, -1)
+    tokens = torch.cat((seeds[0][:, None], new), dim=1).reshape(1, -1, seeds.shape[2])
+    tokens = chunked(block, tokens).reshape(-1, 17, seeds.shape[2])[: values.shape[1], 1:]
+    return vae.patch_embed.decode(block.mapping(tokens.reshape(1, -1, seeds.shape[2]).transpose(1, 2)))
+
+
+def published_text_part(name: str) -> Any:
+    """What a text's graph is exported from, at the sizes of T5Gemma b-b-ul2 (281 M parameters), with random weights."""
+    import torch
+    from diffusers.pipelines.stable_audio_3.modeling_stable_audio_3 import StableAudio3DurationEmbedder
+    from transformers.models.t5gemma import T5GemmaConfig, T5GemmaEncoderModel
+    from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
+
+    from engine_build.export.stable_audio_3.sources import randomise
+    from engine_build.export.stored_tensors import without_weights
+
+    if name == "tokenizer":
+        return tiny_tokenizer()
+    if name == "prompt_padding_embedding":
+        return torch.randn(768, generator=torch.Generator().manual_seed(3))
+    sizes = {
+        "vocab_size": 256_000,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "head_dim": 64,
+        "query_pre_attn_scalar": 64,
+        "sliding_window": 4096,
+    }
+    text = T5GemmaModuleConfig(**sizes).to_dict()
+    with warnings.catch_warnings(), without_weights():
+        warnings.simplefilter("ignore")
+        if name == "duration_embedder":
+            module = StableAudio3DurationEmbedder()
+        else:
+            module = T5GemmaEncoderModel(T5GemmaConfig(encoder=text, decoder=text, is_encoder_decoder=False))
+    return randomise(module, seed=1).eval()

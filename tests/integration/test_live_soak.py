@@ -50,7 +50,7 @@ GROWTH_BYTES = 48 * 2**20
 MORE_FDS, MORE_THREADS = 4, 8
 # A server that keeps every chunk of audio that it sends.
 LEAKING = """
-from runtime.sessions import frames
+from runtime.sessions.protocol import frames
 kept, encode = [], frames.ChunkEncoder.encode
 frames.ChunkEncoder.encode = lambda self, chunk: kept.append(chunk) or encode(self, chunk)
 from server.cli import main

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.paths import ROOT
@@ -32,6 +34,7 @@ adapter_rank = 8
 step_variants = ["plain", "guidance"]
 """
 PUBLISHED = ROOT / "configs" / "acestep-v15-turbo.toml"
+XL = ROOT / "configs" / "acestep-v15-xl-turbo.toml"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,19 +68,22 @@ def test_every_part_builds(tiny: Path, precision: str) -> None:
         judge(request, decision)
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The published deployment, with two of 24 layers: what fails at these sizes fails in any of them."""
+def published_deployment(path: Path, folder: Path, sizes: Mapping[str, Any]) -> Path:
+    """A published deployment with two layers of these sizes: what fails at them fails with any number of layers."""
     from engine_build.export.acestep.export import export_bundle
     from engine_build.export.acestep.sources import RandomWeights
     from engine_build.export.bundle_export import ExportOptions
 
-    folder = tmp_path_factory.mktemp("published")
-    source = RandomWeights(transformer_changes={"num_hidden_layers": 2})
-    export_bundle(source, folder / PUBLISHED.stem, ExportOptions("acestep", canvas_s=240.0), lambda text: None)
-    path = folder / PUBLISHED.name
-    path.write_text(PUBLISHED.read_text(encoding="utf-8"), encoding="utf-8")
-    return path
+    source = RandomWeights(transformer_changes={**sizes, "num_hidden_layers": 2})
+    export_bundle(source, folder / path.stem, ExportOptions("acestep", canvas_s=240.0), lambda text: None)
+    (folder / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    return folder / path.name
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The published deployment, with two of 24 layers."""
+    return published_deployment(PUBLISHED, tmp_path_factory.mktemp("published"), {})
 
 
 def test_the_published_sizes_build_with_all_shape_ranges(published: Path) -> None:
@@ -90,4 +96,18 @@ def test_the_published_sizes_build_with_all_shape_ranges(published: Path) -> Non
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_the_published_decoder_builds_in_its_other_precisions(published: Path, precision: str) -> None:
     request, decisions = decisions_of(published, precision)
+    judge(request, next(item for item in decisions if item.spec.name == "decoder"))
+
+
+@pytest.fixture(scope="module")
+def xl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """XL's deployment, with two of 32 layers. Its codec is the same."""
+    from engine_build.export.acestep.sources import XL_CONFIG
+
+    return published_deployment(XL, tmp_path_factory.mktemp("xl"), XL_CONFIG)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_xl_s_decoder_builds_with_all_shape_ranges(xl: Path, precision: str) -> None:
+    request, decisions = decisions_of(xl, precision)
     judge(request, next(item for item in decisions if item.spec.name == "decoder"))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.paths import ROOT
-from helpers.tiny_stable_audio_3 import SIZES, save_own_checkpoint
+from helpers.tiny_stable_audio_3 import SIZES, published_text_part, save_own_checkpoint
 from real_builder.judge import decisions_of, judge, need_builder
 
 pytestmark = [pytest.mark.builder, pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 PARTS = ("decoder", "decoder.adapters", "codec_decode", "codec_encode", "text_encoder")
+TEXT_PARTS = ("text_encoder", "duration_embedder", "prompt_padding_embedding", "tokenizer")
 TINY = """[deployment]
 bundle = "bundle"
 [[shapes]]
@@ -83,3 +85,34 @@ def test_the_published_widths_build_with_all_shape_ranges(published: Path, preci
     assert precision != "fp32" or {"decoder", "codec_decode", "codec_encode"} <= {item.spec.name for item in decisions}
     for decision in decisions:
         judge(request, decision)
+
+
+@pytest.fixture(scope="module")
+def published_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A deployment whose text encoder has the published size; its decoder and codec have two layers."""
+    from engine_build.export.bundle_export import ExportOptions
+    from engine_build.export.stable_audio_3.export import export_bundle
+    from engine_build.export.stable_audio_3.sources import RandomWeights
+
+    class WithText(RandomWeights):
+        """With the parts of a text's graph, each made where it is asked for."""
+
+        def has(self, part: str) -> bool:
+            return part in TEXT_PARTS or super().has(part)
+
+        def load(self, part: str) -> Any:
+            return published_text_part(part) if part in TEXT_PARTS else super().load(part)
+
+    folder = tmp_path_factory.mktemp("text")
+    source = WithText.of_layers("small", 0, layers=2)
+    export_bundle(source, folder / "bundle", ExportOptions("sa", canvas_s=2.4), lambda text: None)
+    (folder / "text.toml").write_text(TINY.replace("adapter_rank = 8\n", ""), encoding="utf-8")
+    return folder / "text.toml"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_the_text_encoder_builds_at_its_published_size(published_text: Path, precision: str) -> None:
+    request, decisions = decisions_of(published_text, precision)
+    (decision,) = (item for item in decisions if item.spec.name == "text_encoder")
+    verdict = judge(request, decision)
+    assert verdict.graph_mb > 281e6 * (4 if precision == "fp32" else 2) / 1e6

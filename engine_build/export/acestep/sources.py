@@ -32,7 +32,7 @@ from engine_build.export.acestep.layouts import (
     VAE,
     parts_of,
 )
-from engine_build.export.checkpoint import describing, need_transformers, seeded
+from engine_build.export.checkpoint import CONFIG, describing, need_transformers, seeded
 from engine_build.export.stored_tensors import AGAIN, fill, without_weights
 from engine_build.export.torch_export import quiet
 from runtime.engines.manifest import file_sha256
@@ -57,9 +57,35 @@ TURBO_CONFIG: Final[Mapping[str, Any]] = {
     "encoder_hidden_size": 2048,
     "is_turbo": True,
 }
+# XL, where it differs: its condition encoder and its audio tokenizers are those of the smaller one.
+XL_CONFIG: Final[Mapping[str, Any]] = {
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
 VAE_CONFIG: Final[Mapping[str, Any]] = {"downsampling_ratios": [2, 4, 4, 6, 10], "sampling_rate": 48_000}
 # Small enough that 24 layers of residuals stay near 1, large enough that every layer changes something.
 WEIGHT_STD: Final = 0.02
+
+
+def is_xl(config: Mapping[str, Any]) -> bool:
+    """Whether a decoder's configuration is of XL, whose condition encoder is narrower."""
+    return config.get("encoder_hidden_size") not in (None, config.get("hidden_size", TURBO_CONFIG["hidden_size"]))
+
+
+def sum_up_timbre(timbre_encoder: Any) -> None:
+    """Make a timbre encoder XL's, as the authors' code has it, in place: a learned token before the frames.
+
+    Its output is the timbre. That of the smaller models, and of diffusers for both, is read off at the first frame.
+    """
+
+    def with_token(_: nn.Module, __: Any, frames: torch.Tensor) -> torch.Tensor:
+        """`[N, T, D]` -> `[N, 1 + T, D]`."""
+        token = timbre_encoder.special_token.expand(frames.shape[0], 1, -1)
+        return torch.cat((token, frames), dim=1)
+
+    timbre_encoder.embed_tokens.register_forward_hook(with_token)
 
 
 class Checkpoint:
@@ -80,6 +106,8 @@ class Checkpoint:
         self.parts = parts_of(folder)
         self.name = folder.resolve().name
         self.description = f"ACE-Step, exported from {self.name}."
+        is_diffusers = (folder / TRANSFORMER / CONFIG).is_file()
+        self.layout = "in diffusers' layout" if is_diffusers else "in ACE-Step's own layout"
 
     def has(self, part: str) -> bool:
         """Whether the folder has it."""
@@ -98,12 +126,15 @@ class Checkpoint:
         fill(module, found.tensors, given=("silence_latent",) if found.silence_file else ())
         if found.silence_file:
             module.silence_latent = _silence(found.silence_file)
+        if part == CONDITION_ENCODER and is_xl(self.parts[TRANSFORMER].config):
+            sum_up_timbre(module.timbre_encoder)
         return module.eval()
 
     def report(self) -> Iterator[str]:
         """A line per part: parameters, how they are stored, memory in float32; and what the missing parts mean."""
         config = self.parts[TRANSFORMER].config
-        yield f"{self.name}: {'turbo (no guidance)' if is_turbo(config) else 'with guidance'}"
+        kind = "turbo (no guidance)" if is_turbo(config) else "with guidance"
+        yield f"{self.name}: {kind}{', XL' if is_xl(config) else ''}"
         for name, part in self.parts.items():
             if part.tensors:
                 yield f"  {name}: {part.report()}"

@@ -32,11 +32,25 @@ GUIDANCE_REASON: Final = "it is distilled: guidance is in its weights"
 MOST_UNUSED: Final = 0.1
 # Ranges of lengths that have engines of their own, up to the canvas.
 LENGTHS_S: Final = (30.0, 60.0, 120.0)
+# Names of modules in LoRA adapters of the authors' trainer -> diffusers'; and what else it adapts.
+ALIASES: Final = {
+    "model": "",
+    "transformer.project_in": "proj_in",
+    "transformer.project_out": "proj_out",
+    "transformer.layers": "transformer_blocks",
+    "transformer": "",
+    "ff.ff.0.proj": "ff.proj_in",
+    "ff.ff.2": "ff.proj_out",
+}
+REFUSED: Final = {"conditioners": "train it with --exclude seconds_total: the text's graph takes no adapters"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleFacts(FamilyFacts):
-    """The content of bundle.toml. tokens: of a condition, with the duration's. logsnr: the schedule's start and end."""
+    """The content of bundle.toml. tokens: of a condition, with the duration's. logsnr: the schedule's start and end.
+
+    adapter_orders: of `[adapters]`, where the authors' layout has outputs in another order.
+    """
 
     tokens: int
     is_distilled: bool
@@ -44,6 +58,7 @@ class BundleFacts(FamilyFacts):
     has_null_condition: bool
     text_encoder: Mapping[str, Any] | None = None
     adapters: Mapping[str, Any] = field(default_factory=dict)
+    adapter_orders: Mapping[str, Any] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -59,9 +74,16 @@ def bundle_text(facts: BundleFacts) -> str:
         "sampler": _sampler(facts),
         **({"controls": SAID_CONTROLS} if facts.text_encoder else {}),
         "training": facts.figures,
-        **({"adapters.matrices": facts.adapters} if facts.adapters else {}),
+        **_adapter_tables(facts),
     }
     return "\n".join(table_text(name, values) for name, values in tables.items())
+
+
+def _adapter_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+    if not facts.adapters:
+        return {}
+    tables = {"aliases": ALIASES, "orders": facts.adapter_orders, "refused": REFUSED, "matrices": facts.adapters}
+    return {f"adapters.{name}": values for name, values in tables.items() if values}
 
 
 def _decoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:

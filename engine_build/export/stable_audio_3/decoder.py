@@ -45,6 +45,21 @@ class FourierFeatures(nn.Module):
         return torch.cat((angle.cos(), angle.sin()), dim=-1)
 
 
+class PointwiseLinear(nn.Module):
+    """A convolution of single frames as a linear layer, which takes adapters; the weights are the convolution's."""
+
+    def __init__(self, convolution: nn.Conv1d) -> None:
+        super().__init__()
+        out, channels, _ = convolution.weight.shape
+        self.linear = nn.Linear(channels, out, bias=False, device="meta")
+        self.linear.weight = nn.Parameter(convolution.weight.detach()[..., 0], requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, C, T]` -> `[B, C, T]`."""
+        found: Tensor = self.linear(x.transpose(1, 2)).transpose(1, 2)
+        return found
+
+
 class ContextDecoder(nn.Module):
     """The transformer with TickRT's layout. Its weights stay where they are."""
 
@@ -54,6 +69,8 @@ class ContextDecoder(nn.Module):
         ramp = torch.linspace(0.0, 1.0, features.dim // 2)
         low, high = math.log(features.min_freq), math.log(features.max_freq)
         transformer.timestep_features = FourierFeatures(torch.exp(ramp * (high - low) + low))
+        for name in ("preprocess_conv", "postprocess_conv"):
+            setattr(transformer, name, PointwiseLinear(getattr(transformer, name)))
         self.decoder = transformer
 
     def forward(

@@ -46,7 +46,16 @@ from engine_build.export.stable_audio_3.decoder import (
     decoder_inputs,
     export_decoder,
 )
-from engine_build.export.stable_audio_3.layouts import DURATION, PADDING, TEXT_ENCODER, TOKENIZER, TRANSFORMER, VAE
+from engine_build.export.stable_audio_3.layouts import (
+    DIFFERENTIAL,
+    DIFFERENTIAL_MODULE,
+    DURATION,
+    PADDING,
+    TEXT_ENCODER,
+    TOKENIZER,
+    TRANSFORMER,
+    VAE,
+)
 from engine_build.export.stable_audio_3.sources import NULL, StableAudioSource
 from engine_build.export.stable_audio_3.text_encoder import TextEncoderModule, export_text_encoder, text_inputs
 from engine_build.export.torch_export import graph_error, module_outputs, quiet, release
@@ -96,6 +105,7 @@ def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
         "logsnr": traits.logsnr,
         "license": traits.license,
         "adapters": {path: matrix.model_dump() for path, matrix in matrices.items()},
+        "adapter_orders": {DIFFERENTIAL_MODULE: DIFFERENTIAL} if config.use_differential_attention else {},
         "figures": {"parameters": parameters, "layers": int(config.depth), "decoder_max_error": error},
     }
 

@@ -72,7 +72,8 @@ _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
 # Of the autoencoder: what is computed, and noise that is left out.
 _IGNORED: Final = (".rope.inv_freq", "bottleneck.noise_scaling_factor")
 # stable-audio-tools' q, k, v, q2, k2 as diffusers' q1, q2, k1, k2, v.
-_DIFFERENTIAL: Final = (0, 3, 1, 4, 2)
+DIFFERENTIAL: Final = (0, 3, 1, 4, 2)
+DIFFERENTIAL_MODULE: Final = "self_attn.to_qkv"
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,8 @@ def _renamed(name: str, pairs: Mapping[str, str]) -> str:
 
 
 def _reordered(name: str, tensor: StoredTensor) -> StoredTensor:
-    if name.endswith("self_attn.to_qkv.weight") and tensor.shape[0] == len(_DIFFERENTIAL) * tensor.shape[1]:
-        return ReorderedTensor(**vars(tensor), order=_DIFFERENTIAL)
+    if name.endswith(f"{DIFFERENTIAL_MODULE}.weight") and tensor.shape[0] == len(DIFFERENTIAL) * tensor.shape[1]:
+        return ReorderedTensor(**vars(tensor), order=DIFFERENTIAL)
     return tensor
 
 
@@ -270,7 +271,7 @@ def _transformer_config(config: Mapping[str, Any], tensors: Mapping[str, StoredT
         "timestep_features_dim": features,
         "ff_mult": shape(f"{block}ff.ff.0.proj.weight")[0] / (2 * width),
         "num_memory_tokens": shape(f"{prefix}transformer.memory_tokens")[0],
-        "use_differential_attention": shape(f"{block}self_attn.to_qkv.weight")[0] == len(_DIFFERENTIAL) * width,
+        "use_differential_attention": shape(f"{block}self_attn.to_qkv.weight")[0] == len(DIFFERENTIAL) * width,
     }
 
 

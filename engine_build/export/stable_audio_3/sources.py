@@ -18,7 +18,7 @@ from diffusers.pipelines.stable_audio_3.modeling_stable_audio_3 import StableAud
 from torch import nn
 
 from engine_build.export.bundle_export import CheckpointSource
-from engine_build.export.checkpoint import describing, need_transformers, seeded
+from engine_build.export.checkpoint import CONFIG, describing, need_transformers, seeded
 from engine_build.export.stable_audio_3.layouts import (
     CHUNK_FRAMES,
     DURATION,
@@ -72,9 +72,11 @@ class Checkpoint:
         self.folder = folder
         found = checkpoint_of(folder, text_encoder)
         self.parts, self.traits = found.parts, found.traits
-        self._notes, self._norm_eps = found.notes, found.norm_eps
+        self.notes, self.norm_eps = found.notes, found.norm_eps
         self.name = folder.resolve().name
         self.description = f"Stable Audio 3, exported from {self.name}."
+        is_diffusers = (folder / TRANSFORMER / CONFIG).is_file()
+        self.layout = "in diffusers' layout" if is_diffusers else "in stable-audio-tools' layout"
 
     def has(self, part: str) -> bool:
         """Whether the folder has it."""
@@ -90,8 +92,8 @@ class Checkpoint:
         with quiet(), describing(found), without_weights():
             module: nn.Module = CLASSES[part].from_config(found.config)
         fill_like(module, found.tensors)
-        if part == TRANSFORMER and self._norm_eps is not None:
-            _set_norm_eps(module, *self._norm_eps)
+        if part == TRANSFORMER and self.norm_eps is not None:
+            set_norm_eps(module, *self.norm_eps)
         return module.eval()
 
     def report(self) -> Iterator[str]:
@@ -103,12 +105,12 @@ class Checkpoint:
         yield f"  attention of the {VAE}: {attention}"
         if not self.has(TEXT_ENCODER):
             yield f"  no {TEXT_ENCODER}: no texts, requests give condition tokens; --text-encoder FOLDER names one"
-        yield from (f"  {note}" for note in self._notes)
+        yield from (f"  {note}" for note in self.notes)
 
     def fingerprint(self) -> str:
         """SHA-256 over all files of all parts, and what is read from others."""
         files = sorted({file for part in self.parts.values() for file in part.files})
-        texts = (*map(file_sha256, files), repr(self.traits), repr(self._norm_eps))
+        texts = (*map(file_sha256, files), repr(self.traits), repr(self.norm_eps))
         return hashlib.sha256("".join(texts).encode()).hexdigest()
 
     def _padding(self) -> StoredTensor:
@@ -148,7 +150,7 @@ def _known_name(name: str, expected: Any) -> str:
     return name if name in expected else next((each for each in shorter if each in expected), name)
 
 
-def _set_norm_eps(transformer: Any, blocks: float, heads: float) -> None:
+def set_norm_eps(transformer: Any, blocks: float, heads: float) -> None:
     for name, module in transformer.named_modules():
         if name.rpartition(".")[2] in ("pre_norm", "cross_attend_norm", "ff_norm"):
             module.eps = blocks

@@ -3,6 +3,7 @@
  *
  * @typedef {{type: string, [member: string]: any}} Message
  * @typedef {{epoch: number, startSample: number, firstSeq: number, fullSeq: number, pcm: Float32Array}} Chunk
+ * @typedef {{getItem: (name: string) => string | null, setItem: (name: string, value: string) => void}} Store
  * @typedef {"connecting" | "live" | "waiting" | "key"} Status
  * @typedef {{
  *   open: () => Message, status: (status: Status, text: string) => void, audio: (chunk: Chunk) => void,
@@ -30,7 +31,7 @@ export class Connection {
   /** @type {WebSocket | null} */ #socket = null;
   /** @type {{id: string, token: string} | null} */ #session = null;
   /** @type {Map<string, Message>} newest of each kind, sent after the next `ready` */ #unsent = new Map();
-  /** Addresses of the servers, the one in use first. */ #addresses = [location.href];
+  /** Addresses of the servers, the one in use first. @type {string[]} */ #addresses;
   #heardMs = 0;
   #ackedMs = 0;
   #isPlaying = false;
@@ -40,13 +41,20 @@ export class Connection {
   #retryTimer = 0;
   #seq = 0;
   #epoch = -1;
+  #isClosed = false;
   #receivedBytes = 0;
   isLive = false;
 
-  /** @param {Handlers} handlers isAtBar: whether changes begin with the next bar that can be reached */
-  constructor(handlers) {
+  /**
+   * @param {Handlers} handlers isAtBar: whether changes begin with the next bar that can be reached
+   * @param {{address?: string, store?: Store}} [place] the server, and what keeps the key and the session: those of the page
+   */
+  constructor(handlers, { address = location.href, store = sessionStorage } = {}) {
     this.handlers = handlers;
-    setInterval(() => this.#watch(), WATCH_MS);
+    this.address = address;
+    this.store = store;
+    this.#addresses = [address];
+    this.watching = setInterval(() => this.#watch(), WATCH_MS);
   }
 
   /** Give up a connection on which nothing comes while audio is played. */
@@ -60,19 +68,19 @@ export class Connection {
   }
 
   get key() {
-    return sessionStorage.getItem(KEY_ITEM) ?? "";
+    return this.store.getItem(KEY_ITEM) ?? "";
   }
 
   /** @param {string} key */
   setKey(key) {
-    sessionStorage.setItem(KEY_ITEM, key);
+    this.store.setItem(KEY_ITEM, key);
     this.#attempts = 0;
     this.#connect();
   }
 
   /** Go on with the session that this tab had before the page was loaded again; open one where there is none. */
   begin() {
-    const kept = JSON.parse(sessionStorage.getItem(SESSION_ITEM) ?? "null");
+    const kept = JSON.parse(this.store.getItem(SESSION_ITEM) ?? "null");
     this.#session = kept?.session ?? null;
     // The session goes on counting.
     this.#seq = Math.max(this.#seq, kept?.seq ?? 0);
@@ -98,19 +106,31 @@ export class Connection {
   leave() {
     if (this.#session && this.#epoch >= 0) {
       const path = `v1/sessions/${this.#session.id}/epochs/${this.#epoch}`;
-      fetch(path, { method: "DELETE", headers: this.headers(), keepalive: true });
+      fetch(this.url(path), { method: "DELETE", headers: this.headers(), keepalive: true });
     }
-    sessionStorage.setItem(SESSION_ITEM, JSON.stringify({ session: this.#session, seq: this.#seq }));
+    this.store.setItem(SESSION_ITEM, JSON.stringify({ session: this.#session, seq: this.#seq }));
     this.#drop();
   }
 
   /** The stems of what plays, as a zip archive. Throws what the server says. */
   async stems() {
     if (!this.#session) throw new Error("there is no session");
-    const response = await fetch(`v1/sessions/${this.#session.id}/stems`, { headers: this.headers() });
+    const response = await fetch(this.url(`v1/sessions/${this.#session.id}/stems`), { headers: this.headers() });
     if (response.ok) return response.blob();
     const problem = await response.json().catch(() => ({ detail: response.statusText }));
     throw new Error([problem.detail, problem.fix].filter(Boolean).join(" — "));
+  }
+
+  /** The session and this connection are not used any more. */
+  close() {
+    this.#isClosed = true;
+    clearInterval(this.watching);
+    this.end();
+  }
+
+  /** The address of a path of the server. @param {string} path */
+  url(path) {
+    return new URL(path, this.address);
   }
 
   /** Headers of an HTTP request to this server. */
@@ -167,7 +187,6 @@ export class Connection {
   }
 
   #connect() {
-    clearTimeout(this.#retryTimer);
     this.#drop();
     this.handlers.status("connecting", this.#session ? "reconnecting …" : "connecting …");
     const url = new URL(this.#session ? `v1/live/${this.#session.id}` : "v1/live", this.#addresses[0]);
@@ -186,13 +205,17 @@ export class Connection {
       if (typeof event.data === "string") this.#receive(JSON.parse(event.data));
       else this.#receiveAudio(event.data);
     };
-    socket.onclose = () => {
-      if (socket === this.#socket) this.#lost();
+    // Browsers tell both, older Node.js the error alone where the handshake is refused.
+    socket.onclose = socket.onerror = () => {
+      if (socket !== this.#socket) return;
+      this.#socket = null;
+      this.#lost();
     };
     this.#socket = socket;
   }
 
   #drop() {
+    clearTimeout(this.#retryTimer);
     const socket = this.#socket;
     this.#socket = null;
     this.isLive = false;
@@ -286,6 +309,7 @@ export class Connection {
     const delay = Math.max(backoff, this.#leastDelayMs);
     this.#leastDelayMs = 0;
     const status = wasLive ? "waiting" : this.#refusal || (await this.#reason());
+    if (this.#isClosed) return;
     this.#refusal = "";
     if (status === "key") {
       this.handlers.status("key", this.key ? "The server does not accept this key." : "");
@@ -299,7 +323,7 @@ export class Connection {
   /** Why the WebSocket was refused: a browser does not say, so HTTP is asked. */
   async #reason() {
     try {
-      const response = await fetch("v1/models", { headers: this.headers(), cache: "no-store" });
+      const response = await fetch(this.url("v1/models"), { headers: this.headers(), cache: "no-store" });
       if (response.status === 401) return "key";
       return response.ok ? "waiting" : ((await response.json()).detail ?? "waiting");
     } catch {

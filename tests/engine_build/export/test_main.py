@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers.paths import ROOT
+from helpers.export_command import export
 
 HAS_TORCH = all(importlib.util.find_spec(name) is not None for name in ("torch", "diffusers", "onnxscript"))
 
 
-def export(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "engine_build.export", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
 def test_help_says_what_there_is(tmp_path: Path) -> None:
     assert "acestep" in export("--help", cwd=tmp_path).stdout
-    text = export("acestep", "--help", cwd=tmp_path).stdout
+    text = export("acestep", "export", "--help", cwd=tmp_path).stdout
     for option in (
         "--checkpoint",
         "--random",
@@ -43,7 +29,7 @@ def test_help_says_what_there_is(tmp_path: Path) -> None:
 
 def test_help_of_the_second_family(tmp_path: Path) -> None:
     assert "stable_audio_3" in export("--help", cwd=tmp_path).stdout
-    text = export("stable_audio_3", "--help", cwd=tmp_path).stdout
+    text = export("stable_audio_3", "export", "--help", cwd=tmp_path).stdout
     for option in ("--checkpoint", "--random", "small|medium", "--text-encoder", "--layers", "Stability AI Community"):
         assert option in text
 
@@ -121,3 +107,51 @@ def test_a_checkpoint_becomes_a_bundle_with_a_deployment(tmp_path: Path) -> None
     assert export(*arguments, "--name", "second", cwd=tmp_path).returncode == 0
     assert (tmp_path / "out" / "b.toml").read_text() == "# mine"
     assert load_bundle(tmp_path / "out" / "b").name == "second"
+
+
+@pytest.mark.parametrize("family", ["acestep", "stable_audio_3"])
+def test_help_of_a_check(tmp_path: Path, family: str) -> None:
+    assert "check" in export(family, "--help", cwd=tmp_path).stdout
+    text = export(family, "check", "--help", cwd=tmp_path).stdout
+    for option in ("--checkpoint", "--out", "--seconds", "--target", "--json", "Nothing leaves this machine"):
+        assert option in " ".join(text.split())
+    assert ("--audio" in text) == (family == "stable_audio_3")
+
+
+@pytest.mark.skipif(HAS_TORCH, reason="torch is installed here")
+@pytest.mark.parametrize("family", ["acestep", "stable_audio_3"])
+def test_without_torch_a_check_has_the_install_command(tmp_path: Path, family: str) -> None:
+    result = export(family, "check", "--checkpoint", ".", cwd=tmp_path)
+    assert result.returncode == 3
+    assert "this command needs torch, diffusers" in result.stderr
+    assert "pip install 'tickrt[export]'" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.export
+@pytest.mark.skipif(not HAS_TORCH, reason="needs torch and diffusers")
+def test_a_checkpoint_of_the_other_family_names_its_command(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from helpers.tiny_acestep import save_checkpoint
+    from helpers.tiny_stable_audio_3 import save_own_checkpoint
+
+    save_checkpoint(tmp_path / "songs", text=False)
+    save_own_checkpoint(tmp_path / "sounds", "small")
+    for command in ("check", "export"):
+        out = ("--out", "x")
+        found = export("acestep", command, "--checkpoint", "sounds", *out, cwd=tmp_path)
+        assert found.returncode == 2
+        assert "fix: it is another family's: python -m engine_build.export stable_audio_3" in found.stderr
+        found = export("stable_audio_3", command, "--checkpoint", "songs", *out, cwd=tmp_path)
+        assert found.returncode == 2
+        assert "expected StableAudio3DiTModel" in found.stderr
+        assert "fix: it is another family's: python -m engine_build.export acestep" in found.stderr
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.export
+@pytest.mark.skipif(not HAS_TORCH, reason="needs torch and diffusers")
+def test_xl_is_a_size_of_random_weights(tmp_path: Path) -> None:
+    result = export("acestep", "--out", "x", "--xl", "--checkpoint", ".", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "sizes belong to --random" in result.stderr

@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 
 from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
 from engine_build.graphs.cpu_graph import OPSET, _patch_length, cpu_graph
+from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.step_graph import step_graph
 from runtime.config.adapter_spec import AdapterSpec
 
@@ -219,3 +220,114 @@ def test_what_does_not_fit_stays(decoder: onnx.ModelProto, change: Change, kind:
 def test_patches_are_of_kernels_that_do_not_overlap(attributes: dict[str, Any], length: int) -> None:
     node = helper.make_node("Conv", ["x", "w"], ["y"], **{"kernel_shape": [4], "strides": [4], **attributes})
     assert _patch_length(node) == length
+
+
+HEADS, SIZE, ROTATED = 2, 8, 4
+END = np.iinfo(np.int64).max
+
+
+def differential(
+    *, first: int = 0, rest: int = ROTATED, end: int = END, halves: int = 2, own_values: bool = False
+) -> onnx.ModelProto:
+    """Attn(q, k, v) - Attn(q2, k2, v) of x `[R, T, 16]`, whose first channels of every head are rotated by angles
+    `[T, 2]`, as torch's exporter writes it. Arguments change a part of it: the place of slices, how many angles are
+    repeated, a second v.
+    """
+    writer, random, width = GraphWriter("attention"), np.random.default_rng(0), HEADS * SIZE
+
+    def ints(*values: int) -> str:
+        return writer.constant(values, np.int64)
+
+    def sliced(value: str, begin: int, stop: int) -> str:
+        return writer.op("Slice", value, ints(begin), ints(stop), ints(3), ints(1))
+
+    x = writer.input("x", ["rows", "frames", width])
+    angles = writer.input("angles", ["frames", ROTATED // 2])
+    other = writer.input("other", ["frames", ROTATED // 2])
+    weight = writer.constant(random.standard_normal((width, 6 * width)) / 2)
+    split = writer.ops("Split", 6, writer.op("MatMul", x, weight), axis=-1, num_outputs=6)
+    q, q2, k, k2, v, v2 = (writer.op("Reshape", part, ints(0, 0, HEADS, SIZE)) for part in split)
+    twice = writer.op(
+        "Unsqueeze",
+        writer.op("Concat", angles, angles if halves == 2 else other, axis=-1),
+        writer.constant(1, np.int64),
+    )
+
+    def rotated(value: str) -> str:
+        part = sliced(value, first, first + ROTATED)
+        pair = writer.op("Reshape", part, ints(0, 0, HEADS, 2, ROTATED // 2))
+        parts = [writer.op("Slice", pair, ints(index), ints(index + 1), ints(-2)) for index in (1, 0)]
+        high, low = (writer.op("Squeeze", each, ints(-2)) for each in parts)
+        turned = writer.op("Concat", writer.op("Neg", high), low, axis=-1)
+        cos, sin = writer.op("Cos", twice), writer.op("Sin", twice)
+        sums = writer.op("Add", writer.op("Mul", part, cos), writer.op("Mul", turned, sin))
+        return writer.op("Concat", sums, sliced(value, rest, end), axis=-1)
+
+    def attended(queries: str, keys: str, values: str) -> str:
+        queries, keys, values = (writer.op("Transpose", each, perm=[0, 2, 1, 3]) for each in (queries, keys, values))
+        length, scale = writer.op("Shape", keys, start=2, end=3), writer.constant(SIZE**-0.25)
+        three = writer.op("Concat", ints(-1), length, ints(SIZE), axis=0)
+        four = writer.op("Concat", writer.op("Shape", keys, start=0, end=2), ints(SIZE), length, axis=0)
+        turned = writer.op("Transpose", writer.op("Reshape", keys, three), perm=[0, 2, 1])
+        scaled = writer.op("Mul", queries, scale), writer.op("Mul", writer.op("Reshape", turned, four), scale)
+        weights = writer.op("Softmax", writer.op("MatMul", *scaled), axis=-1)
+        return writer.op("Transpose", writer.op("MatMul", weights, values), perm=[0, 2, 1, 3])
+
+    outputs = attended(rotated(q), rotated(k), v), attended(rotated(q2), rotated(k2), v2 if own_values else v)
+    result = writer.op("Reshape", writer.op("Sub", *outputs), ints(0, 0, width))
+    writer.output("y", result, ["rows", "frames", width])
+    return writer.model()
+
+
+def attention_feeds(rows: int, frames: int) -> dict[str, Any]:
+    random = np.random.default_rng(rows)
+    sizes = {"x": (rows, frames, HEADS * SIZE), "angles": (frames, ROTATED // 2), "other": (frames, ROTATED // 2)}
+    return {name: random.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+
+
+def test_differential_attention_and_partial_rotary_embedding_are_single_operators() -> None:
+    model = differential()
+    rewritten = cpu_graph(model)
+    found = kinds(rewritten)
+    assert (found["Attention"], found["RotaryEmbedding"], found["Sub"]) == (2, 4, 1)
+    assert (found["Cos"], found["Sin"]) == (1, 1), "of the angles, once for all"
+    assert not {"Softmax", "Neg", "Slice", "Concat", "Transpose"} & found.keys()
+    for rows, frames in ((1, 1), (3, 37)):
+        assert_same(model, rewritten, attention_feeds(rows, frames))
+
+
+def test_a_row_of_a_batch_is_the_row_alone_bit_by_bit() -> None:
+    rewritten, feeds = cpu_graph(differential()), attention_feeds(3, 37)
+    found = run(rewritten, feeds)
+    for row in range(3):
+        np.testing.assert_array_equal(run(rewritten, {**feeds, "x": feeds["x"][row : row + 1]})[0], found[row])
+
+
+def rotated_channels(model: onnx.ModelProto) -> list[int]:
+    """Of each rotary embedding, where it is of some of a head's channels."""
+    nodes = [node for node in model.graph.node if node.op_type == "RotaryEmbedding"]
+    attributes = [{item.name: item.i for item in node.attribute} for node in nodes]
+    return [each["rotary_embedding_dim"] for each in attributes if "rotary_embedding_dim" in each]
+
+
+@pytest.mark.parametrize(
+    ("changes", "partial", "rotary", "attention"),
+    [
+        ({}, 4, 4, 2),
+        ({"own_values": True}, 4, 4, 0),
+        ({"first": 1}, 0, 4, 2),
+        ({"rest": 0, "end": SIZE - ROTATED}, 0, 4, 2),
+        ({"halves": 1}, 0, 0, 2),
+    ],
+    ids=str,
+)
+def test_what_is_almost_differential_or_partial_stays(
+    changes: dict[str, Any], partial: int, rotary: int, attention: int
+) -> None:
+    model, feeds = differential(**changes), attention_feeds(2, 9)
+    assert not changes or np.abs(run(model, feeds) - run(differential(), feeds)).max() > 1e-4, "nothing changes"
+    rewritten = cpu_graph(model)
+    found = kinds(rewritten)
+    assert (found["RotaryEmbedding"], found["Attention"]) == (rotary, attention)
+    assert rotated_channels(rewritten) == [ROTATED] * partial
+    assert_same(model, rewritten, feeds)

@@ -124,6 +124,73 @@ def test_half_precision_is_read_exactly(dtype: str, spec: AdapterSpec, tmp_path:
     np.testing.assert_array_equal(read_adapter(path, spec).a[:, :8], values)
 
 
+def of_a_trainer(folder: Path, factors: Arrays, **config: Any) -> Path:
+    """A file of a trainer that uses torch's parametrizations, with its own names of modules."""
+    names = {
+        name: name.removesuffix(".weight").replace(".lora_", ".parametrizations.weight.0.lora_") for name in factors
+    }
+    path = folder / "own.safetensors"
+    tensors = {f"net.blocks.{names[name].removeprefix('layers.')}": values for name, values in factors.items()}
+    save_file(
+        {name: np.ascontiguousarray(values, np.float16) for name, values in tensors.items()},
+        path,
+        {"lora_config": json.dumps({"rank": 4, "alpha": 12, "adapter_type": "lora", "include": None, **config})},
+    )
+    return path
+
+
+def own_spec(spec: AdapterSpec, **changes: Any) -> AdapterSpec:
+    return AdapterSpec(**{"aliases": {"net": "", "blocks": "layers"}, "matrices": spec.matrices, **changes})
+
+
+def test_a_trainer_with_parametrizations_names_modules_and_scale_in_its_own_way(
+    spec: AdapterSpec, tmp_path: Path
+) -> None:
+    """In half precision, with its outputs in another order."""
+    factors = {name: values.astype(np.float16) for name, values in random_factors(spec, 4, seed=1).items()}
+    adapter = read_adapter(of_a_trainer(tmp_path, factors), own_spec(spec))
+    plain = {name: values.astype(np.float32) for name, values in factors.items()}
+    check_change(adapter, spec, deltas(plain, 12 / 4))
+
+    order = (2, 0, 3, 1)
+    changed = read_adapter(of_a_trainer(tmp_path, factors), own_spec(spec, orders={"in": order}))
+    b = f"{IN}.lora_B.weight"
+    plain[b] = np.concatenate([np.split(plain[b], 4)[index] for index in order])
+    check_change(changed, spec, deltas(plain, 12 / 4))
+
+
+def test_outputs_of_files_without_aliases_are_in_the_bundle_s_order(spec: AdapterSpec, tmp_path: Path) -> None:
+    factors = random_factors(spec, 4, seed=1)
+    adapter = read_adapter(write_peft(tmp_path / "soft", factors), own_spec(spec, orders={"in": (1, 0)}))
+    check_change(adapter, spec, deltas(factors, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [((0, 0), "no order of parts"), ((0,), "no order of parts"), ((2, 1, 0), "16 outputs, not 3 parts")],
+)
+def test_orders_are_of_equal_parts(order: tuple[int, ...], message: str, spec: AdapterSpec) -> None:
+    with pytest.raises(ValueError, match=message):
+        own_spec(spec, orders={"in": order})
+
+
+@pytest.mark.parametrize("kind", ["dora-rows", "lora-xs", "bora"])
+def test_other_kinds_of_a_trainer_are_refused_with_its_option(kind: str, spec: AdapterSpec, tmp_path: Path) -> None:
+    path = of_a_trainer(tmp_path, random_factors(spec, 4, seed=1), adapter_type=kind)
+    with pytest.raises(AdapterError, match=rf"(?s)of type '?{kind}'?, expected a plain LoRA.*--adapter_type lora"):
+        read_adapter(path, own_spec(spec))
+
+
+def test_what_a_trainer_adapts_outside_the_decoder_is_refused_with_what_to_do(
+    spec: AdapterSpec, tmp_path: Path
+) -> None:
+    factors = random_factors(spec, 4, seed=1, modules=(IN,))
+    factors |= {name.replace(IN, "text.length"): values for name, values in factors.items()}
+    refusing = own_spec(spec, refused={"text": "train it with --exclude text"})
+    with pytest.raises(AdapterError, match=r"(?s)text\.length.*\[adapters\].*train it with --exclude text"):
+        read_adapter(write_peft(tmp_path / "soft", factors), refusing)
+
+
 def test_files_of_peft_and_diffusers_have_the_weights_that_peft_computes() -> None:
     check_deltas(ROOT / "tests" / "data" / "adapters")
 
@@ -145,6 +212,8 @@ def broken(tmp_path: Path, spec: AdapterSpec, kind: str) -> Path:
             del factors[b]
         case "dora":
             factors[f"{IN}.lora_magnitude_vector"] = np.ones(4, np.float32)
+        case "magnitude":
+            factors[f"{IN}.parametrizations.weight.0.magnitude"] = np.ones(16, np.float32)
         case "bias":
             factors[f"{IN}.lora_B.bias"] = np.ones(16, np.float32)
         case "dtype":
@@ -172,6 +241,7 @@ def broken(tmp_path: Path, spec: AdapterSpec, kind: str) -> Path:
         ("rank", r"lora_A\.weight.*\[4, 8\].*\[3, 8\]"),
         ("half", r"no lora_B of layers\.0\.in"),
         ("dora", "DoRA.*lora_magnitude_vector"),
+        ("magnitude", r"DoRA.*weight\.0\.magnitude"),
         ("bias", r"lora_B\.bias"),
         ("dtype", "F64.*expected F32, F16 or BF16"),
         ("nan", "not finite"),

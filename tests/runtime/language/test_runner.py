@@ -279,13 +279,14 @@ def test_all_markers_of_a_code_take_one_execute_with_its_first_token(planned: Pl
     assert ticks <= 2 * 10 + 4
 
 
-def test_the_example_of_the_readme(planned: Planned) -> None:
+def test_the_example_of_its_page(planned: Planned) -> None:
     loop = planned()
     assert loop.bundle.planner is not None
-    section = (ROOT / "runtime" / "README.md").read_text(encoding="utf-8").partition("## The planner's sequences")[2]
+    page = (ROOT / "configs/docs/pages/tick.md").read_text(encoding="utf-8")
+    section = page.partition("## The planner's sequences")[2]
     block = section.partition("```python\n")[2].partition("```")[0]
     names = {"loop": loop, "codes": CodesConstraint(loop.bundle.planner, 4)}
-    example = doctest.DocTestParser().get_doctest(block, names, "README", None, None)
+    example = doctest.DocTestParser().get_doctest(block, names, "tick.md", None, None)
     assert doctest.DocTestRunner().run(example) == (0, 6)
 
 

@@ -214,10 +214,10 @@ def test_a_model_without_a_planner_has_no_plan(built: Built) -> None:
             LongGeneration(plain, parse_options({"prompt": "a", "plan": True}))
 
 
-def test_the_readme_s_examples(pipeline: Pipeline, form: Pipeline) -> None:
-    section = (ROOT / "runtime" / "README.md").read_text(encoding="utf-8").partition("**Plans.**")[2]
+def test_the_examples_of_its_page(pipeline: Pipeline, form: Pipeline) -> None:
+    section = (ROOT / "configs/docs/pages/generate.md").read_text(encoding="utf-8").partition("\n## Plans\n")[2]
     code = "".join(part.partition("```")[0] for part in section.split("```python\n")[1:3])
-    test = doctest.DocTestParser().get_doctest(code, {"pipeline": pipeline, "form": form}, "README", None, 0)
+    test = doctest.DocTestParser().get_doctest(code, {"pipeline": pipeline, "form": form}, "generate.md", None, 0)
     assert test.examples
     assert doctest.DocTestRunner().run(test).failed == 0
 

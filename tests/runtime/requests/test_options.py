@@ -126,8 +126,8 @@ def test_a_guidance_interval_has_an_order() -> None:
 
 
 def counterparts() -> list[tuple[str, list[str], list[str]]]:
-    """The rows of the table in README.md: their arguments, ours."""
-    text = (ROOT / "runtime/README.md").read_text(encoding="utf-8").partition("| diffusers | here |")[2]
+    """The rows of the table in generate.md: their arguments, ours."""
+    text = (ROOT / "configs/docs/pages/generate.md").read_text(encoding="utf-8").partition("| diffusers | here |")[2]
     rows = [line.split("|")[1:3] for line in text.partition("\n\n")[0].splitlines() if line.startswith("| `")]
     return [(row[0], *(re.findall(r"`([\w.]+)`", cell) for cell in row)) for row in rows]
 

@@ -30,7 +30,7 @@ SEED: Final = 7
 COLUMNS: Final = 4
 _SIZE_INCHES: Final = (2.9, 2.6)
 _DOTS_PER_INCH: Final = 72
-# Pieces of which each has a picture: typed prompts, the song of runtime/README.md, and a session without end.
+# Pieces of which each has a picture: typed prompts, the song of pages/generate.md, and a session without end.
 PIECES: Final = (
     "lofi hip hop beats to study",
     "heavy metal with double kick",

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, save_checkpoint
+from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, WEIGHTS, save_checkpoint, save_own_checkpoint
 
 from runtime.errors import ConfigError
 
@@ -22,57 +22,10 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from engine_build.export.acestep.layouts import parts_of  # noqa: E402
 from engine_build.export.acestep.sources import Checkpoint  # noqa: E402
 
-WEIGHTS = "diffusion_pytorch_model.safetensors"
-# Name in ACE-Step's own file, and in diffusers' parts; from diffusers' scripts/convert_ace_step_to_diffusers.py.
-NAMES = [
-    ("proj_in.1.", "proj_in_conv."),
-    ("proj_out.1.", "proj_out_conv."),
-    (".q_proj.", ".to_q."),
-    (".k_proj.", ".to_k."),
-    (".v_proj.", ".to_v."),
-    (".o_proj.", ".to_out.0."),
-    (".q_norm.", ".norm_q."),
-    (".k_norm.", ".norm_k."),
-]
-PREFIXES = {
-    "transformer": "decoder.",
-    "condition_encoder": "encoder.",
-    "audio_tokenizer": "tokenizer.",
-    "audio_token_detokenizer": "detokenizer.",
-}
-
-
-def own_layout(base: Path, folder: Path) -> Path:
-    """The checkpoint as ACE-Step publishes it: one file with four models; codec and text encoder beside it."""
-    own, tensors, config = folder / "acestep-v15-base", {}, {}
-    own.mkdir(parents=True)
-    for part, prefix in PREFIXES.items():
-        for name, tensor in load_file(base / part / WEIGHTS).items():
-            for theirs, ours in NAMES:
-                name = name.replace(ours, theirs)
-            tensors["null_condition_emb" if name == "null_condition_emb" else prefix + name] = tensor
-        found = json.loads((base / part / "config.json").read_text())
-        sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-        config = {
-            f"encoder_{key}" if key in sizes and part != "transformer" else key: value for key, value in found.items()
-        } | config
-    silence = tensors.pop("encoder.silence_latent")
-    torch.save(silence.transpose(1, 2).contiguous(), own / "silence_latent.pt")
-    config["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
-    config["encoder_hidden_size"] = CONDITION_WIDTH
-    del config["_class_name"]
-    (own / "config.json").write_text(json.dumps({**config, "model_type": "acestep"}))
-    save_file(tensors, own / "model.safetensors")
-    shutil.copytree(base / "vae", folder / "vae")
-    shutil.copytree(base / "text_encoder", folder / "Qwen3-Embedding-0.6B")
-    for file in (base / "tokenizer").iterdir():
-        shutil.copy(file, folder / "Qwen3-Embedding-0.6B")
-    return own
-
 
 @pytest.fixture(scope="module")
 def own(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return own_layout(base, tmp_path_factory.mktemp("own"))
+    return save_own_checkpoint(base, tmp_path_factory.mktemp("own"))
 
 
 @pytest.mark.parametrize("named", ["decoder's folder", "folder of all"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.tiny_acestep import TRANSFORMER, VAE, diffusers_pipeline, save_checkpoint
+from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, TRANSFORMER, VAE, diffusers_pipeline, save_checkpoint
 
 from runtime.errors import ConfigError
 
@@ -17,7 +17,15 @@ pytestmark = pytest.mark.export
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from engine_build.export.acestep.sources import TURBO_CONFIG, Checkpoint, RandomWeights  # noqa: E402
+from diffusers.pipelines.ace_step import modeling_ace_step as ace_step  # noqa: E402
+
+from engine_build.export.acestep.sources import (  # noqa: E402
+    TURBO_CONFIG,
+    XL_CONFIG,
+    Checkpoint,
+    RandomWeights,
+    is_xl,
+)
 
 PARTS = ["transformer", "vae", "condition_encoder", "text_encoder", "audio_tokenizer", "audio_token_detokenizer"]
 
@@ -39,11 +47,11 @@ def test_a_part_is_loaded_as_diffusers_and_transformers_load_it(base: Path, part
 def test_turbo_and_sizes_are_reported_before_anything_is_loaded(base: Path, tmp_path: Path) -> None:
     lines = list(Checkpoint(base).report())
     count = sum(parameter.numel() for parameter in Checkpoint(base).load("transformer").parameters())
-    assert lines[0] == "Tiny_Base: with guidance"
+    assert lines[0] == "Tiny_Base: with guidance, XL"
     assert f"  transformer: {count / 1e6:.1f} M parameters in f32, {count * 4 / 1e9:.2f} GB in memory" in lines
     assert not any(line.startswith("  no ") for line in lines)
     few = list(Checkpoint(save_checkpoint(tmp_path / "c", turbo=True, encoder=False)).report())
-    assert few[0] == "c: turbo (no guidance)"
+    assert few[0] == "c: turbo (no guidance), XL"
     assert "  no audio_tokenizer: covers have no structure" in few
     assert any(line.startswith("  no condition_encoder: no texts") for line in few)
 
@@ -135,3 +143,41 @@ def test_the_published_size_is_what_is_built() -> None:
 def test_the_random_codec_is_seeded() -> None:
     first, again = (RandomWeights(3, vae_changes=VAE).load("vae").state_dict() for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_xl_s_published_size_is_what_is_built() -> None:
+    """32 layers of 2560 on a condition encoder of 2048: 4.2 B parameters."""
+    from diffusers import AceStepTransformer1DModel
+
+    with torch.device("meta"):
+        module = AceStepTransformer1DModel(**{**TURBO_CONFIG, **XL_CONFIG})
+    assert module.condition_embedder.weight.shape == (2560, 2048)
+    assert module.layers[0].self_attn.to_q.weight.shape == (32 * 128, 2560)
+    count = sum(parameter.numel() for parameter in module.parameters())
+    assert count == 4_168_897_088
+
+
+@pytest.mark.parametrize("is_wider", [True, False])
+def test_xl_s_timbre_is_that_of_a_token_before_the_frames(tmp_path: Path, is_wider: bool) -> None:
+    """The authors' rule, layer by layer. XL is where the condition encoder is narrower than the decoder."""
+    folder = save_checkpoint(tmp_path / "c")
+    if not is_wider:
+        config = folder / "transformer" / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"encoder_hidden_size": 32}))
+    encoder = Checkpoint(folder).load("condition_encoder").timbre_encoder
+    frames = torch.randn(2, 11, CHANNELS, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found = encoder(frames, torch.arange(2))[0][:, 0]
+        assert (is_xl(Checkpoint(folder).parts["transformer"].config), found.shape) == (is_wider, (2, CONDITION_WIDTH))
+        x = torch.nn.functional.linear(frames, encoder.embed_tokens.weight, encoder.embed_tokens.bias)
+        if is_wider:
+            x = torch.cat((encoder.special_token.expand(2, 1, -1), x), dim=1)
+        count = x.shape[1]
+        cos, sin = ace_step._ace_step_rotary_freqs(count, 8, 1e6, x.device, x.dtype)
+        near = (torch.arange(count)[:, None] - torch.arange(count)).abs() <= 4
+        mask = torch.where(near, 0.0, torch.finfo(x.dtype).min)[None, None]
+        for index, layer in enumerate(encoder.layers):
+            kwargs = {"position_embeddings": (cos, sin), "attention_mask": None if index % 2 else mask}
+            x = layer(hidden_states=x, **kwargs)
+        wanted = encoder.norm(x)[:, 0]
+    assert (found - wanted).abs().max() < 1e-5

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from helpers.graph_engine import GraphEngine
-from helpers.tiny_stable_audio_3 import CHANNELS, HOP_SAMPLES
+from helpers.tiny_stable_audio_3 import CHANNELS, HOP_SAMPLES, chunked, small_decode
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
@@ -38,32 +38,6 @@ def run(bundle: Path, half: str, values: NDArray[np.float32]) -> NDArray[np.floa
         None, {name: values}
     )[0]
     return found
-
-
-def chunked(block: Any, tokens: Any) -> Any:
-    """The authors' rule, literally: tokens `[B, N, D]` in chunks of 34, in the second half of the blocks from 17 on."""
-    layers, width = block.transformers, tokens.shape[2]
-    half = len(layers) // 2
-    x = tokens.reshape(-1, 34, width)
-    for layer in layers[:half]:
-        x = layer(x)
-    x = x.reshape(tokens.shape)
-    x = torch.cat((x[:, :17], x, x[:, -17:]), dim=1)
-    whole = x.shape
-    x = x.reshape(-1, 34, width)
-    for layer in layers[half:]:
-        x = layer(x)
-    return x.reshape(whole)[:, 17:-17]
-
-
-def small_decode(vae: Any, values: Any) -> Any:
-    block = vae.decoder.blocks[0]
-    seeds = vae.decoder.proj(values * vae.bottleneck.running_std)  # [1, T, D]
-    seeds = torch.cat((seeds, torch.zeros(1, seeds.shape[1] % 2, seeds.shape[2])), dim=1)
-    new = block.new_tokens.expand(seeds.shape[1], 16, -1)
-    tokens = torch.cat((seeds[0][:, None], new), dim=1).reshape(1, -1, seeds.shape[2])
-    tokens = chunked(block, tokens).reshape(-1, 17, seeds.shape[2])[: values.shape[1], 1:]
-    return vae.patch_embed.decode(block.mapping(tokens.reshape(1, -1, seeds.shape[2]).transpose(1, 2)))
 
 
 def small_encode(vae: Any, values: Any) -> Any:

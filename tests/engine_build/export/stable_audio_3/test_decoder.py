@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import onnxruntime
 import pytest
 from helpers.tiny_stable_audio_3 import CHANNELS, CONDITION_WIDTH, MAX_TOKENS
 
+from engine_build.graphs.cpu_graph import cpu_graph
 from runtime.engines.value_shapes import value_shapes
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -104,3 +106,21 @@ def test_tensorrt_sees_small_tensors_of_known_operators(bundle: Path) -> None:
             for item in model.graph.input
         }
         assert list(problems(prepare(model, [shapes]), value_shapes(model, shapes))) == [], name
+
+
+def test_the_decoder_for_the_cpu_is_the_same_function(bundle: Path, size: str) -> None:
+    """Self and cross attention in each of three layers; medium's are differences of two."""
+    model = onnx.load(bundle / "decoder.onnx")
+    rewritten = cpu_graph(model)
+    kinds = Counter(node.op_type for node in rewritten.graph.node)
+    count = 6 if size == "small" else 12
+    assert (kinds["Attention"], kinds["RotaryEmbedding"]) == (count, count)
+    assert not {"Softmax", "Neg", "Conv"} & kinds.keys()
+    feeds = inputs(3, 34, 12)
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    session = onnxruntime.InferenceSession(rewritten.SerializeToString())
+    (found,) = session.run(None, feeds)
+    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+    for row in range(3):
+        (alone,) = session.run(None, {name: values[row : row + 1] for name, values in feeds.items()})
+        np.testing.assert_array_equal(alone[0], found[row])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.tiny_acestep import tiny_tokenizer
-from helpers.tiny_stable_audio_3 import CHANNELS, tiny_parts
+from helpers.tiny_stable_audio_3 import CHANNELS, small_decode, tiny_parts
 from numpy.typing import NDArray
 
 from engine_build.compile.builder import build_deployment
@@ -21,6 +21,7 @@ from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
+from runtime.requests.seeds import segment_seed
 from runtime.requests.timesteps import Purpose, noise
 from runtime.tick.events import Event, Finished
 from tickrt import Model
@@ -79,7 +80,7 @@ def pipeline(opened: Pipeline) -> Any:
 
     def with_zeros(latents: Any, time: Any, **more: Any) -> Any:
         local = torch.zeros(latents.shape[0], 1 + CHANNELS, latents.shape[2])
-        return forward(latents, time, local_add_cond=local, **more)
+        return forward(latents, time, **{"local_add_cond": local, **more})
 
     transformer.forward = with_zeros
     with warnings.catch_warnings():
@@ -163,15 +164,86 @@ def test_text_and_length_matter(opened: Pipeline) -> None:
     assert np.abs(one - other).max() > 1e-3
 
 
-def test_a_second_segment_continues_the_first(opened: Pipeline, model: Model) -> None:
-    """14 s on a canvas of 9 s: the audio of both, of the first canvas that of its frames alone."""
-    asked: dict[str, Any] = {"seed": 1, "steps": 4, "guidance": 1.0, "finish": False}
-    long, first = model.generate(PROMPT, seconds=14.0, **asked), model.generate(PROMPT, **asked)
-    canvas = opened.bundle.latents.canvas_frames
-    assert long.latents.shape[0] >= 14.0 * FRAME_RATE_HZ
-    np.testing.assert_array_equal(long.latents[:canvas], first.latents)
-    assert np.isfinite(long.pcm).all()
+def continued(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch, *, known: Any, kept: int, seed: int, steps: int
+) -> NDArray[np.float32]:
+    """Latents `[T, C]` of diffusers' inpainting with the first `kept` of these frames `[T, C]` known.
+
+    After each step the known frames are set, noised to the next time: diffusers leaves them to the model.
+    """
+    from diffusers import StableAudio3InpaintPipeline
+    from diffusers.schedulers import scheduling_flow_match_euler_discrete as module
+
+    inpainting, frames = StableAudio3InpaintPipeline(**pipeline.components), len(known)
+    inpainting.set_progress_bar_config(disable=True)
+    original, mask = torch.from_numpy(known.T.copy())[None], torch.zeros(1, 1, frames)
+    mask[..., :kept] = 1.0
+    fixed = torch.from_numpy(noise(frames, CHANNELS, seed, Purpose.MASK).T.copy())[None]
+    calls = iter(range(steps))
+
+    def step_noise(*_: object, **__: object) -> Any:
+        return torch.from_numpy(noise(frames, CHANNELS, seed, Purpose.STEP, next(calls)).T.copy())[None]
+
+    def pinned(own: Any, index: int, _: object, values: dict[str, Any]) -> dict[str, Any]:
+        time = own.scheduler.sigmas[index + 1]
+        return {"latents": torch.where(mask > 0, (1 - time) * original + time * fixed, values["latents"])}
+
+    monkeypatch.setattr(module, "randn_tensor", step_noise)
+    monkeypatch.setattr(inpainting, "_encode_reference_audio", lambda *_: original)
+    found = inpainting(
+        PROMPT,
+        frames / FRAME_RATE_HZ,
+        audio=torch.zeros(1, 2, 1),
+        mask=mask,
+        num_inference_steps=steps,
+        latents=torch.where(mask > 0, fixed, torch.from_numpy(noise(frames, CHANNELS, seed).T.copy())[None]),
+        callback_on_step_end=pinned,
+        output_type="latent",
+    ).audios
+    latents: NDArray[np.float32] = found[0].T.numpy()
+    return latents
+
+
+def test_a_second_segment_continues_the_first(
+    opened: Pipeline, model: Model, pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """14 s on a canvas of 9 s: the second canvas is the model's inpainting behind the last frames of the first."""
+    canvas, steps = opened.bundle.latents.canvas_frames, 4
+    long = model.generate(PROMPT, seconds=14.0, seed=1, steps=steps, guidance=1.0, finish=False)
+    total = len(long.latents)
+    assert total >= 14.0 * FRAME_RATE_HZ
     assert len(long.pcm) == 14 * 11_025
+    wanted = expected(pipeline, monkeypatch, frames=canvas, seed=1, steps=steps)
+    known = np.zeros_like(wanted)
+    kept = 2 * canvas - total  # of the first canvas, in the second
+    known[:kept] = wanted[canvas - kept :]
+    second = continued(pipeline, monkeypatch, known=known, kept=kept, seed=segment_seed(1, 1), steps=steps)
+    np.testing.assert_array_equal(second[:kept], known[:kept])
+    wanted = np.concatenate((wanted, second[kept:]))
+    assert np.abs(long.latents - wanted).max() < 1e-5 * max(1.0, np.abs(wanted).max())
+    alone = expected(pipeline, monkeypatch, frames=canvas, seed=segment_seed(1, 1), steps=steps)
+    assert np.abs(second[kept:] - alone[kept:]).max() > 1e-2, "what is known has no effect"
+    with torch.no_grad():
+        values = torch.from_numpy(wanted)[None]
+        if opened.bundle.name == "tiny-small":
+            audio = small_decode(pipeline.vae, values)
+        else:
+            audio = pipeline.vae.decode(values.transpose(1, 2)).sample
+    assert np.abs(long.pcm - audio[0].T.numpy()[: len(long.pcm)]).max() < 1e-4
+
+
+def test_a_repaint_is_the_model_s_inpainting(opened: Pipeline, pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    canvas, steps = opened.bundle.latents.canvas_frames, 4
+    source = np.random.default_rng(2).standard_normal((canvas, CHANNELS)).astype(np.float32)
+    kept = canvas // 2
+    mask = [0.0] * kept + [1.0] * (canvas - kept)
+    inputs = GenerationInputs(source=source)
+    (found,) = generate(
+        opened, opened.request(PROMPT, inputs, seed=7, steps=steps, guidance=1.0, mask=mask, task="text2music")
+    )
+    wanted = continued(pipeline, monkeypatch, known=source, kept=kept, seed=7, steps=steps)
+    np.testing.assert_array_equal(found[:kept], source[:kept])
+    assert np.abs(found - wanted).max() < 1e-5 * max(1.0, np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("denoise", [0.6, 0.25])

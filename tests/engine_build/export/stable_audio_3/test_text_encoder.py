@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from helpers.graph_engine import GraphEngine
 from helpers.tiny_stable_audio_3 import MAX_TOKENS, diffusers_condition
 
 from engine_build.precision.recipe import explain
+from runtime.config.bundle import load_bundle
+from runtime.pipeline.text_encoder import TextEncoder
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -73,3 +78,21 @@ def test_the_duration_is_computed_in_full_precision(bundle: Path, recipe: Any) -
             kinds.add(node.op_type)
             depending.update(() if node.op_type == "Gemm" else node.output)
     assert {"Clip", "Div", "Mul", "Cos", "Sin", "Gemm"} <= kinds
+
+
+def test_the_empty_text_of_a_tokenizer_without_bos_is_all_padding(
+    bundle: Path, parts: dict[str, Any], tmp_path: Path
+) -> None:
+    """As the authors' code pads it. It has no token."""
+    folder = Path(shutil.copytree(bundle, tmp_path / "b"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, "post_processor": None}))
+    encoder = TextEncoder(load_bundle(folder), GraphEngine(onnx.load(folder / "text_encoder.onnx")))
+    assert encoder.num_tokens("") == 0
+    found = encoder.encode("", seconds=10.0)
+    padding = parts["transformer"].prompt_padding_embedding.numpy()
+    with torch.no_grad():
+        duration = parts["duration_embedder"](torch.tensor([10.0])).numpy()
+    assert found.shape == (1 + MAX_TOKENS, len(padding))
+    assert np.abs(found[:1] - duration).max() < 1e-5
+    np.testing.assert_array_equal(found[1:], np.broadcast_to(padding, found[1:].shape))

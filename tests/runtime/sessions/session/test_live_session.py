@@ -17,6 +17,7 @@ from helpers.live_simulation import (
     MODEL,
     NUMBER,
     RATE,
+    SEQ,
     Simulation,
     new_session,
 )
@@ -25,6 +26,7 @@ from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.errors import RequestError, StaleSeqError
 from runtime.requests.options import GenerationOptions, StepOptions
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
+from runtime.sessions.playback.playhead import REACH_S
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.actions import DecodeWindow, End, FindWords, LiveModel
 from runtime.sessions.protocol.messages import LivePrompt
@@ -752,3 +754,45 @@ def test_after_an_ack_a_session_is_due_when_the_first_of_its_parts_is() -> None:
         assert all(part_s is None or due_s <= part_s for part_s in parts.values())
         due_parts |= {name for name, part_s in parts.items() if part_s == due_s}
     assert "audio" in due_parts
+
+
+class MarginSimulation(Simulation):
+    """Its codec hears `margin_frames` on both sides: a sample is the oldest and the newest seq that it is made of."""
+
+    def _finish_decodes(self) -> int:
+        margin = self.session.model.margin_frames
+        self._decodes, windows = [], [window for _, window in self._decodes]
+        for window in windows:
+            near = [window.values[max(0, i - margin) : i + margin + 1, SEQ] for i in range(len(window.values))]
+            values = np.zeros_like(window.values)
+            values[:, 0], values[:, 1] = [part.min() for part in near], [part.max() for part in near]
+            pcm = np.repeat(values, self.session.model.hop_samples, axis=0)[window.trim_begin : window.trim_end]
+            self.session.decoded(window, pcm)
+        return len(windows)
+
+
+@pytest.mark.parametrize(("margin", "align"), [(0, 1), (2, 2), (12, 1)])
+@pytest.mark.parametrize("mode", ["loop", "extend"])
+def test_after_a_generation_a_change_waits_for_the_reach_and_is_complete_after_the_codec_s_margin(
+    mode: str, margin: int, align: int
+) -> None:
+    """With long frames. A loop's canvas is new as a whole; in mode extend the frames before the change stay."""
+    hop = 93
+    model = dataclasses.replace(
+        MODEL, hop_samples=hop, frame_rate_hz=RATE / hop, margin_frames=margin, align_frames=align, lengths=(64,)
+    )
+    simulation = MarginSimulation(new_session(model=model, mode=mode), decode_s=0.0, network_s=0.0)
+    simulation.run(2.0)
+    since = simulation.playhead
+    simulation.handle(messages.SetPrompts(seq=1, items=[LivePrompt(text="b")]))
+    simulation.run(4.0)
+    heard = simulation.heard[since:, :2] >= 1
+    assert heard[-1].all()
+    complete, begun = (len(heard) - np.argmin(seqs[::-1]) for seqs in heard.T)
+    reach = round((simulation.generation_s + REACH_S) * RATE)
+    most = 10 + (hop if margin == 0 and mode == "extend" else 0)  # the simulation's own steps; a frame begins
+    assert reach <= begun <= reach + most
+    if mode == "loop" or margin == 0:
+        assert complete == begun
+    else:
+        assert margin * hop <= complete - reach <= (margin + align + 1) * hop

@@ -1,4 +1,4 @@
-"""The model of engine_build/README.md, by its own lines: script, init, build, generate, serve, bench, profile."""
+"""The model of configs/docs/pages/model.md, by its own lines: script, init, build, generate, serve, bench, profile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from runtime.config.deployment import load_deployment
 from runtime.config.explain import validated
 from runtime.config.planner import PlannerSpec
 
-README = (ROOT / "engine_build" / "README.md").read_text(encoding="utf-8")
+PAGE = ROOT / "configs/docs/pages/model.md"
+TEXT = PAGE.read_text(encoding="utf-8")
 COMMANDS: dict[str, Any] = {
     "tickrt-build": build,
     "tickrt-generate": generate,
@@ -36,7 +37,7 @@ SHORTER = {"tickrt-bench": ["--ticks", "2", "--steps", "2"], "tickrt-profile": [
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def lines() -> list[list[str]]:
@@ -49,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("model"))
         (program,) = (block for block in blocks("python") if not block.startswith(">>>"))
-        exec(compile(program, "README.md", "exec"), {})
+        exec(compile(program, "model.md", "exec"), {})
         before = [words[0] for words in lines()].index("tickrt-serve")
         for words in lines()[:before]:
             run(words)
@@ -105,5 +106,5 @@ def test_the_shown_planner_is_one() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)", README):
-        assert (ROOT / "engine_build" / link).exists(), link
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", TEXT):
+        assert (PAGE.parent / link).exists(), link

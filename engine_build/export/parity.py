@@ -1,0 +1,239 @@
+"""An exported bundle on this machine, against what its family's own pipeline makes of the same noise.
+
+The pipeline runs first and is gone when the bundle's engines are opened: one of them is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine_build.compile.builder import build_deployment
+from engine_build.export.bundle_export import OnProgress
+from engine_build.export.check_report import Check, Figure, measured
+from runtime.audio.decoding import read_audio
+from runtime.audio.encoding import AudioWriter, write_audio
+from runtime.audio.files import complete_file
+from runtime.audio.formats import Pcm
+from runtime.config.bundle import DcwSpec
+from runtime.config.deployment import load_deployment
+from runtime.config.targets import Target
+from runtime.pipeline.generation import LongGeneration, generate_audio
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.requests.options import parse_options
+from runtime.requests.request import GenerationRequest
+from runtime.requests.segments import Latents
+from runtime.tick.events import Event, Failed, Finished
+
+SEEDS: Final = (1, 2)
+# Of the reference's root mean square. Float32 in another order: 1e-6 a layer, over the steps of a generation.
+LATENTS_LIMIT: Final = 1e-3
+AUDIO_LIMIT: Final = 1e-3
+# The same rows in an execute of another size.
+BESIDE_LIMIT: Final = 1e-4
+# Of finished music: -16 LUFS.
+SILENCE_DBFS: Final = -60.0
+BUNDLE: Final = "bundle"
+SOUND: Final = "sound.wav"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Options of a check.
+
+    out: a folder for the bundle, its engines, the report and the sound. audio: music for what needs some; None: a clip
+    of our own.
+    """
+
+    out: Path
+    seconds: float = 10.0
+    target: Target = "cpu"
+    audio: Path | None = None
+
+    @property
+    def deployment(self) -> Path:
+        """The bundle's deployment file."""
+        return self.out / f"{BUNDLE}.toml"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A generation as TickRT's options. text: what a prompt is and says; how: what only the comparison sets."""
+
+    prompt: str
+    text: Mapping[str, Any] = field(default_factory=dict)
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the pipeline made: latents `[T, C]` of each seed, audio `[N, channels]` of the first, and its times."""
+
+    latents: list[Latents]
+    audio: Pcm
+    generation_s: float
+    decode_s: float
+
+
+def reference_of(latents: Callable[[int], Latents], audio: Callable[[Latents], Pcm]) -> Reference:
+    """Run a pipeline. latents: of a seed; audio: of latents, before it is made loud."""
+    first, generation_s = timed(lambda: latents(SEEDS[0]))
+    others = [latents(seed) for seed in SEEDS[1:]]
+    sound, decode_s = timed(lambda: audio(first))
+    return Reference([first, *others], sound, generation_s, decode_s)
+
+
+def compare(
+    text: str, options: CheckOptions, asked: Asked, reference: Reference, on_progress: OnProgress
+) -> tuple[list[Check], list[Figure]]:
+    """Build the bundle's engines, and compare them with the reference. text: of the deployment file, for the CPU."""
+    options.deployment.write_text(text.replace('target = "cpu"', f'target = "{options.target}"'), encoding="utf-8")
+    deployment = load_deployment(options.deployment)
+    gc.collect()  # the pipeline, which refers to itself
+    on_progress("engines ...")
+    build_deployment(deployment)
+    on_progress("generations ...")
+    with open_pipeline(deployment) as opened:
+        return _compare(opened, options, asked, reference)
+
+
+def _compare(
+    opened: Pipeline, options: CheckOptions, asked: Asked, reference: Reference
+) -> tuple[list[Check], list[Figure]]:
+    plain, codec = _without_correction(opened), opened.codec
+    assert codec is not None
+
+    def requests(*seeds: int) -> list[GenerationRequest]:
+        return [plain.request(asked.prompt, seed=seed, **asked.text, **asked.how) for seed in seeds]
+
+    _generate(plain, requests(SEEDS[0]))  # what is done once is no part of the time
+    (alone,), alone_s = timed(lambda: _generate(plain, requests(SEEDS[0])))
+    together, together_s = timed(lambda: _generate(plain, requests(*SEEDS)))
+    errors = [relative(found, wanted) for found, wanted in zip(together, reference.latents, strict=True)]
+    pcm, decode_s = timed(lambda: codec.decode(reference.latents[0]))
+    sound, served_s = timed(lambda: _sound(opened, options, asked))
+    _write_sound(options.out / SOUND, sound, opened)
+    frames, canvas_s = len(alone), opened.bundle.canvas_s
+    noun = f"of {canvas_s:.3g} s ({frames} frames)"
+    checks = [
+        measured(
+            "latents equal diffusers' pipeline",
+            max(errors),
+            at_most=LATENTS_LIMIT,
+            detail=f"rms of the difference over rms, the worst of {len(SEEDS)} generations in flight together",
+        ),
+        measured(
+            "a generation is the same beside another",
+            relative(alone, together[0]),
+            at_most=BESIDE_LIMIT,
+            detail="rms of the difference over rms",
+        ),
+        measured(
+            "audio in windows equals the whole in torch",
+            relative(pcm, reference.audio),
+            at_most=AUDIO_LIMIT,
+            detail="of the same latents, before it is made loud",
+        ),
+        measured("there is sound", level_db(sound), at_least=SILENCE_DBFS, unit="dBFS", detail="rms of the WAV file"),
+    ]
+    figures = [
+        Figure(f"diffusers, float32 on the CPU: one generation {noun}, text included", reference.generation_s, "s"),
+        Figure(f"TickRT on {options.target}: the same generation, its text known", alone_s, "s"),
+        Figure(f"TickRT on {options.target}: {len(SEEDS)} of them together", together_s, "s"),
+        Figure("torch, float32 on the CPU: decoding the latents", reference.decode_s, "s"),
+        Figure(f"TickRT on {options.target}: decoding the latents", decode_s, "s"),
+        Figure(f"TickRT on {options.target}: the WAV file, with the bundle's own defaults", served_s, "s"),
+    ]
+    return checks, figures
+
+
+def _without_correction(opened: Pipeline) -> Pipeline:
+    """The same pipeline without wavelet-domain correction, which diffusers' pipelines do not have."""
+    sampler = opened.bundle.sampler.model_copy(update={"dcw": DcwSpec()})
+    return replace(opened, bundle=opened.bundle.model_copy(update={"sampler": sampler}))
+
+
+def _generate(opened: Pipeline, requests: Iterable[GenerationRequest]) -> list[Latents]:
+    """The latents `[T, C]` of generations that are in flight together. Raises what one of them failed with."""
+    events: SimpleQueue[Event] = SimpleQueue()
+    ids = [opened.loop.submit(request, events.put) for request in requests]
+    done: dict[str, Latents] = {}
+    while len(done) < len(ids):
+        event = events.get()  # until a generation ends; all of them do
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Finished):
+            done[event.request_id] = event.latents
+    return [done[each] for each in ids]
+
+
+def _sound(opened: Pipeline, options: CheckOptions, asked: Asked) -> Pcm:
+    """A piece as it is served: the bundle's own steps, guidance and finishing."""
+    values = {"prompt": asked.prompt, "seconds": options.seconds, "seed": SEEDS[0], **asked.text}
+    return np.concatenate(list(generate_audio(opened, LongGeneration(opened, parse_options(values)))))
+
+
+def _write_sound(path: Path, pcm: Pcm, opened: Pipeline) -> None:
+    codec = opened.bundle.codec
+    assert codec is not None
+    writer = AudioWriter("wav", codec.sample_rate_hz, codec.channels, total_samples=len(pcm))
+    with complete_file(path) as file:
+        write_audio(file, writer, [pcm])
+
+
+def music(options: CheckOptions, sample_rate_hz: int, channels: int, samples: int) -> Pcm:
+    """`[samples, channels]`: the given file's beginning, repeated where it is shorter, or a clip of our own.
+
+    Raises RequestError for a file that cannot be read.
+    """
+    if options.audio is None:
+        return clip(sample_rate_hz, channels, samples)
+    pcm = read_audio(options.audio, sample_rate_hz, channels, math.inf)
+    resized: Pcm = np.resize(pcm, (samples, channels))
+    return resized
+
+
+def clip(sample_rate_hz: int, channels: int, samples: int) -> Pcm:
+    """`[samples, channels]`: chords that are struck twice a second over noise, a little different in each channel."""
+    seconds = np.arange(samples) / sample_rate_hz  # [N]
+    decay = np.exp(-6.0 * (seconds % 0.5))
+    beat = (seconds // 0.5).astype(np.int64)
+    chord = np.array([[220.0, 277.2, 329.6], [174.6, 220.0, 261.6]])[beat // 4 % 2]  # [N, 3]
+    hiss = np.random.default_rng(0).standard_normal((samples, channels))
+    shift = np.linspace(0.0, 0.5, channels)
+    tones = np.sin(2 * np.pi * (chord * seconds[:, None])[..., None] + shift).sum(axis=1)  # [N, channels]
+    pcm: Pcm = (0.2 * decay[:, None] * tones + 0.01 * hiss).astype(np.float32)
+    return pcm
+
+
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """What a call returns, and its seconds."""
+    started = time.perf_counter()
+    found = call()
+    return found, time.perf_counter() - started
+
+
+def relative(found: NDArray[Any], wanted: NDArray[Any]) -> float:
+    """The root mean square of the difference over that of what was wanted."""
+    return rms(found.astype(np.float64) - wanted) / max(rms(wanted), 1e-30)
+
+
+def rms(values: NDArray[Any]) -> float:
+    """The root mean square."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
+def level_db(values: NDArray[Any]) -> float:
+    """The root mean square in dB; full scale is 0."""
+    return 20.0 * math.log10(max(rms(values), 1e-30))
