@@ -13,6 +13,7 @@ PORT ?=
 BUILDER := tensorrt-rtx>=1.7,<2; platform_machine in 'x86_64 AMD64' and sys_platform in 'linux win32'
 PYTEST_ARGS ?=
 SOAK_MINUTES ?= 30
+RELEASE_STEPS ?=
 PEERS_ARGS ?=
 GPU_CHECK_ARGS ?=
 # Tests of one file share what they built, so a file stays with one process. Many wait: three processes keep two cores busy.
@@ -39,7 +40,7 @@ PACKAGES := runtime server engine_build profiling configs/demo/recipe configs/do
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-shipped test-recipe test-builder test-page bench-page test-clients docs test-docs test-slow test-export test-scale lint bench peers gpu-check soak clean
+.PHONY: help demo test test-shipped test-recipe test-builder test-page bench-page test-clients docs test-docs test-slow test-export test-scale lint bench peers gpu-check soak release clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -90,7 +91,7 @@ test-export: .venv-export/.installed  ## what needs torch, in an environment of 
 lint: .venv/.installed-test  ## ruff and mypy, strict; tsc for the page where Node.js is
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/mypy $(PACKAGES) .ci/play.py .ci/release.py
 	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) $(TSC_OPTIONS) $(PAGE)/main.js $(PAGE)/client.js $(PAGE)/audio/worklet.js tests/server/clients/types.ts; \
 	else echo "The page's types are not checked: npx (Node.js) cannot run TypeScript's compiler here."; fi
 
@@ -117,6 +118,9 @@ gpu-check: .venv-gpu/.installed  ## on a machine with a GPU: all that only a GPU
 
 soak: .venv/.installed-test  ## live sessions and generations for SOAK_MINUTES: no leak, no underrun, nothing unaccounted for
 	SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -m slow tests/integration/test_live_soak.py $(PYTEST_ARGS)
+
+release: .venv/.installed-release  ## the files of a release, in dist/: built, checked, installed and used on every Python, resolved (RELEASE_STEPS="build check")
+	$(BIN)/python .ci/release.py $(RELEASE_STEPS)
 
 test-scale: .venv/.installed-scale  ## replicas behind HAProxy, also under Ray Serve: killed, frozen, drained, upgraded, without their store; also in a browser, after test-page
 	$(BIN)/python -m pytest -m slow -s tests/integration/test_cluster.py tests/integration/test_ray_cluster.py tests/server/cluster tests/profiling/bench/cluster \
@@ -156,6 +160,11 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 .venv/.installed-page: .venv/.installed-test
 	@echo "Installing Playwright into .venv ..."
 	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,page]'
+	@touch $@
+
+.venv/.installed-release: .venv/.installed
+	@echo "Installing what checks a release into .venv ..."
+	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,release]'
 	@touch $@
 
 .venv/.installed-clients: .venv/.installed-test

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
+from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,7 +27,6 @@ from server.mcp import routes as mcp
 from server.routes import adapters, generations, health, models, sources, tick_profile
 from server.service.service import Service
 
-VERSION = "0.1.0"
 COMPAT = {"lyria": lyria, "acestep": acestep, "elevenlabs": elevenlabs, "mcp": mcp}
 DESCRIPTION = """Flow-matching diffusion as a live stream: text and audio in, audio out while it is generated.
 
@@ -66,7 +66,7 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
 
     app = FastAPI(
         title="TickRT",
-        version=VERSION,
+        version=metadata.version("tickrt"),
         description=DESCRIPTION,
         lifespan=lifespan,
         docs_url=None,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -53,8 +53,12 @@ def run(
     port: int | None = None,
     insecure: bool | None = None,
     target: Target | None = None,
+    on_ready: Callable[[str], None] | None = None,
 ) -> int:
-    """Serve `config`; returns the exit code. Raises ConfigError, and the error if the engines cannot be opened."""
+    """Serve `config`; returns the exit code. `on_ready` is called with the server's address once it is ready.
+
+    Raises ConfigError, and the error if the engines cannot be opened.
+    """
     deployment = load_deployment(config)
     table = deployment.tables.get("server", {})
     settings = load_settings(table, deployment.path.parent, host=host, port=port, insecure=insecure)
@@ -64,6 +68,11 @@ def run(
         pipeline.start()
         return pipeline
 
+    def ready() -> None:
+        print_ready(url, settings, deployment.loaded_bundle)
+        if on_ready is not None:
+            on_ready(url)
+
     with open_socket(settings.host, settings.port, settings.send_buffer_bytes) as listener:
         url = url_of(listener, settings.scheme)
         settings = settings.model_copy(update={"port": listener.getsockname()[1]})
@@ -72,7 +81,6 @@ def run(
         # Engines of a deployment that is given by its name are built where they are missing: here, in the main thread,
         # where Ctrl-C and SIGTERM end the build.
         built = None if config.is_file() else open_built_pipeline(deployment, target=target)
-        ready = partial(print_ready, url, settings, deployment.loaded_bundle)
         code = serve(asgi_app, settings, listener, on_ready=ready)
     failure: TickError | None = asgi_app.state.service.failure
     if failure is not None:

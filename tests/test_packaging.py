@@ -31,7 +31,7 @@ def names(requirements: list[str]) -> set[str]:
 
 def test_the_extras_are_the_documented_ones() -> None:
     engines, more = {"cpu", "cuda", "tensorrt", "tensorrt-rtx"}, {"osc", "mcp", "midi", "redis", "scale"}
-    assert set(EXTRAS) == engines | more | {"export", "recipe", "peers", "docs", "page", "clients", "test"}
+    assert set(EXTRAS) == engines | more | {"export", "recipe", "peers", "docs", "page", "clients", "release", "test"}
 
 
 @pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "tensorrt-rtx", "export"])
@@ -107,6 +107,18 @@ def test_license_and_changelog_go_with_the_version() -> None:
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def test_the_changelog_says_what_was_added_changed_fixed_or_removed() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    releases = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert [release.split("\n")[0] for release in releases[:2]] == ["Unreleased", PROJECT["version"]]
+    headings = re.findall(r"^### (.+)$", releases[0], re.MULTILINE)
+    assert headings == [name for name in ("Added", "Changed", "Fixed", "Removed") if name in headings]
+    entries = re.findall(r"^- ((?:.+\n)(?:  .+\n)*)", releases[0], re.MULTILINE)
+    assert len(entries) == releases[0].count("\n- ")
+    assert [entry for entry in entries if len(entry) > LONGEST_ENTRY or not entry.endswith((".\n", ".)\n"))] == []
+
+
+LONGEST_ENTRY = 300
 MORE_TESTS = ("shipped", "recipe", "docs", "builder", "page", "clients", "export")
 
 
@@ -257,6 +269,7 @@ def test_help_lists_every_target(checkout: Path) -> None:
         "bench",
         "gpu-check",
         "soak",
+        "release",
         "clean",
     ):
         assert re.search(rf"^  {target} +\w", text, re.MULTILINE), target

@@ -28,6 +28,7 @@ NAVIGATION = {
         "Other people's clients": "server/compat/README.md",
         "Many machines": f"{PAGES}/machines.md",
         "How many machines": "server/cluster/README.md",
+        "Images": "configs/images/README.md",
     },
     "Models": {
         "Your own model": f"{PAGES}/model.md",

@@ -21,8 +21,9 @@ from runtime.errors import EngineMismatchError, EngineNotBuiltError
 
 MANIFEST_SCHEMA_VERSION: Literal[1] = 1
 MANIFEST_SUFFIX = ".manifest.json"
-# The fact of a decoder on the CPU, where two virtual cores are one physical one.
-THREADS = "threads"
+# The facts of a decoder on the CPU, where two virtual cores are one physical one: the best number of threads, and what
+# each number took that was measured: as many as there are physical cores, and all.
+THREADS, THREAD_TIMES = "threads", "thread_times_ms"
 MEASURED_SUFFIX = ".measured.json"
 
 
@@ -110,6 +111,12 @@ def read_manifest(path: Path, *, fix: str = "") -> Manifest:
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write `manifest` to `path` atomically."""
     write_atomically(path, manifest.model_dump_json(indent=1).encode() + b"\n")
+
+
+def measured_threads(manifest: Manifest, cores: int) -> int:
+    """How many threads the build found best; 0 where it did not measure, or not with so many cores."""
+    measured = manifest.facts.get(THREAD_TIMES, {})
+    return int(manifest.facts[THREADS]) if cores == max(map(int, measured), default=0) else 0
 
 
 def measurement_path(folder: Path, name: str) -> Path:

@@ -23,7 +23,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import Execution, check_tensors
-from runtime.engines.manifest import THREADS, Manifest, TensorInfo
+from runtime.engines.manifest import Manifest, TensorInfo, measured_threads
 from runtime.engines.node_times import NodeTimes
 from runtime.engines.onnxruntime_cuda import (
     ASYNCHRONOUS,
@@ -98,8 +98,8 @@ class OnnxRuntimeEngine:
     """One graph in ONNX Runtime. Any thread may call `run`.
 
     `in_tick`: open the sessions of the ticks now, and the one for host arrays on first use; else the other way round.
-    `threads`: 0 for as many as its manifest says, which were the best when it was built, else all cores. `weights`:
-    take the place of the graph's.
+    `threads`: 0 for as many as the build found best where it had as many cores as this process, else all cores.
+    `weights`: take the place of the graph's.
     Raises EngineMismatchError, EngineError, OutOfMemoryError.
     """
 
@@ -121,8 +121,7 @@ class OnnxRuntimeEngine:
         self.is_recordable: bool | None = None
         self.device = device
         self._path, self._fix = folder / manifest.engine_file, fix
-        # A file may have been built where there are more cores.
-        self._threads = threads or min(int(manifest.facts.get(THREADS, 0)), num_cores())
+        self._threads = threads or measured_threads(manifest, num_cores())
         self._graph = None if weights is None else weights.graph(self._path)
         self._sessions: dict[tuple[bool, int], ort.InferenceSession] = {}
         self._pool: ThreadPoolExecutor | None = None

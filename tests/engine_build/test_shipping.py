@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_the_folder_is_complete_wherever_it_is_copied(built: Deployment, path: P
     assert (found.shapes, found.runtime, found.tables) == (built.shapes, built.runtime, built.tables)
     assert actions(found.path) == {"reuse: up to date"}
     assert (there / "requirements.txt").read_text().splitlines() == [
-        "tickrt[tensorrt-rtx]==0.1.0", f"tensorrt-rtx=={RELEASE}",
+        f"tickrt[tensorrt-rtx]=={metadata.version('tickrt')}", f"tensorrt-rtx=={RELEASE}",
     ]  # fmt: skip
     readme = (there / "README.md").read_text()
     assert "RTX cards (SM89)" in readme

@@ -96,7 +96,7 @@ def url(installed: Installed, built_demo: Deployment) -> Iterator[str]:
     shutil.copytree(built_demo.engines, engines)
     for file in (engines / "cpu").glob("decoder.*"):
         file.unlink()
-    command = [str(installed.environment / "bin" / "tickrt-serve"), "demo", "--port", "0"]
+    command = [str(installed.environment / "bin" / "tickrt"), "demo", "--no-browser", "--port", "0"]
     process = subprocess.Popen(
         command, cwd=installed.work, env=installed.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -8,7 +8,7 @@ import pytest
 from helpers.paths import ROOT
 from typer.testing import CliRunner, Result
 
-from runtime.subcommands import SUBCOMMANDS, app
+from runtime.subcommands import INSTALL, SUBCOMMANDS, app
 
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
 
@@ -17,8 +17,8 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments, prog_name="tickrt")
 
 
-def test_every_console_script_is_a_subcommand() -> None:
-    assert {f"tickrt-{name}" for name in SUBCOMMANDS} == {*SCRIPTS} - {"tickrt"}
+def test_every_console_script_is_a_subcommand_and_so_is_the_demo() -> None:
+    assert {f"tickrt-{name}" for name in SUBCOMMANDS} == {*SCRIPTS, "tickrt-demo"} - {"tickrt"}
     text = invoke("--help").output
     assert all(f"\n  {name} " in text for name in SUBCOMMANDS)
 
@@ -70,3 +70,13 @@ def test_the_package_is_the_same_command() -> None:
     done = subprocess.run([sys.executable, "-c", f"{path}; {program}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("tickrt ")
+
+
+def test_without_arguments_it_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = invoke().stderr
+    shown = [line.removeprefix("  tickrt ").split() for line in said.splitlines() if line.startswith("  tickrt ")]
+    assert [words[0] for words in shown] == ["demo", "generate", "serve"]
+    assert "pip install" not in said
+    monkeypatch.setattr("runtime.subcommands.find_spec", lambda name: None)
+    assert invoke().stderr == f"{INSTALL}\n{said}"
+    assert "pip install 'tickrt[cpu]'" in INSTALL

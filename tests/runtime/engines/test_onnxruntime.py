@@ -16,7 +16,7 @@ from runtime.devices.machine import open_device
 from runtime.engines import onnxruntime
 from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
-from runtime.engines.manifest import THREADS, manifest_path, read_manifest
+from runtime.engines.manifest import THREAD_TIMES, THREADS, manifest_path, read_manifest
 from runtime.engines.onnxruntime import OnnxRuntimeEngine, node_times
 from runtime.engines.onnxruntime_cuda import provider_options
 from runtime.errors import CaptureError, EngineError, EngineMismatchError, OutOfMemoryError, ShapeError
@@ -56,14 +56,14 @@ def test_threads_take_turns_at_opening_a_session(built: Built, monkeypatch: pyte
     assert held == [True]
 
 
-@pytest.mark.parametrize(("given", "of_the_build", "cores", "expected"), [(0, 2, 4, 2), (3, 2, 4, 3), (0, 8, 4, 4)])
-def test_the_build_says_how_many_threads_where_the_deployment_does_not(
+@pytest.mark.parametrize(("given", "of_the_build", "cores", "expected"), [(0, 2, 4, 2), (3, 2, 4, 3), (0, 2, 16, 0)])
+def test_the_build_says_how_many_threads_on_machines_with_as_many_cores(
     given: int, of_the_build: int, cores: int, expected: int, built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnxruntime, "num_cores", lambda: cores)
     folder = built().engine_folder()
     manifest = read_manifest(manifest_path(folder, "decoder"))
-    manifest = manifest.model_copy(update={"facts": {THREADS: of_the_build}})
+    manifest = manifest.model_copy(update={"facts": {THREADS: of_the_build, THREAD_TIMES: {"2": [1], "4": [2]}}})
     engine = OnnxRuntimeEngine(manifest, folder, device=HostDevice(), threads=given)
     assert engine._session(in_tick=False).get_session_options().intra_op_num_threads == expected
     engine.close()
