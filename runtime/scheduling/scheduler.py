@@ -145,7 +145,7 @@ class Scheduler:
         return self.waiting.pop() if self.waiting else None
 
     def _next_held(self) -> Submission | None:
-        """Of those that urgent ones in flight keep waiting, the next one whose time has come; it is not frozen again."""
+        """Of those that urgent ones in flight keep waiting, the next whose time has come; it is not frozen again."""
         if not self.waiting or self._ticks_held < next(iter(self.waiting)).steps:
             return None
         self._ticks_held = 0
