@@ -106,7 +106,8 @@ class LoopState:
     """Of one loop. Any thread reads; `engines` and `fatal` are set by the tick thread alone.
 
     observers: receive each tick's record on the tick thread. before_tick: may let the next tick of a thread wait for a
-    short time, for the codec; it is told what Scheduler.is_tick_urgent is. draining: no new work is taken. ended: no tick runs any more. fatal: why.
+    short time, for the codec; it is told what Scheduler.is_tick_urgent is. draining: no new work is taken. ended: no
+    tick runs any more. fatal: why.
     """
 
     engines: EngineSet

@@ -39,7 +39,7 @@ def request(pipeline: Pipeline, name: str, **options: Any) -> GenerationRequest:
 def play(pipeline: Pipeline, options: dict[str, Any], urgent_before: set[int]) -> tuple[Inbox, int]:
     """Two generations of 8 steps; before the given ticks an urgent one of 2 steps comes. How often one was frozen.
 
-    An urgent one has its ticks for itself, so both are frozen for each. Others take the place of the first that is over.
+    An urgent one has its ticks for itself: both are frozen for each. Others take the place of the first that is over.
     """
     inbox, num_frozen = Inbox(), 0
     for name, seed in (("a", 1), ("b", 2)):
