@@ -91,6 +91,7 @@ def test_a_live_session_and_a_generation_with_different_adapters_share_a_tick(
         return name
 
     monkeypatch.setattr(loop, "submit", submit_and_note)
+    monkeypatch.setattr(loop._ticks.scheduler, "shares_ticks", True)  # as on a GPU
 
     def observe(record: TickRecord) -> None:
         part = loop._ticks._denoise._part
