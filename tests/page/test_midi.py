@@ -269,7 +269,7 @@ def test_another_session_ends_what_sounds(session: Session) -> None:
 def test_the_page_that_is_closed_ends_what_sounds(session: Session) -> None:
     held, count = session.held("", "pagehide")
     ended = [(data[0] & 0x0F, data[1]) for data, _ in session.midi()[count:] if data[0] & 0xF0 == NOTE_OFF]
-    assert set(ended) == held
+    assert held <= set(ended), "besides what was handed on since"
 
 
 def test_it_plays_on_where_the_output_is_unplugged(session: Session) -> None:
