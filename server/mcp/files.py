@@ -89,7 +89,7 @@ class FileStore:
         return self._files.get(name)
 
     def new_name(self, title: str, suffix: str) -> str:
-        """A name that nobody guesses, with the beginning of a title."""
+        """A name that cannot be guessed, with the beginning of a title."""
         words = re.sub(r"[^a-z0-9]+", "-", title.lower()[: 4 * MAX_TITLE]).strip("-")[:MAX_TITLE].strip("-")
         return f"{words or 'audio'}-{secrets.token_hex(8)}{suffix}"
 

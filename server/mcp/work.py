@@ -28,7 +28,7 @@ class ToolClient:
 
 @dataclass
 class Progress:
-    """How far work is: `done` of `total`, and a line about it. Whoever works changes it."""
+    """How far work is: `done` of `total`, and a line about it. The work changes it."""
 
     done: float = 0.0
     total: float = 1.0
