@@ -41,6 +41,7 @@ Out = Annotated[Path, typer.Option(help="The bundle's folder; an existing bundle
 DeploymentPath = Annotated[
     Path | None, typer.Option(help="Path of the deployment file to write, unless it exists. Default: OUT.toml.")
 ]
+DeploymentTarget = Annotated[Target, typer.Option("--target", help="Of the deployment file that is written.")]
 Name = Annotated[str | None, typer.Option(help="The bundle's name. Default: the checkpoint's folder.")]
 Force = Annotated[bool, typer.Option("--force", help="Start anew: use nothing of an interrupted export.")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Leave the text encoder out.")]
@@ -112,6 +113,7 @@ def export_acestep(
         ),
     ] = None,
     deployment: DeploymentPath = None,
+    target: DeploymentTarget = "cpu",
     name: Name = None,
     canvas_seconds: Annotated[
         float, typer.Option(min=1.0, max=600.0, help="Length of a full generation. 240 serves 60, 120 and 240 s too.")
@@ -152,7 +154,7 @@ def export_acestep(
         description=source.description,
         force=force,
     )
-    _export(source, out, deployment, options)
+    _export(source, out, deployment, target, options)
 
 
 @acestep.command("check")
@@ -197,6 +199,7 @@ def export_stable_audio_3(
     ] = None,
     text_encoder: TextEncoderFolder = None,
     deployment: DeploymentPath = None,
+    target: DeploymentTarget = "cpu",
     name: Name = None,
     canvas_seconds: Annotated[
         float, typer.Option(min=1.0, max=380.0, help="Length of a full generation; shorter ones are served too.")
@@ -240,7 +243,7 @@ def export_stable_audio_3(
         force=force,
     )
     facts = export_bundle(source, out, options, _say)
-    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path))
+    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path, target))
     _conclude(out, path, facts.figures, None if facts.text_encoder else facts.has_null_condition)
 
 
@@ -300,12 +303,14 @@ def _source(
     return RandomWeights(seed, planner=planner, draft=draft, transformer_changes=sizes)
 
 
-def _export(source: CheckpointSource, out: Path, deployment: Path | None, options: ExportOptions) -> None:
+def _export(
+    source: CheckpointSource, out: Path, deployment: Path | None, target: Target, options: ExportOptions
+) -> None:
     from engine_build.export.acestep.bundle_text import deployment_text
     from engine_build.export.acestep.export import export_bundle
 
     facts = export_bundle(source, out, options, _say)
-    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path))
+    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path, target))
     _conclude(out, path, facts.figures, None if facts.text_encoder else facts.has_null_condition)
 
 

@@ -231,7 +231,7 @@ def model_files(files: Collection[str], folder: str) -> Wanted:
 
 
 def preferred_weights(names: Iterable[str]) -> str | None:
-    """The file of a folder's weights: safetensors, or an index of shards; a variant (bf16, fp16) where it has no other."""
+    """A folder's file of weights: safetensors, or an index of shards; a variant (bf16, fp16) where it has no other."""
     found = [name for name in names if _INDEX.fullmatch(name)]
     found += [name for name in names if name.endswith(".safetensors") and not _SHARD.search(name)]
     return min(found, key=lambda name: (not _PLAIN.fullmatch(name), name), default=None)
