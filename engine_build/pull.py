@@ -29,7 +29,7 @@ GROWTH: Final = 2
 # Of an export, measured: GB beside the largest part, and its share in float32 (engine_build/README.md).
 MEMORY_BASE_GB, MEMORY_SHARE = 0.9, 0.95
 # CPU time per GB of the bundle, measured on two cores with 6 of ACE-Step's 24 layers and its codec.
-EXPORT_S_PER_GB, BUILD_S_PER_GB = 29.0, 29.0
+EXPORT_S_PER_GB, BUILD_S_PER_GB = 29.0, 27.0
 NETWORK_MBIT: Final = 100.0
 
 app = CommandLine()
