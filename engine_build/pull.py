@@ -133,7 +133,7 @@ def plan(chosen: Selection, out: Path, target: Target, *, is_exported: bool) -> 
         f"{free_gb:.1f} GB are free" + ("" if free_gb > new_gb + engines_gb else ", which may not be enough")
     ]
     if is_exported:
-        return [*lines, f"time: about {_minutes(BUILD_S_PER_GB * bundle_gb)} to build, less where engines are there"]
+        return [*lines, f"time: {_minutes(BUILD_S_PER_GB * bundle_gb)} to build, less where engines are there"]
     largest_gb = GROWTH * max(chosen.sizes.values()) / 1e9
     memory_gb = MEMORY_BASE_GB + MEMORY_SHARE * largest_gb
     download = f"{_minutes(8e3 * missing_gb / NETWORK_MBIT)} to download at {NETWORK_MBIT:.0f} Mbit/s, "
@@ -141,7 +141,7 @@ def plan(chosen: Selection, out: Path, target: Target, *, is_exported: bool) -> 
     return [
         *lines,
         f"memory: up to {memory_gb:.1f} GB for the export, one part at a time in float32",
-        f"time: about {download if missing_gb else ''}{export}, as measured on two cores",
+        f"time: {download if missing_gb else ''}{export}, as measured on two cores",
     ]
 
 

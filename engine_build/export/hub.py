@@ -12,10 +12,12 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
@@ -29,7 +31,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import ModelInfo, RepoFile
-from huggingface_hub.utils.tqdm import disable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
 from runtime.engines.manifest import file_sha256
 from runtime.errors import ConfigError, FileError
@@ -178,17 +180,45 @@ def download(chosen: Selection, say: Say) -> Path:
             what = f"{repository.id} is not complete in the cache, {len(chosen.missing)} files are missing"
             raise FileError(f"{what}: {chosen.missing[0]}, ...", fix="run it with a network, without HF_HUB_OFFLINE")
         _need_space(chosen.missing_bytes, repository.id)
-        if not sys.stderr.isatty():
+        if not sys.stderr.isatty() and constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
             disable_progress_bars()
-        patterns = [glob.escape(name) for name in chosen.sizes]
         with _clear_errors(repository.id, repository.revision):
-            found = Path(snapshot_download(repository.id, revision=repository.revision, allow_patterns=patterns))
+            found = _snapshot_with(repository, [glob.escape(name) for name in chosen.sizes])
         if found.name != repository.commit:
             raise FileError(f"{repository.id} has changed while it was downloaded", fix=_AGAIN)
     say(f"comparing {_size(chosen.size_bytes)} with the hub's hashes")
     for name in chosen.sizes:
         _compare(snapshot / name, repository.files[name], repository.hashes.get(name, ""))
     return snapshot / chosen.folder
+
+
+def _snapshot_with(repository: Repository, patterns: list[str]) -> Path:
+    """The snapshot, with files of these patterns. Ctrl-C ends it at the next bytes of every file.
+
+    The library by itself would complete all files that have begun: its progress bars are what stops them.
+    """
+    is_stopped = Event()
+
+    class Bar(tqdm):
+        def update(self, n: float | None = 1) -> bool | None:
+            if is_stopped.is_set():
+                raise RuntimeError("interrupted")
+            shown: bool | None = super().update(n)
+            return shown
+
+    with ThreadPoolExecutor(1) as thread:
+        downloading = thread.submit(
+            snapshot_download,
+            repository.id,
+            revision=repository.revision,
+            allow_patterns=patterns,
+            tqdm_class=Bar,
+        )
+        try:
+            return Path(downloading.result())
+        except BaseException:
+            is_stopped.set()
+            raise
 
 
 def acestep_files(files: Collection[str], folder: str) -> Wanted:

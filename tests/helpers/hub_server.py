@@ -6,8 +6,9 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,6 +50,7 @@ class Hub:
     """The server: models by id, what was requested, and what is wrong with it.
 
     cut: file -> after how many bytes its connection is lost, once. sent: file -> other contents than are listed.
+    slow: files that are sent at 100 kB per second.
     """
 
     models: dict[str, Model] = field(default_factory=dict)
@@ -56,6 +58,8 @@ class Hub:
     tokens: set[str] = field(default_factory=set)
     cut: dict[str, int] = field(default_factory=dict)
     sent: dict[str, bytes] = field(default_factory=dict)
+    slow: set[str] = field(default_factory=set)
+    written: int = 0  # bytes of slow files
     before_file: Callable[[str], None] = lambda name: None
     url: str = ""
 
@@ -184,7 +188,18 @@ class _Handler(BaseHTTPRequestHandler):
         if start:
             headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
         end = self.hub.cut.pop(name, None) if self.command == "GET" else None
+        if self.command == "GET" and name in self.hub.slow:
+            self._send(200, data, headers, end=0)
+            self._write_slowly(data)
+            return
         self._send(206 if start else 200, data[first:], headers, end)
+
+    def _write_slowly(self, data: bytes) -> None:
+        with suppress(OSError):  # the client has closed the connection
+            for first in range(0, len(data), 1000):
+                self.wfile.write(data[first : first + 1000])
+                self.hub.written += 1000
+                time.sleep(0.01)
 
     def _model(self, id: str, revision: str) -> Model | None:
         """The model; None where an error was answered."""

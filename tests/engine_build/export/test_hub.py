@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,23 @@ def test_after_an_interruption_complete_files_are_kept(hub: Hub, said: list[str]
     assert {name: (place.folder / name).read_bytes() for name in READ} == READ
     assert hub.downloads() == [WEIGHTS]
     assert "are here; licence" in said[0]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals of threads")
+def test_ctrl_c_ends_a_download_inside_of_its_files(hub: Hub, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    large = b"x" * 3_000_000
+    hub.models[ID].files[WEIGHTS] = large
+    hub.slow.add(WEIGHTS)
+    main = threading.main_thread().ident
+    assert main
+    hub.before_file = lambda name: signal.pthread_kill(main, signal.SIGINT) if name == WEIGHTS else None
+    with pytest.raises(KeyboardInterrupt):
+        place_of(ID, acestep_files, said.append)
+    assert hub.written < len(large)
+    hub.slow.clear()
+    hub.before_file = lambda name: None
+    assert (place_of(ID, acestep_files, said.append).folder / WEIGHTS).read_bytes() == large
 
 
 @pytest.mark.parametrize("data", [READ[WEIGHTS][:-1], READ[WEIGHTS] + b"x"], ids=["shorter", "longer"])
