@@ -69,7 +69,7 @@ def build_command(
         if is_dry_run:
             _dry_run(deployment, chosen, force, threads)
             return
-        _build(load_request(config, threads=threads), chosen, force)
+        build_engines(load_request(config, threads=threads), chosen, force=force)
         if out is not None:
             ship(deployment, out)
             print_line(f"written to {shown_path(out)}: copy it to the machine with the card, its README.md goes on")
@@ -187,7 +187,8 @@ def _dry_run_without_bundle(console: Terminal, deployment: Deployment, target: T
     dry_run.print_details(console, target, engines, options, probe_environment(target, options))
 
 
-def _build(request: BuildRequest, target: Target, force: bool) -> None:
+def build_engines(request: BuildRequest, target: Target, *, force: bool = False) -> None:
+    """Build what is missing and stale, with progress on standard output. Raises as `build`."""
     started = time.monotonic()
     report = ConsoleReport(Terminal())
     build(request, target=target, force=force, report=report)

@@ -1,4 +1,4 @@
-"""tickrt: the installed commands tickrt-* as its subcommands, and the demo. A module is imported when it is called."""
+"""tickrt: the installed commands tickrt-* as its subcommands, demo and pull. A module is imported when it is called."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from runtime.startup import COMMANDS
 
 SUBCOMMANDS = {
     "demo": "Play the demo in the browser.",
+    "pull": "Download a published model, export it, and build it for this machine.",
     "build": "Build a deployment's engines; list, inspect and remove built ones.",
     "serve": "Serve a deployment over HTTP, with a page to play it.",
     "generate": "Generate audio or latents from a text.",
@@ -21,7 +22,10 @@ SUBCOMMANDS = {
     "mcp": "Let an assistant on this machine make and play music, over stdio.",
     "profile": "Measure the layers of an engine; compare two profiles.",
 }
-MODULES = {name.removeprefix("tickrt-"): module for name, module in COMMANDS.items()} | {"demo": "server.demo"}
+MODULES = {name.removeprefix("tickrt-"): module for name, module in COMMANDS.items()} | {
+    "demo": "server.demo",
+    "pull": "engine_build.pull",
+}
 FIRST_STEPS = """Play the demo in the browser:
 
   tickrt demo

@@ -121,6 +121,7 @@ HEAVY = {
         "engine_build/export/stable_audio_3/",
         "profiling/bench/peers/",
     },
+    "huggingface_hub": {"engine_build/export/hub.py"},
     "openvino": {"profiling/bench/peers/openvino_decoder.py"},
     "matplotlib": {"configs/demo/recipe/"},
     "mido": {"runtime/notes/midi_file.py", "runtime/audio/metadata.py"},

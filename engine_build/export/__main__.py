@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 NEEDED = ("torch", "diffusers", "onnxscript", "onnxruntime")
 COMMAND = "python -m engine_build.export"
+PLACE = "FOLDER|ID"
+ON_THE_HUB = "or an id on the hub, ORG/NAME[/FOLDER][@REVISION]"
 
 app = CommandLine(add_completion=False)
 acestep = CommandLine(add_completion=False, cls=DefaultCommandGroup)
@@ -39,16 +41,23 @@ Out = Annotated[Path, typer.Option(help="The bundle's folder; an existing bundle
 DeploymentPath = Annotated[
     Path | None, typer.Option(help="Path of the deployment file to write, unless it exists. Default: OUT.toml.")
 ]
+DeploymentTarget = Annotated[Target, typer.Option("--target", help="Of the deployment file that is written.")]
 Name = Annotated[str | None, typer.Option(help="The bundle's name. Default: the checkpoint's folder.")]
 Force = Annotated[bool, typer.Option("--force", help="Start anew: use nothing of an interrupted export.")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Leave the text encoder out.")]
 Seed = Annotated[int, typer.Option(min=0, help="With --random: the weights' seed.")]
 TextEncoderFolder = Annotated[
-    Path | None,
-    typer.Option("--text-encoder", help="T5Gemma's folder (t5gemma-b-b-ul2), where it is not in the checkpoint's."),
+    str | None,
+    typer.Option(
+        "--text-encoder",
+        metavar=PLACE,
+        help="T5Gemma's folder (t5gemma-b-b-ul2), or its id, where it is not in the checkpoint's.",
+    ),
 ]
 # Options of every check.
-Checked = Annotated[Path, typer.Option("--checkpoint", help="A folder as published, in either layout.")]
+Checked = Annotated[
+    str, typer.Option("--checkpoint", metavar=PLACE, help=f"A folder as published, in either layout, {ON_THE_HUB}.")
+]
 CheckSeconds = Annotated[
     float, typer.Option(min=1.0, max=60.0, help="Length of what is generated: twice by each, in float32.")
 ]
@@ -78,8 +87,12 @@ def _acestep() -> None:
 def export_acestep(
     out: Out,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(help="A folder as published: in diffusers' layout (transformer/, vae/, ...) or ACE-Step's own."),
+        str | None,
+        typer.Option(
+            metavar=PLACE,
+            help="A folder as published: in diffusers' layout (transformer/, vae/, ...) or ACE-Step's own; "
+            f"{ON_THE_HUB}.",
+        ),
     ] = None,
     random: Annotated[
         bool, typer.Option("--random", help="Seeded random weights at ACE-Step v1.5's published sizes, for benchmarks.")
@@ -87,14 +100,20 @@ def export_acestep(
     planner: Annotated[
         str | None,
         typer.Option(
-            help="A folder with the 5 Hz language model (acestep-5Hz-lm-0.6B); with --random: 0.6b, 1.7b or 4b."
+            metavar=PLACE,
+            help="A folder with the 5 Hz language model (acestep-5Hz-lm-0.6B), or its id; "
+            "with --random: 0.6b, 1.7b or 4b.",
         ),
     ] = None,
     draft: Annotated[
         str | None,
-        typer.Option(help="A smaller one with the same tokens, that drafts what the planner verifies; the plans stay."),
+        typer.Option(
+            metavar=PLACE,
+            help="A smaller one with the same tokens, that drafts what the planner verifies; the plans stay.",
+        ),
     ] = None,
     deployment: DeploymentPath = None,
+    target: DeploymentTarget = "cpu",
     name: Name = None,
     canvas_seconds: Annotated[
         float, typer.Option(min=1.0, max=600.0, help="Length of a full generation. 240 serves 60, 120 and 240 s too.")
@@ -135,7 +154,7 @@ def export_acestep(
         description=source.description,
         force=force,
     )
-    _export(source, out, deployment, options)
+    _export(source, out, deployment, target, options)
 
 
 @acestep.command("check")
@@ -167,8 +186,12 @@ def _stable_audio_3() -> None:
 def export_stable_audio_3(
     out: Out,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(help="A folder as published (model_config.json, model.safetensors), or in diffusers' layout."),
+        str | None,
+        typer.Option(
+            metavar=PLACE,
+            help="A folder as published (model_config.json, model.safetensors), or in diffusers' layout; "
+            f"{ON_THE_HUB}.",
+        ),
     ] = None,
     random: Annotated[
         RandomSize | None,
@@ -176,6 +199,7 @@ def export_stable_audio_3(
     ] = None,
     text_encoder: TextEncoderFolder = None,
     deployment: DeploymentPath = None,
+    target: DeploymentTarget = "cpu",
     name: Name = None,
     canvas_seconds: Annotated[
         float, typer.Option(min=1.0, max=380.0, help="Length of a full generation; shorter ones are served too.")
@@ -219,7 +243,7 @@ def export_stable_audio_3(
         force=force,
     )
     facts = export_bundle(source, out, options, _say)
-    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path))
+    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path, target))
     _conclude(out, path, facts.figures, None if facts.text_encoder else facts.has_null_condition)
 
 
@@ -255,7 +279,7 @@ def main() -> None:
 
 
 def _source(
-    checkpoint: Path | None,
+    checkpoint: str | None,
     random: bool,
     seed: int,
     sizes: dict[str, int],
@@ -272,34 +296,49 @@ def _source(
     if checkpoint is not None:
         if sizes or xl:
             raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
-        return _acestep_checkpoint(checkpoint, *(None if name is None else Path(name) for name in (planner, draft)))
+        return _acestep_checkpoint(checkpoint, planner, draft)
     if xl:
         name, sizes = "acestep-xl-random", {**XL_CONFIG, **sizes}
         return RandomWeights(seed, planner=planner, draft=draft, transformer_changes=sizes, name=name)
     return RandomWeights(seed, planner=planner, draft=draft, transformer_changes=sizes)
 
 
-def _export(source: CheckpointSource, out: Path, deployment: Path | None, options: ExportOptions) -> None:
+def _export(
+    source: CheckpointSource, out: Path, deployment: Path | None, target: Target, options: ExportOptions
+) -> None:
     from engine_build.export.acestep.bundle_text import deployment_text
     from engine_build.export.acestep.export import export_bundle
 
     facts = export_bundle(source, out, options, _say)
-    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path))
+    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path, target))
     _conclude(out, path, facts.figures, None if facts.text_encoder else facts.has_null_condition)
 
 
-def _acestep_checkpoint(folder: Path, planner: Path | None = None, draft: Path | None = None) -> AceStepCheckpoint:
+def _acestep_checkpoint(checkpoint: str, planner: str | None = None, draft: str | None = None) -> AceStepCheckpoint:
     from engine_build.export.acestep.sources import Checkpoint
+    from engine_build.export.hub import acestep_files, model_files, place_of
     from engine_build.export.stable_audio_3.layouts import checkpoint_of
 
-    return _of_family(lambda: Checkpoint(folder, planner, draft), lambda: checkpoint_of(folder), "stable_audio_3")
+    place = place_of(checkpoint, acestep_files, _say)
+    models = [None if each is None else place_of(each, model_files, _say) for each in (planner, draft)]
+    planner_folder, draft_folder = (None if each is None else each.folder for each in models)
+    origins = [place.origin, *(each.origin for each in models if each)]
+    return _of_family(
+        lambda: Checkpoint(place.folder, planner_folder, draft_folder, origins),
+        lambda: checkpoint_of(place.folder),
+        "stable_audio_3",
+    )
 
 
-def _stable_audio_checkpoint(folder: Path, text_encoder: Path | None) -> StableAudioCheckpoint:
+def _stable_audio_checkpoint(checkpoint: str, text_encoder: str | None) -> StableAudioCheckpoint:
     from engine_build.export.acestep.layouts import parts_of
+    from engine_build.export.hub import model_files, place_of, stable_audio_3_files
     from engine_build.export.stable_audio_3.sources import Checkpoint
 
-    return _of_family(lambda: Checkpoint(folder, text_encoder), lambda: parts_of(folder), "acestep")
+    place = place_of(checkpoint, stable_audio_3_files, _say)
+    text = None if text_encoder is None else place_of(text_encoder, model_files, _say)
+    folder, origins = (None, [place.origin]) if text is None else (text.folder, [place.origin, text.origin])
+    return _of_family(lambda: Checkpoint(place.folder, folder, origins), lambda: parts_of(place.folder), "acestep")
 
 
 def _of_family(read: Callable[[], T], read_as_other: Callable[[], object], other: str) -> T:

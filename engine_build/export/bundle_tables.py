@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from runtime.config.targets import Target
+
 DECODER: Final = "decoder.onnx"
 DECODE: Final = "codec_decode.onnx"
 ENCODE: Final = "codec_encode.onnx"
@@ -114,3 +116,8 @@ def codec_tables(facts: FamilyFacts) -> dict[str, Mapping[str, Any]]:
             "outputs": {"latents": "latents"},
         },
     }
+
+
+def precision_text(target: Target) -> str:
+    """The line of [build] for the precision on a target, with its end: the checkpoints' own on GPUs."""
+    return "" if target == "cpu" else 'precision = "bf16"\n'

@@ -6,7 +6,6 @@ The files are read, not mapped: mapped pages count as the process's memory as lo
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,13 +18,12 @@ import torch
 from pydantic_core import from_json
 from torch import Tensor, nn
 
+from engine_build.export.hub import preferred_weights
 from runtime.errors import ConfigError
 
 MAX_HEADER_BYTES: Final = 100 << 20  # safetensors' own limit
 DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 AGAIN: Final = "copy or download it again"
-_PLAIN: Final = re.compile(r"(diffusion_pytorch_)?model\.safetensors(\.index\.json)?")
-_SHARD: Final = re.compile(r"-\d+-of-\d+\.")
 
 
 @dataclass(frozen=True)
@@ -63,19 +61,16 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises ConfigError where there are none, or a shard of the index is missing.
     """
-    single = (file for file in folder.glob("*.safetensors") if not _SHARD.search(file.name))
-    found = [*folder.glob("*.safetensors.index*.json"), *single]
-    found.sort(key=lambda file: (not _PLAIN.fullmatch(file.name), file.name))
-    if not found:
+    name = preferred_weights([file.name for file in folder.glob("*")])
+    if name is None:
         raise ConfigError(f"{folder} has no safetensors file and no index of shards", fix=AGAIN)
-    if found[0].suffix != ".json":
-        return found[:1]
-    shards = sorted(
-        {folder / Path(name).name for name in _json(found[0].read_bytes(), found[0], "weight_map").values()}
-    )
+    found = folder / name
+    if found.suffix != ".json":
+        return [found]
+    shards = sorted({folder / Path(name).name for name in _json(found.read_bytes(), found, "weight_map").values()})
     for shard in shards:
         if not shard.is_file():
-            raise ConfigError(f"{shard} is missing; {found[0].name} names it", fix=AGAIN)
+            raise ConfigError(f"{shard} is missing; {found.name} names it", fix=AGAIN)
     return shards
 
 

@@ -17,8 +17,8 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments, prog_name="tickrt")
 
 
-def test_every_console_script_is_a_subcommand_and_so_is_the_demo() -> None:
-    assert {f"tickrt-{name}" for name in SUBCOMMANDS} == {*SCRIPTS, "tickrt-demo"} - {"tickrt"}
+def test_every_console_script_is_a_subcommand_and_so_are_demo_and_pull() -> None:
+    assert {f"tickrt-{name}" for name in SUBCOMMANDS} == {*SCRIPTS, "tickrt-demo", "tickrt-pull"} - {"tickrt"}
     text = invoke("--help").output
     assert all(f"\n  {name} " in text for name in SUBCOMMANDS)
 

@@ -19,8 +19,10 @@ from engine_build.export.bundle_tables import (
     FamilyFacts,
     codec_tables,
     model_tables,
+    precision_text,
 )
 from engine_build.export.toml_text import table_text, value_text
+from runtime.config.targets import Target
 
 # The pipeline's defaults. Turbo checkpoints are guidance-distilled: their default is no guidance.
 STEPS: Final = 8
@@ -143,18 +145,18 @@ def _structure_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def deployment_text(facts: BundleFacts, bundle: Path, path: Path) -> str:
-    """A deployment of the bundle on ONNX Runtime's CPU provider: small, so that it runs where it was exported."""
+def deployment_text(facts: BundleFacts, bundle: Path, path: Path, target: Target = "cpu") -> str:
+    """A deployment of the bundle, small, so that it runs where it was exported; on GPUs in the checkpoint's bf16."""
     canvas, multiple = facts.canvas_frames, facts.frame_multiple
     tokens = 64
     if facts.text_encoder is not None:
         lyrics = 0 if facts.lyrics is None else facts.lyrics["max_tokens"]
         tokens = facts.text_encoder["max_tokens"] + facts.text_encoder["prefix_tokens"] + lyrics
-    return f"""# {facts.name} on the CPU: to try the bundle. A server with a GPU has ranges for what it serves.
+    return f"""# {facts.name} on {target}: to try the bundle. A server with a GPU has ranges for what it serves.
 
 [deployment]
 bundle = {value_text(Path(os.path.relpath(bundle, path.parent)).as_posix())}
-target = "cpu"
+target = "{target}"
 
 [[shapes]]
 rows = {{ min = 1, opt = 2, max = 4 }}
@@ -166,5 +168,5 @@ depth = 2
 queue = 8
 
 [build]
-step_variants = ["plain", "dcw", "dcw+guidance", "dcw+mask", "dcw+guidance+mask"]
+{precision_text(target)}step_variants = ["plain", "dcw", "dcw+guidance", "dcw+mask", "dcw+guidance+mask"]
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -33,6 +33,7 @@ from engine_build.export.acestep.layouts import (
     parts_of,
 )
 from engine_build.export.checkpoint import CONFIG, describing, need_transformers, seeded
+from engine_build.export.hub import Place
 from engine_build.export.stored_tensors import AGAIN, fill, without_weights
 from engine_build.export.torch_export import quiet
 from runtime.engines.manifest import file_sha256
@@ -92,10 +93,12 @@ class Checkpoint:
     """A folder as published, in diffusers' layout or ACE-Step's own. Raises ConfigError where it is no checkpoint.
 
     planner: the folder of the language model that writes its structure codes; draft: of a smaller one with the same
-    tokens.
+    tokens. origins: where on the hub they are from, as of `hub.Place`, the checkpoint's first.
     """
 
-    def __init__(self, folder: Path, planner: Path | None = None, draft: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, planner: Path | None = None, draft: Path | None = None, origins: Sequence[str] = ("",)
+    ) -> None:
         self.folder = folder
         folders = {PLANNER: planner, DRAFT: draft}
         self._language_models = {
@@ -104,8 +107,8 @@ class Checkpoint:
         if draft is not None:
             self._language_models[PLANNER].check_draft(self._language_models[DRAFT])
         self.parts = parts_of(folder)
-        self.name = folder.resolve().name
-        self.description = f"ACE-Step, exported from {self.name}."
+        self.name = Place(folder, origins[0]).name
+        self.description = f"ACE-Step, exported from {' and '.join(filter(None, origins)) or self.name}."
         is_diffusers = (folder / TRANSFORMER / CONFIG).is_file()
         self.layout = "in diffusers' layout" if is_diffusers else "in ACE-Step's own layout"
 

@@ -19,8 +19,10 @@ from engine_build.export.bundle_tables import (
     canvas_frames,
     codec_tables,
     model_tables,
+    precision_text,
 )
 from engine_build.export.toml_text import table_text, value_text
+from runtime.config.targets import Target
 
 # The references' own: distilled checkpoints, and those before distillation.
 STEPS: Final = 8
@@ -132,8 +134,8 @@ def _sampler(facts: BundleFacts) -> dict[str, Any]:
     }
 
 
-def deployment_text(facts: BundleFacts, bundle: Path, path: Path) -> str:
-    """A deployment on ONNX Runtime's CPU provider, for canvases of 30, 60 and 120 s as far as the bundle has them."""
+def deployment_text(facts: BundleFacts, bundle: Path, path: Path, target: Target = "cpu") -> str:
+    """A small deployment, for canvases of 30, 60 and 120 s as far as the bundle has them; on GPUs in bf16."""
     multiple = facts.frame_multiple
     ends = {canvas_frames(seconds, facts.frame_rate_hz, multiple) for seconds in LENGTHS_S}
     ends = {each for each in ends if each < facts.canvas_frames} | {facts.canvas_frames}
@@ -149,11 +151,11 @@ tokens = {{ min = {facts.tokens}, opt = {facts.tokens}, max = {facts.tokens} }}
         first = last + multiple
     variants = ["sde", "mask+sde"] if facts.is_distilled else ["plain", "guidance", "mask", "guidance+mask"]
     newline = "\n"
-    return f"""# {facts.name} on the CPU: to try the bundle. A server with a GPU has ranges for what it serves.
+    return f"""# {facts.name} on {target}: to try the bundle. A server with a GPU has ranges for what it serves.
 
 [deployment]
 bundle = {value_text(Path(os.path.relpath(bundle, path.parent)).as_posix())}
-target = "cpu"
+target = "{target}"
 
 {newline.join(shapes)}
 [runtime]
@@ -161,5 +163,5 @@ depth = 2
 queue = 8
 
 [build]
-step_variants = {value_text(variants)}
+{precision_text(target)}step_variants = {value_text(variants)}
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -19,6 +19,7 @@ from torch import nn
 
 from engine_build.export.bundle_export import CheckpointSource
 from engine_build.export.checkpoint import CONFIG, describing, need_transformers, seeded
+from engine_build.export.hub import Place
 from engine_build.export.stable_audio_3.layouts import (
     CHUNK_FRAMES,
     DURATION,
@@ -65,16 +66,17 @@ class StableAudioSource(CheckpointSource, Protocol):
 class Checkpoint:
     """A folder as published, in either layout. Raises ConfigError where it is no checkpoint.
 
-    text_encoder: T5Gemma's folder, where it is not in the checkpoint's.
+    text_encoder: T5Gemma's folder, where it is not in the checkpoint's. origins: where on the hub they are from, as of
+    `hub.Place`, the checkpoint's first.
     """
 
-    def __init__(self, folder: Path, text_encoder: Path | None = None) -> None:
+    def __init__(self, folder: Path, text_encoder: Path | None = None, origins: Sequence[str] = ("",)) -> None:
         self.folder = folder
         found = checkpoint_of(folder, text_encoder)
         self.parts, self.traits = found.parts, found.traits
         self.notes, self.norm_eps = found.notes, found.norm_eps
-        self.name = folder.resolve().name
-        self.description = f"Stable Audio 3, exported from {self.name}."
+        self.name = Place(folder, origins[0]).name
+        self.description = f"Stable Audio 3, exported from {' and '.join(filter(None, origins)) or self.name}."
         is_diffusers = (folder / TRANSFORMER / CONFIG).is_file()
         self.layout = "in diffusers' layout" if is_diffusers else "in stable-audio-tools' layout"
 
