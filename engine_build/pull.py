@@ -105,7 +105,7 @@ def _pull(model: Published, out: Path, target: Target, revision: str | None, yes
             _say(f"{shown_path(out)} is of another revision, {origin.partition('@')[2]}: it is exported anew")
     if chosen is not None and not (is_exported or yes):
         if not sys.stdin.isatty():
-            raise ConfigError("without a terminal there is nobody to ask whether to go on", fix="--yes")
+            raise ConfigError("without a terminal it cannot be asked whether to go on", fix="--yes")
         typer.confirm("go on?", abort=True, err=True)
     if chosen is None or is_exported:
         _say(f"1 and 2 of 3, download and export: {shown_path(out)} is complete since an earlier run")

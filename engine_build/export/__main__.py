@@ -18,7 +18,7 @@ from runtime.terminal import EXIT_OVER_LIMIT, Terminal, print_line, shown_path
 if TYPE_CHECKING:
     from engine_build.export.acestep.sources import Checkpoint as AceStepCheckpoint
     from engine_build.export.bundle_export import CheckpointSource, ExportOptions
-    from engine_build.export.check_report import Report
+    from engine_build.export.check_report import CheckReport
     from engine_build.export.parity import CheckOptions
     from engine_build.export.stable_audio_3.sources import Checkpoint as StableAudioCheckpoint
 
@@ -357,7 +357,7 @@ def _say(text: str) -> None:
     print_line(text, Terminal(stderr=True))
 
 
-def _check(options: CheckOptions, as_json: bool, check: Callable[[CheckOptions], Report]) -> None:
+def _check(options: CheckOptions, as_json: bool, check: Callable[[CheckOptions], CheckReport]) -> None:
     """Make a report, write it into `options.out`, and print it. Raises typer.Exit where a check failed."""
     options.out.mkdir(parents=True, exist_ok=True)
     report = check(options)

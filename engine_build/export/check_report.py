@@ -47,7 +47,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Figure:
+class CheckFigure:
     """A figure that has no limit, such as a time."""
 
     name: str
@@ -56,7 +56,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """What was checked. model, machine, versions: what it was checked on, by name."""
 
     family: str
@@ -64,7 +64,7 @@ class Report:
     machine: Mapping[str, str]
     versions: Mapping[str, str]
     checks: Sequence[Check]
-    figures: Sequence[Figure]
+    figures: Sequence[CheckFigure]
 
     def count(self, result: Result) -> int:
         """How many checks ended so."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine_build.compile.builder import build_deployment
 from engine_build.export.bundle_export import OnProgress
-from engine_build.export.check_report import Check, Figure, measured
+from engine_build.export.check_report import Check, CheckFigure, measured
 from runtime.audio.decoding import read_audio
 from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.files import complete_file
@@ -96,7 +96,7 @@ def reference_of(latents: Callable[[int], Latents], audio: Callable[[Latents], P
 
 def compare(
     text: str, options: CheckOptions, asked: Asked, reference: Reference, on_progress: OnProgress
-) -> tuple[list[Check], list[Figure]]:
+) -> tuple[list[Check], list[CheckFigure]]:
     """Build the bundle's engines, and compare them with the reference. text: of the deployment file, for the CPU."""
     options.deployment.write_text(text.replace('target = "cpu"', f'target = "{options.target}"'), encoding="utf-8")
     deployment = load_deployment(options.deployment)
@@ -110,7 +110,7 @@ def compare(
 
 def _compare(
     opened: Pipeline, options: CheckOptions, asked: Asked, reference: Reference
-) -> tuple[list[Check], list[Figure]]:
+) -> tuple[list[Check], list[CheckFigure]]:
     plain, codec = _without_correction(opened), opened.codec
     assert codec is not None
 
@@ -148,12 +148,14 @@ def _compare(
         measured("there is sound", level_db(sound), at_least=SILENCE_DBFS, unit="dBFS", detail="rms of the WAV file"),
     ]
     figures = [
-        Figure(f"diffusers, float32 on the CPU: one generation {noun}, text included", reference.generation_s, "s"),
-        Figure(f"TickRT on {options.target}: the same generation, its text known", alone_s, "s"),
-        Figure(f"TickRT on {options.target}: {len(SEEDS)} of them together", together_s, "s"),
-        Figure("torch, float32 on the CPU: decoding the latents", reference.decode_s, "s"),
-        Figure(f"TickRT on {options.target}: decoding the latents", decode_s, "s"),
-        Figure(f"TickRT on {options.target}: the WAV file, with the bundle's own defaults", served_s, "s"),
+        CheckFigure(
+            f"diffusers, float32 on the CPU: one generation {noun}, text included", reference.generation_s, "s"
+        ),
+        CheckFigure(f"TickRT on {options.target}: the same generation, its text known", alone_s, "s"),
+        CheckFigure(f"TickRT on {options.target}: {len(SEEDS)} of them together", together_s, "s"),
+        CheckFigure("torch, float32 on the CPU: decoding the latents", reference.decode_s, "s"),
+        CheckFigure(f"TickRT on {options.target}: decoding the latents", decode_s, "s"),
+        CheckFigure(f"TickRT on {options.target}: the WAV file, with the bundle's own defaults", served_s, "s"),
     ]
     return checks, figures
 

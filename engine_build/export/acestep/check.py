@@ -14,7 +14,7 @@ from engine_build.export.acestep.export import export_bundle
 from engine_build.export.acestep.layouts import CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER, TRANSFORMER, VAE
 from engine_build.export.acestep.sources import Checkpoint, is_xl
 from engine_build.export.bundle_export import ERROR_LIMIT, ExportOptions, OnProgress, need_parts
-from engine_build.export.check_report import Check, Figure, Report, measured, this_machine, versions_of
+from engine_build.export.check_report import Check, CheckFigure, CheckReport, measured, this_machine, versions_of
 from engine_build.export.parity import BUNDLE, Asked, CheckOptions, Reference, compare, reference_of, relative
 from engine_build.export.torch_export import quiet
 from runtime.audio.formats import Pcm
@@ -33,7 +33,7 @@ TEXT: Final[Mapping[str, Any]] = {
 NEEDED: Final = (TRANSFORMER, VAE, CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER)
 
 
-def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnProgress = print) -> Report:
+def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnProgress = print) -> CheckReport:
     """Export the checkpoint's bundle into `options.out`, run it, and compare it.
 
     Raises ConfigError where the checkpoint lacks a part, EngineError where the target has no GPU, BuildError where a
@@ -49,7 +49,7 @@ def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnP
     asked = Asked(PROMPT, TEXT, {"steps": STEPS, "shift": SHIFT, "guidance": guidance})
     text = deployment_text(facts, options.out / BUNDLE, options.deployment)
     checks, figures = compare(text, options, asked, reference, on_progress)
-    return Report(
+    return CheckReport(
         "ACE-Step v1.5",
         _about(source, facts),
         machine,
@@ -118,7 +118,7 @@ def diffusers_pipeline(source: Checkpoint) -> Any:
     return pipeline
 
 
-def _timbre(source: Checkpoint, facts: BundleFacts) -> list[Figure]:
+def _timbre(source: Checkpoint, facts: BundleFacts) -> list[CheckFigure]:
     """How far XL's token of timbre is from the one that diffusers makes, without a token that sums it up."""
     if not is_xl(source.parts[TRANSFORMER].config):
         return []
@@ -129,4 +129,6 @@ def _timbre(source: Checkpoint, facts: BundleFacts) -> list[Figure]:
         authors = timbre(silence, order)[0].numpy()
         timbre.embed_tokens._forward_hooks.clear()
         theirs = timbre(silence, order)[0].numpy()
-    return [Figure("XL: diffusers' token of timbre differs from the authors', of its rms", relative(theirs, authors))]
+    return [
+        CheckFigure("XL: diffusers' token of timbre differs from the authors', of its rms", relative(theirs, authors))
+    ]

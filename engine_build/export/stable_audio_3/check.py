@@ -23,7 +23,7 @@ from torch import Tensor
 from engine_build.export.bundle_export import ERROR_LIMIT, ExportOptions, OnProgress, need_parts
 from engine_build.export.bundle_tables import TOKENIZER as TOKENIZER_FILE
 from engine_build.export.bundle_tables import canvas_frames
-from engine_build.export.check_report import Check, Report, answered, measured, this_machine, versions_of
+from engine_build.export.check_report import Check, CheckReport, answered, measured, this_machine, versions_of
 from engine_build.export.codec_graphs import CodecLayout
 from engine_build.export.parity import (
     BUNDLE,
@@ -88,7 +88,7 @@ LATENTS_RMS: Final = (0.5, 2.0)
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnProgress = print) -> Report:
+def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnProgress = print) -> CheckReport:
     """Answer the eight questions, export the bundle into `options.out`, run it, and compare it.
 
     Raises ConfigError where the checkpoint lacks a part, EngineError where the target has no GPU, RequestError where
@@ -109,7 +109,7 @@ def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnP
     checks, figures = compare(text, options, asked, reference, on_progress)
     error = facts.figures["decoder_max_error"]
     graph = measured("the decoder's graph equals its module", error, at_most=ERROR_LIMIT, detail="largest difference")
-    return Report(
+    return CheckReport(
         "Stable Audio 3",
         _about(source, facts),
         machine,

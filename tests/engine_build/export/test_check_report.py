@@ -10,8 +10,8 @@ import pytest
 
 from engine_build.export.check_report import (
     Check,
-    Figure,
-    Report,
+    CheckFigure,
+    CheckReport,
     answered,
     measured,
     skipped,
@@ -40,9 +40,9 @@ def test_a_figure_passes_within_its_limits(figure: float, limits: dict[str, floa
     assert measured("it", figure, **limits).result == result
 
 
-def report(*checks: Check) -> Report:
-    figures = [Figure("a generation", 1.2345, "s"), Figure("nothing", math.inf)]
-    return Report("a family", {"decoder": "2 layers"}, this_machine("cpu"), versions_of("cpu"), checks, figures)
+def report(*checks: Check) -> CheckReport:
+    figures = [CheckFigure("a generation", 1.2345, "s"), CheckFigure("nothing", math.inf)]
+    return CheckReport("a family", {"decoder": "2 layers"}, this_machine("cpu"), versions_of("cpu"), checks, figures)
 
 
 def test_a_report_says_each_check_with_its_limit() -> None:
