@@ -1,6 +1,7 @@
 """Generations of music without an end: each continues what is known, or what comes after the playhead anew.
 
-With a plan, a generation starts once the plan's hints of its frames are there.
+With a plan, a generation starts once the plan's hints of its frames are there; one with a change of the client does not
+wait for them: what it makes without hints is made again.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class ExtendGenerations(Generations):
         self._noted_frame = self._playhead.sent_until // self._model.hop_samples
         self._stale_frame: int | None = None  # From here on what is known has other hints than the plan.
         self._bare_frame: int | None = None  # From here on what is known was made without hints.
+        self._is_played = False  # Notes that the client plays are not in a generation yet.
         self._begun: _Begun | None = None
         self._final_options: tuple[int, GenerationOptions] | None = None  # with the seq that they have
 
@@ -59,7 +61,7 @@ class ExtendGenerations(Generations):
         self.played_frame = max(self.played_frame, self._end_of(first, frame + 1))
         self._noted_frame = frame
         if (notes := self.references.notes) is not None:
-            self._renew(notes.close(self._exact_position() + self._close_frames()))
+            self._renew_played(notes.close(self._exact_position() + self._close_frames()))
             notes.forget(self._position() - self.frames)
         self._timeline.forget(0, self._position() - round(HISTORY_S * self._model.frame_rate_hz))
 
@@ -85,6 +87,7 @@ class ExtendGenerations(Generations):
         stopped = [running.job.id for running in self.running]
         self.running.clear()
         self._latest = self.context_frame = self._stale_frame = self._bare_frame = None
+        self._is_played = False
         self._begun = self.references.first_bars = None
         if self.references.notes is not None:
             self.references.notes.clear()
@@ -146,6 +149,11 @@ class ExtendGenerations(Generations):
         stale = [frame for frame in (*frames, self._stale_frame) if frame is not None and frame < known]
         self._stale_frame = min(stale, default=None)
 
+    def _renew_played(self, frame: int | None) -> None:
+        """What is known from this canvas frame on is made again with the notes that the client plays; None: nothing."""
+        self._renew(frame)
+        self._is_played |= frame is not None
+
     def _play(self, notes: GivenNotes, message: PlayNotes) -> None:
         """Echo and chord need the plan's bars."""
         bars = self.references.bars
@@ -156,13 +164,13 @@ class ExtendGenerations(Generations):
             earliest = self._earliest()
             first = next((bar for bar in bars if bar.start >= earliest), bar_at(bars, len(bars)))
             notes.hold(message, round(first.start))
-            self._renew(round(first.start))
+            self._renew_played(round(first.start))
             return
         if not message.items:
             raise RequestError("there are no notes", field="items", fix="send what was played")
         times = [self._canvas_frame(message.at + item.start_s) for item in message.items]
         if message.mode == "at":
-            self._renew(self._play_at(notes, message, times))
+            self._renew_played(self._play_at(notes, message, times))
         else:
             self._echo(notes, message, times, bars)
 
@@ -240,7 +248,12 @@ class ExtendGenerations(Generations):
     def _is_wanted(self) -> bool:
         if self.running or not (self._is_dirty() or self._is_short()):
             return False
-        return self._has_hints() or self._cannot_wait()
+        return self._has_hints() or self._cannot_wait() or self._is_changed()
+
+    def _is_changed(self) -> bool:
+        """Whether the client has changed what is heard: that does not wait for a plan."""
+        is_begun = self._timeline.newest is not None and self.context_frame is not None
+        return is_begun and not self.waits_for_plan and (self._is_played or super()._is_dirty())
 
     def _has_hints(self) -> bool:
         """Whether the plan's hints of the next generation are there, or it has none."""
@@ -250,6 +263,13 @@ class ExtendGenerations(Generations):
         segment = self._segment()
         start = 0 if plan.origin is None else segment.start_frame
         return not plan.is_idle and plan.has_hints(start + segment.frames)
+
+    def _hints_end(self) -> int:
+        """The canvas frame that there are hints up to; 0 where none are in force."""
+        plan = self.references.plan
+        if plan is None or plan.is_idle or plan.origin is None:
+            return 0
+        return plan.origin + plan.end
 
     def _cannot_wait(self) -> bool:
         """Whether what is known ends so soon that it is continued without a plan; before the first audio it waits."""
@@ -286,7 +306,8 @@ class ExtendGenerations(Generations):
         if self._model.plan is None:
             self._note_first_bars(cut)
         if not has_hints:
-            self._bare_frame = cut if self._bare_frame is None else min(cut, self._bare_frame)
+            bare = max(cut, self._hints_end())
+            self._bare_frame = bare if self._bare_frame is None else min(bare, self._bare_frame)
         running = self._running(
             job_id,
             segment,
@@ -297,7 +318,7 @@ class ExtendGenerations(Generations):
         )
         running.is_append = not is_dirty
         running.is_beginning = self.context_frame is None
-        self._stale_frame = None
+        self._stale_frame, self._is_played = None, False
         return running
 
     def _note_first_bars(self, cut: int) -> None:

@@ -14,7 +14,15 @@ from runtime.errors import NoNotesError, RequestError
 from runtime.notes.tracker import FrameNote
 from runtime.sessions.generations.given_notes import Bar, GivenNotes, bar_at, echoed
 from runtime.sessions.protocol.actions import NoteFacts
-from runtime.sessions.protocol.messages import Applied, NoteItem, PlayNotes, Reset, SetPlan
+from runtime.sessions.protocol.messages import (
+    Applied,
+    LivePrompt,
+    NoteItem,
+    PlayNotes,
+    Reset,
+    SetPlan,
+    SetPrompts,
+)
 
 BAR_S = FRAMES_PER_BAR / FRAME_RATE
 
@@ -124,6 +132,21 @@ def test_a_bar_closes_early_enough_for_a_generation() -> None:
     while notes.is_waiting:
         simulation.run(0.02)
     assert first / FRAME_RATE - heard_s(simulation) > 0.6
+
+
+def test_what_is_played_while_a_plan_is_made_anew_does_not_wait_for_it() -> None:
+    simulation = planned()
+    simulation.plan_s = 1.0
+    plan = simulation.session.plan
+    assert plan is not None
+    simulation.handle(SetPrompts(seq=1, items=[LivePrompt(text="calm")]))
+    known = plan.end
+    while plan.end >= known or simulation.flights:
+        simulation.step()
+    jobs = len(simulation.jobs)
+    play(simulation, 2, {"pitch": 40}, mode="at", at=heard_s(simulation) + 1.0, layer="bass")
+    simulation.run(0.05)
+    assert any(job.phrases for job in simulation.jobs[jobs:])
 
 
 def test_a_chord_is_held_from_the_next_bar_until_it_is_released() -> None:

@@ -438,6 +438,30 @@ def test_a_planner_that_is_too_slow_does_not_stop_the_music() -> None:
     assert simulation.session.underruns == 0
 
 
+@pytest.mark.parametrize("plan_s", [0.3, 0.6, 1.0])
+def test_what_changes_while_a_plan_is_made_anew_does_not_wait_for_it(plan_s: float) -> None:
+    simulation = planned_session(plan_s=plan_s)
+    simulation.run(8.0)
+    simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
+    plan = session_plan(simulation)
+    known = plan.end
+    while plan.end >= known or simulation.flights:
+        simulation.step()
+    changed_s = simulation.now_s
+    simulation.set(2, guidance=5.0)
+    while simulation.applied(2) is None:
+        simulation.step()
+    assert simulation.now_s - changed_s < simulation.generation_s + 0.02
+    incomplete = simulation.jobs[-1]
+    assert incomplete.hints is not None
+    assert len(incomplete.hints) < incomplete.segment.frames
+    simulation.run(8.0)
+    hints = heard_hints(simulation)
+    assert simulation.session.underruns == 0
+    assert -1.0 not in hints.values()
+    assert hints[max(hints)] == simulation.planned(max(hints))
+
+
 def test_a_session_whose_time_stands_still_waits_for_its_plan() -> None:
     simulation = planned_session()
     simulation.session.wait_for_plan()
