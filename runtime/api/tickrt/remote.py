@@ -19,8 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
 from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
-from websockets.sync.client import ClientConnection, connect
-from websockets.typing import Subprotocol
 
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, RequestError, TickError
@@ -44,6 +42,7 @@ from runtime.sessions.protocol.messages import (
     parse_server_message,
 )
 from tickrt.audio import Audio
+from tickrt.connections import Connection
 from tickrt.live import CHUNK_S, Live, open_message
 from tickrt.options import Blend, Controls, Prompt, Source
 from tickrt.receiver import Receiver, error_of
@@ -190,7 +189,7 @@ class RemoteSession:
 
     # Connections. `_urls[0]` is the address that is used, or tried next.
 
-    def _open_anywhere(self, message: Open) -> tuple[Ready, ClientConnection]:
+    def _open_anywhere(self, message: Open) -> tuple[Ready, Connection]:
         """Open the session at the first address that takes it. Raises the error of the last one."""
         error: TickError = DrainingError("no server was asked")
         asked: set[str] = set()
@@ -205,7 +204,7 @@ class RemoteSession:
                 self._turn()
         raise error
 
-    def _open(self, path: str, message: Open) -> tuple[Ready, ClientConnection]:
+    def _open(self, path: str, message: Open) -> tuple[Ready, Connection]:
         """Connect to `_urls[0]` and wait for `ready`; a server that names another one is followed. Raises TickError."""
         self._connection.close()
         try:
@@ -227,16 +226,14 @@ class RemoteSession:
             self._follow(closed.url if isinstance(closed, Closed) else None)
         raise error_of(answer)
 
-    def _connect(self, path: str) -> ClientConnection:
-        """Raises what a connection raises that is refused."""
-        return connect(
+    def _connect(self, path: str) -> Connection:
+        return Connection(
             f"ws{self._urls[0].removeprefix('http')}{path}",
-            additional_headers=self._headers,
-            subprotocols=[Subprotocol(SUBPROTOCOL)],
-            compression=None,
-            max_size=MAX_MESSAGE_BYTES,
-            open_timeout=CONNECT_S,
-            close_timeout=CLOSE_S,
+            headers=self._headers,
+            subprotocol=SUBPROTOCOL,
+            open_s=CONNECT_S,
+            close_s=CLOSE_S,
+            max_bytes=MAX_MESSAGE_BYTES,
         )
 
     def _turn(self) -> None:

@@ -64,7 +64,8 @@ def drain(served: Served, live: tickrt.Live) -> None:
 
 
 def lose_connection(served: Served, live: tickrt.Live) -> None:
-    live._sessions._socket.socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+    transport = live._sessions._socket.websocket.transport  # type: ignore[attr-defined]
+    transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize("interrupt", [drain, lose_connection])
