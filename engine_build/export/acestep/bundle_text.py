@@ -24,9 +24,12 @@ from engine_build.export.bundle_tables import (
 from engine_build.export.toml_text import table_text, value_text
 from runtime.config.targets import Target
 
-# The pipeline's defaults. Turbo checkpoints are guidance-distilled: their default is no guidance.
+# Of turbo checkpoints, which are guidance-distilled: their default is no guidance.
 STEPS: Final = 8
 SHIFT: Final = 3.0
+# Of the others, as their authors recommend (docs/en/INFERENCE.md and the model zoo of ACE-Step-1.5).
+BASE_STEPS: Final = 50
+BASE_SHIFT: Final = 1.0
 GUIDANCE: Final = 7.0
 DCW: Final = {"mode": "double", "low": 0.05, "high": 0.02}
 # Modules in LoRA adapters of ACE-Step's own trainer -> their names in diffusers.
@@ -71,7 +74,7 @@ def bundle_text(facts: BundleFacts) -> str:
         **_text_encoder_tables(facts),
         **_structure_tables(facts),
         **facts.planner,
-        "sampler": {"steps": STEPS, "shift": SHIFT, "guidance": 1.0 if facts.is_turbo else GUIDANCE, "denoise": 1.0},
+        "sampler": _sampler(is_turbo=facts.is_turbo),
         "sampler.dcw": DCW,
         **_controls_tables(facts),
         "training": facts.figures,
@@ -79,6 +82,12 @@ def bundle_text(facts: BundleFacts) -> str:
     if facts.adapters:
         tables |= {"adapters.aliases": ALIASES, "adapters.matrices": facts.adapters}
     return "\n".join(table_text(name, values) for name, values in tables.items())
+
+
+def _sampler(*, is_turbo: bool) -> dict[str, float]:
+    if is_turbo:
+        return {"steps": STEPS, "shift": SHIFT, "guidance": 1.0, "denoise": 1.0}
+    return {"steps": BASE_STEPS, "shift": BASE_SHIFT, "guidance": GUIDANCE, "denoise": 1.0}
 
 
 def _decoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:

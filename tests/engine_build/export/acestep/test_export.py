@@ -100,7 +100,7 @@ def test_the_bundle_says_what_the_checkpoint_is(bundle: Path) -> None:
     assert loaded.name == "tiny-base"
     assert (loaded.latents.channels, loaded.latents.frame_rate_hz, loaded.latents.frame_multiple) == (CHANNELS, 25.0, 2)
     assert loaded.latents.canvas_frames == 60
-    assert (loaded.sampler.steps, loaded.sampler.shift, loaded.sampler.guidance) == (8, 3.0, 7.0)
+    assert (loaded.sampler.steps, loaded.sampler.shift, loaded.sampler.guidance) == (50, 1.0, 7.0)
     assert loaded.codec is not None
     assert (loaded.codec.sample_rate_hz, loaded.codec.hop_samples, loaded.codec.channels) == (8000, 320, 2)
     assert loaded.text_encoder is not None
