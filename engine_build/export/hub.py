@@ -143,11 +143,6 @@ def place_of(value: str, reads: Reads, say: Say) -> Place:
     return Place(download(chosen, say), chosen.origin)
 
 
-def is_id(value: str) -> bool:
-    """Whether place_of would ask the hub."""
-    return not Path(value).exists() and _ID.fullmatch(value) is not None
-
-
 def select(value: str, reads: Reads) -> Selection:
     """The files that an exporter reads of the repository with this id. Nothing is downloaded. Raises as place_of."""
     match = _ID.fullmatch(value)
