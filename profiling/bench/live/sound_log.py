@@ -27,19 +27,29 @@ class SoundLog:
     """A client that plays by the clock: from `start()` on the playhead moves in real time, also over missing audio.
 
     Audio that arrives before it is played replaces what was there, audio that arrives later is dropped. `played` lists
-    what was played. `underruns`: how often the audio broke off; `missing_samples`: the silence in place of it;
-    `late_samples`: dropped.
+    what was played, `gaps` the silence (begin, end) in place of audio that had not arrived; `late_samples`: dropped.
     """
 
     def __init__(self, sample_rate_hz: int, next_sample: int) -> None:
         self.played: list[AudioRange] = []
-        self.underruns = self.missing_samples = self.late_samples = 0
+        self.gaps: list[tuple[int, int]] = []
+        self.late_samples = 0
         self.sample_rate_hz = sample_rate_hz
         self._next_sample = self._played_to = next_sample
         self._started_s: float | None = None
         self._buffered: list[AudioRange] = []
         self._is_silent = False
         self._worst_lead_s: float | None = None
+
+    @property
+    def underruns(self) -> int:
+        """How often the audio broke off."""
+        return len(self.gaps)
+
+    @property
+    def missing_samples(self) -> int:
+        """All of the silence."""
+        return sum(end - begin for begin, end in self.gaps)
 
     def start(self, now_s: float) -> None:
         """Begin to play; nothing where it plays already."""
@@ -109,8 +119,8 @@ class SoundLog:
         self._played_to, self._is_silent = part.end, False
 
     def _skip(self, end: int) -> None:
-        self.underruns += not self._is_silent
-        self.missing_samples += end - self._played_to
+        begin = self.gaps.pop()[0] if self._is_silent else self._played_to
+        self.gaps.append((begin, end))
         self._played_to, self._is_silent = end, True
 
     def first(self, seq: int) -> AudioRange | None:
