@@ -90,9 +90,8 @@ def generated(opened: Pipeline, task: str, *, guidance: float = 1.0, **more: Any
     source = None
     if task != "text2music" and "codes" not in more:
         source = opened.encode_source(source_audio(), SAMPLE_RATE_HZ)
-    asked = {"seed": 3, "steps": 5, "guidance": guidance, "dcw": {"low": 0.0, "high": 0.0}, "task": task, **more}
-    if more.get("timesteps") is not None:
-        del asked["steps"]
+    schedule = {} if more.get("timesteps") is not None else {"steps": 5, "shift": 3.0}
+    asked = {"seed": 3, "guidance": guidance, "dcw": {"low": 0.0, "high": 0.0}, "task": task, **schedule, **more}
     request = opened.request(PROMPT, GenerationInputs(source=source), **asked)
     return generate(opened.loop, request)
 
