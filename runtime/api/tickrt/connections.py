@@ -20,10 +20,8 @@ class Connection:
     One thread reads and writes all connections: before Python 3.13 one that reads from a TLS socket and one that writes
     to it can stop each other, and the handshake or a message stays where it is.
 
-    Args:
-        url: ws:// or wss://
-        open_s, close_s: the longest that opening and closing take
-        max_bytes: of a message that is received
+    url: ws:// or wss://. open_s, close_s: the longest that opening and closing take. max_bytes: of a message that is
+    received.
     """
 
     def __init__(

@@ -152,7 +152,7 @@ class ExtendGenerations(Generations):
     def _renew_played(self, frame: int | None) -> None:
         """What is known from this canvas frame on is made again with the notes that the client plays; None: nothing."""
         self._renew(frame)
-        self._is_played |= frame is not None
+        self._is_played |= frame is not None and self._stale_frame is not None  # else what comes next has them
 
     def _play(self, notes: GivenNotes, message: PlayNotes) -> None:
         """Echo and chord need the plan's bars."""

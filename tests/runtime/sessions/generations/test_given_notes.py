@@ -149,6 +149,21 @@ def test_what_is_played_while_a_plan_is_made_anew_does_not_wait_for_it() -> None
     assert any(job.phrases for job in simulation.jobs[jobs:])
 
 
+def test_what_is_played_behind_all_that_is_known_does_not_begin_a_generation_without_hints() -> None:
+    simulation = planned(6.0)
+    simulation.plan_s = 100.0
+    plan = simulation.session.plan
+    assert plan is not None
+    while simulation.jobs[-1].segment.start_frame + 2 * 64 <= plan.end or simulation.flights:
+        simulation.step()
+    play(simulation, 1, {"pitch": 40}, mode="at", at=heard_s(simulation) + 60.0, layer="bass")
+    jobs, known = len(simulation.jobs), simulation.jobs[-1].segment.start_frame + 64
+    while len(simulation.jobs) == jobs:
+        simulation.step()
+    # It waits for the plan as long as what is known lasts.
+    assert known / FRAME_RATE - heard_s(simulation) < 1.0
+
+
 def test_a_chord_is_held_from_the_next_bar_until_it_is_released() -> None:
     simulation = planned()
     play(simulation, 1, {"pitch": 62}, {"pitch": 52}, mode="hold", layer="bass", exact=True)
