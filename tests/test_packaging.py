@@ -34,6 +34,16 @@ def test_the_extras_are_the_documented_ones() -> None:
     assert set(EXTRAS) == engines | more | {"export", "recipe", "peers", "docs", "page", "clients", "release", "test"}
 
 
+def test_the_top_level_is_the_packages_and_what_a_repository_needs() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    files = {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "Makefile", ".gitignore"}
+    assert {line.partition("/")[0] for line in listed.splitlines()} == files | {
+        *PACKAGES, "tests", "configs", ".ci", ".github",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "tensorrt-rtx", "export"])
 def test_an_environment_has_one_onnxruntime(extra: str) -> None:
     assert len(names(EXTRAS[extra]) & {"onnxruntime", "onnxruntime-gpu"}) == 1
