@@ -73,7 +73,7 @@ bench-page: .venv/.installed-page  ## from pressing play on the page to the firs
 	$(BIN)/tickrt-build $(CONFIG)
 	$(BIN)/python tests/page/first_sound.py
 
-test-clients: .venv/.installed-clients build/clients/.installed  ## other people's clients: Google's, ElevenLabs', MCP's; Node's where npm is
+test-clients: .venv/.installed-clients build/clients/.installed  ## other people's clients: Google's, MCP's; Node's where npm is
 	$(BIN)/tickrt-build $(CONFIG)
 	$(BIN)/python -m pytest -m clients $(PYTEST_ARGS) tests/clients
 
@@ -123,7 +123,7 @@ release: .venv/.installed-release  ## the files of a release, in dist/: built, c
 	$(BIN)/python .ci/release.py $(RELEASE_STEPS)
 
 test-scale: .venv/.installed-scale  ## replicas behind HAProxy, also under Ray Serve: killed, frozen, drained, upgraded, without their store; also in a browser, after test-page
-	$(BIN)/python -m pytest -m slow -s tests/integration/test_cluster.py tests/integration/test_ray_cluster.py tests/server/cluster tests/profiling/bench/cluster \
+	$(BIN)/python -m pytest -m slow -s tests/integration/test_cluster.py tests/integration/test_ray_cluster.py tests/integration/test_nginx.py tests/server/cluster tests/profiling/bench/cluster \
 		tests/page/test_cluster.py $(PYTEST_ARGS)
 
 clean:  ## remove engines, caches and build outputs; the environments stay

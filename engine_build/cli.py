@@ -23,6 +23,7 @@ from runtime.config.bundle import BUNDLE_FILE
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
 from runtime.errors import ConfigError
+from runtime.task_progress import waiting
 from runtime.terminal import Terminal, exit_on_error, print_line, shown_path
 
 THREADS_HELP = BuildConfig.model_fields["threads"].description
@@ -65,13 +66,14 @@ def build_command(
         deployment = load_deployment(config)
         chosen = target or deployment.target
         if out is not None:
-            check_shippable(out, chosen)
+            check_shippable(deployment, out, chosen)
         if is_dry_run:
             _dry_run(deployment, chosen, force, threads)
             return
         build_engines(load_request(config, threads=threads), chosen, force=force)
         if out is not None:
-            ship(deployment, out)
+            with waiting(f"writing {shown_path(out)}"):
+                ship(deployment, out)
             print_line(f"written to {shown_path(out)}: copy it to the machine with the card, its README.md goes on")
 
 
@@ -124,7 +126,8 @@ def inspect_command(
     as_json: AsJson = False,
 ) -> None:
     """Show an engine's version, shape ranges, tensors, options and measured error. Needs no GPU; opens no engine."""
-    about = inventory.inspect(engine)
+    with waiting(f"reading {shown_path(engine)}"):
+        about = inventory.inspect(engine)
     if as_json:
         Terminal().out(json.dumps(about, indent=1), highlight=False)
     else:
@@ -191,7 +194,8 @@ def build_engines(request: BuildRequest, target: Target, *, force: bool = False)
     """Build what is missing and stale, with progress on standard output. Raises as `build`."""
     started = time.monotonic()
     report = ConsoleReport(Terminal())
-    build(request, target=target, force=force, report=report)
+    with report.telling():
+        build(request, target=target, force=force, report=report)
     report.summary(shown_path(request.deployment.engine_folder(target)), time.monotonic() - started)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from engine_build.compile.watchdog import WATCHDOG_S
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.explain import validated
@@ -82,6 +83,13 @@ class BuildConfig(BaseModel):
         description="The largest error against the graph, relative to the largest output. Default: by precision.",
     )
     threads: int = Field(default=0, ge=0, le=256, description="CPU threads of an engine; 0 = all cores.")
+    watchdog_s: float = Field(
+        default=WATCHDOG_S,
+        ge=0,
+        le=86_400,
+        description="A build process that for so many seconds uses no CPU, reads, writes and says nothing hangs, in "
+        "most cases for lack of memory: it is killed, and its task tried once more. 0 = it may wait for ever.",
+    )
     precision: Precision = Field(
         default="fp32",
         description="Of decoder and text encoder on the GPU targets. fp8 and int8 are for decoders: what is not in 8 "
@@ -264,6 +272,7 @@ def check_ranges(deployment: Deployment, bundle: Bundle) -> None:
             f"{where}: no range contains the bundle's canvas of {canvas} frames (frames: {held})",
             fix=f"let a frames range include {canvas}",
         )
+    _check_rows(where, deployment)
     _check_tokens(where, deployment, bundle)
     _check_overlap(bundle)
 
@@ -278,6 +287,16 @@ def _check_frames(where: str, ranges: ShapeRanges, bundle: Bundle) -> None:
                 f"{where}.{name} is {value}, expected a multiple of the bundle's frame_multiple {multiple}",
                 fix=f"{name} = {near}",
             )
+
+
+def _check_rows(where: str, deployment: Deployment) -> None:
+    least = min(deployment.shapes, key=lambda ranges: ranges.rows.min).rows
+    if least.min > 1:
+        raise ConfigError(
+            f"{where}: no range takes fewer than {least.min} rows; a tick of one generation has one",
+            fix=f"rows = {{ min = 1, opt = {least.opt}, max = {least.max} }} in one of them; where the graph's first "
+            "axis is fixed, export it again with a dynamic one, or with 1",
+        )
 
 
 def _check_tokens(where: str, deployment: Deployment, bundle: Bundle) -> None:

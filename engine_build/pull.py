@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -14,7 +13,7 @@ import typer
 from engine_build.cli import build_engines
 from engine_build.compile.environment import probe_environment
 from engine_build.config import BuildConfig, load_request
-from engine_build.export.__main__ import NEEDED, export_acestep, export_stable_audio_3
+from engine_build.export.__main__ import NEEDED, OWN, export_bundle
 from runtime.command_line import CommandLine, Version, need_packages
 from runtime.config.bundle import BUNDLE_FILE, load_bundle
 from runtime.config.targets import Target
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 GROWTH: Final = 2
 # Of an export, measured: GB beside the largest part, and its share in float32 (engine_build/README.md).
 MEMORY_BASE_GB, MEMORY_SHARE = 0.9, 0.95
-# CPU time per GB of the bundle, measured on two cores with 6 of ACE-Step's 24 layers and its codec.
-EXPORT_S_PER_GB, BUILD_S_PER_GB = 29.0, 27.0
+# Wall time per GB of the bundle, measured on two cores with ACE-Step's 24 layers: 165 and 57 s for 6.6 GB.
+EXPORT_S_PER_GB, BUILD_S_PER_GB = 25.0, 9.0
 NETWORK_MBIT: Final = 100.0
 
 app = CommandLine()
@@ -48,10 +47,6 @@ MODELS: Final = {
     "acestep-xl": Published("acestep", "ACE-Step/acestep-v15-xl-turbo-diffusers"),
     "stable-audio-3-small": Published("stable_audio_3", "stabilityai/stable-audio-3-small-music"),
     "stable-audio-3-medium": Published("stable_audio_3", "stabilityai/stable-audio-3-medium"),
-}
-EXPORTERS: Final[dict[str, Callable[..., None]]] = {
-    "acestep": export_acestep,
-    "stable_audio_3": export_stable_audio_3,
 }
 
 
@@ -113,7 +108,8 @@ def _pull(model: Published, out: Path, target: Target, revision: str | None, yes
         _say("1 of 3, download: complete since an earlier run" if not chosen.missing else "1 of 3, download")
         hub.download(chosen, _say)
         _say("2 of 3, export")
-        EXPORTERS[model.family](out=out, checkpoint=chosen.origin, deployment=deployment, target=target)
+        own = {"checkpoint": chosen.origin}
+        export_bundle(OWN[model.family], own, out=out, deployment=deployment, target=target)
     _say(f"3 of 3, engines for the target {target}")
     build_engines(load_request(deployment), target)
     print_line(f"tickrt serve {shown_path(deployment)}{_other_target(deployment, target)}")

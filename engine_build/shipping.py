@@ -1,21 +1,30 @@
-"""A deployment's engines as a folder for another machine: with bundle, configuration, and what to install there."""
+"""A deployment's engines as a folder for another machine: with bundle, configuration, and what to install there.
+
+What the deployment names goes along, wherever it lies; no other file does.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from engine_build.config import RTX_CAPABILITIES, read_options
 from engine_build.export.toml_text import table_text
+from engine_build.graphs.graph_file import data_files, read_graph
+from runtime.config.bundle import BUNDLE_FILE, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
-from runtime.engines.manifest import manifest_path, read_manifest
+from runtime.engines.adapter_files import adapter_files
+from runtime.engines.manifest import MANIFEST_SUFFIX, manifest_path, measurement_path, read_manifest
 from runtime.errors import BuildError, ConfigError
+from runtime.folders import own_entries
 
 FILE, BUNDLE, ENGINES, ADAPTERS = "deployment.toml", "bundle", "engines", "adapters"
 TARGET: Target = "tensorrt-rtx"
@@ -39,7 +48,7 @@ that card, which no machine has done yet where the list shows no error, and buil
 """
 
 
-def check_shippable(out: Path, target: Target) -> None:
+def check_shippable(deployment: Deployment, out: Path, target: Target) -> None:
     """Check that a deployment's engines can be shipped into the folder `out`. Raises ConfigError."""
     if target != TARGET:
         raise ConfigError(
@@ -47,11 +56,16 @@ def check_shippable(out: Path, target: Target) -> None:
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder", fix="name another one, or remove it")
+    for folder in (deployment.engines, deployment.adapters):
+        if folder is not None and out.resolve().is_relative_to(folder):
+            raise ConfigError(
+                f"{out} is in {folder}, where the deployment finds its own files", fix="name a folder outside of it"
+            )
 
 
 def ship(deployment: Deployment, out: Path) -> None:
     """Write the folder `out`; it is complete, or it is not there. Raises ConfigError, BuildError, EngineError."""
-    check_shippable(out, TARGET)
+    check_shippable(deployment, out, TARGET)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".partial", dir=out.parent))
@@ -71,11 +85,13 @@ def ship(deployment: Deployment, out: Path) -> None:
 def _fill(deployment: Deployment, folder: Path) -> None:
     release = read_manifest(manifest_path(deployment.engine_folder(TARGET), "decoder")).tool_versions[TARGET]
     tickrt = metadata.version("tickrt")
-    shutil.copytree(deployment.bundle, folder / BUNDLE, ignore=shutil.ignore_patterns("recipe"))
-    shutil.copytree(deployment.engine_folder(TARGET), folder / ENGINES / TARGET)
-    head: dict[str, Any] = {"bundle": BUNDLE, "engines": ENGINES, "target": TARGET}
+    bundle = copy_bundle(deployment.bundle, folder / BUNDLE)
+    _copy(engine_files(deployment.engine_folder(TARGET)), deployment.engines, folder / ENGINES)
+    head: dict[str, Any] = {"bundle": bundle.relative_to(folder).as_posix(), "engines": ENGINES, "target": TARGET}
     if deployment.adapters is not None:
-        head["adapters"] = _adapters(deployment, deployment.adapters, folder)
+        _copy(adapter_files(deployment.adapters), deployment.adapters, folder / ADAPTERS)
+        (folder / ADAPTERS).mkdir(exist_ok=True)
+        head["adapters"] = ADAPTERS
     if deployment.merged_adapters:
         head["merged_adapters"] = dict(deployment.merged_adapters)
     _write_deployment(deployment, head, folder / FILE)
@@ -85,17 +101,49 @@ def _fill(deployment: Deployment, folder: Path) -> None:
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def _adapters(deployment: Deployment, adapters: Path, folder: Path) -> str:
-    """The folder of adapters, relative to the shipped one: in the bundle, or copied beside it."""
-    if adapters.is_relative_to(deployment.bundle):
-        return (Path(BUNDLE) / adapters.relative_to(deployment.bundle)).as_posix()
-    shutil.copytree(adapters, folder / ADAPTERS)
-    return ADAPTERS
+def copy_bundle(bundle: Path, folder: Path) -> Path:
+    """Copy bundle.toml and the files that it names into `folder`; returns the place of the bundle there.
+
+    That is `folder` itself, unless a file lies outside of the bundle. Raises ConfigError, BuildError, OSError.
+    """
+    files = bundle_files(bundle)
+    base = Path(os.path.commonpath([bundle, *(file.parent for file in files)]))
+    _copy(files, base, folder)
+    return folder / bundle.relative_to(base)
+
+
+def bundle_files(folder: Path) -> list[Path]:
+    """bundle.toml and the files that it names, with the external data of graphs. Raises ConfigError, BuildError."""
+    files = [folder / BUNDLE_FILE]
+    for key, name in load_bundle(folder).file_names():
+        if Path(name).is_absolute():
+            raise ConfigError(f"{folder / BUNDLE_FILE} names {name}", fix=f"name it relative to {folder}")
+        path = Path(os.path.normpath(folder / name))
+        files += [path, *(data_files(read_graph(path)) if key == "graph" else ())]
+    return files
+
+
+def engine_files(folder: Path) -> list[Path]:
+    """The engines in a folder, with their data, manifests and measurements. Raises EngineError."""
+    files: list[Path] = []
+    for path in own_entries(folder, MANIFEST_SUFFIX):
+        manifest = read_manifest(path)
+        measured = measurement_path(folder, manifest.name)
+        files += [path, *(folder / name for name in (manifest.engine_file, *manifest.data_files))]
+        files += [measured] if measured.is_file() else []
+    return files
+
+
+def _copy(files: Iterable[Path], base: Path, folder: Path) -> None:
+    for file in files:
+        place = folder / file.relative_to(base)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, place)
 
 
 def _write_deployment(deployment: Deployment, head: dict[str, Any], path: Path) -> None:
     """The deployment's file with another table [deployment]. Raises ConfigError where that is not all that changes."""
-    text = deployment.path.read_text(encoding="utf-8")
+    text = deployment.path.read_text(encoding="utf-8-sig")
     path.write_text(f"{table_text('deployment', head)}\n{DEPLOYMENT_TABLE.sub('', text)}", encoding="utf-8")
     same = ("shapes", "runtime", "merged_adapters", "tables")
     try:

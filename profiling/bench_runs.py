@@ -35,6 +35,7 @@ from profiling.bench.workload import Workload, workload_of
 from runtime.command_line import need_packages
 from runtime.config.deployment import Deployment
 from runtime.errors import ConfigError
+from runtime.task_progress import waiting
 
 VARIED = ("variant", "guidance", "depth")
 Measured = tuple[dict[str, Any], Callable[[Console], None]]
@@ -130,9 +131,10 @@ class Bench:
         return result, lambda console: print_adapters(console, result)
 
     def _planner(self) -> Measured:
-        with open_session(self.deployment) as session:
+        with open_session(self.deployment, [1.0]) as session, session.progress.task("the planner's sequences"):
             result = measure_planner(session, self.load, self.ticks)
-        result["first_audio"] = measure_first_audio(self.deployment)
+        with waiting("the first audio of songs"):
+            result["first_audio"] = measure_first_audio(self.deployment)
         return result, lambda console: print_planner(console, result)
 
     def _peers(self) -> Measured:

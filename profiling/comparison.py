@@ -10,8 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from profiling.reports.text_table import print_table
 from profiling.significance import NO_DIFFERENCE, RatioInterval, Rounds, ratio_interval
+from runtime.tables import print_table
+from runtime.untrusted import printable
 
 # Verdict on a change that is the machine's doing.
 MACHINE = "machine"
@@ -87,7 +88,7 @@ def print_conclusion(console: Console, found: Sequence[Difference], how_to_judge
     how_to_judge: what a measurement needs to be judged.
     """
     for line in conclusion(found, how_to_judge):
-        console.print(line, markup=False, highlight=False)
+        console.print(printable(line), markup=False, highlight=False)
 
 
 def conclusion(found: Sequence[Difference], how_to_judge: str) -> list[str]:

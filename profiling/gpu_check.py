@@ -21,9 +21,10 @@ import typer
 from rich.console import Console
 
 from profiling.output import write_json
-from profiling.reports.text_table import print_table
 from runtime.command_line import CommandLine
 from runtime.errors import EngineError
+from runtime.tables import print_table
+from runtime.task_progress import waiting
 from runtime.terminal import EXIT_OVER_LIMIT, Terminal
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -137,7 +138,8 @@ def run_steps(steps: Sequence[CheckStep], folder: Path, minutes: float) -> Itera
         elif left_s <= 0:
             outcome = CheckOutcome(step.name, "out of time", 0.0, f"{minutes:g} minutes were over before it began")
         else:
-            outcome = _run(step, folder, min(step.limit_s, left_s))
+            with waiting(step.name):
+                outcome = _run(step, folder, min(step.limit_s, left_s))
         if outcome.status == "done":
             undone.remove(step.name)
         yield outcome

@@ -127,7 +127,7 @@ def _profile(
 ) -> Profile:
     given = parse_peaks(peaks) if peaks else None
     measured: list[Ceilings] = []
-    with closing(open_device(deployment.target)) as device, TaskProgress([1.0]) as progress:
+    with TaskProgress([1.0]) as progress, closing(open_device(deployment.target)) as device:
 
         def between_rounds(share: float) -> None:
             """Other load on the machine lowers a measured ceiling, rarely every time."""

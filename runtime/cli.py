@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, get_args
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperOption
 
+from runtime.audio.decoding import losses
 from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import AUDIO_FORMATS, FORMATS, Latents, Pcm, latents_bytes
@@ -40,6 +41,7 @@ from runtime.config.identity import ModelIdentity
 from runtime.config.option_ranges import ANY_MODEL
 from runtime.config.targets import Target
 from runtime.errors import ConfigError, FileError, RequestError, source_as
+from runtime.input_files import check_file
 from runtime.notes.midi_file import midi_bytes
 from runtime.notes.note_files import read_notes
 from runtime.pipeline.building import open_built_pipeline
@@ -52,6 +54,7 @@ from runtime.progress import ProgressMeter, open_progress
 from runtime.requests.options import parse_options
 from runtime.requests.prompt_words import PromptMeaning
 from runtime.requests.validation import note_spec
+from runtime.task_progress import OPENING, waiting
 from runtime.terminal import Terminal, exit_on_error, print_line
 
 STDOUT = Path("-")
@@ -171,7 +174,7 @@ def tickrt_generate(
 ) -> None:
     """Generate audio, notes or latents from a text.
 
-    Suffixes: .wav .flac .ogg .opus .mp3 .pcm .ulaw .alaw .mid (notes) .safetensors (latents). An existing file is
+    Suffixes: .wav .flac .ogg .opus .mp3 .pcm .mid (notes) .safetensors (latents). An existing file is
     replaced once the new one is complete. CURVE is a number, or several over time: 1,2,1 or @FILE with a JSON list, and
     what lies between them.
     """
@@ -208,7 +211,7 @@ def _bundle_of(args: Iterable[str]) -> Bundle | None:
 
 def _with_facts(text: str, option: str, bundle: Bundle) -> str:
     """An option's help with the bundle's default and range."""
-    default = getattr(bundle.sampler, option, None)
+    default = bundle.default_of(option)
     if isinstance(default, str | int | float):
         shown = default if isinstance(default, str) else f"{default:g}"
         text = text.replace("the model's", f"{shown}, that of {bundle.name}")
@@ -260,9 +263,10 @@ def _run(job: Job) -> None:
         if pipeline.codec is None and job.format in AUDIO_FORMATS:
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
         files = {"source": job.source, "target": job.target_source, "structure": job.structure}
-        source, target, structure = (_read_source(path, pipeline.read_source, name) for name, path in files.items())
+        with losses() as lost:
+            source, target, structure = (_read_source(path, pipeline.read_source, name) for name, path in files.items())
+            timbre = _read_source(job.timbre, pipeline.read_timbre, "timbre")
         audio = None if job.source is None else pipeline.source_audio(job.source)
-        timbre = _read_source(job.timbre, pipeline.read_timbre, "timbre")
         encoded = frozenset(
             name for name in ("source", "target") if (path := files[name]) and pipeline.source_audio(path) is not None
         )
@@ -279,7 +283,7 @@ def _run(job: Job) -> None:
         words = None if condition is not None else pipeline.prompt_words(options)
         if words and not words.is_complete and not job.quiet:
             print_line(str(words), console)
-        for line in () if job.quiet else _played(generation.meanings):
+        for line in () if job.quiet else (*(f"note: {text}" for text in lost), *_played(generation.meanings)):
             print_line(line, console)
         player = stack.enter_context(closing(_open_player(pipeline, generation))) if job.play else None
         progress = open_progress(generation.num_segments or 1, console, quiet=job.quiet)
@@ -311,17 +315,19 @@ def _open_player(pipeline: Pipeline, generation: LongGeneration) -> AudioPlayer:
 
 def _open(job: Job, deployment: Deployment) -> Pipeline:
     """The job's pipeline. Missing engines are built for a deployment that is given by name, not for a file."""
-    if job.config.is_file():
-        return open_pipeline(deployment, target=job.target)
-    return open_built_pipeline(deployment, target=job.target, quiet=job.quiet)
+    is_file = job.config.is_file()
+    # On a terminal a build shows its own progress.
+    with nullcontext() if job.quiet or (not is_file and sys.stderr.isatty()) else waiting(OPENING):
+        if is_file:
+            return open_pipeline(deployment, target=job.target)
+        return open_built_pipeline(deployment, target=job.target, quiet=job.quiet)
 
 
 def _read_source(path: Path | None, read: Callable[[Path], Latents], field: str) -> Latents | None:
     """Raises RequestError, FileError."""
     if path is None:
         return None
-    if not path.exists() or path.is_dir():
-        raise FileError(f"{path} cannot be read: {'it is a folder' if path.is_dir() else 'there is no such file'}")
+    check_file(path)
     with source_as(field):
         return read(path)
 

@@ -14,10 +14,13 @@ import typer
 from pydantic_core import from_json
 
 from runtime.config.explain import EXPECTED
-from runtime.errors import FileError, RequestError
+from runtime.config.words import READERS
+from runtime.errors import RequestError
+from runtime.input_files import MAX_JSON_BYTES, read_file
 from runtime.requests.option_types import DcwOptions, WeightedPrompt
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions
 from runtime.requests.text_options import TextOptions
+from runtime.untrusted import plain_utf8
 
 # Options whose flags have a syntax of their own: repeatable prompts, spans and adapters, one flag per DCW parameter, a
 # file of notes.
@@ -37,7 +40,7 @@ SECTIONS = {
 }
 MAX_SHOWN = 1e6
 WEIGHT = WeightedPrompt.model_json_schema()["properties"]["weight"]
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(\d++\.?\d*|\.\d+)([eE][+-]?\d+)?")
 # Parameters of the command that are no options.
 INPUT_FLAGS = ("condition", "format", "source", "timbre", "structure")
 
@@ -68,14 +71,17 @@ def flag_values(
     if prompts:
         values["prompt"] = _prompt(prompts)
     if repaints:
-        values["repaint"] = [_span(text) for text in repaints]
+        values["repaint"] = list(repaints)
     if adapters:
-        values["adapters"] = [_adapter(text) for text in adapters]
+        values["adapters"] = list(adapters)
     schemas = _flag_schemas()
     for name, text in flags.items():
         if text is not None:
-            is_plain = isinstance(text, bool) or _is_text(text, schemas[name])
-            value = text if is_plain else _value(str(text), name, schemas[name])
+            if name in READERS:
+                value = READERS[name](text)
+            else:
+                is_plain = isinstance(text, bool) or _is_text(text, schemas[name])
+                value = text if is_plain else _value(str(text), name, schemas[name])
             if name.startswith("dcw_"):
                 values.setdefault("dcw", {})[name.removeprefix("dcw_")] = value
             else:
@@ -189,7 +195,7 @@ def _metavar(schema: dict[str, Any]) -> str:
 def _is_text(text: str, schema: dict[str, Any]) -> bool:
     """Whether the option takes the text as it is; of codes, those that are no numbers."""
     types = [branch.get("type") for branch in schema.get("anyOf", [schema])]
-    return types[0] == "string" and (types[:2] != CODE_TYPES or text.startswith("<"))
+    return _metavar(schema) == NAMES or (types[0] == "string" and (types[:2] != CODE_TYPES or text.startswith("<")))
 
 
 def _prompt(texts: list[str]) -> str | list[dict[str, Any]]:
@@ -212,31 +218,8 @@ def _weighted(text: str) -> dict[str, Any]:
         ) from None
 
 
-def _span(text: str) -> dict[str, Any]:
-    start, _, end = text.partition(":")
-    try:
-        return {"start_s": _number(start), "end_s": _number(end)}
-    except ValueError:
-        raise RequestError(
-            f"expected FROM:TO in seconds, got {text!r}", field="repaint", fix="--repaint 4:7.5"
-        ) from None
-
-
-def _adapter(text: str) -> dict[str, Any]:
-    """ID or ID:STRENGTH."""
-    id_, separator, strength = text.partition(":")
-    try:
-        return {"id": id_, "strength": float(_number(strength))} if separator else {"id": id_}
-    except ValueError:
-        raise RequestError(
-            f"expected ID:STRENGTH, got {text!r:.60}", field="adapters", fix="--adapter ID:0.7"
-        ) from None
-
-
 def _value(text: str, name: str, schema: dict[str, Any]) -> Any:
-    """A number, or names; for a curve also 1,2,1, JSON, or @FILE with JSON. Raises RequestError, FileError."""
-    if _metavar(schema) == NAMES:
-        return [name.strip() for name in text.split(",")]
+    """A number; for a curve also 1,2,1, JSON, or @FILE with JSON. Raises RequestError, FileError."""
     is_list = _metavar(schema) == NUMBERS
     is_curve = is_list or _metavar(schema) == CURVE
     if is_curve and text.startswith("@"):
@@ -272,8 +255,6 @@ def _bounds(schema: dict[str, Any]) -> str:
 
 def _read_json(path: Path) -> Any:
     try:
-        return from_json(path.read_bytes(), allow_inf_nan=False)
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from error
+        return from_json(plain_utf8(read_file(path, MAX_JSON_BYTES)), allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(f"{path} is not JSON: {error}", field="options") from error

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from runtime.errors import BuildError, did_you_mean
+from runtime.folders import expanded, own_entries
 from runtime.terminal import (
     EXIT_INTERRUPTED,
     EXIT_STATUS_HELP,
@@ -43,6 +44,12 @@ class _Program:
                 raise KeyboardInterrupt  # Typer turns one outside of the command's own function into a status
             flush_output()
             raise SystemExit(status or 0)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer does; a shell expands ~ only where a word begins with it, which --out=~/x does not."""
+        rest = list(super().parse_args(ctx, args))  # type: ignore[misc]
+        ctx.params = {name: expanded(each) if isinstance(each, Path) else each for name, each in ctx.params.items()}
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write one section for each `rich_help_panel`; Arguments and Options are what has none."""
@@ -113,7 +120,7 @@ def complete_deployment(incomplete: str) -> list[str]:
     """Completions of a deployment: names of shipped ones, and TOML files in this folder or one below."""
     from runtime.config.deployment import SHIPPED
 
-    names = [path.stem for path in sorted(SHIPPED.glob("*.toml"))]
+    names = [path.stem for path in own_entries(SHIPPED, ".toml")]
     start = glob.escape(incomplete)
     files = sorted(glob.glob(f"{start}*.toml") + glob.glob(f"{start}*/*.toml"))
     return [name for name in names if name.startswith(incomplete)] + [name for name in files if name.isprintable()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Self
+from typing import Any, Self
 
 # A longer name is compared by its beginning: the comparison takes quadratic time.
 MAX_NAME_CHARACTERS = 100
@@ -25,6 +25,16 @@ class TickError(Exception):
         super().__init__(what if not fix else f"{what}\n  fix: {fix}")
         self.what = what
         self.fix = fix
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes: as it is, without a call of the constructor."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[TickError], arguments: tuple[Any, ...], members: dict[str, Any]) -> TickError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(members)
+    return error
 
 
 class ConfigError(TickError):
@@ -78,6 +88,13 @@ class NoNotesError(RequestError):
     code = "no_notes"
 
 
+class NotAudioError(RequestError):
+    """A file has no audio that can be decoded."""
+
+    code = "unsupported_media_type"
+    status = 415
+
+
 class SourceNotFoundError(RequestError):
     """There is no uploaded source with this id."""
 
@@ -128,6 +145,21 @@ class OutOfMemoryError(EngineError):
     """The device has too little free memory; engines and generations that exist already keep running."""
 
     code = "out_of_memory"
+
+    def __init__(self, what: str, *, fix: str = "lower rows, frames or depth, or close other programs") -> None:
+        super().__init__(what, fix=fix)
+
+
+class ForkedError(EngineError):
+    """A model is used in a process that was forked after it was opened: its threads are in the other one."""
+
+    code = "forked"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model was opened before this process was forked, and its threads and its device are in the other one",
+            fix='open it in each process: multiprocessing.get_context("spawn"); gunicorn without --preload',
+        )
 
 
 class CaptureError(EngineError):
@@ -209,7 +241,7 @@ class NonFiniteError(TickError):
 
 
 class CheckpointError(TickError):
-    """A checkpoint file is damaged or belongs to another model."""
+    """A sequence's state does not fit what it is continued on."""
 
     code = "checkpoint_error"
     status = 409
@@ -222,11 +254,17 @@ class StoreError(TickError):
 
 
 class StoreUnavailableError(StoreError):
-    """The store of live sessions cannot be reached now; retry after `retry_after_s`."""
+    """What is stored cannot be read or written now; retry after `retry_after_s`."""
 
     code = "store_unavailable"
     status = 503
     retry_after_s = 5.0
+
+
+class EntryUnavailableError(StoreUnavailableError):
+    """One entry of a store cannot be read or written; the others can."""
+
+    code = "entry_unavailable"
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

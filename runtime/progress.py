@@ -87,7 +87,8 @@ class ProgressBar(ProgressMeter):
 
 
 class ProgressLines(ProgressMeter):
-    """For logs and pipes: a line after a segment, at most one per LINE_INTERVAL_S, and one after the last segment."""
+    """For logs and pipes: a line after a segment or a step, at most one per LINE_INTERVAL_S, and one after the last
+    segment."""
 
     def __init__(self, num_segments: int, console: Console) -> None:
         super().__init__(num_segments)
@@ -96,10 +97,16 @@ class ProgressLines(ProgressMeter):
 
     def on_event(self, event: Event) -> None:
         super().on_event(event)
-        if isinstance(event, Finished) and (self.elapsed_s >= self._next_line_s or self.segment == self.num_segments):
-            self._next_line_s = self.elapsed_s + LINE_INTERVAL_S
-            times = f"{self.tick_ms:.0f} ms per tick, {self.elapsed_s:.1f} s so far"
-            print_line(f"segment {self.segment}/{self.num_segments}: {self.steps} steps, {times}", self._console)
+        is_due = self.elapsed_s >= self._next_line_s
+        if isinstance(event, Finished) and (is_due or self.segment == self.num_segments):
+            self._print(f"{self.steps} steps")
+        elif isinstance(event, StepDone) and is_due and self.elapsed_s >= LINE_INTERVAL_S:
+            self._print(f"step {self.step}/{self.steps}")
+
+    def _print(self, done: str) -> None:
+        self._next_line_s = self.elapsed_s + LINE_INTERVAL_S
+        times = f"{self.tick_ms:.0f} ms per tick, {self.elapsed_s:.1f} s so far"
+        print_line(f"segment {self.segment}/{self.num_segments}: {done}, {times}", self._console)
 
 
 def open_progress(num_segments: int, console: Console, *, quiet: bool) -> ProgressMeter:

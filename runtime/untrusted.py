@@ -31,11 +31,15 @@ def parse_json_object(text: bytes | str, max_members: int = MAX_JSON_MEMBERS) ->
 
     Raises MalformedJsonError; RequestError where it is not an object or a name is repeated.
     """
-    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    try:
+        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        data = plain_utf8(data)
+    except ValueError as error:
+        raise MalformedJsonError(f"not valid JSON: {error}") from None
     if data.count(b"[") + data.count(b"{") > MAX_JSON_CONTAINERS:
         raise MalformedJsonError(f"the JSON has more than {MAX_JSON_CONTAINERS} arrays and objects")
     if data.count(b":") > MAX_JSON_COLONS:
-        raise MalformedJsonError(f"the JSON has more than {max_members} members")
+        raise _too_many(max_members)
     try:
         value = from_json(data, allow_inf_nan=False)  # bounds the depth, refuses NaN; json.loads sees every name
         json.loads(data, object_pairs_hook=_MemberCount(max_members).add)
@@ -44,6 +48,29 @@ def parse_json_object(text: bytes | str, max_members: int = MAX_JSON_MEMBERS) ->
     if not isinstance(value, dict):
         raise RequestError("expected a JSON object")
     return value
+
+
+def plain_utf8(data: bytes) -> bytes:
+    """A text's bytes without the mark (BOM) that Notepad and PowerShell begin it with. Raises ValueError for UTF-16."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:4]:
+        raise ValueError("it is UTF-16, expected UTF-8: save it again with the encoding UTF-8")
+    return data.removeprefix(b"\xef\xbb\xbf")
+
+
+def check_members(value: Any, max_members: int = MAX_JSON_MEMBERS) -> None:
+    """Raises MalformedJsonError where what another parser has read has more members than parse_json_object takes."""
+    waiting, members = [value], 0
+    while waiting and members <= max_members:
+        item = waiting.pop()
+        members += len(item) if isinstance(item, dict) else 0
+        inner = item.values() if isinstance(item, dict) else item
+        waiting += [each for each in inner if isinstance(each, dict | list)]
+    if members > max_members:
+        raise _too_many(max_members)
+
+
+def _too_many(max_members: int) -> MalformedJsonError:
+    return MalformedJsonError(f"the JSON has more than {max_members} members")
 
 
 class _MemberCount:
@@ -56,7 +83,7 @@ class _MemberCount:
         """Count the members of one object."""
         self._count += len(pairs)
         if self._count > self._limit:
-            raise MalformedJsonError(f"the JSON has more than {self._limit} members")
+            raise _too_many(self._limit)
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:

@@ -14,10 +14,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.access_control import KEY_HEADERS, AuthMiddleware
+from server.asgi.headers import GENERATION_HEADERS
 from server.asgi.middleware import PlacesMiddleware, RequestContextMiddleware
 from server.asgi.openapi import openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
-from server.compat import acestep, elevenlabs, lyria
+from server.compat import acestep, lyria
 from server.compat.errors import ErrorShapeMiddleware
 from server.compat.osc.opening import open_osc
 from server.config import ServerSettings
@@ -27,29 +28,12 @@ from server.mcp import routes as mcp
 from server.routes import adapters, generations, health, models, sources, tick_profile
 from server.service.service import Service
 
-COMPAT = {"lyria": lyria, "acestep": acestep, "elevenlabs": elevenlabs, "mcp": mcp}
+COMPAT = {"lyria": lyria, "acestep": acestep, "mcp": mcp}
 DESCRIPTION = """Flow-matching diffusion as a live stream: text and audio in, audio out while it is generated.
 
 Live sessions are played over a WebSocket: [the protocol of WS /v1/live](docs/live). So are those of Google's Lyria
 RealTime, one of [other people's clients](docs/clients)."""
-EXPOSED_HEADERS = (
-    REQUEST_ID_HEADER,
-    "X-Generation-Id",
-    "X-Seed",
-    "X-Model",
-    "X-Model-Version",
-    "X-Parameters",
-    "X-Parameters-Omitted",
-    "X-Prompt-Unknown",
-    "X-Prompt-Near",
-    "X-Prompt-Meaning",
-    "X-Estimated",
-    "X-Sample-Rate",
-    "X-Channels",
-    "X-Bit-Depth",
-    "Retry-After",
-)
-
+EXPOSED_HEADERS = (REQUEST_ID_HEADER, *GENERATION_HEADERS, "Retry-After")
 # Of assistants in browsers.
 MCP_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Mcp-Method", "Mcp-Name", "Last-Event-ID")
 

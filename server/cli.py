@@ -16,6 +16,7 @@ from runtime.config.targets import Target
 from runtime.errors import TickError
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.task_progress import OPENING, waiting
 from runtime.terminal import log_to_stderr, print_line
 from server.app import create_app
 from server.config import ServerSettings, load_settings, setting_help
@@ -64,8 +65,9 @@ def run(
     settings = load_settings(table, deployment.path.parent, host=host, port=port, insecure=insecure)
 
     def open_and_start() -> Pipeline:
-        pipeline = built or open_pipeline(deployment, target=target)
-        pipeline.start()
+        with waiting(OPENING):
+            pipeline = built or open_pipeline(deployment, target=target)
+            pipeline.start()
         return pipeline
 
     def ready() -> None:

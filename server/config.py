@@ -27,17 +27,20 @@ from pydantic_settings import (
 from runtime.config.deployment import RuntimeConfig
 from runtime.config.explain import explain
 from runtime.errors import ConfigError
+from runtime.folders import expanded
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 logger = logging.getLogger("tickrt.server")
 PREFIX = "TICKRT_"
+# Characters of the addresses of edges.
+MAX_ADDRESSES = 768
 # As browsers send it: lower case, no path, the port only where it is not the scheme's own.
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 PATHS = ("state", "certificate", "private_key")
 # Other people's clients that are answered (server/compat, server/mcp).
-Client = Literal["lyria", "acestep", "elevenlabs", "mcp"]
+Client = Literal["lyria", "acestep", "mcp"]
 CLIENTS: tuple[Client, ...] = get_args(Client)
 
 
@@ -108,7 +111,7 @@ class ServerSettings(BaseSettings):
     response_budget_bytes: int = Field(
         default=512 * MIB,
         ge=MIB,
-        description="Memory for responses that are made or read; half of it for one client (503; 422 where one "
+        description="Memory for responses that are made or read; half of it for one client (429; 503; 422 where one "
         "response is larger).",
     )
     client_in_flight: int | None = Field(
@@ -129,6 +132,11 @@ class ServerSettings(BaseSettings):
     drain_s: float = Field(default=30.0, ge=0, description="How long what is in flight may take at the end.")
     tick_timeout_s: float = Field(
         default=5.0, gt=0, description="Age of the last tick, with work in flight, from which /health/live answers 503."
+    )
+    thread_timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="The same for a piece of work in other threads, such as a decode.",
     )
 
     codec_workers: int = Field(
@@ -178,12 +186,18 @@ class ServerSettings(BaseSettings):
         ge=MIB,
         description="Disk space of finished audio that clients fetch later: ACE-Step's, and as much for assistants.",
     )
-    result_keep_s: float = Field(default=3600.0, gt=0, description="How long that audio is kept.")
+    result_keep_s: float = Field(
+        default=3600.0, gt=0, description="How long that audio is kept, and what made a generation."
+    )
     max_sessions: int = Field(default=64, ge=1, le=4096, description="Live sessions at a time.")
     client_sessions: int = Field(
         default=4, ge=0, description="Live sessions of one client address at a time; 0 is no limit."
     )
-    session_keep_s: float = Field(default=60.0, gt=0, description="How long a session waits for its client's return.")
+    session_keep_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="How long a session waits for its client's return; less where its place is needed.",
+    )
     max_refresh_s: float = Field(
         default=4.0,
         gt=0,
@@ -214,6 +228,8 @@ class ServerSettings(BaseSettings):
         for address in [given] if isinstance(given, str) and given else given:
             if not (ORIGIN.fullmatch(address) and address.startswith(("http://", "https://"))):
                 raise ValueError(f"{address!r:.100} is not an address such as https://example.org, without a path")
+        if sum(map(len, given)) > MAX_ADDRESSES:
+            raise ValueError(f"expected at most {MAX_ADDRESSES} characters in all: a header of the page names them")
         return given
 
     @field_validator("allowed_origins")
@@ -232,7 +248,7 @@ class ServerSettings(BaseSettings):
     def _is_a_path(cls, path: Any) -> Any:
         if path == "":
             raise ValueError("is empty; omit it")
-        return path
+        return expanded(Path(path)) if isinstance(path, str | Path) else path
 
     @field_validator("api_key", "admin_key")
     @classmethod
@@ -289,7 +305,7 @@ def load_settings(table: Mapping[str, Any], folder: Path = Path(), **flags: Any)
 
     folder: where the table's relative paths begin.
     """
-    paths = {name: folder / table[name] for name in PATHS if isinstance(table.get(name), str)}
+    paths = {name: folder / expanded(Path(table[name])) for name in PATHS if isinstance(table.get(name), str)}
 
     class _Loaded(ServerSettings):
         @classmethod

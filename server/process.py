@@ -2,8 +2,8 @@
 
 First SIGTERM or SIGINT, and POST /admin/drain: not ready, new work is refused, live sessions are handed over, work in
 flight may finish within `drain_s`. Second signal: exit at once. SIGHUP: replace the engines by the current builds. A
-tick loop that has died or hangs ends the process with the exit status of a failed engine, so that a supervisor restarts
-it.
+thread that serves many and has died or hangs ends the process with the exit status of a failed engine, so that a
+supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -35,11 +36,13 @@ from server.asgi.connection import make_protocol
 from server.asgi.tls import tls_context
 from server.asgi.websocket import WebSocketProtocol
 from server.config import MIB, ServerSettings
-from server.service.liveness import not_live
+from server.service.liveness import OVERDUE, not_live
 from server.service.service import Service
 
 ABORT_TIMEOUT_S = 2.0
 HANG_TIMEOUT_S = 60.0
+# Of a server whose thread has died, for all that it has open.
+CLOSE_TIMEOUT_S = 10.0
 PING_S = 10.0
 # 10 s of float32 stereo at 48 kHz, the longest piece of audio that a client may write at once.
 MAX_WEBSOCKET_MESSAGE_BYTES = 4 * MIB
@@ -119,11 +122,15 @@ def _raise_file_limit(wanted: int) -> int:
 
 
 class TickServer(uvicorn.Server):
-    """uvicorn's server with draining, reload and `exit_code`. `on_ready` is called once the pipeline is ready."""
+    """uvicorn's server with draining, reload and `exit_code`. `on_ready` is called once the pipeline is ready.
+
+    close_limit: started when it closes because a thread has died; None where more than the server runs in the process.
+    """
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_ready: Callable[[], None] | None = None) -> None:
         super().__init__(uvicorn_config(app, settings))
         self.exit_code = 0
+        self.close_limit: threading.Timer | None = None
         self._service: Service = app.state.service
         self._settings = settings
         self._on_ready = on_ready
@@ -195,20 +202,27 @@ class TickServer(uvicorn.Server):
         return not is_busy or now_s >= self._drain_until_s
 
     def _is_broken(self) -> bool:
-        """Whether the loop has died; one that hangs for HANG_TIMEOUT_S ends the process."""
+        """Whether a thread has died; one that hangs for HANG_TIMEOUT_S ends the process."""
         problem = not_live(self._service)
         if problem is None:
             self._broken_since_s, self.exit_code = None, 0
             return False
         now_s = time.monotonic()
-        self._broken_since_s = self._broken_since_s or now_s
+        if self._broken_since_s is None:
+            self._broken_since_s = now_s
+            logger.error("the server is not live: %s", problem.what)
         self.exit_code = EXIT_ENGINE
-        if problem.code != "tick_overdue":
+        if not problem.code.endswith(OVERDUE):
             return not self._service.admission.permits or now_s - self._broken_since_s > ABORT_TIMEOUT_S
         if now_s - self._broken_since_s > HANG_TIMEOUT_S:
-            logger.error("the tick loop hangs: %s", problem.what)
             os._exit(EXIT_ENGINE)
         return False
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close connections. What is closed after that may wait for the thread that has died, but not for ever."""
+        if self.exit_code and self.close_limit is not None:
+            self.close_limit.start()
+        await super().shutdown(sockets)
 
     async def _abort_all(self) -> None:
         self._service.admission.drain()
@@ -251,11 +265,16 @@ def serve(
     """Serve until a signal or a failure; returns the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     server = TickServer(app, settings, on_ready)
+    server.close_limit = threading.Timer(CLOSE_TIMEOUT_S, os._exit, (EXIT_ENGINE,))
+    server.close_limit.daemon = True
 
     async def run() -> None:
         if hasattr(signal, "SIGHUP"):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
         await server.serve(sockets=[listener])
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        server.close_limit.cancel()
     return server.exit_code

@@ -17,6 +17,10 @@ from pathlib import Path
 import pytest
 from helpers.paths import ROOT
 
+from engine_build.shipping import bundle_files
+from runtime.config.deployment import load_deployment
+from runtime.engines.adapter_files import adapter_files
+
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
@@ -103,6 +107,16 @@ def test_every_file_that_the_demo_names_is_in_the_wheel() -> None:
     patterns = SETUPTOOLS["package-data"]["tickrt.configs.demo"]
     assert "tokenizer.json" in files
     assert not {file for file in files if not any(fnmatch(file, pattern) for pattern in patterns)}
+
+
+def test_every_file_beside_the_code_is_in_the_wheel() -> None:
+    """But READMEs, and the clients to copy, which are read in the repository."""
+    patterns = [(ROOT / name.replace(".", "/"), found) for name, found in SETUPTOOLS["package-data"].items()]
+    shipped = {file for folder, found in patterns for pattern in found for file in folder.glob(pattern)}
+    found = {file for name in PACKAGES for file in (ROOT / name).rglob("*.*") if file.suffix not in (".py", ".pyc")}
+    assert ROOT / "server/asgi/examples.json" in shipped
+    left = {file for file in found - shipped if file.name not in ("README.md", "py.typed")}
+    assert [file for file in left if not file.is_relative_to(ROOT / "server/clients")] == []
 
 
 @pytest.mark.parametrize("command", sorted(PROJECT["scripts"]))
@@ -283,3 +297,11 @@ def test_help_lists_every_target(checkout: Path) -> None:
         "clean",
     ):
         assert re.search(rf"^  {target} +\w", text, re.MULTILINE), target
+
+
+def test_the_wheel_has_what_the_demo_deployment_names_and_nothing_else() -> None:
+    deployment = load_deployment(ROOT / "configs/demo.toml")
+    assert deployment.adapters is not None
+    named = {*bundle_files(deployment.bundle), *adapter_files(deployment.adapters)}
+    patterns = SETUPTOOLS["package-data"]["tickrt.configs.demo"]
+    assert {file for pattern in patterns for file in deployment.bundle.glob(pattern)} == named

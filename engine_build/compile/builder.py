@@ -17,10 +17,12 @@ from engine_build.compile.engine_folder import locked, partial_folder, publish_e
 from engine_build.compile.environment import BuildEnvironment, build_environment
 from engine_build.compile.merged_adapters import with_merged_adapters
 from engine_build.compile.rebuild_check import RebuildDecision, check_graphs, check_rebuilds
+from engine_build.compile.rows_check import check_rows
 from engine_build.compile.stems_check import check_stems
 from engine_build.compile.targets import COMPILERS, BuildTask, Facts, engine_error, measured
 from engine_build.compile.worker import BuildLog, Worker
 from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE, BuildRequest, for_target, request_of
+from engine_build.graphs.axis_names import decoder_graph
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import model_of
 from runtime.config.deployment import Deployment, build_command
@@ -85,10 +87,11 @@ def build(
         for doubt in check_graphs(decisions):
             if report is not None:
                 report.note(doubt)
+        check_rows((each.spec for each in decisions if each.action == "build"), request.options)
         stems = request.bundle.stems
         if stems is not None and not stems.tracks and any(each.action == "build" for each in decisions):
             check_stems(request.bundle, request.options)
-        with Worker() as worker:
+        with Worker(request.options.watchdog_s) as worker:
             manifests = [
                 _build_or_reuse(decision, request, folder, environment, worker, report) for decision in decisions
             ]
@@ -119,7 +122,7 @@ def build_engine(
     started = time.monotonic()
     log = log or BuildLog()
     with contextlib.ExitStack() as stack:
-        used = stack.enter_context(Worker()) if worker is None else worker
+        used = stack.enter_context(Worker(request.options.watchdog_s)) if worker is None else worker
         partial = stack.enter_context(partial_folder(folder, name))
         decision = stack.enter_context(with_merged_adapters(decision, request.deployment, folder))
         graph = stack.enter_context(graph_in_precision(decision, request, folder, log))
@@ -151,13 +154,12 @@ def graph_in_precision(
     if precision == "fp32":
         yield spec.graph
         return
-    from engine_build.precision.recipe import changes_anything, without_kernel, write_model_recipe
+    from engine_build.precision.recipe import changes_anything, without_kernel, write_recipe
 
     with partial_folder(folder, f"{spec.name}.{precision}") as partial:
         path = partial / f"{spec.name}.onnx"
-        without, model = without_kernel(wanted.target, precision), model_of(spec.graph)
-        decided = _quantization(decision, request, folder)
-        write_model_recipe(model, spec.graph.folder, path, precision, without=without, quantization=decided)
+        without, decided = without_kernel(wanted.target, precision), _quantization(decision, request, folder)
+        write_recipe(spec.graph, path, precision, without=without, quantization=decided)
         graph = read_graph(path)
         if not changes_anything(model_of(graph), precision):
             rest = "fp32" if decided is None else EIGHT_BITS_BASE
@@ -212,7 +214,7 @@ def _quantization(decision: RebuildDecision, request: BuildRequest, folder: Path
     target, threads = decision.wanted.target, request.options.threads
     if spec.name == "decoder":
         return quantization_for(target, precision, bundle, spec.graph, threads)
-    decoder = replace(spec, name="decoder", graph=read_graph(bundle.graph_path(bundle.decoder.graph)))
+    decoder = replace(spec, name="decoder", graph=decoder_graph(bundle))
     with with_merged_adapters(replace(decision, spec=decoder), request.deployment, folder) as found:
         return quantization_for(target, precision, bundle, found.spec.graph, threads)
 

@@ -14,22 +14,42 @@ import filelock
 from engine_build.compile.rebuild_check import RebuildDecision, unwanted_manifests
 from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, measurement_path, publish, read_manifest
 from runtime.errors import BuildError, EngineError
+from runtime.folders import own_entries
+from runtime.stored_files import unavailable_now
 
 PARTIAL_SUFFIX = ".partial"
 PROBE_BYTES = 2**20
+BEFORE_SUFFIX = ".before"
 LOCK_SUFFIX = ".lock"
 
 
 def publish_engine(partial: Path, folder: Path, manifest: Manifest) -> None:
-    """Move a complete engine into `folder`: data, engine, manifest. Interrupted in between, all of them are removed."""
+    """Move a complete engine into `folder`: data, engine, manifest. Those before it come back where that fails."""
     names = [*manifest.data_files, manifest.engine_file, f"{manifest.name}{MANIFEST_SUFFIX}"]
+    before = folder / f"{manifest.name}{BEFORE_SUFFIX}"
+    before.mkdir()
     try:
         for name in names:
-            publish(partial / name, folder / name)
+            with contextlib.suppress(FileNotFoundError):
+                (folder / name).rename(before / name)
+        try:
+            for name in names:
+                publish(partial / name, folder / name)
+            before.rename(partial / BEFORE_SUFFIX)
+        except BaseException:
+            for name in names:
+                (folder / name).unlink(missing_ok=True)
+            raise
     except BaseException:
-        for name in names:
-            (folder / name).unlink(missing_ok=True)
+        _put_back(before)
         raise
+
+
+def _put_back(before: Path) -> None:
+    """Undo an interrupted publish_engine: the files before it come back."""
+    for file in list(before.iterdir()):
+        file.replace(before.parent / file.name)
+    before.rmdir()
 
 
 @contextlib.contextmanager
@@ -67,7 +87,7 @@ def lock_of(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create the folder if needed and lock it against a second build; leftovers of a killed one are removed."""
+    """Create the folder if needed and lock it against a second build; what a killed one has left is undone."""
     # Nothing waits: a second build is refused at once.
     lock = filelock.FileLock(lock_of(folder), timeout=0)
     try:
@@ -76,17 +96,22 @@ def locked(folder: Path) -> Iterator[None]:
     except filelock.Timeout:
         raise BuildError(f"another build is running in {folder}", fix="wait until it is done") from None
     except OSError as error:
-        raise BuildError(f"cannot use {folder} for engines: {error.strerror}") from error
+        what = f"cannot use {folder} for engines: {error.strerror}"
+        raise BuildError(what, fix="name another one: engines in [deployment], or TICKRT_CACHE") from error
     try:
-        remove_partials(folder)
+        with unavailable_now(f"an engine in {folder} cannot be put back"):
+            undo_interrupted(folder)
         yield
     finally:  # an interrupt may come between the creation of a partial folder and its with block
-        remove_partials(folder)
+        with contextlib.suppress(OSError):  # the next build does it
+            undo_interrupted(folder)
         lock.release()
 
 
-def remove_partials(folder: Path) -> None:
-    """Remove incomplete engines. The caller holds the folder's lock."""
+def undo_interrupted(folder: Path) -> None:
+    """Put replaced engines back, and remove incomplete ones. The caller holds the folder's lock. Raises OSError."""
+    for before in own_entries(folder, BEFORE_SUFFIX):
+        _put_back(before)
     for left in folder.glob(f"*{PARTIAL_SUFFIX}"):
         shutil.rmtree(left, ignore_errors=True)
 

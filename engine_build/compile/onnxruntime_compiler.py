@@ -20,6 +20,7 @@ from engine_build.graphs.reference_session import (
     session,
 )
 from engine_build.graphs.slot_sums import with_slot_sums
+from runtime.engines.graph_bodies import all_nodes, reads
 from runtime.engines.onnxruntime_cuda import (
     CUDA_PROVIDER,
     DATA_FOLDER_ENTRY,
@@ -73,7 +74,7 @@ def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
         shape_inference.infer_shapes(lower, check_type=True, strict_mode=True)
     except shape_inference.InferenceError:
         return model
-    return lower if all(_is_known(node) for node in lower.graph.node) else model
+    return lower if all(_is_known(node) for node in all_nodes(lower.graph)) else model
 
 
 def _is_known(node: onnx.NodeProto) -> bool:
@@ -127,7 +128,7 @@ def _cuda_session(source: Path | bytes, chosen: Any, label: str, tf32: bool) -> 
 def _check_on_gpu(label: str, opened: Any, compiled: onnx.ModelProto) -> None:
     """Raises BuildError where a node on the host reads data; nodes that compute sizes run there by design."""
     data = _data_values(compiled.graph)
-    reading = {node.name for node in compiled.graph.node if data.intersection(node.input) and node.op_type != "Shape"}
+    reading = {node.name for node in compiled.graph.node if data.intersection(reads(node)) and node.op_type != "Shape"}
     parts = opened.get_provider_graph_assignment_info()
     try:
         check_on_device(label, parts, FIX_KERNELS)
@@ -142,6 +143,6 @@ def _data_values(graph: onnx.GraphProto) -> set[str]:
     """The values that depend on the inputs' content, not only on their sizes."""
     found = {value.name for value in graph.input}
     for node in graph.node:
-        if node.op_type not in ("Shape", "Size") and found.intersection(node.input):
+        if node.op_type not in ("Shape", "Size") and found.intersection(reads(node)):
             found.update(node.output)
     return found

@@ -43,6 +43,7 @@ from runtime.engines.manifest import (
 )
 from runtime.engines.value_shapes import value_shapes
 from runtime.errors import BuildError, EngineError, EngineMismatchError, EngineNotBuiltError
+from runtime.folders import own_entries
 
 # The solver's results are the state itself; a structure code jumps where a value crosses a limit, and so does a token.
 EXACT_KINDS = ("rows", "step", "structure_encode", "sampler")
@@ -168,7 +169,7 @@ def identity(
         tool_versions=environment.tool_versions,
         device=environment.device,
         graph_sha256=spec.graph.sha256,
-        build={**build_options(spec, target, options), **(merged if spec.kind == "decoder" else {})},
+        build={**build_options(spec, target, options), **spec.made_with, **(merged if spec.kind == "decoder" else {})},
         shapes=spec.shapes,
         features=spec.features,
     )
@@ -249,7 +250,7 @@ def total_memory_bytes(decisions: Iterable[RebuildDecision]) -> int:
 def unwanted_manifests(folder: Path, decisions: list[RebuildDecision]) -> list[Path]:
     """Manifests of engines that the deployment no longer has."""
     wanted = {manifest_path(folder, decision.spec.name) for decision in decisions}
-    return sorted(set(folder.glob(f"*{MANIFEST_SUFFIX}")) - wanted)
+    return [path for path in own_entries(folder, MANIFEST_SUFFIX) if path not in wanted]
 
 
 def _check_engine(

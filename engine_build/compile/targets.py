@@ -19,7 +19,7 @@ from engine_build.compile.timing_cache import TIMING_CACHE_FOLDER, cache_path
 from engine_build.compile.worker import BuildLog, PlanRequest, Worker
 from engine_build.config import RTX_OPTIONS, TENSORRT_OPTIONS, BuildConfig
 from engine_build.graphs.graph_file import Graph, data_files
-from engine_build.graphs.reference_session import graph_session, onnxruntime_errors, open_onnxruntime
+from engine_build.graphs.reference_session import graph_session, onnxruntime_errors, open_onnxruntime, run_reason
 from engine_build.graphs.tensorrt_preparation import prepared
 from engine_build.specs.engine_spec import sizes_at
 from runtime.config.bundle import load_bundle
@@ -78,7 +78,7 @@ def engine_error(task: BuildTask) -> tuple[dict[str, float], Facts]:
         return COMPILERS[task.decision.wanted.target].measure(task)
     except onnxruntime_errors() as cause:
         raise BuildError(
-            f"{task.decision.spec.graph.label} fails to run at a shape of the deployment's ranges: {cause}",
+            f"{task.decision.spec.graph.label} fails to run at a shape of the deployment's ranges: {run_reason(cause)}",
             fix="check frame_multiple in bundle.toml and the shape ranges",
         ) from cause
 
@@ -91,7 +91,7 @@ def _recipe_error(task: BuildTask) -> tuple[dict[str, float], Facts]:
     spec, recipe = task.decision.spec, task.decision.wanted.build.get("precision", "fp32")
     if spec.name != "decoder" or recipe == "fp32":
         return {}, {}
-    from engine_build.precision.error import measure
+    from engine_build.precision.error import recipe_error
     from engine_build.precision.recipe import without_kernel
     from engine_build.precision.sample_states import decoder_sample_states, steps_of
     from engine_build.precision.sensitivity import quantization_for
@@ -99,8 +99,8 @@ def _recipe_error(task: BuildTask) -> tuple[dict[str, float], Facts]:
     bundle, threads, target = load_bundle(task.deployment.bundle), task.options.threads, task.decision.wanted.target
     states = decoder_sample_states(bundle, spec.graph, steps=steps_of(spec.graph), threads=threads)
     without, decided = without_kernel(target, recipe), quantization_for(target, recipe, bundle, spec.graph, threads)
-    error = measure(spec.graph, recipe, states, without=without, quantization=decided, threads=threads)
-    return error, {} if decided is None else {"not_in_8_bits": decided.kept}
+    error = recipe_error(spec.graph, recipe, list(states), without=without, quantization=decided, threads=threads)
+    return error.summary(), {} if decided is None else {"not_in_8_bits": decided.kept}
 
 
 def _compile_cpu(task: BuildTask) -> Facts:

@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from engine_build.compile.timing_cache import read_cache, set_aside, updating
+from engine_build.compile.timing_cache import read_cache, updating
 from engine_build.compile.worker import OnLog, PlanRequest
+from engine_build.graphs.tensorrt_rules import nested_control_flow
 from runtime.engines.tensorrt.binding import trt
 from runtime.errors import BuildError
+from runtime.stored_files import set_aside
 
 if TYPE_CHECKING:
     import tensorrt_rtx as rtx  # what only TensorRT-RTX has
@@ -40,6 +42,7 @@ COMPATIBILITIES: Mapping[str, trt.HardwareCompatibilityLevel] = {
     "same_compute_capability": trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY,
 }
 PARSE_ERRORS_SHOWN = 3
+PARSE_FIX = "export that part of the graph as other operators, or build for ONNX Runtime: --target cpu or cuda"
 # What TensorRT-RTX logs after every failed build on a machine without a driver, which it does not need, and for every
 # tensor of int64, which ours are bound as.
 NOT_NEWS = re.compile(r"cudaError 35|Make sure (in|out)put \S+ has Int64 binding")
@@ -138,8 +141,7 @@ def _parse(network: trt.INetworkDefinition, log: Log, request: PlanRequest) -> t
         return parser
     errors = [parser.get_error(index) for index in range(min(parser.num_errors, PARSE_ERRORS_SHOWN))]
     found = "; ".join(_explained(error) for error in errors)
-    fix = f"polygraphy inspect model {request.label} --show layers" if Path(request.label).is_file() else ""
-    raise BuildError(f"TensorRT cannot parse {request.label}: {found}", fix=fix)
+    raise BuildError(f"TensorRT cannot parse {request.label}: {found}", fix=PARSE_FIX)
 
 
 def _let_attention_decompose(network: trt.INetworkDefinition) -> None:
@@ -156,7 +158,9 @@ def _let_attention_decompose(network: trt.INetworkDefinition) -> None:
 
 
 def _explained(error: trt.ParserError) -> str:
-    return f"node {error.node_name()!r} ({error.node_operator()}): {error.desc()}"
+    is_unknown = error.desc() == "false" or "Plugin not found" in error.desc()
+    reason = "the parser does not support this operator" if is_unknown else error.desc()
+    return f"node {error.node_name()!r} ({error.node_operator()}): {reason}"
 
 
 def _configured(builder: trt.Builder, request: PlanRequest) -> trt.IBuilderConfig:
@@ -232,6 +236,8 @@ def _merge_timing_cache(config: trt.IBuilderConfig, cache: trt.ITimingCache, pat
     """Save this build's timings, combined with what other builds have written since."""
     with updating(path) as (data, replacement):
         others = config.create_timing_cache(data) if data else None
+        if data and others is None:
+            set_aside(path)
         if others is None or cache.combine(others, False):
             replacement.append(bytes(cache.serialize()))
 
@@ -254,8 +260,15 @@ def _write(
     if cancelled.is_set():
         raise BuildError("cancelled")
     if not is_built:
-        raise BuildError(f"TensorRT could not build {request.label}")
+        raise BuildError(f"TensorRT could not build {request.label}", fix=_build_fix(request.graph))
     return writer.hash.hexdigest()
+
+
+def _build_fix(graph: Path) -> str:
+    """What to do about a graph that is not built: of control flow inside control flow some is not (RTX 1.7)."""
+    if names := nested_control_flow(graph):
+        return f"export the graph without {names}: TensorRT does not build all control flow inside control flow"
+    return PARSE_FIX
 
 
 def _flag_names(config: trt.IBuilderConfig) -> list[str]:

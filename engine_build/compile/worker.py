@@ -1,7 +1,8 @@
 """A worker process for work that may crash the process: building a TensorRT plan, running a built engine.
 
 The parent sends (task, request) over a pipe; the worker answers with log messages and then one result or one error.
-When the pipe closes, also because the parent ended, the worker cancels its task and ends.
+When the pipe closes, also because the parent ended, the worker cancels its task and ends. A worker that hangs is
+killed, and its task given to another one, once.
 """
 
 from __future__ import annotations
@@ -21,11 +22,18 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+from engine_build.compile.watchdog import WATCHDOG_S, Watchdog, available_bytes
 from runtime.errors import BuildError, TickError
 
 CANCEL_S = 1.0
 STDERR_LINES = 5
 CRASH_FIX = "run the command again; if it crashes again, set a lower optimization_level in [build]"
+STALL_FIX = (
+    "leave it more memory: end other programs, lower workspace_mib in [build] or the largest sizes in [[shapes]]; "
+    "where it waits for something else, a larger watchdog_s in [build]"
+)
+# How often a worker is looked at, at least ten times in its watchdog's time.
+POLL_S = 1.0
 KEPT_LINES = 8
 ERRORS = ("INTERNAL_ERROR", "ERROR")
 SKIPPED_TACTIC = "skipping tactic"
@@ -68,13 +76,19 @@ class BuildLog:
         return lines
 
 
+class _StalledError(Exception):
+    """A worker hung and was killed."""
+
+
 class Worker:
     """One process that runs tasks one after the other; a context manager. It starts with the first task.
 
+    watchdog_s: after so many seconds without a message, CPU time or I/O a process hangs; 0: it never does.
     On exit, also after Ctrl-C, the pipe is closed; a process that has not ended after CANCEL_S seconds is killed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watchdog_s: float = WATCHDOG_S) -> None:
+        self._watchdog_s = watchdog_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Any] | None = None
         # Open for as long as the process runs; __exit__ closes it.
@@ -92,21 +106,55 @@ class Worker:
     def run(self, task: Task, request: Any, log: BuildLog) -> Any:
         """Run `task(request, cancelled, on_log)`, a function of a module, in the worker; returns its result.
 
-        Raises BuildError: the task's own error, or how the process ended, with the last lines of its log and stderr.
+        A task whose process hangs is run a second time, with a warning in the log. Raises BuildError: the task's own
+        error, or how the process ended, with the last lines of its log and stderr; also where it hangs again.
         """
-        connection = self._connection or self._start()
         try:
-            connection.send((task, request))
-            while (message := connection.recv())[0] == "log":
-                log.add(*message[1:])
-        except (EOFError, OSError):
-            raise BuildError(self._crash(log), fix=CRASH_FIX) from None
-        kind, *content = message
+            kind, *content = self._answer(task, request, log)
+        except _StalledError as stalled:
+            log.add("WARNING", f"{stalled}; it is tried once more")
+            try:
+                kind, *content = self._answer(task, request, log)
+            except _StalledError as again:
+                raise BuildError(f"{again}, for the second time", fix=STALL_FIX) from None
         if kind == "failed":
             what, fix = content
             words = f" ({log.last_lines})" if log.last_lines and log.last_lines not in what else ""
             raise BuildError(f"{what}{words}", fix=fix)
         return content[0]
+
+    def _answer(self, task: Task, request: Any, log: BuildLog) -> Any:
+        """The worker's last message. Raises BuildError where it crashed, _StalledError where it hung."""
+        connection = self._connection or self._start()
+        assert self._process is not None
+        watchdog = Watchdog(self._process.pid, self._watchdog_s)
+        try:
+            connection.send((task, request))
+            while True:
+                if not connection.poll(min(POLL_S, self._watchdog_s / 10 or POLL_S)):
+                    self._check(watchdog, log)
+                elif (message := connection.recv())[0] != "log":
+                    return message
+                else:
+                    log.add(*message[1:])
+                    watchdog.progress()
+        except (EOFError, OSError):
+            raise BuildError(self._crash(log), fix=CRASH_FIX) from None
+
+    def _check(self, watchdog: Watchdog, log: BuildLog) -> None:
+        """Kill a process that hangs, with those that it started."""
+        if not watchdog.is_stalled():
+            return
+        assert self._process is not None
+        free_gb = available_bytes() / 1e9
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._end()
+        last = f"; its last message: {log.last_lines}" if log.last_lines else ""
+        raise _StalledError(
+            f"the build process made no progress and used no CPU for {self._watchdog_s:g} s, with {free_gb:.1f} GB of "
+            f"memory free, and was killed{last}"
+        )
 
     def _start(self) -> Connection[Any, Any]:
         """In a session of its own: Ctrl-C reaches the parent only. What libraries print goes to the stderr file."""

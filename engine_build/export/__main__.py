@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping
-from enum import StrEnum
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from runtime.command_line import CommandLine, DefaultCommandGroup, need_packages
+from engine_build.export.acestep.family import FAMILY as ACESTEP
+from engine_build.export.bundle_export import GUIDE, ExportOptions, bundle_name, log_of, one_sentence, write_bundle
+from engine_build.export.family import (
+    COMMAND,
+    Family,
+    family_of_entry,
+    family_of_file,
+    plugged_in,
+    say,
+)
+from engine_build.export.stable_audio_3.family import FAMILY as STABLE_AUDIO_3
+from runtime.command_line import CommandLine, DefaultCommandGroup, Group, need_packages
 from runtime.config.targets import Target
 from runtime.errors import ConfigError
-from runtime.terminal import EXIT_OVER_LIMIT, Terminal, print_line, shown_path
+from runtime.terminal import EXIT_OVER_LIMIT, print_line, shown_path
 
 if TYPE_CHECKING:
-    from engine_build.export.acestep.sources import Checkpoint as AceStepCheckpoint
-    from engine_build.export.bundle_export import CheckpointSource, ExportOptions
-    from engine_build.export.check_report import CheckReport
-    from engine_build.export.parity import CheckOptions
-    from engine_build.export.stable_audio_3.sources import Checkpoint as StableAudioCheckpoint
+    from engine_build.export.bundle_tables import FamilyFacts
 
-T = TypeVar("T")
-
-NEEDED = ("torch", "diffusers", "onnxscript", "onnxruntime")
-COMMAND = "python -m engine_build.export"
-PLACE = "FOLDER|ID"
-ON_THE_HUB = "or an id on the hub, ORG/NAME[/FOLDER][@REVISION]"
-
-app = CommandLine(add_completion=False)
-acestep = CommandLine(add_completion=False, cls=DefaultCommandGroup)
-stable_audio_3 = CommandLine(add_completion=False, cls=DefaultCommandGroup)
-app.add_typer(acestep, name="acestep")
-app.add_typer(stable_audio_3, name="stable_audio_3")
-
+NEEDED: Final = ("torch", "diffusers", "onnxscript", "onnxruntime")
+OWN: Final = {"acestep": ACESTEP, "stable_audio_3": STABLE_AUDIO_3}
+FAMILY_OPTION: Final = "--family"
 
 # Options of every family.
 Out = Annotated[Path, typer.Option(help="The bundle's folder; an existing bundle is replaced.")]
@@ -42,235 +40,146 @@ DeploymentPath = Annotated[
     Path | None, typer.Option(help="Path of the deployment file to write, unless it exists. Default: OUT.toml.")
 ]
 DeploymentTarget = Annotated[Target, typer.Option("--target", help="Of the deployment file that is written.")]
-Name = Annotated[str | None, typer.Option(help="The bundle's name. Default: the checkpoint's folder.")]
-Force = Annotated[bool, typer.Option("--force", help="Start anew: use nothing of an interrupted export.")]
-NoText = Annotated[bool, typer.Option("--no-text", help="Leave the text encoder out.")]
-Seed = Annotated[int, typer.Option(min=0, help="With --random: the weights' seed.")]
-TextEncoderFolder = Annotated[
-    str | None,
-    typer.Option(
-        "--text-encoder",
-        metavar=PLACE,
-        help="T5Gemma's folder (t5gemma-b-b-ul2), or its id, where it is not in the checkpoint's.",
-    ),
+Name = Annotated[str | None, typer.Option(help="The bundle's name. Default: the checkpoint's.")]
+Description = Annotated[
+    str | None, typer.Option(help="What the bundle is, in a sentence. Default: the family's, where it has one.")
 ]
-# Options of every check.
-Checked = Annotated[
-    str, typer.Option("--checkpoint", metavar=PLACE, help=f"A folder as published, in either layout, {ON_THE_HUB}.")
+CanvasSeconds = Annotated[
+    float | None, typer.Option(min=0.1, help="Length of a full generation; shorter ones are served too.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Start anew: use nothing of an interrupted export.")]
+CheckOut = Annotated[
+    Path | None,
+    typer.Option(
+        help="A folder for the bundle, its engines, report.md, report.json and sound.wav. Default: NAME-check."
+    ),
 ]
 CheckSeconds = Annotated[
     float, typer.Option(min=1.0, max=60.0, help="Length of what is generated: twice by each, in float32.")
 ]
 CheckTarget = Annotated[Target, typer.Option(help="Where TickRT runs; what it is compared with runs on the CPU.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON, not as Markdown.")]
-CHECK_OUT = "A folder for the bundle, its engines, report.md, report.json and sound.wav."
 
 
-class RandomSize(StrEnum):
-    """The published sizes of Stable Audio 3."""
+class Families(Group):
+    """Families by name: ours; those of installed packages and of files, which are loaded when they are called."""
 
-    SMALL = "small"
-    MEDIUM = "medium"
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`--family FILE` and `--family NAME` are a family's command, as NAME alone is."""
+        first, equals, value = args[0].partition("=") if args else ("", "", "")
+        if first == FAMILY_OPTION:
+            args = [value, *args[1:]] if equals else args[1:]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names; a file has none."""
+        return sorted({*super().list_commands(ctx), *plugged_in()})
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """The family's command; None where there is no such family. Raises ConfigError where it cannot be loaded."""
+        if (own := super().get_command(ctx, name)) is not None:
+            return own
+        entry = plugged_in().get(name)
+        if entry is None and not (name.endswith(".py") or Path(name).is_file()):
+            return None
+        need_packages(*NEEDED)
+        family = family_of_file(Path(name)) if entry is None else family_of_entry(entry)
+        return typer.main.get_command(family_app(family))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Ours with their titles, others with the package that they are of: they are not loaded for it."""
+        rows = [(name, str(self.commands[name].get_short_help_str(100))) for name in sorted(self.commands)]
+        others = {name: entry for name, entry in sorted(plugged_in().items()) if name not in self.commands}
+        rows += [(name, f"Of {entry.dist.name if entry.dist else entry.value}.") for name, entry in others.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+app = CommandLine(add_completion=False, cls=Families)
 
 
 @app.callback()
-def export() -> None:
+def export(
+    family: Annotated[
+        Path | None, typer.Option(FAMILY_OPTION, metavar="FILE", help=f"In place of FAMILY: a file, as {GUIDE} has it.")
+    ] = None,
+) -> None:
     """Model checkpoints as bundles: ONNX graphs and bundle.toml. Needs pip install 'tickrt[export]'."""
 
 
-@acestep.callback()
-def _acestep() -> None:
-    """ACE-Step v1.5: a bundle (the word `export` may be left out), or a check of a checkpoint on this machine."""
+def family_app(family: Family) -> CommandLine:
+    """A family's commands, with its own options and those of every family."""
+    title = family.title or family.name
+    is_checked = family.check is not None
+    own = CommandLine(
+        add_completion=False,
+        cls=DefaultCommandGroup,
+        help=f"{title}: a bundle (the word `export` may be left out)"
+        + (", or a check of a checkpoint on this machine." if is_checked else "."),
+    )
+    own.callback()(lambda: None)
+    own.command("export", help=inspect.getdoc(family.export))(_command(export_bundle, family, family.export))
+    if family.check is not None:
+        own.command("check", help=inspect.getdoc(family.check))(_command(check_bundle, family, family.check, given=1))
+    return own
 
 
-@acestep.command("export")
-def export_acestep(
+def export_bundle(
+    family: Family,
+    own: Mapping[str, Any],
+    *,
     out: Out,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar=PLACE,
-            help="A folder as published: in diffusers' layout (transformer/, vae/, ...) or ACE-Step's own; "
-            f"{ON_THE_HUB}.",
-        ),
-    ] = None,
-    random: Annotated[
-        bool, typer.Option("--random", help="Seeded random weights at ACE-Step v1.5's published sizes, for benchmarks.")
-    ] = False,
-    planner: Annotated[
-        str | None,
-        typer.Option(
-            metavar=PLACE,
-            help="A folder with the 5 Hz language model (acestep-5Hz-lm-0.6B), or its id; "
-            "with --random: 0.6b, 1.7b or 4b.",
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            metavar=PLACE,
-            help="A smaller one with the same tokens, that drafts what the planner verifies; the plans stay.",
-        ),
-    ] = None,
     deployment: DeploymentPath = None,
     target: DeploymentTarget = "cpu",
     name: Name = None,
-    canvas_seconds: Annotated[
-        float, typer.Option(min=1.0, max=600.0, help="Length of a full generation. 240 serves 60, 120 and 240 s too.")
-    ] = 60.0,
+    description: Description = None,
+    canvas_seconds: CanvasSeconds = None,
     force: Force = False,
-    no_text: NoText = False,
-    seed: Seed = 0,
-    xl: Annotated[bool, typer.Option("--xl", help="With --random: the sizes of XL.")] = False,
-    layers: Annotated[int | None, typer.Option(min=1, max=64, help="With --random: layers, of 24.")] = None,
-    hidden: Annotated[int | None, typer.Option(min=8, help="With --random: hidden size, of 2048.")] = None,
-    intermediate: Annotated[int | None, typer.Option(min=8, help="With --random: the MLP's size, of 6144.")] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="With --random: attention heads, of 16.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="With --random: key and value heads, of 8.")] = None,
-    head_dim: Annotated[int | None, typer.Option(min=8, help="With --random: a head's width, of 128.")] = None,
-    condition: Annotated[int | None, typer.Option(min=8, help="With --random: condition width, of 2048.")] = None,
 ) -> None:
-    """Export ACE-Step v1.5: decoder, codec and, where the checkpoint has one, text encoder.
-
-    Every graph is compared with its module. Afterwards: tickrt-build DEPLOYMENT, tickrt-bench DEPLOYMENT.
-    """
-    sizes = {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "encoder_hidden_size": condition,
-    }
+    """Export a family's bundle and write a first deployment. own: the family's options. Raises TickError."""
     need_packages(*NEEDED)
-    from engine_build.export.bundle_export import ExportOptions, bundle_name
-
-    source = _source(checkpoint, random, seed, _given(sizes), planner, draft, xl)
+    with one_sentence(family.name, log_of(out)):
+        export = family.export(**own)
+    described = description or export.source.description
+    if not described:
+        raise ConfigError("the bundle has no description, a sentence on what it is", fix='--description "..."')
     options = ExportOptions(
-        bundle_name(name or source.name, "acestep"),
-        canvas_seconds,
-        with_text=not no_text,
-        description=source.description,
+        bundle_name(name or export.source.name, family.name),
+        _canvas_s(family, canvas_seconds),
+        description=described,
         force=force,
     )
-    _export(source, out, deployment, target, options)
+    facts = write_bundle(export, out, options, say)
+    with one_sentence("deployment", log_of(out)):
+        path = _write_deployment(deployment, out, lambda path: export.deployment_text(facts, out, path, target))
+    _conclude(out, path, facts)
 
 
-@acestep.command("check")
-def check_acestep(
-    checkpoint: Checked,
-    out: Annotated[Path, typer.Option(help=CHECK_OUT)] = Path("acestep-check"),
+def check_bundle(
+    family: Family,
+    own: Mapping[str, Any],
+    *,
+    out: CheckOut = None,
     seconds: CheckSeconds = 10.0,
     target: CheckTarget = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Compare a checkpoint's bundle with diffusers' pipeline on this machine: latents, audio, times, and a WAV file.
-
-    The report can be sent to us: it has figures, no paths, no names, no audio. Nothing leaves this machine by itself.
-    """
-    need_packages(*NEEDED, "transformers")
-    from engine_build.export.acestep.check import check_checkpoint
-    from engine_build.export.parity import CheckOptions
-
-    source = _acestep_checkpoint(checkpoint)
-    _check(CheckOptions(out, seconds, target), as_json, lambda options: check_checkpoint(source, options, _say))
-
-
-@stable_audio_3.callback()
-def _stable_audio_3() -> None:
-    """Stable Audio 3: a bundle (the word `export` may be left out), or a check of a checkpoint on this machine."""
-
-
-@stable_audio_3.command("export")
-def export_stable_audio_3(
-    out: Out,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar=PLACE,
-            help="A folder as published (model_config.json, model.safetensors), or in diffusers' layout; "
-            f"{ON_THE_HUB}.",
-        ),
-    ] = None,
-    random: Annotated[
-        RandomSize | None,
-        typer.Option(help="Seeded random weights at the published sizes of small or medium, for benchmarks."),
-    ] = None,
-    text_encoder: TextEncoderFolder = None,
-    deployment: DeploymentPath = None,
-    target: DeploymentTarget = "cpu",
-    name: Name = None,
-    canvas_seconds: Annotated[
-        float, typer.Option(min=1.0, max=380.0, help="Length of a full generation; shorter ones are served too.")
-    ] = 120.0,
-    force: Force = False,
-    no_text: NoText = False,
-    seed: Seed = 0,
-    layers: Annotated[
-        int | None, typer.Option(min=1, max=64, help="With --random: layers of the decoder and of the codec's halves.")
-    ] = None,
-) -> None:
-    """Export Stable Audio 3: decoder, codec and, where the checkpoint has one, text encoder.
-
-    The weights are under the Stability AI Community License, the text encoder is under the Gemma terms: read them.
-    """
-    need_packages(*NEEDED)
-    from engine_build.export.bundle_export import ExportOptions, bundle_name
-    from engine_build.export.stable_audio_3.bundle_text import deployment_text
-    from engine_build.export.stable_audio_3.export import export_bundle
-    from engine_build.export.stable_audio_3.sources import RandomWeights, StableAudioSource
-
-    if (random is None) == (checkpoint is None):
-        raise ConfigError(
-            "expected either --checkpoint FOLDER or --random SIZE", fix="--random small --layers 2 for a quick look"
-        )
-    source: StableAudioSource
-    if random is not None:
-        if text_encoder is not None:
-            raise ConfigError("--text-encoder belongs to --checkpoint", fix="leave it out")
-        source = RandomWeights.of_layers(random.value, seed, layers)
-    else:
-        if layers is not None:
-            raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
-        assert checkpoint is not None
-        source = _stable_audio_checkpoint(checkpoint, text_encoder)
-    options = ExportOptions(
-        bundle_name(name or source.name, "stable-audio-3"),
-        canvas_seconds,
-        with_text=not no_text,
-        description=source.description,
-        force=force,
-    )
-    facts = export_bundle(source, out, options, _say)
-    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path, target))
-    _conclude(out, path, facts.figures, None if facts.text_encoder else facts.has_null_condition)
-
-
-@stable_audio_3.command("check")
-def check_stable_audio_3(
-    checkpoint: Checked,
-    text_encoder: TextEncoderFolder = None,
-    out: Annotated[Path, typer.Option(help=CHECK_OUT)] = Path("stable-audio-3-check"),
-    seconds: CheckSeconds = 10.0,
-    audio: Annotated[
-        Path | None,
-        typer.Option(help="A file of music, for checks 1, 5 and 7; it stays here. Default: a clip of ours."),
-    ] = None,
-    target: CheckTarget = "cpu",
-    as_json: AsJson = False,
-) -> None:
-    """Answer by a checkpoint's weights where published implementations contradict each other, and compare its bundle.
-
-    The report can be sent to us: it has figures, no paths, no names, no audio. Nothing leaves this machine by itself.
-    """
+    """Make a report, write it into `out`, and print it. Raises typer.Exit where a check failed."""
     need_packages(*NEEDED, "transformers")
     from engine_build.export.parity import CheckOptions
-    from engine_build.export.stable_audio_3.check import check_checkpoint
 
-    source = _stable_audio_checkpoint(checkpoint, text_encoder)
-    options = CheckOptions(out, seconds, target, audio)
-    _check(options, as_json, lambda options: check_checkpoint(source, options, _say))
+    assert family.check is not None
+    folder = out or Path(f"{family.name}-check")
+    report = family.check(CheckOptions(folder, seconds, target), **own)
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"report.md": report.markdown(), "report.json": json.dumps(report.as_json(), indent=1) + "\n"}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for line in texts["report.json" if as_json else "report.md"].splitlines():
+        print_line(line)
+    say(f"{shown_path(folder / 'report.md')} can be sent; {shown_path(folder / 'sound.wav')} is for you")
+    if report.count("fail"):
+        raise typer.Exit(EXIT_OVER_LIMIT)
 
 
 def main() -> None:
@@ -278,120 +187,62 @@ def main() -> None:
     app(prog_name=COMMAND)
 
 
-def _source(
-    checkpoint: str | None,
-    random: bool,
-    seed: int,
-    sizes: dict[str, int],
-    planner: str | None,
-    draft: str | None,
-    xl: bool,
-) -> CheckpointSource:
-    from engine_build.export.acestep.sources import XL_CONFIG, RandomWeights
+def _command(
+    run: Callable[..., None], family: Family, function: Callable[..., object], given: int = 0
+) -> Callable[..., None]:
+    """A function for Typer with a family's parameters, but the `given` first ones, and the keyword-only ones of `run`.
 
-    if random == (checkpoint is not None):
-        raise ConfigError("expected either --checkpoint FOLDER or --random", fix="--random --layers 2 for a quick look")
-    if draft is not None and planner is None:
-        raise ConfigError("--draft drafts for a planner", fix="--planner acestep-5Hz-lm-4B --draft acestep-5Hz-lm-0.6B")
-    if checkpoint is not None:
-        if sizes or xl:
-            raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
-        return _acestep_checkpoint(checkpoint, planner, draft)
-    if xl:
-        name, sizes = "acestep-xl-random", {**XL_CONFIG, **sizes}
-        return RandomWeights(seed, planner=planner, draft=draft, transformer_changes=sizes, name=name)
-    return RandomWeights(seed, planner=planner, draft=draft, transformer_changes=sizes)
+    Raises ConfigError where both have one of a name.
+    """
+    own = [_resolved(each, function) for each in [*inspect.signature(function).parameters.values()][given:]]
+    every = inspect.signature(run).parameters.values()
+    first, *others = (_resolved(each, run) for each in every if each.kind is each.KEYWORD_ONLY)
+    if both := [each.name for each in own if each.name in {first.name, *(other.name for other in others)}]:
+        raise ConfigError(f"{family.name} has options that every family has: {', '.join(both)}", fix="rename them")
+
+    def command(**values: Any) -> None:
+        run(family, {each.name: values.pop(each.name) for each in own}, **values)
+
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (first, *own, *others)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
 
 
-def _export(
-    source: CheckpointSource, out: Path, deployment: Path | None, target: Target, options: ExportOptions
-) -> None:
-    from engine_build.export.acestep.bundle_text import deployment_text
-    from engine_build.export.acestep.export import export_bundle
-
-    facts = export_bundle(source, out, options, _say)
-    path = _write_deployment(deployment, out, lambda path: deployment_text(facts, out, path, target))
-    _conclude(out, path, facts.figures, None if facts.text_encoder else facts.has_null_condition)
+def _resolved(parameter: inspect.Parameter, function: Callable[..., object]) -> inspect.Parameter:
+    """With its annotation as an object: that of what a function returns may be for type checkers alone."""
+    if not isinstance(parameter.annotation, str):
+        return parameter
+    return parameter.replace(annotation=eval(parameter.annotation, getattr(function, "__globals__", {})))
 
 
-def _acestep_checkpoint(checkpoint: str, planner: str | None = None, draft: str | None = None) -> AceStepCheckpoint:
-    from engine_build.export.acestep.sources import Checkpoint
-    from engine_build.export.hub import acestep_files, model_files, place_of
-    from engine_build.export.stable_audio_3.layouts import checkpoint_of
-
-    place = place_of(checkpoint, acestep_files, _say)
-    models = [None if each is None else place_of(each, model_files, _say) for each in (planner, draft)]
-    planner_folder, draft_folder = (None if each is None else each.folder for each in models)
-    origins = [place.origin, *(each.origin for each in models if each)]
-    return _of_family(
-        lambda: Checkpoint(place.folder, planner_folder, draft_folder, origins),
-        lambda: checkpoint_of(place.folder),
-        "stable_audio_3",
-    )
-
-
-def _stable_audio_checkpoint(checkpoint: str, text_encoder: str | None) -> StableAudioCheckpoint:
-    from engine_build.export.acestep.layouts import parts_of
-    from engine_build.export.hub import model_files, place_of, stable_audio_3_files
-    from engine_build.export.stable_audio_3.sources import Checkpoint
-
-    place = place_of(checkpoint, stable_audio_3_files, _say)
-    text = None if text_encoder is None else place_of(text_encoder, model_files, _say)
-    folder, origins = (None, [place.origin]) if text is None else (text.folder, [place.origin, text.origin])
-    return _of_family(lambda: Checkpoint(place.folder, folder, origins), lambda: parts_of(place.folder), "acestep")
-
-
-def _of_family(read: Callable[[], T], read_as_other: Callable[[], object], other: str) -> T:
-    """A checkpoint. Raises ConfigError; where it is one of the other family, with that one's command."""
-    try:
-        return read()
-    except ConfigError as error:
-        try:
-            read_as_other()
-        except ConfigError:
-            raise error from None
-        raise ConfigError(error.what, fix=f"it is another family's: {COMMAND} {other}") from None
-
-
-def _say(text: str) -> None:
-    print_line(text, Terminal(stderr=True))
-
-
-def _check(options: CheckOptions, as_json: bool, check: Callable[[CheckOptions], CheckReport]) -> None:
-    """Make a report, write it into `options.out`, and print it. Raises typer.Exit where a check failed."""
-    options.out.mkdir(parents=True, exist_ok=True)
-    report = check(options)
-    texts = {"report.md": report.markdown(), "report.json": json.dumps(report.as_json(), indent=1) + "\n"}
-    for name, text in texts.items():
-        (options.out / name).write_text(text, encoding="utf-8")
-    for line in texts["report.json" if as_json else "report.md"].splitlines():
-        print_line(line)
-    _say(f"{shown_path(options.out / 'report.md')} can be sent; {shown_path(options.out / 'sound.wav')} is for you")
-    if report.count("fail"):
-        raise typer.Exit(EXIT_OVER_LIMIT)
+def _canvas_s(family: Family, asked: float | None) -> float:
+    if asked is not None and asked > family.most_canvas_s:
+        raise ConfigError(f"--canvas-seconds is {asked:g}", fix=f"at most {family.most_canvas_s:g}")
+    return asked or family.canvas_s
 
 
 def _write_deployment(path: Path | None, out: Path, text: Callable[[Path], str]) -> Path:
     """Write the deployment file unless it exists; returns its path. text: path -> content."""
     path = path or out.with_name(f"{out.name}.toml")
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text(path), encoding="utf-8")
+    content = text(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+        file.write(content)
     return path
 
 
-def _conclude(out: Path, path: Path, figures: Mapping[str, Any], null_without_text: bool | None) -> None:
-    """null_without_text: without a text encoder, whether there is a null condition; None with one."""
+def _conclude(out: Path, path: Path, facts: FamilyFacts) -> None:
     size_gb = sum(file.stat().st_size for file in out.iterdir()) / 1e9
-    print_line(f"{shown_path(out)}: {size_gb:.2f} GB, decoder off by {figures['decoder_max_error']:.1e}")
-    if null_without_text is not None:
-        print_line("No text encoder: " + ("null condition only" if null_without_text else "condition tokens only"))
+    print_line(f"{shown_path(out)}: {size_gb:.2f} GB, decoder off by {facts.figures.get('decoder_max_error', 0):.1e}")
+    if "condition" in facts.inputs and facts.text_encoder is None:
+        or_null = "; those without one get the null condition" if facts.has_null_condition else ""
+        print_line(f"No text encoder: requests bring their condition, float32 [L, D]{or_null}")
     print_line(f"tickrt-build {shown_path(path)}")
     print_line(f"tickrt-bench {shown_path(path)}")
 
 
-def _given(values: dict[str, int | None]) -> dict[str, int]:
-    return {name: value for name, value in values.items() if value is not None}
+for _name, _family in OWN.items():
+    app.add_typer(family_app(_family), name=_name)
 
 
 if __name__ == "__main__":

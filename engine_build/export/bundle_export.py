@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import inspect
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+import typer
 
 import engine_build.export
+from engine_build.export import bundle_tables
+from engine_build.export.bundle_tables import FamilyFacts
 from engine_build.export.resume import Steps, working_folder
-from runtime.config.bundle import BUNDLE_FILE
-from runtime.errors import BuildError, ConfigError
+from runtime.config.bundle import BUNDLE_FILE, load_bundle
+from runtime.config.targets import Target
+from runtime.engines.manifest import file_sha256
+from runtime.errors import BuildError, ConfigError, TickError
+from runtime.folders import is_left_behind
+from runtime.terminal import shown_path
+
+FactsType = TypeVar("FactsType", bound=FamilyFacts)
 
 ERROR_LIMIT: Final = 1e-3
+GUIDE: Final = 'engine_build/README.md, "A family of your own"'
+REMEDIES: Final = 'engine_build/README.md, "Where torch cannot export a module"'
 
 Facts = dict[str, Any]
 OnProgress = Callable[[str], None]
@@ -48,6 +63,36 @@ class CheckpointSource(Protocol):
 
 
 @dataclass(frozen=True)
+class Parts:
+    """A source whose parts are made by functions. key: changes with what the functions make.
+
+    name: of the bundle, and its description in a sentence, where the command is not given others.
+    """
+
+    make: Mapping[str, Callable[[], Any]]
+    key: str
+    name: str = ""
+    description: str = ""
+
+    def has(self, part: str) -> bool:
+        """Whether there is a function for it."""
+        return part in self.make
+
+    def load(self, part: str) -> Any:
+        """What its function makes, a module in eval mode and float32."""
+        found = self.make[part]()
+        return found.float().eval() if hasattr(found, "eval") else found
+
+    def report(self) -> Iterator[str]:
+        """The names of the parts."""
+        yield f"{self.name or 'parts'}: {', '.join(self.make)}"
+
+    def fingerprint(self) -> str:
+        """The key."""
+        return self.key
+
+
+@dataclass(frozen=True)
 class ExportOptions:
     """Options beside the source.
 
@@ -73,45 +118,109 @@ class ExportStep(NamedTuple):
     export: Callable[[CheckpointSource, Path, Facts], Facts]
 
 
+@dataclass(frozen=True)
+class BundleExport(Generic[FactsType]):
+    """What is exported, and how it is described.
+
+    The steps run in their order; those whose parts the source lacks are left out. facts: a class, made of what the
+    steps returned. bundle_text: facts -> bundle.toml; deployment_text: facts, the bundle's folder, the deployment's
+    path and its target -> a first deployment.
+    """
+
+    source: CheckpointSource
+    steps: Sequence[ExportStep]
+    facts: Callable[..., FactsType] = FamilyFacts  # type: ignore[assignment]
+    bundle_text: Callable[[FactsType], str] = bundle_tables.bundle_text
+    deployment_text: Callable[[FactsType, Path, Path, Target], str] = bundle_tables.deployment_text
+    without: frozenset[str] = field(default=frozenset())
+
+    def present_steps(self) -> list[ExportStep]:
+        """The steps whose parts the source has, and that need none of the parts `without`."""
+        has = {part: self.source.has(part) and part not in self.without for step in self.steps for part in step.needs}
+        return [step for step in self.steps if all(has[part] for part in step.needs)]
+
+    def facts_of(self, found: Facts) -> FactsType:
+        """Raises ConfigError where the steps returned too few facts, or others."""
+        wanted = inspect.signature(self.facts).parameters
+        missing = [name for name, each in wanted.items() if each.default is each.empty and name not in found]
+        unknown = [name for name in found if name not in wanted]
+        if missing or unknown:
+            words = [f"no {', '.join(missing)}"] * bool(missing) + [f"{', '.join(unknown)}, unknown"] * bool(unknown)
+            what = f"the family's steps return {' and '.join(words)}"
+            raise ConfigError(what, fix=f"facts are {', '.join(wanted)}: see {GUIDE}")
+        return self.facts(**found)
+
+
 def write_bundle(
-    source: CheckpointSource,
-    folder: Path,
-    options: ExportOptions,
-    steps: Sequence[ExportStep],
-    bundle_text: Callable[[Mapping[str, Any]], str],
-    on_progress: OnProgress,
-) -> None:
+    export: BundleExport[FactsType], folder: Path, options: ExportOptions, on_progress: OnProgress = print
+) -> FactsType:
     """Write a bundle into a temporary folder and rename it when it is complete; an older bundle is replaced.
 
-    bundle_text: facts -> bundle.toml. Raises BuildError where a graph differs from its module, ConfigError where the
-    source lacks a part or the folder is not a bundle.
+    Returns what bundle.toml says. Raises BuildError where a graph differs from its module or a step fails, ConfigError
+    where the source lacks a part or the folder is not a bundle.
     """
     _check_replaceable(folder)
-    for line in source.report():
-        on_progress(line)
+    source, log = export.source, log_of(folder)
+    log.unlink(missing_ok=True)
     found: Facts = {"canvas_s": options.canvas_s}
+    with one_sentence("source", log):
+        steps = export.present_steps()
+        for line in source.report():
+            on_progress(line)
+        key = f"{source.fingerprint()} {exporter_version(steps)} {found}"
     with working_folder(folder, force=options.force) as working:
-        runs = Steps(working, f"{source.fingerprint()} {exporter_version()} {found}")
+        runs = Steps(working, key)
         try:
             for step in steps:
                 on_progress(f"{step.name} ...")
-                result, is_new = runs.run(step.name, partial(step.export, source, working, dict(found)))
+                with one_sentence(step.name, log):
+                    result, is_new = runs.run(step.name, partial(step.export, source, working, dict(found)))
                 if not is_new:
                     on_progress(f"{step.name}: complete since an earlier run")
                 found |= result
                 gc.collect()
+            with one_sentence(BUNDLE_FILE, log):
+                facts = export.facts_of({"name": options.name, "description": options.description, **found})
+                (working / BUNDLE_FILE).write_text(export.bundle_text(facts), encoding="utf-8")
+                load_bundle(working)  # what is wrong in it is told here, and replaces nothing
         except (KeyboardInterrupt, BuildError, ConfigError):
             if runs.complete:
                 on_progress(f"kept for the next run: {', '.join(runs.complete)}")
             raise
-        runs.close()
-        text = bundle_text({"name": options.name, "description": options.description, **found})
-        (working / BUNDLE_FILE).write_text(text, encoding="utf-8")
+        runs.close(BUNDLE_FILE)
+    return facts
 
 
-def steps_with(source: CheckpointSource, steps: Sequence[ExportStep], without: frozenset[str]) -> list[ExportStep]:
-    """The steps whose parts the source has, and that need none of the parts `without`."""
-    return [step for step in steps if all(source.has(part) and part not in without for part in step.needs)]
+class ModuleError(BuildError):
+    """A module of a family fails where it is run or traced; the cause is what torch or the module raised."""
+
+
+def log_of(folder: Path) -> Path:
+    """Where the tracebacks of a bundle's export are."""
+    return folder.with_name(f"{folder.name}.export.log")
+
+
+@contextmanager
+def one_sentence(step: str, log: Path) -> Iterator[None]:
+    """Turn what a family's code, torch or diffusers raise into a BuildError; the traceback goes into the log."""
+    try:
+        yield
+    except Exception as error:  # of any kind: the code is not ours
+        is_told = isinstance(error, TickError | typer.TyperException) or getattr(error, "strerror", None) is not None
+        if is_told and not isinstance(error, ModuleError):
+            raise
+        log.write_text(traceback.format_exc(), encoding="utf-8")
+        what, fix = (error.what, f"{error.fix}; ") if isinstance(error, ModuleError) else (first_line(error), "")
+        raise BuildError(f"{step}: {what}", fix=f"{fix}the traceback is in {shown_path(log)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The class and the first line of an error's innermost cause, without colours; after a heading also the next."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
+    said = " ".join(line.strip() for line in lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {said}"
 
 
 def need_parts(source: CheckpointSource, folder: Path, parts: Sequence[str], fix: str = "") -> None:
@@ -122,9 +231,25 @@ def need_parts(source: CheckpointSource, folder: Path, parts: Sequence[str], fix
         raise ConfigError(what, fix=fix or "copy or download the whole checkpoint")
 
 
-def exporter_version() -> str:
-    """Changes with what a graph depends on beside its weights: this package's source and the packages that trace."""
-    sources = sorted(Path(engine_build.export.__file__).parent.rglob("*.py"))
+def folder_key(folder: Path) -> str:
+    """A hash of all files of a checkpoint's folder and of the folders in it, for `Parts`."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and not _is_left_behind(file, folder))
+    return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
+
+
+def _is_left_behind(file: Path, folder: Path) -> bool:
+    return any(map(is_left_behind, file.relative_to(folder).parts))
+
+
+def exporter_version(steps: Sequence[ExportStep] = ()) -> str:
+    """Changes with what a graph depends on beside its weights.
+
+    That is the source of this package and of the steps' files, and the packages that trace.
+    """
+    own = Path(engine_build.export.__file__).parent.rglob("*.py")
+    functions = (inspect.unwrap(getattr(step.export, "func", step.export)) for step in steps)
+    codes = (getattr(function, "__code__", None) for function in functions)
+    sources = sorted({*own, *(Path(code.co_filename) for code in codes if code is not None)})
     versions = [f"{name} {metadata.version(name)}" for name in ("torch", "diffusers", "onnxscript")]
     return hashlib.sha256("".join([*versions, *(path.read_text("utf-8") for path in sources)]).encode()).hexdigest()
 
@@ -137,7 +262,8 @@ def bundle_name(name: str, otherwise: str) -> str:
 def checked(name: str, error: float) -> float:
     """The error, if it is small. Raises BuildError."""
     if not error <= ERROR_LIMIT:
-        raise BuildError(f"{name} differs from its module by {error:.1e}, expected at most {ERROR_LIMIT:.0e}")
+        what = f"{name} differs from its module by {error:.1e}, expected at most {ERROR_LIMIT:.0e}"
+        raise BuildError(what, fix=f"see {REMEDIES}")
     return error
 
 

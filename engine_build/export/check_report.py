@@ -19,12 +19,14 @@ from runtime.config.targets import Target
 from runtime.devices.machine import machine_of, num_cores
 from runtime.engines.loading import tool_versions
 from runtime.errors import TickError
+from runtime.folders import expanded
+from runtime.tables import markdown_table, markdown_text
 
 Result = Literal["pass", "fail", "skipped"]
 
 PACKAGES: Final = ("tickrt", "torch", "diffusers", "transformers", "onnxscript", "numpy")
 # An absolute path, or a relative one of several parts, up to where a text goes on.
-_PATH: Final = re.compile(r"""[^\s'"(),:;]*[\\/][^\s'"(),:;]+""")
+_PATH: Final = re.compile(r"""(?<![^\s'"(),:;])[^\s'"(),:;]*[\\/][^\s'"(),:;]+""")
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,19 @@ class CheckReport:
 
     def _lines(self) -> Iterator[str]:
         counts = f"{self.count('pass')} passed, {self.count('fail')} failed, {self.count('skipped')} skipped"
-        yield f"# TickRT: a check of {self.family}"
+        yield f"# TickRT: a check of {markdown_text(self.family)}"
         yield f"\n{len(self.checks)} checks: {counts}.\n"
         rows = [
             (each.name, number(each.figure, each.unit), each.limit, each.result, each.detail) for each in self.checks
         ]
-        yield from _table(("check", "figure", "limit", "result", ""), rows)
+        yield from markdown_table(("check", "figure", "limit", "result", ""), rows, 5)
         yield ""
-        yield from _table(("figure", ""), [(each.name, number(each.figure, each.unit)) for each in self.figures])
+        yield from markdown_table(
+            ("figure", ""), [(each.name, number(each.figure, each.unit)) for each in self.figures], 2
+        )
         yield ""
         facts = {**self.model, **self.machine, **self.versions}
-        yield from _table(("", ""), facts.items())
+        yield from markdown_table(("", ""), facts.items(), 2)
 
 
 def measured(
@@ -129,7 +133,7 @@ def answered(name: str, ask: Callable[[], Check], folders: Iterable[Path]) -> Ch
 
 def without_paths(text: str, folders: Iterable[Path] = ()) -> str:
     """A text with "..." in place of everything that looks like a path. folders: names with spaces, known as a whole."""
-    known = {str(path) for folder in (*folders, Path.home()) for path in (folder, folder.absolute())}
+    known = {str(path) for folder in (*folders, expanded(Path("~"))) for path in (folder, folder.absolute())}
     for path in sorted(known - {".", "/"}, key=len, reverse=True):
         text = text.replace(path, "...")
     return _PATH.sub("...", text)
@@ -155,8 +159,3 @@ def versions_of(target: Target) -> dict[str, str]:
 def number(value: float | None, unit: str = "") -> str:
     """Three digits and the unit; "" for none."""
     return "" if value is None else f"{value:.3g} {unit}".rstrip()
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    for cells in (heads, ["---"] * len(heads), *rows):
-        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -15,6 +15,8 @@ from pydantic_core import from_json
 
 from engine_build.export.stored_tensors import AGAIN, StoredTensor
 from runtime.errors import ConfigError
+from runtime.folders import own_entries
+from runtime.untrusted import plain_utf8
 
 CONFIG: Final = "config.json"
 
@@ -31,7 +33,7 @@ class CheckpointModel:
     def files(self) -> list[Path]:
         """Everything that the part is read from."""
         weights = {tensor.file for tensor in self.tensors.values()}
-        small = {file for file in self.folder.iterdir() if file.suffix in (".json", ".txt")}
+        small = {file for file in own_entries(self.folder) if file.suffix in (".json", ".txt")}
         return sorted(weights | small)
 
     def report(self) -> str:
@@ -44,7 +46,7 @@ class CheckpointModel:
 def read_config(path: Path) -> dict[str, Any] | None:
     """A JSON object; None where there is none."""
     try:
-        found = from_json(path.read_bytes())
+        found = from_json(plain_utf8(path.read_bytes()))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -8,11 +8,12 @@ from typing import Any, Final
 import onnx
 
 from engine_build.graphs.graph_view import remove_unused
+from runtime.engines.graph_bodies import all_nodes, reads, rename_reads
 
 # torch's exporter writes stack traces and graph dumps into every node; profiling needs the module scopes only.
 KEPT_METADATA: Final = ("namespace", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
 _PATH_PATTERN: Final = re.compile(
-    rb"site-packages|stack_trace|(?:/[\w.+-]+){2,}\.(?:py|so)\b|/(?:home|root|Users|tmp)/"
+    rb"site-packages|stack_trace|/[\w.+-]+/[\w.+-]+\.(?:py|so)\b|/(?:home|root|Users|tmp)/"
 )
 
 
@@ -35,7 +36,7 @@ def name_dimensions(model: onnx.ModelProto, names: dict[str, str]) -> None:
 def divide_by_roots(model: onnx.ModelProto) -> None:
     """Turn `x * (1 / sqrt(y))` into `x / sqrt(y)`: the form of RMSNorm that engines fuse."""
     reciprocals = {node.output[0]: node for node in model.graph.node if node.op_type == "Reciprocal"}
-    used = {name for node in model.graph.node if node.op_type != "Mul" for name in node.input}
+    used = {name for node in model.graph.node if node.op_type != "Mul" for name in reads(node)}
     for node in model.graph.node:
         if node.op_type == "Mul" and node.input[1] in reciprocals and node.input[1] not in used:
             node.op_type = "Div"
@@ -60,8 +61,7 @@ def drop_idle_reshapes(model: onnx.ModelProto) -> None:
     for node in idle:
         renamed[node.output[0]] = renamed.get(node.input[0], node.input[0])
     for node in graph.node:
-        for index, name in enumerate(node.input):
-            node.input[index] = renamed.get(name, name)
+        rename_reads(node, renamed)
     remove_unused(graph)
 
 
@@ -78,7 +78,7 @@ def strip_metadata(model: onnx.ModelProto) -> None:
     for values in holders:
         for value in values:
             del value.metadata_props[:]
-    for node in graph.node:
+    for node in all_nodes(graph):
         kept = [(entry.key, entry.value) for entry in node.metadata_props if entry.key in KEPT_METADATA]
         del node.metadata_props[:]
         for key, value in kept:

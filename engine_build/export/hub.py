@@ -40,7 +40,7 @@ from runtime.errors import ConfigError, FileError
 _ID: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)((?:/[A-Za-z0-9][\w.-]*)*)(?:@(\S+))?")
 _PLAIN: Final = re.compile(r"(diffusion_pytorch_)?model\.safetensors(\.index\.json)?")
 _SHARD: Final = re.compile(r"-\d+-of-\d+\.")
-_INDEX: Final = re.compile(r"(.+)\.safetensors\.index(\..+)?\.json")
+_INDEX: Final = re.compile(r"(.+)\.safetensors\.index(\.[^.]+)?\.json")
 _SMALL: Final = (".json", ".txt", ".jinja", ".model")
 _SHA256_LENGTH: Final = 64
 _SILENCE: Final = "silence_latent.pt"
@@ -274,8 +274,8 @@ def _files_of(files: Collection[str], wanted: Wanted) -> list[str]:
             small = {name for name in small if not name.endswith(".model")}
         chosen = small | ({weights} if weights else set())
         if shards:
-            start = re.escape(f"{shards[1]}{shards[2] or ''}")
-            chosen |= {name for name in names if re.fullmatch(rf"{start}-\d+-of-\d+\.safetensors", name)}
+            whole = f"{shards[1]}{shards[2] or ''}.safetensors"
+            chosen |= {name for name in names if name != whole and _SHARD.sub(".", name) == whole}
         found |= {f"{folder}/{name}".removeprefix("/") for name in chosen}
     return sorted(found)
 

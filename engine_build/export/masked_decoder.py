@@ -1,32 +1,9 @@
-"""diffusers' ACE-Step transformer as a decoder whose condition tokens have a mask; its export and its check."""
+"""diffusers' ACE-Step transformer as a decoder whose condition tokens have a mask."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from engine_build.export.torch_export import MAX_BATCH, export_graph, free
-
-INPUT_NAMES: Final = (
-    "hidden_states",
-    "timestep",
-    "encoder_hidden_states",
-    "condition_mask",
-    "context_latents",
-)
-OUTPUT_NAME: Final = "velocity"
-
-
-@dataclass(frozen=True)
-class DecoderShape:
-    """The fixed dimensions of a decoder's tensors."""
-
-    channels: int
-    context_channels: int
-    condition_width: int
-    frame_multiple: int
 
 
 class MaskedDecoder(nn.Module):
@@ -77,43 +54,3 @@ class _PairEmbedder(nn.Module):
 def _split_pair(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     tokens, bias = kwargs["encoder_hidden_states"]
     return args, {**kwargs, "encoder_hidden_states": tokens, "encoder_attention_mask": bias}
-
-
-def export_decoder(decoder: nn.Module, shape: DecoderShape, file: Path) -> None:
-    """Write a decoder with `MaskedDecoder`'s inputs as an ONNX file; rows B, frames T and tokens L are free."""
-    rows, tokens = free("rows", MAX_BATCH), free("tokens")
-    frames = shape.frame_multiple * free("blocks")
-    export_graph(
-        decoder,
-        file,
-        example_inputs(shape, rows=3, frames=32 * shape.frame_multiple, tokens=5, seed=0),
-        inputs=INPUT_NAMES,
-        outputs=[OUTPUT_NAME],
-        dynamic_shapes=(
-            {0: rows, 1: frames},
-            {0: rows},
-            {0: rows, 1: tokens},
-            {0: rows, 1: tokens},
-            {0: rows, 1: frames},
-        ),
-        dimensions={f"{shape.frame_multiple}*blocks": "frames"},
-    )
-
-
-def example_inputs(shape: DecoderShape, rows: int, frames: int, tokens: int, seed: int) -> tuple[Tensor, ...]:
-    """Random decoder inputs in the order of `INPUT_NAMES`; about a third of the condition tokens are padding."""
-    generator = torch.Generator().manual_seed(seed)
-    mask = (torch.rand(rows, tokens, generator=generator) > 0.3).float()
-    mask[:, 0] = 1.0
-    return (
-        torch.randn(rows, frames, shape.channels, generator=generator),
-        torch.rand(rows, generator=generator),
-        torch.randn(rows, tokens, shape.condition_width, generator=generator),
-        mask,
-        torch.randn(rows, frames, shape.context_channels, generator=generator),
-    )
-
-
-def decoder_examples(shape: DecoderShape, rows: int, frames: int, tokens: int, seed: int) -> dict[str, Tensor]:
-    """`example_inputs` by name."""
-    return dict(zip(INPUT_NAMES, example_inputs(shape, rows, frames, tokens, seed), strict=True))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from pydantic_core import from_json
 
 from runtime.engines.manifest import write_atomically
 from runtime.errors import BuildError
+from runtime.stored_files import read_stored, reading
 
 RECORD_SUFFIX: Final = ".step.json"
 
@@ -31,6 +33,7 @@ def working_folder(folder: Path, *, force: bool = False) -> Iterator[Path]:
     partial, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "old"))
     try:
         with filelock.FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0):
+            _put_back(folder, old)
             if force:
                 shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(exist_ok=True)
@@ -38,8 +41,9 @@ def working_folder(folder: Path, *, force: bool = False) -> Iterator[Path]:
                 yield partial
                 _replace(folder, partial, old)
             finally:
-                if not any(partial.glob(f"*{RECORD_SUFFIX}")):
-                    shutil.rmtree(partial, ignore_errors=True)
+                with suppress(OSError):  # what cannot be listed stays
+                    if not any(name.endswith(RECORD_SUFFIX) for name in os.listdir(partial)):
+                        shutil.rmtree(partial, ignore_errors=True)
     except filelock.Timeout:
         raise BuildError(f"another export is writing {folder}", fix="wait until it is done") from None
 
@@ -58,7 +62,10 @@ class Steps:
         self.complete: list[str] = []
 
     def run(self, name: str, export: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
-        """The step's result, plain JSON values, and whether it was run; its files are in the folder."""
+        """The step's result, plain JSON values, and whether it was run; its files are in the folder.
+
+        Raises StoreUnavailableError where it cannot be told whether an earlier run has completed it.
+        """
         record_file = self._folder / f"{name.replace(' ', '_')}{RECORD_SUFFIX}"
         self._key = _digest(self._key, name)
         record = self._complete_record(record_file)
@@ -75,16 +82,17 @@ class Steps:
         result = json.loads(json.dumps(record["result"]))
         return result, is_new
 
-    def close(self) -> None:
-        """Remove the records, and what no step of this run has written."""
-        self._files = {name for name in self._files if not name.endswith(RECORD_SUFFIX)}
+    def close(self, *kept: str) -> None:
+        """Remove the records, and what no step of this run has written; files `kept` stay."""
+        self._files = {name for name in self._files if not name.endswith(RECORD_SUFFIX)} | set(kept)
         self._remove_others()
 
     def _complete_record(self, file: Path) -> dict[str, Any] | None:
         try:
-            record: dict[str, Any] = from_json(file.read_bytes())
-            sizes = {name: (self._folder / name).stat().st_size for name in record["files"]}
-        except (OSError, ValueError, KeyError):
+            record: dict[str, Any] = from_json(read_stored(file) or b"")
+            with reading(file):
+                sizes = {name: (self._folder / name).stat().st_size for name in record["files"]}
+        except (FileNotFoundError, ValueError, KeyError):
             return None
         return record if record["key"] == self._key and record["files"] == sizes else None
 
@@ -101,8 +109,19 @@ def _digest(*texts: str) -> str:
 
 
 def _replace(folder: Path, partial: Path, old: Path) -> None:
-    shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
-    partial.rename(folder)
+    try:
+        partial.rename(folder)
+    except BaseException:
+        _put_back(folder, old)
+        raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_back(folder: Path, old: Path) -> None:
+    """Undo an interrupted _replace."""
+    if not folder.exists():
+        with suppress(FileNotFoundError):
+            old.rename(folder)

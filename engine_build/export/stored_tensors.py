@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from engine_build.export.hub import preferred_weights
 from runtime.errors import ConfigError
+from runtime.folders import own_entries
+from runtime.untrusted import plain_utf8
 
 MAX_HEADER_BYTES: Final = 100 << 20  # safetensors' own limit
 DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -61,7 +63,7 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises ConfigError where there are none, or a shard of the index is missing.
     """
-    name = preferred_weights([file.name for file in folder.glob("*")])
+    name = preferred_weights([file.name for file in own_entries(folder)] if folder.is_dir() else [])
     if name is None:
         raise ConfigError(f"{folder} has no safetensors file and no index of shards", fix=AGAIN)
     found = folder / name
@@ -156,7 +158,7 @@ def _entry(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
 
 def _json(data: bytes, path: Path, key: str | None = None) -> dict[str, Any]:
     try:
-        found = from_json(data)
+        found = from_json(plain_utf8(data))
         value: dict[str, Any] = found if key is None else found[key]
         value.items()
     except (ValueError, KeyError, TypeError, AttributeError):

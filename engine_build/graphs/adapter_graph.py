@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from engine_build.graphs.graph_view import attribute, replace_nodes
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, ROW_WEIGHTS
+from runtime.engines.graph_bodies import reads
 from runtime.errors import BuildError, ConfigError
 
 SCOPE = "adapters"
@@ -38,10 +39,10 @@ def adapter_graph(model: onnx.ModelProto, spec: AdapterSpec, latents: str) -> on
     graph.input.extend([
         _input(FACTORS_A, RANK, spec.num_inputs),
         _input(FACTORS_B, RANK, spec.num_outputs),
-        _input(ROW_WEIGHTS, rows.dim_param or rows.dim_value, RANK),
+        _input(ROW_WEIGHTS, rows.dim_param or rows.dim_value or None, RANK),
     ])  # fmt: skip
     writer = _Writer(result, spec)
-    replace_nodes(result, [*writer.split(), *writer.nodes()])
+    replace_nodes(result.graph, [*writer.split(), *writer.nodes()])
     graph.initializer.extend(writer.constants)
     return result
 
@@ -115,7 +116,7 @@ class _Writer:
         where = f"adapters.matrices {path!r}"
         if matrix.weight not in weights:
             raise ConfigError(f"{where}: the decoder has no initializer {matrix.weight!r}", fix=_FIX)
-        readers = [node for node in self._nodes if matrix.weight in node.input]
+        readers = [node for node in self._nodes if matrix.weight in reads(node)]
         if len(readers) != 1 or readers[0].op_type not in ("MatMul", "Gemm") or readers[0].input[1] != matrix.weight:
             kinds = ", ".join(node.op_type for node in readers) or "nothing"
             raise ConfigError(f"{where}: {matrix.weight!r} is read by {kinds}, expected one MatMul or Gemm", fix=_FIX)
@@ -144,5 +145,5 @@ def _ranks(model: onnx.ModelProto) -> dict[str, int]:
     return {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}
 
 
-def _input(name: str, *shape: int | str) -> onnx.ValueInfoProto:
+def _input(name: str, *shape: int | str | None) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))

@@ -19,6 +19,8 @@ from onnx import helper, numpy_helper, shape_inference
 
 from engine_build.graphs.graph_pattern import Found, Matcher, Op, op
 from engine_build.graphs.graph_view import attribute, node_name, remove_unused, replace_nodes, without_weights
+from engine_build.graphs.plain_graph import opset
+from runtime.engines.graph_bodies import all_nodes
 
 OPSET = 23
 OLDEST_OPSET = 18
@@ -83,10 +85,11 @@ UNPATCHED = op("Transpose", op("ConvTranspose", op("Transpose", "x", perm=SWAP),
 def cpu_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same function with fewer operators, at opset OPSET and with operators of ONNX Runtime; or the model itself.
 
-    External weights are not read. Graphs with control flow or functions stay as they are.
+    External weights are not read. Graphs with functions, and bodies of control flow, stay as they are.
     """
     domains = {item.domain.removesuffix("ai.onnx"): item.version for item in model.opset_import}
-    if domains[""] < OLDEST_OPSET or model.functions or not all(_is_plain(node) for node in model.graph.node):
+    changed = any(node.op_type in CHANGED for node in all_nodes(model.graph))
+    if opset(model) < OLDEST_OPSET or model.functions or changed:
         return model
     fusion = _Fusion(model)
     nodes = [new for node in model.graph.node for new in fusion.rewritten(node)]
@@ -94,17 +97,13 @@ def cpu_graph(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    replace_nodes(result, nodes)
+    replace_nodes(result.graph, nodes)
     result.graph.initializer.extend(fusion.constants.values())
     remove_unused(result.graph)
     domains |= {"": max(domains[""], OPSET), CONTRIB: 1}
     del result.graph.value_info[:], result.opset_import[:]
     result.opset_import.extend(helper.make_opsetid(*item) for item in domains.items())
     return result
-
-
-def _is_plain(node: onnx.NodeProto) -> bool:
-    return node.op_type not in CHANGED and not any(item.HasField("g") or item.graphs for item in node.attribute)
 
 
 class _Fusion:

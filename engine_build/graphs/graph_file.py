@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -19,6 +20,7 @@ from runtime.errors import BuildError, ConfigError
 from runtime.untrusted import quoted
 
 LARGE_BYTES = 1 << 30
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Graph:
 
     `size_bytes`: file and its external data, which may be a part of a data file; `weights_bytes`: its initializers in
     memory; `has_data_files`: whether it has external data. data_folder: where that lies, of a graph that exists in
-    memory only.
+    memory only. label: its name in messages, the path of the file that it is, or is made from.
     """
 
     source: Path | bytes
@@ -38,6 +40,7 @@ class Graph:
     outputs: tuple[TensorInfo, ...]
     has_data_files: bool = False
     data_folder: Path | None = None
+    label: str = "generated graph"
 
     @property
     def folder(self) -> Path:
@@ -48,11 +51,6 @@ class Graph:
     def is_large(self) -> bool:
         """Whether an execute on the CPU takes seconds."""
         return self.weights_bytes > LARGE_BYTES
-
-    @property
-    def label(self) -> str:
-        """Its name in messages."""
-        return str(self.source) if isinstance(self.source, Path) else "generated graph"
 
 
 def graph_of(model: onnx.ModelProto) -> Graph:
@@ -70,7 +68,7 @@ def graph_of(model: onnx.ModelProto) -> Graph:
 
 def derived_graph(model: onnx.ModelProto, origin: Graph) -> Graph:
     """A model made from a graph, which shares its external data."""
-    graph = graph_of(model)
+    graph = replace(graph_of(model), label=origin.label)
     if not origin.has_data_files:
         return graph
     sha256 = hashlib.sha256(f"{graph.sha256} {origin.sha256}".encode()).hexdigest()
@@ -83,8 +81,9 @@ def data_files(graph: Graph) -> list[Path]:
     """The files with a graph's external data."""
     if not graph.has_data_files:
         return []
-    model = _parse(graph.source) if isinstance(graph.source, Path) else onnx.load_model_from_string(graph.source)
-    tensors = (tensor for tensor in _tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL)
+    tensors = (
+        tensor for tensor in _tensors(load_model(graph.source)) if tensor.data_location == onnx.TensorProto.EXTERNAL
+    )
     entries = (item for tensor in tensors for item in tensor.external_data)
     return [graph.folder / location for location in sorted({item.value for item in entries if item.key == "location"})]
 
@@ -95,10 +94,11 @@ def read_graph(path: Path) -> Graph:
     Raises ConfigError where the file is missing, BuildError where it is not an ONNX graph or lacks its external data.
     """
     _check_is_file(path)
-    model = _parse(path)
+    model = load_model(path)
     external_bytes = _check_external_data(model, path)
     data = [path.parent / location for location in sorted(external_bytes)]
     weights = {tensor.name for tensor in model.graph.initializer}
+    _check_names(model.graph, path)
     return Graph(
         source=path,
         sha256=_sha256(path, data),
@@ -107,7 +107,18 @@ def read_graph(path: Path) -> Graph:
         inputs=_tensor_infos([value for value in model.graph.input if value.name not in weights]),
         outputs=_tensor_infos(model.graph.output),
         has_data_files=bool(data),
+        label=str(path),
     )
+
+
+def _check_names(graph: onnx.GraphProto, path: Path) -> None:
+    """Inputs and outputs are known by their names."""
+    names = [value.name for value in (*graph.input, *graph.output)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BuildError(
+            f"{path} has {quoted(twice[0])} twice among its inputs and outputs",
+            fix="give each a name of its own: a result that is an input needs a node Identity",
+        )
 
 
 def _check_is_file(path: Path) -> None:
@@ -118,15 +129,28 @@ def _check_is_file(path: Path) -> None:
         raise ConfigError(f"no graph at {path} (ONNX files there: {found})", fix="correct its name in bundle.toml")
 
 
-def _parse(path: Path) -> onnx.ModelProto:
+def load_model(source: Path | bytes) -> onnx.ModelProto:
+    """A graph as a model, without its external data. Raises BuildError."""
+    if isinstance(source, bytes):
+        return onnx.load_model_from_string(source)
     fix = "copy or export the file again"
     try:
-        model = onnx.load(path, format="protobuf", load_external_data=False)
+        model = onnx.load(source, format="protobuf", load_external_data=False)
     except DecodeError as error:
-        raise BuildError(f"{path} is not an ONNX graph or is truncated ({_size(path)}): {error}", fix=fix) from error
+        what = f"{source} is not an ONNX graph or is truncated ({_size(source)}): {error}"
+        raise BuildError(what, fix=fix) from error
     if not model.graph.node or not model.graph.output:
-        raise BuildError(f"{path} is not an ONNX graph: it has no nodes or no outputs ({_size(path)})", fix=fix)
+        raise BuildError(f"{source} is not an ONNX graph: it has no nodes or no outputs ({_size(source)})", fix=fix)
+    _open_negative_dimensions(model.graph)
     return model
+
+
+def _open_negative_dimensions(graph: onnx.GraphProto) -> None:
+    """Some exporters write -1 for a dimension that is dynamic; ONNX Runtime and TensorRT read it so, passes do not."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.Clear()
 
 
 def _check_external_data(model: onnx.ModelProto, path: Path) -> dict[str, int]:
@@ -165,7 +189,10 @@ def _is_count(text: str) -> bool:
 def _check_data_file(path: Path, location: str, end: int) -> None:
     data = path.parent / location
     if Path(location).is_absolute() or not _is_beside(path, data):
-        raise BuildError(f"{path} has external data in {quoted(location)}, expected a file in its own folder")
+        raise BuildError(
+            f"{path} has external data in {quoted(location)}, expected a file in its own folder",
+            fix='save it again: onnx.save(onnx.load(OLD), NEW, save_as_external_data=True, location="weights.data")',
+        )
     if not os.path.isfile(data):  # False where no file can have the name
         raise BuildError(f"{path} has external data in {data}, which does not exist", fix=f"copy {location} beside it")
     if data.stat().st_size < end:
@@ -187,15 +214,20 @@ def _sha256(path: Path, data: Sequence[Path]) -> str:
     return hashlib.sha256("\n".join([file_sha256(path), *lines]).encode()).hexdigest()
 
 
-def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a model, wherever it is: what loads the model opens the external data of each."""
+def messages_of(message: Message, kind: type[M]) -> Iterator[M]:
+    """Every message of a kind in a model, wherever it is: in bodies and functions, too."""
     for field, value in message.ListFields():
         if field.message_type is not None:
             for inner in (value,) if isinstance(value, Message) else value:
-                if isinstance(inner, onnx.TensorProto):
+                if isinstance(inner, kind):
                     yield inner
                 else:
-                    yield from _tensors(inner)
+                    yield from messages_of(inner, kind)
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a model: what loads the model opens the external data of each."""
+    return messages_of(model, onnx.TensorProto)
 
 
 def _weights_bytes(model: onnx.ModelProto) -> int:
@@ -214,8 +246,11 @@ def _tensor_infos(values: Sequence[onnx.ValueInfoProto]) -> tuple[TensorInfo, ..
 
 
 def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
-    kind = value.type.tensor_type
-    if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+    kind, form = value.type.tensor_type, value.type.WhichOneof("value")
+    if form not in (None, "tensor_type"):
+        word = form.removesuffix("_type").replace("_", " ")
+        raise BuildError(f"the graph's {quoted(value.name)} is a {word}, expected a tensor", fix="export it as tensors")
+    if not kind.HasField("shape"):
         raise BuildError(
             f"the graph's {value.name!r} has no shape", fix="export it with the ranks of its inputs and outputs"
         )
@@ -225,7 +260,14 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 
 def _dimension(name: str, axis: int, dim: onnx.TensorShapeProto.Dimension) -> int | str:
     """A dynamic dimension without a name gets a unique one, so that no two count as equal."""
-    return int(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or f"{name}.{axis}"
+    if not dim.HasField("dim_value"):
+        return dim.dim_param or f"{name}.{axis}"
+    if not dim.dim_value:
+        raise BuildError(
+            f"the graph's {quoted(name)} has size 0 in dimension {axis}: it holds nothing",
+            fix=f"export it again, with a name for a dynamic dimension: dynamic_axes={{{name!r}: {{{axis}: 'n'}}}}",
+        )
+    return int(dim.dim_value)
 
 
 def _dtype_name(name: str, element: int) -> str:

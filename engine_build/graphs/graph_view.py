@@ -11,12 +11,15 @@ import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from runtime.engines import operator_flops as flops
+from runtime.engines.graph_bodies import reads
 from runtime.engines.operator_flops import PRODUCTS, Shape
 from runtime.errors import BuildError
 
 # Precision recipes leave float64 as it is.
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 TIME, DATA = 1, 2
+# The type of sequences and optionals.
+NO_TENSOR = -1
 SHAPE_OPS = frozenset({"Shape", "Size"})
 # Larger constants are weights; these may lie beside the graph, and no pattern asks for their values.
 LARGEST_CONSTANT = 16
@@ -25,8 +28,8 @@ LARGEST_CONSTANT = 16
 class GraphView:
     """Edges of a model's main graph. Nodes are identified by index: names may be missing or not unique.
 
-    `types` maps a value to its element type; `initializers` a constant to its tensor. Raises BuildError where a value's
-    type cannot be inferred.
+    `reads`: what each node reads, its bodies included. `types` maps a value to its element type; `initializers` a
+    constant to its tensor. Raises BuildError where a value's type cannot be inferred.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -36,9 +39,10 @@ class GraphView:
         self.inputs = [value for value in model.graph.input if value.name not in self.initializers]
         self.outputs = {value.name for value in model.graph.output}
         self.producers = {name: index for index, node in enumerate(self.nodes) for name in node.output if name}
+        self.reads = [reads(node) for node in self.nodes]
         self.readers: dict[str, list[int]] = defaultdict(list)
-        for index, node in enumerate(self.nodes):
-            for name in node.input:
+        for index, names in enumerate(self.reads):
+            for name in names:
                 if name and index not in self.readers[name][-1:]:
                     self.readers[name].append(index)
         self.types = _types(model)
@@ -53,8 +57,8 @@ class GraphView:
         return value in self.initializers
 
     def floats_in(self, index: int) -> list[str]:
-        """The floating-point inputs of a node, constants included."""
-        return [name for name in self.nodes[index].input if self.is_float(name)]
+        """The floating-point values that a node reads, constants included."""
+        return [name for name in self.reads[index] if self.is_float(name)]
 
     def floats_out(self, index: int) -> list[str]:
         """The floating-point outputs of a node."""
@@ -79,7 +83,7 @@ class GraphView:
             index = self.producers.get(pending.pop())
             if index is not None and index not in found and self.nodes[index].op_type not in SHAPE_OPS:
                 found.add(index)
-                pending += self.nodes[index].input
+                pending += self.reads[index]
         return found
 
     def readers_of(self, index: int) -> Iterator[int]:
@@ -93,10 +97,10 @@ class GraphView:
 
     def _data_sources(self) -> dict[str, int]:
         found = {value.name: _source(value) for value in self.inputs}
-        for node in self.nodes:
+        for node, names in zip(self.nodes, self.reads, strict=True):
             source = 0
             if node.op_type not in SHAPE_OPS:
-                for name in node.input:
+                for name in names:
                     source |= found.get(name, 0)
             found.update(dict.fromkeys(node.output, source))
         return found
@@ -112,11 +116,11 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     return next((helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
 
 
-def replace_nodes(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Replace a model's nodes; `nodes` may contain some of its own."""
+def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Replace a graph's nodes; `nodes` may contain some of its own."""
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(copies)
+    del graph.node[:]
+    graph.node.extend(copies)
 
 
 def remove_unused(graph: onnx.GraphProto) -> None:
@@ -127,11 +131,11 @@ def remove_unused(graph: onnx.GraphProto) -> None:
         index = producers.get(waiting.pop())
         if index is not None and index not in needed:
             needed.add(index)
-            waiting += graph.node[index].input
+            waiting += reads(graph.node[index])
     for index in reversed(range(len(graph.node))):
         if index not in needed:
             del graph.node[index]
-    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    used = {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
     for index in reversed(range(len(graph.initializer))):
         if graph.initializer[index].name not in used:
             del graph.initializer[index]
@@ -173,11 +177,16 @@ def _types(model: onnx.ModelProto) -> dict[str, int]:
         fix = "export the graph again, with operators of the standard ONNX domain only"
         raise BuildError(f"types of the graph cannot be inferred: {error}", fix=fix) from error
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    for values in (graph.input, graph.output, graph.value_info):
-        types.update({value.name: value.type.tensor_type.elem_type for value in values})
-    unknown = [name for node in graph.node for name in node.output if name and not types.get(name)]
-    if unknown:
-        raise BuildError(f"the type of {unknown[0]!r} cannot be inferred, nor that of {len(unknown) - 1} more values")
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        is_tensor = value.type.HasField("tensor_type")
+        types[value.name] = value.type.tensor_type.elem_type if is_tensor else NO_TENSOR
+    for node in graph.node:
+        if not all(types.get(name) for name in node.output if name):
+            operator = f"{node.domain}.{node.op_type}".removeprefix(".")
+            raise BuildError(
+                f"node {node_name(node)!r} ({operator}): the type of its result cannot be inferred",
+                fix='export it as operators of the standard ONNX domain, or set precision = "fp32" in [build]',
+            )
     return types
 
 

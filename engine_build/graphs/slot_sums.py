@@ -30,7 +30,7 @@ def with_slot_sums(model: onnx.ModelProto) -> onnx.ModelProto:
     result.graph.initializer.extend(
         numpy_helper.from_array(np.array(values, np.int64), name) for name, values in CONSTANTS.items()
     )
-    replace_nodes(result, nodes)
+    replace_nodes(result.graph, nodes)
     return result
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 
 from engine_build.graphs.graph_writer import GraphWriter
+from runtime.config.guidance import APG, GuidanceSpec
 from runtime.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES, TickTensor, rows_inputs, step_inputs
 from runtime.engines.engine import variant_name
 from runtime.errors import BuildError
 
-APG_NORM_LIMIT = 2.5
 BLEND_EPSILON = 1e-8
 NORM_EPSILON = 1e-12
 LARGEST = float(np.finfo(np.float32).max)
@@ -53,20 +53,22 @@ def rows_graph(channels: int, features: Iterable[str]) -> onnx.ModelProto:
     return graph.model()
 
 
-def step_graph(channels: int, features: Iterable[str], rule: BlendRule = MEAN) -> onnx.ModelProto:
+def step_graph(
+    channels: int, features: Iterable[str], rule: BlendRule = MEAN, guidance: GuidanceSpec = APG
+) -> onnx.ModelProto:
     """Latents and velocities of all slots -> their next latents; steps 3 to 7. Raises BuildError.
 
-    Outputs: next_latents `[S,T,C]`, finite `[S]` bool; with `guidance` next_momentum_state, with `rcfg`
+    Outputs: next_latents `[S,T,C]`, finite `[S]` bool; with `guidance` by the rule apg next_momentum_state, with `rcfg`
     next_cached_negative_velocity, with `ab2` next_previous_velocity, all `[S,T,C]`.
     """
     features = _checked(features, STEP_FEATURES)
     graph = GraphWriter(f"step.{variant_name(features)}")
-    inputs = _Inputs(graph, channels, step_inputs(features))
+    inputs = _Inputs(graph, channels, step_inputs(features, guidance.rule))
     velocity = _velocity(graph, inputs, "positive")
     if "blend" in features and rule.power > 1:
         velocity = _keep_level(graph, inputs, velocity, rule)
     if "guidance" in features:
-        velocity = _guide(graph, inputs, velocity, channels)
+        velocity = _guide(graph, inputs, velocity, channels, guidance)
     if "ab2" in features:
         velocity = _extrapolate(graph, inputs, velocity, channels)
     latents = _integrate(graph, inputs, velocity, features)
@@ -206,18 +208,23 @@ def _over_rows(graph: GraphWriter, values: str) -> str:
     return graph.op("ReduceSum", values, graph.constant([1], np.int64), keepdims=0)
 
 
-def _guide(graph: GraphWriter, inputs: _Inputs, positive: str, channels: int) -> str:
-    """4. Adaptive projected guidance (Sadat et al., 2024) with momentum, and the rescale."""
+def _guide(graph: GraphWriter, inputs: _Inputs, positive: str, channels: int, rule: GuidanceSpec) -> str:
+    """4. Guidance by the bundle's rule (see GuidanceSpec), and the rescale.
+
+    Written from v_pos, of which not a bit changes where the guidance is 1.
+    """
     negative = _negative(graph, inputs, channels)
     with graph.scope("guidance"):
         if "pauses_guidance" in inputs:  # a cached or a blended negative differs from what it stands in for
             negative = graph.op("Where", inputs.column("pauses_guidance"), positive, negative)
-        difference = _momentum(graph, inputs, graph.op("Sub", positive, negative), channels)
-        length = _norm(graph, positive)
-        orthogonal = _project(graph, _limit(graph, difference), positive, length)
+        difference, length = graph.op("Sub", positive, negative), ""
+        if rule.rule == "apg":
+            difference = _momentum(graph, inputs, difference, channels)
+            length = _norm(graph, positive, rule)
+            difference = _project(graph, _limit(graph, difference, rule), positive, length, rule)
         strength = graph.op("Sub", inputs.column("guidance"), graph.constant(1.0))
-        guided = graph.op("Add", positive, graph.op("Mul", strength, orthogonal))
-        return _rescale(graph, inputs, guided, length) if "rescale" in inputs else guided
+        guided = graph.op("Add", positive, graph.op("Mul", strength, difference))
+        return _rescale(graph, inputs, guided, positive, length, rule) if "rescale" in inputs else guided
 
 
 def _negative(graph: GraphWriter, inputs: _Inputs, channels: int) -> str:
@@ -240,25 +247,41 @@ def _momentum(graph: GraphWriter, inputs: _Inputs, difference: str, channels: in
     return "next_momentum_state"
 
 
-def _limit(graph: GraphWriter, difference: str) -> str:
-    """d min(1, 2.5/|d|), written so that |d| = 0 divides nothing by zero."""
+def _limit(graph: GraphWriter, difference: str, rule: GuidanceSpec) -> str:
+    """d min(1, limit/|d|), written so that |d| = 0 divides nothing by zero; d itself where the limit is 0."""
+    if not rule.norm_limit:
+        return difference
     with graph.scope("limit"):
-        limit = graph.constant(APG_NORM_LIMIT)
-        return graph.op("Mul", difference, graph.op("Div", limit, graph.op("Max", _norm(graph, difference), limit)))
+        limit = graph.constant(rule.norm_limit)
+        length = graph.op("Max", _norm(graph, difference, rule), limit)
+        return graph.op("Mul", difference, graph.op("Div", limit, length))
 
 
-def _project(graph: GraphWriter, difference: str, positive: str, length: str) -> str:
-    """d without its component along v_pos, per channel over time; all of d where v_pos is 0."""
+def _project(graph: GraphWriter, difference: str, positive: str, length: str, rule: GuidanceSpec) -> str:
+    """d with `parallel` times its component along v_pos; all of d where v_pos is 0."""
+    if rule.parallel == 1.0:
+        return difference
     with graph.scope("project"):
-        along = graph.op("ReduceSum", graph.op("Mul", difference, positive), _time_axis(graph), keepdims=1)
+        product = graph.op("Mul", difference, positive)
+        along = graph.op("ReduceSum", product, _norm_axes(graph, rule), keepdims=1)
         share = graph.op("Div", graph.op("Div", along, length), length)
+        if rule.parallel:
+            share = graph.op("Mul", share, graph.constant(1.0 - rule.parallel))
         return graph.op("Sub", difference, graph.op("Mul", share, positive))
 
 
-def _rescale(graph: GraphWriter, inputs: _Inputs, guided: str, length: str) -> str:
-    """r v |v_pos|/|v| + (1-r) v as v (1 + r (|v_pos|/|v| - 1)); |v| = 0 leaves v as it is, zero."""
+def _rescale(graph: GraphWriter, inputs: _Inputs, guided: str, positive: str, length: str, rule: GuidanceSpec) -> str:
+    """r v |v_pos|/|v| + (1-r) v as v (1 + r (|v_pos|/|v| - 1)); |v| = 0 leaves v as it is, zero.
+
+    Of whole generations not lengths, but standard deviations. length: of v_pos, where it is known.
+    """
     with graph.scope("rescale"):
-        excess = graph.op("Sub", graph.op("Div", length, _norm(graph, guided)), graph.constant(1.0))
+        if rule.norms == "all":
+            length = _norm(graph, _around_mean(graph, positive), rule)
+            found = _norm(graph, _around_mean(graph, guided), rule)
+        else:
+            length, found = length or _norm(graph, positive, rule), _norm(graph, guided, rule)
+        excess = graph.op("Sub", graph.op("Div", length, found), graph.constant(1.0))
         factor = graph.op("Add", graph.op("Mul", inputs.column("rescale"), excess), graph.constant(1.0))
         return graph.op("Mul", guided, factor)
 
@@ -390,14 +413,19 @@ def _mix(graph: GraphWriter, share: str, inside: str, outside: str) -> str:
     return graph.op("Add", graph.op("Mul", share, inside), graph.op("Mul", rest, outside))
 
 
-def _norm(graph: GraphWriter, value: str) -> str:
-    """Norm per channel over time `[S,1,C]`, at least 1e-12 so that dividing by it is safe."""
-    squares = graph.op("ReduceSum", graph.op("Mul", value, value), _time_axis(graph), keepdims=1)
+def _norm(graph: GraphWriter, value: str, rule: GuidanceSpec) -> str:
+    """Norm per channel over time `[S,1,C]`, or of all `[S,1,1]`; at least 1e-12, so that dividing by it is safe."""
+    squares = graph.op("ReduceSum", graph.op("Mul", value, value), _norm_axes(graph, rule), keepdims=1)
     return graph.op("Max", graph.op("Sqrt", squares), graph.constant(NORM_EPSILON))
 
 
-def _time_axis(graph: GraphWriter) -> str:
-    return graph.constant([1], np.int64)
+def _norm_axes(graph: GraphWriter, rule: GuidanceSpec) -> str:
+    return graph.constant([1] if rule.norms == "channel" else [1, 2], np.int64)
+
+
+def _around_mean(graph: GraphWriter, value: str) -> str:
+    """A slot's values without their mean over time and channels."""
+    return graph.op("Sub", value, graph.op("ReduceMean", value, graph.constant([1, 2], np.int64), keepdims=1))
 
 
 def _length(graph: GraphWriter, frames: str) -> str:

@@ -8,7 +8,7 @@ the names of weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -18,14 +18,19 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from engine_build.graphs.graph_file import Graph, derived_graph
-from engine_build.graphs.graph_view import attribute, remove_unused, replace_nodes
+from engine_build.graphs.graph_view import attribute, is_small, node_name, remove_unused, replace_nodes
+from engine_build.graphs.plain_graph import opset
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensorrt_rules import SCALARS
+from runtime.engines.graph_bodies import all_nodes, scopes
 from runtime.engines.operator_flops import Shape
 from runtime.engines.value_shapes import can_fold, evaluated, value_shapes
 
 # Raised with every change to what is prepared: plans of an older version are built again.
 PREPARATION = 2
+# The number of trips and the condition of a Loop that has none.
+MOST_TRIPS, ALWAYS = "tensorrt/most_trips", "tensorrt/always"
+MOST = 2**31 - 2
 # Operators whose result is BOOL.
 TRUTHS = ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor")
 
@@ -37,62 +42,86 @@ def prepared(graph: Graph, shapes: Sequence[Mapping[str, Shape]]) -> Graph:
 
 def prepare(model: onnx.ModelProto, shapes: Sequence[Mapping[str, Shape]]) -> onnx.ModelProto:
     """Prepare a model in place, and return it."""
-    fold_constants(model)
-    make_scalars(model)
-    compare_truths(model)
+    version = opset(model)
+    for graph, constants in scopes(model.graph):
+        fold_constants(graph, constants, version)
+        make_scalars(graph, constants)
+        compare_truths(graph, constants)
+    give_conditions(model.graph)
     transpose_directly(model, shapes)
     remove_unused(model.graph)
     return model
 
 
-def fold_constants(model: onnx.ModelProto) -> None:
-    """Compute every node that depends on constants alone. External weights do not count as constants."""
-    opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+def fold_constants(graph: onnx.GraphProto, constants: MutableMapping[str, TensorProto], version: int) -> None:
+    """Compute every node that depends on constants alone, but for those that make outputs.
+
+    External weights do not count as constants. `version`: the opset.
+    """
+    outputs = {value.name for value in graph.output}
     known: dict[str, NDArray[np.generic]] = {}
-    inline = {tensor.name: tensor for tensor in model.graph.initializer if not _is_external(tensor)}
+    inline = {name: tensor for name, tensor in constants.items() if not _is_external(tensor)}
     kept = []
-    for node in model.graph.node:
+    for node in graph.node:
         names = [name for name in node.input if name]
         values = None
-        if can_fold(node) and all(name in known or name in inline for name in names):
+        if can_fold(node) and not outputs.intersection(node.output) and all(n in known or n in inline for n in names):
             feeds = {name: known[name] if name in known else numpy_helper.to_array(inline[name]) for name in names}
-            values = evaluated(node, feeds, opset)
+            values = evaluated(node, feeds, version)
         if values is None:
             kept.append(node)
         else:
             known.update(zip(node.output, values, strict=True))
-    replace_nodes(model, kept)
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in known.items())
+    replace_nodes(graph, kept)
+    for name, value in known.items():
+        constants[name] = numpy_helper.from_array(np.asarray(value), name)
+        graph.initializer.append(constants[name])
 
 
-def make_scalars(model: onnx.ModelProto) -> None:
+def make_scalars(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> None:
     """Give constants of one element rank 0 where TensorRT wants scalars."""
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
     scalars: dict[str, TensorProto] = {}
-    for node in model.graph.node:
+    for node in graph.node:
         for place in SCALARS.get(node.op_type, ()):
             tensor = constants.get(node.input[place])
             if tensor is not None and len(tensor.dims) and prod(tensor.dims) == 1:
                 name = f"{tensor.name}/scalar"
                 scalars[name] = numpy_helper.from_array(numpy_helper.to_array(tensor).reshape(()), name)
                 node.input[place] = name
-    model.graph.initializer.extend(scalars.values())
+    graph.initializer.extend(scalars.values())
 
 
-def compare_truths(model: onnx.ModelProto) -> None:
+def compare_truths(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> None:
     """Turn Equal of BOOL, as torch's exporter writes it for `//`, into Xor and Not."""
-    truths = {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.BOOL}
-    truths |= {name for node in model.graph.node if node.op_type in TRUTHS for name in node.output}
+    truths = {name for name, tensor in constants.items() if tensor.data_type == TensorProto.BOOL}
+    truths |= {name for node in graph.node if node.op_type in TRUTHS for name in node.output}
     kept = []
-    for node in model.graph.node:
+    for node in graph.node:
         if node.op_type == "Equal" and truths.intersection(node.input):
-            differs, name = f"{node.output[0]}/differs", f"{node.name}/differs"
-            kept.append(helper.make_node("Xor", list(node.input), [differs], name))
+            differs = f"{node.output[0]}/differs"
+            kept.append(helper.make_node("Xor", list(node.input), [differs], f"{node_name(node)}/differs"))
             same = helper.make_node("Not", [differs], list(node.output), node.name)
             same.metadata_props.extend(node.metadata_props)
             node.CopyFrom(same)
         kept.append(node)
-    replace_nodes(model, kept)
+    replace_nodes(graph, kept)
+
+
+def give_conditions(graph: onnx.GraphProto) -> None:
+    """Give every Loop a number of trips and a first condition, where the graph leaves them out.
+
+    TensorRT's parser (RTX 1.7) expects them where a body reads their counterparts; the largest int32 is none to it.
+    """
+    numbers = {each.name: each for each in graph.initializer if each.data_type == TensorProto.INT64}
+    endless = {
+        name for name, each in numbers.items() if is_small(each) and numpy_helper.to_array(each).max(initial=0) > MOST
+    }
+    for node in all_nodes(graph):
+        if node.op_type == "Loop":
+            trips, condition = (*node.input[:2], "")[:2]
+            node.input[:2] = [MOST_TRIPS if trips in {"", *endless} else trips, condition or ALWAYS]
+    for name, value in ((MOST_TRIPS, np.array(MOST)), (ALWAYS, np.array(True))):
+        graph.initializer.append(numpy_helper.from_array(value, name))
 
 
 def transpose_directly(model: onnx.ModelProto, shapes: Sequence[Mapping[str, Shape]]) -> None:

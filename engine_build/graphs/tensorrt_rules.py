@@ -7,7 +7,7 @@ tensors of less than 2^31 elements. Each names its evidence. What only TensorRT-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto
 
 from engine_build.graphs.graph_view import attribute
+from runtime.engines.graph_bodies import bodies, scopes
 from runtime.engines.value_shapes import Values
 
 TABLE = Path(__file__).with_name("tensorrt_operators.txt")
@@ -42,20 +43,18 @@ Tensors = Mapping[str, onnx.ValueInfoProto]
 
 @dataclass(frozen=True)
 class View:
-    """A graph: names of its constants, its inputs and outputs, shapes and types of its values."""
+    """A graph: the constants that it sees, its inputs and outputs, shapes and types of the model's values."""
 
-    constants: frozenset[str]
+    constants: Collection[str]
     inputs: Tensors
     outputs: Tensors
     values: Values
 
     @classmethod
-    def of(cls, model: onnx.ModelProto, values: Values) -> View:
-        """The view of a model."""
-        constants = {tensor.name for tensor in model.graph.initializer}
-        constants |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
-        inputs, outputs = ({value.name: value for value in side} for side in (model.graph.input, model.graph.output))
-        return cls(frozenset(constants), inputs, outputs, values)
+    def of(cls, graph: onnx.GraphProto, constants: Collection[str], values: Values) -> View:
+        """The view of a model's graph, or of a body in it."""
+        inputs, outputs = ({value.name: value for value in side} for side in (graph.input, graph.output))
+        return cls(constants, inputs, outputs, values)
 
     def kind(self, node: onnx.NodeProto, place: int) -> str:
         """The type of an input, as the table names it; "?" one that it does not have, "" where it is not known."""
@@ -86,9 +85,10 @@ def doubts(model: onnx.ModelProto, values: Values, target: str = "tensorrt") -> 
 
 
 def _found(model: onnx.ModelProto, values: Values, rules: Sequence[Rule]) -> Iterator[str]:
-    graph = View.of(model, values)
-    for node in model.graph.node:
-        yield from (f"{_label(node)}: {problem}" for rule in rules if (problem := rule.find(node, graph)))
+    for graph, constants in scopes(model.graph):
+        view = View.of(graph, constants, values)
+        for node in graph.node:
+            yield from (f"{_label(node)}: {problem}" for rule in rules if (problem := rule.find(node, view)))
 
 
 def too_large(model: onnx.ModelProto, values: Values) -> Iterator[str]:
@@ -215,3 +215,11 @@ RULES = (
     Rule(_reduction, "refused by RTX 1.7", doubted_for=TENSORRT_ONLY),
     Rule(_transposed_in_bf16, "refused by RTX 1.7", doubted_for=TENSORRT_ONLY),
 )
+
+
+def nested_control_flow(graph: Path) -> str:
+    """The first control flow inside control flow of a graph's file, as a text; "" where there is none."""
+    for node in onnx.load(graph, load_external_data=False).graph.node:
+        for inner in (each for body in bodies(node) for each in body.node if any(True for _ in bodies(each))):
+            return " in ".join(f"{each.op_type} {each.name or each.output[0]!r}" for each in (inner, node))
+    return ""

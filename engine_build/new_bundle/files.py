@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_build.export.toml_text import table_text
-from engine_build.new_bundle.probe import CodecFacts
+from engine_build.new_bundle.probe import CodecFacts, FrameCounts
 from engine_build.new_bundle.roles import AssignedRole
 
 CANVAS_S = 10.0
@@ -24,7 +24,7 @@ class ModelFacts:
 
     graph: Path
     roles: Mapping[str, AssignedRole]
-    frame_multiple: int
+    counts: FrameCounts
     frame_rate_hz: float
     codec_graph: Path | None = None
     codec_roles: Mapping[str, AssignedRole] | None = None
@@ -38,7 +38,17 @@ class ModelFacts:
     @property
     def channels(self) -> int:
         """C."""
-        return int(self.roles["latents"].tensor.shape[2])
+        return int(self.roles["velocity"].tensor.shape[2])
+
+    @property
+    def frame_multiple(self) -> int:
+        """What T is a multiple of."""
+        return self.counts.multiple
+
+    @property
+    def least_frames(self) -> int:
+        """The smallest T."""
+        return -(-self.counts.shortest // self.frame_multiple) * self.frame_multiple
 
     @property
     def canvas_frames(self) -> int:
@@ -46,7 +56,8 @@ class ModelFacts:
         fixed = self.roles["latents"].tensor.shape[1]
         if isinstance(fixed, int):
             return fixed
-        return max(round(CANVAS_S * self.frame_rate_hz / self.frame_multiple), 1) * self.frame_multiple
+        usual = round(CANVAS_S * self.frame_rate_hz / self.frame_multiple) * self.frame_multiple
+        return max(usual, self.least_frames)
 
 
 def bundle_text(facts: ModelFacts, folder: Path) -> str:
@@ -63,6 +74,7 @@ def bundle_text(facts: ModelFacts, folder: Path) -> str:
         "decoder": {"graph": _relative(facts.graph, folder)},
         "decoder.inputs": {role: name for role, name in names.items() if role != "velocity"},
         "decoder.outputs": {"velocity": names["velocity"]},
+        "guidance": {"rule": "plain"},
     }
     if "context" in names:
         overlap = max(facts.canvas_frames // 4 // facts.frame_multiple, 1) * facts.frame_multiple
@@ -78,7 +90,7 @@ def deployment_text(facts: ModelFacts) -> str:
     """deployment.toml beside the bundle: on the CPU, DEPTH generations at a time, each with room for guidance."""
     rows = facts.roles["latents"].tensor.shape[0]
     frames, canvas = facts.roles["latents"].tensor.shape[1], facts.canvas_frames
-    least = canvas if isinstance(frames, int) else facts.frame_multiple
+    least = canvas if isinstance(frames, int) else facts.least_frames
     most = DEPTH if "condition" not in facts.roles else 2 * DEPTH
     shapes = {
         "rows": _fixed(rows) if isinstance(rows, int) else {"min": 1, "opt": DEPTH, "max": most},
@@ -109,6 +121,7 @@ def _codec_tables(
             "graph": graph,
             "margin_frames": codec.margin_frames,
             **({"align_frames": codec.align_frames} if codec.align_frames > 1 else {}),
+            **({"shortest_frames": codec.shortest_frames} if codec.shortest_frames > 1 else {}),
             "inputs": inputs,
             "outputs": {"audio": roles["audio"].tensor.name},
         },

@@ -12,7 +12,7 @@ import typer
 
 from engine_build.graphs.graph_file import read_graph
 from engine_build.new_bundle.files import ModelFacts, bundle_text, deployment_text
-from engine_build.new_bundle.probe import LIMIT, CodecFacts, codec_facts, frame_multiple
+from engine_build.new_bundle.probe import LIMIT, CodecFacts, codec_facts, frame_counts
 from engine_build.new_bundle.roles import codec_roles, decoder_roles, listed
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.engines.manifest import TensorInfo
@@ -25,7 +25,7 @@ SAMPLE_RATE_HZ = 48_000
 AUDIBLE = 1e-3  # of the peak: -60 dB
 CONVENTIONS = (
     "assumed, because no graph says it: time runs from 1 (noise) to 0 (data), and velocity = noise - data; a model with"
-    " another sign needs a Neg node before its output"
+    " another sign needs a Neg node before its output; guidance is plain, [guidance] of bundle.toml has other rules"
 )
 
 
@@ -54,7 +54,8 @@ def init(options: InitOptions) -> None:
         print_line(f"  {text}")
     options.out.mkdir(parents=True, exist_ok=True)
     for path, text in zip(paths, (bundle_text(facts, options.out), deployment_text(facts)), strict=True):
-        path.write_text(text, encoding="utf-8")
+        with path.open("w" if options.force else "x", encoding="utf-8") as file:
+            file.write(text)
     _print_next(facts, paths)
 
 
@@ -62,17 +63,21 @@ def gather(options: InitOptions) -> tuple[ModelFacts, list[str]]:
     """The model's facts, and texts on those that neither the graphs nor the options say."""
     graph = read_graph(options.model)
     roles = decoder_roles(graph, options.roles, ask)
-    multiple, assumed = frame_multiple(graph, roles), list[str]()
-    channels = roles["latents"].tensor.shape[2]
-    if not isinstance(channels, int):
-        raise ConfigError(f"{graph.label}: the latents have no fixed number of channels", fix="export it with one")
+    rows = roles["latents"].tensor.shape[0]
+    if isinstance(rows, int) and rows > 1:
+        raise ConfigError(
+            f"{graph.label}: its first axis is fixed at {rows} rows, and a tick of one generation has one",
+            fix="export it with a dynamic first axis, or with 1",
+        )
+    counts, assumed = frame_counts(graph, roles), list[str]()
+    channels = int(roles["velocity"].tensor.shape[2])
     if "context" in roles:
         assumed.append("assumed: silence in [context] is zeros; a model whose silence is another frame needs that")
     if options.codec is None:
         rate_hz = options.frame_rate_hz or FRAME_RATE_HZ
         if options.frame_rate_hz is None:
             assumed.append(f"assumed: {rate_hz:g} frames per second; --frame-rate HZ gives another rate")
-        return ModelFacts(options.model, roles, multiple, rate_hz), assumed
+        return ModelFacts(options.model, roles, counts, rate_hz), assumed
     codec_graph = read_graph(options.codec)
     decode = codec_roles(codec_graph, channels)
     codec = codec_facts(codec_graph, decode, channels)
@@ -80,8 +85,8 @@ def gather(options: InitOptions) -> tuple[ModelFacts, list[str]]:
     if options.frame_rate_hz is None and options.sample_rate_hz is None:
         assumed.append(f"assumed: {SAMPLE_RATE_HZ} samples per second; --sample-rate HZ gives another rate")
     assumed.append(measured(codec))
-    multiple = math.lcm(multiple, codec.align_frames)
-    return ModelFacts(options.model, roles, multiple, rate_hz, options.codec, decode, codec), assumed
+    counts = counts._replace(multiple=math.lcm(counts.multiple, codec.align_frames))
+    return ModelFacts(options.model, roles, counts, rate_hz, options.codec, decode, codec), assumed
 
 
 def measured(codec: CodecFacts) -> str:
@@ -90,9 +95,11 @@ def measured(codec: CodecFacts) -> str:
     facts.append(f"a frame of latents changes {codec.reach_frames} frames on each side")
     if codec.align_frames > 1:
         facts.append(f"it works in groups of {codec.align_frames} frames, so that windows begin at multiples of it")
-    if codec.margin_frames < codec.reach_frames or codec.error > LIMIT:
+    if codec.shortest_frames > 1:
+        facts.append(f"it takes {codec.shortest_frames} frames at least, to which shorter audio is padded")
+    if codec.margin_frames < codec.reach_frames or not codec.error <= LIMIT:
         differ = f"windows with {codec.margin_frames} frames on each side differ from the whole by {codec.error:.0e}"
-        facts.append(f"{differ} of its peak{', which is heard' if codec.error > AUDIBLE else ''}")
+        facts.append(f"{differ} of its peak{', which is heard' if not codec.error <= AUDIBLE else ''}")
     return f"measured: {', '.join(facts)}"
 
 
@@ -100,8 +107,9 @@ def ask(role: str, fitting: Sequence[TensorInfo]) -> TensorInfo | None:
     """The tensor that the user names for a role; None for none. Raises ConfigError where there is no terminal."""
     names = [info.name for info in fitting]
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        what = "several tensors may be" if len(names) > 1 else "by its name something else, by its shape"
         raise ConfigError(
-            f"several tensors may be the {role}: {listed(fitting)}",
+            f"{what} the {role}: {listed(fitting)}",
             fix=f"--role {role}={names[0]}, or the name of another one",
         )
     print_line(f"{role} may be: {listed(fitting)}")
@@ -123,7 +131,8 @@ def parse_roles(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _print_roles(facts: ModelFacts) -> None:
-    print_line(f"{facts.graph}: a velocity decoder, for multiples of {facts.frame_multiple} frames")
+    least = f", {facts.least_frames} at least" if facts.least_frames > facts.frame_multiple else ""
+    print_line(f"{facts.graph}: a velocity decoder, for multiples of {facts.frame_multiple} frames{least}")
     for part, roles in (("", facts.roles), ("codec ", facts.codec_roles or {})):
         for role, choice in roles.items():
             print_line(f"  {part}{role}: {listed([choice.tensor])} ({choice.reason})")

@@ -1,4 +1,7 @@
-"""Which tensor of a decoder or codec graph has which role: by shape first, then by name, else by asking."""
+"""Which tensor of a decoder or codec graph has which role: by shape first, then by name, else by asking.
+
+No tensor has a role only because it is left: probe.py executes the graph, and refuses what does not act as its role.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "latents": ("latent", "hidden_states", "sample", "noisy"),
     "time": ("time", "sigma"),
     "context": ("context", "known"),
-    "condition": ("encoder_hidden_states", "cond", "text", "emb", "prompt"),
+    "condition": ("encoder_hidden_states", "cond", "text", "emb", "prompt", "pool", "context"),
     "condition_mask": ("mask",),
 }
 REQUIRED = ("velocity", "latents", "time")
@@ -24,7 +27,16 @@ SHAPES = {
     "velocity": "an output [B, T, C] with a fixed number of channels C",
     "latents": "an input [B, T, C] of the velocity's shape",
     "time": "an input [B] for the flow time",
+    "context": "an input [B, T, 2 C]",
+    "condition": "an input [B, L, D] or [B, D] with a fixed width D",
+    "condition_mask": "an input [B, L], where L is that of the condition [B, L, D]",
 }
+
+
+# Roles whose shape says enough where only one tensor has it.
+UNMISTAKABLE = ("velocity", "latents")
+# Role -> the one with whose tensor it shares its frames or tokens.
+BESIDE = {"latents": "velocity", "context": "latents", "condition_mask": "condition"}
 
 
 @dataclass(frozen=True)
@@ -51,9 +63,12 @@ def decoder_roles(graph: Graph, given: Mapping[str, str], ask: Ask) -> dict[str,
     # In this order: what fits a role is told by the shapes of those before it.
     for role in NAMES:
         if role in given:
-            found[role] = AssignedRole(role, tensors[given[role]], "given")
+            found[role] = AssignedRole(role, _given(graph, role, tensors[given[role]], found), "given")
             continue
         fitting = [info for info in (graph.outputs if role == "velocity" else rest) if _fits(role, info, found)]
+        if beside := found.get(BESIDE.get(role, "")):
+            # Exporters name an axis anew in each tensor, or by what makes it: a name is a hint, and no condition.
+            fitting = [info for info in fitting if _may_equal(info, beside.tensor, 1)] or fitting
         choice = _choose(graph, role, fitting, ask)
         if choice is not None:
             found[role] = choice
@@ -66,16 +81,16 @@ def decoder_roles(graph: Graph, given: Mapping[str, str], ask: Ask) -> dict[str,
 def codec_roles(graph: Graph, channels: int) -> dict[str, AssignedRole]:
     """Roles latents, audio and start_frame of a codec's decoding graph. Raises ConfigError where it is none."""
     found: dict[str, AssignedRole] = {}
-    for info in graph.inputs:
-        if len(info.shape) == 3 and info.shape[2] == channels:
-            found["latents"] = AssignedRole("latents", info, f"the input [B, T, {channels}]")
-        elif len(info.shape) == 1 and info.dtype == "int64":
-            found["start_frame"] = AssignedRole("start_frame", info, "the int64 input [B]")
+    latents = [info for info in graph.inputs if len(info.shape) == 3 and info.shape[2] == channels]
+    starts = [info for info in graph.inputs if len(info.shape) == 1 and info.dtype == "int64"]
     audio = [info for info in graph.outputs if len(info.shape) == 3]
-    if "latents" not in found or len(audio) != 1:
+    if len(latents) != 1 or len(audio) != 1:
         raise _refused(
-            graph, f"a codec that decodes these latents: an input [B, T, {channels}], an output [B, channels, N]"
+            graph, f"a codec that decodes these latents: one input [B, T, {channels}], one output [B, channels, N]"
         )
+    found["latents"] = AssignedRole("latents", latents[0], f"the input [B, T, {channels}]")
+    if len(starts) == 1:
+        found["start_frame"] = AssignedRole("start_frame", starts[0], "the int64 input [B]")
     found["audio"] = AssignedRole("audio", audio[0], "the output with three dimensions")
     _check_all_used(graph, found)
     _check_types(graph, [choice for choice in found.values() if choice.role != "start_frame"])
@@ -98,23 +113,25 @@ def _fits(role: str, info: TensorInfo, found: Mapping[str, AssignedRole]) -> boo
         return rank == 3 and isinstance(last, int)
     if role == "time":
         return rank == 1
-    velocity = found["velocity"].tensor
-    channels = velocity.shape[2]
+    channels = int(found["velocity"].tensor.shape[2])
     if role == "latents":
-        return rank == 3 and last == channels and _may_equal(info, velocity, 1)
+        return rank == 3 and last == channels
     if role == "context":
-        return rank == 3 and isinstance(channels, int) and last == 2 * channels and _may_equal(info, velocity, 1)
+        return rank == 3 and last == 2 * channels
     if role == "condition":
         return rank in (2, 3) and isinstance(last, int)
-    # A mask, [R,L]: only a condition of three dimensions has one.
-    condition = found.get("condition")
-    return condition is not None and rank == 2 and len(condition.tensor.shape) == 3
+    # A mask, [R,L]: only a condition of three dimensions has one. Where the number of tokens is free, a fixed size is
+    # the width of another condition.
+    shape = found["condition"].tensor.shape if "condition" in found else ()
+    is_open = [isinstance(size, str) for size in (*shape[1:2], last)]
+    return rank == 2 and len(shape) == 3 and (all(is_open) or last == shape[1])
 
 
 def _choose(graph: Graph, role: str, fitting: Sequence[TensorInfo], ask: Ask) -> AssignedRole | None:
     """The only tensor that fits, or the only one of these whose name is usual; else what the user says.
 
-    Of `[R, L, D]` and `[R, L]` the former is the condition, although a vector `[R, D]` fits too.
+    Of `[R, L, D]` and `[R, L]` the former is the condition, although a vector `[R, D]` fits too. The only tensor's name
+    may be usual for another role: then the user is asked, too.
     """
     fitting = [info for info in fitting if len(info.shape) == max(len(other.shape) for other in fitting)]
     named = [info for info in fitting if any(part in info.name.lower() for part in NAMES[role])]
@@ -122,12 +139,18 @@ def _choose(graph: Graph, role: str, fitting: Sequence[TensorInfo], ask: Ask) ->
         raise _refused(graph, f"a velocity decoder: it has not {SHAPES[role]}")
     if not fitting:
         return None
-    if len(fitting) == 1 and (role != "context" or named):
+    if len(fitting) == 1 and (named or role in UNMISTAKABLE or not _is_named_otherwise(role, fitting[0])):
         return AssignedRole(role, fitting[0], "the only one of this shape")
     if len(named) == 1:
         return AssignedRole(role, named[0], "by its shape and its name")
     chosen = ask(role, fitting)
     return None if chosen is None else AssignedRole(role, chosen, "asked")
+
+
+def _is_named_otherwise(role: str, info: TensorInfo) -> bool:
+    return role == "context" or any(
+        part in info.name.lower() for other, parts in NAMES.items() if other != role for part in parts
+    )
 
 
 def _may_equal(one: TensorInfo, other: TensorInfo, axis: int) -> bool:
@@ -155,13 +178,23 @@ def _check_given(graph: Graph, given: Mapping[str, str]) -> None:
             raise ConfigError(f"--role {role}={name}: {graph.label} has no such tensor", fix=fix)
 
 
+def _given(graph: Graph, role: str, info: TensorInfo, found: Mapping[str, AssignedRole]) -> TensorInfo:
+    if not _fits(role, info, found):
+        raise ConfigError(
+            f"{graph.label}: {listed([info])} is not {SHAPES[role]}",
+            fix=f"--role {role}=NAME of another one, or leave it out",
+        )
+    return info
+
+
 def _check_all_used(graph: Graph, found: Mapping[str, AssignedRole]) -> None:
     used = {choice.tensor.name for choice in found.values()}
     rest = [info for info in (*graph.inputs, *graph.outputs) if info.name not in used]
     if rest:
         raise ConfigError(
             f"{graph.label} has tensors that no role fits: {listed(rest)}",
-            fix="export the graph without them; --role ROLE=NAME names a decoder's tensor",
+            fix="export the graph without them: a second condition joined to the first, numbers that stay the same as "
+            "constants; --role ROLE=NAME names a decoder's tensor",
         )
 
 

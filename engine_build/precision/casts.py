@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine_build.graphs.graph_view import GraphView, replace_nodes
 from engine_build.precision.node_rules import NodeRule
+from runtime.engines.graph_bodies import reads, rename_reads
 from runtime.errors import BuildError
 
 DATA_MIN_BYTES = 1024
@@ -104,8 +105,7 @@ class Rewriter:
     def _add(self, node: onnx.NodeProto, rule: NodeRule) -> None:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
-        for index, name in enumerate(node.input):
-            copy.input[index] = self._operand(name, rule)
+        rename_reads(copy, {name: self._operand(name, rule) for name in reads(node)})
         if rule.width == "low":
             self._low.update(name for name in node.output if self._view.is_float(name))
         self._nodes.append(copy)
@@ -151,8 +151,8 @@ class Rewriter:
     def _widen_output(self, name: str) -> None:
         inner = f"{name}.{self._label}"
         for node in self._nodes:
-            for names in (node.input, node.output):
-                names[:] = [inner if value == name else value for value in names]
+            rename_reads(node, {name: inner})
+            node.output[:] = [inner if value == name else value for value in node.output]
         to = TensorProto.FLOAT
         self._nodes.append(helper.make_node("Cast", [inner], [name], name=f"cast/{name}", to=to))
 
@@ -166,5 +166,5 @@ class Rewriter:
             if value.name in self._caches:
                 value.type.tensor_type.elem_type = self._kind
         model.graph.initializer.extend(self._constants.values())
-        replace_nodes(model, self._nodes)
+        replace_nodes(model.graph, self._nodes)
         return model

@@ -34,7 +34,7 @@ def emulated(model: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in result.graph.initializer:
         if tensor.data_type in LOW:
             tensor.name = _stored(tensor.name)
-    replace_nodes(result, nodes)
+    replace_nodes(result.graph, nodes)
     return result
 
 

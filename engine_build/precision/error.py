@@ -15,12 +15,18 @@ from onnx import helper
 
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.graph_view import node_name, product_flops, product_values
-from engine_build.graphs.reference_session import exact_options, model_of, onnxruntime_errors, session
+from engine_build.graphs.reference_session import (
+    exact_options,
+    model_of,
+    model_session,
+    onnxruntime_errors,
+    run_reason,
+    session,
+)
 from engine_build.precision.casts import InlineWeights
 from engine_build.precision.emulation import emulated
 from engine_build.precision.quantization import Quantization
-from engine_build.precision.recipe import NodePrecision, RecipeName, apply_recipe, explain, write_recipe
-from runtime.engines.onnxruntime_cuda import DATA_FOLDER_ENTRY
+from engine_build.precision.recipe import NodePrecision, RecipeName, explain, write_recipe
 from runtime.engines.operator_flops import Shape
 from runtime.errors import BuildError
 
@@ -59,24 +65,6 @@ class RecipeError:
         return next(node.precision for node in self.nodes if node.name == name)
 
 
-def measure(
-    graph: Graph,
-    recipe: RecipeName,
-    feeds: Iterable[Arrays],
-    *,
-    without: Iterable[str] = (),
-    quantization: Quantization | None = None,
-    threads: int = 0,
-) -> dict[str, float]:
-    """The error of a recipe on a float32 graph: recipe_max_rel, recipe_rms_rel and recipe_low_work, for the manifest.
-
-    Runs the graph and its emulated recipe on the CPU over `feeds` (inputs by name), for the decoder those of
-    decoder_sample_states. Raises BuildError where an output is not finite, or the graph does not run.
-    """
-    found = recipe_error(graph, recipe, list(feeds), without=without, quantization=quantization, threads=threads)
-    return found.summary()
-
-
 def recipe_error(
     graph: Graph,
     recipe: RecipeName,
@@ -86,7 +74,11 @@ def recipe_error(
     quantization: Quantization | None = None,
     threads: int = 0,
 ) -> RecipeError:
-    """As measure, with all details. The two sessions are open one after the other, not at once."""
+    """Runs a float32 graph and its emulated recipe on the CPU over `feeds` (inputs by name), for the decoder those of
+    decoder_sample_states.
+
+    Raises BuildError where an output is not finite, or the graph does not run. One session is open at a time.
+    """
     model = model_of(graph)
     expected, shapes = _reference(graph, model, feeds, threads)
     with TemporaryDirectory() as folder:
@@ -99,7 +91,7 @@ def recipe_error(
         recipe=recipe,
         max_rel=tuple(error[0] for error in errors),
         rms_rel=tuple(error[1] for error in errors),
-        nodes=explain(model, recipe, without=without, weights=InlineWeights(_folder(graph)), quantization=quantization),
+        nodes=explain(model, recipe, without=without, weights=InlineWeights(graph.folder), quantization=quantization),
         flops={node_name(node): flops for node in model.graph.node if (flops := product_flops(node, shapes))},
     )
 
@@ -113,17 +105,10 @@ def write_emulated(
     quantization: Quantization | None = None,
 ) -> None:
     """Write the emulated recipe of a graph to `path`; large weights stay beside it. Raises BuildError."""
-    if isinstance(graph.source, Path):
-        write_recipe(graph.source, path, recipe, without=without, quantization=quantization)
-    else:
-        onnx.save(apply_recipe(model_of(graph), recipe, without=without, quantization=quantization), path)
+    write_recipe(graph, path, recipe, without=without, quantization=quantization)
     is_for_cpus = recipe == "int8" and (quantization is None or quantization.by_token)
     if not is_for_cpus:  # which are what a CPU computes
         onnx.save(emulated(onnx.load(path, load_external_data=False)), path)
-
-
-def _folder(graph: Graph) -> Path:
-    return graph.source.parent if isinstance(graph.source, Path) else Path()
 
 
 def _reference(
@@ -133,10 +118,7 @@ def _reference(
     made = {name for node in model.graph.node for name in node.output}
     values = product_values(model.graph.node)
     probe = _with_shapes(model, [name for name in values if name in made])
-    options = exact_options(threads)
-    if isinstance(graph.source, Path):
-        options.add_session_config_entry(DATA_FOLDER_ENTRY, str(graph.source.parent.resolve()))
-    runner = session(probe.SerializeToString(), options, graph.label)
+    runner = model_session(probe, graph, threads)
     outputs = [_outputs(runner, feed, graph.label) for feed in feeds]
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     shapes |= {name: array.shape for name, array in feeds[-1].items()}
@@ -163,7 +145,9 @@ def _outputs(runner: Any, feed: Arrays, label: str) -> Outputs:
     try:
         return dict(zip(names, runner.run(names, dict(feed)), strict=True))
     except onnxruntime_errors() as error:
-        raise BuildError(f"{label} does not run: {error}", fix="check frame_multiple in bundle.toml") from error
+        raise BuildError(
+            f"{label} does not run: {run_reason(error)}", fix="check frame_multiple in bundle.toml"
+        ) from error
 
 
 def _errors(expected: Outputs, found: Outputs, label: str) -> tuple[float, float]:

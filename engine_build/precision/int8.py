@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from engine_build.graphs.graph_pattern import Matcher
 from engine_build.graphs.graph_view import node_name, replace_nodes
 from engine_build.precision.casts import InlineWeights
+from runtime.engines.graph_bodies import reads
 
 CONTRIB = "com.microsoft"
 # Products of smaller matrices gain nothing.
@@ -60,16 +61,18 @@ def with_int8_products(
     result = onnx.ModelProto()
     result.CopyFrom(model)
     changed = {weight: name for weight, name in int8_products(model).items() if products is None or name in products}
+    nodes = list(_nodes(model, changed))
+    read = {name for node in nodes for name in reads(node)}
     del result.graph.initializer[:]
     for tensor in model.graph.initializer:
         if tensor.name in changed:
             rounded, scale = rounded_weight(weights.read(tensor))
             result.graph.initializer.append(weights.write(f"{tensor.name}.int8", rounded))
             result.graph.initializer.append(weights.write(f"{tensor.name}.scale", scale))
-        else:
+        if tensor.name in read or tensor.name not in changed:
             result.graph.initializer.append(weights.keep(tensor))
     result.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in CONSTANTS.items())
-    replace_nodes(result, _nodes(model, changed))
+    replace_nodes(result.graph, nodes)
     result.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     return result
 

@@ -94,7 +94,9 @@ class _Classifier:
             rule = "no kernel"
         if NODE_RULES[rule].width == "low":
             self._low.update(node.output)
-        if node.op_type not in SHAPE_OPS and (node.op_type in PRODUCTS or self._computed.intersection(node.input)):
+        if node.op_type not in SHAPE_OPS and (
+            node.op_type in PRODUCTS or self._computed.intersection(self._view.reads[index])
+        ):
             self._computed.update(node.output)
         return rule
 

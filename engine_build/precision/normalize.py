@@ -6,8 +6,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, defs, helper, numpy_helper
 
-from engine_build.graphs.graph_view import GraphView, remove_unused, replace_nodes
+from engine_build.graphs.graph_view import GraphView, attribute, remove_unused, replace_nodes
+from engine_build.graphs.plain_graph import opset
 from engine_build.precision.casts import InlineWeights
+from runtime.engines.graph_bodies import all_nodes, rename_reads
 from runtime.engines.operator_flops import PRODUCTS
 
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -17,10 +19,9 @@ MOVES = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Uns
 
 
 def normalized(model: onnx.ModelProto, limit: float, weights: InlineWeights) -> onnx.ModelProto:
-    """A normalized copy: constants as initializers, scales before moves, attention masks bounded by `limit`."""
+    """A normalized copy of a plain model: scales before moves, attention masks bounded by `limit`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    _constants_to_initializers(copy)
     hoist_scales(copy)
     bound_masks(copy, limit, weights)
     return copy
@@ -30,13 +31,13 @@ def widened(model: onnx.ModelProto, weights: InlineWeights) -> onnx.ModelProto:
     """The model with constants in float32 that are stored in 16 bits and cast where they are read."""
     stored = {tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type in HALVES}
     casts = [node for node in model.graph.node if node.op_type == "Cast" and node.input[0] in stored]
-    casts = [node for node in casts if node.attribute[0].i == TensorProto.FLOAT]
+    casts = [node for node in casts if attribute(node, "to") == TensorProto.FLOAT]
     if not casts:
         return model
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     names = {node.output[0] for node in casts}
-    replace_nodes(copy, [node for node in copy.graph.node if node.output[0] not in names])
+    replace_nodes(copy.graph, [node for node in copy.graph.node if node.output[0] not in names])
     for node in casts:
         values = weights.read(stored[node.input[0]]).astype(np.float32)
         copy.graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
@@ -46,11 +47,11 @@ def widened(model: onnx.ModelProto, weights: InlineWeights) -> onnx.ModelProto:
 
 def raised(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model, in place at opset RAISED_TO where that changes no more than the types that its operators take."""
-    operators = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
-    own = next(item for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    same = all(_signature(name, own.version) == _signature(name, RAISED_TO) for name in operators)
-    if RAISED_FROM <= own.version < RAISED_TO and same:
-        own.version = RAISED_TO
+    operators = {node.op_type for node in all_nodes(model.graph) if node.domain in ("", "ai.onnx")}
+    version = opset(model)
+    same = all(_signature(name, version) == _signature(name, RAISED_TO) for name in operators)
+    if RAISED_FROM <= version < RAISED_TO and same:
+        next(item for item in model.opset_import if item.domain in ("", "ai.onnx")).version = RAISED_TO
     return model
 
 
@@ -85,9 +86,9 @@ def hoist_scales(model: onnx.ModelProto) -> None:
         if index in moved:
             nodes.append(moved[index])
             node.input[0] = moved[index].output[0]
-        node.input[:] = [renamed.get(name, name) for name in node.input]
+        rename_reads(node, renamed)
         nodes.append(node)
-    replace_nodes(model, nodes)
+    replace_nodes(model.graph, nodes)
 
 
 def bound_masks(model: onnx.ModelProto, limit: float, weights: InlineWeights) -> None:
@@ -99,24 +100,11 @@ def bound_masks(model: onnx.ModelProto, limit: float, weights: InlineWeights) ->
     bounded: dict[str, onnx.TensorProto] = {}
     for index in _mask_nodes(view):
         node = view.nodes[index]
-        for position, name in enumerate(node.input):
-            if view.is_float(name) and view.is_constant(name):
-                if name not in bounded:
-                    bounded[name] = _bounded(view.initializers[name], limit, weights)
-                node.input[position] = bounded[name].name
+        for name in view.floats_in(index):
+            if view.is_constant(name) and name not in bounded:
+                bounded[name] = _bounded(view.initializers[name], limit, weights)
+        rename_reads(node, {name: tensor.name for name, tensor in bounded.items()})
     model.graph.initializer.extend(tensor for name, tensor in bounded.items() if tensor.name != name)
-
-
-def _constants_to_initializers(model: onnx.ModelProto) -> None:
-    nodes = []
-    for node in model.graph.node:
-        tensor = next((item.t for item in node.attribute if item.name == "value"), None)
-        if node.op_type == "Constant" and tensor is not None:
-            model.graph.initializer.add().CopyFrom(tensor)
-            model.graph.initializer[-1].name = node.output[0]
-        else:
-            nodes.append(node)
-    replace_nodes(model, nodes)
 
 
 def _first_move(view: GraphView, index: int) -> int | None:

@@ -107,7 +107,7 @@ def quantized(
         nodes += new
         found += [rule] * len(new)
     model = view.model
-    replace_nodes(model, nodes)
+    replace_nodes(model.graph, nodes)
     model.graph.initializer.extend(writer.constants.values())
     return GraphView(model), found
 

@@ -17,7 +17,10 @@ import onnx
 from onnx import TensorProto, defs
 
 from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE
+from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.graph_view import GraphView, node_name
+from engine_build.graphs.plain_graph import opset
+from engine_build.graphs.reference_session import model_of
 from engine_build.precision.casts import FileWeights, InlineWeights, Rewriter
 from engine_build.precision.int8 import int8_products, with_int8_products
 from engine_build.precision.node_rules import CACHE_UPDATE, NODE_RULES, NodeRule, node_rules
@@ -73,10 +76,10 @@ def without_kernel(target: str, recipe: str) -> frozenset[str]:
 
 def without_type(view: GraphView, kind: int) -> frozenset[str]:
     """Operators of a graph that ONNX does not define for an element type at its opset."""
-    opset = next(item.version for item in view.model.opset_import if item.domain in ("", "ai.onnx"))
+    version = opset(view.model)
     wanted = f"tensor({TensorProto.DataType.Name(kind).lower()})"
     operators = {node.op_type for node in view.nodes if node.domain in ("", "ai.onnx")}
-    return frozenset(name for name in operators if not _is_defined(name, opset, wanted))
+    return frozenset(name for name in operators if not _is_defined(name, version, wanted))
 
 
 def apply_recipe(
@@ -90,7 +93,7 @@ def apply_recipe(
     """A float32 model with its trunk in the recipe's precision; "fp32" gives an equal one.
 
     `without`: operators that stay in fp32. `weights`: reads the constants where `model` was loaded without its external
-    data; `write_recipe` does all of this for files. `quantization`: of "fp8", and of "int8" on GPUs. Raises BuildError.
+    data; `write_recipe` does this for graphs. `quantization`: of "fp8", and of "int8" on GPUs. Raises BuildError.
     """
     if recipe == "fp32":
         same = onnx.ModelProto()
@@ -117,35 +120,21 @@ def changes_anything(model: onnx.ModelProto, recipe: RecipeName) -> bool:
 
 
 def write_recipe(
-    source: Path,
+    graph: Graph,
     target: Path,
     recipe: RecipeName,
     *,
     without: Iterable[str] = (),
     quantization: Quantization | None = None,
 ) -> None:
-    """Apply a recipe to the graph at `source` and write it to `target`. Raises BuildError."""
-    model = onnx.load(source, load_external_data=False)
-    write_model_recipe(model, source.parent, target, recipe, without=without, quantization=quantization)
-
-
-def write_model_recipe(
-    model: onnx.ModelProto,
-    folder: Path,
-    target: Path,
-    recipe: RecipeName,
-    *,
-    without: Iterable[str] = (),
-    quantization: Quantization | None = None,
-) -> None:
-    """Apply a recipe to a model, whose external data is in `folder`, and write it to `target`. Raises BuildError.
+    """Apply a recipe to a graph and write it to `target`. Raises BuildError.
 
     External weights are read, rounded and written one by one, to `target` + ".data": a model of any size takes no more
     memory than its largest weight.
     """
-    data = target.with_name(f"{target.name}.data")
+    model, data = model_of(graph), target.with_name(f"{target.name}.data")
     has_external = any(tensor.data_location == TensorProto.EXTERNAL for tensor in model.graph.initializer)
-    weights = FileWeights(folder, data) if has_external else InlineWeights()
+    weights = FileWeights(graph.folder, data) if has_external else InlineWeights()
     result = apply_recipe(model, recipe, without=without, weights=weights, quantization=quantization)
     if recipe == "fp32":
         kept = [weights.keep(tensor) for tensor in result.graph.initializer]
@@ -206,12 +195,12 @@ def _rules(
 
 
 def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Raises BuildError where a graph has 16-bit tensors already, or has subgraphs or functions."""
-    inner = [node.name for node in model.graph.node for item in node.attribute if item.g.node or item.graphs]
-    if inner := [*inner, *(function.name for function in model.functions)]:
+    """Raises BuildError where a graph has 16-bit tensors already, or functions that cannot be inlined."""
+    if model.functions:
         raise BuildError(
-            f"the graph has control flow or functions ({inner[0]}); precision recipes support plain graphs only",
-            fix='inline them when exporting, or precision = "fp32" in [build]',
+            f"the graph's function {model.functions[0].name!r} has operators of another opset than the graph, and "
+            "cannot be inlined",
+            fix='export all of it for one opset, or precision = "fp32" in [build]',
         )
     kinds = {tensor.data_type for tensor in model.graph.initializer}
     kinds |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
@@ -221,9 +210,9 @@ def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _is_defined(operator: str, opset: int, wanted: str) -> bool:
-    if not defs.has(operator, opset):
+def _is_defined(operator: str, version: int, wanted: str) -> bool:
+    if not defs.has(operator, version):
         return False
-    schema = defs.get_schema(operator, opset)
+    schema = defs.get_schema(operator, version)
     constraints = {item.type_param_str: item.allowed_type_strs for item in schema.type_constraints}
     return all(wanted in constraints.get(value.type_str, (value.type_str,)) for value in schema.outputs)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_build.graphs.graph_file import Graph, read_graph
-from engine_build.graphs.reference_session import exact_options, session
+from engine_build.graphs.reference_session import exact_session
 from runtime.config.bundle import Bundle
 from runtime.engines.manifest import TensorInfo
 from runtime.pipeline.text_encoder import TextEncoder
@@ -68,7 +68,7 @@ def middle(bundle: Bundle, state: Arrays, frames: int) -> Arrays:
 def _states(
     bundle: Bundle, graph: Graph, prompts: Sequence[str], seed: int, steps: int, threads: int
 ) -> Iterator[Arrays]:
-    names, runner = bundle.decoder.inputs, session(graph.source, exact_options(threads), graph.label)
+    names, runner = bundle.decoder.inputs, exact_session(graph, threads)
     frames = bundle.latents.round_up(min(bundle.latents.canvas_frames, LONGEST_FRAMES))
     rule, guidance = bundle.sampler.schedule, 1.0 if bundle.options.guidance.reason else GUIDANCE
     times = (
@@ -141,7 +141,7 @@ class _GraphEngine:
         self.name = graph.label
         self.inputs: Mapping[str, TensorInfo] = {info.name: info for info in graph.inputs}
         self.outputs: Mapping[str, TensorInfo] = {info.name: info for info in graph.outputs}
-        self._session = session(graph.source, exact_options(threads), graph.label)
+        self._session = exact_session(graph, threads)
 
     def run(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         names = list(self.outputs)

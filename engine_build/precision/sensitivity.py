@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.graph_view import GraphView, node_name, product_flops, replace_nodes
-from engine_build.graphs.reference_session import exact_options, model_of, session
+from engine_build.graphs.reference_session import model_of, model_session
 from engine_build.precision.casts import InlineWeights
 from engine_build.precision.int8 import (
     CONSTANTS,
@@ -41,7 +41,6 @@ from engine_build.precision.recipe import float32_model, normalized_graph
 from engine_build.precision.sample_states import calibration_states, middle, steps_of
 from runtime.config.bundle import Bundle
 from runtime.config.targets import PLAN_TARGETS
-from runtime.engines.onnxruntime_cuda import DATA_FOLDER_ENTRY
 
 # Of the velocity, root mean square: what all 8-bit products may add up to, on a GPU and on a CPU. With twice that of
 # the CPU, the demo's violins become saxophones.
@@ -92,6 +91,8 @@ def quantization_of(
     weights = InlineWeights(graph.folder)
     view = GraphView(normalized_graph(model_of(graph), EIGHT_BITS_BASE, weights))
     places = list(candidates(view))
+    if not places:
+        return Quantization(recipe, {}, {}, {}, frozenset())
     peaks, work = _observed(view, graph, places, calibration, threads)
 
     def rounded(node: onnx.NodeProto) -> onnx.GraphProto:
@@ -164,7 +165,7 @@ def _observed(
     for name in dict.fromkeys([*values, *results]):
         probe.graph.node.append(helper.make_node("Shape", [name], [f"{name}/shape"]))
         probe.graph.output.append(helper.make_tensor_value_info(f"{name}/shape", TensorProto.INT64, None))
-    runner = _open(probe, graph, threads)
+    runner = model_session(probe, graph, threads)
     outputs = [output.name for output in runner.get_outputs()][len(view.model.graph.output) :]
     found = [dict(zip(outputs, runner.run(outputs, dict(feed)), strict=True)) for feed in feeds]
     shapes = {tensor.name: tuple(tensor.dims) for tensor in view.model.graph.initializer}
@@ -187,7 +188,7 @@ def _errors(
 
     rounded: the branch of a product in 8 bits.
     """
-    runner = _open(_switched(view, places, rounded), graph, threads)
+    runner = model_session(_switched(view, places, rounded), graph, threads)
     output = [view.model.graph.output[0].name]
 
     def velocity(feed: Arrays, which: int) -> NDArray[Any]:
@@ -221,7 +222,7 @@ def _switched(
         nodes.append(helper.make_node("Equal", [WHICH, f"{is_this}/number"], [is_this]))
     result.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     # Those that say which one it is come first.
-    replace_nodes(result, [*nodes[len(view.nodes) :], *nodes[: len(view.nodes)]])
+    replace_nodes(result.graph, [*nodes[len(view.nodes) :], *nodes[: len(view.nodes)]])
     return result
 
 
@@ -249,9 +250,3 @@ def _branch(nodes: Sequence[onnx.NodeProto]) -> onnx.GraphProto:
     return helper.make_graph(
         copies, "branch", [], [helper.make_tensor_value_info(copies[-1].output[0], TensorProto.FLOAT, None)]
     )
-
-
-def _open(model: onnx.ModelProto, graph: Graph, threads: int) -> Any:
-    options = exact_options(threads)
-    options.add_session_config_entry(DATA_FOLDER_ENTRY, str(graph.folder.resolve()))
-    return session(model.SerializeToString(), options, graph.label)

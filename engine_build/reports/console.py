@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from engine_build.compile.rebuild_check import RebuildDecision, total_memory_bytes
 from engine_build.reports.inventory import InventoryEntry
 from runtime.engines.manifest import Manifest
-from runtime.terminal import print_line
+from runtime.task_progress import at_intervals, duration_text
+from runtime.terminal import Terminal, cells, print_line
 
+CHECKING = "checking graphs and engines"
 UNMEASURED = "error -: not measured yet; tickrt-build measures it"
 
 
@@ -25,18 +28,28 @@ class ConsoleReport:
         self._counts = {"built": 0, "reused": 0, "measured": 0, "removed": 0}
         self._size_bytes = 0
         self._notes: set[str] = set()
+        self._now, self._since_s = CHECKING, time.monotonic()
+        self._spinner: Progress | None = None
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Say on standard error what takes long, unless a spinner shows it: hashes of large files, trial executes."""
+        with at_intervals(lambda _: self._say()):
+            yield
 
     @contextlib.contextmanager
     def building(self, decision: RebuildDecision) -> Iterator[None]:
         """Show a spinner while one engine is built; nothing where the output is not a terminal."""
-        if not self._console.is_terminal:
-            yield
-            return
         last = f"last time {decision.last.build_s:.1f} s" if decision.last else "first time"
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), TextColumn(f"({last})"))
-        with Progress(*columns, console=self._console, transient=True) as progress:
-            progress.add_task(f"building {decision.spec.name}")
-            yield
+        self._now, self._since_s = f"building {decision.spec.name} ({last})", time.monotonic()
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        is_shown = self._console.is_terminal
+        try:
+            with Progress(*columns, console=self._console, transient=True, disable=not is_shown) as self._spinner:
+                self._spinner.add_task(self._now)
+                yield
+        finally:
+            self._now, self._since_s, self._spinner = CHECKING, time.monotonic(), None
 
     def built(self, decision: RebuildDecision, manifest: Manifest) -> None:
         """One line: time, size, error, name, and why it was built."""
@@ -65,6 +78,11 @@ class ConsoleReport:
         """The last line: counts, size, time and folder."""
         counts = ", ".join(f"{count} {what}" for what, count in self._counts.items() if count)
         print_line(f"{counts}: {size(self._size_bytes)} in {where}, {elapsed_s:.1f} s", self._console)
+
+    def _say(self) -> None:
+        if self._spinner is None or self._spinner.disable:
+            so_far = duration_text(time.monotonic() - self._since_s)
+            print_line(f"{self._now}: {so_far} so far", Terminal(stderr=True))
 
     def _line(self, what: str, figures: tuple[str, str, str], text: str, size_bytes: int) -> None:
         if not any(self._counts.values()):
@@ -104,6 +122,7 @@ def _decision_row(decision: RebuildDecision) -> tuple[str, ...]:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines of a plain table."""
+    rows = [list(cells(*row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_build.compile.builder import build_deployment
-from engine_build.graphs.graph_file import read_graph
+from engine_build.graphs.axis_names import decoder_graph
 from engine_build.precision.error import write_emulated
 from engine_build.precision.recipe import RecipeName, without_kernel
 from engine_build.precision.sensitivity import quantization_for
 from engine_build.reports.mel_bands import mel_bands
+from engine_build.shipping import copy_bundle
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
@@ -31,7 +32,7 @@ FLOOR_DB = 60.0
 
 _DEPLOYMENT = """\
 [deployment]
-bundle = "bundle"
+bundle = "{bundle}"
 target = "cpu"
 
 [[shapes]]
@@ -108,18 +109,23 @@ def compare_end_to_end(
 
 def _copy(deployment: Deployment, folder: Path, recipe: RecipeName, target: str) -> Path:
     """Write a deployment with a copy of the bundle whose decoder is the emulated recipe."""
-    shutil.copytree(deployment.bundle, folder / "bundle", ignore=shutil.ignore_patterns("recipe"))
+    copied = copy_bundle(deployment.bundle, folder / "bundle")
     bundle = load_bundle(deployment.bundle)
-    graph = read_graph(bundle.graph_path(bundle.decoder.graph))
+    graph = decoder_graph(bundle)
     if recipe != "fp32":
-        path, without = folder / "bundle" / bundle.decoder.graph, without_kernel(target, recipe)
+        path, without = copied / bundle.decoder.graph, without_kernel(target, recipe)
         write_emulated(
             graph, recipe, path, without=without, quantization=quantization_for(target, recipe, bundle, graph)
         )
     path = folder / "end_to_end.toml"
     latents, tokens = bundle.latents, deployment.max_tokens
     path.write_text(
-        _DEPLOYMENT.format(multiple=latents.frame_multiple, canvas=latents.canvas_frames, tokens=tokens),
+        _DEPLOYMENT.format(
+            bundle=copied.relative_to(folder).as_posix(),
+            multiple=latents.frame_multiple,
+            canvas=latents.canvas_frames,
+            tokens=tokens,
+        ),
         encoding="utf-8",
     )
     return path

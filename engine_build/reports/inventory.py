@@ -30,6 +30,7 @@ from runtime.engines.manifest import (
 )
 from runtime.engines.tensorrt.plan_file import KERNELS_SUFFIX, read_plan_header
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
+from runtime.folders import own_entries
 
 PLAN_SUFFIX = ".plan"
 ENGINE_SUFFIXES = (".onnx", ".onnx.data", PLAN_SUFFIX)
@@ -76,7 +77,7 @@ class RemovalPlan:
 
 def entries(folder: Path, environment: BuildEnvironment) -> Iterator[InventoryEntry]:
     """Every engine in a deployment's folder of one target, sorted by name."""
-    for path in sorted(folder.glob(f"*{MANIFEST_SUFFIX}")):
+    for path in own_entries(folder, MANIFEST_SUFFIX):
         name = path.name.removesuffix(MANIFEST_SUFFIX)
         try:
             manifest = read_manifest(path)
@@ -173,7 +174,7 @@ def clean(deployment: Deployment, target: Target | None, *, timing_cache: bool =
 
 
 def _built_files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.glob(f"*{MANIFEST_SUFFIX}")):
+    for path in own_entries(folder, MANIFEST_SUFFIX):
         name = path.name.removesuffix(MANIFEST_SUFFIX)
         try:
             manifest = read_manifest(path)

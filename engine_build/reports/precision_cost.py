@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from engine_build.graphs.graph_file import read_graph
+from engine_build.graphs.axis_names import decoder_graph
 from engine_build.precision.error import RecipeError, recipe_error
 from engine_build.precision.node_rules import NODE_RULES
 from engine_build.precision.quantization import Quantization
@@ -23,7 +23,7 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
 from runtime.task_progress import TaskProgress
-from runtime.terminal import Terminal
+from runtime.terminal import Terminal, cells
 
 PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead", "slow piano in C major")
 
@@ -73,7 +73,7 @@ def precision(
 
 def _measure(deployment: Deployment, recipe: RecipeName, target: str, every_node: bool) -> list[Table | str]:
     bundle = load_bundle(deployment.bundle)
-    graph = read_graph(bundle.graph_path(bundle.decoder.graph))
+    graph = decoder_graph(bundle)
     feeds = list(decoder_sample_states(bundle, graph))
     decided = quantization_for(target, recipe, bundle, graph)
     found = recipe_error(graph, recipe, feeds, without=without_kernel(target, recipe), quantization=decided)
@@ -133,7 +133,7 @@ def _measure_end_to_end(deployment: Deployment, recipe: RecipeName, target: str,
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> Table:
     table = Table(*heads, title=title, title_justify="left", header_style="bold", box=None)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*cells(*row))
     return table
 
 

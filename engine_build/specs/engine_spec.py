@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
@@ -19,7 +20,8 @@ class EngineSpec:
     """One engine to build. Verification runs at the sizes in `samples`; memory is computed from those in `largest`.
 
     `ranges`: (min, opt, max) per letter that varies, for each of TensorRT's optimization profiles. `padded`: of these
-    letters an input may have more without a change to the rest: rows repeat, tokens and ranks are zero.
+    letters an input may have more without a change to the rest: rows repeat, tokens and ranks are zero. `made_with`:
+    what the bundle says that its graph was made with, where the runtime compares it with the bundle.
     """
 
     name: str
@@ -32,6 +34,12 @@ class EngineSpec:
     features: tuple[str, ...] = ()
     shapes: tuple[ShapeRanges, ...] = field(default=())
     padded: str = ""
+    made_with: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """Tensor name -> its shape letters."""
+        return {port.name: port.letters for port in (*self.inputs, *self.outputs)}
 
     @property
     def kind(self) -> str:

@@ -15,7 +15,8 @@ from pydantic_core import from_json
 
 from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
 from engine_build.graphs.adapter_graph import adapter_graph
-from engine_build.graphs.graph_file import Graph, derived_graph, graph_of, read_graph
+from engine_build.graphs.axis_names import decoder_graph, with_axis_names
+from engine_build.graphs.graph_file import Graph, derived_graph, graph_of
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.step_graph import BlendRule, rows_graph, step_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
@@ -38,10 +39,11 @@ from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.deployment import Deployment
 from runtime.config.structure import StructureSpec
 from runtime.denoise.row_buffers import row_multiple
-from runtime.denoise.slot_fields import ADAPTERS, TickTensor, rows_inputs, step_inputs
+from runtime.denoise.slot_fields import ADAPTERS, TickTensor, rows_inputs, step_inputs, written_states
 from runtime.engines.adapters import ADAPTED_DECODER, FACTORS_B, ROW_WEIGHTS
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.errors import ConfigError
+from runtime.untrusted import plain_utf8
 
 # Of lyrics, whose graph attends over all of them at once.
 SAMPLE_TOKENS = 512
@@ -64,12 +66,12 @@ def engine_specs(request: BuildRequest) -> list[EngineSpec]:
         specs += _structure_specs(bundle, bundle.structure)
     if bundle.planner is not None:
         specs += planner_specs(bundle, bundle.planner, deployment.runtime.planner_sequences)
-    return specs
+    return [replace(spec, graph=with_axis_names(spec.graph, spec.letters)) for spec in specs]
 
 
 def _decoder_spec(bundle: Bundle, deployment: Deployment) -> EngineSpec:
     names = bundle.decoder.inputs
-    graph = read_graph(bundle.graph_path(bundle.decoder.graph))
+    graph = decoder_graph(bundle)
     ports = _decoder_ports(graph, names)
     outputs = (Port("decoder.outputs.velocity", bundle.decoder.outputs.velocity, "RTC"),)
     known = {"C": bundle.latents.channels, "X": bundle.context_channels}
@@ -150,17 +152,13 @@ def _blend_rule(bundle: Bundle) -> BlendRule:
 
 
 def _step_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSpec:
-    features = parse_variant(variant)
-    outputs = [_output("next_latents", "STC"), Port("finite", "finite", "S", "bool")]
-    if "guidance" in features:
-        outputs.append(_output("next_momentum_state", "STC"))
-    if "rcfg" in features:
-        outputs.append(_output("next_cached_negative_velocity", "STC"))
-    if "ab2" in features:
-        outputs.append(_output("next_previous_velocity", "STC"))
-    graph = graph_of(step_graph(bundle.latents.channels, features, _blend_rule(bundle)))
-    name = f"step.{variant_name(features)}"
-    return _tick_spec(name, graph, step_inputs(features), outputs, features, bundle, deployment)
+    features, guidance = parse_variant(variant), bundle.guidance
+    outputs = [_output(f"next_{name}", "STC") for name in written_states(features, guidance.rule)]
+    outputs.append(Port("finite", "finite", "S", "bool"))
+    graph = graph_of(step_graph(bundle.latents.channels, features, _blend_rule(bundle), guidance))
+    name, inputs = f"step.{variant_name(features)}", step_inputs(features, guidance.rule)
+    spec = _tick_spec(name, graph, inputs, outputs, features, bundle, deployment)
+    return replace(spec, made_with=guidance.made_with(features))
 
 
 def _tick_spec(
@@ -222,7 +220,8 @@ def _output(name: str, letters: str) -> Port:
 def _codec_specs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> Iterator[EngineSpec]:
     known = {"C": bundle.latents.channels, "A": codec.channels}
     window = min(half.window_frames for half in codec.halves.values())
-    frames = (bundle.latents.round_up(1), min(bundle.latents.round_up(SAMPLE_FRAMES), window))
+    least = bundle.latents.round_up(max(half.shortest_frames for half in codec.halves.values()))
+    frames = (least, max(min(bundle.latents.round_up(SAMPLE_FRAMES), window), least))
     samples = [{**known, "B": 1, "T": count, "W": count * codec.hop_samples} for count in frames]
     longest = max_frames(deployment)
     largest = {**known, "B": 1, "T": longest, "W": longest * codec.hop_samples}
@@ -302,7 +301,7 @@ def _timbre_spec(bundle: Bundle, timbre: TimbreSpec, condition_width: int) -> En
 def _vocabulary(bundle: Bundle, text_encoder: TextEncoderSpec) -> int:
     path = bundle.graph_path(text_encoder.tokenizer)
     try:
-        table = from_json(path.read_bytes())
+        table = from_json(plain_utf8(path.read_bytes()))
         vocabulary, added = table["model"]["vocab"], table.get("added_tokens", [])
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
         return int(1 + max([*ids, *(token["id"] for token in added)]))

@@ -54,9 +54,10 @@ def tick_ranges(
 
 
 def codec_ranges(hop_samples: int, half: CodecDecodeSpec | CodecEncodeSpec) -> tuple[dict[str, Range], ...]:
-    """Windows of one group of frames up to the bundle's `window_frames`, with the margin on both sides."""
-    margins = 2 * half.margin_frames
-    frames = (half.align_frames, min(SAMPLE_FRAMES * 2, half.window_frames) + margins, half.window_frames + margins)
+    """Whole groups of frames: the fewest that there can be, up to the bundle's `window_frames` with both margins."""
+    margins, least = 2 * half.margin_frames, 1 + half.missing(1)
+    usual = max(min(SAMPLE_FRAMES * 2, half.window_frames) // half.align_frames * half.align_frames + margins, least)
+    frames = (least, usual, max(half.window_frames + margins, least))
     samples = (frames[0] * hop_samples, frames[1] * hop_samples, frames[2] * hop_samples)
     return ({"B": (1, 1, 1), "T": frames, "W": samples},)
 

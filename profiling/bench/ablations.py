@@ -24,12 +24,12 @@ from profiling.bench.statistics import (
 from profiling.bench.steady_stream import Latents, SteadyStream, check_equal
 from profiling.bench.workload import Workload, with_runtime
 from profiling.provenance import SWITCHES, provenance
-from profiling.reports.text_table import print_table
 from profiling.significance import thinned
 from runtime.config.deployment import RuntimeConfig
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, Adapter, AdapterCatalog
 from runtime.engines.engine import Engine
 from runtime.errors import ConfigError
+from runtime.tables import print_table
 
 MOST_ADAPTERS = 2
 # Factors of this size change the velocity without ruining the latents.

@@ -12,9 +12,9 @@ from profiling.bench.result import BUSY, OVERHEAD_MS, against_budget, budget_of,
 from profiling.bench.session import BenchSession
 from profiling.bench.sweep import common_of
 from profiling.bench.workload import GUIDANCE, Workload, workload_of
-from profiling.reports.text_table import print_table
 from profiling.significance import MAX_SAMPLES, thinned
 from runtime.config.deployment import Deployment
+from runtime.tables import print_table
 
 # Guidance and DCW of each row of the budgets.
 FEATURES = ((1.0, False), (GUIDANCE, False), (GUIDANCE, True))

@@ -15,7 +15,9 @@ from rich.console import Console
 
 from profiling.comparison import TIMES, Difference, print_conclusion, print_differences, unequal
 from profiling.significance import Rounds
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, FileError
+from runtime.input_files import MAX_JSON_BYTES, read_file
+from runtime.untrusted import plain_utf8
 
 SAVE = "tickrt-bench ... --json FILE saves a run"
 # Properties of a bare engine: where they are equal, another time of the bare engine is the machine's doing.
@@ -48,9 +50,9 @@ POINT_FIGURES = {
 def read_result(path: Path) -> dict[str, Any]:
     """Read a result that --json saved. Raises ConfigError."""
     try:
-        result = from_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}", fix=SAVE) from None
+        result = from_json(plain_utf8(read_file(path, MAX_JSON_BYTES)))
+    except FileError as error:
+        raise ConfigError(error.what, fix=SAVE) from None
     except ValueError:
         result = None
     if isinstance(result, dict) and result.keys() >= {"kind", "engine_sha256", "machine"}:

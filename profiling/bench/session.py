@@ -66,7 +66,7 @@ def open_session(deployment: Deployment, weights: Sequence[float] = ()) -> Itera
     """Open device and engines for the time of a run. weights: see TaskProgress. Raises TickError."""
     this_commit()
     bundle = deployment.loaded_bundle
-    with ExitStack() as stack:
+    with TaskProgress(weights) as progress, ExitStack() as stack:
         device = open_device(deployment.target)
         stack.callback(device.close)
         engines = open_engines(deployment, device)
@@ -74,4 +74,4 @@ def open_session(deployment: Deployment, weights: Sequence[float] = ()) -> Itera
         shared = SharedEngines(
             engines.decoder, engines.rows, engines.steps, engines.adapted, engines.adapters, planner=engines.planner
         )
-        yield BenchSession(bundle, deployment, device, shared, stack.enter_context(TaskProgress(weights)))
+        yield BenchSession(bundle, deployment, device, shared, progress)

@@ -107,11 +107,15 @@ class SteadyStream:
     finished: dict[str, Latents] = field(default_factory=dict)
     failures: list[TickError] = field(default_factory=list)
     _num_updates: int = 0
+    # Steps of slots, which is what a run takes its time for, and how many of them it has.
+    _done: int = 0
+    _whole: int = 0
+    _on_share: Callable[[float], None] = lambda share: None
 
     def __post_init__(self) -> None:
         self.deployment = at_depth(self.deployment, self.workload.depth)
         self.loop = TickLoop(self.engines, self.bundle, self.deployment, self.device, self.parts)
-        self.loop.observers.append(lambda _: None)  # so that times on the device are taken, as in a server
+        self.loop.observers.append(self._count)  # times on the device are taken, too, as in a server
         self._requests = [
             make_request(self.workload, self.bundle, self.engines, index) for index in range(self.workload.depth)
         ]
@@ -134,9 +138,11 @@ class SteadyStream:
     ) -> Measurement:
         """Verify, warm up, time, count allocations.
 
-        `competitors_of` maps a tick's rows to what is timed in turn with the ticks. on_share: see time_in_turn.
-        Raises TickError, also where a generation that shares its ticks has other latents than alone.
+        `competitors_of` maps a tick's rows to what is timed in turn with the ticks. on_share: called between ticks with
+        the share of the work that is done, 0..1. Raises TickError, also where a generation that shares its ticks has
+        other latents than alone.
         """
+        self._on_share, self._whole = on_share, self._num_steps(ticks, probe_ticks, 2 if competitors_of else 1)
         worst = self.verify()
         rows = self.warm_up()
         baseline = DecoderBaseline(self.engines, self.bundle, self.deployment, self.device, self.workload, rows)
@@ -147,12 +153,29 @@ class SteadyStream:
                 timer()
             records: list[TickRecord] = []
             ticks_ms, others_ms = time_in_turn(
-                lambda: self.time_ticks(records), timers, -(-ticks // self.block), on_share
+                lambda: self.time_ticks(records), timers, -(-ticks // self.block), lambda _: self._sampled()
             )
         allocations, sites = self._count_allocations(probe_ticks)
         times_ms = dict(zip(competitors, others_ms, strict=True))
         engine_ms = times_ms.pop(BASELINE)
         return Measurement(self.workload, ticks_ms, engine_ms, records, allocations, sites, worst, self.block, times_ms)
+
+    def _num_steps(self, ticks: int, probe_ticks: int, competitors: int) -> int:
+        """Steps of slots in a run; one of a competitor counts as one."""
+        depth, steps = self.workload.depth, self.workload.steps
+        filling = max(1, steps // depth) * (depth + 1) // 2
+        return depth * (2 * VERIFY_STEPS + filling + 2 * steps + ticks * (1 + competitors) + probe_ticks)
+
+    def _count(self, record: TickRecord) -> None:
+        self._done += record.slots
+
+    def _sampled(self) -> None:
+        """The competitors have done as many steps as the ticks before them."""
+        self._done += self.workload.depth * self.block
+        self._show_share()
+
+    def _show_share(self) -> None:
+        self._on_share(min(self._done / self._whole, 1.0) if self._whole else 0.0)
 
     def verify(self) -> float:
         """Largest difference between generations that share their ticks and the same ones alone. Raises EngineError."""
@@ -174,6 +197,7 @@ class SteadyStream:
                 self.loop.submit(waiting.pop(0), self._on_event)
             self.loop.tick()
             self._check()
+            self._show_share()
 
     def _fill(self) -> None:
         """Take all slots, at steps spread evenly over the schedule; then let as many generations wait."""
@@ -181,6 +205,7 @@ class SteadyStream:
             self._submit(index)
             for _ in range(max(1, self.workload.steps // self.workload.depth)):
                 self._check_record(self.loop.tick())
+                self._show_share()
         for index in range(self.workload.depth):
             self._submit(index)
 
@@ -215,12 +240,14 @@ class SteadyStream:
                 record = self._tick()
             counts.append(probe.count - before + self._check_record(record).allocations)
             self._replace_finished()
+            self._show_share()
         return counts, probe.sites()
 
     def tick(self) -> TickRecord:
         """One tick; every finished generation is submitted again."""
         record = self._check_record(self._tick())
         self._replace_finished()
+        self._show_share()
         return record
 
     def _tick(self) -> TickRecord | None:

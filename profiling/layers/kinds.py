@@ -46,6 +46,8 @@ KINDS: Mapping[str, frozenset[str]] = {
     }),
 }  # fmt: skip
 OTHER = "other"
+# Operators with bodies, whose nodes are layers of their own.
+CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 OPAQUE = "opaque"
 # Types of TensorRT's layers that hold subgraphs.
 FOREIGN_NODES = frozenset({"ForeignNode", "Myelin"})
@@ -78,6 +80,8 @@ def kind_of(op_type: str, contents: Collection[tuple[str, str]] = (), name: str 
     if op_type in FOREIGN_NODES:
         kinds = {node_kind(*node) for node in contents} - {"reformat"}
         return kinds.pop() if len(kinds) == 1 else OPAQUE
+    if op_type in CONTROL:
+        return OTHER
     kind = _KIND_OF.get(op_type)
     if kind in (None, "reformat"):
         return kind or _generated_kind(contents, name)

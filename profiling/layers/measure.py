@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,17 @@ from runtime.devices.device import Device
 from runtime.devices.machine import machine
 from runtime.engines.engine import Engine, condition_shape, features_of, run_once, sized
 from runtime.engines.loading import open_engine, settle_kernels, tool_versions
+from runtime.engines.manifest import Manifest, manifest_path, read_manifest
 from runtime.engines.node_times import NodeTimes
 
 WARM_UP_RUNS = 3
 # Executes are measured in rounds, each with a new session of the profiler: their differences are the noise.
 ROUNDS = 5
+# How far the sum of the layers' medians may be from the median of their sum without a word.
+MOST_SPREAD = 0.05
 # CUDA's environment variable that makes every launch wait for its kernel.
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
+BODIES = "the time of a node with bodies (If, Loop, Scan) is without theirs; nodes in a body have that of all its runs"
 
 
 def sizes_of(bundle: Bundle, rows: int, frames: int, tokens: int) -> dict[str, int]:
@@ -94,11 +99,12 @@ def measure(
 
     Raises TickError.
     """
-    fix = build_command(deployment.path, deployment.target)
-    engine = open_engine(deployment.engine_folder(), name, device, threads=deployment.runtime.threads, fix=fix)
+    fix, folder = build_command(deployment.path, deployment.target), deployment.engine_folder()
+    bundle = deployment.loaded_bundle
+    # Before the engine is opened: a graph that holds its weights is in memory as a whole while it is read.
+    origins = origins_of(read_manifest(manifest_path(folder, name), fix=fix), folder, bundle)
+    engine = open_engine(folder, name, device, threads=deployment.runtime.threads, fix=fix)
     try:
-        bundle = deployment.loaded_bundle
-        origins = origins_of(engine, deployment.engine_folder(), bundle)
         profile = profile_engine(engine, device, feeds_of(engine, bundle, sizes), runs, origins, on_share)
         return replace(profile, about={**profile.about, "threads": deployment.runtime.threads})
     finally:
@@ -123,13 +129,26 @@ def profile_engine(
     measured: list[Sequence[NodeTimes]] = []
     for index, size in enumerate(rounds):
         on_share(index / len(rounds))
-        times_ms += wall_times_ms(engine, device, feeds, size)
+        # Every other round in the other order: what is open for the one is so for the next round's, too.
+        if index % 2 == 0:
+            times_ms += wall_times_ms(engine, device, feeds, size)
         measured.append(engine.profile(feeds, size))
+        if index % 2:
+            times_ms += wall_times_ms(engine, device, feeds, size)
     nodes = joined(measured)
     works = layer_works(nodes, origins, {name: feed.shape for name, feed in feeds.items()})
     layers = layer_timings(nodes, origins, works)
-    notes = tuple(notes_of(engine.manifest.target, layers))
-    return Profile(engine.name, runs, layers, Wall(tuple(times_ms)), about(engine, feeds), notes=notes, rounds=rounds)
+    notes = (*notes_of(engine.manifest.target, layers), *([BODIES] if any(node.path for node in nodes) else ()))
+    wall = Wall(tuple(times_ms))
+    profile = Profile(engine.name, runs, layers, wall, about(engine, feeds), notes=notes, rounds=rounds)
+    return replace(profile, notes=(*notes, *spread_notes(profile)))
+
+
+def spread_notes(profile: Profile) -> Iterator[str]:
+    """A text where medians of layers, and so all tables, do not add up to the time of an execute."""
+    share = profile.layer_medians_ms / (profile.layer_sum_p50_ms or 1.0)
+    if profile.layers and abs(share - 1.0) > MOST_SPREAD:
+        yield f"the layers' medians add up to {share:.0%} of the sum's: times vary from execute to execute"
 
 
 def round_sizes(runs: int) -> tuple[int, ...]:
@@ -139,10 +158,12 @@ def round_sizes(runs: int) -> tuple[int, ...]:
 
 
 def joined(rounds: Sequence[Sequence[NodeTimes]]) -> tuple[NodeTimes, ...]:
-    """The nodes of a graph with the times of all rounds."""
+    """The nodes of a graph with the times of all rounds; 0 in rounds in which a node does not run."""
+    first = {node.key: node for nodes in reversed(rounds) for node in nodes}
+    by_round = [({node.key: node.runs_ms for node in nodes}, len(nodes[0].runs_ms)) for nodes in rounds if nodes]
     return tuple(
-        replace(nodes[0], runs_ms=tuple(ms for node in nodes for ms in node.runs_ms))
-        for nodes in zip(*rounds, strict=True)
+        replace(node, runs_ms=tuple(chain(*(times.get(key, (0.0,) * size) for times, size in by_round))))
+        for key, node in first.items()
     )
 
 
@@ -193,13 +214,13 @@ def about(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     }
 
 
-def origins_of(engine: Engine, folder: Path, bundle: Bundle) -> Origins:
+def origins_of(manifest: Manifest, folder: Path, bundle: Bundle) -> Origins:
     """The model's graph of an engine, and the graph that ONNX Runtime runs; TensorRT's plans have no such graph.
 
     Step engines have no graph in the bundle: for them the engine's own graph is both.
     """
-    runs = read_graph(folder / engine.manifest.engine_file) if engine.manifest.target not in PLAN_TARGETS else None
-    path = source_path(bundle, engine.name)
+    runs = read_graph(folder / manifest.engine_file) if manifest.target not in PLAN_TARGETS else None
+    path = source_path(bundle, manifest.name)
     return Origins(read_graph(path) if path is not None and path.is_file() else runs, runs)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ import onnx
 from onnx import helper
 
 from profiling.layers.kinds import FOREIGN_NODES
+from runtime.engines.graph_bodies import bodies
 from runtime.engines.node_times import NodeTimes
 
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -22,16 +22,22 @@ NAMESPACE = "namespace"
 # The exporter's text for nodes without a module.
 NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 # The inspector's list of a layer's nodes: [ONNX Layer: a]\x1e[ONNX Layer: b]
-PROVENANCE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1e\x1f\[\s]|$)")
+PROVENANCE = "[ONNX Layer: "
+# One name of a list as torch writes it: ['', 'layers.0', "it's"].
+_LISTED = re.compile(r"""(?:, ?)?(?:'((?:[^'\\]|\\.)*+)'|"((?:[^"\\]|\\.)*+)")""", re.DOTALL)
+# Larger ones are weights: of them a profile needs the shapes alone.
+WEIGHT_BYTES = 65_536
+_ESCAPED = re.compile(r"\\([\\'\"])")
 KERNEL_SUFFIX = re.compile(r"(?: \[profile \d+\])?(?:_myl\d+_\d+)?$")
 
 
 @dataclass(frozen=True)
 class GraphNode:
-    """One node of an ONNX graph.
+    """One node of an ONNX graph, or of a body in it.
 
     module: the dotted path of the model's module that it was exported from; None where it is not known. origin: the
-    torch operator that it was exported from, such as aten.linear.default.
+    torch operator that it was exported from, such as aten.linear.default. path: the nodes whose bodies it is in, by
+    their runtime_name, outermost first. runtime_name: what ONNX Runtime calls it.
     """
 
     name: str
@@ -41,19 +47,31 @@ class GraphNode:
     module: str | None = None
     origin: str = ""
     attributes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    path: tuple[str, ...] = ()
+    runtime_name: str = ""
 
 
 @dataclass(frozen=True)
 class OriginGraph:
-    """An ONNX model and its nodes, with look-ups by name and by value."""
+    """An ONNX model without large weights, and its nodes, those of bodies too, with look-ups by name and by value."""
 
     model: onnx.ModelProto
     nodes: tuple[GraphNode, ...]
 
     @cached_property
+    def by_place(self) -> dict[tuple[str, ...], GraphNode]:
+        """Nodes by their path and ONNX Runtime's name."""
+        return {(*node.path, node.runtime_name): node for node in self.nodes}
+
+    @cached_property
     def by_name(self) -> dict[str, GraphNode]:
         """Nodes that have a name."""
         return {node.name: node for node in self.nodes if node.name}
+
+    def named(self, text: str) -> GraphNode | None:
+        """The node whose name a text begins with, up to its last bracket, or else its first: names may have some."""
+        whole = text.rstrip("\x1e\x1f \t\r\n").removesuffix("]")
+        return self.by_name.get(whole) or self.by_name.get(text.partition("]")[0])
 
     @cached_property
     def producers(self) -> dict[str, GraphNode]:
@@ -63,7 +81,9 @@ class OriginGraph:
     @cached_property
     def variables(self) -> frozenset[str]:
         """Values that depend on the graph's inputs; all others are constants."""
-        found = {item.name for item in self.model.graph.input} - {item.name for item in self.model.graph.initializer}
+        graphs = [graph for graph, _ in graphs_of(self.model.graph)]
+        found = {item.name for graph in graphs for item in graph.input}
+        found -= {item.name for graph in graphs for item in graph.initializer}
         for node in self.nodes:
             if found.intersection(node.inputs):
                 found.update(node.outputs)
@@ -73,10 +93,33 @@ class OriginGraph:
 def read_graph(path: Path) -> OriginGraph:
     """The graph in a file, without its large weights. Raises OSError, DecodeError."""
     model = onnx.load(path, load_external_data=False)
-    return OriginGraph(model, tuple(_node(node) for node in model.graph.node))
+    found = list(graphs_of(model.graph))
+    for graph, _ in found:
+        for tensor in graph.initializer:
+            if len(tensor.raw_data) > WEIGHT_BYTES:
+                tensor.ClearField("raw_data")
+    return OriginGraph(
+        model,
+        tuple(_node(node, name, place) for graph, place in found for node, name in _named_nodes(graph)),
+    )
 
 
-def _node(node: onnx.NodeProto) -> GraphNode:
+def graphs_of(graph: onnx.GraphProto, path: tuple[str, ...] = ()) -> Iterator[tuple[onnx.GraphProto, tuple[str, ...]]]:
+    """A graph and the bodies of its nodes, of theirs, and so on, each with the nodes that it is in."""
+    yield graph, path
+    for node, name in _named_nodes(graph):
+        for body in bodies(node):
+            yield from graphs_of(body, (*path, name))
+
+
+def _named_nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str]]:
+    """Nodes with the names that ONNX Runtime gives those without one; it counts no constants."""
+    computed = [node for node in graph.node if node.op_type != "Constant"]
+    yield from ((node, node.name or f"{node.op_type}_{index}") for index, node in enumerate(computed))
+    yield from ((node, node.name) for node in graph.node if node.op_type == "Constant")
+
+
+def _node(node: onnx.NodeProto, runtime_name: str, path: tuple[str, ...]) -> GraphNode:
     notes = {item.key: item.value for item in node.metadata_props}
     return GraphNode(
         node.name,
@@ -86,16 +129,17 @@ def _node(node: onnx.NodeProto) -> GraphNode:
         module_of(notes, node.name),
         origin_of(notes),
         {item.name: helper.get_attribute_value(item) for item in node.attribute},
+        path,
+        runtime_name,
     )
 
 
 def module_of(notes: Mapping[str, str], name: str = "") -> str | None:
     """A node's module path: from torch's scopes, from its namespace, or from a name like layers.0/attn/MatMul."""
-    if SCOPES in notes:
-        scopes = ast.literal_eval(notes[SCOPES])
-        return None if NO_MODULE in scopes or len(scopes) < 2 else str(scopes[-2])
-    if NAMESPACE in notes:
-        scopes = [part.partition(": ")[0] for part in notes[NAMESPACE].split("/")]
+    scopes = listed_names(notes.get(SCOPES, "")) or [
+        part.partition(": ")[0] for part in notes.get(NAMESPACE, "").split("/") if part
+    ]
+    if scopes:
         return None if NO_MODULE in scopes or len(scopes) < 2 else scopes[-2]
     # ONNX Runtime appends the name of the fusion.
     path = [part for part in name.split("/") if part and not part.endswith("Fusion")][:-1]
@@ -105,8 +149,18 @@ def module_of(notes: Mapping[str, str], name: str = "") -> str | None:
 def origin_of(notes: Mapping[str, str]) -> str:
     """The torch operator that a node was exported from; empty where it is not known."""
     if CLASSES in notes:
-        return str((ast.literal_eval(notes[CLASSES]) or [""])[-1])
+        return (listed_names(notes[CLASSES]) or [""])[-1]
     return notes[NAMESPACE].rpartition(": ")[2] if NAMESPACE in notes else ""
+
+
+def listed_names(text: str) -> list[str]:
+    """The names in a list as torch writes it; none where a text is no such list: any exporter may write any text."""
+    names: list[str] = []
+    end = int(text.startswith("["))
+    while found := _LISTED.match(text, end):
+        names.append(_ESCAPED.sub(r"\1", found[1] or found[2] or ""))
+        end = found.end()
+    return names if text[:1] == "[" and text[end:] == "]" else []
 
 
 @dataclass(frozen=True)
@@ -122,15 +176,15 @@ class Origins:
             return ()
         if "provider" in layer.facts:
             return self._of_kernel(layer)
-        names = PROVENANCE.findall(str(layer.facts.get("Metadata", "")))
-        if not names and layer.op_type not in FOREIGN_NODES:
-            names = [KERNEL_SUFFIX.sub("", layer.name)]
-        nodes = (self.source.by_name.get(name) for name in dict.fromkeys(names))
-        return tuple(node for node in nodes if node is not None)
+        listed = str(layer.facts.get("Metadata", "")).split(PROVENANCE)[1:]
+        nodes = [self.source.named(text) for text in listed]
+        if not listed and layer.op_type not in FOREIGN_NODES:
+            nodes = [self.source.by_name.get(layer.name) or self.source.by_name.get(KERNEL_SUFFIX.sub("", layer.name))]
+        return tuple({node.name: node for node in nodes if node is not None}.values())
 
     def engine_node(self, layer: NodeTimes) -> GraphNode | None:
         """The node of the graph that ONNX Runtime runs."""
-        return self.engine.by_name.get(layer.name) if self.engine is not None else None
+        return self.engine.by_place.get((*layer.path, layer.name)) if self.engine is not None else None
 
     def _of_kernel(self, layer: NodeTimes) -> tuple[GraphNode, ...]:
         """The nodes between values that the engine's graph and the model's have in common; without these, by name."""
@@ -139,7 +193,8 @@ class Origins:
         found = _between(self.source, node, self._made_by_engine) if node is not None else ()
         if found:
             return found
-        named = self.source.by_name.get(layer.name) or self.source.by_name.get(layer.name.split("/")[0])
+        name = layer.name if node is None else node.name
+        named = self.source.by_name.get(name) or self.source.by_name.get(name.split("/")[0])
         return (named,) if named is not None else ()
 
     @cached_property

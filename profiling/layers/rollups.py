@@ -18,6 +18,7 @@ SEVERAL = "(several parts)"
 WHOLE_BLOCK = "(block)"
 # A block is slow from this ratio to the median on.
 SLOW_RATIO = 1.1
+MAX_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def by_block(profile: Profile) -> list[Blocks]:
 def block_of(module: str | None) -> tuple[str, int, str] | None:
     """Family, index and part of a module in a numbered block: decoder.layers.3.mlp.up -> (decoder.layers, 3, mlp)."""
     parts = module.split(".") if module else []
-    place = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+    place = next((i for i, part in enumerate(parts) if _is_index(part)), None)
     if place is None:
         return None
     return ".".join(parts[:place]), int(parts[place]), (parts[place + 1 : place + 2] or [WHOLE_BLOCK])[0]
@@ -100,11 +101,16 @@ def module_parts(module: str) -> list[str]:
     """A path's parts; a number belongs to the name before it: decoder.layers.3.mlp -> decoder, layers.3, mlp."""
     parts: list[str] = []
     for part in module.split(".") if module else []:
-        if part.isdecimal() and parts:
+        if _is_index(part) and parts:
             parts[-1] += f".{part}"
         else:
             parts.append(part)
     return parts
+
+
+def _is_index(part: str) -> bool:
+    """Whether a part of a path is the index of a block; longer numbers are names."""
+    return part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS
 
 
 def common_root(modules: Iterable[str | None]) -> int:

@@ -50,6 +50,10 @@ class Work:
     flops: int
     bytes: int
 
+    def times(self, count: float) -> Work:
+        """That of `count` executes."""
+        return Work(round(self.flops * count), round(self.bytes * count))
+
 
 @dataclass(frozen=True)
 class Ceilings:

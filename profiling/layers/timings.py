@@ -22,7 +22,8 @@ class LayerTiming:
     """One layer over several executes; `share` is of the sum of all layers, by their medians, 0..1.
 
     module: the innermost module of the model that holds all of the layer; None where it is not known. is_wide: the
-    layer holds work of several parts of that module, and none of the module's own. nodes, contents: names and operators
+    layer holds work of several parts of that module, and none of the module's own. name: within a body, behind those of
+    the nodes that it is in. nodes, contents: names and operators
     of the model's nodes in it. work: None where the shapes are not known. facts: the library's record of the layer.
     """
 
@@ -121,7 +122,7 @@ class Profile:
         """Text: the cause of the difference between wall time and layer sum."""
         if self.gap_ms >= 0:
             return "outside of layers: dispatch, gaps between layers"
-        return "cost of profiling: layers are timed one by one, without overlap"
+        return "cost of profiling: each layer is timed on its own"
 
 
 def layer_timings(
@@ -137,7 +138,7 @@ def layer_timings(
 def _layer(node: NodeTimes, parts: Sequence[GraphNode], whole_ms: float, work: Work | None) -> LayerTiming:
     module = common_module(part.module for part in parts)
     return LayerTiming(
-        name=node.name,
+        name="/".join((*node.path, node.name)),
         op_type=node.op_type,
         kind=kind_of(node.op_type, [(part.op_type, part.origin) for part in parts], node.name),
         runs_ms=node.runs_ms,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -11,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from profiling.layers.kinds import node_kind
-from profiling.layers.origins import GraphNode, OriginGraph, Origins
+from profiling.layers.origins import GraphNode, OriginGraph, Origins, graphs_of
 from profiling.layers.roofline import Value, Work, operator_bytes, operator_flops
 from runtime.engines.node_times import NodeTimes
 from runtime.engines.operator_flops import Shape
@@ -38,8 +39,12 @@ def layer_works(nodes: Sequence[NodeTimes], origins: Origins, inputs: Mapping[st
     values = {name: Value(shape, item_bytes(element)) for name, (shape, element) in found.items()}
     if origins.engine is None:
         return [_fused_work(node, origins.of(node), origins.source, values) for node in nodes]
-    reported = _runtime_values(nodes, origins.engine, inputs)
-    return [_kernel_work(origins.engine_node(node), reported, origins.of(node), values) for node in nodes]
+    reported = _runtime_values(nodes, origins, origins.engine, inputs)
+    works = [_kernel_work(origins.engine_node(node), reported[node.path], origins.of(node), values) for node in nodes]
+    return [
+        work and Work(round(work.flops * n.calls), round(work.bytes * n.calls))
+        for work, n in zip(works, nodes, strict=True)
+    ]
 
 
 def item_bytes(element: int) -> float:
@@ -47,18 +52,38 @@ def item_bytes(element: int) -> float:
     return PACKED_BYTES.get(element) or float(helper.tensor_dtype_to_np_dtype(element).itemsize)
 
 
-def _runtime_values(nodes: Sequence[NodeTimes], graph: OriginGraph, inputs: Mapping[str, Shape]) -> dict[str, Value]:
-    """Shapes that ONNX Runtime reports for outputs, and those of inputs and weights."""
-    values = {tensor.name: _weight(tensor) for tensor in graph.model.graph.initializer}
+def _runtime_values(
+    nodes: Sequence[NodeTimes], origins: Origins, graph: OriginGraph, inputs: Mapping[str, Shape]
+) -> Mapping[tuple[str, ...], Mapping[str, Value]]:
+    """By path, the shapes of values that a body sees: its own, then those around it.
+
+    They are those that ONNX Runtime reports for inputs and outputs of nodes, and those of inputs and weights.
+    """
+    own: dict[tuple[str, ...], dict[str, Value]] = {}
+    for body, path in graphs_of(graph.model.graph):
+        own.setdefault(path, {}).update((tensor.name, _weight(tensor)) for tensor in body.initializer)
+    weights = {name for values in own.values() for name in values}
     for item in graph.model.graph.input:
         if item.name in inputs:
-            values[item.name] = Value(tuple(inputs[item.name]), item_bytes(item.type.tensor_type.elem_type))
+            own[()][item.name] = Value(tuple(inputs[item.name]), item_bytes(item.type.tensor_type.elem_type))
     for layer in nodes:
-        node = graph.by_name.get(layer.name)
-        shapes = layer.facts.get("output_type_shape", ())
-        if node is not None and len(shapes) == len(node.outputs):
-            values.update((name, _reported(shape)) for name, shape in zip(node.outputs, shapes, strict=True))
-    return values
+        if (node := origins.engine_node(layer)) is not None:
+            known = own[layer.path]
+            known |= {**_reported_values(layer, "input", node.inputs, weights), **known}
+            known |= _reported_values(layer, "output", node.outputs)
+    return {path: ChainMap(*(own[path[:size]] for size in range(len(path), -1, -1))) for path in own}
+
+
+def _reported_values(
+    layer: NodeTimes, side: str, names: Sequence[str], weights: Collection[str] = ()
+) -> dict[str, Value]:
+    """Values by name, where ONNX Runtime reports a shape for each, or for each but weights that it has packed."""
+    shapes = layer.facts.get(f"{side}_type_shape", ())
+    if len(shapes) != len(names):
+        names = [name for name in names if name not in weights]
+    if len(shapes) != len(names):
+        return {}
+    return {name: _reported(shape) for name, shape in zip(names, shapes, strict=True)}
 
 
 def _weight(tensor: onnx.TensorProto) -> Value:

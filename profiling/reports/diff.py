@@ -19,6 +19,7 @@ from profiling.layers.origins import KERNEL_SUFFIX
 from profiling.layers.rollups import common_root, shown_module
 from profiling.reports.trtexec_json import not_a_profile, read_records
 from profiling.significance import NO_DIFFERENCE
+from runtime.untrusted import printable
 
 # Changes below this share of the sum are not called a change.
 LEAST_SHARE = 0.01
@@ -201,7 +202,7 @@ def print_diff(before: Saved, after: Saved, top: int, fail_over: float | None, c
     slower = slower_than(found, fail_over) if fail_over is not None else []
     for item in slower:
         by = "new" if item.percent is None else f"slower by {item.percent:.1f} %"
-        console.print(f"{by}: {item.scope} {item.name}", style="red", markup=False)
+        console.print(printable(f"{by}: {item.scope} {item.name}"), style="red", markup=False)
     return bool(slower)
 
 

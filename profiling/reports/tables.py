@@ -11,7 +11,7 @@ from profiling.layers.kinds import KINDS
 from profiling.layers.rollups import Blocks, RollupRow, by_block, by_kind, by_module
 from profiling.layers.roofline import EXCEEDED
 from profiling.layers.timings import LayerTiming, Profile
-from profiling.reports.text_table import print_table
+from runtime.tables import markdown_table, markdown_text, print_table
 
 MODULE_ROWS = 20
 # Layers of these operators are shown without their contents; TensorRT's kernels with them.
@@ -121,13 +121,8 @@ def markdown(profile: Profile, top: int, depth: int) -> str:
 
 
 def _markdown(grid: Grid) -> str:
-    rule = ["---" if index < grid.num_text else "---:" for index in range(len(grid.columns))]
-    lines = [f"### {grid.title}", "", _line(grid.columns), _line(rule), *map(_line, grid.rows)]
-    return "\n".join([*lines, *(f"\n*{line}*" for line in grid.note.splitlines()), ""])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    lines = [f"### {markdown_text(grid.title)}", "", *markdown_table(grid.columns, grid.rows, grid.num_text)]
+    return "\n".join([*lines, *(f"\n*{markdown_text(line)}*" for line in grid.note.splitlines()), ""])
 
 
 def _layer_row(layer: LayerTiming, profile: Profile) -> tuple[str, ...]:

@@ -16,7 +16,9 @@ from pydantic_core import from_json
 
 from profiling.layers.timings import LayerTiming, Profile
 from profiling.significance import thinned
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, FileError
+from runtime.input_files import MAX_JSON_BYTES, read_file
+from runtime.untrusted import plain_utf8
 
 SCHEMA = 1
 EXTRA_KEY = "tickrt"
@@ -128,7 +130,7 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
 def read_records(path: Path) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
     """Number of executes, extra properties (empty in trtexec's own files), and the rows. Raises ConfigError."""
     with not_a_profile(path):
-        head, *rows = from_json(path.read_bytes())
+        head, *rows = from_json(plain_utf8(read_file(path, MAX_JSON_BYTES)))
         extras = head.get(EXTRA_KEY, {})
         # Some releases of trtexec end the file with a row for the sum.
         rows = [_checked(row) for row in rows if "averageMs" in row]
@@ -142,6 +144,6 @@ def not_a_profile(path: Path) -> Iterator[None]:
     """Where a file has something else than a profile has, that is a ConfigError."""
     try:
         yield
-    except (OSError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError) as error:
+    except (FileError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError) as error:
         what = f"{path} is not a profile of tickrt-profile --json or trtexec --exportProfile: {error}"
         raise ConfigError(what, fix="tickrt-profile CONFIG --json FILE writes one") from error

@@ -2,8 +2,8 @@
 
 A window is converted with `margin_frames` more frames on both sides, the receptive field, and trimmed: every sample
 equals that of the full conversion. A decoder with a position input gets the number of its first frame in the stream. A
-codec that works in groups of `align_frames` frames is given whole groups, counted from the stream's first frame; what
-the last one lacks is its last frame again, or silence.
+codec that works in groups of `align_frames` frames is given whole groups, counted from the stream's first frame, and
+none is given less than its `shortest_frames`; what is missing at the end is the last frame again, or silence.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Codec:
         if latents.ndim != 2 or latents.shape[1] != self.latent_channels or len(latents) == 0:
             raise ShapeError(f"latents have shape {latents.shape}, expected [T, {self.latent_channels}]")
         roles, frames = self.spec.decode.inputs, len(latents)
-        if lacking := -frames % self.spec.decode.align_frames:
-            latents = np.concatenate((latents, np.repeat(latents[-1:], lacking, axis=0)))  # [whole groups, C]
+        if missing := self.spec.decode.missing(frames):
+            latents = np.concatenate((latents, np.repeat(latents[-1:], missing, axis=0)))  # [whole groups, C]
         feeds: dict[str, NDArray[np.generic]] = {roles.latents: np.ascontiguousarray(latents[None], np.float32)}
         if roles.start_frame is not None:
             feeds[roles.start_frame] = np.array([start_frame], np.int64)
@@ -186,8 +186,8 @@ class Codec:
         assert self._encode_engine is not None
         assert self.spec.encode is not None
         frames = len(pcm) // self.hop_samples
-        if lacking := -frames % self.spec.encode.align_frames:
-            pcm = np.pad(pcm, ((0, lacking * self.hop_samples), (0, 0)))  # [whole groups * hop, channels]
+        if missing := self.spec.encode.missing(frames):
+            pcm = np.pad(pcm, ((0, missing * self.hop_samples), (0, 0)))  # [whole groups * hop, channels]
         feeds = {self.spec.encode.inputs.audio: np.ascontiguousarray(pcm.T[None], np.float32)}
         with self._encode_lock:
             latents = run_once(self._encode_engine, feeds)[self.spec.encode.outputs.latents]

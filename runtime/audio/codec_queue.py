@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from runtime.errors import DrainingError
+from runtime.threads import Workers
 
 T = TypeVar("T")
 MAX_SIZE = 16
@@ -82,7 +83,7 @@ class CodecQueue:
         self._numbers = count()
         # Held for changes of the queue, never while something is decoded. Only the tick thread waits for it, in `hold`.
         self._changed = threading.Condition()
-        self._threads = ThreadPoolExecutor(MAX_SIZE, "codec-decode")
+        self.threads = Workers(MAX_SIZE, "codec-decode")
         self._current = threading.local()
 
     @property
@@ -104,6 +105,7 @@ class CodecQueue:
         is_wanted: called by any thread; where it says no, `work` is cancelled. Called by a worker, this does what is
         more urgent than that one's own work, then `work`, before it returns.
         """
+        self.threads.process.check()
         item = _Item(urgency, self._clock() + lead_s, next(self._numbers), work, is_wanted)
         if self.is_inside:
             self._run_more_urgent(self._current.item.urgency)
@@ -151,7 +153,7 @@ class CodecQueue:
             self._waiting.clear()
             self._is_closed = True
         # Waits until the workers have finished what they decode.
-        self._threads.shutdown()
+        self.threads.shutdown()
 
     def _push(self, item: _Item) -> None:
         heapq.heappush(self._waiting, item)
@@ -188,7 +190,7 @@ class CodecQueue:
             self._running.append(item)
             if not item.is_live:
                 self._others_s = self._clock()
-            self._threads.submit(self._work, item)
+            self.threads.submit(self._work, item)
 
     def _work(self, item: _Item) -> None:
         """The worker is free before the result is there, and may run what comes next."""
@@ -221,7 +223,7 @@ class CodecQueue:
             if item.urgency is Urgency.PLAYING:
                 self._playing_work_s += WORK_WEIGHT * (self._clock() - begin_s - self._playing_work_s)
             return partial(item.future.set_result, result)
-        except Exception as error:
+        except BaseException as error:  # also a panic of native code
             return partial(item.future.set_exception, error)
         finally:
             self._current.item = outer

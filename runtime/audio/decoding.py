@@ -6,19 +6,79 @@ import io
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import BinaryIO
 
 import av
 import numpy as np
 from av.audio.resampler import AudioResampler
+from av.container import InputContainer
 
+from runtime.audio.containers import HEAD_BYTES, WavFormat, ogg_links, wav_format
 from runtime.audio.formats import LAYOUTS, Pcm
-from runtime.errors import FileError, RequestError
+from runtime.errors import FileError, NotAudioError, RequestError
+from runtime.failures import native_call
+from runtime.input_files import open_file
 
 SOURCE_RATES_HZ = (4_000, 768_000)
 # Of one frame: the memory for it is taken before it is decoded. Formats in use have up to 65536.
 MAX_FRAME_SAMPLES = 2**20
+# Formats whose length FFmpeg estimates; that of others is in the file.
+ESTIMATED = ("mp3", "aac")
+LENGTH_TOLERANCE_S = 0.05
 SOURCE_FORMATS = "aac,aiff,au,caf,flac,matroska,webm,mov,mp4,m4a,mp3,ogg,w64,wav"
+
+_LOSSES: ContextVar[list[str] | None] = ContextVar("losses", default=None)
+
+
+@dataclass
+class _Tally:
+    """What became of a file's packets, in packets and seconds. length_s: what the file tells, 0 where it does not."""
+
+    good: int = 0
+    bad: int = 0
+    good_s: float = 0.0
+    bad_s: float = 0.0
+    length_s: float = 0.0
+    error: av.error.FFmpegError | None = None
+
+    def lose(self, error: av.error.FFmpegError, seconds: float = 0.0) -> None:
+        """Count a packet that cannot be decoded."""
+        self.bad += 1
+        self.bad_s += seconds
+        self.error = self.error or error
+
+    def check(self) -> None:
+        """Tell what is left out. Raises RequestError where that is more than half, of the packets or of the length."""
+        if self.error is not None and self.bad > self.good:
+            kind, share = (
+                (RequestError, f"{self.bad} of {self.bad + self.good} packets are ")
+                if self.good
+                else (NotAudioError, "")
+            )
+            what = f"{share}not audio that can be decoded ({self.error.strerror})"
+            raise kind(what, field="source", fix="give wav, flac, ogg or mp3") from self.error
+        if 2 * self.good_s < self.length_s - LENGTH_TOLERANCE_S:
+            what = f"{self.good_s:.2f} of the file's {self.length_s:.2f} s can be decoded"
+            raise RequestError(what, field="source", fix="give the whole file")
+        lost_s = max(self.bad_s, self.length_s - self.good_s)
+        told = _LOSSES.get()
+        if told is not None and (self.bad or lost_s > LENGTH_TOLERANCE_S):
+            told.append(f"at least {lost_s:.2f} s of the audio cannot be decoded and are left out")
+
+
+@contextmanager
+def losses() -> Iterator[list[str]]:
+    """What is left out of audio that is read meanwhile, as sentences."""
+    token = _LOSSES.set(found := list[str]())
+    try:
+        yield found
+    finally:
+        _LOSSES.reset(token)
 
 
 def read_audio(source: Path | bytes, sample_rate_hz: int, channels: int, max_seconds: float) -> Pcm:
@@ -31,8 +91,9 @@ def audio_chunks(
 ) -> Iterator[Pcm]:
     """An audio file (SOURCE_FORMATS) as chunks of PCM float32 `[n, channels]` at `sample_rate_hz`, decoded on demand.
 
-    Mono is copied to every channel; up to 8 channels are mixed down. Stops decoding after `max_seconds`. Raises
-    RequestError: not audio, more channels, empty, too long, samples that are not finite.
+    Mono is copied to every channel; up to 8 channels are mixed down. What cannot be decoded is left out and told to
+    losses(). Stops decoding after `max_seconds`. Raises RequestError: not audio, more than half of it cannot be decoded
+    or is not there; more channels, empty, too long, samples that are not finite.
     """
     return _checked(_decoded(source, sample_rate_hz, channels), sample_rate_hz, max_seconds)
 
@@ -49,7 +110,7 @@ def within(timeout_s: float, chunks: Iterable[Pcm], clock: Callable[[], float] =
 def read_tags(path: Path) -> dict[str, str]:
     """The tags of an audio file by their names in capitals. Raises FileError."""
     try:
-        with av.open(path, options={"format_whitelist": SOURCE_FORMATS}, metadata_errors="replace") as container:
+        with open_file(path) as file, _opened(file) as container:
             # Ogg has its comments in the stream.
             tags = {**(container.streams.audio[0].metadata if container.streams.audio else {}), **container.metadata}
     except (av.error.FFmpegError, OSError) as error:
@@ -71,38 +132,87 @@ def convert_audio(pcm: Pcm, from_rate_hz: int, sample_rate_hz: int, channels: in
 
 def _checked(decoded: Iterable[Pcm], sample_rate_hz: int, max_seconds: float) -> Iterator[Pcm]:
     samples, limit = 0, max_seconds * sample_rate_hz + 0.5
-    for chunk in decoded:
-        samples += len(chunk)
-        if samples > limit:
-            raise RequestError(f"the audio is longer than {max_seconds:g} seconds", field="source", fix="shorten it")
-        if not np.isfinite(chunk).all():
-            raise RequestError("the audio has samples that are not finite", field="source")
-        yield chunk
-    if samples == 0:
-        raise RequestError("the audio is empty", field="source")
+    with native_call("the audio cannot be read", field="source", fix="give wav, flac, ogg or mp3"):
+        for chunk in decoded:
+            samples += len(chunk)
+            if samples > limit:
+                raise RequestError(
+                    f"the audio is longer than {max_seconds:g} seconds", field="source", fix="shorten it"
+                )
+            if not np.isfinite(chunk).all():
+                raise RequestError("the audio has samples that are not finite", field="source")
+            yield chunk
+        if samples == 0:
+            raise RequestError("the audio is empty", field="source")
 
 
 def _decoded(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterator[Pcm]:
-    """Resampled chunks of a file. Only demuxers that do not open other files, as playlists would, are allowed."""
+    """Resampled chunks of a file."""
+    tally = _Tally()
     try:
-        with (
-            io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file,
-            av.open(file, "r", options={"format_whitelist": SOURCE_FORMATS}, metadata_errors="replace") as container,
-        ):
-            if not container.streams.audio:
-                raise RequestError("the file has no audio stream", field="source")
-            decoder = container.streams.audio[0].codec_context
-            if decoder is None:
-                raise RequestError("not audio that can be decoded (unknown codec)", field="source")
-            _check_channels(decoder.layout.nb_channels)
-            decoder.options = {"max_samples": str(MAX_FRAME_SAMPLES)}
-            yield from _resampled(container.decode(audio=0), sample_rate_hz, channels)
-    except av.error.FFmpegError as error:
-        raise RequestError(
-            f"not audio that can be decoded ({error.strerror})", field="source", fix="give wav, flac, ogg or mp3"
-        ) from error
+        with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
+            for link in ogg_links(file):
+                yield from _resampled(_frames(link, tally), sample_rate_hz, channels)
     except OSError as error:
         raise RequestError(f"{source!s:.200} cannot be read: {error.strerror}", field="source") from error
+    tally.check()
+
+
+def _frames(file: BinaryIO, tally: _Tally) -> Iterator[av.AudioFrame]:
+    written = wav_format(file.read(HEAD_BYTES))
+    file.seek(0)
+    try:
+        with _opened(file) as container:
+            if not container.streams.audio:
+                raise RequestError("the file has no audio stream", field="source")
+            stream = container.streams.audio[0]
+            decoder = _decoder(stream, written)
+            _check_channels(decoder.layout.nb_channels)
+            if decoder is stream.codec_context:  # else, it is counted in other samples
+                tally.length_s += _length_s(container, stream)
+            for packet in container.demux(stream):
+                yield from _frames_of(packet, decoder, tally)
+    except av.error.FFmpegError as error:
+        tally.lose(error)
+
+
+def _opened(file: BinaryIO) -> InputContainer:
+    """Only demuxers that do not open other files, as playlists would, are allowed."""
+    return av.open(file, "r", options={"format_whitelist": SOURCE_FORMATS}, metadata_errors="replace")
+
+
+def _decoder(stream: av.AudioStream, written: WavFormat | None) -> av.AudioCodecContext:
+    """FFmpeg's choice; of samples in WAV that of its header. Raises RequestError."""
+    decoder = stream.codec_context
+    name = "" if decoder is None else decoder.name
+    is_pcm = name == "" or name.startswith("pcm_")
+    if written is not None and is_pcm and name != written.decoder and written.channels <= len(LAYOUTS):
+        decoder = av.AudioCodecContext.create(written.decoder, "r")
+        decoder.sample_rate, decoder.layout = written.sample_rate_hz, LAYOUTS[written.channels - 1]
+    if decoder is None:
+        raise RequestError("not audio that can be decoded (unknown codec)", field="source")
+    decoder.options = {"max_samples": str(MAX_FRAME_SAMPLES)}
+    return decoder
+
+
+def _length_s(container: InputContainer, stream: av.AudioStream) -> float:
+    """The length that the file tells; 0 where it is estimated."""
+    if container.format.name in ESTIMATED:
+        return 0.0
+    if stream.duration and stream.time_base:
+        return float(stream.duration * stream.time_base)
+    return (container.duration or 0) / av.time_base if len(container.streams) == 1 else 0.0
+
+
+def _frames_of(packet: av.Packet, decoder: av.AudioCodecContext, tally: _Tally) -> Iterator[av.AudioFrame]:
+    try:
+        frames = decoder.decode(packet)
+    except av.error.FFmpegError as error:
+        tally.lose(error, float((packet.duration or 0) * (packet.time_base or 0)))
+        return
+    tally.good += packet.size > 0  # the last one only ends the stream
+    tally.good_s += sum(frame.samples / frame.sample_rate for frame in frames)
+    yield from frames
 
 
 def _check_channels(num: int) -> None:
@@ -112,6 +222,12 @@ def _check_channels(num: int) -> None:
 
 
 def _resampled(frames: Iterable[av.AudioFrame], sample_rate_hz: int, channels: int) -> Iterator[Pcm]:
+    """Each run of frames of one kind is resampled by itself: files that were joined may differ in rate and channels."""
+    for _, run in groupby(frames, lambda frame: (frame.sample_rate, frame.layout.name, frame.format.name)):
+        yield from _resampled_run(run, sample_rate_hz, channels)
+
+
+def _resampled_run(frames: Iterable[av.AudioFrame], sample_rate_hz: int, channels: int) -> Iterator[Pcm]:
     resampler: AudioResampler | None = None
     for frame in frames:
         if resampler is None:
@@ -122,16 +238,9 @@ def _resampled(frames: Iterable[av.AudioFrame], sample_rate_hz: int, channels: i
             wanted = 1 if frame.layout.nb_channels == 1 else max(channels, 2)
             resampler = AudioResampler("flt", LAYOUTS[wanted - 1], sample_rate_hz)
         frame.pts = None
-        yield from _as_pcm(_resample(resampler, frame), channels)
+        yield from _as_pcm(resampler.resample(frame), channels)
     if resampler is not None:
-        yield from _as_pcm(_resample(resampler, None), channels)
-
-
-def _resample(resampler: AudioResampler, frame: av.AudioFrame | None) -> list[av.AudioFrame]:
-    try:
-        return list(resampler.resample(frame))
-    except ValueError as error:
-        raise RequestError("its sample rate or channels change", field="source", fix="convert it first") from error
+        yield from _as_pcm(resampler.resample(None), channels)
 
 
 def _as_pcm(frames: Iterable[av.AudioFrame], channels: int) -> Iterator[Pcm]:

@@ -1,4 +1,4 @@
-"""Encoders of float PCM to a stream of bytes: wav, pcm, flac, ogg (Opus), mp3, ulaw and alaw (G.711).
+"""Encoders of float PCM to a stream of bytes: wav, pcm, flac, ogg (Opus) and mp3.
 
 PCM is float32 `[N, channels]`, full scale -1..1. Bytes that `write` has returned do not change later, so they can be
 sent at once; chunk boundaries do not change the encoded bytes.
@@ -57,7 +57,7 @@ class AudioWriter:
 
     format: one of AUDIO_FORMATS. total_samples: the length for the header; where it is None the header has 0xFFFFFFFF
     (wav) or 0 (flac), "unknown", and `header()` returns the final one after the last write. metadata: a text for the
-    file's tags; pcm, ulaw and alaw have none. file_rate_hz: samples per second in the file, None: encoded_rate_hz().
+    file's tags; pcm has none. file_rate_hz: samples per second in the file, None: encoded_rate_hz().
     bit_rate_kbps: of all channels together, None: the codec's own. bits: 16, or 24 for wav and flac. Raises
     RequestError for a format that is unknown or cannot be written, and for rates that it does not have.
     """
@@ -80,10 +80,8 @@ class AudioWriter:
         self.channels = channels
         self.samples = 0
         rate_hz = file_rate_hz or encoded_rate_hz(format, sample_rate_hz)
-        file_channels = min(channels, self.format.max_channels)
-        is_same = (rate_hz, file_channels) == (sample_rate_hz, channels)
-        self._resampler = None if is_same else _Resampler(sample_rate_hz, rate_hz, file_channels)
-        self._encoder = _open_encoder(format, rate_hz, file_channels, metadata, bit_rate_kbps, bits)
+        self._resampler = None if rate_hz == sample_rate_hz else _Resampler(sample_rate_hz, rate_hz, channels)
+        self._encoder = _open_encoder(format, rate_hz, channels, metadata, bit_rate_kbps, bits)
         self._header = self._header_of(total_samples)
         self._closed = False
 
@@ -160,7 +158,7 @@ def encoded_rate_hz(format: str, sample_rate_hz: int) -> int:
 
 
 class _Resampler:
-    """PCM at another rate, or mixed down to mono. Its length is exact, so that a header can have it."""
+    """PCM at another rate. Its length is exact, so that a header can have it."""
 
     def __init__(self, from_hz: int, to_hz: int, channels: int) -> None:
         self._from_hz, self._to_hz, self._channels = from_hz, to_hz, channels
@@ -174,8 +172,6 @@ class _Resampler:
     def convert(self, pcm: Pcm) -> Pcm:
         """The samples that are ready, `[M, channels]`. Raises NonFiniteError."""
         clipped = _clipped(pcm)
-        if clipped.shape[1] != self._channels:
-            clipped = clipped.mean(axis=1, keepdims=True)
         self._read += len(pcm)
         return self._resampled(_frame(clipped, "flt", self._from_hz)) if len(pcm) else clipped
 
@@ -298,12 +294,7 @@ FLAC_24 = _Codec("flac", "flac", "s32")  # of which 24 bits are written
 # One page per 20 ms: low latency.
 OPUS = _Codec("libopus", "ogg", "flt", 64_000, {"page_duration": "20000"})
 MP3 = _Codec("libmp3lame", "mp3", "fltp", 96_000)
-CODECS = {
-    "ogg": OPUS,
-    "mp3": MP3,
-    "ulaw": _Codec("pcm_mulaw", "mulaw", "s16"),
-    "alaw": _Codec("pcm_alaw", "alaw", "s16"),
-}
+CODECS = {"ogg": OPUS, "mp3": MP3}
 
 
 class _CodecEncoder:

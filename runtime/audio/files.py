@@ -8,24 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from runtime.audio.formats import FORMATS
+from runtime.audio.formats import FORMATS, format_name
 from runtime.errors import FileError, RequestError
+from runtime.folders import expanded
 
-FORMAT_BY_SUFFIX = {item.suffix: item.name for item in FORMATS.values()} | {".opus": "ogg", ".raw": "pcm"}
+SUFFIXES = (*(item.suffix for item in FORMATS.values()), ".opus", ".raw")
 
 
 def format_of(path: Path, format: str | None = None) -> str:
     """The format to write: `format` if given, else the one of the suffix. Raises RequestError."""
+    found = str(format_name(path.suffix if format is None else format))
+    if found in FORMATS:
+        return found
     if format is not None:
-        if format not in FORMATS:
-            raise RequestError(f"expected one of {', '.join(FORMATS)}, got {format!r}", field="format")
-        return format
-    if path.suffix.lower() not in FORMAT_BY_SUFFIX:
-        known = " ".join(FORMAT_BY_SUFFIX)
-        raise RequestError(
-            f"the suffix of {str(path)!r} is not that of a format", fix=f"end it in one of {known}, or name the format"
-        )
-    return FORMAT_BY_SUFFIX[path.suffix.lower()]
+        raise RequestError(f"expected one of {', '.join(FORMATS)}, got {format!r}", field="format")
+    fix = f"end it in one of {' '.join(SUFFIXES)}, or name the format"
+    raise RequestError(f"the suffix of {str(path)!r} is not that of a format", fix=fix)
 
 
 @contextmanager
@@ -34,6 +32,7 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
 
     Raises FileError where it cannot be written.
     """
+    path = expanded(path)
     if path.is_dir():
         raise FileError(f"{path} is a folder, expected a file's name")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -13,6 +13,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from runtime.errors import RequestError
+from runtime.input_files import open_file
 from runtime.untrusted import is_pair, quoted, safetensors_bytes, safetensors_header
 
 Pcm = NDArray[np.float32]
@@ -27,19 +28,18 @@ class Format:
     """A format of a generation: its name in requests, the file suffix, the media type.
 
     rates_hz: samples per second that it can have, the last one in place of others; None: any, (): it is no audio.
-    max_channels: more are an error, or mixed down to mono where it is 1. has_bit_rate: whether one can be chosen.
+    has_bit_rate: whether one can be chosen.
     """
 
     name: str
     suffix: str
     media_type: str
     rates_hz: tuple[int, ...] | None = None
-    max_channels: int = len(LAYOUTS)
     has_bit_rate: bool = False
 
 
 StemFormat = Literal["wav", "flac"]
-FormatName = Literal["wav", "pcm", "flac", "ogg", "mp3", "ulaw", "alaw", "mid", "latents"]
+FormatName = Literal["wav", "pcm", "flac", "ogg", "mp3", "mid", "latents"]
 OPUS_RATE_HZ = 48_000
 MP3_RATES_HZ = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 
@@ -51,18 +51,31 @@ FORMATS = {
         Format("pcm", ".pcm", "audio/pcm"),
         Format("flac", ".flac", "audio/flac"),
         Format("ogg", ".ogg", "audio/ogg", (OPUS_RATE_HZ,), has_bit_rate=True),
-        Format("mp3", ".mp3", "audio/mpeg", MP3_RATES_HZ, max_channels=2, has_bit_rate=True),
-        Format("ulaw", ".ulaw", "audio/basic", (8_000,), max_channels=1),
-        Format("alaw", ".alaw", "audio/x-alaw-basic", (8_000,), max_channels=1),
+        Format("mp3", ".mp3", "audio/mpeg", MP3_RATES_HZ, has_bit_rate=True),
         Format("mid", ".mid", "audio/midi", ()),
         Format("latents", ".safetensors", "application/vnd.safetensors", ()),
     )
 }
+# Other usual names of formats, and of their media types.
+_OTHER_NAMES = {
+    "wave": "wav", "vnd.wave": "wav", "mpeg": "mp3", "mpeg3": "mp3", "opus": "ogg", "oga": "ogg", "raw": "pcm",
+    "s16le": "pcm", "midi": "mid", "smf": "mid", "safetensors": "latents", "vnd.safetensors": "latents",
+}  # fmt: skip
 # What the stem of all layers together is called.
 MIX = "mix"
 # Several files in one.
 ARCHIVE = Format("zip", ".zip", "application/zip", ())
 AUDIO_FORMATS = tuple(name for name, item in FORMATS.items() if item.rates_hz != ())
+
+
+def format_name(value: Any) -> Any:
+    """The name of a format by a usual one, such as "MP3", ".mp3" or "audio/mpeg"; what is none as it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().casefold().partition(";")[0].strip()
+    text = text.removeprefix("audio/").removeprefix("application/").removeprefix("x-").removeprefix(".")
+    name = _OTHER_NAMES.get(text, text)
+    return name if name in FORMATS else value
 
 
 def latents_bytes(latents: Latents, metadata: Mapping[str, str]) -> bytes:
@@ -84,7 +97,7 @@ def read_latents(source: Path | bytes, channels: int, max_frames: int) -> Latent
     Raises RequestError: not such a file, another dtype or shape, more than `max_frames`, values that are not finite.
     """
     try:
-        with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
             latents = _read(file, channels, max_frames)
     except OSError as error:
         raise RequestError(f"{source!s:.200} cannot be read: {error.strerror}", field="source") from error

@@ -6,7 +6,6 @@ mid.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from runtime.audio.decoding import read_tags
 from runtime.audio.formats import FORMATS, is_latents_file
+from runtime.audio.midi_events import META, TEXT, read_midi
 from runtime.errors import FileError, RequestError
+from runtime.input_files import open_file, read_file
 from runtime.untrusted import safetensors_header
 
 TAG = "TICKRT"
@@ -27,6 +28,7 @@ WAV_TAG_NAME = "COMMENT"
 MAX_BYTES = 2**20
 # libsndfile and FFmpeg find no mp3 after a longer tag.
 MP3_BYTES = 2**14
+MAX_MIDI_BYTES = 2**24
 # mido reads no longer text events than 10^6.
 MIDI_BYTES = 2**19
 
@@ -110,12 +112,11 @@ def _tag_of(path: Path) -> str:
 
 def _midi_tag(path: Path) -> str:
     """The text event that begins with the tag's name."""
-    from mido import KeySignatureError, MidiFile
-
-    data = path.read_bytes()
-    with suppress(OSError, ValueError, EOFError, LookupError, KeySignatureError):  # no MIDI file, or a broken one
-        events = (event for track in MidiFile(file=io.BytesIO(data)).tracks for event in track if event.type == "text")
-        return next((event.text[len(TAG) + 1 :] for event in events if event.text.startswith(f"{TAG}=")), "")
+    begin = bytes((TEXT,)) + f"{TAG}=".encode()
+    with suppress(RequestError):  # no MIDI file, or a broken one
+        file = read_midi(read_file(path, MAX_MIDI_BYTES))
+        events = (data for i in range(len(file.tracks)) for _, status, data in file.events(i) if status == META)
+        return next((data[len(begin) :].decode("utf-8", "replace") for data in events if data.startswith(begin)), "")
     return ""
 
 
@@ -126,6 +127,6 @@ def _audio_tag(path: Path) -> str:
 
 
 def _latents_tag(path: Path) -> str:
-    with path.open("rb") as file, suppress(RequestError, KeyError, TypeError):
+    with open_file(path) as file, suppress(RequestError, KeyError, TypeError):
         return str(safetensors_header(file)["__metadata__"][TAG])
     return ""

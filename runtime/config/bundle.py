@@ -22,18 +22,23 @@ from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.codec import CodecSpec
 from runtime.config.conditions import MeaningSpec, TextEncoderSpec, TextGraphSpec, TimbreSpec, placeholders
 from runtime.config.controls import TEXT_OPTIONS, ControlsSpec
-from runtime.config.explain import TomlTable, read_toml, validated
+from runtime.config.explain import FileName, TomlTable, read_toml, validated
+from runtime.config.guidance import APG, NO_MOMENTUM, GuidanceSpec
 from runtime.config.notes import NotesSpec
 from runtime.config.option_ranges import OptionRanges
 from runtime.config.planner import PlannerSpec
 from runtime.config.stems import StemsSpec
 from runtime.config.structure import StructureSpec
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, FileError
+from runtime.input_files import read_matrix
+from runtime.untrusted import plain_utf8
 
 logger = logging.getLogger(__name__)
 
 BUNDLE_FILE = "bundle.toml"
 SHIFT_REASON = "its times are those of a schedule of its own, [sampler] schedule"
+# Options whose default the bundle says, or its tables' own defaults.
+DEFAULTED = ("guidance", "momentum", "rescale", "shift", "solver", "steps", "cfg_interval_start", "cfg_interval_end")
 # The order in which torch's noise of a seed is drawn: one frame's channels after another's, or the other way round.
 NoiseLayout = Literal["time_channels", "channels_time"]
 # Table name in bundles of earlier releases -> its present name.
@@ -101,8 +106,8 @@ class DecoderSpec(TomlTable):
     it the text encoder encodes the empty text.
     """
 
-    graph: str
-    null_condition: str | None = None
+    graph: FileName
+    null_condition: FileName | None = None
     inputs: DecoderInputs
     outputs: DecoderOutputs
 
@@ -115,7 +120,7 @@ class ContextSpec(TomlTable):
     """
 
     layout: Literal["known+mask"] = "known+mask"
-    silence: tuple[float, ...] | str
+    silence: tuple[float, ...] | FileName
     overlap_frames: int = Field(default=64, ge=1)
 
 
@@ -231,6 +236,7 @@ class Bundle(TomlTable):
     stems: StemsSpec | None = None
     planner: PlannerSpec | None = None
     sampler: SamplerSpec = SamplerSpec()
+    guidance: GuidanceSpec = APG
     options: OptionRanges = OptionRanges()
     controls: ControlsSpec = ControlsSpec()
     training: Mapping[str, Any] = {}
@@ -239,14 +245,21 @@ class Bundle(TomlTable):
     @model_validator(mode="before")
     @classmethod
     def _fix_options(cls, table: Any) -> Any:
-        """What the sampler leaves no choice of is an option of which one number is taken."""
-        sampler, options = (table.get(name, {}) for name in ("sampler", "options"))
-        if not isinstance(sampler, dict) or not isinstance(options, dict):
+        """What sampler and guidance leave no choice of is an option of which one number is taken."""
+        sampler, guidance, options = tables = [table.get(name, {}) for name in ("sampler", "guidance", "options")]
+        if not all(isinstance(each, dict) for each in tables):
             return table
-        reasons = {"guidance": sampler.get("guidance_reason"), "shift": SHIFT_REASON if "schedule" in sampler else ""}
-        fixed = {name: {"min": 1, "max": 1, "reason": reason} for name, reason in reasons.items() if reason}
-        for name in fixed.keys() & options.keys():
-            raise ValueError(f"options.{name} is left out: [sampler] says which one is taken")
+        choices = (
+            ("guidance", 1, sampler.get("guidance_reason"), "sampler"),
+            ("shift", 1, SHIFT_REASON if "schedule" in sampler else "", "sampler"),
+            ("momentum", 0, NO_MOMENTUM if guidance.get("rule") == "plain" else "", "guidance"),
+        )
+        fixed = dict[str, dict[str, Any]]()
+        for name, number, reason, source in choices:
+            if reason and name in options:
+                raise ValueError(f"options.{name} is left out: [{source}] says which one is taken")
+            if reason:
+                fixed[name] = {"min": number, "max": number, "reason": reason}
         return {**table, "options": {**options, **fixed}}
 
     @model_validator(mode="after")
@@ -305,13 +318,13 @@ class Bundle(TomlTable):
 
     @model_validator(mode="after")
     def _check_defaults(self) -> Self:
-        for name, value in self.sampler:
-            option = name.removeprefix("live_")
+        # What is the default was one before [guidance] could be given, also where [options] says another.
+        tables = {"sampler": self.sampler} | ({} if self.guidance == APG else {"guidance": self.guidance})
+        for key, value in [(f"{table}.{name}", value) for table, spec in tables.items() for name, value in spec]:
+            option = key.partition(".")[2].removeprefix("live_")
             taken = self.options.narrowed.get(option)
             if taken is not None and taken.usual_part.outside(value) is not None:
-                raise ValueError(
-                    f"sampler.{name} is {value:g}, expected {taken.usual_part}, as [options.{option}] says"
-                )
+                raise ValueError(f"{key} is {value:g}, expected {taken.usual_part}, as [options.{option}] says")
         return self
 
     @model_validator(mode="after")
@@ -328,6 +341,10 @@ class Bundle(TomlTable):
             if taken is not None and spec.range is not None and taken.outside(list(spec.range)) is not None:
                 raise ValueError(f"controls.{name}.range is outside of [options.{spec.option}], which takes {taken}")
         return self
+
+    def default_of(self, option: str) -> Any:
+        """What an option is where none is given; None where neither [sampler] nor [guidance] says."""
+        return getattr(self.sampler, option, getattr(self.guidance, option, None))
 
     def graph_path(self, graph: str) -> Path:
         """Path of one of the bundle's graphs."""
@@ -354,6 +371,7 @@ class Bundle(TomlTable):
         """All of bundle.toml that its sound depends on as JSON, and hashes of the texts that it names."""
         others = {"folder", "license", "description", "stems", "training", "evaluation"}
         others |= set() if self._tells_openings else {"notes"}
+        others |= {"guidance"} if self.guidance == APG else set()
         names = [spec.tokenizer for spec in (self.text_encoder, self.planner) if spec is not None and spec.tokenizer]
         if self.text_encoder is not None and self.text_encoder.meaning is not None:
             names.append(self.text_encoder.meaning.names)
@@ -446,22 +464,21 @@ def _no_bundle(folder: Path) -> ConfigError:
 def _read_array(path: Path, columns: int | None) -> NDArray[np.float32]:
     """float32 `[N, columns]` of a .npy file, read-only; any number of columns where that is None."""
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", fix="export the bundle again") from error
+        array = read_matrix(path)
+    except FileError as error:
+        raise ConfigError(error.what, fix="export the bundle again") from error
     wanted = f"float32 [N, {'D' if columns is None else columns}], finite"
-    fits = isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == 2 and array.size > 0
-    if not fits or columns not in (None, array.shape[1]) or not np.isfinite(array).all():
+    if not array.size or columns not in (None, array.shape[1]) or not np.isfinite(array).all():
         raise ConfigError(f"{path} does not hold {wanted}", fix="export the bundle again")
     array.flags.writeable = False
-    return np.asarray(array)
+    return array
 
 
 @lru_cache(maxsize=16)
 def _read_names(path: Path, meaning: MeaningSpec) -> Mapping[str, tuple[str, ...]]:
     """Lists of names by kind."""
     try:
-        kinds = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=list)
+        kinds = json.loads(plain_utf8(path.read_bytes()), object_pairs_hook=list)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", fix="export the bundle again") from error
     fix = f"correct it, or text_encoder.meaning in {BUNDLE_FILE}"

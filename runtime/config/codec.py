@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from runtime.config.explain import TomlTable
+from runtime.config.explain import FileName, TomlTable
 
 WINDOW_FRAMES = 256
 MAX_ALIGN_FRAMES = 64
@@ -40,15 +40,20 @@ class CodecEncodeOutputs(TomlTable):
 class CodecGraphSpec(TomlTable):
     """One direction, in windows: one with `margin_frames` on both sides, trimmed, equals the whole.
 
-    window_frames: the most frames that one execute takes, without margins; it bounds the memory. align_frames: for
-    codecs that work in groups of frames, counted from the first frame: what one execute takes begins at a multiple of
-    it, and so do windows.
+    align_frames: for codecs that work in groups of frames, counted from the first frame: what one execute takes begins
+    at a multiple of it, and so do windows. window_frames: the most frames that one execute takes, without margins; it
+    bounds the memory. shortest_frames: the fewest that one execute takes, with margins.
     """
 
-    graph: str
+    graph: FileName
     margin_frames: int = Field(default=0, ge=0)
-    window_frames: int = Field(default=WINDOW_FRAMES, ge=1)
     align_frames: int = Field(default=1, ge=1, le=MAX_ALIGN_FRAMES)
+    window_frames: int = Field(default_factory=lambda data: WINDOW_FRAMES - WINDOW_FRAMES % data["align_frames"], ge=1)
+    shortest_frames: int = Field(default=1, ge=1)
+
+    def missing(self, frames: int) -> int:
+        """How many frames `frames` lack to be whole groups, and as many as one execute takes at least."""
+        return max(frames, self.shortest_frames) - frames + -max(frames, self.shortest_frames) % self.align_frames
 
     @model_validator(mode="after")
     def _check_align(self) -> Self:
@@ -57,6 +62,12 @@ class CodecGraphSpec(TomlTable):
                 raise ValueError(
                     f"{name} is {getattr(self, name)}, expected a multiple of align_frames {self.align_frames}"
                 )
+        # So a window is long enough, unless all that there is to convert is not.
+        if self.margin_frames + self.align_frames < self.shortest_frames:
+            raise ValueError(
+                f"margin_frames is {self.margin_frames}: with a margin on one side, a window of {self.align_frames} is "
+                f"shorter than shortest_frames {self.shortest_frames}"
+            )
         return self
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from runtime.config.explain import TomlTable
+from runtime.config.explain import FileName, TomlTable
 
 Task = Literal["text2music", "cover", "repaint", "extract", "lego", "complete"]
 Part = Literal["lyrics", "timbre", "text"]
@@ -60,7 +60,7 @@ class TextEncoderOutputs(TomlTable):
 class TextGraphSpec(TomlTable):
     """A graph that makes condition tokens of a filled template of at most `max_tokens` tokens."""
 
-    graph: str
+    graph: FileName
     template: str
     max_tokens: int = Field(ge=1)
     inputs: TextEncoderInputs
@@ -85,7 +85,7 @@ class MeaningSpec(TomlTable):
     """
 
     output: str
-    names: str
+    names: FileName
     drawn: str = ""
 
 
@@ -99,7 +99,7 @@ class TextEncoderSpec(TextGraphSpec):
     `order`. prefix_tokens: the most tokens beside the text's where there are no lyrics.
     """
 
-    tokenizer: str
+    tokenizer: FileName
     template: str = "{prompt}"
     missing: str = ""
     instructions: Mapping[Task, tuple[str, ...]] = {}
@@ -164,7 +164,7 @@ class TimbreSpec(TomlTable):
     The parts are the reference's first, those from its third on, and its last.
     """
 
-    graph: str
+    graph: FileName
     frames: int = Field(ge=REFERENCE_PARTS, multiple_of=REFERENCE_PARTS)
     inputs: TimbreInputs
     outputs: TimbreOutputs

@@ -7,7 +7,7 @@ unknown ones are refused.
 from __future__ import annotations
 
 import os
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from runtime.config.targets import (
     ADAPTER_RANK_MULTIPLE,
     CPU_TOKEN_MULTIPLE,
     GPU_TOKEN_MULTIPLE,
+    AdapterId,
     ShapeRanges,
     Strength,
     Target,
 )
 from runtime.errors import ConfigError, did_you_mean
+from runtime.folders import expanded, own_entries, user_folder
 
 
 class RuntimeConfig(BaseModel):
@@ -84,7 +86,7 @@ class Deployment(BaseModel):
     shapes: tuple[ShapeRanges, ...] = Field(min_length=1)
     runtime: RuntimeConfig = RuntimeConfig()
     adapters: Path | None = None
-    merged_adapters: dict[str, Strength] = {}
+    merged_adapters: dict[AdapterId, Strength] = {}
     tables: dict[str, dict[str, Any]] = {}
 
     @cached_property
@@ -125,7 +127,7 @@ class _Head(BaseModel):
     engines: Path | None = None
     target: Target = "cpu"
     adapters: Path | None = None
-    merged_adapters: dict[str, Strength] = {}
+    merged_adapters: dict[AdapterId, Strength] = {}
 
 
 class _File(BaseModel):
@@ -148,9 +150,10 @@ SHIPPED = PACKAGED if PACKAGED.is_dir() else PACKAGES / "configs"
 
 def resolve_deployment(path: Path) -> Path:
     """The deployment file at `path`, or the shipped one of that name ("demo"). Raises ConfigError."""
+    path = expanded(path)
     if path.is_file():
         return path
-    names = {file.stem: file for file in sorted(SHIPPED.glob("*.toml"))}
+    names = {file.stem: file for file in own_entries(SHIPPED, ".toml")}
     if str(path) in names:
         return names[str(path)]
     if path.is_dir():
@@ -177,12 +180,12 @@ def load_deployment(path: Path) -> Deployment:
     folder = engine_cache() if base == PACKAGED else base / ".engines"
     return Deployment(
         path=path.resolve(),
-        bundle=(base / head.bundle).resolve(),
-        engines=(base / (head.engines or folder / path.stem)).resolve(),
+        bundle=(base / expanded(head.bundle)).resolve(),
+        engines=(base / expanded(head.engines or folder / path.stem)).resolve(),
         target=head.target,
         shapes=file.shapes,
         runtime=file.runtime,
-        adapters=None if head.adapters is None else (base / head.adapters).resolve(),
+        adapters=None if head.adapters is None else (base / expanded(head.adapters)).resolve(),
         merged_adapters=head.merged_adapters,
         tables={name: getattr(file, name) for name in OTHER_TABLES if name in file.model_fields_set},
     )
@@ -191,10 +194,11 @@ def load_deployment(path: Path) -> Deployment:
 def engine_cache() -> Path:
     """Where engines of an installed package's deployments are built: in $TICKRT_CACHE, else in the user's cache folder.
 
-    Each version of the package has a folder of its own, because its bundle may differ.
+    Each version of the package has a folder of its own, because its bundle may differ. Raises ConfigError.
     """
-    cache = os.environ.get("TICKRT_CACHE") or platformdirs.user_cache_path("tickrt")
-    return Path(cache).absolute() / "engines" / metadata.version("tickrt")
+    named = os.environ.get("TICKRT_CACHE")
+    cache = Path(named) if named else user_folder(partial(platformdirs.user_cache_path, "tickrt"), "set TICKRT_CACHE")
+    return expanded(cache).absolute() / "engines" / metadata.version("tickrt")
 
 
 def build_command(deployment_path: Path, target: str) -> str:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from runtime.errors import ConfigError, did_you_mean
+from runtime.errors import ConfigError, FileError, did_you_mean
+from runtime.input_files import MAX_JSON_BYTES, read_file
+from runtime.untrusted import plain_utf8
 
 MAX_LINES = 8
+# For which tomllib takes a time that grows with the square of the names.
+MAX_KEY_NAMES = 200
+DEEP_KEY = re.compile(rf"(?<![^,=\n])(?:[^.,=\n]*+\.){{{MAX_KEY_NAMES - 1}}}")
 # Type of a pydantic error -> sentence; the names in braces are members of the error's context.
 EXPECTED = {
     "missing": "is missing",
@@ -54,11 +61,15 @@ Model = TypeVar("Model", bound=BaseModel)
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file. Raises ConfigError."""
     try:
-        return deepcopy(_parsed(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        text = plain_utf8(read_file(path, MAX_JSON_BYTES)).decode()
+        if DEEP_KEY.search(text):
+            raise ConfigError(f"{path} has a key of {MAX_KEY_NAMES} names or more, with dots between them")
+        return deepcopy(_parsed(text))
+    except FileError as error:
+        raise ConfigError(error.what) from error
+    except (ValueError, RecursionError) as error:
+        fix = "save it again with the encoding UTF-8" if isinstance(error, UnicodeError) else ""
+        raise ConfigError(f"{path} is not TOML: {error}", fix=fix) from error
 
 
 @lru_cache(maxsize=4)
@@ -67,10 +78,23 @@ def _parsed(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+# The name of a file, relative to the folder of the table's own.
+FileName = Annotated[str, "file"]
+
+
 class TomlTable(BaseModel):
     """A table of a file: unknown keys are errors, and values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def file_names(self) -> Iterator[tuple[str, str]]:
+        """Key and name of every file that it and the tables in it name."""
+        types = get_type_hints(type(self), include_extras=True)
+        for key, value in self:
+            if isinstance(value, TomlTable):
+                yield from value.file_names()
+            elif isinstance(value, str) and FileName in (types[key], *get_args(types[key])):
+                yield key, value
 
 
 def validated(model: type[Model], table: Mapping[str, Any], where: str) -> Model:
@@ -112,17 +136,28 @@ def explain(error: ValidationError, model: type[BaseModel], *, with_values: bool
 
     with_values False: no value is repeated, because one may be secret.
     """
-    lines: dict[str, list[str]] = {}
-    found: dict[str, str] = {}
-    for item in error.errors(include_url=False):
-        key = key_of(item, model) or "(whole file)"
-        lines.setdefault(key, []).append(full_sentence(item, model))
-        if with_values and item["type"] not in WITHOUT_VALUE and key not in found:
-            found[key] = f" (found {item['input']!r:.80})"
-    texts = {key: " or ".join(dict.fromkeys(lines[key])).replace(" or expected ", " or ") for key in lines}
-    shown = [f"{key}: {text}{found.get(key, '')}" for key, text in texts.items()]
-    more = [f"and {len(shown) - MAX_LINES} more"] if len(shown) > MAX_LINES else []
-    return "; ".join(shown[:MAX_LINES] + more)
+    found: dict[str, list[ErrorDetails]] = {}
+    items = error.errors(include_url=False)
+    places = {item["loc"] for item in items}
+    for item in items:
+        # Of a list, wrong items do not count: it is too short only because of them.
+        if item["type"] == "too_short" and any(_is_inside(place, item["loc"]) for place in places):
+            continue
+        found.setdefault(key_of(item, model) or "(whole file)", []).append(item)
+    shown = [_line(key, items, model, with_values) for key, items in islice(found.items(), MAX_LINES)]
+    more = [f"and {len(found) - MAX_LINES} more"] if len(found) > MAX_LINES else []
+    return "; ".join(shown + more)
+
+
+def _is_inside(place: Sequence[int | str], outer: Sequence[int | str]) -> bool:
+    return len(place) > len(outer) and place[: len(outer)] == outer
+
+
+def _line(key: str, items: Sequence[ErrorDetails], model: type[BaseModel], with_value: bool) -> str:
+    text = " or ".join(dict.fromkeys(full_sentence(item, model) for item in items))
+    values = (item["input"] for item in items if with_value and item["type"] not in WITHOUT_VALUE)
+    value = next((f" (found {value!r:.80})" for value in values), "")
+    return f"{key}: {text.replace(' or expected ', ' or ')}{value}"
 
 
 def _walk(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[int | str], list[str]]:

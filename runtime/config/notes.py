@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from runtime.config.explain import TomlTable
 from runtime.config.stems import STEM_NAME
 
+MAX_NOTES, MAX_END_S = 16_384, 600.0  # of a request
+
 Channel = Annotated[int, Field(ge=0)]
 # MIDI has 16 channels, one of them for percussion.
 MAX_PITCHED = 15

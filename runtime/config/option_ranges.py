@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from runtime.config.explain import TomlTable
+from runtime.config.words import read_tempo
 from runtime.errors import RequestError
 
 # Greater ones may be too great to be a float.
@@ -64,9 +65,9 @@ class NumberRange(TomlTable):
     def outside(self, value: Any) -> float | None:
         """The first number that is not taken, of a curve's values, too.
 
-        None for what is no number, not finite or beyond all ranges: the option table says so.
+        None for what is no number, not finite or beyond all ranges: the option table says so. A tempo may be a text.
         """
-        for number in value if isinstance(value, list) else [value]:
+        for number in value if isinstance(value, list) else [read_tempo(value)]:
             is_number = isinstance(number, int | float) and not isinstance(number, bool)
             if is_number and abs(number) <= MAX_JUDGED and self.nearest(number) != number:
                 return float(number)

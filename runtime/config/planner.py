@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from runtime.config.explain import TomlTable
+from runtime.config.explain import FileName, TomlTable
 from runtime.config.plan_spec import PlanSpec, TokenRange
 
 # A window that ends nowhere.
@@ -51,7 +51,7 @@ class PlannerGraphSpec(TomlTable):
     With a window a cache is a ring; a sequence then has no end.
     """
 
-    graph: str
+    graph: FileName
     capacity: int = Field(ge=2)
     window: int = Field(default=0, ge=0)
     inputs: PlannerInputs
@@ -192,7 +192,7 @@ class PlannerSpec(PlannerGraphSpec):
 
     default: bool = True
     default_from_s: float = Field(default=0.0, ge=0.0)
-    tokenizer: str | None = None
+    tokenizer: FileName | None = None
     vocabulary: int = Field(ge=2)
     end_token: int = Field(ge=0)
     prefill_tokens: int = Field(default=32, ge=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from runtime.config.explain import TomlTable
+from runtime.config.explain import FileName, TomlTable
 
 
 class StructureEncodeInputs(TomlTable):
@@ -22,7 +22,7 @@ class StructureEncodeOutputs(TomlTable):
 class StructureEncodeSpec(TomlTable):
     """Latents -> codes."""
 
-    graph: str
+    graph: FileName
     inputs: StructureEncodeInputs
     outputs: StructureEncodeOutputs
 
@@ -42,7 +42,7 @@ class StructureDecodeOutputs(TomlTable):
 class StructureDecodeSpec(TomlTable):
     """Codes -> hints, which stand in the context where known latents would."""
 
-    graph: str
+    graph: FileName
     inputs: StructureDecodeInputs
     outputs: StructureDecodeOutputs
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from runtime.folders import plain_name
 
 Target = Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"]
 # Targets whose engines are TensorRT plans.
@@ -13,7 +15,8 @@ PLAN_TARGETS: tuple[Target, ...] = ("tensorrt", "tensorrt-rtx")
 ADAPTER_RANK_MULTIPLE = 8
 # Padded tokens cost little on a GPU, a shape whose graph is not captured yet costs two slow ticks.
 CPU_TOKEN_MULTIPLE, GPU_TOKEN_MULTIPLE = 8, 96
-# Of an adapter.
+# Of an adapter, whose id is the name of its file.
+AdapterId = Annotated[str, AfterValidator(plain_name)]
 Strength = Annotated[float, Field(ge=-4.0, le=4.0)]
 
 

@@ -54,7 +54,7 @@ class LengthBucket:
         self._context, self.frames, self._parts = context, frames, parts
         self._launches, self._worker, self._factors = launches, worker, factors
         self._generation = 0
-        self._slot_count, self._channels = runtime.depth, bundle.latents.channels
+        self._slot_count, self._channels, self._rule = runtime.depth, bundle.latents.channels, bundle.guidance.rule
         most_rows = 2 * MAX_CONDITIONS * self._slot_count
         self._vectors = PackedVectors(device, vectors_bytes(self._slot_count, most_rows))
         self.state = parts.state(
@@ -234,7 +234,7 @@ class LengthBucket:
             step=step,
             rows=None if layout.is_identity else self._variant("rows", layout.row_features),
             adapter_rank=self._adapter_rank(layout),
-            sides=tuple(self.state.double_buffer(name).side for name in written_states(step)),
+            sides=tuple(self.state.double_buffer(name).side for name in written_states(step, self._rule)),
             generation=self._generation,
         )
 
@@ -250,7 +250,7 @@ class LengthBucket:
             rows=rows,
             decoders=tuple(self._bind_decoder(layout, *execute, hidden_states) for execute in layout.executes),
             step=self._steps.bind(self._context.engines.steps[key.step], layout, latents, velocity),
-            writes=written_states(key.step),
+            writes=written_states(key.step, self._rule),
         )
         self.state.flush()  # binding may have made fields, with their neutral rows
         return launch

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from runtime.config.guidance import GuidanceSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog, AdapterUse
 from runtime.requests.curves import Array, Curve, is_everywhere, resample
 from runtime.requests.request import NEUTRAL, Condition, Dcw, GenerationRequest, StepParameters, fit
@@ -130,12 +131,22 @@ def _times(request: GenerationRequest) -> Array:
     return schedule(request.steps, shift=request.shift, denoise=request.denoise)  # [K + 1]
 
 
-def resolve(request: GenerationRequest, session: StepParameters, catalog: AdapterCatalog = NO_ADAPTERS) -> StepValues:
+def neutral_of(guidance: GuidanceSpec) -> StepParameters:
+    """What holds where neither a session nor its request says anything. No momentum where the rule has none."""
+    return replace(NEUTRAL, momentum=guidance.momentum, rescale=guidance.rescale)
+
+
+def resolve(
+    request: GenerationRequest,
+    session: StepParameters,
+    catalog: AdapterCatalog = NO_ADAPTERS,
+    neutral: StepParameters = NEUTRAL,
+) -> StepValues:
     """Step parameters, the session's over the request's over neutral, and what they ask of the graphs.
 
     Raises RequestError for adapters that the catalog does not have.
     """
-    parameters = fit(session, request.frames).over(request.parameters).over(NEUTRAL)
+    parameters = fit(session, request.frames).over(request.parameters).over(neutral)
     features = step_features(request, parameters)
     fields = _step_fields(request, parameters, features)
     adapters = catalog.uses(parameters.adapters or {})

@@ -87,9 +87,9 @@ class LiveSlot:
     @property
     def guidance_fields(self) -> Mapping[str, Any]:
         """Rows of the fields that differ where guidance pauses."""
-        if self.pauses_guidance:
-            return PAUSED_GUIDANCE
         fields = self.work.values.fields
+        if self.pauses_guidance:
+            return PAUSED_GUIDANCE if fields["momentum"] is not None else PAUSED_GUIDANCE | {"momentum": None}
         return {name: fields[name] for name in PAUSED_GUIDANCE}
 
     def refresh(self) -> None:

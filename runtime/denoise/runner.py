@@ -18,10 +18,11 @@ from runtime.devices.memory import ArrayPool
 from runtime.engines.adapters import Adapter
 from runtime.engines.context import TickContext
 from runtime.engines.engine import EngineSet, condition_width, variant_name
-from runtime.engines.launch_cache import LaunchCounts
-from runtime.errors import EngineDeadError, EngineError, EngineNotBuiltError, ShapeError, TickError
+from runtime.engines.launch_cache import Launch, LaunchCounts
+from runtime.errors import EngineNotBuiltError
 from runtime.requests.curves import Array
 from runtime.scheduling.batch import BucketSpan
+from runtime.scheduling.failures import LaunchFailures
 from runtime.scheduling.phases import PhaseRecorder
 from runtime.scheduling.slot import Slot, Submission
 
@@ -61,10 +62,10 @@ class BucketLaunch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenoiseLaunch:
-    """A launched part. `error`: an engine refused to launch; the part's generations fail with it."""
+    """A launched part: the buckets that were launched, and the slots of the others, with the errors."""
 
     buckets: tuple[BucketLaunch, ...]
-    error: TickError | None = None
+    failed: LaunchFailures
 
     @property
     def begin(self) -> Event | None:
@@ -161,15 +162,19 @@ class DenoiseRunner:
 
     def launch(self, part: DenoisePart) -> DenoiseLaunch:
         """Upload what changed and put the part's executions on the stream. Raises EngineDeadError."""
-        stream, launched = self._stream, []
-        try:
-            self._recorder.begin("upload")
-            if part.adapters and self._factors is not None:
-                self._factors.hold(part.adapters)
-            ready = [(self._buckets[layout.frames], layout) for layout in part.layouts]
-            launches = [bucket.prepare(layout) for bucket, layout in ready]
-            self._recorder.begin("launch")
-            for (bucket, layout), launch in zip(ready, launches, strict=True):
+        stream, failed = self._stream, LaunchFailures()
+        ready: list[tuple[RowLayout, LengthBucket, Launch]] = []
+        launched: list[BucketLaunch] = []
+        self._recorder.begin("upload")
+        for layout in part.layouts:
+            with failed.of(layout.slots):
+                if layout.adapters and self._factors is not None:
+                    self._factors.hold(part.adapters)
+                bucket = self._buckets[layout.frames]
+                ready.append((layout, bucket, bucket.prepare(layout)))
+        self._recorder.begin("launch")
+        for layout, bucket, launch in ready:
+            with failed.of(layout.slots):
                 for call in launch.before:
                     call(stream)
                 begin = stream.record()
@@ -180,33 +185,31 @@ class DenoiseRunner:
                     call(stream)
                 finite = bucket.launched(layout, launch)
                 launched.append(BucketLaunch(layout, tuple([s.step for s in layout.slots]), begin, end, finite))
-        except EngineDeadError:
-            raise
-        except (EngineError, ShapeError) as error:
-            self._launches.drop(lambda key: key.frames in part.frames)
-            return DenoiseLaunch((), error)
-        return DenoiseLaunch(tuple(launched))
+        for slots, _ in failed:
+            self._buckets[slots[0].bucket].forget_launches()
+        return DenoiseLaunch(tuple(launched), failed)
 
     def commit(self, part: DenoisePart) -> None:
-        """Every slot of a launched part has taken its step."""
+        """Every slot of a launched part has taken its step; buckets without any slot left take none."""
         for layout in part.layouts:
-            self._buckets[layout.frames].advance()
+            if self._buckets[layout.frames]:
+                self._buckets[layout.frames].advance()
 
     def read_out(self, slots: Sequence[Slot], ready: Event) -> tuple[list[Array], Event]:
         """Begin to copy out the latents `[T, C]` of finished slots, as of `ready`, and empty the slots.
 
-        The arrays belong to the receiver and are valid once the returned event is done.
+        The arrays belong to the receiver and are valid once the returned event is done. Raises EngineError: no slot is
+        empty then.
         """
         # The copies, on the device, wait for the tick that wrote the latents; no thread does.
         self._copies.wait(ready)
-        results = []
+        results = [self._pools[slot.bucket].lend() for slot in slots]  # [T, C] each
+        for slot, latents in zip(slots, results, strict=True):
+            self._buckets[slot.bucket].state.read_out(slot.index, {"latents": latents}, self._copies)
+        copied = self._copies.record()
         for slot in slots:
-            latents = self._pools[slot.bucket].lend()  # [T, C]
-            bucket = self._buckets[slot.bucket]
-            bucket.state.read_out(slot.index, {"latents": latents}, self._copies)
-            bucket.vacate(slot)
-            results.append(latents)
-        return results, self._copies.record()
+            self._buckets[slot.bucket].vacate(slot)
+        return results, copied
 
     def snapshot(self, slot: Submission) -> Mapping[str, Array]:
         """Copies of the states `[T, C]` of a slot, or of what is frozen. Waits for the ticks in flight."""

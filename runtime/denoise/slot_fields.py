@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from runtime.config.guidance import APG_NUMBERS, GuidanceRule
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, ROW_WEIGHTS
 
 DIMENSIONS = {
@@ -20,8 +21,8 @@ STEP_FEATURES = frozenset({"ab2", "blend", "dcw", "guidance", "mask", "ode_noise
 # Features of the step that need another one.
 NEEDS = {"rcfg": "guidance", "rescale": "guidance"}
 GUIDANCE_FEATURES = frozenset({"guidance", *(name for name, needed in NEEDS.items() if needed == "guidance")})
-# A guided slot's rows in a step outside of its guidance interval, where others are guided: without negative rows its
-# difference is 0, so the momentum stays as it is and nothing is added.
+# A guided slot's rows in a step outside of its guidance interval, where others are guided: nothing is added. Without
+# negative rows its difference is 0, so that the momentum, where the rule has one, stays as it is.
 PAUSED_GUIDANCE = {"guidance": None, "momentum": 1.0, "pauses_guidance": True}
 
 
@@ -30,9 +31,9 @@ class TickTensor:
     """One input of the rows or the step graph: its shape in letters, dtype, and the value that changes nothing.
 
     step, rows: the features with which that graph reads it, "a b" for any of them, "a+b" for both, "" for always; None
-    where it never does. kind: "field" has a row per slot that the host writes; "state" a row per slot that only the
-    device writes, double buffered; "layout" follows from which rows are whose; "adapter" is of the decoder for
-    adapters.
+    where it never does. "apg" is one of them where the bundle's guidance follows that rule. kind: "field" has a row per
+    slot that the host writes; "state" a row per slot that only the device writes, double buffered; "layout" follows
+    from which rows are whose; "adapter" is of the decoder for adapters.
     """
 
     name: str
@@ -59,11 +60,11 @@ TENSORS = (
     TickTensor("velocity_scale", "ST", step="", neutral=1.0),
     TickTensor("positive_weights", "SKT", step="blend", kind="layout"),
     TickTensor("negative_rows", "SN", step="guidance", kind="layout", dtype="int64"),
-    TickTensor("momentum_state", "STC", step="guidance", kind="state"),
+    TickTensor("momentum_state", "STC", step="guidance+apg", kind="state"),
     TickTensor("guidance", "ST", step="guidance", neutral=1.0),
-    TickTensor("momentum", "ST", step="guidance", neutral=-0.75),
+    TickTensor("momentum", "ST", step="guidance+apg", neutral=APG_NUMBERS["momentum"]),
     TickTensor("rescale", "ST", step="rescale"),
-    TickTensor("pauses_guidance", "S", step="rcfg blend+guidance", dtype="bool"),
+    TickTensor("pauses_guidance", "S", step="rcfg+apg blend+guidance+apg", dtype="bool"),
     TickTensor("use_cached_negative", "S", step="rcfg", dtype="bool"),
     TickTensor("cached_negative_velocity", "STC", step="rcfg", kind="state"),
     TickTensor("extrapolation", "S", step="ab2"),
@@ -94,9 +95,9 @@ LAYOUT = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "layout"}
 ADAPTERS = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "adapter"}
 
 
-def step_inputs(features: Iterable[str]) -> tuple[TickTensor, ...]:
+def step_inputs(features: Iterable[str], rule: GuidanceRule = "apg") -> tuple[TickTensor, ...]:
     """The inputs of the step graph with these features, in order. Without `blend`, K and N are 1."""
-    chosen = frozenset(features)
+    chosen = frozenset((*features, rule))
     found = tuple(tensor for tensor in TENSORS if _is_read(tensor.step, chosen))
     return found if "blend" in chosen else tuple(_one_condition(tensor) for tensor in found)
 
@@ -107,9 +108,10 @@ def rows_inputs(features: Iterable[str]) -> tuple[TickTensor, ...]:
     return tuple(tensor for tensor in TENSORS if _is_read(tensor.rows, chosen))
 
 
-def written_states(features: frozenset[str]) -> tuple[str, ...]:
+def written_states(features: Iterable[str], rule: GuidanceRule = "apg") -> tuple[str, ...]:
     """The double-buffered states that a step with these features writes, latents first."""
-    return tuple(name for name, tensor in STATES.items() if _is_read(tensor.step, features))
+    chosen = frozenset((*features, rule))
+    return tuple(name for name, tensor in STATES.items() if _is_read(tensor.step, chosen))
 
 
 def _is_read(condition: str | None, features: frozenset[str]) -> bool:

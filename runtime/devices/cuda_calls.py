@@ -109,7 +109,7 @@ def _failure(code: cudart.cudaError_t, what: str) -> EngineError:
     text = cudart.cudaGetErrorString(code)[1].decode()
     message = f"{what}: {code.name} ({text})"
     if code.name == "cudaErrorMemoryAllocation":
-        return OutOfMemoryError(message, fix="lower rows, frames or depth in the configuration, or free the GPU")
+        return OutOfMemoryError(message)
     return EngineDeadError(message) if code.name in STICKY else EngineError(message)
 
 

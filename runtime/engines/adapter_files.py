@@ -7,41 +7,47 @@ y += strength * scale * (x A) B for each matrix, with scale = alpha / r (rank-st
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import prod, sqrt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
+from unicodedata import category
 
 import numpy as np
 from pydantic_core import from_json
 
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.deployment import Deployment
+from runtime.engines.adapter_config import (
+    CONFIG_NAME,
+    REFUSED,
+    AdapterConfig,
+    config_of_folder,
+    config_of_metadata,
+    without_prefix,
+)
 from runtime.engines.adapters import NO_ADAPTERS, Adapter, AdapterCatalog, Floats
-from runtime.errors import AdapterError, ConfigError, RequestError, did_you_mean
-from runtime.untrusted import parse_json_object, quoted, safetensors_bytes, safetensors_header
+from runtime.errors import AdapterError, ConfigError, FileError, RequestError, did_you_mean
+from runtime.folders import is_left_behind, own_entries, plain_name
+from runtime.input_files import check_file, open_file
+from runtime.untrusted import quoted, safetensors_bytes, safetensors_header, shortened
 
-CONFIG_NAME = "adapter_config.json"
+WEIGHT_SUFFIX = ".safetensors"
 WEIGHT_NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
-# Where diffusers keeps the configuration in a file's own metadata.
-DIFFUSERS_METADATA = "lora_adapter_metadata"
-# Where trainers that use torch's parametrizations do, and their names for PEFT's.
-TRAINER_METADATA = "lora_config"
-TRAINER_NAMES = {"rank": "r", "alpha": "lora_alpha"}
-PREFIXES = ("base_model.model.", "transformer.")
-ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+MAX_ID = 100
+# Unicode's control characters and line ends, and bytes of names that are no text.
+NOT_IN_IDS = ("Cc", "Cs", "Zl", "Zp")
 TENSOR = re.compile(
     r"(?P<module>.+?)(\.parametrizations\.weight\.0)?\.(?P<part>lora_A|lora_B|alpha)(\.default)?(\.weight)?"
 )
 DORA = ("lora_magnitude_vector", "dora_scale", ".magnitude")
-OTHER_KINDS = ("use_bdlora", "use_qalora")
 MAX_HEADER_MEMBERS = 32_768
-MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 512
-# Of r and alpha.
-MAX_NUMBER = 1_000_000
+MAX_WARNING = 8_000
+logger = logging.getLogger("tickrt.engines")
 
 
 def read_catalog(deployment: Deployment) -> AdapterCatalog:
@@ -60,113 +66,137 @@ def read_catalog(deployment: Deployment) -> AdapterCatalog:
         )
     if folder is None:
         return AdapterCatalog({}, rank)
-    if not folder.is_dir():
-        raise ConfigError(f"{deployment.path}: adapters: {folder} is not a folder", fix="create it, or leave it out")
+    try:
+        paths = sorted(folder.iterdir(), key=_id_of)
+    except OSError as error:
+        what = f"{deployment.path}: adapters: {folder} is no folder that can be read: {error.strerror}"
+        raise ConfigError(what, fix="create it, or leave it out") from None
+    if any(path.name == CONFIG_NAME for path in paths):
+        what = f"{deployment.path}: adapters: {folder} is one adapter, expected a folder of adapters"
+        raise ConfigError(what, fix=f"adapters = {str(folder.parent)!r}, or move it into a folder of its own there")
+    return AdapterCatalog(_read_all(paths, bundle.adapters), rank)
+
+
+def _read_all(paths: Sequence[Path], spec: AdapterSpec) -> dict[str, Adapter]:
+    """The adapters of these paths by id; what else is there is named in one warning. Raises AdapterError."""
     found: dict[str, Adapter] = {}
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() or path.suffix == ".safetensors":
-            adapter = read_adapter(path, bundle.adapters)
-            if adapter.id in found:
-                raise AdapterError(f"{folder} has two adapters {adapter.id!r}", fix="rename one of them")
+    skipped: dict[Path, str] = {path: reason for path in paths if (reason := _skipped_because(path))}
+    for path in paths:
+        if path in skipped or not _may_be_one(path):
+            continue
+        adapter = read_adapter(path, spec)
+        if (other := _copied(adapter, found.values())) is not None:
+            skipped[path] = f"a copy of {other.id}"
+        elif adapter.id in found:
+            raise AdapterError(f"{path.parent} has two adapters {adapter.id!r}", fix="rename one of them")
+        else:
             found[adapter.id] = adapter
-    return AdapterCatalog(found, rank)
+    if skipped:
+        _warn(", ".join(f"{quoted(path.name)} ({reason})" for path, reason in skipped.items()), paths[0].parent)
+    return found
+
+
+def _may_be_one(path: Path) -> bool:
+    return path.is_dir() or path.suffix.lower() == WEIGHT_SUFFIX
+
+
+def _skipped_because(path: Path) -> str:
+    """Why an entry that looks like an adapter is none; "" for one, and for other files."""
+    if is_left_behind(path.name):
+        return "not an adapter"
+    if not (_may_be_one(path) or path.is_symlink()):
+        return ""
+    if not _is_id(_id_of(path)):
+        return f"its name is no id: up to {MAX_ID} characters, none of them a control character"
+    try:
+        if not (files := _weights_in(path)):
+            return f"no {WEIGHT_SUFFIX} file in it"
+        check_file(files[0])
+    except (OSError, FileError) as error:
+        return str(error).removeprefix(f"{path} ")
+    return ""
+
+
+def _copied(adapter: Adapter, others: Iterable[Adapter]) -> Adapter | None:
+    """The adapter that this one is a file manager's copy of: "x" of "x - Copy (2)", or of another form of "x"."""
+    names = (other for other in others if adapter.sha256 == other.sha256)
+    return next((other for other in names if f"{adapter.id} ".startswith(f"{other.id} ")), None)
+
+
+@cache
+def _warn(skipped: str, folder: Path) -> None:
+    """Once for each change of a folder: commands read it several times."""
+    logger.warning("adapters: in %s these are skipped: %s", folder, shortened(skipped, MAX_WARNING))
+
+
+def _id_of(path: Path) -> str:
+    return plain_name(path.name if path.is_dir() else path.stem)
+
+
+def _is_id(name: str) -> bool:
+    return 0 < len(name) <= MAX_ID and not any(category(character) in NOT_IN_IDS for character in name)
+
+
+def adapter_files(folder: Path) -> list[Path]:
+    """The files that a folder's adapters are read from. Raises AdapterError, OSError."""
+    paths = [path for path in own_entries(folder) if _may_be_one(path) and not _skipped_because(path)]
+    configs = (path / CONFIG_NAME for path in paths)
+    return [*map(_weights_file, paths), *(config for config in configs if config.is_file())]
 
 
 def read_adapter(path: Path, spec: AdapterSpec) -> Adapter:
     """Read an adapter, a folder or a .safetensors file, for a decoder with these matrices.
 
     Raises AdapterError that names file and tensor: not such a file, a matrix that the decoder does not have, another
-    shape or rank, DoRA.
+    shape or rank; or file and key of a configuration that is no plain LoRA's.
     """
-    id_ = path.name if path.is_dir() else path.stem
-    if not ID.fullmatch(id_):
-        raise AdapterError(f"{path}: {quoted(id_)} is no id of an adapter", fix="name it with letters, digits, . _ -")
+    if not _is_id(id_ := _id_of(path)):
+        raise AdapterError(f"{path}: {quoted(id_)} is no id of an adapter", fix="rename it")
     weights = _weights_file(path)
+    config = config_of_folder(path) if path.is_dir() else None
     try:
-        with weights.open("rb") as file:
-            return _File(weights, file, spec, _folder_config(path)).adapter(id_)
+        with open_file(weights) as file:
+            return _File(weights, file, spec, config).adapter(id_)
     except OSError as error:
         raise AdapterError(f"{weights} cannot be read: {error.strerror}") from error
     except RequestError as error:
         raise AdapterError(f"{weights}: {error.what}") from None
 
 
-def _weights_file(path: Path) -> Path:
+def _weights_in(path: Path) -> list[Path]:
+    """The files with weights at a path: itself, or those of a folder, the usual names first. Raises OSError."""
     if not path.is_dir():
-        return path
-    files = sorted(path.glob("*.safetensors"))
-    named = [file for file in files if file.name in WEIGHT_NAMES] or files
-    if len(named) != 1:
-        what = "several" if named else "no"
-        raise AdapterError(f"{path} has {what} .safetensors files", fix=f"keep one, such as {WEIGHT_NAMES[0]}")
-    return named[0]
+        return [path]
+    files = [file for file in own_entries(path) if file.suffix.lower() == WEIGHT_SUFFIX]
+    return [file for file in files if file.name in WEIGHT_NAMES] or files
 
 
-def _folder_config(path: Path) -> dict[str, Any]:
-    """adapter_config.json; empty where there is none."""
-    file = path / CONFIG_NAME
-    if not file.is_file():
-        return {}
-    with file.open("rb") as opened:
-        return parse_json_object(opened.read(MAX_CONFIG_BYTES))
-
-
-@dataclass(frozen=True)
-class _Scales:
-    """alpha and r by module: of a configuration, in which patterns of module names have their own; else of tensors."""
-
-    where: str
-    config: Mapping[str, Any]
-
-    def rank(self, module: str) -> int | None:
-        """The configured r of a module."""
-        found = self._value(module, "rank_pattern", "r")
-        return None if found is None else int(found)
-
-    def scale(self, module: str, rank: int, alpha: float | None) -> float:
-        """What the product of a module's factors is multiplied by; 1 where nothing says it."""
-        configured = self._value(module, "alpha_pattern", "lora_alpha")
-        chosen = configured if configured is not None else alpha
-        if chosen is None:
-            return 1.0
-        return float(chosen) / (sqrt(rank) if self.config.get("use_rslora") else rank)
-
-    def _value(self, module: str, patterns: str, name: str) -> Any:
-        """As PEFT does: a pattern is a regular expression for the end of a module's path."""
-        found, table = self.config.get(name), self.config.get(patterns) or {}
-        if not isinstance(table, dict):
-            raise AdapterError(f"{self.where}: {patterns} is {quoted(table)}, expected a JSON object")
-        for pattern, value in table.items():
-            try:
-                if re.fullmatch(rf"(.*\.)?({pattern})", module):
-                    found = value
-                    break
-            except re.error as error:
-                raise AdapterError(f"{self.where}: {patterns} {quoted(pattern)}: {error}") from None
-        is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
-        if found is not None and not (is_number and 0 < found <= MAX_NUMBER):
-            raise AdapterError(
-                f"{self.where}: {name} of {module} is {quoted(found)}, expected a number above 0, at most {MAX_NUMBER}"
-            )
-        return found
+def _weights_file(path: Path) -> Path:
+    try:
+        files = _weights_in(path)
+    except OSError as error:
+        raise AdapterError(f"{path} cannot be read: {error.strerror}") from error
+    if len(files) != 1:
+        what = "several" if files else "no"
+        raise AdapterError(f"{path} has {what} {WEIGHT_SUFFIX} files", fix=f"keep one, such as {WEIGHT_NAMES[0]}")
+    return files[0]
 
 
 class _File:
     """An open safetensors file with an adapter's factors."""
 
-    def __init__(self, path: Path, file: BinaryIO, spec: AdapterSpec, config: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, file: BinaryIO, spec: AdapterSpec, config: AdapterConfig | None) -> None:
         self._path, self._file, self._spec = path, file, spec
         header = safetensors_header(file, MAX_HEADER_MEMBERS)
         self._start = file.tell()
         metadata = header.pop("__metadata__", {})
         self._metadata: Mapping[str, Any] = metadata if isinstance(metadata, dict) else {}
         self._entries = header
-        self._config = config or self._own_config()
-        self._scales = _Scales(str(path), self._config)
+        self._config = config or config_of_metadata(path, self._metadata)
 
     def adapter(self, id_: str) -> Adapter:
         """The adapter. Raises AdapterError, RequestError."""
-        self._check_kind()
+        self._check_tensors()
         parts = self._parts()
         factors = {path: self._factors(path, names) for path, names in parts.items()}
         rank = max(len(a) for a, _ in factors.values())
@@ -185,26 +215,9 @@ class _File:
         words = tuple(self._trigger_words())
         return Adapter(id_, a, b, tuple(sorted(parts)), self._base_model(), words, digest.hexdigest())
 
-    def _own_config(self) -> dict[str, Any]:
-        """The configuration in the file's metadata; diffusers' is of the part `transformer`."""
-        for key in (DIFFUSERS_METADATA, TRAINER_METADATA):
-            if isinstance(text := self._metadata.get(key), str):
-                plain = {name.removeprefix("transformer."): value for name, value in parse_json_object(text).items()}
-                return {TRAINER_NAMES.get(name, name): value for name, value in plain.items()}
-        return {}
-
-    def _check_kind(self) -> None:
-        kind, own_kind = self._config.get("peft_type", "LORA"), self._config.get("adapter_type", "lora")
-        if own_kind != "lora":
-            fix = "train it with --adapter_type lora"
-            raise AdapterError(f"{self._path} is of type {quoted(own_kind)}, expected a plain LoRA", fix=fix)
-        dora = next((name for name in self._entries if any(part in name for part in DORA)), None)
-        if self._config.get("use_dora") or dora is not None:
-            raise AdapterError(f"{self._path} is a DoRA ({dora or 'use_dora'}), expected a LoRA")
-        if found := [name for name in OTHER_KINDS if self._config.get(name)]:
-            raise AdapterError(f"{self._path}: {found[0]} is set, expected a plain LoRA")
-        if kind != "LORA":
-            raise AdapterError(f"{self._path} is of type {quoted(kind)}, expected a LoRA")
+    def _check_tensors(self) -> None:
+        if dora := next((name for name in self._entries if any(part in name for part in DORA)), None):
+            raise AdapterError(f"{self._path} is a DoRA ({dora}), expected a LoRA", fix=REFUSED["use_dora"])
         if not self._entries:
             raise AdapterError(f"{self._path} has no tensors, expected lora_A and lora_B of the decoder's matrices")
 
@@ -215,7 +228,8 @@ class _File:
             match = TENSOR.fullmatch(name)
             if match is None:
                 raise self._wrong(name, "is no lora_A.weight, lora_B.weight or alpha of a module")
-            path = self._spec.path(_without_prefix(match["module"]))
+            self._config.check_module(match["module"])
+            path = self._spec.path(without_prefix(match["module"]))
             if path not in self._spec.matrices:
                 similar = self._spec.refusal(path) or did_you_mean(path, self._spec.matrices)
                 raise self._wrong(
@@ -233,7 +247,7 @@ class _File:
                 raise AdapterError(f"{self._path} has no {part} of {path}", fix="train or export it again")
         module = _module(names["lora_A"])
         shape = self._shape(names["lora_A"])
-        rank = self._scales.rank(module) or (shape[0] if shape else 0)
+        rank = self._config.rank(module) or (shape[0] if shape else 0)
         if not 1 <= rank <= MAX_RANK:
             raise self._wrong(names["lora_A"], f"has rank {rank}, expected 1 to {MAX_RANK}")
         a = self._read(names["lora_A"], (rank, matrix.inputs))
@@ -242,7 +256,7 @@ class _File:
         if order := self._spec.order(_module(names["lora_B"])):
             parts = b.reshape(len(order), -1, rank)
             b = np.concatenate([parts[index] for index in order])
-        return a, b * np.float32(self._scales.scale(module, rank, alpha))
+        return a, b * np.float32(self._config.scale(module, rank, alpha))
 
     def _shape(self, name: str) -> list[Any]:
         entry = self._entries[name]
@@ -268,7 +282,7 @@ class _File:
         return AdapterError(f"{self._path}: {quoted(name, 200)} {what}", fix=fix or "use an adapter of this model")
 
     def _base_model(self) -> str | None:
-        name = self._config.get("base_model_name_or_path") or self._metadata.get("base_model")
+        name = self._config.base_model or self._metadata.get("base_model")
         return name[:200] if isinstance(name, str) else None
 
     def _trigger_words(self) -> Iterator[str]:
@@ -287,10 +301,4 @@ def _module(name: str) -> str:
     """The module of a tensor whose name fits."""
     match = TENSOR.fullmatch(name)
     assert match is not None
-    return _without_prefix(match["module"])
-
-
-def _without_prefix(module: str) -> str:
-    for prefix in PREFIXES:
-        module = module.removeprefix(prefix)
-    return module
+    return without_prefix(match["module"])

@@ -12,7 +12,8 @@ from typing import Any
 
 from runtime.devices.device import Device, Event, Replay, Stream
 from runtime.engines.engine import Execution
-from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
+from runtime.errors import CaptureError, OutOfMemoryError, TickError
+from runtime.failures import UnitOfWork
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,11 @@ class Launch:
         return (*(() if self.rows is None else (self.rows,)), *self.decoders, self.step)
 
     @property
+    def calls(self) -> tuple[Call, ...]:
+        """What the next run calls, in order."""
+        return (*self.before, *self.decoder, *self.after)
+
+    @property
     def holds_resources(self) -> bool:
         """Whether its executions have resources that no others have."""
         return self.state in (LaunchState.WARM, LaunchState.CAPTURED)
@@ -72,7 +78,7 @@ class Launch:
         self.decoder = tuple(execution.launch for execution in self.decoders)
         self.after = (self.step.launch,)
 
-    def set_warm_up(self, failed: Callable[[EngineError], None]) -> None:
+    def set_warm_up(self, failed: Callable[[TickError], None]) -> None:
         """Run each execution with resources of its own: what a capture needs to have happened before.
 
         Where one has none, `failed` is called, and the executions run plainly.
@@ -98,17 +104,14 @@ class Launch:
             self.replay = None
         self._release()
 
-    def _warm_up(self, failed: Callable[[EngineError], None], stream: Stream) -> None:
+    def _warm_up(self, failed: Callable[[TickError], None], stream: Stream) -> None:
         """Of what ran before one fails, nothing has changed the state."""
-        try:
+        with UnitOfWork("the warm-up of a tick", failed):
             for execution in self.executions:
                 execution.warm_up(stream)
-        except EngineDeadError:
-            raise
-        except EngineError as error:
-            failed(error)
-            for execution in self.executions:
-                execution.launch(stream)
+            return
+        for execution in self.executions:
+            execution.launch(stream)
 
     def _release(self) -> None:
         if self.holds_resources:
@@ -233,7 +236,7 @@ class LaunchCache:
                 self.counts.captured += 1
                 launch.set_replay(replay)
 
-    def _failed(self, launch: Launch, error: EngineError) -> None:
+    def _failed(self, launch: Launch, error: TickError) -> None:
         launch.give_up()
         if self.counts.failed == 0:
             logger.warning("a tick cannot be captured as a graph and is launched plainly: %s", error)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.config.bundle import Bundle
+from runtime.config.bundle import BUNDLE_FILE, Bundle
 from runtime.config.deployment import Deployment, build_command
 from runtime.config.planner import PlannerSpec
 from runtime.config.targets import PLAN_TARGETS, Target
@@ -181,6 +181,7 @@ def open_engines(
             merged={adapter.id: strength for adapter, strength in uses},
             planner=None if bundle.planner is None else _planner(bundle.planner, open_one),
         )
+        _check_guidance(engines.steps, bundle, fix)
         opened.pop_all()
     return engines
 
@@ -208,6 +209,22 @@ def _check_merged(manifest: Manifest, uses: Sequence[AdapterUse], fix: str) -> N
             f"({words[1] or 'none'}), and engines of tensorrt-rtx take no other weights",
             fix=f"name them in merged_adapters of [deployment], then {fix}; or use them per request (adapter_rank)",
         )
+
+
+def _check_guidance(steps: Mapping[frozenset[str], Engine], bundle: Bundle, fix: str) -> None:
+    """Check that the step engines guide as the bundle says now. Raises EngineMismatchError."""
+    for features, engine in steps.items():
+        wanted, found = bundle.guidance.made_with(features), engine.manifest.build.get("guidance")
+        if wanted.get("guidance") != found:
+            raise EngineMismatchError(
+                f"{engine.name} was built with another [guidance] ({_words(found)}) than {bundle.folder / BUNDLE_FILE} "
+                f"said when it was read ({_words(wanted.get('guidance'))})",
+                fix=f"{fix}; a server that runs is started again",
+            )
+
+
+def _words(guidance: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (guidance or {"rule": "apg, as without it"}).items())
 
 
 def _merged_weights(deployment: Deployment, uses: Sequence[AdapterUse]) -> MergedWeights | None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from runtime.config.explain import explain
 from runtime.config.targets import ShapeRanges, Target
 from runtime.errors import EngineMismatchError, EngineNotBuiltError
+from runtime.stored_files import read_stored, reading
 
 MANIFEST_SCHEMA_VERSION: Literal[1] = 1
 MANIFEST_SUFFIX = ".manifest.json"
@@ -95,13 +96,16 @@ def manifest_path(folder: Path, name: str) -> Path:
 
 
 def read_manifest(path: Path, *, fix: str = "") -> Manifest:
-    """The manifest at `path`. Raises EngineNotBuiltError where there is none, EngineMismatchError for a damaged one."""
+    """The manifest at `path`.
+
+    Raises EngineNotBuiltError where there is none, EngineMismatchError for a damaged one, StoreUnavailableError.
+    """
     fix = fix or f"tickrt-build CONFIG --target {path.parent.name}"
-    try:
-        return Manifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    if (data := read_stored(path)) is None:
         name = path.name.removesuffix(MANIFEST_SUFFIX)
-        raise EngineNotBuiltError(f"engine {name!r} is not built: no {path}", fix=fix) from None
+        raise EngineNotBuiltError(f"engine {name!r} is not built: no {path}", fix=fix)
+    try:
+        return Manifest.model_validate_json(data)
     except ValidationError as error:
         raise EngineMismatchError(
             f"{path} is not a manifest of schema 1: {explain(error, Manifest)}", fix=f"{fix} --force"
@@ -125,10 +129,10 @@ def measurement_path(folder: Path, name: str) -> Path:
 
 
 def read_measurement(folder: Path, manifest: Manifest) -> EngineMeasurement | None:
-    """The measurement beside an engine; None where there is none of this engine."""
+    """The measurement beside an engine; None where there is none of this engine. Raises StoreUnavailableError."""
     try:
-        found = EngineMeasurement.model_validate_json(measurement_path(folder, manifest.name).read_bytes())
-    except (OSError, ValidationError):
+        found = EngineMeasurement.model_validate_json(read_stored(measurement_path(folder, manifest.name)) or b"")
+    except ValidationError:
         return None
     return found if found.engine_sha256 == manifest.engine_sha256 else None
 
@@ -164,7 +168,7 @@ def machine_mismatch(manifest: Identity, device: Mapping[str, str], tool_version
 def verify_file(manifest: Manifest, folder: Path, *, fix: str = "") -> None:
     """Check the SHA-256 of an engine's files, before one is deserialized: engine files may contain code.
 
-    Raises EngineMismatchError, EngineNotBuiltError.
+    Raises EngineMismatchError, EngineNotBuiltError, StoreUnavailableError.
     """
     fix = fix or f"tickrt-build CONFIG --target {manifest.target} --force"
     for name, expected in {manifest.engine_file: manifest.engine_sha256, **manifest.data_files}.items():
@@ -173,9 +177,13 @@ def verify_file(manifest: Manifest, folder: Path, *, fix: str = "") -> None:
             raise EngineMismatchError(
                 f"manifest of {manifest.name!r} names {name!r}, expected a file beside it", fix=fix
             )
-        if not path.is_file():
-            raise EngineNotBuiltError(f"engine {manifest.name!r} has a manifest, but {path} is missing", fix=fix)
-        if (found := file_sha256(path)) != expected:
+        try:
+            with reading(path):
+                found = file_sha256(path)
+        except FileNotFoundError:
+            what = f"engine {manifest.name!r} has a manifest, but {path} is missing"
+            raise EngineNotBuiltError(what, fix=fix) from None
+        if found != expected:
             raise EngineMismatchError(f"{path} has SHA-256 {found[:12]}…, its manifest says {expected[:12]}…", fix=fix)
 
 

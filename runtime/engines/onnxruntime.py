@@ -6,10 +6,9 @@ with its own stream runs on host arrays.
 
 from __future__ import annotations
 
-import json
+import logging
 import tempfile
 import threading
-from bisect import bisect_right
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import Execution, check_tensors
 from runtime.engines.manifest import Manifest, TensorInfo, measured_threads
-from runtime.engines.node_times import NodeTimes
+from runtime.engines.node_times import NodeTimes, trace_events, trace_node_times
 from runtime.engines.onnxruntime_cuda import (
     ASYNCHRONOUS,
     CPU_PROVIDER,
@@ -32,30 +30,22 @@ from runtime.engines.onnxruntime_cuda import (
     NOTHING_TO_RECORD,
     RECORDING,
     check_on_device,
+    executing,
     open_session,
     translate_error,
 )
 from runtime.engines.row_parts import MIN_ROWS, PartsExecution, row_parts
-from runtime.errors import CaptureError, EngineError, EngineMismatchError
+from runtime.errors import CaptureError, EngineError, EngineMismatchError, TickError
+from runtime.failures import ENDINGS
 
 if TYPE_CHECKING:
     from runtime.engines.merging import MergedWeights
 
-LOAD_ERRORS = (
-    ort_errors.Fail,
-    ort_errors.InvalidArgument,
-    ort_errors.InvalidGraph,
-    ort_errors.InvalidProtobuf,
-    ort_errors.NoSuchFile,
-    ort_errors.NotImplemented,
-    ort_errors.RuntimeException,
-)
 WARM_UP_RUNS = 3
 # Of an engine that may run in parts: their session holds the weights again.
 LARGEST_PARTS_BYTES = 256 << 20
-KERNEL_SUFFIX = "_kernel_time"
-FACTS = ("provider", "node_index", "input_type_shape", "output_type_shape")
-RUN_ERRORS = (ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.RuntimeException)
+
+logger = logging.getLogger(__name__)
 
 
 def session_options(threads: int) -> ort.SessionOptions:
@@ -64,34 +54,13 @@ def session_options(threads: int) -> ort.SessionOptions:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    # What it would log is in the error that it raises.
+    options.log_severity_level = 4
+    # A pattern takes memory for a whole execute, and there is one for each shape that ever was; runs are no faster.
+    options.enable_mem_pattern = False
     # Between two executes the threads leave the cores to the codec and the server.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
-
-
-def node_times(events: list[dict[str, Any]], warm_up: int, runs: int) -> tuple[NodeTimes, ...]:
-    """Node times from ONNX Runtime's trace events (durations in us), without the first `warm_up` executes."""
-    starts = sorted(event["ts"] for event in events if event["name"] == "model_run")
-    first_us = starts[warm_up]
-    nodes: dict[tuple[str, str], dict[int, float]] = {}
-    facts: dict[tuple[str, str], dict[str, Any]] = {}
-    end_us = 0.0  # of the last branch, whose nodes have events of their own within it
-    for event in sorted(
-        (e for e in events if e.get("cat") == "Node"), key=lambda e: (float(e["ts"]), -float(e["dur"]))
-    ):
-        if event["name"].endswith(KERNEL_SUFFIX) and event["ts"] >= max(first_us, end_us):
-            if event["args"]["op_name"] == "If":
-                end_us = event["ts"] + event["dur"]
-            key = (event["name"].removesuffix(KERNEL_SUFFIX), event["args"]["op_name"])
-            run = bisect_right(starts, event["ts"]) - 1 - warm_up
-            times = nodes.setdefault(key, {})
-            times[run] = times.get(run, 0.0) + event["dur"] / 1e3
-            facts.setdefault(key, {name: event["args"][name] for name in FACTS if name in event["args"]})
-    return tuple(
-        NodeTimes(name, op_type, tuple(times.get(run, 0.0) for run in range(runs)), facts[name, op_type])
-        for (name, op_type), times in nodes.items()
-    )
 
 
 class OnnxRuntimeEngine:
@@ -130,8 +99,11 @@ class OnnxRuntimeEngine:
         self._session(in_tick)
         may_have_parts = not self.is_on_gpu and manifest.size_bytes <= LARGEST_PARTS_BYTES
         self._num_parts = (self._threads or num_cores()) if may_have_parts else 1
+        # Only decoders have shape ranges.
         most_rows = max((shapes.rows.max for shapes in manifest.shapes), default=0)
-        if in_tick and self._num_parts > 1 and most_rows >= MIN_ROWS * self._num_parts:
+        if most_rows < MIN_ROWS * self._num_parts:
+            self._num_parts = 1
+        if in_tick and self._num_parts > 1:
             self._session(True, 1)
 
     @property
@@ -144,51 +116,60 @@ class OnnxRuntimeEngine:
 
         On the CPU an execute of many rows runs in a part for each core, in a session of one thread (row_parts).
         """
-        check_tensors(self.name, {**self.inputs, **self.outputs}, tensors)
-        if self.is_on_gpu:
-            return OnnxRuntimeCudaExecution(self._session(True), self, tensors)
-        parts = row_parts(self.inputs, self.outputs, tensors, self._num_parts)
+        infos = {**self.inputs, **self.outputs}
+        check_tensors(self.name, infos, tensors)
+        kind = OnnxRuntimeCudaExecution if self.is_on_gpu else OnnxRuntimeExecution
+        whole = kind(self._session(True), self, tensors)
         # Parts are views of the caller's tensors, a range of rows each: nothing is copied.
+        parts = [tensors] if self._num_parts == 1 else row_parts(infos, tensors, self._num_parts)
         if len(parts) == 1:
-            return OnnxRuntimeExecution(self._session(True), self, tensors)
+            return whole
         self._pool = self._pool or ThreadPoolExecutor(len(parts) - 1, thread_name_prefix=self.name)
         session = self._session(True, 1)
-        return PartsExecution([OnnxRuntimeExecution(session, self, part) for part in parts], self._pool)
+        executions = [OnnxRuntimeExecution(session, self, part) for part in parts]
+        return PartsExecution(executions, self._pool, whole, self._refuse_parts)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """One blocking execute. Raises EngineError, OutOfMemoryError."""
         names = list(self.outputs)
         session = self._session(False)
-        try:
-            results = session.run(names, {name: feeds[name] for name in self.inputs})
-        except RUN_ERRORS as error:
-            raise translate_error(self.name, error) from error
+        given = {name: feeds[name] for name in self.inputs}
+        results = executing(self.label(given), session.run, names, given)
         return dict(zip(names, results, strict=True))
+
+    def label(self, tensors: Mapping[str, Any]) -> str:
+        """Its name in errors of an execute, with the shape of the first input, which mostly tells that of all."""
+        name = next(iter(self.inputs))
+        return f"{self.name} with {name} {'x'.join(map(str, tensors[name].shape))}"
 
     def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[NodeTimes, ...]:
         """Times from ONNX Runtime's profiler, in a new session over the same file. Raises EngineError.
 
+        The weights are in memory once: sessions without executions close, and open again for the next one.
         On the GPU these are times of launches, not of kernels. With CUDA_LAUNCH_BLOCKING=1 in the environment each
         launch waits for its kernel, and they are the kernels' times.
         """
         options = session_options(self._threads)
         options.enable_profiling = True
+        self._close_sessions()
         with tempfile.TemporaryDirectory() as folder:
             options.profile_file_prefix = str(Path(folder) / "profile")
             session = self._open(options, None)
-            try:
-                for _ in range(WARM_UP_RUNS + runs):
-                    session.run(None, {name: feeds[name] for name in self.inputs})
-            except RUN_ERRORS as error:
-                raise translate_error(self.name, error) from error
-            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-        return node_times(events, WARM_UP_RUNS, runs)
+            for _ in range(WARM_UP_RUNS + runs):
+                executing(self.label(feeds), session.run, None, {name: feeds[name] for name in self.inputs})
+            with Path(session.end_profiling()).open(encoding="utf-8", errors="replace", newline="\n") as lines:
+                events = trace_events(lines)
+        return trace_node_times(events, WARM_UP_RUNS, runs)
 
     def close(self) -> None:
         """Close the sessions."""
-        self._sessions.clear()
+        self._close_sessions()
         if self._pool is not None:
             self._pool.shutdown()
+
+    def _close_sessions(self) -> None:
+        with self._lock:
+            self._sessions.clear()
 
     def _session(self, in_tick: bool, threads: int | None = None) -> ort.InferenceSession:
         """The session of the ticks, or the one for host arrays; on the CPU they are the same."""
@@ -208,16 +189,24 @@ class OnnxRuntimeEngine:
         options.add_session_config_entry(DATA_FOLDER_ENTRY, str(self._path.parent))
         return self._graph.model
 
+    def _refuse_parts(self, error: EngineError) -> None:
+        """A graph does not take a part of the rows that it takes in one execute: it has all of them from now on."""
+        if self._num_parts > 1:
+            logger.warning("%s takes no part of its rows, and runs all of them in one execute: %s", self.name, error)
+        self._num_parts = 1
+
     def _open(self, options: ort.SessionOptions, stream: int | None) -> ort.InferenceSession:
-        source = self._source(options)
         try:
+            source = self._source(options)
             if self.is_on_gpu:
                 tf32 = bool(self.manifest.build.get("tf32"))
                 session = open_session(ort, source, options, stream=stream, tf32=tf32)
                 check_on_device(self.name, session.get_provider_graph_assignment_info(), self._fix)
                 return session
             return ort.InferenceSession(source, options, providers=[CPU_PROVIDER])
-        except LOAD_ERRORS as error:
+        except (TickError, *ENDINGS):
+            raise
+        except BaseException as error:
             translated = translate_error(self.name, error)
             if type(translated) is not EngineError:
                 raise translated from error
@@ -238,24 +227,21 @@ class OnnxRuntimeExecution:
 
     def __init__(self, session: ort.InferenceSession, engine: OnnxRuntimeEngine, tensors: Mapping[str, Tensor]) -> None:
         self._session = session
-        self._engine = engine
+        self._engine, self._label = engine, engine.label(tensors)
         self._binding = session.io_binding()
         self._tensors = {name: tensors[name] for name in (*engine.inputs, *engine.outputs)}
         for name in engine.inputs:
-            self._binding.bind_input(name, *self._place(tensors[name]))
+            executing(self._label, self._binding.bind_input, name, *self._place(tensors[name]))
         for name in engine.outputs:
-            self._binding.bind_output(name, *self._place(tensors[name]))
+            executing(self._label, self._binding.bind_output, name, *self._place(tensors[name]))
 
     def prepare(self, stream: Stream) -> bool:
         """True: a session has all its kernels."""
         return True
 
     def launch(self, stream: Stream) -> None:
-        """Execute; blocks until it is done. Raises EngineError."""
-        try:
-            self._session.run_with_iobinding(self._binding)
-        except RUN_ERRORS as error:
-            raise translate_error(self._engine.name, error) from error
+        """Execute; blocks until it is done. Raises EngineError, OutOfMemoryError."""
+        self._run()
 
     def warm_up(self, stream: Stream) -> None:
         """Execute; nothing else needs to be prepared. Raises EngineError."""
@@ -263,6 +249,9 @@ class OnnxRuntimeExecution:
 
     def release(self) -> None:
         """Does nothing."""
+
+    def _run(self, *options: ort.RunOptions) -> None:
+        executing(self._label, self._session.run_with_iobinding, self._binding, *options)
 
     def _place(self, tensor: Tensor) -> tuple[str, int, np.dtype[Any], tuple[int, ...], int]:
         return self.device_type, 0, np.dtype(tensor.dtype), tensor.shape, tensor.address
@@ -313,9 +302,3 @@ class OnnxRuntimeCudaExecution(OnnxRuntimeExecution):
                 self._engine.is_recordable = False
                 return
         self.launch(stream)
-
-    def _run(self, options: ort.RunOptions) -> None:
-        try:
-            self._session.run_with_iobinding(self._binding, options)
-        except RUN_ERRORS as error:
-            raise translate_error(self._engine.name, error) from error

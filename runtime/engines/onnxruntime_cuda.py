@@ -6,10 +6,13 @@ Option names as in ONNX Runtime 1.31 (cuda_execution_provider_info.cc, onnxrunti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
+from runtime.failures import ENDINGS
+
+T = TypeVar("T")
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -43,9 +46,9 @@ CAPTURE_CODES = frozenset(range(900, 909))
 _CUDA_CODE = re.compile(r"CUDA failure (\d+)")
 _NO_MEMORY = re.compile(
     r"Failed to allocate memory for requested buffer|Available memory of \d+ is smaller than|out of memory"
-    r"|(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
+    r"|(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|bad_alloc|bad allocation"
 )
-_MEMORY_FIX = "lower depth in [runtime], or rows or frames in the shape ranges; or close other programs on the GPU"
+_SHAPE_FIX = "ask for another length, or leave out in [[shapes]] what the graph cannot do; other shapes go on"
 
 
 def provider_options(stream: int | None, *, tf32: bool) -> dict[str, str]:
@@ -76,8 +79,8 @@ def need_provider(ort: Any) -> None:
 def open_session(ort: Any, source: str | bytes, options: Any, *, stream: int | None, tf32: bool) -> Any:
     """A session of the CUDA provider over a file or a graph's bytes, made by the module `ort`.
 
-    `stream`: see provider_options. Raises EngineError where the provider is missing or does not start; ONNX Runtime's
-    own errors are not translated.
+    `stream`: see provider_options. Raises EngineError where the provider is missing or does not start (OutOfMemoryError
+    for want of memory); ONNX Runtime's errors of the graph are not translated.
     """
     need_provider(ort)
     ort.preload_dlls()
@@ -85,15 +88,22 @@ def open_session(ort: Any, source: str | bytes, options: Any, *, stream: int | N
     options.enable_mem_pattern = False
     for key, value in SESSION_ENTRIES.items():
         options.add_session_config_entry(key, value)
-    session = ort.InferenceSession(source, options, providers=[(CUDA_PROVIDER, provider_options(stream, tf32=tf32))])
-    # Otherwise an execute that fails on the GPU is repeated on the CPU, without a message.
-    session.disable_fallback()
+    providers = [(CUDA_PROVIDER, provider_options(stream, tf32=tf32))]
+    try:
+        # With the fallback, what fails on the GPU would be repeated on the CPU.
+        session = ort.InferenceSession(source, options, providers=providers, enable_fallback=0)
+    except RuntimeError as error:
+        # ONNX Runtime's errors of a graph are of other classes: this one is of the provider, which is made first.
+        translated = translate_error("ONNX Runtime's CUDA provider", error)
+        raise (_not_started(str(error)) if type(translated) is EngineError else translated) from error
     if CUDA_PROVIDER not in session.get_providers():
-        raise EngineError(
-            "ONNX Runtime's CUDA provider does not start: its CUDA or cuDNN libraries are missing, or do not fit",
-            fix="pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'",
-        )
+        raise _not_started("its CUDA or cuDNN libraries are missing, or do not fit")
     return session
+
+
+def _not_started(reason: str) -> EngineError:
+    fix = "pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'"
+    return EngineError(f"ONNX Runtime's CUDA provider does not start: {reason}", fix=fix)
 
 
 def nodes_on_host(assigned: Iterable[Any]) -> list[str]:
@@ -124,15 +134,29 @@ def kernels_missing(nodes: Sequence[str]) -> str:
     )
 
 
-def translate_error(name: str, error: Exception) -> EngineError:
+def executing(name: str, call: Callable[..., T], *arguments: Any) -> T:
+    """What a call of ONNX Runtime returns; all that it raises is translated.
+
+    Its bindings turn a status into a class of their own in some calls, and into RuntimeError in others, as they do with
+    exceptions of C++. Raises EngineError, OutOfMemoryError, CaptureError, EngineDeadError.
+    """
+    try:
+        return call(*arguments)
+    except ENDINGS:
+        raise
+    except BaseException as error:
+        raise translate_error(name, error) from error
+
+
+def translate_error(name: str, error: BaseException) -> EngineError:
     """Our error for an error of ONNX Runtime: lost context, out of memory, failed capture, or failed execute."""
-    text = str(error)
+    text = str(error).strip()
     found = _CUDA_CODE.search(text)
     code = int(found[1]) if found else 0
     if code in DEAD_CODES:
         return EngineDeadError(f"{name}: the GPU cannot be used any more: {text}", fix="restart the process")
     if code == MEMORY_CODE or _NO_MEMORY.search(text):
-        return OutOfMemoryError(f"{name}: {text}", fix=_MEMORY_FIX)
+        return OutOfMemoryError(f"{name}: {text}")
     if code in CAPTURE_CODES:
         return CaptureError(f"{name} cannot be part of a captured graph: {text}")
-    return EngineError(f"{name} failed to execute: {text}")
+    return EngineError(f"{name} failed to execute: {text}", fix=_SHAPE_FIX)

@@ -43,4 +43,8 @@ def _check_tensors(old: Engine, new: Engine) -> None:
 
 
 def _described(infos: Mapping[str, TensorInfo]) -> dict[str, tuple[str, tuple[int | str, ...]]]:
-    return {name: (info.dtype, tuple(info.shape)) for name, info in infos.items()}
+    """Dtypes and shapes; what a graph calls its free dimensions does not count."""
+    return {
+        name: (info.dtype, tuple("free" if isinstance(size, str) else size for size in info.shape))
+        for name, info in infos.items()
+    }

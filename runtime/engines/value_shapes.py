@@ -15,8 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.checker import ValidationError
 from onnx.defs import SchemaError, get_schema
 from onnx.reference import ReferenceEvaluator
-from onnx.shape_inference import InferenceError, infer_node_outputs
+from onnx.shape_inference import InferenceError, infer_node_outputs, infer_shapes
 
+from runtime.engines.graph_bodies import bodies, reads
 from runtime.engines.operator_flops import Shape
 
 # Constants of at most so many elements are folded: sizes, axes and ranges. Larger ones are weights.
@@ -24,6 +25,12 @@ SMALL = 4096
 # What the reference evaluator raises for operators that it does not support.
 NOT_EVALUATED = (NotImplementedError, RuntimeError, ValueError, TypeError, IndexError)
 
+
+# Operators whose result is another one in every execute; Dropout where it is in training.
+RANDOM = frozenset({
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+})  # fmt: skip
+NOT_FOLDED = RANDOM | {"DequantizeLinear"}
 
 Values = Mapping[str, tuple[Shape, int]]
 
@@ -44,11 +51,16 @@ def value_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> Values:
 def evaluated(
     node: onnx.NodeProto, feeds: Mapping[str, NDArray[np.generic]], opset: int
 ) -> list[NDArray[np.generic]] | None:
-    """The outputs of a node of ONNX's own domain; None where the reference evaluator does not support it."""
+    """The outputs of a node of ONNX's own domain; None where the reference evaluator does not support it.
+
+    None also where an output is no tensor (a sequence, an optional).
+    """
     try:
-        return [np.asarray(result) for result in ReferenceEvaluator(node, opsets={"": opset}).run(None, dict(feeds))]
+        results = ReferenceEvaluator(node, opsets={"": opset}).run(None, dict(feeds))
     except NOT_EVALUATED:
         return None
+    is_tensors = all(isinstance(result, np.ndarray | np.generic) for result in results)
+    return [np.asarray(result) for result in results] if is_tensors else None
 
 
 def can_fold(node: onnx.NodeProto) -> bool:
@@ -56,8 +68,8 @@ def can_fold(node: onnx.NodeProto) -> bool:
 
     What is stored in 8 bits stays so: builders fuse DequantizeLinear into what reads it.
     """
-    bodies = any(item.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for item in node.attribute)
-    return node.domain in ("", "ai.onnx") and not bodies and not node.op_type.startswith(("Random", "Dequantize"))
+    has_bodies = any(True for _ in bodies(node))
+    return node.domain in ("", "ai.onnx") and not has_bodies and node.op_type not in NOT_FOLDED
 
 
 class _Inference:
@@ -79,7 +91,7 @@ class _Inference:
 
     def add(self, node: onnx.NodeProto) -> None:
         """Evaluate or infer a node's outputs; leave out those that depend on data."""
-        names = [name for name in node.input if name]
+        names = [name for name in reads(node) if name]
         if node.op_type == "Shape" and (shape := _shape(self.types.get(node.input[0]))) is not None:
             self._evaluate(node, {node.input[0]: np.broadcast_to(np.float32(0), shape)})
         elif can_fold(node) and all(name in self._elements for name in names):
@@ -100,6 +112,9 @@ class _Inference:
     def _infer(self, node: onnx.NodeProto, names: list[str]) -> None:
         if any(name not in self.types for name in names):
             return
+        if any(True for _ in bodies(node)):
+            self._infer_with_bodies(node, names)
+            return
         elements = {name: numpy_helper.from_array(self._elements[name]) for name in names if name in self._elements}
         try:
             schema = get_schema(node.op_type, self._versions.get(node.domain, 1), node.domain)
@@ -108,6 +123,19 @@ class _Inference:
         except (SchemaError, InferenceError, ValidationError):
             return
         self.types.update(found)
+
+    def _infer_with_bodies(self, node: onnx.NodeProto, names: list[str]) -> None:
+        """As a graph of this node alone: inference of single nodes does not see what bodies read from outside."""
+        kinds = [helper.make_value_info(name, self.types[name]) for name in dict.fromkeys(names)]
+        results = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+        elements = [numpy_helper.from_array(self._elements[name], name) for name in names if name in self._elements]
+        graph = helper.make_graph([node], "node", kinds, results, elements)
+        alone = helper.make_model(graph, opset_imports=self._opsets, ir_version=self._ir_version)
+        try:
+            inferred = infer_shapes(alone, data_prop=True).graph.output
+        except InferenceError:
+            return
+        self.types.update({value.name: value.type for value in inferred if value.HasField("type")})
 
 
 def _shape(kind: onnx.TypeProto | None) -> Shape | None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from runtime.devices.device import Event, Stream
-from runtime.errors import TickError
 from runtime.language.live_sequence import PromptChunk
 from runtime.scheduling.batch import BucketSpan
+from runtime.scheduling.failures import LaunchFailures
 from runtime.scheduling.slot import Slot
 
 # The width of a launch that drafts.
@@ -62,15 +62,13 @@ class LanguageLaunch:
 
     collect: Callable[[LanguageLaunch], None]
     part: LanguagePart
-    error: TickError | None
-    begin: Event | None
-    done: Event | None
+    failed: LaunchFailures
+    begin: Event
+    done: Event
     bad: list[tuple[Slot, int]]
 
     def spans(self, stream: Stream, first: Event) -> list[BucketSpan]:
         """When its executes ran, as one span of length 0. Valid when the tick is done."""
-        if self.begin is None or self.done is None:
-            return []
         begin_ms = 0.0 if first is self.begin else stream.elapsed_ms(first, self.begin)
         part, ms = self.part, stream.elapsed_ms(self.begin, self.done)
         return [BucketSpan(0, len(part.slots), part.num_rows, part.num_executes, begin_ms, ms)]

@@ -14,8 +14,7 @@ from runtime.devices.device import Event
 from runtime.devices.packed_vectors import PackedVectors
 from runtime.engines.context import TickContext
 from runtime.engines.engine import EngineSet, Execution, PlannerEngines
-from runtime.engines.launch_cache import Launch, LaunchCache, LaunchCounts
-from runtime.errors import EngineDeadError, EngineError, ShapeError
+from runtime.engines.launch_cache import Call, Launch, LaunchCache, LaunchCounts
 from runtime.language.draft_graph import DraftGraph
 from runtime.language.kv_cache import KvCache
 from runtime.language.launched import DRAFT, LanguageKey, LanguageLaunch, LanguagePart
@@ -23,6 +22,7 @@ from runtime.language.live_sequence import LiveSequence, PromptChunk
 from runtime.language.prefill import Prefill
 from runtime.language.sequence import SequenceState
 from runtime.language.step_buffers import SequenceVectors, StepBuffers, vectors_bytes
+from runtime.scheduling.failures import LaunchFailures
 from runtime.scheduling.phases import PhaseRecorder
 from runtime.scheduling.slot import Slot
 
@@ -120,10 +120,7 @@ class LanguageRunner:
 
     def plan(self) -> LanguagePart | None:
         """What the next tick executes; waits for the tokens of the tick before. None where no sequence is live."""
-        if self._pending is not None and self._pending.done is not None:
-            # Until the device has run the sequences of the tick before; the rest of that tick runs meanwhile.
-            self._pending.done.wait()
-            self.collect(self._pending)
+        self._collect_pending()
         if not self._live:
             return None
         going = self._going()
@@ -142,32 +139,34 @@ class LanguageRunner:
 
     def launch(self, part: LanguagePart) -> LanguageLaunch:
         """Upload what changed and put the part on the stream. Raises EngineDeadError."""
-        stream = self._stream
-        try:
-            self._recorder.begin("upload")
-            launches = [] if part.chunk is None else self._prepare_chunk(part.chunk)
-            if part.step is not None:
-                launches.append(self._prepare_step(part.step))
+        stream, failed, chunk, step = self._stream, LaunchFailures(), part.chunk, part.step
+        self._recorder.begin("upload")
+        joining = [live.slot for live in self._live.values() if chunk is not None and chunk.row in live.rows]
+        ready = [live.slot for live in self._going() if live.is_ready]
+        prepared: list[tuple[Sequence[Slot], list[Call]]] = []
+        with failed.of(joining):
+            if chunk is not None:
+                prepared.append((joining, [call for one in self._prepare_chunk(chunk) for call in one.calls]))
+        with failed.of(ready):
+            if step is not None:
+                prepared.append((ready, [*self._prepare_step(step).calls, self._step_buffers(step).download]))
+        with failed.of(part.slots):
             self._vectors.has_changed = True
             self._vectors.flush(stream)
-            self._recorder.begin("launch")
-            begin = stream.record()
-            for launch in launches:
-                for call in (*launch.before, *launch.decoder, *launch.after):
+        self._recorder.begin("launch")
+        begin = stream.record()
+        for slots, calls in prepared:
+            with failed.of(slots):
+                for call in calls:
                     call(stream)
-            if part.step is not None:
-                self._step_buffers(part.step).download(stream)
-        except EngineDeadError:
-            raise
-        except (EngineError, ShapeError) as error:
+        if failed:
             self._forget_launches()
-            return LanguageLaunch(self.collect, part, error, None, None, [])
-        self._pending = LanguageLaunch(self.collect, part, None, begin, stream.record(), [])
+        self._pending = LanguageLaunch(self.collect, part, failed, begin, stream.record(), [])
         return self._pending
 
     def commit(self, part: LanguagePart) -> None:
         """Take the tokens where they are there already. A slot's steps are its tokens; its end is its last step."""
-        if self._pending is not None and self._pending.done is not None and self._pending.done.is_done:
+        if self._pending is not None and self._pending.done.is_done:
             self.collect(self._pending)
         for slot in part.slots:
             live = self._live.get(slot.index)
@@ -200,10 +199,7 @@ class LanguageRunner:
 
     def snapshot(self, slot: Slot) -> SequenceState | None:
         """What the sequence is continued from, in any rows; None where it is not past its prompts. Waits."""
-        if self._pending is not None and self._pending.done is not None:
-            # Until the device has run the sequences of the tick before; the rest of that tick runs meanwhile.
-            self._pending.done.wait()
-            self.collect(self._pending)
+        self._collect_pending()
         live = self._live[slot.index]
         if not live.is_ready:
             return None
@@ -331,6 +327,12 @@ class LanguageRunner:
             bad.append((live.slot, live.count))
         if taken and live.request.on_tokens is not None:
             live.request.on_tokens(taken)
+
+    def _collect_pending(self) -> None:
+        if self._pending is not None:
+            # Until the device has run the sequences of the tick before; the rest of that tick runs meanwhile.
+            self._pending.done.wait()
+            self.collect(self._pending)
 
     def _prepare_chunk(self, chunk: PromptChunk) -> list[Launch]:
         """A chunk goes into the caches of both graphs."""

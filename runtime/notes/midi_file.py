@@ -1,6 +1,6 @@
 """Scores as Standard MIDI Files, format 1: tempo, meter, key and sections in the first track, a track per layer.
 
-Files of others are read as notes: format 0 and 1, at any tempo.
+Files of others are read as notes, at any tempo or in frames of video, up to what cannot be read of each track.
 """
 
 from __future__ import annotations
@@ -8,22 +8,16 @@ from __future__ import annotations
 import io
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
-from mido import (
-    KeySignatureError,
-    Message,
-    MetaMessage,
-    MidiFile,
-    MidiTrack,
-    bpm2tempo,
-    second2tick,
-    tick2second,
-)
+from mido import Message, MetaMessage, MidiFile, MidiTrack, bpm2tempo, second2tick
 
 from runtime.audio.metadata import TAG
-from runtime.config.notes import NotesSpec
+from runtime.audio.midi_events import END_OF_TRACK, META, TEMPO, TRACK_NAME, Event, read_midi, unreadable_midi
+from runtime.config.notes import MAX_END_S, MAX_NOTES, NotesSpec
 from runtime.errors import RequestError
 from runtime.notes.score import Part, Score
 
@@ -41,9 +35,11 @@ MINOR_MODES = ("minor", "harmonic minor", "aeolian", "blues")
 MAJOR_KEYS = ("C", "Db", "D", "Eb", "E", "F", "F#", "G", "Ab", "A", "Bb", "B")
 MINOR_KEYS = ("Cm", "C#m", "Dm", "Ebm", "Em", "Fm", "F#m", "Gm", "G#m", "Am", "Bbm", "Bm")
 
-MAGIC = b"MThd"
 MAX_FILE_BYTES = 2**20
+NOTE_OFF = 0x80  # and NOTE_ON, 0x90: one bit more
 DEFAULT_TEMPO = 500_000  # microseconds of a quarter, where a file says none
+MIN_NOTE_S = 1e-3
+SEVERAL_SONGS, IN_FRAMES = 2, 2**15  # format and division
 
 Timed = tuple[int, Message | MetaMessage]
 
@@ -58,6 +54,22 @@ class _TempoChange(NamedTuple):
     def seconds_at(self, tick: int) -> float:
         """When a later tick is, if the tempo stays."""
         return self.start_s + (tick - self.tick) * self.tick_s
+
+
+@dataclass
+class _Track:
+    """What a track says, in ticks since the beginning of the piece.
+
+    tempos: their ticks and microseconds per quarter. played: channel, pitch, velocity, start, end. begun: velocity and
+    start of the notes that sound, by channel and pitch. fault: what could not be read behind `end`.
+    """
+
+    end: int
+    name: str = ""
+    tempos: list[tuple[int, int]] = field(default_factory=list)
+    played: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    begun: dict[tuple[int, int], deque[tuple[int, int]]] = field(default_factory=dict)
+    fault: RequestError | None = None
 
 
 def midi_bytes(score: Score, tag: str = "") -> bytes:
@@ -105,64 +117,92 @@ def notes_of_midi(data: bytes, spec: NotesSpec) -> list[dict[str, Any]]:
     if len(data) > MAX_FILE_BYTES:
         what = f"the MIDI file has {len(data)} bytes, the limit is {MAX_FILE_BYTES}"
         raise RequestError(what, field="notes", fix="leave out tracks that are not to be played, or controllers")
-    try:
-        file = MidiFile(file=io.BytesIO(data))
-    except (EOFError, OSError, ValueError, LookupError, TypeError, KeySignatureError) as error:
-        raise RequestError(f"the file is not MIDI: {error}", field="notes") from None
-    if file.type == 2 or not 0 < file.ticks_per_beat < 2**15:
-        what = "several songs" if file.type == 2 else "times that are no parts of beats"
-        raise RequestError(f"the MIDI file has {what}", field="notes", fix="save it as format 0 or 1, in ticks")
-    tempos = _tempos(file)
-    layers = {layer.name.casefold(): layer.name for layer in spec.layers}
-    percussion = next((layer.name for layer in spec.layers if layer.is_percussion), None)
-    found: list[dict[str, Any]] = []
-    for track in file.tracks:
-        named = layers.get(track.name.strip().casefold())
-        for channel, pitch, velocity, start, end in _played(track):
-            if channel == PERCUSSION_CHANNEL and named is None and percussion is None:
-                continue
-            layer = named or (percussion if channel == PERCUSSION_CHANNEL else None)
-            start_s = _seconds(start, tempos)
-            seconds = _seconds(end, tempos) - start_s
-            note = {"pitch": pitch, "velocity": velocity, "start_s": start_s, "seconds": max(seconds, 1e-3)}
-            found.append(note if layer is None else {"layer": layer, **note})
+    file, tracks, end = read_midi(data), list[_Track](), 0
+    beat = file.division if file.division < IN_FRAMES else 12 * (file.division & 0xFF)
+    for number in range(len(file.tracks)):
+        tracks.append(_read_track(file.events(number), end, beat))
+        end = tracks[-1].end if file.format == SEVERAL_SONGS else 0
+    tempos = _tempos((change for track in tracks for change in track.tempos), file.division)
+    found = list(islice((note for track in tracks for note in _notes(track, tempos, spec)), MAX_NOTES + 1))
+    if len(found) > MAX_NOTES:
+        raise RequestError(f"the MIDI file has more than {MAX_NOTES} notes", field="notes", fix="leave some out")
+    if not found:
+        fault = next((track.fault for track in tracks if track.fault), None)
+        raise fault or RequestError("the MIDI file has no notes that can be played", field="notes")
     return sorted(found, key=lambda note: float(note["start_s"]))
 
 
-def _tempos(file: MidiFile) -> list[_TempoChange]:
-    """In order; the first one is at tick 0."""
-    told: list[tuple[int, int]] = []
-    for track in file.tracks:
-        tick = 0
-        for message in track:
-            tick += message.time
-            if message.type == "set_tempo":
-                told.append((tick, message.tempo))
-    found = [_TempoChange(0, 0.0, tick2second(1, file.ticks_per_beat, DEFAULT_TEMPO))]
+def _notes(track: _Track, tempos: Sequence[_TempoChange], spec: NotesSpec) -> Iterator[dict[str, Any]]:
+    """Those of a track that begin within the longest generation."""
+    percussion = next((layer.name for layer in spec.layers if layer.is_percussion), None)
+    name = track.name.strip().casefold()
+    named = next((layer.name for layer in spec.layers if layer.name.casefold() == name), None)
+    for channel, pitch, velocity, start, end in track.played:
+        is_percussion, start_s = channel == PERCUSSION_CHANNEL, _seconds(start, tempos)
+        layer = named or (percussion if is_percussion else None)
+        if start_s + MIN_NOTE_S <= MAX_END_S and (layer or not is_percussion):
+            seconds = max(min(_seconds(end, tempos), MAX_END_S) - start_s, MIN_NOTE_S)
+            note = {"pitch": pitch, "velocity": velocity, "start_s": start_s, "seconds": seconds}
+            yield note if layer is None else {"layer": layer, **note}
+
+
+def _read_track(events: Iterable[Event], begin: int, beat: int) -> _Track:
+    """A track from the tick `begin` on.
+
+    Notes that nothing ends end with the last event before the track's end; those that are it last for a beat at most.
+    """
+    track, last = _Track(begin), begin
+    try:
+        for tick, status, data in events:
+            track.end = begin + tick
+            if status != META or data[0] != END_OF_TRACK:
+                last = track.end
+            _take(track, status, data)
+    except RequestError as error:
+        track.fault = error
+    for key, notes in track.begun.items():
+        for velocity, start in notes:
+            end = last if last > start else start + min(beat, track.end - start or beat)
+            track.played.append((*key, velocity, start, end))
+    return track
+
+
+def _take(track: _Track, status: int, data: bytes) -> None:
+    """Add an event at the track's end to what is known of the track."""
+    if status == META and data[0] == TRACK_NAME:
+        track.name = track.name or data[1:].decode("utf-8", "replace")
+    elif status == META and data[0] == TEMPO and len(data) == 4:
+        track.tempos.append((track.end, int.from_bytes(data[1:])))
+    elif status & 0xE0 == NOTE_OFF:
+        key = (status & 0x0F, data[0])
+        if status & 0x10 and data[1]:
+            track.begun.setdefault(key, deque()).append((data[1], track.end))
+        elif track.begun.get(key):
+            track.played.append((*key, *track.begun[key].popleft(), track.end))
+
+
+def _tempos(told: Iterable[tuple[int, int]], division: int) -> list[_TempoChange]:
+    """In order; the first one is at tick 0. Times in frames of video have no others. Raises RequestError."""
+    if division >= IN_FRAMES:
+        rate_hz, ticks = 256 - (division >> 8), division & 0xFF
+        # 29 frames per second stand for NTSC's.
+        return [_TempoChange(0, 0.0, 1 / (_ticks(ticks) * {29: 30_000 / 1001}.get(rate_hz, rate_hz)))]
+    tick_s = 1e-6 / _ticks(division)
+    found = [_TempoChange(0, 0.0, DEFAULT_TEMPO * tick_s)]
     for tick, tempo in sorted(told, key=lambda each: each[0]):
-        found.append(_TempoChange(tick, found[-1].seconds_at(tick), tick2second(1, file.ticks_per_beat, tempo)))
+        found.append(_TempoChange(tick, found[-1].seconds_at(tick), tempo * tick_s))
     return found
+
+
+def _ticks(num: int) -> int:
+    if num == 0:
+        raise unreadable_midi("its beat, or its frame, has 0 ticks")
+    return num
 
 
 def _seconds(tick: int, tempos: Sequence[_TempoChange]) -> float:
     last = tempos[bisect_right(tempos, tick, key=lambda change: change.tick) - 1]
     return float(round(last.seconds_at(tick), 6))
-
-
-def _played(track: MidiTrack) -> Iterable[tuple[int, int, int, int, int]]:
-    """Channel, pitch, velocity, and the ticks of its start and end, of every note; open ones end with the track."""
-    tick, begun = 0, dict[tuple[int, int], deque[tuple[int, int]]]()
-    for message in track:
-        tick += message.time
-        if message.type not in ("note_on", "note_off"):
-            continue
-        key = (message.channel, message.note)
-        if message.type == "note_on" and message.velocity:
-            begun.setdefault(key, deque()).append((message.velocity, tick))
-        elif begun.get(key):
-            yield (*key, *begun[key].popleft(), tick)
-    for key, notes in begun.items():
-        yield from ((*key, *note, tick) for note in notes)
 
 
 def key_signature(key: str) -> str | None:

@@ -7,21 +7,21 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from runtime.audio.midi_events import MAGIC
 from runtime.config.notes import NotesSpec
-from runtime.errors import FileError, RequestError
-from runtime.notes.midi_file import MAGIC, notes_of_midi
+from runtime.errors import RequestError
+from runtime.input_files import MAX_JSON_BYTES, read_file
+from runtime.notes.midi_file import notes_of_midi
+from runtime.untrusted import plain_utf8
 
 
 def read_notes(path: Path, spec: NotesSpec) -> Any:
     """Values of the option `notes`, those of JSON not validated yet. Raises RequestError, FileError."""
+    data = read_file(path, MAX_JSON_BYTES)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from error
-    if data.startswith(MAGIC):
-        return notes_of_midi(data, spec)
-    try:
-        values = from_json(data, allow_inf_nan=False)
+        values = from_json(plain_utf8(data), allow_inf_nan=False)
     except ValueError as error:
+        if MAGIC in data:
+            return notes_of_midi(data, spec)
         raise RequestError(f"{path} is neither MIDI nor JSON: {error}", field="notes") from error
     return values["notes"] if isinstance(values, dict) and "notes" in values else values

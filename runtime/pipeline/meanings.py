@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runtime.pipeline.compose import text_values
 from runtime.pipeline.text_encoder import TextEncoder
 from runtime.requests.options import GenerationOptions
@@ -14,15 +16,15 @@ def prompt_meaning(
 ) -> PromptMeaning:
     """What is played of a prompt, with the options that its template has; seed: what draws where it is drawn.
 
-    The empty prompt gets nothing drawn. Raises RequestError, EngineError.
+    A typo of one known word is played as that. The empty prompt gets nothing drawn. Raises RequestError, EngineError.
     """
     values = text_values(options, options.task or "text2music", text, None)
-    names, kind = text_encoder.meaning(text, field=field, values=values), text_encoder.drawn_kind
-    if not kind or not text.strip() or kind in names:
-        return PromptMeaning(text, names)
-    drawn = PromptMeaning(text, names, (kind, drawn_name(text_encoder.names[kind], seed)))
-    names = text_encoder.meaning(drawn.played_text, field=field, values=values)
-    return PromptMeaning(text, names, drawn.drawn)
+    found, kind = PromptMeaning(text, {}, corrections=text_encoder.corrections(text)), text_encoder.drawn_kind
+    names = text_encoder.meaning(found.played_text, field=field, values=values)
+    if kind and text.strip() and kind not in names:
+        found = replace(found, drawn=(kind, drawn_name(text_encoder.names[kind], seed)))
+        names = text_encoder.meaning(found.played_text, field=field, values=values)
+    return replace(found, names=names)
 
 
 def prompt_meanings(text_encoder: TextEncoder, options: GenerationOptions, seed: int) -> tuple[PromptMeaning, ...]:
@@ -36,8 +38,8 @@ def prompt_meanings(text_encoder: TextEncoder, options: GenerationOptions, seed:
 
 
 def with_drawn(text_encoder: TextEncoder, options: GenerationOptions, seed: int) -> GenerationOptions:
-    """Options whose prompts have what the seed draws for them. Raises RequestError, EngineError."""
-    if not text_encoder.drawn_kind:
+    """Options whose prompts are as played, with what the seed draws for them. Raises RequestError, EngineError."""
+    if not text_encoder.names:
         return options
     texts = [meaning.played_text for meaning in prompt_meanings(text_encoder, options, seed)]
     if isinstance(options.prompt, str):

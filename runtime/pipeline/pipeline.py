@@ -38,6 +38,7 @@ from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment, generation_lengths, next_segment
+from runtime.threads import Watched
 from runtime.tick.common_ticks import CommonTicks, common_ticks
 from runtime.tick.loop import TickLoop
 
@@ -126,6 +127,11 @@ class Pipeline:
     def settle_kernels(self) -> bool:
         """Wait for kernels that are compiled in the background, and keep them; False where the target compiles none."""
         return settle_kernels(self.deployment.target)
+
+    @property
+    def threads(self) -> tuple[Watched, ...]:
+        """Those that serve many. What others wait for, such as parts of a tick, shows in these."""
+        return (self.loop.thread, *(() if self.codec is None else (self.codec.queue.threads,)))
 
     def all_engines(self) -> tuple[Engine, ...]:
         """Every open engine."""

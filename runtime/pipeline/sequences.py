@@ -16,7 +16,7 @@ from runtime.errors import GenerationCancelledError, QueueTimeoutError
 from runtime.language.constraints import Constraint
 from runtime.language.sequence import SequenceRequest
 from runtime.pipeline.structure import StructureCodec
-from runtime.pipeline.text_encoder import read_tokenizer
+from runtime.pipeline.text_encoder import encoded, read_tokenizer
 from runtime.requests.options import GenerationOptions
 from runtime.tick.events import Cancelled, Event, Failed, Finished, Started
 
@@ -161,7 +161,7 @@ class Sequences:
 
     def tokens(self, text: str) -> tuple[int, ...]:
         """A text's tokens, without unknown ones."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = encoded(self.tokenizer, text, add_special_tokens=False).ids
         return tuple(token for token in ids if token != self._unknown)
 
     def _note_tokens(self, number: int) -> None:

@@ -15,6 +15,7 @@ from runtime.audio.files import complete_file
 from runtime.audio.formats import FORMATS, Latents, Pcm, StemFormat
 from runtime.audio.metadata import GenerationMetadata, ascii_json
 from runtime.errors import FileError
+from runtime.folders import expanded
 from runtime.notes.midi_file import midi_bytes
 from runtime.notes.score import Score
 
@@ -125,6 +126,7 @@ def stems_bytes(generation: StemSource, channels: int) -> int:
 
 def save_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write files into a folder, which is made where it is not there. Raises FileError."""
+    folder = expanded(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

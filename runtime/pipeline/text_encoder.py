@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cached_property, lru_cache
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
-from safetensors import SafetensorError
 from safetensors.numpy import load
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import WordLevel
@@ -21,10 +20,13 @@ from tokenizers.models import WordLevel
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import DEFAULTS, TextGraphSpec, filled
 from runtime.engines.engine import RunnableGraph, run_once
-from runtime.errors import ConfigError, EngineError, RequestError
+from runtime.errors import ConfigError, EngineError, FileError, RequestError
+from runtime.failures import native_call
+from runtime.input_files import read_matrix
 from runtime.pipeline.content_cache import ContentCache
 from runtime.pipeline.timbre import TimbreEncoder
-from runtime.requests.prompt_words import PromptWords
+from runtime.requests.prompt_words import WORD, PromptWords
+from runtime.untrusted import plain_utf8
 
 Tokens = NDArray[np.float32]
 
@@ -37,8 +39,9 @@ MAX_VOCABULARY = 2000
 # common: words that only look alike have less.
 MAX_NEAR_WORDS, NEAR_WORDS, NEAR_SHARE = 10, 2, 0.8
 MIN_NEAR_LETTERS = 4
-WORD = re.compile(r"[^\W_]+(?:[-'’][^\W_]+)*")
-PHRASE_ENDS = re.compile(r"[,;|\r\n]|[.:!?]+(?:\s|$)")
+# Letters that a typo has in common with its word at least, but where only their order is another.
+TYPO_SHARE = 0.85
+PHRASE_ENDS = re.compile(r"[,;|\r\n]|(?<![.:!?])[.:!?]++(?:\s|$)")
 PUNCTUATION = " \t.:!?…-–—_/*+=()[]{}\"'“”„‘’«»"
 
 
@@ -137,12 +140,25 @@ class TextEncoder:
         """
         phrases = [phrase for text in texts for phrase in self._phrases(text)]
         known, unknown = ([text for is_known, text in phrases if is_known is wanted] for wanted in (True, False))
-        near = {word: self._near(word.lower()) for word in WORD.findall(" ".join(unknown))[:MAX_NEAR_WORDS]}
+        asked = islice(WORD.finditer(" ".join(unknown)), MAX_NEAR_WORDS)
+        near = {word[0]: self._near(word[0].lower()) for word in asked}
         return PromptWords(
             tuple(dict.fromkeys(known)),
             tuple(dict.fromkeys(unknown)),
             {word: others for word, others in near.items() if others},
         )
+
+    def corrections(self, text: str) -> dict[str, str]:
+        """By unknown word of a text the only word that it is a typo of, in all its forms: it is played as that.
+
+        A word that the tokenizer makes other tokens of, too, is none.
+        """
+        found = dict[str, str]()
+        for word, near in self.words([text]).near.items():
+            meant = [other for other in near if _is_typo(word.lower(), other)]
+            if len({other[:MIN_NEAR_LETTERS] for other in meant}) == 1 and self._phrases(word) == ((False, word),):
+                found[word] = meant[0]
+        return found
 
     @cached_property
     def vocabulary(self) -> tuple[str, ...] | None:
@@ -254,6 +270,11 @@ class _TextGraph:
         return _Encoded(kept, tuple((outputs[self._meaning][0] > 0.5).tolist()) if self._meaning else ())
 
 
+def _is_typo(word: str, known: str) -> bool:
+    """Whether a word has the letters of another in another order, or almost all of them."""
+    return sorted(word) == sorted(known) or SequenceMatcher(None, word, known).ratio() >= TYPO_SHARE
+
+
 def _checked_names(bundle: Bundle, engine: RunnableGraph) -> Mapping[str, tuple[str, ...]]:
     """The names of the bundle's meanings, one for each column of the graph's output. Raises ConfigError."""
     spec, names = bundle.text_encoder, bundle.meaning_names()
@@ -271,21 +292,20 @@ def _checked_names(bundle: Bundle, engine: RunnableGraph) -> Mapping[str, tuple[
 
 
 def encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> Encoding:
-    """The tokens of a text. Only for batches the tokenizer lets other threads run: a long text takes 20 ms."""
-    return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+    """The tokens of a text. Only for batches the tokenizer lets other threads run: a long text takes 20 ms.
+
+    Raises RequestError where the tokenizer cannot read it.
+    """
+    with native_call("the text cannot be read by the model's tokenizer", field="prompt", fix="shorten or change it"):
+        return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def read_condition(path: Path) -> Tokens:
     """Condition tokens `[L, D]` float32 from a .npy file. Raises RequestError."""
     try:
-        tokens = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise RequestError(
-            f"{path} cannot be read: {error}", field="condition", fix="numpy.save(FILE, tokens)"
-        ) from error
-    if not isinstance(tokens, np.ndarray) or tokens.dtype != np.float32 or tokens.ndim != 2:
-        raise RequestError(f"{path} does not contain float32 [tokens, width]", field="condition")
-    return tokens
+        return read_matrix(path)
+    except FileError as error:
+        raise RequestError(error.what, field="condition", fix=error.fix) from error
 
 
 def parse_condition(data: bytes) -> Tokens:
@@ -293,10 +313,8 @@ def parse_condition(data: bytes) -> Tokens:
     fix = f'safetensors.numpy.save({{"{CONDITION_NAME}": tokens}}), tokens float32 [L, D]'
     if int.from_bytes(data[:8], "little") > MAX_CONDITION_HEADER_BYTES:
         raise RequestError("is not a safetensors file with one tensor", field="condition", fix=fix)
-    try:
+    with native_call("is not a safetensors file", field="condition", fix=fix):
         tensors = load(data)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise RequestError("is not a safetensors file", field="condition", fix=fix) from error
     tokens: Tokens | None = tensors.get(CONDITION_NAME)
     if len(tensors) != 1 or tokens is None or tokens.dtype != np.float32 or tokens.ndim != 2:
         raise RequestError(f'expected one tensor "{CONDITION_NAME}", float32 [L, D]', field="condition", fix=fix)
@@ -306,16 +324,14 @@ def parse_condition(data: bytes) -> Tokens:
 def read_tokenizer(path: Path) -> tuple[Tokenizer, int | None]:
     """A tokenizer without padding and truncation, and the id of its unknown token, if any. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = plain_utf8(path.read_bytes()).decode()
         model = from_json(text).get("model")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(model, dict):
         raise ConfigError(f"{path} has no model, expected a tokenizer.json of the tokenizers library")
-    try:
+    with native_call(f"{path} is not a tokenizer of the tokenizers library", kind=ConfigError):
         tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library has no class of its own for it
-        raise ConfigError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     unknown = model.get("unk_token")

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -19,19 +20,22 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from runtime.config.notes import MAX_END_S
 from runtime.config.option_ranges import ANY_MODEL
-from runtime.config.targets import Strength
+from runtime.config.targets import AdapterId, Strength
+from runtime.config.words import read_adapters, read_names, read_spans
 from runtime.requests.request import DCW_READS, DENOISE_MIN
 from runtime.requests.text_options import MAX_NAME_CHARACTERS
 
-MAX_SECONDS = 600.0
+MAX_SECONDS = MAX_END_S
 MIN_SECONDS = 0.1
 MAX_CURVE_VALUES = 4096
 MAX_CHANNELS = 1024
 MAX_PROMPT_CHARACTERS = 2000
 MAX_PROMPTS = 8
 MAX_ADAPTERS = 8
-MAX_NOTES = 16_384
+MAX_SPANS = 64
+MAX_TRACK_CLASSES = 16
 MAX_CODES = 4096
 MAX_CODE_CHARACTERS = 32
 # Mark in the published schema: the list has one value per latent channel.
@@ -137,6 +141,25 @@ class Span(OptionModel):
         return self
 
 
+def _object_not(text: str, example: str) -> BeforeValidator:
+    """What is said of an item that is a text still."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str):
+            raise PydanticCustomError("text", "{message}", {"message": f"expected {text}, such as {example}"})
+        return value
+
+    return BeforeValidator(check)
+
+
+Spans = Annotated[
+    list[Annotated[Span, _object_not("FROM:TO in seconds", '"4:7.5"')]],
+    Field(min_length=1, max_length=MAX_SPANS),
+    BeforeValidator(read_spans),
+]
+Tracks = Annotated[list[Track], Field(min_length=1, max_length=MAX_TRACK_CLASSES), BeforeValidator(read_names)]
+
+
 class NoteOptions(OptionModel):
     """A note that the generation plays."""
 
@@ -190,7 +213,7 @@ class DcwOptions(OptionModel):
 class AdapterOptions(OptionModel):
     """One LoRA adapter of GET /v1/adapters."""
 
-    id: str = Field(min_length=1, max_length=100, description="Its id.")
+    id: AdapterId = Field(min_length=1, max_length=100, description="Its id.")
     strength: Strength = Field(default=1.0, description="How strongly it acts; 0 is off.")
 
 
@@ -200,4 +223,9 @@ def _one_each(adapters: list[AdapterOptions]) -> list[AdapterOptions]:
     return adapters
 
 
-Adapters = Annotated[list[AdapterOptions], Field(max_length=MAX_ADAPTERS), AfterValidator(_one_each)]
+Adapters = Annotated[
+    list[Annotated[AdapterOptions, _object_not("ID:STRENGTH", '"soft:0.7"')]],
+    Field(max_length=MAX_ADAPTERS),
+    AfterValidator(_one_each),
+    BeforeValidator(read_adapters),
+]

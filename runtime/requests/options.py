@@ -20,10 +20,11 @@ from pydantic_core import PydanticCustomError
 
 from runtime.config.conditions import Task
 from runtime.config.explain import key_of, sentence, similar_name
+from runtime.config.notes import MAX_NOTES
 from runtime.config.option_ranges import ANY_MODEL, OptionRanges, within
+from runtime.config.words import is_instrumental
 from runtime.errors import RequestError
 from runtime.requests.option_types import (
-    MAX_NOTES,
     MAX_SECONDS,
     MIN_SECONDS,
     Adapters,
@@ -35,10 +36,11 @@ from runtime.requests.option_types import (
     OptionModel,
     Prompt,
     Share,
-    Span,
+    Spans,
     Text,
     Time,
     Track,
+    Tracks,
     UnitCurve,
     Values,
     bounded,
@@ -46,8 +48,6 @@ from runtime.requests.option_types import (
 from runtime.requests.request import MAX_SEED, MAX_STEPS
 from runtime.requests.text_options import TextOptions
 
-MAX_SPANS = 64
-MAX_TRACK_CLASSES = 16
 # Share of the steps that a cover takes by default.
 COVER_DENOISE = 0.7
 # Marks in the published schema: the option needs a source; or a source or a structure.
@@ -68,10 +68,11 @@ class StepOptions(OptionModel):
         default=None, description="Multiplies every step's velocity; 1 is neutral."
     )
     momentum: Annotated[Values, bounded(*ANY_MODEL.momentum.ends)] | None = Field(
-        default=None, description="Momentum of the guidance over steps. Default: -0.75."
+        default=None, description="Momentum of the guidance over steps, where its rule has one. Default: the model's."
     )
     rescale: UnitCurve | None = Field(
-        default=None, description="Pulls the guided velocity back to the size of the unguided one; 0 is off."
+        default=None,
+        description="Pulls the guided velocity back to the size of the unguided one; 0 is off. Default: the model's.",
     )
     x0_strength: UnitCurve | None = Field(
         default=None,
@@ -90,7 +91,9 @@ class StepOptions(OptionModel):
         default=None, description="Gain on what the model sees: a number, one per latent channel, or frames of those."
     )
     dcw: DcwOptions | None = Field(default=None, description="Wavelet-domain correction. Default: the model's.")
-    adapters: Adapters | None = Field(default=None, description="LoRA adapters, each with its strength.")
+    adapters: Adapters | None = Field(
+        default=None, description='LoRA adapters, each with its strength, also as "soft:0.7".'
+    )
     cfg_interval_start: Share | None = Field(
         default=None,
         description="Guidance acts only where 1 - t is at least this: 0 is the first step, 1 the end. Default: the "
@@ -166,11 +169,9 @@ class GenerationOptions(TextOptions, StepOptions):
         description="With a source: 1 generates a moment anew, 0 keeps the source there.",
         json_schema_extra=NEEDS_SOURCE,
     )
-    repaint: list[Span] | None = Field(
+    repaint: Spans | None = Field(
         default=None,
-        min_length=1,
-        max_length=MAX_SPANS,
-        description="With a source: only these segments of time are generated anew.",
+        description='With a source: only these segments of time are generated anew, also as "8:12".',
         json_schema_extra=NEEDS_SOURCE,
     )
     target_curve: UnitCurve | None = Field(
@@ -188,10 +189,8 @@ class GenerationOptions(TextOptions, StepOptions):
     track: Track | None = Field(
         default=None, description="The track of extract and lego, such as drums.", json_schema_extra=NEEDS_SOURCE
     )
-    track_classes: list[Track] | None = Field(
+    track_classes: Tracks | None = Field(
         default=None,
-        min_length=1,
-        max_length=MAX_TRACK_CLASSES,
         description="The tracks of complete, such as drums and bass.",
         json_schema_extra=NEEDS_SOURCE,
     )
@@ -285,8 +284,9 @@ NOTE_OPTIONS = ("notes", "notes_strength", "notes_exact")
 
 
 def given_options(options: GenerationOptions, names: Iterable[str]) -> list[str]:
-    """Those of `names` whose option is not its default."""
-    return [name for name in names if getattr(options, name) != GenerationOptions.model_fields[name].default]
+    """Those of `names` whose option is not its default, and does not say the same."""
+    given = [name for name in names if getattr(options, name) != GenerationOptions.model_fields[name].default]
+    return [name for name in given if name != "lyrics" or not is_instrumental(options.lyrics)]
 
 
 def parse_options(values: Mapping[str, Any], ranges: OptionRanges = ANY_MODEL) -> GenerationOptions:

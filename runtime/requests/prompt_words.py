@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+WORD: Final = re.compile(r"[^\W_]+(?:[-'’][^\W_]+)*")
 
 
 @dataclass(frozen=True)
@@ -37,17 +40,22 @@ class PromptMeaning:
     """What of a prompt is played, as far as the model tells.
 
     text: as written. names: by kind, such as "layers" or "genre". drawn: the kind of which it names nothing, and the
-    name that the seed draws for it and that it is played with; None where nothing is drawn.
+    name that the seed draws for it and that it is played with; None where nothing is drawn. corrections: by unknown
+    word the one that it is played as.
     """
 
     text: str
     names: Mapping[str, tuple[str, ...]]
     drawn: tuple[str, str] | None = None
+    corrections: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def played_text(self) -> str:
         """The text that the model gets."""
-        return self.text if self.drawn is None else f"{self.text}, {self.drawn[1]}"
+        text = (
+            WORD.sub(lambda word: self.corrections.get(word[0], word[0]), self.text) if self.corrections else self.text
+        )
+        return text if self.drawn is None else f"{text}, {self.drawn[1]}"
 
     @property
     def values(self) -> dict[str, Any]:
@@ -58,4 +66,5 @@ class PromptMeaning:
     def __str__(self) -> str:
         said = "; ".join(", ".join(names) for names in self.names.values())
         drawn = "" if self.drawn is None else f"{self.drawn[0]} drawn by the seed: {self.drawn[1]}"
-        return " · ".join(filter(None, (said, drawn)))
+        corrected = (f"{word} played as {known}" for word, known in self.corrections.items())
+        return " · ".join(filter(None, (said, drawn, *corrected)))

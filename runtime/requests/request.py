@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from runtime.config.guidance import APG
 from runtime.config.option_ranges import ANY_MODEL
 from runtime.errors import RequestError
 from runtime.requests.curves import Array, Curve, array, curve, is_everywhere, resample
@@ -169,8 +170,8 @@ CURVE_PARAMETERS = ("velocity_scale", "guidance", "momentum", "rescale", "x0_str
 INTERVAL_PARAMETERS = ("cfg_interval_start", "cfg_interval_end")
 STEP_PARAMETERS = (*CURVE_PARAMETERS, "channel_gain", "dcw", "adapters", *INTERVAL_PARAMETERS)
 NEUTRAL = StepParameters(
-    velocity_scale=1.0, guidance=1.0, momentum=-0.75, rescale=0.0, x0_strength=0.0, ode_noise=0.0, channel_gain=1.0,
-    cfg_interval_start=0.0, cfg_interval_end=1.0,
+    velocity_scale=1.0, guidance=1.0, momentum=APG.momentum, rescale=APG.rescale, x0_strength=0.0, ode_noise=0.0,
+    channel_gain=1.0, cfg_interval_start=0.0, cfg_interval_end=1.0,
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.denoise.bucket import FASTEST, DenoiseParts
-from runtime.denoise.prepared import PreparedGeneration, prepare, resolve
+from runtime.denoise.prepared import PreparedGeneration, neutral_of, prepare, resolve
 from runtime.devices.device import Device
 from runtime.engines.adapters import Adapter
 from runtime.engines.context import TickContext
@@ -22,6 +22,7 @@ from runtime.errors import DrainingError, EngineDeadError, EngineError, RequestE
 from runtime.language.sequence import SequenceRequest, SequenceState, SequenceWork
 from runtime.requests.request import GenerationRequest, StepParameters, merge_patch
 from runtime.requests.validation import check_request
+from runtime.threads import Process, ServingThread
 from runtime.tick.record import LoopStats, TickRecord
 from runtime.tick.registry import Listener, Registry, Request
 from runtime.tick.shared import (
@@ -56,13 +57,16 @@ class TickLoop:
         before_tick: Callable[[bool | None], None] = do_nothing,
     ) -> None:
         self.bundle, self.deployment, self.device = bundle, deployment, device
+        self._neutral = neutral_of(bundle.guidance)
         runtime = deployment.runtime
         registry = Registry(runtime.depth, runtime.queue, runtime.adapter_rank, runtime.planner_sequences)
         self._shared = LoopState(engines, registry, before_tick)
         self.observers = self._shared.observers
         context = TickContext(device, device.main, engines, bundle, deployment)
         self._ticks = TickThread(context, self._shared, parts)
-        self._thread: threading.Thread | None = None
+        # From its start on only this thread touches what `_ticks` owns.
+        self.thread = ServingThread("tick", self._ticks.run, self._ticks.heartbeat)
+        self._process = Process()
         self._is_closed = False
         # Held while a session's parameters are resolved and put into the inbox, so that the newest arrive last: another
         # thread waits for as long as one session's parameters are resolved.
@@ -83,18 +87,14 @@ class TickLoop:
             ticks=scheduler.tick,
             outcomes=dict(shared.registry.outcomes),
             is_alive=shared.fatal is None and not shared.ended.is_set(),
-            is_idle=ticks.is_idle,
+            is_idle=ticks.heartbeat.is_resting,
             is_draining=shared.draining.is_set(),
-            last_tick_s=ticks.last_tick_s,
         )
 
     def start(self) -> None:
         """Run ticks in a thread of their own. Again does nothing."""
-        if self._thread is not None:
-            return
-        # From here on only this thread touches what `_ticks` owns.
-        self._thread = threading.Thread(target=self._ticks.run, name="tick", daemon=True)
-        self._thread.start()
+        if self.thread.ident is None:
+            self.thread.start()
 
     def tick(self) -> TickRecord | None:
         """Run one tick in this thread, where `start` was not called. None where nothing is live."""
@@ -110,8 +110,8 @@ class TickLoop:
         self._is_closed = True
         self._shared.draining.set()
         self._shared.inbox.put(Stop())
-        if self._thread is not None:
-            self._thread.join()
+        if self.thread.ident is not None:
+            self.thread.join()
         else:
             self._ticks.end()
         self._ticks.close()
@@ -134,7 +134,7 @@ class TickLoop:
         adapters = self._adapters(request.parameters.adapters)
         adapters |= self._adapters(self._shared.registry.overrides(request.session).get("adapters"))
         with self._place(request, listener, adapters=adapters, wait=wait):
-            values = resolve(request, StepParameters(), self.engines.adapters)
+            values = resolve(request, StepParameters(), self.engines.adapters, self._neutral)
             work = prepare(request, values, self.bundle.latents.channels)
             with self._resolving:
                 if overrides := self._shared.registry.overrides(request.session):
@@ -230,6 +230,7 @@ class TickLoop:
         return len(self._shared.registry) == 0
 
     def _ask(self, message: Swap | Rehearse) -> Future[None]:
+        self._process.check()
         if self._shared.ended.is_set():
             message.reply.set_exception(EngineError("the tick loop has ended"))
         else:
@@ -254,6 +255,7 @@ class TickLoop:
         return frozenset([use.adapter for use in self.engines.adapters.uses(strengths or {})])
 
     def _check_open(self) -> None:
+        self._process.check()
         if self._shared.fatal is not None:
             raise EngineDeadError(f"the tick loop has stopped: {self._shared.fatal}")
         if self._shared.draining.is_set() or self._shared.ended.is_set():
@@ -261,5 +263,5 @@ class TickLoop:
 
     def _resolved(self, work: PreparedGeneration, overrides: Mapping[str, Any]) -> PreparedGeneration:
         """The same generation with its session's step parameters over its own. Raises RequestError."""
-        values = resolve(work.request, StepParameters(**overrides), self.engines.adapters)
+        values = resolve(work.request, StepParameters(**overrides), self.engines.adapters, self._neutral)
         return replace(work, values=values)

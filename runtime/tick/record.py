@@ -25,7 +25,6 @@ class LoopStats:
     is_alive: bool
     is_idle: bool
     is_draining: bool
-    last_tick_s: float
 
 
 class PhaseSpan(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 from runtime.denoise.prepared import PreparedGeneration
 from runtime.engines.adapters import Adapter, total_rank
 from runtime.errors import GenerationCancelledError, QueueFullError, QueueTimeoutError, RequestError, TickError
+from runtime.failures import failure_of
 from runtime.language.sequence import SequenceRequest
 from runtime.requests.request import GenerationRequest
 from runtime.tick.events import Event
@@ -171,14 +172,14 @@ class Registry:
         """Pass on an event, if the generation is in the loop."""
         entry = self._entries.get(event.request_id)
         if entry is not None:
-            entry.listener(event)
+            _tell(entry, event)
 
     def leave(self, event: Event, outcome: str) -> None:
         """Pass on the terminal event and free the place; nothing happens where the generation has left already."""
         entry = self._remove(event.request_id)
         if entry is not None:
             self.outcomes[outcome] += 1
-            entry.listener(event)
+            _tell(entry, event)
 
     def withdraw(self, request_id: str) -> None:
         """Free the place of a generation that could not be submitted."""
@@ -194,3 +195,11 @@ class Registry:
                 if not session.members:
                     del self._sessions[entry.request.session]
             return entry
+
+
+def _tell(entry: Entry, event: Event) -> None:
+    """Call a generation's listener: where that fails, other generations go on."""
+    try:
+        entry.listener(event)
+    except BaseException as error:
+        failure_of(error, f"the listener of generation {event.request_id}")

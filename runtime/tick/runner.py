@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from runtime.devices.device import Event, Stream
 from runtime.engines.engine import EngineSet
 from runtime.engines.launch_cache import LaunchCounts
-from runtime.errors import TickError
 from runtime.scheduling.batch import BucketSpan
+from runtime.scheduling.failures import LaunchFailures
 from runtime.scheduling.slot import Slot
 
 
@@ -43,8 +43,8 @@ class Launched(Protocol):
     """A part that was launched."""
 
     @property
-    def error(self) -> TickError | None:
-        """Why it could not be launched; its slots fail with this error."""
+    def failed(self) -> LaunchFailures:
+        """Slots that could not be launched, and why: they fail with these errors."""
 
     @property
     def begin(self) -> Event | None:
@@ -86,8 +86,10 @@ class Runner(Protocol[P]):
         """Every slot of a launched part has taken its step."""
 
     def read_out(self, slots: Sequence[Slot], ready: Event) -> tuple[list[NDArray[Any]], Event]:
-        """Begin to copy out the results of finished slots, as of `ready`, and empty the slots. The arrays are valid
-        once the returned event is done."""
+        """Begin to copy out the results of finished slots, as of `ready`, and empty the slots.
+
+        The arrays are valid once the returned event is done. Raises EngineError: no slot is empty then.
+        """
 
     def snapshot(self, slot: Slot) -> Any:
         """Copies of what a slot is continued from. Waits for the device."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -18,11 +19,13 @@ from runtime.engines.engine import EngineSet
 from runtime.engines.launch_cache import LaunchCounts
 from runtime.engines.replacement import check_replaceable
 from runtime.errors import EngineDeadError, EngineError, NonFiniteError, RequestError, TickError
+from runtime.failures import UnitOfWork, failure_of
 from runtime.language.runner import LanguageRunner
 from runtime.language.sequence import SequenceWork
 from runtime.requests.request import DENOISE_MIN, GenerationRequest
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.slot import Slot, Submission
+from runtime.threads import Heartbeat
 from runtime.tick.clock import clock_of, phase
 from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, Started, Updated
 from runtime.tick.in_flight import InFlight
@@ -34,7 +37,7 @@ Plan = list[tuple[Runner[Any], Any]]
 
 
 class TickThread:
-    """Runs ticks. One thread, but for what others read: `scheduler` (counts), `is_idle`, `last_tick_s`."""
+    """Runs ticks. One thread, but for what others read: `scheduler` (counts), `heartbeat`."""
 
     def __init__(self, context: TickContext, shared: LoopState, parts: DenoiseParts) -> None:
         self._context, self._shared, self._stream = context, shared, context.stream
@@ -54,10 +57,9 @@ class TickThread:
         self._frozen: list[str] = []
         self._resumed: list[str] = []
         self._counted = (context.device.allocations, self._launch_counts())
-        self.last_tick_s = time.monotonic()
+        self.heartbeat = Heartbeat()
         self._last_begin: DeviceEvent | None = None
         self._generation = 0
-        self.is_idle = True
         self._stopped = False
 
     def close(self) -> None:
@@ -80,7 +82,7 @@ class TickThread:
                 if self.tick() is None and not self._stopped:
                     self._wait_for_message()
             self._complete_all()
-        except Exception as error:
+        except BaseException as error:
             self._shared.fatal = (
                 error if isinstance(error, TickError) else EngineDeadError(f"the tick loop failed: {error!r}")
             )
@@ -136,18 +138,31 @@ class TickThread:
         done: list[DeviceEvent] = []
         finished: list[tuple[Slot, NDArray[Any]]] = []
         for (runner, part), part_launched in zip(plan, launched, strict=True):
-            if part_launched.error is not None:
-                self._fail(part.slots, part_launched.error)
-                continue
+            for slots, error in part_launched.failed:
+                self._fail(slots, error)
             runner.commit(part)
             self._publish_progress(part.slots)
             ended = self.scheduler.commit(part.slots)
-            results, copied = runner.read_out(ended, ready) if ended else ([], ready)
-            finished += zip(ended, results, strict=True)
+            results, copied = self._read_out(runner, ended, ready) if ended else ([], ready)
+            finished += zip(ended, results, strict=False)
             done.append(copied)
         self.scheduler.tick += 1
         self._take_snapshots()
         return InFlight(launched, tuple(done), tuple(finished), record)
+
+    def _read_out(
+        self, runner: Runner[Any], ended: Sequence[Slot], ready: DeviceEvent
+    ) -> tuple[list[NDArray[Any]], DeviceEvent]:
+        """Results that are being copied out; none where that fails, as where there is no memory for them."""
+
+        def fail(error: TickError) -> None:
+            for slot in ended:
+                runner.vacate(slot)
+                self._shared.registry.leave(Failed(slot.id, error), "engine_error")
+
+        with UnitOfWork("the end of a generation", fail):
+            return runner.read_out(ended, ready)
+        return [], ready
 
     @phase("deliver")
     def _complete_due(self) -> TickRecord:
@@ -210,21 +225,16 @@ class TickThread:
 
     def _attempt(self, slot: Slot, call: Callable[[Slot], None]) -> bool:
         """Let a runner take a slot's values; False where it cannot: the generation ends with the error."""
-        try:
+        with UnitOfWork(f"generation {slot.id}", partial(self._fail, (slot,))):
             call(slot)
-        except EngineDeadError:
-            raise
-        except EngineError as error:
-            self._fail((slot,), error)
-            return False
-        return True
+        return self.scheduler.find(slot.id) is slot
 
     def _publish_progress(self, slots: Sequence[Slot]) -> None:
         tick, tick_ms = self.scheduler.tick, self.clock.elapsed_ms
         for slot in slots:
             if slot.step + 1 < slot.steps:
                 self._shared.registry.publish(Progress(slot.id, slot.step + 1, slot.steps, tick, tick_ms))
-        self.last_tick_s = time.monotonic()
+        self.heartbeat.beat()
 
     def _quarantine(self, slot: Slot, step: int) -> None:
         if self._shared.registry.holds(slot.work.request):
@@ -246,11 +256,10 @@ class TickThread:
         self._shared.registry.leave(event, outcome)
 
     def _wait_for_message(self) -> None:
-        self.is_idle = True
+        self.heartbeat.rest()
         # Until any thread sends something: nothing is live.
         message = self._shared.inbox.wait()
-        self.is_idle = False
-        self.last_tick_s = time.monotonic()
+        self.heartbeat.beat()
         self._handle(message)
 
     def _handle(self, message: Message) -> None:
@@ -311,25 +320,29 @@ class TickThread:
         """Between two ticks, when a slot's state and its step agree."""
         while self._snapshots:
             message = self._snapshots.popleft()
-            try:
-                message.reply.set_result(self._snapshot(message.request_id))
-            except RequestError as error:
-                message.reply.set_exception(error)
+            self._answer(message.reply, partial(self._snapshot, message.request_id))
 
     def _take_swaps(self) -> None:
         """Before a tick is planned, when every launched tick is in flight and can be waited for."""
         while self._swaps:
             message = self._swaps.popleft()
-            try:
-                if isinstance(message, Swap):
-                    self._swap(message.engines)
-                elif self._language is not None:
-                    self._language.rehearse()
-                message.reply.set_result(None)
-            except EngineDeadError:
+            if isinstance(message, Swap):
+                self._answer(message.reply, partial(self._swap, message.engines))
+            else:
+                self._answer(message.reply, self._rehearse)
+
+    def _answer(self, reply: Future[Any], work: Callable[[], Any]) -> None:
+        """Carry out what was asked for; its error is that of the answer alone, unless no tick can run any more."""
+        try:
+            reply.set_result(work())
+        except BaseException as error:
+            reply.set_exception(failure_of(error, "what was asked of the tick loop"))
+            if isinstance(error, EngineDeadError):
                 raise
-            except EngineError as error:
-                message.reply.set_exception(error)
+
+    def _rehearse(self) -> None:
+        if self._language is not None:
+            self._language.rehearse()
 
     def _snapshot(self, request_id: str) -> Any:
         slot = self.scheduler.find(request_id)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import re
 from collections.abc import Container, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -15,11 +13,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.untrusted import quoted
-from server.asgi.fair_reads import network_of
 from server.asgi.openapi import OPEN_PATH
-from server.asgi.places import Places
 from server.asgi.problems import ProblemError, problem_response
-from server.asgi.request_body import UNCOUNTED_BYTES
+from server.asgi.request_body import UNCOUNTED_BYTES, deadline
+from server.asgi.shares import Shares, client_of
 from server.config import ServerSettings, is_loopback_host
 
 # The pages hold no data; they ask for the key where the server needs one.
@@ -45,7 +42,7 @@ class AuthMiddleware:
     app: ASGIApp
     settings: ServerSettings
     body_key_paths: Container[str] = ()
-    key_bodies: Places = field(default_factory=lambda: Places("reads bodies for their key", MAX_KEY_BODIES, 0.125))
+    key_bodies: Shares = field(default_factory=lambda: Shares("reads bodies for their key", MAX_KEY_BODIES, 0.125))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process one request."""
@@ -53,16 +50,14 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
         problem = self._refusal(Headers(scope=scope), scope)
-        with ExitStack() as stack:
-            if problem is None and scope["state"].get(KEY_IN_BODY):
-                try:
-                    stack.enter_context(self.key_bodies.take(client_of(scope)))
-                    receive = await _read_ahead(receive)
-                except ProblemError as error:
-                    problem = error
-            if problem is None:
-                await self.app(scope, receive, send)
-                return
+        if problem is None and scope["state"].get(KEY_IN_BODY):
+            try:
+                receive = await self._read_ahead(client_of(scope), receive)
+            except ProblemError as error:
+                problem = error
+        if problem is None:
+            await self.app(scope, receive, send)
+            return
         await problem_response(problem, scope["state"]["request_id"])(scope, receive, send)
 
     def _refusal(self, headers: Headers, scope: Scope) -> ProblemError | None:
@@ -89,27 +84,22 @@ class AuthMiddleware:
             return None
         return _unauthorized()
 
+    async def _read_ahead(self, client: str, receive: Receive) -> Receive:
+        """`receive` after the whole body has arrived. Raises ProblemError 408, 429 or 503."""
+        messages: list[Message] = []
+        async with deadline(KEY_BODY_TIMEOUT_S, HEADER_FIX) as end:
+            reading = self.key_bodies.take(client, evict=end)
+            try:
+                while not messages or messages[-1].get("more_body", False):
+                    messages.append(await receive())
+                    reading.touch()
+            finally:
+                reading.release()
 
-async def _read_ahead(receive: Receive) -> Receive:
-    """`receive` after the whole body has arrived. Raises ProblemError 408."""
-    messages: list[Message] = []
-    try:
-        async with asyncio.timeout(KEY_BODY_TIMEOUT_S):
-            while not messages or messages[-1].get("more_body", False):
-                messages.append(await receive())
-    except TimeoutError:
-        what = f"the body did not arrive within {KEY_BODY_TIMEOUT_S:g} s, which has the key"
-        raise ProblemError(408, "request_timeout", what, fix=HEADER_FIX, headers={"Connection": "close"}) from None
+        async def receive_again() -> Message:
+            return messages.pop(0) if messages else await receive()
 
-    async def receive_again() -> Message:
-        return messages.pop(0) if messages else await receive()
-
-    return receive_again
-
-
-def client_of(scope: Scope) -> str:
-    """The client's address, as limits go by it."""
-    return network_of(scope["client"][0]) if scope.get("client") else ""
+        return receive_again
 
 
 def is_key(settings: ServerSettings, given: str | None = None) -> bool:

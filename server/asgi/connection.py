@@ -25,6 +25,7 @@ from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 from runtime.untrusted import quoted
 from server.asgi.fair_reads import BoundedReads, FairReads, FairTransport, charged
 from server.asgi.problems import MEDIA_TYPE, ProblemError
+from server.asgi.shares import Holding, Shares
 from server.asgi.tls import TlsTransport
 
 ABORT_EXTENSION = "tickrt.abort"
@@ -56,65 +57,24 @@ def make_protocol(
 ) -> type[BoundedProtocol]:
     """The protocol class for a uvicorn Config, which is without TLS; its connections share one limit."""
     limits = {"header_timeout_s": header_timeout_s, "write_timeout_s": write_timeout_s}
-    shared = {"idle": IdleConnections(max_connections), "reads": FairReads(), "tls": tls}
+    shared = {"idle": Shares("holds idle connections", max_connections, 0), "reads": FairReads(), "tls": tls}
     return type("TickProtocol", (BoundedProtocol,), {**limits, **shared})
-
-
-class IdleConnections:
-    """The connections without a place, by the clients' addresses.
-
-    Above `max_connections` in all, one of them makes room: the one that has been without for the longest time, of the
-    address with the most of them where that has more than a 16th of the limit.
-    """
-
-    def __init__(self, max_connections: int) -> None:
-        self._max_connections, self._few = max_connections, max(1, max_connections // 16)
-        self._all: dict[BoundedReads, None] = {}  # the longest first, as in the others
-        self._by_address: dict[str, dict[BoundedReads, None]] = {}
-        self._many: set[str] = set()  # the addresses with more than _few
-
-    def add(self, connection: BoundedReads) -> None:
-        """Take in a connection; one that is in keeps its place."""
-        address = connection.transport.address
-        of_address = self._by_address.setdefault(address, {})
-        self._all[connection] = of_address[connection] = None
-        if len(of_address) > self._few:
-            self._many.add(address)
-
-    def discard(self, connection: BoundedReads) -> None:
-        """The connection has a place, or has ended."""
-        address = connection.transport.address
-        of_address = self._by_address.get(address, {})
-        self._all.pop(connection, None)
-        of_address.pop(connection, None)
-        if len(of_address) <= self._few:
-            self._many.discard(address)
-        if not of_address:
-            self._by_address.pop(address, None)
-
-    def make_room(self, num_connections: int) -> None:
-        """Close one where there are more than the limit."""
-        if num_connections > self._max_connections and self._all:
-            most = max((self._by_address[address] for address in self._many), key=len, default=self._all)
-            longest = next(iter(most))
-            self.discard(longest)
-            longest.transport.abort()
 
 
 class BoundedProtocol(H11Protocol, BoundedReads):
     """One connection. Endpoints get `abort(flush)` as the scope's extension "tickrt.abort".
 
-    It is one of the idle connections until it has a place, and again after the response: a request gets one by the
-    extension "tickrt.place", a WebSocket by a complete handshake. The socket is read while a response is made, so that
-    a disconnect is seen: what the client sends then waits for the end of the response, up to MAX_PIPELINED_BYTES. A
-    client that sends no more (half-closed) gets its response; probes show whether it is still there. One that is still
-    sending at the end of its response has LINGER_S to read that; what it sends is dropped, and not read any more after
-    LINGER_BYTES.
+    It is one of the idle connections, of which one makes room above their limit, until it has a place, and again after
+    the response: a request gets one by the extension "tickrt.place" once its body is there, a WebSocket by a complete
+    handshake. The socket is read while a response is made, so that a disconnect is seen: what the client sends then
+    waits for the end of the response, up to MAX_PIPELINED_BYTES. A client that sends no more (half-closed) gets its
+    response; probes show whether it is still there. One that is still sending at the end of its response has LINGER_S
+    to read that; what it sends is dropped, and not read any more after LINGER_BYTES.
     """
 
     header_timeout_s: float = 10.0
     write_timeout_s: float = 20.0
-    idle: ClassVar[IdleConnections]
+    idle: ClassVar[Shares]
     reads: ClassVar[FairReads]
     tls: ClassVar[ssl.SSLContext | None]
     transport: FairTransport  # type: ignore[assignment]
@@ -129,6 +89,7 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         self._dropped_bytes: int | None = None
         self._is_early = False
         self._turn_bytes = 0
+        self._idle: Holding | None = None
         self.app = self._with_abort(self.app)
         if self.ws_protocol_class is not None:
             kind: Any = self.ws_protocol_class
@@ -139,8 +100,9 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         fair = TlsTransport(transport, self.reads, self.tls) if self.tls else FairTransport(transport, self.reads)
         super().connection_made(fair)  # type: ignore[arg-type]
         self.transport.set_write_buffer_limits(WRITE_BYTES)
-        self.idle.add(self)
-        self.idle.make_room(len(self.connections))
+        if len(self.connections) > self.idle.limit:
+            self.idle.evict()
+        self._wait_for_place()
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -163,6 +125,8 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         cycle, kept = self.cycle, 0 if self.cycle is None else len(self.cycle.body)
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
+            if self._idle is not None:  # what it sends is a body
+                self._idle.touch()
             self._count_framing(len(data), len(self.cycle.body) - (kept if self.cycle is cycle else 0))
         if self._is_answering():
             self.flow.resume_reading()
@@ -247,7 +211,7 @@ class BoundedProtocol(H11Protocol, BoundedReads):
             scope.setdefault("extensions", {})[ABORT_EXTENSION] = self.abort
             scope["extensions"] |= {
                 CHARGE_EXTENSION: self.transport.charge,
-                PLACE_EXTENSION: partial(self.idle.discard, self),
+                PLACE_EXTENSION: self._leave_idle,
                 REFUSAL_EXTENSION: self._refusal,
             }
             await charged(app(scope, receive, partial(self._send, send)), self.transport.charge)
@@ -368,13 +332,19 @@ class BoundedProtocol(H11Protocol, BoundedReads):
 
     def _wait_for_place(self) -> None:
         """Be one of the connections without a place; the last one, where it had one."""
-        if self in self.connections:
-            self.idle.add(self)
+        if self in self.connections and self._idle is None:
+            self._idle = self.idle.take(self.transport.address, evict=self.transport.abort)
+
+    def _leave_idle(self) -> None:
+        """It has a place, or has ended."""
+        if self._idle is not None:
+            self._idle.release()
+            self._idle = None
 
     def _end_waiting(self) -> None:
         """The connection has its request, or ends: no deadline for headers, no place among those without."""
         self._stop_header_timer()
-        self.idle.discard(self)
+        self._leave_idle()
 
     def _start_header_timer(self) -> None:
         if self._header_timer is None:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush
-from ipaddress import IPv6Address, IPv6Network
 from itertools import count
 from time import thread_time
 from typing import Any
+
+from server.asgi.shares import network_of
+from server.asgi.turns import CpuBudget
 
 # What is read at once, and the first part of it that is parsed: chunks and frames of a few bytes take 1 us a byte.
 READ_BYTES, PIECE_BYTES = 16 * 1024, 512
@@ -75,7 +77,7 @@ class FairReads:
     def __init__(self) -> None:
         self.new, self.requests, self.websockets = ConnectionKind(), ConnectionKind(), ConnectionKind()
         self._virtual_s = 0.0
-        self._budget_s, self._filled_s = BURST_S, 0.0
+        self._budget = CpuBudget(SHARE, BURST_S, MAX_DEBT_S, self._now_s)
         self._number = count()
         self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by account: how much, and when
         self._is_running = False
@@ -102,7 +104,7 @@ class FairReads:
     def charge(self, connection: FairTransport, used_s: float) -> None:
         """Count CPU time that a connection has caused."""
         flow, kind = connection.flow, connection.flow.kind
-        self._budget_s = max(-MAX_DEBT_S, self._budget_s - used_s)
+        self._budget.charge(used_s)
         flow.tag_s = max(kind.virtual_s, flow.tag_s) + used_s
         kind.tag_s = max(self._virtual_s, kind.tag_s) + used_s
         for account in {flow.address, flow.account} if kind is self.new else {flow.address}:
@@ -117,7 +119,7 @@ class FairReads:
         self._push(flow, turn)
         if self._is_running or self._timer is not None:
             return
-        pause_s = self._pause_s()
+        pause_s = self._budget.pause_s()
         if at_once and not pause_s:
             self._run()
         else:
@@ -157,12 +159,12 @@ class FairReads:
                 (flow, turn), has_turned = found, True
                 ends_s -= 0.0 if flow.is_closing() else TASK_S
                 turn()
-                if self._pause_s():
+                if self._budget.pause_s():
                     break
         finally:
             self._is_running = False
         if has_turned:
-            self._run_later(self._pause_s())
+            self._run_later(self._budget.pause_s())
 
     def _run_later(self, pause_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -180,13 +182,6 @@ class FairReads:
             kind.virtual_s = order if kind is not self.new else 0.0
             return flow, turn
         return None
-
-    def _pause_s(self) -> float:
-        """How long it takes until there is time for turns again."""
-        now_s = self._now_s()
-        self._budget_s = min(BURST_S, self._budget_s + SHARE * (now_s - self._filled_s))
-        self._filled_s = now_s
-        return max(0.0, -self._budget_s / SHARE)
 
     def _lately_s(self, account: str) -> float:
         """What connections of an account have used lately."""
@@ -264,7 +259,9 @@ class FairTransport:
             while self._can_parse() and (used_s := thread_time() - started_s) < limit_s:
                 size *= 2 if 0 < used_s < limit_s / 4 else 1
                 self._parse(size)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # also a panic of native code
             message = "a connection could not be read"
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
             self._transport.abort()
@@ -328,19 +325,6 @@ class BoundedReads(asyncio.BufferedProtocol, asyncio.Protocol):
         """So many bytes have arrived."""
         data, self._buffer = bytes(self._buffer[:nbytes]), memoryview(b"")
         self.transport.take(data)
-
-
-def network_of(host: str) -> str:
-    """What limits for an address go by: an IPv6 address by its /64, of which a client has all."""
-    if ":" not in host:
-        return host
-    try:
-        address = IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(IPv6Network((address, 64), strict=False))
 
 
 @types.coroutine

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.asgi.access_control import client_of, is_open
+from server.asgi.access_control import is_open
 from server.asgi.connection import PLACE_EXTENSION, REFUSAL_EXTENSION
-from server.asgi.places import Places
+from server.asgi.headers import sendable
 from server.asgi.problems import REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
+from server.asgi.shares import Shares, client_of
 from server.asgi.websocket import WebSocketExchange
 from server.metrics.metrics import Metrics
 
@@ -69,23 +72,46 @@ class RequestContextMiddleware:
 class PlacesMiddleware:
     """Requests and WebSockets that have passed access control take one of the `places`, or are refused (429, 503).
 
-    What needs no key takes none: it is always answered, and its connection may be closed to make room for another one.
+    A request takes it once its body is there. What needs no key takes none: it is always answered. Until a request has
+    its place, its connection may be closed to make room for another one.
     """
 
     app: ASGIApp
-    places: Places
+    places: Shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process one request or WebSocket."""
+        if scope["type"] not in ("http", "websocket") or is_open(scope):
+            await self.app(scope, receive, send)
+            return
         with ExitStack() as stack:
-            if scope["type"] in ("http", "websocket") and not is_open(scope):
+            take = partial(self._take, scope, stack)
+            if scope["type"] == "http" and has_body(Headers(scope=scope)):
+                receive = partial(_receive, receive, take)
+            else:
                 try:
-                    stack.enter_context(self.places.take(client_of(scope)))
+                    take()
                 except ProblemError as problem:
                     await problem_response(problem, scope["state"]["request_id"])(scope, receive, send)
                     return
-                scope.get("extensions", {}).get(PLACE_EXTENSION, bool)()
             await self.app(scope, receive, send)
+
+    def _take(self, scope: Scope, stack: ExitStack) -> None:
+        stack.enter_context(self.places.hold(client_of(scope)))
+        scope.get("extensions", {}).get(PLACE_EXTENSION, bool)()
+
+
+async def _receive(receive: Receive, take: Callable[[], None]) -> Message:
+    """The next part of a request's body; `take` is called before the last. Raises what it raises."""
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        take()
+    return message
+
+
+def has_body(headers: Headers) -> bool:
+    """Whether a request has a body."""
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 def _log_access(exchange: TrackedExchange | WebSocketExchange, status: str, elapsed_s: float) -> None:
@@ -122,7 +148,7 @@ class TrackedExchange:
         headers = Headers(scope=self.outer_scope)
         self.request_id = request_id_from(headers)
         self.method = self.outer_scope["method"]
-        self.has_unread_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        self.has_unread_body = has_body(headers)
         self.outer_scope.setdefault("state", {})["request_id"] = self.request_id
         self.scope = {**self.outer_scope, "method": "GET" if self.method == "HEAD" else self.method}
 
@@ -150,4 +176,4 @@ class TrackedExchange:
         headers.setdefault("X-Content-Type-Options", "nosniff")
         if self.has_unread_body:
             headers["Connection"] = "close"
-        await self.outer_send({**message, "headers": headers.raw})
+        await self.outer_send({**message, "headers": sendable(headers.raw)})

@@ -8,28 +8,27 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, BeforeValidator, Field, create_model
+from pydantic import BeforeValidator, Field, create_model
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema, models_json_schema
 from pydantic_core import PydanticCustomError
 
 from runtime.audio.encoding import available_formats
-from runtime.audio.formats import ARCHIVE, FORMATS, FormatName, StemFormat
-from runtime.config.bundle import Bundle
+from runtime.audio.formats import ARCHIVE, FORMATS, FormatName, StemFormat, format_name
+from runtime.config.bundle import DEFAULTED, Bundle
 from runtime.config.option_ranges import NumberRange, found_outside
 from runtime.requests.option_types import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL
 from runtime.requests.options import GenerationOptions
 from runtime.requests.tasks import known_tasks
 from runtime.requests.validation import untaken_options
 from server.asgi.examples import describe
+from server.asgi.headers import GENERATION_HEADERS, NUMBERS
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
 from server.asgi.request_body import FILE_PARTS
 
 SCHEMA_TYPE = "application/schema+json"
 REF = "#/components/schemas/{model}"
-# Options whose default is the bundle's.
-SAMPLER_DEFAULTS = ("guidance", "shift", "solver", "steps", "cfg_interval_start", "cfg_interval_end")
 OPEN_PATH = "/health/live"
 ADMIN_HEADER = "X-Admin-Key"
 SECURITY_SCHEMES = {
@@ -92,12 +91,12 @@ class GenerationBody(GenerationOptions):
         description="The id of an uploaded source, in place of the form's part `structure`: what a cover keeps melody "
         "and rhythm of. Default: the source.",
     )
-    response_format: FormatName = Field(
+    response_format: Annotated[FormatName, BeforeValidator(format_name)] = Field(
         default="wav",
-        description="wav, pcm (s16le without a header), flac, ogg (Opus), mp3, ulaw or alaw (G.711: 8 kHz, mono), mid "
-        "(MIDI: its notes), or latents (safetensors, float32 [T, C]).",
+        description="wav, pcm (s16le without a header), flac, ogg (Opus), mp3, mid (MIDI: its notes), or latents "
+        "(safetensors, float32 [T, C]); also by another usual name, such as MP3 or audio/mpeg.",
     )
-    stems: StemFormat | None = Field(
+    stems: Annotated[StemFormat | None, BeforeValidator(format_name)] = Field(
         default=None,
         description="A zip archive in place of one file: the mix and its layers, or the tracks that the model extracts "
         "from it, in this format with 24 bits, the notes as MIDI, and the options.",
@@ -130,8 +129,9 @@ def body_model(max_seconds: float, bundle: Bundle | None = None) -> type[Generat
 
 
 def _model_fields(bundle: Bundle) -> dict[str, Any]:
-    """Fields that differ by model: the sampler's defaults; without what it cannot take; no audio without codec."""
-    fields: dict[str, Any] = {name: _shown(name, default=getattr(bundle.sampler, name)) for name in SAMPLER_DEFAULTS}
+    """Fields that differ by model: defaults, the rule of guidance; without what it cannot take, or audio."""
+    fields: dict[str, Any] = {name: _shown(name, default=bundle.default_of(name)) for name in DEFAULTED}
+    fields["guidance"][1].json_schema_extra["x-rule"] = bundle.guidance.rule
     hidden = [*untaken_options(bundle), *bundle.options.without_choice]
     hidden += ["prompt", "negative_prompt"] if bundle.text_encoder is None else []
     hidden += ["timbre_id"] if bundle.timbre is None else []
@@ -207,49 +207,18 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-EXAMPLES = {
-    "text": {"summary": "A text, as wav", "value": {"prompt": "bright synth arpeggio", "seconds": 2, "seed": 1}},
-    "whole": {
-        "summary": "A whole FLAC file with its length",
-        "value": {"prompt": "calm melody", "seconds": 2, "response_format": "flac", "stream": False},
-    },
-    "blend": {
-        "summary": "From one prompt to another, with guidance that grows",
-        "value": {
-            "prompt": [{"text": "calm melody", "weight": [1, 0]}, {"text": "drums, fast", "weight": [0, 1]}],
-            "guidance": [1.5, 4],
-            "seconds": 2,
-        },
-    },
-    "latents": {"summary": "Latents instead of audio", "value": {"prompt": "", "response_format": "latents"}},
-}
-
-
-MEANING = "`plays` in one line, `meaning` by kind, `drawn` by kind what the seed draws where it names nothing of it"
-
-
 def audio_response() -> dict[int | str, dict[str, Any]]:
     """The OpenAPI entry of a generation's response."""
     binary = {"schema": {"type": "string", "format": "binary"}}
-    text = {"schema": {"type": "string"}}
-    integer = {"schema": {"type": "string", "pattern": "^[0-9]+$"}}
+    number = {"pattern": "^[0-9]+$"}
     headers = {
-        "X-Generation-Id": {"description": "The generation's id", "schema": {"type": "string"}},
-        "X-Seed": {"description": "The seed: the requested one, or the one drawn", **integer},
-        "X-Model": {"description": "The model's id", **text},
-        "X-Model-Version": {"description": "The model's version, percent-encoded", **text},
-        "X-Parameters": {"description": "The options and the seed as JSON: a body that repeats the request", **text},
-        "X-Parameters-Omitted": {"description": "Names of options that are too long for X-Parameters", **text},
-        "X-Prompt-Unknown": {"description": "Prompt words that the model does not know, percent-encoded", **text},
-        "X-Prompt-Near": {"description": "As JSON: such a word -> those that are written most like it", **text},
-        "X-Prompt-Meaning": {"description": "What of each prompt is played, as JSON: " + MEANING, **text},
-        "X-Estimated": {"description": '"true": stems or notes of uploaded audio are estimates', **text},
-        "X-Sample-Rate": {"description": "Samples per second", **integer},
-        "X-Channels": {"description": "Audio channels", **integer},
-        "X-Bit-Depth": {"description": "Bits per sample of wav, pcm and flac", **integer},
+        name: {"description": text, "schema": {"type": "string", **(number if name in NUMBERS else {})}}
+        for name, text in GENERATION_HEADERS.items()
     }
     content = {item.media_type: binary for item in (*FORMATS.values(), ARCHIVE)}
-    return {200: {"description": "The audio, or the latents", "content": content, "headers": headers}}
+    told = {"operationId": "get_generation", "parameters": {"generation_id": "$response.header.X-Generation-Id"}}
+    described = {"content": content, "headers": headers, "links": {"what made it": told}}
+    return {200: {"description": "The audio, or the latents", **described}}
 
 
 def request_body() -> dict[str, Any]:
@@ -267,15 +236,10 @@ def request_body() -> dict[str, Any]:
     return {
         "required": True,
         "content": {
-            "application/json": {"schema": body, "examples": EXAMPLES},
+            "application/json": {"schema": body},
             "multipart/form-data": {"schema": form, "encoding": encoding},
         },
     }
-
-
-def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI entry of a request body that routes read themselves: JSON of this model."""
-    return {"required": True, "content": {"application/json": {"schema": model.model_json_schema(mode="validation")}}}
 
 
 def their_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

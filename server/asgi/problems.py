@@ -6,8 +6,9 @@ import logging
 import math
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -122,14 +123,26 @@ def model_not_found(known: str, name: str, pointer: str = "") -> ProblemError:
     return ProblemError(404, "model_not_found", what, fix=fix, errors=errors)
 
 
+def first_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """As many as a problem carries; no more are made."""
+    return list(islice(findings, MAX_FINDINGS))
+
+
+def invalid_request(findings: Iterable[Finding], fix: str) -> ProblemError:
+    """422 that says the first of the findings, which are not none, and carries first_findings."""
+    found = first_findings(findings)
+    what = f"{found[0].pointer or 'the body'}: {found[0].detail}"
+    return ProblemError(422, "invalid_request", what, fix=fix, errors=found)
+
+
 def draining() -> ProblemError:
     """503 while the server shuts down."""
     return unavailable("draining", "the server is shutting down and takes no new work", retry_after_s=10)
 
 
 def retry_after(seconds: float) -> str:
-    """Whole seconds, at least 1."""
-    return str(max(1, math.ceil(seconds)))
+    """Whole seconds, from 1 to those of a day."""
+    return str(max(1, math.ceil(min(seconds, 86_400))))
 
 
 def pointer(parts: Sequence[str | int]) -> str:
@@ -171,8 +184,9 @@ def allowed_methods(scope: Scope) -> str:
 
 def validation_problem(error: RequestValidationError) -> ProblemError:
     """422 for query and path parameters. The values are not repeated: JSON cannot represent all of them."""
-    findings = [Finding(pointer=pointer(item["loc"]), detail=sentence(item)) for item in error.errors()[:MAX_FINDINGS]]
-    return ProblemError(422, "invalid_request", "the request has invalid parameters", errors=findings)
+    findings = (Finding(pointer=pointer(item["loc"]), detail=sentence(item)) for item in error.errors())
+    what = "the request has invalid parameters"
+    return ProblemError(422, "invalid_request", what, errors=first_findings(findings))
 
 
 def request_id_from(headers: Headers) -> str:

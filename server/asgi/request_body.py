@@ -5,62 +5,108 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from runtime.config.explain import full_sentence
 from runtime.errors import RequestError
 from runtime.untrusted import parse_json_object, quoted
-from server.asgi.paced import Paced
-from server.asgi.problems import MAX_FINDINGS, Finding, ProblemError, pointer, unavailable
+from server.asgi.connection import first_completed, wait_disconnected
+from server.asgi.problems import Finding, ProblemError, invalid_request, pointer, unavailable
+from server.asgi.shares import Shares, client_of
+from server.asgi.turns import Turns
 from server.config import KIB, ServerSettings
 
 JSON = "application/json"
 MULTIPART = "multipart/form-data"
 FILE_PARTS = ("source", "timbre", "structure", "condition", "notes")
-SMALL_JSON_BYTES = 64 * KIB
+SMALL_BYTES = 64 * KIB
+# What a byte of a MIDI file costs to parse, in bytes of JSON; of the time, that parsing may hold the interpreter.
+NOTES_COST, HELD_SHARE = 30, 0.2
 # The first bytes of every body, for which there is always room: the number of requests bounds them.
 UNCOUNTED_BYTES = 64 * KIB
 # What clients send for a part with JSON in it: most give a text no type, and a file the last one.
 REQUEST_PART_TYPES = ("", JSON, "text/plain", "application/octet-stream")
 PLAIN_ENCODINGS = ("", "7bit", "8bit", "binary")
 Model = TypeVar("Model", bound=BaseModel)
-Result = TypeVar("Result")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Bodies:
+    """Request bodies: the memory of those that are being read, without the first UNCOUNTED_BYTES of each, and the turns
+    of their clients to have them parsed and validated, which holds the interpreter.
+
+    limit_bytes: of memory, of which one client has the part `client_share` (0: no limit).
+    """
+
+    def __init__(self, limit_bytes: int, client_share: float = 0.5) -> None:
+        self.memory = Shares("keeps bytes of requests", limit_bytes, client_share)
+        self._small, self._large = Turns("reads requests", HELD_SHARE), Turns("reads large requests", HELD_SHARE)
+
+    def turns(self, cost_bytes: int) -> Turns:
+        """For work that takes as long as so many bytes of JSON. What takes long does not hold up what does not."""
+        return self._large if cost_bytes > SMALL_BYTES else self._small
+
+    async def run(
+        self, request: Request, cost_bytes: int, work: Callable[P, T], *arguments: P.args, **options: P.kwargs
+    ) -> T:
+        """What `work` gives, in a thread, in the turn of the client. Raises ProblemError 503, ClientDisconnect.
+
+        cost_bytes: as for turns().
+        """
+        work_in_turn = self.turns(cost_bytes).run(client_of(request.scope), work, *arguments, **options)
+        running = asyncio.create_task(work_in_turn)
+        await first_completed({running, asyncio.create_task(wait_disconnected(request.receive))})
+        if running.cancelled():
+            raise ClientDisconnect
+        return running.result()
 
 
 @dataclass
-class BodyBudget:
-    """Bytes of request bodies being read now, over all connections, without the first UNCOUNTED_BYTES of each.
+class Reading:
+    """A body that is being read. `end` ends that, to make room for others."""
 
-    `large_json`: where they are parsed and validated.
-    """
+    request: Request
+    memory: Shares
+    end: Callable[[], None]
 
-    limit_bytes: int
-    used_bytes: int = 0
-    large_json: Paced = field(default_factory=Paced)
 
-    def reserve(self, size: int) -> None:
-        """Reserve bytes. Raises ProblemError 503 above the limit."""
-        if self.used_bytes + size > self.limit_bytes:
-            raise unavailable("busy", "too many large requests are being read")
-        self.used_bytes += size
+@asynccontextmanager
+async def reading(request: Request, bodies: Bodies, settings: ServerSettings) -> AsyncIterator[Reading]:
+    """Read a body inside of the block. Raises ProblemError 408 where it has not arrived in time."""
+    async with deadline(settings.body_timeout_s) as end:
+        yield Reading(request, bodies.memory, end)
 
-    def release(self, size: int) -> None:
-        """Return reserved bytes."""
-        self.used_bytes -= size
+
+@asynccontextmanager
+async def deadline(timeout_s: float, fix: str = "") -> AsyncIterator[Callable[[], None]]:
+    """Gives what ends the block at once. Raises ProblemError 408 then, and where a body has not arrived in time."""
+    what = f"the body did not arrive within {timeout_s:g} s"
+
+    def end() -> None:
+        nonlocal what
+        if not waiting.expired():
+            what = "the body is still not there, and other requests need its room"
+            waiting.reschedule(0.0)
+
+    try:
+        async with asyncio.timeout(timeout_s) as waiting:
+            yield end
+    except TimeoutError:
+        raise ProblemError(408, "request_timeout", what, fix=fix, headers={"Connection": "close"}) from None
 
 
 @dataclass(frozen=True)
 class Upload:
     """The parts of a request: the parsed JSON object, and the bytes of the files that were sent.
 
-    is_large: the JSON is, or the notes are.
+    cost_bytes: what they cost to parse, as bytes of JSON.
     """
 
     values: dict[str, Any]
@@ -69,56 +115,25 @@ class Upload:
     structure: bytes | None = None
     condition: bytes | None = None
     notes: bytes | None = None
-    is_large: bool = False
+    cost_bytes: int = 0
 
 
-async def read_upload(request: Request, settings: ServerSettings, budget: BodyBudget) -> Upload:
+async def read_upload(request: Request, settings: ServerSettings, bodies: Bodies) -> Upload:
     """JSON, or multipart with parts `request` (JSON) and FILE_PARTS. Raises ProblemError."""
-    if _accepted_type(request, JSON, MULTIPART) == JSON:
-        body = await _read_json_body(request, settings, budget)
-        return Upload(await parse_json(body, budget), is_large=_is_large(body))
-    async with body_deadline(settings):
-        return await _read_multipart(request, settings, budget)
-
-
-async def read_json(request: Request, settings: ServerSettings, budget: BodyBudget) -> dict[str, Any]:
-    """A body that is a JSON object. Raises ProblemError."""
-    _accepted_type(request, JSON)
-    return await parse_json(await _read_json_body(request, settings, budget), budget)
-
-
-async def _read_json_body(request: Request, settings: ServerSettings, budget: BodyBudget) -> bytes:
-    async with body_deadline(settings):
-        return await read_all(request, settings.json_bytes, budget)
-
-
-def _accepted_type(request: Request, *accepted: str) -> str:
-    """The request's media type. Raises ProblemError 415 where it is none of `accepted`."""
-    kind = media_type(request)
-    if kind not in accepted:
-        raise ProblemError(
-            415,
-            "unsupported_media_type",
-            f"expected content type {' or '.join(accepted)}, got {quoted(kind)}",
-            fix=f"send the header content-type: {JSON}",
-            headers={"Accept": ", ".join(accepted)},
-        )
-    return kind
-
-
-@asynccontextmanager
-async def body_deadline(settings: ServerSettings) -> AsyncIterator[None]:
-    """Raises ProblemError 408 where a body has not arrived in time."""
-    try:
-        async with asyncio.timeout(settings.body_timeout_s):
-            yield
-    except TimeoutError:
-        raise ProblemError(
-            408,
-            "request_timeout",
-            f"the body did not arrive within {settings.body_timeout_s:g} s",
-            headers={"Connection": "close"},
-        ) from None
+    kind, where, files = media_type(request), "", dict[str, bytes]()
+    async with reading(request, bodies, settings) as body:
+        if kind == JSON:
+            text = await read_all(body, settings.json_bytes)
+        elif kind == MULTIPART:
+            text, files = await _read_multipart(body, settings)
+            where = "/request"
+        else:
+            what = f"expected content type {JSON} or {MULTIPART}, got {quoted(kind)}"
+            fix = f"send the header content-type: {JSON}"
+            headers = {"Accept": f"{JSON}, {MULTIPART}"}
+            raise ProblemError(415, "unsupported_media_type", what, fix=fix, headers=headers)
+    values = await parse_json(request, text, bodies, where)
+    return Upload(values, **files, cost_bytes=len(text) + NOTES_COST * len(files.get("notes", b"")))
 
 
 def media_type(request: Request) -> str:
@@ -134,29 +149,30 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def read_all(request: Request, limit: int, budget: BodyBudget) -> bytes:
-    """The body. Raises ProblemError 413 or 503."""
-    async with aclosing(_limited(request, limit, budget)) as stream:
+async def read_all(body: Reading, limit: int) -> bytes:
+    """The body. Raises ProblemError 413, 429 or 503."""
+    async with aclosing(_limited(body, limit)) as stream:
         return b"".join([part async for part in stream])
 
 
-async def _limited(request: Request, limit: int, budget: BodyBudget) -> AsyncGenerator[bytes, None]:
+async def _limited(body: Reading, limit: int) -> AsyncGenerator[bytes, None]:
     """The body's parts. Raises ProblemError 413 before more than `limit` bytes are kept."""
-    declared = request.headers.get("content-length", "0")
-    total = counted = 0
+    held, total = None, 0
     try:
-        if int(declared) > limit:
+        if int(body.request.headers.get("content-length", "0")) > limit:
             raise too_large(limit)
-        async for part in request.stream():
+        async for part in body.request.stream():
             if total + len(part) > limit:
                 raise too_large(limit)
             total += len(part)
-            more = max(0, total - UNCOUNTED_BYTES) - counted
-            budget.reserve(more)
-            counted += more
+            if held is not None:
+                held.grow(len(part))
+            elif total > UNCOUNTED_BYTES:
+                held = body.memory.take(client_of(body.request.scope), total - UNCOUNTED_BYTES, evict=body.end)
             yield part
     finally:
-        budget.release(counted)
+        if held is not None:
+            held.release()
 
 
 def too_large(limit: int) -> ProblemError:
@@ -171,45 +187,38 @@ def too_large(limit: int) -> ProblemError:
 
 
 @asynccontextmanager
-async def read_file(request: Request, settings: ServerSettings, budget: BodyBudget) -> AsyncIterator[bytes]:
+async def read_file(request: Request, settings: ServerSettings, bodies: Bodies) -> AsyncIterator[bytes]:
     """The bytes of one file: the body, or a form's part `source`. Raises ProblemError 4xx or 503."""
     limit = min(settings.upload_bytes, settings.sources_bytes)
-    async with body_deadline(settings):
+    async with reading(request, bodies, settings) as body:
         if media_type(request) == MULTIPART:
-            form = await parse_form(request, limit, settings.json_bytes, budget)
+            form = await parse_form(body, limit, settings.json_bytes)
             try:
                 data = await field_bytes(_known_fields(form, ("source",))["source"], limit)
             finally:
                 await form.close()
         else:
-            data = await read_all(request, limit, budget)
-    budget.reserve(len(data))
-    try:
+            data = await read_all(body, limit)
+    with bodies.memory.hold(client_of(request.scope), len(data)):
         yield data
-    finally:
-        budget.release(len(data))
 
 
-async def _read_multipart(request: Request, settings: ServerSettings, budget: BodyBudget) -> Upload:
-    """`request` may be a text field or a file part; the others must be file parts."""
-    form = await parse_form(request, settings.upload_bytes + settings.json_bytes, settings.json_bytes, budget)
+async def _read_multipart(body: Reading, settings: ServerSettings) -> tuple[bytes, dict[str, bytes]]:
+    """`request`, which may be a text field or a file part, and the others, which must be file parts."""
+    form = await parse_form(body, settings.upload_bytes + settings.json_bytes, settings.json_bytes)
     try:
         fields = _known_fields(form, ("request", *FILE_PARTS))
-        text = await field_bytes(fields["request"], settings.json_bytes)
-        files = {name: await field_bytes(fields[name], settings.upload_bytes) for name in FILE_PARTS if name in fields}
+        text = await field_bytes(fields.pop("request"), settings.json_bytes)
+        return text, {name: await field_bytes(part, settings.upload_bytes) for name, part in fields.items()}
     finally:
         await form.close()
-    is_large = _is_large(text) or _is_large(files.get("notes", b""))
-    return Upload(await parse_json(text, budget, "/request"), **files, is_large=is_large)
 
 
-async def parse_form(
-    request: Request, limit: int, field_limit: int, budget: BodyBudget, *, max_fields: int = 6
-) -> FormData:
+async def parse_form(body: Reading, limit: int, field_limit: int, *, max_fields: int = 6) -> FormData:
     """A multipart form, to be closed by the caller; its texts are latin-1. Raises ProblemError 4xx or 503."""
     # latin-1 keeps the exact bytes of a text field, so that invalid UTF-8 is refused instead of replaced.
-    headers = Headers({"content-type": request.headers["content-type"] + "; charset=latin-1"})
-    async with aclosing(_limited(request, limit, budget)) as stream:
+    headers = Headers({"content-type": body.request.headers["content-type"] + "; charset=latin-1"})
+    async with aclosing(_limited(body, limit)) as stream:
         parser = _FormParser(headers, stream, max_files=6, max_fields=max_fields, max_part_size=field_limit)
         try:
             return await parser.parse()
@@ -274,19 +283,6 @@ def _known_fields(form: FormData, known: tuple[str, ...]) -> dict[str, str | Upl
     return dict(form.multi_items())
 
 
-MAGIC = (b"RIFF", b"RF64", b"riff", b"fLaC", b"OggS", b"ID3", b"FORM", b".snd", b"caff", b"\x1a\x45\xdf\xa3")
-
-
-def check_source(data: bytes, part: str = "source") -> None:
-    """Refuse a file without the magic bytes of a known format. Raises ProblemError 415."""
-    head = data[:12]
-    is_mpeg = len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0
-    if not (head.startswith(MAGIC) or is_mpeg or head[4:8] == b"ftyp" or head[8:9] == b"{"):
-        raise ProblemError(
-            415, "unsupported_media_type", f"the {part} is not audio", fix="send wav, flac, ogg, mp3 or safetensors"
-        )
-
-
 def _part_problem(name: str, what: str) -> ProblemError:
     return ProblemError(
         422,
@@ -305,24 +301,9 @@ async def field_bytes(field: str | UploadFile, limit: int) -> bytes:
     return await field.read()
 
 
-async def parse_json(body: bytes, budget: BodyBudget, where: str = "") -> dict[str, Any]:
-    """parse_object() in a thread."""
-    return await in_thread(budget, _is_large(body), parse_object, body, where)
-
-
-async def validate_upload(model: type[Model], upload: Upload, budget: BodyBudget) -> Model:
-    """validate() in a thread."""
-    return await in_thread(budget, upload.is_large, validate, model, upload.values)
-
-
-def _is_large(data: bytes) -> bool:
-    return len(data) > SMALL_JSON_BYTES
-
-
-async def in_thread(budget: BodyBudget, is_large: bool, work: Callable[..., Result], *arguments: object) -> Result:
-    """What `work` gives, which holds the interpreter for long where `is_large`."""
-    run = budget.large_json.run if is_large else run_in_threadpool
-    return await run(work, *arguments)
+async def parse_json(request: Request, text: bytes, bodies: Bodies, where: str = "") -> dict[str, Any]:
+    """parse_object() in a thread. Raises what that and Bodies.run() raise."""
+    return await bodies.run(request, len(text), parse_object, text, where)
 
 
 def parse_object(body: bytes, where: str = "") -> dict[str, Any]:
@@ -335,11 +316,10 @@ def parse_object(body: bytes, where: str = "") -> dict[str, Any]:
 
 
 def validate(model: type[Model], values: dict[str, Any], fix: str = "see /v1/schema") -> Model:
-    """`values` as `model`. Raises ProblemError 422 with one finding per error; the values are not repeated."""
+    """`values` as `model`. Raises ProblemError 422 with a finding for each error; the values are not repeated."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        items = error.errors(include_url=False, include_input=False)[:MAX_FINDINGS]
-        findings = [Finding(pointer=pointer(item["loc"]), detail=full_sentence(item, model)) for item in items]
-        what = f"{findings[0].pointer or 'the body'}: {findings[0].detail}"
-        raise ProblemError(422, "invalid_request", what, fix=fix, errors=findings) from None
+        items = error.errors(include_url=False, include_input=False)
+        findings = (Finding(pointer=pointer(item["loc"]), detail=full_sentence(item, model)) for item in items)
+        raise invalid_request(findings, fix) from None

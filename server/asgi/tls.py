@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, FileError
+from runtime.input_files import check_file
 from server.asgi.fair_reads import READ_BYTES, FairReads, FairTransport
 from server.asgi.problems import MEDIA_TYPE, ProblemError
 
@@ -144,10 +145,9 @@ def tls_context(certificate: Path, private_key: Path | None) -> ssl.SSLContext:
 
 def _check_readable(path: Path) -> None:
     try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", fix=FIX) from None
+        check_file(path)
+    except FileError as error:
+        raise ConfigError(error.what, fix=FIX) from None
 
 
 def _explain(error: Exception, certificate: Path, private_key: Path) -> str:

@@ -21,6 +21,7 @@ from websockets.http11 import Request, Response
 from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S
 from server.asgi.connection import ABORT_EXTENSION, CHARGE_EXTENSION, FLUSH_S
 from server.asgi.fair_reads import BoundedReads, FairTransport, charged
+from server.asgi.headers import sendable
 from server.asgi.problems import MEDIA_TYPE, REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
 
 GOING_AWAY = 1001
@@ -272,7 +273,7 @@ class WebSocketExchange:
             self.status = message.get("status", 101)
             headers = MutableHeaders(raw=list(message.get("headers", [])))
             headers[REQUEST_ID_HEADER] = self.request_id
-            message = {**message, "headers": headers.raw}
+            message = {**message, "headers": sendable(headers.raw)}
         self.sent_bytes += len(message.get("bytes") or message.get("text") or message.get("body") or "")
         await self.outer_send(message)
 

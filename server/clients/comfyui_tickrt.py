@@ -66,11 +66,15 @@ class TickRTGenerate:
         if source is not None:
             uploaded, _ = _ask(f"{url}/v1/sources", _wav(source), "application/octet-stream")
             body = {"denoise": denoise, **body, "source_id": json.loads(uploaded)["id"]}
-        pcm, headers = _ask(f"{url}/v1/audio/generations", json.dumps(body).encode(), "application/json")
+        pcm, headers = _ask(f"{url}/v1/audio/generations", json.dumps(body).encode())
         samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768  # [samples * channels]
         waveform = samples.reshape(1, -1, int(headers["X-Channels"])).transpose(0, 2, 1)  # [1, channels, samples]
         audio = {"waveform": _tensor(np.ascontiguousarray(waveform)), "sample_rate": int(headers["X-Sample-Rate"])}
-        return audio, headers["X-Parameters"]
+        parameters = headers["X-Parameters"]
+        if parameters.startswith("/"):  # too long for a header: the path where they are
+            card, _ = _ask(f"{url}{parameters}")
+            parameters = json.dumps(json.loads(card)["options"])
+        return audio, parameters
 
 
 def _parsed(options: str) -> dict[str, Any]:
@@ -83,8 +87,8 @@ def _parsed(options: str) -> dict[str, Any]:
     return values
 
 
-def _ask(url: str, body: bytes, kind: str) -> tuple[bytes, Any]:
-    """Send a body; the answer's, which is read while it is generated, and its headers."""
+def _ask(url: str, body: bytes | None = None, kind: str = "application/json") -> tuple[bytes, Any]:
+    """Send a body, or GET; the answer's, which is read while it is generated, and its headers."""
     headers = {"Content-Type": kind, "Authorization": f"Bearer {os.environ.get('TICKRT_API_KEY', 'none')}"}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=TIMEOUT_S) as answer:

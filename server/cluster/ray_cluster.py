@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.config.deployment import Deployment
+from runtime.engines.manifest import write_atomically
 from runtime.errors import TickError
 from server.cluster.local_cluster import START_S, LocalCluster, free_port
 
@@ -177,4 +178,4 @@ class RayCluster(LocalCluster):
 
     def _record(self, applied: AppliedConfig) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.folder / RECORD).write_text(json.dumps(asdict(applied)), "utf-8")
+        write_atomically(self.folder / RECORD, json.dumps(asdict(applied)).encode())

@@ -15,17 +15,18 @@ from starlette.concurrency import run_in_threadpool
 from runtime.audio.formats import FORMATS
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.tasks import known_tasks
-from server.asgi.access_control import check_body_key, client_of
+from server.asgi.access_control import check_body_key
 from server.asgi.openapi import their_responses
 from server.asgi.problems import ProblemError, model_not_found
 from server.asgi.request_body import Upload, validate
+from server.asgi.shares import client_of
 from server.compat.acestep_described import INIT, QUERY, TASK, fields_body
 from server.compat.acestep_fields import FILES, Fields, error_text, read_fields, refuse
 from server.compat.acestep_request import MODEL_PREFIX, TaskRequest, task_request
 from server.compat.acestep_tasks import Task, TaskStore
 from server.compat.errors import ErrorBody
 from server.routes.checked_request import CheckedRequest
-from server.routes.generation_job import MAX_HEADER_WORD, MAX_HEADER_WORDS, GenerationJob
+from server.routes.generation_job import MAX_TOLD_WORDS, GenerationJob
 from server.routes.sources import store_source
 from server.service.admission import Permit
 from server.service.liveness import not_ready
@@ -35,6 +36,8 @@ ENVIRONMENT = "tickrt"
 # Tasks that one request may ask for: results repeat prompts and lyrics.
 MAX_QUERIED = 100
 STATUS = {"running": 0, "succeeded": 1, "failed": 2}
+# Theirs waits for ever: clients ask again until a task succeeds or fails.
+UNKNOWN_TASK = "there is no task with this id, or not any more: start it again with /release_task"
 MEDIA_TYPES = {item.suffix: item.media_type for item in FORMATS.values()}
 NOT_AVAILABLE = {
     "/format_input": "it has no language model that rewrites prompts",
@@ -48,7 +51,7 @@ NOT_AVAILABLE = {
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Tasks live as long as the app."""
     settings = app.state.service.settings
-    app.state.acestep = TaskStore(settings.results_bytes, settings.result_keep_s)
+    app.state.acestep = TaskStore(settings.results_bytes, settings.result_keep_s, app.state.service.client_share)
     yield
     await app.state.acestep.close()
 
@@ -124,13 +127,12 @@ async def release_task(request: Request) -> dict[str, Any]:
     pipeline = service.ready_pipeline()
     fields, files = await _read(request)
     _check_model(pipeline, fields)
-    wanted = task_request(fields, files, pipeline.bundle)
-    await run_in_threadpool(validate, service.body_model, wanted.values)
+    wanted = await service.bodies.run(request, fields.cost_bytes, _wanted, service, fields, files, pipeline)
     client, seeds = client_of(request.scope), _seeds(service, wanted, fields)
     with ExitStack() as stack:
         permits = [_admit(service, client, stack) for _ in seeds]
-        values = await _with_uploads(service, wanted, files)
-        body = await run_in_threadpool(validate, service.body_model, values)
+        values = await _with_uploads(service, client, wanted, files)
+        body = await service.bodies.run(request, fields.cost_bytes, validate, service.body_model, values)
         bodies = [body.model_copy(update={"seed": seed}) for seed in seeds]
         requests = [CheckedRequest(service, pipeline, body, Upload({}), client) for body in bodies]
         jobs = [await GenerationJob.prepare(found, permit) for found, permit in zip(requests, permits, strict=True)]
@@ -151,6 +153,13 @@ async def query_result(request: Request) -> dict[str, Any]:
     if not isinstance(ids, list) or len(ids) > MAX_QUERIED or not all(isinstance(one, str) for one in ids):
         refuse("task_id_list", f"expected a list of at most {MAX_QUERIED} task ids")
     return envelope([_state(task_id, tasks.get(task_id)) for task_id in ids])
+
+
+def _wanted(service: Service, fields: Fields, files: Mapping[str, bytes], pipeline: Pipeline) -> TaskRequest:
+    """What the parameters ask for. Raises ProblemError, RequestError."""
+    wanted = task_request(fields, files, pipeline.bundle)
+    validate(service.body_model, wanted.values)
+    return wanted
 
 
 def _json_list(text: str) -> Any:
@@ -203,8 +212,7 @@ def _not_available(why: str) -> ProblemError:
 async def _read(request: Request) -> tuple[Fields, dict[str, bytes]]:
     """The parameters and files of a request. Raises ProblemError, 401 where the key is missing."""
     service = service_of(request)
-    values, files = await read_fields(request, service.settings, service.budget)
-    fields = Fields(values)
+    fields, files = await read_fields(request, service.settings, service.bodies)
     check_body_key(request, service.settings, fields.text("ai_token"))
     return fields, files
 
@@ -244,15 +252,17 @@ def _admit(service: Service, client: str, stack: ExitStack) -> Permit:
     return permit
 
 
-async def _with_uploads(service: Service, wanted: TaskRequest, files: Mapping[str, bytes]) -> dict[str, Any]:
+async def _with_uploads(
+    service: Service, client: str, wanted: TaskRequest, files: Mapping[str, bytes]
+) -> dict[str, Any]:
     """The values of a body, with the ids of the files that were sent: generations of a batch share them."""
     values = wanted.values
     if wanted.needs_source and "src_audio" in files:
-        source = await store_source(service, files["src_audio"], "src_audio")
+        source = await store_source(service, client, files["src_audio"], "src_audio")
         rate_hz = service.ready_pipeline().bundle.latents.frame_rate_hz
         values = wanted.with_source(source.id, round(source.milliseconds / 1000 * rate_hz) / rate_hz)
     if "reference_audio" in files:
-        reference = await store_source(service, files["reference_audio"], "reference_audio")
+        reference = await store_source(service, client, files["reference_audio"], "reference_audio")
         values = {**values, "timbre_id": reference.id}
     return values
 
@@ -268,7 +278,7 @@ def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
         "keyscale": values.get("key", ""),
         "timesignature": str(values.get("time_signature", "")),
     }
-    unknown = [word[:MAX_HEADER_WORD] for word in job.read.words.unknown[:MAX_HEADER_WORDS]]
+    unknown = job.read.words.unknown[:MAX_TOLD_WORDS]
     plays = [str(meaning) for meaning in job.read.meanings if str(meaning)]
     said = {"without effect": wanted.ignored, "words that the model does not know": unknown, "plays": plays}
     info = [f"{wanted.task}, {job.generation.num_steps} steps", *(f"{k}: {', '.join(v)}" for k, v in said.items() if v)]
@@ -285,7 +295,9 @@ def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
 def _state(task_id: str, task: Task | None) -> dict[str, Any]:
     """A task's entry of /query_result, its results as a text of JSON."""
     if task is None:
-        return {"task_id": task_id, "result": "[]", "status": 0, "progress_text": ""}
+        failed = STATUS["failed"]
+        result = json.dumps([{"file": "", "wave": "", "status": failed, "stage": "failed", "error": UNKNOWN_TASK}])
+        return {"task_id": task_id, "result": result, "status": failed, "progress_text": UNKNOWN_TASK}
     status = STATUS[task.state]
     common = {
         "wave": "",

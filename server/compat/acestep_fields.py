@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl
@@ -12,22 +11,27 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from runtime.errors import RequestError
+from runtime.requests.option_types import MAX_CODE_CHARACTERS, MAX_CODES
+from runtime.requests.text_options import MAX_LYRICS_CHARACTERS
 from runtime.untrusted import parse_json_object, quoted
 from server.asgi.problems import Finding, ProblemError
 from server.asgi.request_body import (
     MULTIPART,
-    BodyBudget,
-    body_deadline,
+    Bodies,
+    Reading,
     field_bytes,
     media_type,
     parse_form,
     parse_json,
     read_all,
+    reading,
 )
 from server.config import ServerSettings
 
 FORM = "application/x-www-form-urlencoded"
 MAX_FIELDS = 100
+# Items of a list, and characters of texts that may be longer than lyrics.
+MAX_ITEMS, LONGER_TEXTS = 1000, {"audio_code_string": MAX_CODES * MAX_CODE_CHARACTERS}
 # Parts of a form that are files -> the other names that they have.
 FILES = {"src_audio": "ctx_audio", "reference_audio": "ref_audio"}
 # Parameter -> the other names that it has.
@@ -73,34 +77,30 @@ THEIR_NAMES = {
 }  # fmt: skip
 
 
-async def read_fields(
-    request: Request, settings: ServerSettings, budget: BodyBudget
-) -> tuple[dict[str, Any], dict[str, bytes]]:
+async def read_fields(request: Request, settings: ServerSettings, bodies: Bodies) -> tuple[Fields, dict[str, bytes]]:
     """The members of a JSON object, or the texts of a form and its FILES. Raises ProblemError.
 
     What begins with a brace is JSON, also under another media type: many clients send none, or that of a form.
     """
     kind = media_type(request)
-    async with body_deadline(settings):
+    async with reading(request, bodies, settings) as arriving:
         if kind == MULTIPART:
-            return await _read_form(request, settings, budget)
-        body = await read_all(request, settings.json_bytes, budget)
+            return await _read_form(arriving, settings)
+        body = await read_all(arriving, settings.json_bytes)
     if body.lstrip().startswith((b"{", b"[")) or kind.endswith("json"):
-        return await parse_json(body, budget), {}
+        return Fields(await parse_json(request, body, bodies), len(body)), {}
     if kind != FORM:
         raise ProblemError(415, "unsupported_media_type", f"expected JSON or a form, got content type {quoted(kind)}")
     try:
         pairs = parse_qsl(_utf8(body), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
     except ValueError:
         raise ProblemError(400, "malformed_form", f"the form is no UTF-8, or has over {MAX_FIELDS} fields") from None
-    return _once(pairs), {}
+    return Fields(_once(pairs), len(body)), {}
 
 
-async def _read_form(
-    request: Request, settings: ServerSettings, budget: BodyBudget
-) -> tuple[dict[str, Any], dict[str, bytes]]:
+async def _read_form(body: Reading, settings: ServerSettings) -> tuple[Fields, dict[str, bytes]]:
     limit = settings.upload_bytes + settings.json_bytes
-    form = await parse_form(request, limit, settings.json_bytes, budget, max_fields=MAX_FIELDS)
+    form = await parse_form(body, limit, settings.json_bytes, max_fields=MAX_FIELDS)
     parts = {other: part for part, other in FILES.items()}
     try:
         fields = _once((parts.get(name, name), value) for name, value in form.multi_items())
@@ -111,7 +111,7 @@ async def _read_form(
     finally:
         await form.close()
     texts = {name: _utf8(value.encode("latin-1")) for name, value in fields.items() if isinstance(value, str)}
-    return texts, read
+    return Fields(texts, sum(map(len, texts.values()))), read
 
 
 def _once(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -148,9 +148,13 @@ def error_text(problem: Mapping[str, Any]) -> str:
 
 
 class Fields:
-    """Parameters by name, from the request and the objects in it; those of a form are texts, empty ones not given."""
+    """Parameters by name, from the request and the objects in it; those of a form are texts, empty ones not given.
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    cost_bytes: what they cost to read, as bytes of JSON.
+    """
+
+    def __init__(self, values: Mapping[str, Any], cost_bytes: int = 0) -> None:
+        self.cost_bytes = cost_bytes
         metadata = next((name for name in METADATA if values.get(name)), METADATA[0])
         self._objects = (values, _object(values, PARAMETERS), _object(values, metadata))
 
@@ -170,7 +174,10 @@ class Fields:
             return ""
         if isinstance(value, (dict, list, bool)):
             refuse(name, f"expected a text, got {quoted(value)}")
-        return str(value).strip()
+        text, most = str(value).strip(), LONGER_TEXTS.get(name, MAX_LYRICS_CHARACTERS)
+        if len(text) > most:
+            refuse(name, f"has {len(text)} characters, at most {most} are taken")
+        return text
 
     def number(self, name: str) -> float | None:
         """A finite number. Raises ProblemError."""
@@ -203,7 +210,9 @@ class Fields:
     def texts(self, name: str) -> list[str]:
         """A list, or a text with commas or bars between its items. Raises ProblemError."""
         value = self.get(name)
-        items = value if isinstance(value, list) else re.split(r"[,|]", self.text(name))
+        items = value if isinstance(value, list) else self.text(name).replace("|", ",").split(",")
+        if len(items) > MAX_ITEMS:
+            refuse(name, f"has {len(items)} items, at most {MAX_ITEMS} are taken")
         return [text for item in items if (text := str(item).strip())]
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
+from runtime.audio.formats import format_name
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import Task
 from runtime.config.controls import ControlsSpec
-from runtime.requests.options import COVER_DENOISE
+from runtime.config.words import READERS, is_instrumental
+from runtime.requests.options import COVER_DENOISE, options_error
 from runtime.requests.request import MAX_SEED
 from runtime.requests.seeds import draw_seed
 from runtime.requests.tasks import TRACK_OPTIONS, known_tasks
+from runtime.requests.text_options import TextOptions
 from runtime.requests.validation import plan_text_options, untaken_options
 from runtime.untrusted import quoted
 from server.compat.acestep_fields import THEIR_NAMES, Fields, refuse
@@ -26,7 +30,7 @@ NEUTRAL: Mapping[str, bool | float | str] = {
 }  # fmt: skip
 # What needs ACE-Step's language model: music is made without; thinking is done where the model has a planner.
 PLANNED = ("thinking", "use_format", "sample_mode")
-FORMATS = {"mp3": "mp3", "wav": "wav", "flac": "flac", "opus": "ogg", "ogg": "ogg"}
+FORMATS = ("mp3", "wav", "flac", "ogg")
 # The API's defaults, which its clients always send: they stand for the model's own.
 DEFAULT_GUIDANCE, DEFAULT_SHIFT, DEFAULT_BATCH, MAX_BATCH = 7.0, 3.0, 2, 8
 # Its instructions for tasks; a model has its own.
@@ -35,9 +39,7 @@ DEFAULT_INSTRUCTIONS = (
     "Repaint the mask area based on the given conditions:",
     "Generate audio semantic tokens based on the given conditions:",
 )
-INSTRUMENTAL = ("[inst]", "[instrumental]")
 MODEL_PREFIX = "acestep"
-KEY = re.compile(r"([A-Ga-g]) *([#b♯♭]?) *(major|maj|M|minor|min|m|)", re.IGNORECASE)
 # A repaint may end this far behind the source: clients round lengths.
 SLACK_S = 0.1
 
@@ -82,7 +84,7 @@ def task_request(fields: Fields, files: Collection[str], bundle: Bundle) -> Task
     task = _task(fields, bundle)
     _check_files(fields, files, task)
     lyrics = fields.text("lyrics")
-    has_tags = bool(lyrics) and lyrics.lower() not in INSTRUMENTAL and "lyrics" in plan_text_options(bundle)
+    has_tags = bool(lyrics) and not is_instrumental(lyrics) and "lyrics" in plan_text_options(bundle)
     untaken = untaken_options(bundle) | (frozenset() if has_tags else plan_text_options(bundle) & {"lyrics"})
     metadata, words, ignored = _metadata(fields, untaken, bundle.controls)
     has_planner = "plan" not in untaken
@@ -145,9 +147,9 @@ def _check_files(fields: Fields, files: Collection[str], task: Task) -> None:
 
 def _format(fields: Fields) -> str:
     name = fields.text("audio_format") or "mp3"
-    if name not in FORMATS:
-        refuse("audio_format", f"expected {', '.join(FORMATS)}, got {quoted(name)}")
-    return FORMATS[name]
+    if (found := str(format_name(name))) not in FORMATS:
+        refuse("audio_format", f"expected {', '.join(FORMATS)} or opus, got {quoted(name)}")
+    return found
 
 
 def _seconds(fields: Fields, task: Task) -> float | None:
@@ -203,13 +205,11 @@ def _metadata(
 
     Lyrics are not given up silently.
     """
-    bpm, lyrics, language = fields.integer("bpm"), fields.text("lyrics"), fields.text("vocal_language")
-    if "lyrics" in untaken and lyrics and lyrics.lower() not in INSTRUMENTAL:
+    lyrics, language = fields.text("lyrics"), fields.text("vocal_language")
+    if "lyrics" in untaken and lyrics and not is_instrumental(lyrics):
         refuse("lyrics", "this model does not sing", "leave them out")
     values = {
-        "bpm": bpm if bpm and bpm > 0 else None,
-        "key": _key(fields),
-        "time_signature": _time_signature(fields),
+        **{name: _read(fields, name) for name in READERS},
         "lyrics": lyrics or None,
         "language": None if language in ("", "unknown") else language,
     }
@@ -222,26 +222,16 @@ def _metadata(
     return {name: value for name, value in values.items() if name not in untaken}, words, lost
 
 
-def _key(fields: Fields) -> str | None:
-    """ "C Major", "Am", "f# min" as "C major", "A minor", "F# minor"."""
-    text = fields.text("key_scale")
-    if text.upper() in ("", "N/A", "AUTO"):
+def _read(fields: Fields, name: str) -> Any:
+    """An option that is a word, as it is checked; the API's 0 and less stand for none. Raises ProblemError."""
+    theirs = THEIR_NAMES.get(name, name)
+    value = READERS[name](fields.text(theirs))
+    if (isinstance(value, float) and value <= 0) or value in ("-1", "0"):
         return None
-    match = KEY.fullmatch(text)
-    if match is None:
-        refuse("key_scale", f"expected a key such as C major, Am or F# minor, got {quoted(text)}")
-    is_minor = match[3] == "m" or match[3].lower().startswith("min")
-    return f"{match[1].upper()}{match[2].lower()} {'minor' if is_minor else 'major'}"
-
-
-def _time_signature(fields: Fields) -> int | None:
-    text = fields.text("time_signature")
-    if text.upper() in ("", "N/A", "AUTO"):
-        return None
-    beats = {"2": 2, "3": 3, "4": 4, "6": 6}.get(text.partition("/")[0].removesuffix(".0"))
-    if beats is None:
-        refuse("time_signature", f"expected 2, 3, 4 or 6 (2/4, 3/4, 4/4, 6/8), got {quoted(text)}")
-    return beats
+    try:
+        return getattr(TextOptions.model_validate({name: value}), name)
+    except ValidationError as error:
+        refuse(theirs, options_error(error, TextOptions).what.removeprefix(f"{name}: "))
 
 
 def _instruction(fields: Fields, task: Task, untaken: Collection[str]) -> dict[str, Any]:

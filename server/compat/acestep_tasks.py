@@ -7,9 +7,10 @@ import re
 import shutil
 import time
 import uuid
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.formats import FORMATS
 from runtime.errors import TickError
-from server.asgi.problems import ProblemError, problem_of, unavailable
+from server.asgi.problems import ProblemError, problem_of
+from server.asgi.shares import Holding, Shares
 from server.compat.acestep_fields import error_text
-from server.config import MIB
+from server.config import KIB, MIB
 from server.routes.generation_file import write_generation
 from server.routes.generation_job import GenerationJob
 from server.sources.temporary_folder import TemporaryFolder
@@ -27,19 +29,22 @@ from server.sources.temporary_folder import TemporaryFolder
 # Tasks that are known, most of them without audio any more.
 MAX_TASKS = 1000
 NUM_DURATIONS = 50
+HEADER_BYTES = 64 * KIB
 AUDIO_PATH = re.compile(r"/([0-9a-f-]{36})/([0-7])\.[a-z0-9]{3,4}")
 
 
 @dataclass
 class Task:
-    """One task: its `jobs`, what its results repeat (`facts`), and `size_bytes` of audio, estimated until it is made.
+    """One task: its `jobs`, and what its results repeat (`facts`).
 
-    `error`: why it failed, or why its audio is gone. `files`: paths of the audio of one that succeeded.
+    `error`: why it failed, or why its audio is gone. `files`: paths of the audio of one that succeeded. `room`: for its
+    audio, estimated until it is made; `place`: among the tasks that are known.
     """
 
     facts: dict[str, Any]
     jobs: Sequence[GenerationJob]
-    size_bytes: int
+    room: Holding
+    place: Holding
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     created_s: float = field(default_factory=time.time)
     seeds: tuple[int, ...] = ()
@@ -67,13 +72,16 @@ class Task:
 class TaskStore:
     """Runs tasks and keeps their audio as files of a temporary folder, `limit_bytes` and `keep_s` at most.
 
-    Where there is no room, the audio of those that ended first is removed; their tasks say so. Event loop's thread.
+    Where there is no room, audio of those that ended first is removed, of the same client where it has its share; their
+    tasks say so. Event loop's thread.
     """
 
-    def __init__(self, limit_bytes: int, keep_s: float) -> None:
+    def __init__(self, limit_bytes: int, keep_s: float, client_share: float = 0.5) -> None:
         self._folder = TemporaryFolder("results")
-        self._limit_bytes, self._keep_s = limit_bytes, keep_s
-        self._tasks: OrderedDict[str, Task] = OrderedDict()
+        self._keep_s = keep_s
+        self._bytes = Shares("keeps bytes of results", limit_bytes, client_share)
+        self._places = Shares("knows tasks", MAX_TASKS, client_share)
+        self._tasks: dict[str, Task] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._durations_s: deque[float] = deque(maxlen=NUM_DURATIONS)
 
@@ -85,9 +93,17 @@ class TaskStore:
         await run_in_threadpool(self._folder.close)
 
     def start(self, jobs: Sequence[GenerationJob], facts: dict[str, Any]) -> Task:
-        """Run prepared jobs as a task; it releases their permits. Raises ProblemError 503 where there is no room."""
-        task = Task(facts, jobs, sum(_audio_bytes(job) for job in jobs))
-        self._make_room(task.size_bytes)
+        """Run prepared jobs as a task, which releases their permits. Raises ProblemError where there is no room."""
+        client, size_bytes = jobs[0].request.client, sum(_audio_bytes(job) for job in jobs)
+        if size_bytes > self._bytes.limit:
+            what = f"the audio may need {size_bytes / MIB:.0f} MiB, the limit is {self._bytes.limit / MIB:.0f} MiB"
+            raise ProblemError(422, "results_too_large", what, fix="ask for less, or raise [server] results_bytes")
+        room = self._bytes.take(client, size_bytes)
+        try:
+            task = Task(facts, jobs, room, self._places.take(client))
+        except ProblemError:
+            room.release()
+            raise
         self._tasks[task.id] = task
         running = self._running[task.id] = asyncio.create_task(self._run(task))
         running.add_done_callback(lambda _: self._running.pop(task.id))
@@ -137,38 +153,29 @@ class TaskStore:
 
     def _end(self, task: Task, error: str, paths: Sequence[str]) -> None:
         task.seeds, task.jobs = tuple(job.generation.seed for job in task.jobs), ()
-        task.files, task.size_bytes = tuple(paths), 0
+        task.files = tuple(paths)
         self._durations_s.append(time.time() - task.created_s)
-        self._tasks.move_to_end(task.id)
+        task.place.touch()
+        task.place.evict = partial(self._forget, task)
         if error:
             self._remove_audio(task, error)
             return
-        task.size_bytes = sum(self._path(path).stat().st_size for path in paths)
+        task.room.touch()
+        task.room.grow(sum(self._path(path).stat().st_size for path in paths) - task.room.size)
+        removed = "the audio was removed to make room for that of other tasks"
+        task.room.evict = partial(self._remove_audio, task, removed)
         expired = f"the audio was kept for {self._keep_s:g} s and then removed"
         asyncio.get_running_loop().call_later(self._keep_s, self._remove_audio, task, expired)
 
-    def _make_room(self, size_bytes: int) -> None:
-        """Remove what ended first. Raises ProblemError 422 or 503 where that is not enough."""
-        if size_bytes > self._limit_bytes:
-            what = f"the audio may need {size_bytes / MIB:.0f} MiB, the limit is {self._limit_bytes / MIB:.0f} MiB"
-            raise ProblemError(422, "results_too_large", what, fix="ask for less, or raise [server] results_bytes")
-        ended = [task for task in self._tasks.values() if not task.is_running]
-        used_bytes = size_bytes + sum(task.size_bytes for task in self._tasks.values())
-        if used_bytes - sum(task.size_bytes for task in ended) > self._limit_bytes:
-            raise unavailable("busy", "the audio of tasks that are being made takes all space for results")
-        for task in ended:
-            if used_bytes > self._limit_bytes:
-                used_bytes -= task.size_bytes
-                self._remove_audio(task, "the audio was removed to make room for that of other tasks")
-            if len(self._tasks) >= MAX_TASKS:
-                used_bytes -= task.size_bytes
-                self._remove_audio(task, "the task is too old")
-                del self._tasks[task.id]
+    def _forget(self, task: Task) -> None:
+        self._remove_audio(task, "the task is too old")
+        del self._tasks[task.id]
 
     def _remove_audio(self, task: Task, why: str) -> None:
         """Remove a task's files, if it has any left; `why` is its error from now on."""
+        task.room.release()
         if task.files:
-            task.files, task.size_bytes, task.error = (), 0, why
+            task.files, task.error = (), why
             shutil.rmtree(self._path(f"/{task.id}"), ignore_errors=True)
 
     def _path(self, path: str) -> Path:
@@ -176,9 +183,9 @@ class TaskStore:
 
 
 def _audio_bytes(job: GenerationJob) -> int:
-    """How long its audio is as 16-bit samples: no format takes more, apart from its header."""
+    """How long its audio is as 16-bit samples: no format takes more, apart from its headers."""
     assert job.request.pipeline.codec is not None
-    return 2 * job.request.pipeline.codec.channels * (job.generation.total_samples or 0)
+    return HEADER_BYTES + 2 * job.request.pipeline.codec.channels * (job.generation.total_samples or 0)
 
 
 async def _make(job: GenerationJob, path: Path) -> str:

@@ -29,9 +29,8 @@ from runtime.sessions.protocol.messages import (
     SetControls,
     SetPrompts,
 )
-from server.asgi.access_control import client_of
 from server.asgi.connection import abort_of, charged_to, first_completed
-from server.asgi.rate_limit import RateLimit, ViolationError
+from server.asgi.shares import RateLimit, client_of
 from server.compat.lyria_audio import AHEAD_S, LEAST_AHEAD_S, AudioStream, Pace
 from server.compat.lyria_messages import (
     MAX_WEIGHTED_PROMPTS,
@@ -48,6 +47,7 @@ from server.compat.lyria_messages import (
 from server.config import KIB
 from server.live.connection import CLOSE_CODES as LIVE_CLOSE_CODES
 from server.live.connection import MAX_PROBLEMS, OPEN_TIMEOUT_S, PROBLEM_PERIOD_S, has_room, receive
+from server.live.incoming import ViolationError
 from server.service.service import Service
 
 # As Google's servers: 1007 for a message that is none.
@@ -257,9 +257,12 @@ class LyriaConnection:
         """Why a prompt cannot be played, as the text `played`; "" where it can."""
         if self._text_encoder is None:
             return "this model takes no text"
-        if not self._text_encoder.words([text]).understood:
-            return "this model understands no word of it"
-        num_tokens, limit = self._text_encoder.num_tokens(played), self._text_encoder.spec.max_tokens
+        try:
+            if not self._text_encoder.words([text]).understood:
+                return "this model understands no word of it"
+            num_tokens, limit = self._text_encoder.num_tokens(played), self._text_encoder.spec.max_tokens
+        except RequestError as error:
+            return error.what
         return f"it is too long: {num_tokens} tokens, this model takes {limit}" if num_tokens > limit else ""
 
     def _next_seq(self) -> int:

@@ -14,11 +14,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.alias_generators import to_camel
 
 from runtime.config.explain import sentence
+from runtime.config.words import read_key
 from runtime.errors import RequestError
 from runtime.requests.option_types import Text
 from runtime.requests.request import MAX_SEED
 from runtime.untrusted import parse_json_object, quoted
-from server.asgi.rate_limit import ViolationError
+from server.live.incoming import ViolationError
 
 SAMPLE_RATE_HZ, CHANNELS = 48_000, 2
 MIME_TYPE = f"audio/l16;rate={SAMPLE_RATE_HZ};channels={CHANNELS}"
@@ -88,7 +89,7 @@ class MusicGenerationConfig(_Message):
     @property
     def controls(self) -> dict[str, Any]:
         """The values as [controls] of a bundle takes them: the scale is its major key, such as "Db major"."""
-        key = None if self.scale is None else self.scale.partition("_MAJOR")[0].replace("_FLAT", "b") + " major"
+        key = None if self.scale is None else read_key(f"{self.scale.partition('_MAJOR')[0]} major")
         return {**self.model_dump(), "scale": key}
 
 

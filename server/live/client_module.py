@@ -13,7 +13,7 @@ MODULES = ("audio/wav.js", "audio/ring.js", "audio/player.js", "connection.js", 
 # A module of its own, as audio threads load one: it becomes a text in the module.
 WORKLET_MODULES = ("audio/ring.js", "audio/worklet.js")
 WORKLET = 'new URL("worklet.js", import.meta.url)'
-IMPORT = re.compile(r"^import \{[^}]*\} from \"[^\"]+\";\n", re.MULTILINE)
+IMPORT = re.compile(r"^import \{[^{}]*\} from \"[^\"]+\";\n", re.MULTILINE)
 EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 

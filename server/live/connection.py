@@ -22,12 +22,11 @@ from runtime.sessions.protocol.messages import (
     problem_of,
     seq_of,
 )
-from server.asgi.access_control import client_of
 from server.asgi.connection import abort_of, charged_to, first_completed, in_charged_thread
 from server.asgi.problems import ProblemError
-from server.asgi.rate_limit import RateLimit, ViolationError
+from server.asgi.shares import RateLimit, client_of
 from server.config import ServerSettings
-from server.live.incoming import Incoming, WriteError, num_counted, parse_text
+from server.live.incoming import Incoming, ViolationError, WriteError, num_counted, parse_text
 from server.live.outbox import Outbox
 from server.metrics.live_metrics import LiveMetrics
 

@@ -13,8 +13,17 @@ from runtime.sessions.protocol.messages import (
     WriteAudio,
     parse_client_message,
 )
-from server.asgi.rate_limit import ViolationError
 from server.config import KIB
+
+
+class ViolationError(RequestError):
+    """The client does not keep to the protocol: its connection ends. `reason`: the reason in `closed`."""
+
+    code = "protocol_violation"
+
+    def __init__(self, what: str, *, reason: str = "violation", fix: str = "") -> None:
+        super().__init__(what, fix=fix)
+        self.reason = reason
 
 
 class WriteError(RequestError):

@@ -113,7 +113,7 @@ def _document(path: str) -> StaticFile:
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
     """The OpenAPI document."""
-    content = await service_of(request).describing.share(request.app.state.openapi_json)
+    content = await service_of(request).describing.run_shared(request.app.state.openapi_json)
     return Response(content, media_type="application/json")
 
 

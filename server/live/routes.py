@@ -9,7 +9,6 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.formats import ARCHIVE
 from runtime.errors import UnknownSessionError
@@ -17,9 +16,9 @@ from runtime.pipeline.stem_files import StemFiles, stems_bytes, zip_bytes
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.services import SessionInfo
 from runtime.sessions.protocol.messages import SUBPROTOCOL, Plan, State, messages_schema
-from server.asgi.access_control import client_of
 from server.asgi.openapi import SCHEMA_TYPE, problem_responses
 from server.asgi.problems import ProblemError, unavailable
+from server.asgi.shares import client_of
 from server.asgi.websocket import choose_subprotocol
 from server.live.connection import LiveConnection, refuse
 from server.replicas.forwarding import TIMEOUT_S, ask_all, ask_owner
@@ -172,11 +171,11 @@ async def _stems(service: Service, host: SessionHost, session: str, client: str)
     try:
         permit.finish_ticks()
         permit.reserve(stems_bytes(passage, host.model.channels))
-        latents = await run_in_threadpool(lambda: passage.latents)
-        files = StemFiles(passage, latents, metadata=False)
-        while await run_in_threadpool(files.advance):
+        turns = service.file_turns
+        files = StemFiles(passage, await turns.run(client, lambda: passage.latents), metadata=False)
+        while await turns.run(client, files.advance):
             pass
-        return await run_in_threadpool(lambda: zip_bytes(files.finish()))
+        return await turns.run(client, lambda: zip_bytes(files.finish()))
     finally:
         permit.release()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, get_args
@@ -14,7 +15,8 @@ from platformdirs import user_music_path
 from runtime.command_line import CommandLine, Config, Version, need_packages
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
-from runtime.errors import TickError
+from runtime.errors import ConfigError, TickError
+from runtime.folders import user_folder
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.terminal import log_to_stderr
@@ -54,11 +56,21 @@ def tickrt_mcp(
     # All of this process is one client's.
     service = Service(open_and_start, load_settings({}, client_in_flight=0, client_sessions=0))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    folder = (out or user_music_path() / "TickRT").expanduser().resolve()
+    folder = _made(out or user_folder(user_music_path, "--out FOLDER") / "TickRT")
     asyncio.run(serve_stdio(service, folder, metadata.version("tickrt")))
     failure: TickError | None = service.failure
     if failure is not None:
         raise failure
+
+
+def _made(folder: Path) -> Path:
+    """The folder, which is made where it is not there. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder.resolve()
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}", fix="--out FOLDER") from None
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import Counter
+from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,10 +18,10 @@ from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from server.asgi.access_control import client_of
-from server.asgi.places import Places
-from server.asgi.problems import ProblemError, unavailable
-from server.asgi.request_body import body_deadline, read_all
+from runtime.untrusted import MAX_JSON_MEMBERS, parse_json_object
+from server.asgi.problems import ProblemError
+from server.asgi.request_body import read_all, reading
+from server.asgi.shares import Holding, Shares, client_of
 from server.config import KIB
 from server.mcp.opening import open_tools
 from server.mcp.protocol import make_server
@@ -29,10 +29,12 @@ from server.mcp.tools import Tools
 from server.service.service import Service
 
 MAX_BODY_BYTES = 256 * KIB
+# Larger bodies have at most so many members, some more than arguments: the SDK reads each several times.
+SMALL_BODY_BYTES, MAX_MEMBERS = 4 * KIB, MAX_JSON_MEMBERS + 100
 # Requests that are answered at a time, each of which may carry a file; and the share of one client.
 MAX_REQUESTS, CLIENT_SHARE = 64, 0.25
-# Sessions of clients that begin with `initialize`, and how many one client may have.
-MAX_SESSIONS, CLIENT_SESSIONS = 256, 32
+# Sessions of clients that begin with `initialize`, and the share of one client.
+MAX_SESSIONS, SESSIONS_SHARE = 256, 0.125
 # A session that has had no request for so long ends.
 IDLE_S = 1800.0
 
@@ -42,18 +44,31 @@ class _Session:
     """A session of a client that speaks a version up to 2025-11-25."""
 
     id: str
-    client: str
     task: asyncio.Task[None] | None = None
     idle: asyncio.TimerHandle | None = None
+    place: Holding | None = None
+    num_requests: int = 0
 
     def __post_init__(self) -> None:
         self.transport = StreamableHTTPServerTransport(self.id)
 
-    def touch(self) -> None:
-        """It is used now."""
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; it makes no room for other sessions meanwhile."""
+        self._note(1)
+        try:
+            await self.transport.handle_request(scope, receive, send)
+        finally:
+            self._note(-1)
+
+    def _note(self, num_requests: int) -> None:
+        """It is used now; so many more requests are answered."""
+        self.num_requests += num_requests
         if self.idle is not None:
             self.idle.cancel()
         self.idle = asyncio.get_running_loop().call_later(IDLE_S, self.end)
+        if self.place is not None:
+            self.place.touch()
+            self.place.evict = None if self.num_requests else self.end
 
     def end(self) -> None:
         """End it."""
@@ -63,26 +78,21 @@ class _Session:
 
 @dataclass
 class Sessions:
-    """Sessions by id, the one used last at the end. A client that wants too many loses the one it used least recently.
-
-    client_limit: how many one client has. Event loop's thread.
-    """
+    """Sessions by id, each of which has one of the `places`: a further one ends one that was not used for long."""
 
     server: Server[Any]
-    client_limit: int
+    places: Shares
     open: dict[str, _Session] = field(default_factory=dict)
 
     async def answer(self, session_id: str | None, client: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of a session; a POST without an id begins one. Raises ProblemError 404 or 503."""
+        """Answer a request of a session; a POST without an id begins one. Raises ProblemError 404."""
         if session_id is None and scope["method"] == "POST":
             await self._answer_first(client, scope, receive, send)
             return
-        session = self.open.pop(session_id or "", None)
+        session = self.open.get(session_id or "")
         if session is None:
             raise ProblemError(404, "session_not_found", "there is no session with this id", fix="send initialize")
-        self.open[session.id] = session
-        session.touch()
-        await session.transport.handle_request(scope, receive, send)
+        await session.answer(scope, receive, send)
 
     async def close(self) -> None:
         """End all."""
@@ -99,30 +109,19 @@ class Sessions:
             statuses.extend([message["status"]] if message["type"] == "http.response.start" else [])
             await send(message)
 
-        session.touch()
-        await session.transport.handle_request(scope, receive, observe)
+        await session.answer(scope, receive, observe)
         if statuses != [200]:
             session.end()
 
     async def _begin(self, client: str) -> _Session:
-        counts = Counter(session.client for session in self.open.values())
-        if counts[client] >= self.client_limit:
-            await self._end_oldest(client)
-        if len(self.open) >= MAX_SESSIONS:
-            raise unavailable("busy", f"{MAX_SESSIONS} assistants have a session, the most at a time")
-        session = _Session(uuid.uuid4().hex, client)
+        session = _Session(uuid.uuid4().hex)
+        session.place = self.places.take(client, evict=session.end)
         self.open[session.id] = session
         started = asyncio.Event()
         session.task = asyncio.create_task(self._serve(session, started))
         # Until the session reads requests.
         await started.wait()
         return session
-
-    async def _end_oldest(self, client: str) -> None:
-        task = next(session.task for session in self.open.values() if session.client == client)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
 
     async def _serve(self, session: _Session, started: asyncio.Event) -> None:
         """Until the client ends the session, it is idle for too long, or the server stops."""
@@ -133,6 +132,8 @@ class Sessions:
         finally:
             started.set()
             self.open.pop(session.id, None)
+            if session.place is not None:
+                session.place.release()
             if session.idle is not None:
                 session.idle.cancel()
             if not session.transport.is_terminated:
@@ -144,11 +145,13 @@ class Endpoint:
 
     def __init__(self, service: Service, tools: Tools, version: str) -> None:
         self.tools = tools
-        self._settings, self._budget = service.settings, service.budget
+        self._settings, self._bodies = service.settings, service.bodies
         server = make_server(tools, version, _caller)
-        has_limits = service.settings.client_in_flight != 0
-        self._places = Places("answers assistants", MAX_REQUESTS, CLIENT_SHARE if has_limits else 0)
-        self._sessions = Sessions(server, CLIENT_SESSIONS if has_limits else MAX_SESSIONS)
+        has_limits = service.client_share > 0
+        self._places = Shares("answers assistants", MAX_REQUESTS, CLIENT_SHARE if has_limits else 0)
+        self._sessions = Sessions(
+            server, Shares("holds sessions of assistants", MAX_SESSIONS, SESSIONS_SHARE if has_limits else 0)
+        )
         # Requests of the version 2026-07-28 have no session.
         self._manager = StreamableHTTPSessionManager(server, stateless=True)
         self._stop = asyncio.Event()
@@ -169,11 +172,14 @@ class Endpoint:
             await self._stop.wait()
 
     async def answer(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Raises ProblemError as long as nothing was sent."""
+        """Answer a request. Raises ProblemError and RequestError as long as nothing was sent."""
         client = client_of(scope)
-        with self._places.take(client):
-            async with body_deadline(self._settings):
-                body = await read_all(request, min(MAX_BODY_BYTES, self._settings.json_bytes), self._budget)
+        async with reading(request, self._bodies, self._settings) as arriving:
+            body = await read_all(arriving, min(MAX_BODY_BYTES, self._settings.json_bytes))
+            body = body.removeprefix(BOM_UTF8)  # which parsers refuse
+        if len(body) > SMALL_BODY_BYTES:
+            await self._bodies.run(request, len(body), parse_json_object, body, MAX_MEMBERS)
+        with self._places.hold(client):
             # Until the manager takes requests.
             await self._started.wait()
             receive = partial(_receive_again, [{"type": "http.request", "body": body, "more_body": False}], receive)

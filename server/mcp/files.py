@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runtime.errors import FileError, StoreError
-from server.asgi.problems import ProblemError, unavailable
+from runtime.stored_files import read_stored
+from server.asgi.problems import ProblemError
+from server.asgi.shares import Holding, Shares
 from server.config import MIB
 from server.sources.temporary_folder import TemporaryFolder
 
@@ -25,7 +29,7 @@ PART = ".partial"
 
 @dataclass(frozen=True)
 class MadeFile:
-    """A file: what is told of it (`facts`), its plan where something was planned, and whose it is (`client`)."""
+    """A file: what is told of it (`facts`), its plan where something was planned, and what it holds of the store."""
 
     name: str
     path: Path
@@ -33,29 +37,30 @@ class MadeFile:
     size_bytes: int
     facts: dict[str, Any]
     plan: dict[str, Any]
-    client: str
+    held: tuple[Holding, ...]
 
     def read(self) -> bytes:
-        """Its content. Raises FileError where it is not there any more."""
-        try:
-            return self.path.read_bytes()
-        except OSError as error:
-            raise FileError(f"the file cannot be read: {error.strerror}", fix="make it again") from None
+        """Its content. Raises FileError where it is not there any more, StoreUnavailableError."""
+        if (data := read_stored(self.path, "the file")) is None:
+            raise FileError("the file cannot be read: it is not there any more", fix="make it again")
+        return data
 
 
 class FileStore:
     """Files of a folder that keeps them; or of a temporary one, `limit_bytes` and `keep_s` at most.
 
-    In a temporary folder the oldest ones make room for new ones. MAX_FILES are known; of a folder that keeps its files
-    the older ones are still there. Event loop's thread. Raises ConfigError where no temporary folder can be made.
+    In a temporary folder older ones make room for new ones, a client's own first where it has its share. MAX_FILES are
+    known; of a folder that keeps its files the others are still there. client_share: of one client. Event loop's
+    thread. Raises ConfigError where no temporary folder can be made.
     """
 
-    def __init__(self, folder: Path | None, limit_bytes: int, keep_s: float) -> None:
+    def __init__(self, folder: Path | None, limit_bytes: int, keep_s: float, client_share: float = 0.5) -> None:
         self._temporary = None if folder is not None else TemporaryFolder("mcp")
         self._folder = folder or self._temporary_path
-        self._limit_bytes, self._keep_s = limit_bytes, keep_s
+        self._keep_s = keep_s
+        self._bytes = Shares("keeps bytes of results", math.inf if self.keeps else limit_bytes, client_share)
+        self._number = Shares("keeps results", MAX_FILES, client_share)
         self._files: dict[str, MadeFile] = {}
-        self._writing_bytes = 0
 
     @property
     def _temporary_path(self) -> Path:
@@ -74,7 +79,7 @@ class FileStore:
 
     def of(self, client: str) -> list[MadeFile]:
         """A client's files, the newest first."""
-        return [file for file in reversed(self._files.values()) if file.client == client]
+        return [file for file in reversed(self._files.values()) if file.held[0].client == client]
 
     def get(self, name: str) -> MadeFile:
         """A file by its name. Raises ProblemError 404."""
@@ -94,51 +99,50 @@ class FileStore:
         return f"{words or 'audio'}-{secrets.token_hex(8)}{suffix}"
 
     @contextmanager
-    def room(self, size_bytes: int) -> Iterator[None]:
-        """Room for a file that is written inside of the block. Raises ProblemError 422 or 503 where there is none."""
-        if not self.keeps and size_bytes > self._limit_bytes:
-            what = f"the file may need {size_bytes / MIB:.0f} MiB, the limit is {self._limit_bytes / MIB:.0f} MiB"
+    def room(self, client: str, size_bytes: int) -> Iterator[Holding]:
+        """Room for a file that is written inside of the block. Raises ProblemError where there is none."""
+        if size_bytes > self._bytes.limit:
+            what = f"the file may need {size_bytes / MIB:.0f} MiB, the limit is {self._bytes.limit / MIB:.0f} MiB"
             raise ProblemError(422, "results_too_large", what, fix="ask for less, or raise [server] results_bytes")
-        if not self.keeps and self._writing_bytes + size_bytes > self._limit_bytes:
-            raise unavailable("busy", "files that are being made take all space for results")
-        self._writing_bytes += size_bytes
+        room = self._bytes.take(client, size_bytes)
         try:
-            self._remove_oldest()
-            yield
+            yield room
         finally:
-            self._writing_bytes -= size_bytes
-            self._remove_oldest()
+            if room.evict is None:  # no file has it
+                room.release()
 
     def path_of(self, name: str) -> Path:
         """Where a file of this name is written, before `add`."""
         return self._folder / f"{name}{PART}"
 
-    def add(self, name: str, media_type: str, client: str, facts: dict[str, Any], plan: dict[str, Any]) -> MadeFile:
-        """A complete file. Raises StoreError."""
-        path = self._folder / name
+    def add(self, name: str, media_type: str, room: Holding, facts: dict[str, Any], plan: dict[str, Any]) -> MadeFile:
+        """A complete file, which has the room from now on. Raises StoreError, ProblemError."""
+        path, evict = self._folder / name, partial(self._remove, name)
+        number = self._number.take(room.client, 1, evict)
         try:
+            size_bytes = self.path_of(name).stat().st_size
+            room.grow(size_bytes - room.size)
             os.replace(self.path_of(name), path)
-            size_bytes = path.stat().st_size
-        except OSError as error:
+        except (OSError, ProblemError) as error:
+            number.release()
+            if isinstance(error, ProblemError):
+                raise
             raise StoreError(f"the file cannot be stored: {error.strerror}", fix="free disk space") from None
-        file = self._files[name] = MadeFile(name, path, media_type, size_bytes, facts, plan, client)
+        room.evict = evict
+        file = self._files[name] = MadeFile(name, path, media_type, size_bytes, facts, plan, (room, number))
         if not self.keeps:
-            asyncio.get_running_loop().call_later(self._keep_s, self._remove, name)
+            asyncio.get_running_loop().call_later(self._keep_s, evict)
         return file
 
     def discard(self, name: str) -> None:
         """Remove what was written of a file that failed."""
         self.path_of(name).unlink(missing_ok=True)
 
-    def _remove_oldest(self) -> None:
-        used_bytes = self._writing_bytes + sum(file.size_bytes for file in self._files.values())
-        for file in list(self._files.values()):
-            if len(self._files) <= MAX_FILES and (self.keeps or used_bytes <= self._limit_bytes):
-                return
-            used_bytes -= file.size_bytes
-            self._remove(file.name)
-
     def _remove(self, name: str) -> None:
         file = self._files.pop(name, None)
-        if file is not None and not self.keeps:
+        if file is None:
+            return
+        for held in file.held:
+            held.release()
+        if not self.keeps:
             file.path.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
@@ -16,8 +16,9 @@ from runtime.audio.formats import FORMATS
 from runtime.errors import RequestError, TickError, UnknownSessionError
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.protocol.messages import Ack, Closed, Open, Plan, Ready, ServerMessage, client_message
-from server.asgi.places import Places
+from runtime.threads import Workers
 from server.asgi.problems import ProblemError, unavailable
+from server.asgi.shares import Shares
 from server.mcp.files import FileStore, MadeFile
 from server.mcp.work import Progress, ToolClient
 from server.routes.generation_file import append_bytes
@@ -68,7 +69,7 @@ class LiveSession:
         self.id = ""
         self.is_recording = self._has_plan = False
 
-    async def open(self, threads: ThreadPoolExecutor) -> Ready:
+    async def open(self, threads: Workers) -> Ready:
         """Open it, in a thread. Cancelled, it leaves no session. Raises ProblemError, TickError."""
         try:
             await run_to_end(threads.submit(self._open))
@@ -175,10 +176,9 @@ class LiveSessions:
         self._service, self._files = service, files
         self._sessions: dict[str, LiveSession] = {}
         self._idle: dict[str, asyncio.TimerHandle] = {}
-        self._recording = Places(
-            "records passages", MAX_RECORDING, 0 if service.settings.client_in_flight == 0 else 0.5
-        )
-        self._threads = ThreadPoolExecutor(MAX_RECORDING, "mcp-live")
+        self._recording = Shares("records passages", MAX_RECORDING, service.client_share)
+        self._threads = Workers(MAX_RECORDING, "mcp-live", waits=True)
+        service.threads.append(self._threads)
 
     def close(self) -> None:
         """End them."""
@@ -241,8 +241,8 @@ class LiveSessions:
         progress.total = seconds
         with ExitStack() as stack:
             stack.enter_context(service.admission.limit_client(client.address))
-            stack.enter_context(self._recording.take(client.address))
-            stack.enter_context(self._files.room(HEADER_BYTES + 2 * channels * samples))
+            stack.enter_context(self._recording.hold(client.address))
+            room = stack.enter_context(self._files.room(client.address, HEADER_BYTES + 2 * channels * samples))
             stack.callback(self._files.discard, name)
             session.is_recording = True
             stack.callback(setattr, session, "is_recording", False)
@@ -253,7 +253,7 @@ class LiveSessions:
                 self._touch(session)
             await run_in_threadpool(append_bytes, self._files.path_of(name), writer.close())
             facts = {"session": session.id, "from_s": from_s, "to_s": session.position_s, "seconds": seconds}
-            return self._files.add(name, FORMATS[file_format].media_type, client.address, facts, {})
+            return self._files.add(name, FORMATS[file_format].media_type, room, facts, {})
 
     async def _record_part(self, session: LiveSession, samples: int, writer: AudioWriter, name: str) -> None:
         """Read and write what follows, in a thread. A session that makes no audio for too long ends."""

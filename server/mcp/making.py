@@ -14,24 +14,22 @@ from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.metadata import without_longest
 from runtime.errors import FileError
+from runtime.input_files import read_file
 from server.asgi.openapi import SOURCE_ID, GenerationBody
 from server.asgi.problems import Finding, ProblemError
-from server.asgi.request_body import Upload, too_large, validate
+from server.asgi.request_body import Upload, validate
 from server.mcp.files import FileStore, MadeFile
 from server.mcp.work import Progress, ToolClient
 from server.routes.checked_request import CheckedRequest
 from server.routes.generation_file import write_generation
-from server.routes.generation_job import (
-    MAX_HEADER_WORDS,
-    PARAMETERS_BYTES,
-    PLAN_BYTES,
-    GenerationJob,
-)
+from server.routes.generation_job import MAX_TOLD_WORDS, GenerationJob
 from server.routes.generations import check_model
 from server.routes.sources import store_source
 from server.service.service import Service
 
 FILE_URI = "tickrt://files/"
+# Of the options and the plan, as an answer repeats them.
+OPTIONS_BYTES, PLAN_BYTES = 4096, 2048
 # Options that name audio.
 FILE_OPTIONS = tuple(name for name in GenerationBody.model_fields if name.endswith("_id"))
 
@@ -46,7 +44,7 @@ class Maker:
         """The file of one generation. Raises ProblemError, TickError; nothing of the file stays then."""
         service = self._service
         pipeline = service.ready_pipeline()
-        values = {**values, **await self.sources(values), "stream": False}
+        values = {**values, **await self.sources(values, client.address), "stream": False}
         body = await run_in_threadpool(validate, service.body_model, values, "see the tool's input schema")
         check_model(pipeline, body)
         with ExitStack() as stack:
@@ -58,23 +56,23 @@ class Maker:
             job.on_step = _steps_of(job, progress)
             name = self._files.new_name(_title(body), request.file_format.suffix)
             stack.callback(self._files.discard, name)
-            with self._files.room(job.response_bytes()):
+            with self._files.room(client.address, job.response_bytes()) as room:
                 await write_generation(job, self._files.path_of(name))
                 media_type, plan = request.file_format.media_type, job.read.metadata.plan
-                return self._files.add(name, media_type, client.address, facts_of(job), plan)
+                return self._files.add(name, media_type, room, facts_of(job), plan)
 
-    async def sources(self, values: Mapping[str, Any]) -> dict[str, str]:
+    async def sources(self, values: Mapping[str, Any], client: str) -> dict[str, str]:
         """The ids of the audio that arguments name, which is read. Raises ProblemError, RequestError, StoreError."""
         self._service.ready_pipeline()
         named = {name: values[name] for name in FILE_OPTIONS if isinstance(values.get(name), str)}
-        return {name: await self.source(text, name) for name, text in named.items()}
+        return {name: await self.source(text, name, client) for name, text in named.items()}
 
-    async def source(self, text: str, field: str) -> str:
+    async def source(self, text: str, field: str, client: str) -> str:
         """The id of the source that an argument names. Raises ProblemError, RequestError, StoreError."""
         if re.fullmatch(SOURCE_ID, text):
             return text
         data = await run_in_threadpool(self._read, text, field)
-        return (await store_source(self._service, data, field)).id
+        return (await store_source(self._service, client, data, field)).id
 
     def _read(self, text: str, field: str) -> bytes:
         made, limit = self._files.find(text.removeprefix(FILE_URI)), self._service.settings.upload_bytes
@@ -86,21 +84,16 @@ class Maker:
             raise ProblemError(
                 422, "source_not_found", f"{field} {what}", fix=fix, errors=[Finding(pointer=f"/{field}", detail=what)]
             )
-        path = _path_of(text) if made is None else made.path
         try:
-            if not path.is_file():  # a device has no end
-                raise FileError(f"{field}: {path!s:.200} is no file", fix="give the path of a file")
-            if path.stat().st_size > limit:
-                raise too_large(limit)
-            return path.read_bytes()
-        except OSError as error:
-            raise FileError(f"{field}: {path!s:.200} cannot be read: {error.strerror}") from None
+            return read_file(_path_of(text) if made is None else made.path, limit)
+        except FileError as error:
+            raise FileError(f"{field}: {error.what}", fix="give the path of a file") from None
 
 
 def _path_of(text: str) -> Path:
     """The path that a text or a file: URL names."""
     is_url = text.startswith("file:")
-    return Path(url2pathname(urlsplit(text).path) if is_url else text.replace("\0", "")).expanduser()
+    return Path(url2pathname(urlsplit(text).path) if is_url else text.replace("\0", ""))
 
 
 def _steps_of(job: GenerationJob, progress: Progress) -> Callable[[int], None]:
@@ -127,10 +120,10 @@ def facts_of(job: GenerationJob) -> dict[str, Any]:
         "seconds": None if codec is None or samples is None else round(samples / codec.sample_rate_hz, 3),
         "seed": job.generation.seed,
         "model": metadata.model,
-        "options": metadata.bounded(PARAMETERS_BYTES).options,
+        "options": metadata.bounded(OPTIONS_BYTES).options,
         "plan": plan,
         "plays": [text for text in plays if text],
-        "unknown_words": list(words.unknown[:MAX_HEADER_WORDS]),
-        "near": {word: list(near) for word, near in list(words.near.items())[:MAX_HEADER_WORDS]},
+        "unknown_words": list(words.unknown[:MAX_TOLD_WORDS]),
+        "near": {word: list(near) for word, near in list(words.near.items())[:MAX_TOLD_WORDS]},
     }
     return {name: value for name, value in found.items() if value not in (None, [], {})}

@@ -14,6 +14,6 @@ from server.service.service import Service
 def open_tools(service: Service, folder: Path | None = None) -> Tools:
     """The tools of a service. folder: where files stay; then sources may be paths, too. Raises ConfigError."""
     settings = service.settings
-    files = FileStore(folder, settings.results_bytes, settings.result_keep_s)
+    files = FileStore(folder, settings.results_bytes, settings.result_keep_s, service.client_share)
     maker = Maker(service, files, reads_paths=folder is not None)
     return Tools(service, files, maker, LiveSessions(service, files))

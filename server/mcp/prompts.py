@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from server.asgi.problems import Finding, ProblemError
+from server.asgi.problems import Finding, first_findings, invalid_request
 
 MAX_ARGUMENT = 2000
 
@@ -22,26 +22,19 @@ class PromptEntry:
 
     def filled(self, given: Mapping[str, str]) -> str:
         """The text with arguments. Raises ProblemError 422."""
-        findings = [
-            Finding(pointer=f"/arguments/{name}", detail=why)
-            for name, why in (
-                *((name, "is not known") for name in given if name not in self.arguments),
-                *((name, "is missing") for name in self.arguments if name not in {**self.optional, **given}),
-                *(
-                    (name, f"has more than {MAX_ARGUMENT} characters")
-                    for name in given
-                    if len(given[name]) > MAX_ARGUMENT
-                ),
-            )
-        ]
-        if findings:
-            what = f"{findings[0].pointer}: {findings[0].detail}"
-            fix = f"it takes {', '.join(self.arguments)}"
-            raise ProblemError(422, "invalid_request", what, fix=fix, errors=findings[:20])
-        text = self.text
-        for name, value in {**self.optional, **given}.items():
-            text = text.replace(f"{{{name}}}", value)
-        return text
+        findings = (Finding(pointer=f"/arguments/{name}", detail=why) for name, why in self._refused(given))
+        if found := first_findings(findings):
+            raise invalid_request(found, f"it takes {', '.join(self.arguments)}")
+        return self.text.format_map({**self.optional, **given})
+
+    def _refused(self, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Names of arguments, and why they are refused."""
+        yield from ((name, "is not known") for name in given if name not in self.arguments)
+        values = {**self.optional, **given}
+        yield from ((name, "is missing") for name in self.arguments if name not in values)
+        yield from (
+            (name, f"has more than {MAX_ARGUMENT} characters") for name in given if len(given[name]) > MAX_ARGUMENT
+        )
 
 
 PROMPTS = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from runtime.audio.formats import AUDIO_FORMATS
+from runtime.audio.formats import AUDIO_FORMATS, format_name
 from runtime.requests.option_types import Text
 from runtime.sessions.control.controls import controls_schema
 from runtime.sessions.hosting.host import SessionHost
@@ -55,19 +55,20 @@ class RecordArguments(BaseModel):
 
     session: str = Field(max_length=200, description=SESSION["description"])
     seconds: float = Field(ge=0.1, description="How much of the session's audio, from where the last passage ended.")
-    response_format: str = "wav"
+    response_format: str = Field(default="wav", max_length=20)
     return_audio: bool = Field(default=False, description=RETURN_AUDIO["description"])
 
 
 def record_model(service: Service) -> type[RecordArguments]:
     """RecordArguments with this server's limit on `seconds`, and formats of audio."""
     seconds = RecordArguments.model_fields["seconds"].description
-    formats = {"pattern": f"^({'|'.join(AUDIO_FORMATS)})$", "json_schema_extra": {"enum": list(AUDIO_FORMATS)}}
+    shown: Any = {"pattern": f"^({'|'.join(AUDIO_FORMATS)})$", "json_schema_extra": {"enum": list(AUDIO_FORMATS)}}
+    file_format: Any = Field(default="wav", description="The file's format.", **shown)
     return create_model(
         "RecordArguments",
         __base__=RecordArguments,
         seconds=(float, Field(ge=0.1, le=service.settings.max_seconds, description=seconds)),
-        response_format=(str, Field(default="wav", description="The file's format.", **formats)),  # type: ignore[call-overload]
+        response_format=(Annotated[str, BeforeValidator(format_name)], file_format),
     )
 
 

@@ -16,7 +16,8 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
 from runtime.requests.tasks import known_tasks
 from runtime.sessions.protocol.messages import Open, SetControls, SetPlan, SetPrompts
-from server.asgi.problems import Finding, ProblemError
+from runtime.untrusted import check_members
+from server.asgi.problems import Finding, ProblemError, first_findings, invalid_request
 from server.asgi.request_body import validate
 from server.mcp.files import FileStore, MadeFile
 from server.mcp.live import LiveSession, LiveSessions
@@ -66,18 +67,21 @@ class ToolEntry:
     taken: Collection[str] | None = None
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse arguments that it does not know, and what is missing. Raises ProblemError 422."""
+        """Refuse arguments that it does not know, and what is missing. Raises ProblemError 422, MalformedJsonError."""
+        check_members(arguments)
+        if findings := first_findings(self._findings(arguments)):
+            raise invalid_request(findings, FIX)
+
+    def _findings(self, arguments: Mapping[str, Any]) -> Iterator[Finding]:
         known = self.schema["properties"] if self.taken is None else self.taken
-        findings = [
-            Finding(pointer=f"/{name}", detail="is not known: " + (did_you_mean(name, known) or "leave it out"))
-            for name in arguments
-            if name not in known
-        ]
-        missing = [name for name in self.schema.get("required", ()) if name not in arguments]
-        findings += [Finding(pointer=f"/{name}", detail="is missing") for name in missing]
-        if findings:
-            what = f"{findings[0].pointer}: {findings[0].detail}"
-            raise ProblemError(422, "invalid_request", what, fix=FIX, errors=findings[:20])
+        for name in arguments:
+            if name not in known:
+                yield Finding(
+                    pointer=f"/{name}", detail="is not known: " + (did_you_mean(name, known) or "leave it out")
+                )
+        for name in self.schema.get("required", ()):
+            if name not in arguments:
+                yield Finding(pointer=f"/{name}", detail="is missing")
 
 
 @dataclass
@@ -232,7 +236,7 @@ class Tools:
         return Answer({"models": [{**card, "tasks": known_tasks(pipeline.bundle), "adapters": adapters, "live": live}]})
 
     async def _live_open(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
-        named = await self.maker.sources(arguments)
+        named = await self.maker.sources(arguments, client.address)
         opening = self.live.open({**arguments, **named}, client)
         session, ready = await self.work.run(opening, Progress(), client.report)
         controls = ready.controls.values
@@ -287,8 +291,7 @@ def _flag(values: dict[str, Any], name: str) -> bool:
     """Take a flag out of arguments. Raises ProblemError 422."""
     flag = values.pop(name, False)
     if not isinstance(flag, bool):
-        finding = Finding(pointer=f"/{name}", detail="expected true or false")
-        raise ProblemError(422, "invalid_request", f"/{name}: {finding.detail}", fix=FIX, errors=[finding])
+        raise invalid_request([Finding(pointer=f"/{name}", detail="expected true or false")], FIX)
     return flag
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from runtime.engines.engine import EngineSet
 from runtime.requests.option_types import AdapterOptions, Adapters
 from server.asgi.openapi import REF, problem_responses
-from server.asgi.request_body import read_upload, validate_upload
+from server.asgi.request_body import read_upload, validate
 from server.routes.tick_profile import check_admin
 from server.service.service import Service, service_of
 
@@ -71,8 +71,8 @@ async def merge_adapters(request: Request, service: Annotated[Service, Security(
     New engines are opened beside the old ones, and the next tick after that runs them; on an error nothing changes. The
     folder of adapters is read again.
     """
-    upload = await read_upload(request, service.settings, service.budget)
-    body = await validate_upload(MergedAdapters, upload, service.budget)
+    upload = await read_upload(request, service.settings, service.bodies)
+    body = await service.bodies.run(request, upload.cost_bytes, validate, MergedAdapters, upload.values)
     pipeline = await service.replace_engines({item.id: item.strength for item in body.adapters})
     return adapter_list(pipeline.engines)
 

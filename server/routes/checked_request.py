@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from runtime.audio.decoding import losses
 from runtime.audio.encoding import check_format, check_rates
 from runtime.audio.formats import ARCHIVE, AUDIO_FORMATS, FORMATS, Format, Latents, Pcm
 from runtime.audio.metadata import GenerationMetadata
@@ -31,13 +32,19 @@ NO_WORDS = PromptWords()
 
 
 class ReadRequest(NamedTuple):
-    """A request whose inputs are read. words, meanings: of its prompts. uploaded_bytes: memory of the sources in it."""
+    """A request whose inputs are read.
+
+    metadata, tag: of the file, the tag as text, "" where the client wants none. words, meanings: of its prompts.
+    uploaded_bytes: memory of the sources in it. losses: what of them could not be decoded.
+    """
 
     generation: LongGeneration
     metadata: GenerationMetadata
+    tag: str = ""
     words: PromptWords = NO_WORDS
     meanings: tuple[PromptMeaning, ...] = ()
     uploaded_bytes: int = 0
+    losses: tuple[str, ...] = ()
 
 
 @dataclass
@@ -94,6 +101,11 @@ class CheckedRequest:
         return self.body.stream and self.is_audio and not self.body.stems
 
     @property
+    def cost_bytes(self) -> int:
+        """What it costs to read, as bytes of JSON."""
+        return len(self.body.model_dump_json(exclude_defaults=True))
+
+    @property
     def has_files(self) -> bool:
         """Whether audio has to be read, or a source that is not in memory."""
         upload, body = self.upload, self.body
@@ -103,6 +115,10 @@ class CheckedRequest:
 
     def read(self, caller: Caller) -> ReadRequest:
         """Read the sources and draw the seed, in a worker thread. Raises RequestError and ProblemError."""
+        with losses() as lost:
+            return self._read(caller)._replace(losses=tuple(lost))
+
+    def _read(self, caller: Caller) -> ReadRequest:
         body, sources = self.body, self.service.sources
         words = self.pipeline.prompt_words(body) or NO_WORDS
         names = ("source_id", "target_id", "structure_id")
@@ -132,7 +148,14 @@ class CheckedRequest:
             generation.check_stems()
         if body.response_format == "mid":
             generation.check_score(quantize=body.quantize)
-        return ReadRequest(generation, generation.metadata(), words, generation.meanings, uploaded_bytes)
+        read = ReadRequest(generation, generation.metadata(), "", words, generation.meanings, uploaded_bytes)
+        return self.described(read)
+
+    def described(self, read: ReadRequest) -> ReadRequest:
+        """With the metadata as they are now."""
+        metadata = read.generation.metadata()
+        tag = metadata.to_tag(self.body.response_format) if self.body.metadata else ""
+        return read._replace(metadata=metadata, tag=tag)
 
     def _timbre(self, data: bytes | None) -> Latents | None:
         """The latents of the form's part `timbre`, or of an uploaded source."""

@@ -1,38 +1,35 @@
-"""A generation on its way to a client: its headers, its memory, what was sent of it, and how it ended."""
+"""A generation on its way to a client: what is told of it, its memory, what was sent of it, and how it ended."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
-from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.encoding import encoded_rate_hz
-from runtime.audio.formats import FORMATS
-from runtime.audio.metadata import GenerationMetadata, ascii_json, without_longest
 from runtime.errors import DrainingError, EngineError, GenerationCancelledError, NonFiniteError, TickError
 from runtime.pipeline.sequences import Caller
 from runtime.pipeline.stem_files import STEM_BITS, stems_bytes
-from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from server.asgi.problems import ProblemError
+from server.asgi.request_body import SMALL_BYTES
 from server.config import MIB
 from server.metrics.metrics import Metrics, Outcome
 from server.routes.checked_request import CheckedRequest, ReadRequest
 from server.service.admission import Permit
+from server.service.generation_cards import GenerationCard
 
 if TYPE_CHECKING:
     from runtime.pipeline.generation import LongGeneration
 
 # Latents of a generation that are kept for a client that reads slower than they are made.
 AHEAD_BYTES = 8 * MIB
-# Proxies limit the headers of a response, often to 8 KiB in all.
-PARAMETERS_BYTES, PLAN_BYTES, MEANINGS_BYTES = 4096, 2048, 1024
-MAX_HEADER_WORDS, MAX_HEADER_WORD = 10, 20
+# Words that a model does not know, of those that other people's clients are told.
+MAX_TOLD_WORDS = 10
 
 
 @dataclass
@@ -84,8 +81,14 @@ class GenerationJob:
     async def prepare(cls, request: CheckedRequest, permit: Permit) -> Self:
         """Read the inputs, and reserve the response's memory. Raises RequestError and ProblemError."""
         caller = Caller(request.client, request.service.settings.queue_timeout_s)
-        run = request.service.source_worker.run if request.has_files else run_in_threadpool
-        job = cls(request, permit, await _read(asyncio.create_task(run(partial(request.read, caller))), caller))
+        read: Callable[[], ReadRequest] = partial(request.read, caller)
+        if request.has_files:
+            reading = request.service.file_turns.run(request.client, read)
+        elif (cost_bytes := request.cost_bytes) > SMALL_BYTES:
+            reading = request.service.bodies.turns(cost_bytes).run(request.client, read)
+        else:
+            reading = run_in_threadpool(read)
+        job = cls(request, permit, await _read(asyncio.create_task(reading), caller))
         if not request.is_streamed:
             await job.finish_plan()
         permit.remaining_steps = job.generation.num_steps * (1 + len(job.tracks))
@@ -102,12 +105,6 @@ class GenerationJob:
         """What is extracted from it once it is made."""
         return self.generation.tracks if self.request.body.stems else ()
 
-    @property
-    def tag(self) -> str:
-        """The metadata as the file has it; "" where the client wants none."""
-        body = self.request.body
-        return self.read.metadata.to_tag(body.response_format) if body.metadata else ""
-
     async def finish_plan(self) -> None:
         """Wait for all codes: what is sent whole says them. Cancellation ends them. Raises TickError."""
         if (plan := self.generation.plan) is None:
@@ -116,30 +113,42 @@ class GenerationJob:
             await asyncio.to_thread(plan.finish)
         finally:
             plan.close()
-        self.read = self.read._replace(metadata=self.generation.metadata())
+        self.read = await asyncio.to_thread(self.request.described, self.read)
 
-    def headers(self) -> dict[str, str]:
-        """Response headers that describe the body."""
+    def card(self) -> GenerationCard:
+        """What is told of it, its plan as far as it is made."""
+        body, generation, words = self.request.body, self.generation, self.read.words
+        rate_hz, num_samples = generation.sample_rate_hz, generation.total_samples
+        file_rate_hz, channels, bits = self._audio()
+        return GenerationCard(
+            **dict(self.read.metadata),
+            id=self.request.id,
+            created=round(time.time()),
+            seed=generation.seed,
+            understood=words.understood,
+            unknown=words.unknown,
+            near=words.near,
+            meanings=tuple(meaning.values for meaning in self.read.meanings),
+            losses=self.read.losses,
+            estimated=generation.is_estimated and (body.stems is not None or body.response_format == "mid"),
+            response_format=body.response_format,
+            stems=body.stems,
+            seconds=num_samples / rate_hz if rate_hz and num_samples is not None else None,
+            sample_rate_hz=file_rate_hz,
+            channels=channels,
+            bit_depth=bits,
+        )
+
+    def _audio(self) -> tuple[int | None, int | None, int | None]:
+        """Samples per second, channels and bits of what is sent; None where it has none, or its files differ."""
         body, codec = self.request.body, self.request.pipeline.codec
         name = body.response_format
-        headers = {
-            "X-Generation-Id": self.request.id,
-            "X-Seed": str(self.generation.seed),
-            **parameter_headers(self.read.metadata),
-            "Cache-Control": "no-store",
-            "X-Accel-Buffering": "no",
-            "Content-Disposition": f'inline; filename="{self.request.id}{self.request.file_format.suffix}"',
-        }
-        headers |= prompt_headers(self.read.words, self.read.meanings)
-        if self.generation.is_estimated and (body.stems or name == "mid"):
-            headers["X-Estimated"] = "true"
         if not self.request.is_audio or codec is None:
-            return headers
+            return None, None, None
         if body.stems:
-            return headers | {"X-Sample-Rate": str(codec.sample_rate_hz), "X-Bit-Depth": str(STEM_BITS)}
-        headers["X-Sample-Rate"] = str(body.sample_rate_hz or encoded_rate_hz(name, codec.sample_rate_hz))
-        headers["X-Channels"] = str(min(codec.channels, FORMATS[name].max_channels))
-        return headers | {"X-Bit-Depth": "16"} if name in ("wav", "pcm", "flac") else headers
+            return codec.sample_rate_hz, None, STEM_BITS
+        rate_hz = body.sample_rate_hz or encoded_rate_hz(name, codec.sample_rate_hz)
+        return rate_hz, codec.channels, 16 if name in ("wav", "pcm", "flac") else None
 
     def record_sent(self) -> None:
         """Record that a chunk was sent."""
@@ -184,42 +193,13 @@ class GenerationJob:
 
 
 async def _read(reading: asyncio.Task[ReadRequest], caller: Caller) -> ReadRequest:
-    """Wait for what is read and thought of; cancellation ends the thinking, and waits for the rest."""
+    """Wait for what is read and thought of; cancellation ends that, and waits for its end where it has begun."""
     try:
         return await asyncio.shield(reading)
     except asyncio.CancelledError:
         caller.leave()
+        reading.cancel()
         await asyncio.wait([reading])
         if not reading.cancelled():
             reading.exception()
         raise
-
-
-def parameter_headers(metadata: GenerationMetadata) -> dict[str, str]:
-    """What made a response, as headers: JSON in ASCII, without the longest options where it is too long."""
-    bounded = metadata.bounded(PARAMETERS_BYTES)
-    headers = {
-        "X-Model": metadata.model,
-        "X-Model-Version": quote(metadata.model_version, safe=" "),
-        "X-Parameters": ascii_json(bounded.options),
-    }
-    if plan := without_longest(metadata.plan, PLAN_BYTES):
-        headers["X-Plan"] = ascii_json(plan)
-    return headers | {"X-Parameters-Omitted": ", ".join(bounded.omitted)} if bounded.omitted else headers
-
-
-def prompt_headers(words: PromptWords, meanings: Sequence[PromptMeaning]) -> dict[str, str]:
-    """What of the prompts is not known, and what is played of them; nothing where that is nothing, or not told."""
-    headers, items = dict[str, str](), [meaning.values for meaning in meanings]
-    if words.unknown:
-        headers["X-Prompt-Unknown"] = words_header(words.unknown)
-    if words.near:
-        headers["X-Prompt-Near"] = ascii_json(words.near)
-    while len(text := ascii_json(items)) > MEANINGS_BYTES:
-        items.pop()
-    return headers | {"X-Prompt-Meaning": text} if items else headers
-
-
-def words_header(words: Sequence[str]) -> str:
-    """The first words as a header's value: percent-encoded UTF-8, separated by `, `; long ones are cut."""
-    return ", ".join(quote(word[:MAX_HEADER_WORD], safe=" ") for word in words[:MAX_HEADER_WORDS])

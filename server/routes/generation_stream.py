@@ -92,7 +92,7 @@ class _Encoder:
             codec.sample_rate_hz,
             codec.channels,
             total_samples=job.generation.total_samples,
-            metadata=job.tag,
+            metadata=job.read.tag,
             file_rate_hz=body.sample_rate_hz,
             bit_rate_kbps=body.bit_rate_kbps,
         )
@@ -115,14 +115,15 @@ async def _whole_file(job: GenerationJob) -> bytes:
     if (stems := job.request.body.stems) is not None:
         tracks = await _tracks(job, latents)
         files = StemFiles(job.generation, latents, stems, metadata=job.request.body.metadata, tracks=tracks)
-        while await run_in_threadpool(files.advance):
+        turns, client = job.request.service.file_turns, job.request.client
+        while await turns.run(client, files.advance):
             pass
         job.sent_audio_s = (job.generation.total_samples or 0) / job.generation.sample_rate_hz
-        return await run_in_threadpool(lambda: zip_bytes(files.finish()))
+        return await turns.run(client, lambda: zip_bytes(files.finish()))
     if job.request.body.response_format == "mid":
         score = await run_in_threadpool(partial(job.generation.score, latents, quantize=job.request.body.quantize))
-        return await run_in_threadpool(midi_bytes, score, job.tag)
-    tags = latents_tags(job.request.pipeline.bundle.latents.frame_rate_hz, job.tag)
+        return await run_in_threadpool(midi_bytes, score, job.read.tag)
+    tags = latents_tags(job.request.pipeline.bundle.latents.frame_rate_hz, job.read.tag)
     return await run_in_threadpool(latents_bytes, latents, tags)
 
 

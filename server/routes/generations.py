@@ -1,4 +1,4 @@
-"""POST /v1/audio/generations: one generation, streamed while it is made or sent whole."""
+"""POST /v1/audio/generations: one generation, streamed while it is made or sent whole; GET tells what made it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from runtime.errors import RequestError, TickError
 from runtime.notes.midi_file import notes_of_midi
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.validation import note_spec
-from server.asgi.access_control import client_of
 from server.asgi.connection import abort_of, first_completed, wait_disconnected
 from server.asgi.openapi import GenerationBody, audio_response, problem_responses, request_body
 from server.asgi.problems import Finding, ProblemError, draining, model_not_found, request_id_of
-from server.asgi.request_body import Upload, check_source, in_thread, read_upload, validate_upload
+from server.asgi.request_body import Upload, read_upload, validate
+from server.asgi.shares import client_of
 from server.metrics.metrics import Outcome
+from server.replicas.forwarding import ask_owner
 from server.routes.checked_request import CheckedRequest
 from server.routes.generation_job import GenerationJob, Tally, outcome_of
 from server.routes.generation_stream import chunks
 from server.service.admission import Permit
+from server.service.generation_cards import GenerationCard
 from server.service.service import Service, service_of
 
 SLICE_BYTES = 64 * 1024
@@ -50,16 +52,35 @@ async def create_generation(request: Request) -> Response:
     pipeline = service.ready_pipeline()
     if (url := service.generation_elsewhere()) is not None:
         return RedirectResponse(f"{url}{request.url.path}", 307)
-    upload = await read_upload(request, service.settings, service.budget)
+    upload = await read_upload(request, service.settings, service.bodies)
     if upload.condition is not None:
         upload.values.setdefault("prompt", "")
     if upload.notes is not None:
-        await in_thread(service.budget, upload.is_large, add_notes, pipeline, upload)
-    body = await validate_upload(service.body_model, upload, service.budget)
+        await service.bodies.run(request, upload.cost_bytes, add_notes, pipeline, upload)
+    body = await service.bodies.run(request, upload.cost_bytes, validate, service.body_model, upload.values)
     check_model(pipeline, body)
     check_inputs(upload, body)
     client = client_of(request.scope)
     return GenerationResponse(service, pipeline, body, upload, client, request_id_of(request))
+
+
+@router.get(
+    "/audio/generations/{generation_id}",
+    response_model=GenerationCard,
+    responses=problem_responses(401, 403, 404, 422, 503),
+)
+async def get_generation(request: Request, generation_id: str) -> Response:
+    """What made a generation, by the id in its X-Generation-Id: what its headers have no place for.
+
+    For `result_keep_s` from its begin, and longer from its end where it has a plan; the newest ones of a client.
+    """
+    service = service_of(request)
+    card = service.cards.get(generation_id) or await ask_owner(request, service.others)
+    if card is None:
+        what = "there is no generation with this id, or not any more"
+        fix = f"ask within {service.settings.result_keep_s:g} s; its file has the same in its metadata"
+        raise ProblemError(404, "generation_not_found", what, fix=fix)
+    return Response(card, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
 def check_model(pipeline: Pipeline, body: GenerationBody) -> None:
@@ -77,13 +98,10 @@ def add_notes(pipeline: Pipeline, upload: Upload) -> None:
 
 
 def check_inputs(upload: Upload, body: GenerationBody) -> None:
-    """Refuse a source, timbre or structure that is no audio, or two of them. Raises ProblemError 415 or 422."""
+    """Refuse two sources, timbres or structures. Raises ProblemError 422."""
     for part in ("source", "timbre", "structure"):
-        data, id_name = getattr(upload, part), f"{part}_id"
-        if data is None:
-            continue
-        check_source(data, part)
-        if getattr(body, id_name) is not None:
+        id_name = f"{part}_id"
+        if getattr(upload, part) is not None and getattr(body, id_name) is not None:
             finding = Finding(pointer=f"/{id_name}", detail=f"the form has a part `{part}`: send one of them")
             raise ProblemError(422, "invalid_request", f"{id_name}: {finding.detail}", errors=[finding])
 
@@ -183,6 +201,9 @@ class _BodySender:
                     await self._start(job, {})
                 await self._put_body(chunk, is_last=False)
                 job.record_sent()
+        if job.generation.plan is not None:
+            job.read = await asyncio.to_thread(self._request.described, job.read)
+            self._request.service.cards.put(job.card(), self._request.client)
         await self._put_body(b"", is_last=True)
 
     async def end_early(self, error: TickError | ProblemError) -> None:
@@ -203,9 +224,17 @@ class _BodySender:
             job.record_sent()
 
     async def _start(self, job: GenerationJob, more: dict[str, str]) -> None:
-        media_type = self._request.file_format.media_type
-        headers = {"Content-Type": media_type, **job.headers(), **more}
-        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        file_format, card = self._request.file_format, job.card()
+        self._request.service.cards.put(card, self._request.client)
+        headers = {
+            "Content-Type": file_format.media_type,
+            "Content-Disposition": f'inline; filename="{card.id}{file_format.suffix}"',
+            "Cache-Control": "no-store",
+            "X-Accel-Buffering": "no",
+            **card.headers(),
+            **more,
+        }
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self._put({"type": "http.response.start", "status": 200, "headers": raw})
         self.has_started = True
 

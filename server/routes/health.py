@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from server.asgi.openapi import problem_responses
 from server.metrics.metrics import CONTENT_TYPE
 from server.routes.tick_profile import check_admin
-from server.service.liveness import not_live, not_ready, tick_age_s
+from server.service.liveness import not_live, not_ready
 from server.service.service import Service, service_of
 
 router = APIRouter(tags=["operation"])
@@ -18,7 +18,7 @@ admin_router = APIRouter(prefix="/admin", tags=["operation"])
 
 
 class Liveness(BaseModel):
-    """The server answers and its tick loop runs. `tick_age_s`: since the last tick; None while the loop is idle."""
+    """The server answers and its threads serve. `tick_age_s`: since the last tick; None while the loop is idle."""
 
     status: Literal["live"] = "live"
     tick_age_s: float | None = None
@@ -37,12 +37,13 @@ class Readiness(BaseModel):
 
 @router.get("/health/live", response_model=Liveness, responses=problem_responses(503))
 async def get_live(request: Request) -> Liveness:
-    """200 while the tick loop runs or is idle; 503 with the cause when it has died or hangs."""
+    """200 while all threads that serve many do; 503 with the name of one that has died or hangs."""
     service = service_of(request)
     problem = not_live(service)
     if problem is not None:
         raise problem
-    return Liveness(tick_age_s=None if service.pipeline is None else tick_age_s(service.pipeline.loop.stats()))
+    heartbeat = None if service.pipeline is None else service.pipeline.loop.thread.heartbeat
+    return Liveness(tick_age_s=None if heartbeat is None or heartbeat.is_resting else heartbeat.silent_s)
 
 
 @router.get("/health/ready", response_model=Readiness, responses=problem_responses(401, 403, 503))
@@ -91,4 +92,4 @@ async def get_metrics(request: Request) -> Response:
     service = service_of(request)
     service.metrics.is_ready.set(not_ready(service) is None)
     # In a thread: what several servers share is asked over the network.
-    return Response(await service.rendering.share(service.metrics.render), media_type=CONTENT_TYPE)
+    return Response(await service.rendering.run_shared(service.metrics.render), media_type=CONTENT_TYPE)

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from runtime.config.bundle import BUNDLE_FILE, SamplerSpec
+from runtime.config.guidance import GuidanceSpec
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.openapi import SCHEMA_TYPE, body_schema, formats_of, problem_responses
 from server.asgi.problems import model_not_found
@@ -52,6 +53,7 @@ class ModelCard(BaseModel):
     queue: int
     response_formats: list[str]
     defaults: SamplerSpec
+    guidance: GuidanceSpec = Field(description="The rule that guidance follows, and its numbers.")
     engines: dict[str, EngineCard]
 
 
@@ -85,6 +87,7 @@ def model_card(pipeline: Pipeline, max_seconds: float) -> ModelCard:
         queue=deployment.runtime.queue,
         response_formats=formats_of(bundle),
         defaults=bundle.sampler,
+        guidance=bundle.guidance,
         engines={
             engine.name: EngineCard(target=engine.manifest.target, sha256=engine.manifest.engine_sha256)
             for engine in pipeline.all_engines()

@@ -8,25 +8,28 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from runtime.audio.decoding import losses
 from runtime.errors import source_as
-from server.asgi.access_control import client_of
 from server.asgi.openapi import SOURCE_ID, problem_responses, upload_body
-from server.asgi.request_body import check_source, read_file
+from server.asgi.request_body import read_file
+from server.asgi.shares import client_of
 from server.service.service import Service, service_of
 from server.sources.source import Source
+from server.sources.store import SourceStore
 
 router = APIRouter(prefix="/v1/sources", tags=["sources"])
 SourceId = Annotated[str, Path(pattern=SOURCE_ID)]
 
 
 class SourceCard(BaseModel):
-    """One source: its id is the SHA-256 of its bytes."""
+    """One source: its id is the SHA-256 of its bytes. losses: what of a new one could not be decoded."""
 
     id: str = Field(pattern=SOURCE_ID)
     object: Literal["source"] = "source"
     kind: Literal["audio", "latents"]
     bytes: int
     seconds: float
+    losses: list[str] = []
 
 
 class SourceList(BaseModel):
@@ -61,17 +64,21 @@ async def create_source(request: Request, response: Response) -> SourceCard:
     service.ready_pipeline()
     client = client_of(request.scope)
     with service.admission.limit_client(client):
-        async with read_file(request, service.settings, service.budget) as data:
+        async with read_file(request, service.settings, service.bodies) as data:
             outcome = "refused"
             try:
-                check_source(data)
-                source, is_new = await service.source_worker.run(service.sources.add, data)
+                source, is_new, lost = await service.file_turns.run(client, _add, service.sources, data, client)
                 outcome = "stored" if is_new else "known"
             finally:
                 service.metrics.source_uploads.labels(outcome).inc()
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"/v1/sources/{source.id}"
-    return source_card(source)
+    return source_card(source).model_copy(update={"losses": lost})
+
+
+def _add(sources: SourceStore, data: bytes, client: str) -> tuple[Source, bool, list[str]]:
+    with losses() as lost:
+        return (*sources.add(data, client), lost)
 
 
 @router.get("", responses=problem_responses(401, 403, 503))
@@ -98,13 +105,8 @@ async def delete_source(request: Request, source_id: SourceId) -> None:
     await run_in_threadpool(service.sources.remove, source_id)
 
 
-async def store_source(service: Service, data: bytes, part: str) -> Source:
+async def store_source(service: Service, client: str, data: bytes, part: str) -> Source:
     """A file as a source; `part`: its name in errors. Raises ProblemError, RequestError, StoreError."""
-    check_source(data, part)
-    service.budget.reserve(len(data))
-    try:
-        with source_as(part):
-            source, _ = await service.source_worker.run(service.sources.add, data)
-            return source
-    finally:
-        service.budget.release(len(data))
+    with service.bodies.memory.hold(client, len(data)), source_as(part):
+        source, _ = await service.file_turns.run(client, service.sources.add, data, client)
+        return source

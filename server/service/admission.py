@@ -4,36 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from server.asgi.problems import ProblemError, draining, retry_after, unavailable
+from server.asgi.problems import ProblemError, draining, unavailable
+from server.asgi.shares import Holding, Shares
 from server.config import MIB
 
 
-@dataclass
 class Admission:
     """Admits up to `capacity` generations that need the tick loop, as long as responses need at most `memory_bytes`.
 
-    One client gets `client_limit` generations (None: half of the capacity; 0: no limit) and, where there is a limit,
-    half of the memory. A generation counts from admission until it needs no more ticks, also between its segments, so
-    that a later segment is never refused for lack of capacity. ticks_s: the projected time in which all slots
-    together do that many steps. wait_elsewhere_s: the shortest wait at another replica.
+    One client gets `client_limit` generations and uploads (None: half of the capacity; 0: no limit) and, where there is
+    a limit, half of the memory. A generation counts from admission until it needs no more ticks, also between its
+    segments, so that a later segment is never refused for lack of capacity. ticks_s: the projected time in which all
+    slots together do that many steps. wait_elsewhere_s: the shortest wait at another replica.
     """
 
-    capacity: int
-    client_limit: int | None = None
-    memory_bytes: int = 512 * MIB
-    is_draining: bool = False
-    permits: set[Permit] = field(default_factory=set)
-    num_pending: int = 0
-    reserved_bytes: int = 0
-    _clients: Counter[str] = field(default_factory=Counter)
-    ticks_s: Callable[[int], float] = lambda num_ticks: 0.0
-    wait_elsewhere_s: Callable[[], float] = lambda: math.inf
-    _empty: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(
+        self,
+        capacity: int,
+        client_limit: int | None = None,
+        memory_bytes: int = 512 * MIB,
+        ticks_s: Callable[[int], float] = lambda num_ticks: 0.0,
+    ) -> None:
+        self.capacity, self.client_limit = capacity, client_limit
+        self.ticks_s = ticks_s
+        self.wait_elsewhere_s: Callable[[], float] = lambda: math.inf
+        self.is_draining = False
+        self.permits: set[Permit] = set()
+        self.num_pending = 0
+        self.memory = Shares("keeps bytes of responses", memory_bytes, 0 if client_limit == 0 else 0.5)
+        self._in_flight = Shares("has generations and uploads in flight", math.inf, 0, wait_s=self.projected_wait_s)
+        self._empty = asyncio.Event()
 
     @property
     def places_per_client(self) -> int:
@@ -42,13 +46,13 @@ class Admission:
 
     def admit(self, client: str) -> Permit:
         """Admit a generation. Raises ProblemError 429 or 503, both with Retry-After."""
-        self._check_client(client)
-        if self.num_pending >= self.capacity:
-            what = f"all {self.capacity} slots and queue places are taken"
-            raise unavailable("queue_full", what, retry_after_s=min(self.projected_wait_s(), self.wait_elsewhere_s()))
-        permit = Permit(self, client)
+        with self.limit_client(client):  # as long as it is not admitted
+            if self.num_pending >= self.capacity:
+                what = f"all {self.capacity} slots and queue places are taken"
+                wait_s = min(self.projected_wait_s(), self.wait_elsewhere_s())
+                raise unavailable("queue_full", what, retry_after_s=wait_s)
+        permit = Permit(self, client, self._in_flight.take(client), self.memory.take(client, 0))
         self.num_pending += 1
-        self._clients[client] += 1
         self.permits.add(permit)
         self._empty.clear()
         return permit
@@ -56,12 +60,11 @@ class Admission:
     @contextmanager
     def limit_client(self, client: str) -> Iterator[None]:
         """Count work without ticks against the client's limit. Raises ProblemError 429 or 503."""
-        self._check_client(client)
-        self._clients[client] += 1
-        try:
+        if self.is_draining:
+            raise draining()
+        self._in_flight.client_limit = self.places_per_client or math.inf
+        with self._in_flight.hold(client):
             yield
-        finally:
-            self._remove_client(client)
 
     def projected_wait_s(self, client: str | None = None) -> float:
         """How long the steps that are left take, of all generations or of one client's."""
@@ -83,41 +86,8 @@ class Admission:
             return False
         return True
 
-    def _check_client(self, client: str) -> None:
-        if self.is_draining:
-            raise draining()
-        limit = self.places_per_client
-        if limit and self._clients[client] >= limit:
-            raise ProblemError(
-                429,
-                "too_many_requests",
-                f"this client has {limit} generations or uploads in flight, the limit per client",
-                headers={"Retry-After": retry_after(self.projected_wait_s(client))},
-            )
-
-    def _reserve(self, client: str, size_bytes: int) -> None:
-        share_bytes = self.memory_bytes if self.client_limit == 0 else self.memory_bytes // 2
-        if size_bytes > share_bytes:
-            raise ProblemError(
-                422,
-                "response_too_large",
-                f"the response needs {size_bytes / MIB:.0f} MiB of memory, the limit is {share_bytes / MIB:.0f} MiB",
-                fix='set "stream": true, ask for fewer seconds, or raise [server] response_budget_bytes',
-            )
-        of_client = sum(permit.reserved_bytes for permit in self.permits if permit.client == client)
-        if of_client + size_bytes > share_bytes or self.reserved_bytes + size_bytes > self.memory_bytes:
-            raise unavailable("busy", "responses that are being made or read use up the server's memory for them")
-        self.reserved_bytes += size_bytes
-
-    def _remove_client(self, client: str, places: int = 1) -> None:
-        self._clients[client] -= places
-        if not self._clients[client]:
-            del self._clients[client]
-
     def _remove(self, permit: Permit) -> None:
         self.permits.discard(permit)
-        self.reserved_bytes -= permit.reserved_bytes
-        self._remove_client(permit.client, 1 + permit._more_places)
         if not self.permits:
             self._empty.set()
 
@@ -132,33 +102,40 @@ class Permit:
 
     admission: Admission
     client: str
+    places: Holding
+    memory: Holding
     abort: asyncio.Event = field(default_factory=asyncio.Event)
     remaining_steps: int = 0
-    reserved_bytes: int = 0
     _needs_ticks: bool = True
     _num_requests: int = 0
-    _more_places: int = 0
-    _is_released: bool = False
+    _num_places: int = 1
     _is_pending: bool = True
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve memory for the response until `release`. Raises ProblemError 422 or 503."""
-        self.admission._reserve(self.client, size_bytes)
-        self.reserved_bytes += size_bytes
+        """Reserve memory for the response until `release`. Raises ProblemError 422, 429 or 503."""
+        limit = min(self.memory.shares.limit, self.memory.shares.client_limit)
+        if size_bytes > limit:
+            raise ProblemError(
+                422,
+                "response_too_large",
+                f"the response needs {size_bytes / MIB:.0f} MiB of memory, the limit is {limit / MIB:.0f} MiB",
+                fix='set "stream": true, ask for fewer seconds, or raise [server] response_budget_bytes',
+            )
+        self.memory.grow(size_bytes)
 
     def take_places(self, wanted: int) -> int:
         """Take up to so many more places, of those that are free and that its client may have; returns how many.
 
         It is to have as many more requests in flight. They are given back with the rest.
         """
-        admission, limit = self.admission, self.admission.places_per_client
+        admission, shares = self.admission, self.places.shares
         free = admission.capacity - admission.num_pending
-        if limit:
-            free = min(free, limit - admission._clients[self.client])
+        if limit := admission.places_per_client:
+            free = min(free, limit - shares.used_by(self.client))
         taken = max(0, min(wanted, free))
         admission.num_pending += taken
-        admission._clients[self.client] += taken
-        self._more_places += taken
+        self.places.grow(taken)
+        self._num_places += taken
         return taken
 
     def add_request(self) -> None:
@@ -179,11 +156,11 @@ class Permit:
     def release(self) -> None:
         """The generation is over; idempotent."""
         self.finish_ticks()
-        if not self._is_released:
-            self._is_released = True
-            self.admission._remove(self)
+        self.places.release()
+        self.memory.release()
+        self.admission._remove(self)
 
     def _update(self) -> None:
         if self._is_pending and not self._needs_ticks and not self._num_requests:
             self._is_pending = False
-            self.admission.num_pending -= 1 + self._more_places
+            self.admission.num_pending -= self._num_places

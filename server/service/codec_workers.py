@@ -1,43 +1,14 @@
-"""A queue for sources; work in other threads; which streams wait for their first audio. Event loop's thread only."""
+"""Work in other threads; which streams wait for their first audio. Event loop's thread only."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
-from server.asgi.problems import unavailable
-
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class SourceWorker:
-    """One thread that reads sources, so that ticks keep their share of the CPU; `max_waiting` wait for it at most."""
-
-    def __init__(self, max_waiting: int = 8) -> None:
-        self._max_waiting = max_waiting
-        self._num_waiting = 0
-        self._lock = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "sources")
-
-    async def run(self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """Run `work` after what waits already. Raises ProblemError 503 where too many wait."""
-        if self._num_waiting > self._max_waiting:
-            raise unavailable("busy", "too many sources are being read", retry_after_s=5)
-        self._num_waiting += 1
-        try:
-            async with self._lock:
-                return await run_to_end(self._thread.submit(work, *arguments, **options))
-        finally:
-            self._num_waiting -= 1
-
-    def close(self) -> None:
-        """Wait for what is being read."""
-        self._thread.shutdown()
 
 
 async def run_to_end(future: Future[T]) -> T:

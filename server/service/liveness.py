@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import time
-
-from runtime.tick.record import LoopStats
+from runtime.threads import Watched
 from server.asgi.problems import ProblemError, draining
 from server.service.service import Service
 
-
-def tick_age_s(stats: LoopStats) -> float | None:
-    """Seconds since the last tick; None while the loop is idle."""
-    return None if stats.is_idle else max(0.0, time.monotonic() - stats.last_tick_s)
+# Ends the codes of threads that may go on yet.
+OVERDUE = "_overdue"
 
 
 def not_live(service: Service) -> ProblemError | None:
     """Why the server is not live; None if it is."""
     if service.failure:
         return ProblemError(503, "failed", service.failure.what, fix=service.failure.fix)
-    if service.pipeline is None:
-        return None
-    stats = service.pipeline.loop.stats()
-    if not stats.is_alive:
-        return ProblemError(503, "engine_dead", "the tick loop has stopped", fix="restart the server; its log says why")
-    if service.host is not None and service.host.has_died:
-        what = "the thread of live sessions has ended"
+    threads = list(service.threads)
+    if dead := next((thread.name for thread in threads if thread.has_died), None):
+        what = f"the thread {dead!r} has ended"
         return ProblemError(503, "engine_dead", what, fix="restart the server; its log says why")
-    age_s = tick_age_s(stats)
-    if age_s is not None and age_s > service.settings.tick_timeout_s:
-        return ProblemError(503, "tick_overdue", f"work is in flight and the last tick was {age_s:.1f} s ago")
-    return None
+    return next((problem for thread in threads if (problem := _silence(service, thread))), None)
+
+
+def _silence(service: Service, thread: Watched) -> ProblemError | None:
+    """That a thread has had work for too long."""
+    settings, silent_s = service.settings, thread.silent_s
+    if silent_s <= (settings.tick_timeout_s if thread.is_prompt else settings.thread_timeout_s):
+        return None
+    what = f"the thread {thread.name!r} has work and has done none of it for {silent_s:.1f} s"
+    return ProblemError(503, thread.name.replace("-", "_") + OVERDUE, what)
 
 
 def not_ready(service: Service) -> ProblemError | None:

@@ -18,24 +18,27 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.slots import HostLimits, TickTimes
+from runtime.threads import Watched
 from runtime.tick.events import Event, Failed, Finished
 from server.asgi.openapi import body_model
-from server.asgi.paced import Paced
-from server.asgi.places import Places
 from server.asgi.problems import ProblemError, draining, unavailable
-from server.asgi.request_body import BodyBudget
+from server.asgi.request_body import HELD_SHARE, Bodies
+from server.asgi.shares import Shares
+from server.asgi.turns import Turns
 from server.config import ServerSettings
 from server.metrics.live_metrics import LiveMetrics
 from server.metrics.metrics import Metrics
 from server.replicas.lease import Lease, ReplicaState
 from server.service.admission import Admission
-from server.service.codec_workers import FirstAudioTracker, SourceWorker
+from server.service.codec_workers import FirstAudioTracker
+from server.service.generation_cards import GenerationCards
+from server.service.heap import keep_heap_small
 from server.service.opening import open_membership, open_session_store, open_source_files
 from server.sources.store import SourceStore
 
 WARM_UP_TIMEOUT_S = 300.0
-# To decode and encode one source; 600 s of audio take a tenth of it on two cores.
-SOURCE_TIMEOUT_S = 60.0
+# To decode and encode one source, of which 600 s take a tenth of it on two cores; and until the turn for that.
+FILES_TIMEOUT_S = 60.0
 logger = logging.getLogger("tickrt.server")
 
 
@@ -55,8 +58,10 @@ class Service:
     `sources` exists once the pipeline does, and so does `host`, which runs the live sessions, unless the model has no
     codec; `surfaces` play them, too. `store` keeps live sessions for the next start; None where the settings name no
     place. `draining` is set soon after draining began: what is open without an end, a live session, ends then.
-    rendering, describing: make the texts of /metrics and /openapi.json. All but `pipeline`, `sources` and `host` is
-    used on the event loop's thread only. Raises ConfigError where the store cannot be opened.
+    threads: those that serve many: where one has ended or is silent, the server is not live.
+    rendering, describing: make the texts of /metrics and /openapi.json. cards: what made generations. All but
+    `pipeline`, `sources` and `host` is used on the event loop's thread only. Raises ConfigError where the store cannot
+    be opened.
     """
 
     def __init__(
@@ -70,11 +75,14 @@ class Service:
         self.admission = Admission(
             capacity=0, client_limit=settings.client_in_flight, memory_bytes=settings.response_budget_bytes
         )
-        self.places = Places("answers requests", settings.max_connections, 0 if settings.client_in_flight == 0 else 0.5)
-        self.metrics.watch_responses(lambda: self.admission.reserved_bytes)
+        # Of what the server has, for one client.
+        self.client_share = 0.0 if settings.client_in_flight == 0 else 0.5
+        self.places = Shares("answers requests", settings.max_connections, self.client_share)
+        self.metrics.watch_responses(lambda: self.admission.memory.used)
         self.draining = asyncio.Event()
-        self.budget = BodyBudget(settings.body_budget_bytes)
-        self.rendering, self.describing = Paced(), Paced()
+        self.bodies = Bodies(settings.body_budget_bytes, self.client_share)
+        self.rendering, self.describing = Turns("tells its metrics", HELD_SHARE), Turns("describes itself", HELD_SHARE)
+        self.cards = GenerationCards(settings.result_keep_s)
         self.first_audio_tracker = FirstAudioTracker(size=1)
         self.body_model = body_model(settings.max_seconds)
         self.sources: SourceStore
@@ -83,17 +91,20 @@ class Service:
         self.failure: TickError | None = None
         self.is_profiling = False
         self.progress = ""
-        self.source_worker = SourceWorker()
+        self.file_turns = Turns("reads and writes audio files", 1.0, FILES_TIMEOUT_S)
+        self.threads: list[Watched] = [*self.store.threads] if self.store else []
         self._open_pipeline = open_pipeline
         self._opening: asyncio.Task[None] | None = None
         self._replacing = asyncio.Lock()
         self.membership = open_membership(settings, self.lease)
         self._renewing: asyncio.Task[None] | None = None
+        self._trimming: asyncio.Task[None] | None = None
         if self.membership is not None:
             self.admission.wait_elsewhere_s = self.membership.queue_wait_s
 
     def start(self) -> None:
         """Open and warm up the pipeline in the background."""
+        self._trimming = asyncio.create_task(keep_heap_small())
         self._opening = asyncio.create_task(self._open())
         self._opening.add_done_callback(self._record_failure)
         if self.membership is not None:
@@ -111,15 +122,15 @@ class Service:
         pipeline, self.pipeline = self.pipeline, None
         if self.surfaces is not None:
             self.surfaces.close()
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait([self._renewing])
+        for task in (self._renewing, self._trimming):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         if self.host is not None:
             await run_in_threadpool(self.host.close)
         if pipeline is not None:
             await run_in_threadpool(pipeline.close)
             self.sources.close()
-        await run_in_threadpool(self.source_worker.close)
         if self.store is not None:
             await run_in_threadpool(self.store.close)
 
@@ -244,6 +255,7 @@ class Service:
             host = self._open_host(pipeline)
             await run_in_threadpool(host.has_restored.wait)
         self.body_model = body_model(self.settings.max_seconds, pipeline.bundle)
+        self.threads += pipeline.threads
         self.pipeline = pipeline
 
     def _capture_common_ticks(self, pipeline: Pipeline) -> None:
@@ -273,7 +285,7 @@ class Service:
         return SourceStore(
             open_source_files(settings),
             settings.sources_bytes,
-            partial(pipeline.read_source, max_seconds=settings.max_seconds, timeout_s=SOURCE_TIMEOUT_S),
+            partial(pipeline.read_source, max_seconds=settings.max_seconds, timeout_s=FILES_TIMEOUT_S),
             pipeline.bundle.latents.frame_rate_hz,
             on_evict=self.metrics.source_evictions.inc,
         )
@@ -288,6 +300,7 @@ class Service:
         )
         self.host = host = SessionHost(pipeline, sources=self.sources.latents, store=self.store, limits=limits)
         host.start()
+        self.threads += host.threads
         self.live_metrics.watch(host)
         if self.surfaces is not None:
             self.surfaces.start(host)

@@ -25,7 +25,8 @@ class SharedSources:
         """Every source, the one used last at the end."""
         with storage_errors():
             self._client.zremrangebyscore(INDEX, "-inf", self._now_s() - KEEP_S)
-            return [_source(member) for member in self._client.zrange(INDEX, 0, -1)]
+            found = map(_source, self._client.zrange(INDEX, 0, -1))
+        return [source for source in found if source is not None]
 
     def find(self, source_id: str) -> Source | None:
         """One source, which counts as used now; None where there is none, or not any more."""
@@ -41,6 +42,17 @@ class SharedSources:
         """The bytes of a source; b"" where it has expired."""
         with storage_errors():
             return self._client.hget(_key(source.id), "data") or b""
+
+    def set_aside(self, source: Source) -> str:
+        """Rename a damaged source's key, which expires as it would have; its new name, "" where it is not damaged."""
+        if source.has(self.read(source)):
+            return ""
+        kept = f"{_key(source.id)}:damaged"
+        with storage_errors(), self._client.pipeline() as write:
+            write.rename(_key(source.id), kept)
+            write.zrem(INDEX, _member(source))
+            write.execute()
+        return kept
 
     def add(self, source: Source, data: bytes) -> None:
         """Keep a source's bytes, in one transaction."""
@@ -75,8 +87,7 @@ def _member(source: Source) -> str:
     return f"{source.name}/{source.size_bytes}"
 
 
-def _source(member: bytes) -> Source:
-    name, _, size_bytes = member.decode().partition("/")
-    source = Source.named(name, int(size_bytes))
-    assert source is not None, "only sources are added"
-    return source
+def _source(member: bytes) -> Source | None:
+    """The source of a member; None where something else has been written in its place."""
+    name, _, size_bytes = member.decode(errors="replace").partition("/")
+    return Source.named(name, int(size_bytes)) if size_bytes.isdecimal() else None

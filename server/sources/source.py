@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-NAME = re.compile(r"([0-9a-f]{64})\.(\d{1,9})\.(audio|latents)")
+NAME = re.compile(r"([0-9a-f]{64})\.(\d{1,9})\.(audio|latents)(?:\.([0-9a-f]{8}))?")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One source. `id`: SHA-256 of its bytes, in hexadecimal. `kind`: audio or latents."""
+    """One source. `id`: SHA-256 of its bytes, in hexadecimal. `kind`: audio or latents. `owner`: owner_of() its client,
+    whose share it is part of; "" where that is not known.
+    """
 
     id: str
     milliseconds: int
     kind: str
     size_bytes: int
+    owner: str = ""
 
     @property
     def name(self) -> str:
         """Everything but the size, as the name of its file."""
-        return f"{self.id}.{self.milliseconds}.{self.kind}"
+        owner = f".{self.owner}" if self.owner else ""
+        return f"{self.id}.{self.milliseconds}.{self.kind}{owner}"
+
+    def has(self, data: bytes) -> bool:
+        """Whether bytes are those of this source."""
+        return hashlib.sha256(data).hexdigest() == self.id
 
     @classmethod
     def named(cls, name: str, size_bytes: int) -> Self | None:
         """The source of a name; None for the name of something else."""
         match = NAME.fullmatch(name)
-        return None if match is None else cls(match[1], int(match[2]), match[3], size_bytes)
+        return None if match is None else cls(match[1], int(match[2]), match[3], size_bytes, match[4] or "")
+
+
+def owner_of(client: str) -> str:
+    """A client as the names of its sources have it."""
+    return hashlib.sha256(client.encode()).hexdigest()[:8] if client else ""
 
 
 class SourceFiles(Protocol):
@@ -41,6 +55,12 @@ class SourceFiles(Protocol):
 
     def read(self, source: Source) -> bytes:
         """The bytes of a source; b"" where they are gone."""
+
+    def set_aside(self, source: Source) -> str:
+        """Where the bytes of a source are kept from now on, which is none any more; "" where it has none, or its own.
+
+        They are read once more: another thread may have done so, or brought the right ones, meanwhile.
+        """
 
     def add(self, source: Source, data: bytes) -> None:
         """Keep a source's bytes; it counts as used now."""

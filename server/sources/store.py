@@ -7,11 +7,13 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 from runtime.audio.formats import Latents, is_latents_file
 from runtime.errors import SourceNotFoundError
+from server.asgi.shares import Holding, Shares
 from server.config import MIB
-from server.sources.source import Source, SourceFiles
+from server.sources.source import Source, SourceFiles, owner_of
 
 MAX_SOURCES = 10_000
 CACHE_BYTES = 64 * MIB
@@ -21,10 +23,10 @@ logger = logging.getLogger("tickrt.server")
 class SourceStore:
     """Sources in `files`, `limit_bytes` at most. Any thread may call.
 
-    A source that does not fit takes the place of those used least recently; work that uses one at that time keeps
-    its latents. `read` turns a file's bytes into latents `[T, C]` and raises RequestError; `frame_rate_hz` is theirs.
-    `on_evict` is called for every source that made room. Methods raise StoreUnavailableError where several servers
-    share the files, which are away.
+    A source that does not fit takes the place of those used least recently, of its client's where those are more than
+    few, else of the client's that has most; work that uses one at that time keeps its latents. `read` turns a file's
+    bytes into latents `[T, C]` and raises RequestError; `frame_rate_hz` is theirs. `on_evict` is called for every
+    source that made room. Methods raise StoreUnavailableError where the files cannot be read or written now.
     """
 
     def __init__(
@@ -58,14 +60,14 @@ class SourceStore:
             raise SourceNotFoundError("there is no source with this id", field=field, fix="upload it to /v1/sources")
         return source
 
-    def add(self, data: bytes) -> tuple[Source, bool]:
+    def add(self, data: bytes, client: str = "") -> tuple[Source, bool]:
         """The source of these bytes, and whether it is new. Raises RequestError, StoreError where the disk is full."""
         source_id = hashlib.sha256(data).hexdigest()
         if (known := self._files.find(source_id)) is not None:
             return known, False
         latents = self.read(data)
         kind = "latents" if is_latents_file(data) else "audio"
-        source = Source(source_id, round(1000 * len(latents) / self._frame_rate_hz), kind, len(data))
+        source = Source(source_id, round(1000 * len(latents) / self._frame_rate_hz), kind, len(data), owner_of(client))
         self._files.add(source, data)
         self._make_room(source)
         self._keep(source_id, latents)
@@ -99,30 +101,38 @@ class SourceStore:
         self._delete(self.get(source_id))
 
     def _make_room(self, newest: Source) -> None:
-        """Delete what was used least recently until the rest fits, but not the newest."""
-        sources = [source for source in self._files.all() if source.id != newest.id]
-        used_bytes, number = newest.size_bytes + sum(source.size_bytes for source in sources), 1 + len(sources)
-        for oldest in sources:
-            if used_bytes <= self._limit_bytes and number <= MAX_SOURCES:
-                break
-            used_bytes, number = used_bytes - oldest.size_bytes, number - 1
-            if self._delete(oldest):
-                self._on_evict()
+        """Delete until the rest fits, but not the newest: a client's own before those of others, as Shares do."""
+        space = Shares("keeps bytes of sources", max(self._limit_bytes, newest.size_bytes), 0)
+        places = Shares("keeps sources", MAX_SOURCES, 0)
+        for source in [*(other for other in self._files.all() if other.id != newest.id), newest]:
+            held: list[Holding] = []
+            evict = None if source is newest else partial(self._evict, source, held)
+            held += space.take(source.owner, source.size_bytes, evict), places.take(source.owner, 1, evict)
+
+    def _evict(self, source: Source, held: list[Holding]) -> None:
+        for holding in held:
+            holding.release()
+        if self._delete(source):
+            self._on_evict()
 
     def _checked_bytes(self, source: Source, field: str) -> bytes:
-        """The bytes of a source, which is removed where its id is not their hash. Raises SourceNotFoundError."""
+        """The bytes of a source, which are set aside where its id is not their hash. Raises SourceNotFoundError."""
         data = self._files.read(source)
-        if hashlib.sha256(data).hexdigest() == source.id:
+        if source.has(data):
             return data
         self.get(source.id, field)  # not damaged: removed meanwhile
-        logger.warning("source %s is damaged and was removed", source.id)
-        self._delete(source)
+        kept = self._files.set_aside(source)
+        logger.warning("source %s is damaged; %s", source.id, f"it is kept as {kept}" if kept else "its bytes are gone")
+        self._forget(source)
         raise SourceNotFoundError("the source's file was damaged", field=field, fix="upload it to /v1/sources again")
 
     def _delete(self, source: Source) -> bool:
+        self._forget(source)
+        return self._files.remove(source)
+
+    def _forget(self, source: Source) -> None:
         with self._lock:
             self._cache.pop(source.id, None)
-        return self._files.remove(source)
 
     def _keep(self, source_id: str, latents: Latents) -> Latents:
         """Cache latents, in place of those used least recently."""

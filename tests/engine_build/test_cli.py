@@ -37,7 +37,8 @@ def test_build_and_build_again(path: Path) -> None:
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert first.stdout.splitlines()[-1].startswith("10 built")
     assert second.stdout.splitlines()[-1].startswith("10 reused")
-    assert first.stderr == second.stderr == ""
+    # Lines of an engine that takes long are no message.
+    assert not [line for line in (first.stderr + second.stderr).splitlines() if not line.startswith("building ")]
 
 
 def test_a_dry_run_writes_nothing(path: Path) -> None:

@@ -95,7 +95,7 @@ def test_the_figures_grow_with_the_model(hub: Hub, tmp_path: Path, monkeypatch: 
         "disk: up to 50.0 GB (10.0 GB to download, up to 20.0 GB for the bundle, up to 20.0 GB for engines)" in large[0]
     )
     assert "memory: up to 12.3 GB" in large[1]  # 0.9 + 0.95 * 12
-    assert "13 minutes to download at 100 Mbit/s, 10 minutes to export, 9 minutes to build" in large[2]
+    assert "13 minutes to download at 100 Mbit/s, 8 minutes to export, 3 minutes to build" in large[2]
     exported = pull.plan(type(chosen)(chosen.repository, DECODER, sizes, ()), tmp_path, "tensorrt", is_exported=True)
     assert "disk: up to 10.0 GB (up to 10.0 GB for engines)" in exported[0]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def test_another_models_bundle_is_not_replaced(hub: Hub, tmp_path: Path, monkeyp
 
 
 def test_the_published_models_are_of_exporters_that_there_are() -> None:
-    assert {model.family for model in pull.MODELS.values()} == set(pull.EXPORTERS)
+    assert {model.family for model in pull.MODELS.values()} == set(pull.OWN)
     assert {"acestep", "stable-audio-3-small", "stable-audio-3-medium"} <= set(pull.MODELS)
 
 
@@ -174,7 +174,7 @@ def test_interrupted_between_and_inside_of_steps_it_goes_on_where_it_was(
     assert not {"README.md", "acestep-5Hz-lm-1.7B/config.json"} & {*hub.downloads()}
     hub.requests.clear()
 
-    said = interrupted_at(export, "_say", "codec ...")
+    said = interrupted_at(export, "say", "codec ...")
     assert "1 of 3, download: complete since an earlier run" in said
     assert hub.downloads() == []
 

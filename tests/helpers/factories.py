@@ -56,13 +56,14 @@ class TinySpec:
     """Sizes and features of a tiny bundle.
 
     condition: "tokens" `[R, L, D]`, "vector" `[R, D]`, or "" for a decoder without one. axes: what the decoder's graph
-    calls R, T and L; an empty name leaves the dimension without one. conditions: lyrics, timbre, metadata and tasks.
-    planner: arguments of save_planner; with a planner there is structure, too. meaning: the text's graph says which
-    names of `MEANING` a text means, whose words the tokenizer then knows, and a genre is drawn. notes: it has [notes].
+    calls R, T and L; an empty name leaves the dimension without one, "{}" in a name is the tensor's. conditions:
+    lyrics, timbre, metadata and tasks. planner: arguments of save_planner; with a planner there is structure, too.
+    meaning: the text's graph says which names of `MEANING` a text means, whose words the tokenizer then knows, and a
+    genre is drawn. notes: it has [notes].
     stems: and [stems]: its codec sums what the channels of these give. tracks: [stems] with tracks to extract, for
     which it needs conditions. group_frames: its codec works in groups of so many frames, in half of its layers shifted
     by one; it takes whole groups alone, and no position. seconds: the text's graph takes the canvas's seconds, and
-    makes one token more of them. sampler: its own lines of [sampler].
+    makes one token more of them. sampler, rule: its own lines of [sampler] and [guidance].
     """
 
     channels: int = 8
@@ -101,6 +102,7 @@ class TinySpec:
     group_frames: int = 1
     seconds: bool = False
     sampler: str = "shift = 3.0"
+    rule: str = ""
     latents: str = ""
 
     @property
@@ -223,7 +225,12 @@ def tiny_decoder(spec: TinySpec) -> onnx.ModelProto:
     hidden = graph.op("Tanh", graph.op("Add", hidden, mean))
     velocity = graph.op("MatMul", hidden, weight(graph, "w_out", WIDTH, spec.channels))
     graph.output(f"{spec.prefix}velocity", velocity, (rows, frames, spec.channels))
-    return graph.model()
+    model = graph.model()
+    for value in (*model.graph.input, *model.graph.output):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param:
+                dimension.dim_param = dimension.dim_param.format(value.name)
+    return model
 
 
 def tiny_codec_decode(spec: TinySpec) -> onnx.ModelProto:
@@ -458,6 +465,7 @@ guidance = {spec.guidance}
 denoise = 1.0
 blend_power = {spec.blend_power}
 blend_energy_below = {spec.blend_energy_below}
+{f"[guidance]{chr(10)}{spec.rule}" if spec.rule else ""}
 """
     ]
     if spec.context:

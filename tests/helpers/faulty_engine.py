@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -14,19 +14,22 @@ from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine, Execution
 from runtime.errors import EngineDeadError, EngineError
 
+Shapes = Mapping[str, tuple[int, ...]]
+
 
 @dataclass
 class Faults:
     """The faults, by execute, counted from 0.
 
     delay_s: before every execute. nan_at: execute -> rows whose outputs become NaN. fail_at: executes that raise a
-    recoverable EngineError. die_at: the execute that raises EngineDeadError. hang_at: the execute that blocks until
-    `release` is set.
+    recoverable EngineError; so do those of tensors, name -> shape, that it `refuses`. die_at: the execute that raises
+    EngineDeadError. hang_at: the execute that blocks until `release` is set.
     """
 
     delay_s: float = 0.0
     nan_at: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     fail_at: frozenset[int] = frozenset()
+    refuses: Callable[[Shapes], bool] = lambda shapes: False
     die_at: int | None = None
     hang_at: int | None = None
     release: threading.Event = field(default_factory=threading.Event)
@@ -45,16 +48,23 @@ class FaultyEngine:
     def bind(self, tensors: Mapping[str, Tensor]) -> FaultyExecution:
         """Bind the wrapped engine."""
         outputs = [tensors[name] for name in self.outputs]
-        return FaultyExecution(self.name, self._engine.bind(tensors), outputs, self._faults, self._device)
+        refused = self._faults.refuses({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        return FaultyExecution(self.name, self._engine.bind(tensors), outputs, self._faults, self._device, refused)
 
 
 class FaultyExecution:
     """Launches the wrapped execution with faults; replays of a captured graph have none."""
 
     def __init__(
-        self, name: str, execution: Execution, outputs: list[Tensor], faults: Faults, device: Device | None
+        self,
+        name: str,
+        execution: Execution,
+        outputs: list[Tensor],
+        faults: Faults,
+        device: Device | None,
+        is_refused: bool,
     ) -> None:
-        self._name, self._execution, self._outputs = name, execution, outputs
+        self._name, self._execution, self._outputs, self._is_refused = name, execution, outputs, is_refused
         self._faults, self._device = faults, device
         self.release = execution.release
 
@@ -82,7 +92,7 @@ class FaultyExecution:
             faults.release.wait()
         if number == faults.die_at:
             raise EngineDeadError(f"{self._name} died at execute {number}")
-        if number in faults.fail_at:
+        if number in faults.fail_at or self._is_refused:
             raise EngineError(f"{self._name} failed at execute {number}")
         return number
 

@@ -67,6 +67,10 @@ class FirefoxPage:
         """Go to an address, until it is loaded."""
         self.send("browsingContext.navigate", {"context": self._context, "url": url, "wait": "complete"})
 
+    def prepare(self, script: str) -> None:
+        """Run a script in every page that is opened from now on, before the page's own."""
+        self.send("script.addPreloadScript", {"functionDeclaration": f"() => {{ {script} }}"})
+
     def evaluate(self, expression: str) -> Any:
         """What an expression is worth: a text, a number, a truth value or null."""
         target = {"expression": expression, "awaitPromise": True, "target": {"context": self._context}}

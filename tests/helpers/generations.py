@@ -100,8 +100,8 @@ def expected_latents(
         mask=noise(*shape, seed, Purpose.MASK),
         step=lambda k: noise(*shape, seed, Purpose.STEP, k),
     )
-    sampler = loop.bundle.sampler
-    rule = oracle.Rule(sampler.blend_power, loop.bundle.silence(1)[0], sampler.blend_energy_below)
+    sampler, silence = loop.bundle.sampler, loop.bundle.silence(1)[0]
+    rule = oracle.Rule(sampler.blend_power, silence, sampler.blend_energy_below, loop.bundle.guidance)
     return oracle.generate(request, decode, noises, overrides, rule)[-1]
 
 

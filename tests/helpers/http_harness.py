@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import h11
 import httpx
 import prometheus_client.parser
 import pytest
@@ -82,6 +83,13 @@ class Served:
         """One generation, its whole body."""
         with self.client() as client:
             return client.post(GENERATIONS, json={"prompt": "a", "seed": 1, **body})
+
+    def card(self, response: httpx.Response) -> Any:
+        """What the server tells of a generation when it is asked for it."""
+        with self.client() as client:
+            asked = client.get(f"{GENERATIONS}/{response.headers['x-generation-id']}")
+        assert asked.status_code == 200, asked.text
+        return asked.json()
 
     def pause(self) -> None:
         self._running.clear()
@@ -174,6 +182,14 @@ def eventually(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> No
     while not condition():
         assert time.monotonic() < deadline_s, "did not become true in time"
         time.sleep(0.002)
+
+
+def sent_head(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The head of a response with these headers, as h11 sends it. Raises LocalProtocolError where one is not valid."""
+    connection = h11.Connection(h11.SERVER)
+    connection.receive_data(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    connection.next_event()
+    return connection.send(h11.Response(status_code=200, headers=headers)) or b""
 
 
 def problem(response: httpx.Response, status: int, code: str = "") -> dict[str, Any]:

@@ -35,6 +35,10 @@ class MemoryRedis:
         self._ends_s.pop(key, None)
         return int(self._values.pop(key, None) is not None)
 
+    def rename(self, key: str, name: str) -> None:
+        self._values[name], self._ends_s[name] = self._find(key), self._ends_s.get(key, math.inf)
+        self.delete(key)
+
     def flushdb(self) -> None:
         self._values.clear()
         self._ends_s.clear()

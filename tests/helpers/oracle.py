@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from runtime.config.guidance import APG, GuidanceSpec
 from runtime.requests.request import Condition, Dcw, GenerationRequest, StepParameters
 
 F64 = NDArray[np.float64]
 Decode = Callable[[F64, float, NDArray[np.float32], NDArray[np.float32] | None], ArrayLike]
 
-NORM_LIMIT = 2.5
 TINY = 1e-12
 
 
@@ -26,12 +26,13 @@ TINY = 1e-12
 class Rule:
     """How positive conditions are blended: the power of the mean around `silence` (`[C]`); 1: of velocities.
 
-    energy_below: at times below it, power 2 at most.
+    energy_below: at times below it, power 2 at most. guidance: how positive and negative become one.
     """
 
     power: float = 1.0
     silence: ArrayLike = 0.0
     energy_below: float = 0.0
+    guidance: GuidanceSpec = APG
 
 
 MEAN = Rule()
@@ -126,7 +127,7 @@ def step(
         if negative is None or request.guidance_mode == "full":
             negative = blend(request.negatives, decode, decoder_input, t, k, request)
         kept = negative if request.guidance_mode != "full" else None
-        v, momentum = guide(v, negative, momentum, p)
+        v, momentum = guide(v, negative, momentum, p, rule.guidance)
     sde = request.solver == "sde" or (p.sde_curve is not None and request.source is not None)
     draws = sde or bool(np.any(value_or(p.ode_noise, 0.0)))
     guided = guides(request) and is_inside and bool(np.any(np.asarray(value_or(p.guidance, 1.0)) != 1))
@@ -205,15 +206,22 @@ def guides(request: GenerationRequest) -> bool:
     return bool(request.negatives) or request.guidance_mode == "self"
 
 
-def guide(v: F64, negative: F64, momentum: F64, p: StepParameters) -> tuple[F64, F64]:
-    """4. APG (Sadat et al., 2024) and rescale; norms are per channel over time."""
-    momentum = (v - negative) + column(value_or(p.momentum, -0.75)) * momentum
-    d = momentum * np.minimum(1, NORM_LIMIT / np.maximum(norm(momentum), TINY))
-    unit = v / np.maximum(norm(v), TINY)
-    d = d - (d * unit).sum(axis=0, keepdims=True) * unit
-    guided = v + (column(value_or(p.guidance, 1.0)) - 1) * d
-    r = column(value_or(p.rescale, 0.0))
-    return r * guided * norm(v) / np.maximum(norm(guided), TINY) + (1 - r) * guided, momentum
+def guide(v: F64, negative: F64, momentum: F64, p: StepParameters, spec: GuidanceSpec = APG) -> tuple[F64, F64]:
+    """4. Plain guidance, or APG (Sadat et al., 2024); and rescale. Norms are per channel over time, or of all."""
+    g, r = column(value_or(p.guidance, 1.0)), column(value_or(p.rescale, spec.rescale))
+    axes = (0,) if spec.norms == "channel" else (0, 1)
+    if spec.rule == "plain":
+        guided = negative + g * (v - negative)
+    else:
+        assert spec.momentum is not None
+        assert spec.parallel is not None
+        momentum = (v - negative) + column(value_or(p.momentum, spec.momentum)) * momentum
+        d = momentum * np.minimum(1, (spec.norm_limit or np.inf) / np.maximum(norm(momentum, axes), TINY))
+        unit = v / np.maximum(norm(v, axes), TINY)
+        along = (d * unit).sum(axis=axes, keepdims=True) * unit
+        guided = v + (g - 1) * (d - along + spec.parallel * along)
+    sizes = [np.std(u) if spec.norms == "all" else norm(u, axes) for u in (v, guided)]
+    return r * guided * sizes[0] / np.maximum(sizes[1], TINY) + (1 - r) * guided, momentum
 
 
 def mask_after(request: GenerationRequest, x0: F64) -> F64:
@@ -288,9 +296,9 @@ def resample(curve: Any, length: int) -> F64:
     return np.interp(centres, np.arange(len(values)), values)[:, None]
 
 
-def norm(v: F64) -> F64:
-    """Norm per channel over time, `[1, C]`."""
-    return np.sqrt((v * v).sum(axis=0, keepdims=True))
+def norm(v: F64, axes: tuple[int, ...]) -> F64:
+    """Norm over time, `[1, C]`, or over time and channels, `[1, 1]`."""
+    return np.sqrt((v * v).sum(axis=axes, keepdims=True))
 
 
 def value_or(value: Any, neutral: float) -> Any:

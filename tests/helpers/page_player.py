@@ -26,6 +26,43 @@ window.AudioWorkletNode = class extends Node {
   }
 };
 """
+INTERRUPTED = "sound interrupted: touch to go on"
+# The contexts of the page; `system.take()` stops the newest one, which stays so until `system.give()`, or as long as
+# `system.asksForTouch` and nothing is touched. `isSilent`: it says that it runs meanwhile, as with a device that hangs.
+SYSTEM = """
+window.contexts = [];
+window.system = { isTaken: false, isSilent: false, asksForTouch: false };
+const { resume } = AudioContext.prototype;
+const state = Object.getOwnPropertyDescriptor(BaseAudioContext.prototype, "state").get;
+let touchedMs = -Infinity;
+for (const type of ["pointerdown", "keydown"]) {
+  addEventListener(type, () => (touchedMs = performance.now()), { capture: true });
+}
+window.AudioContext = class extends AudioContext {
+  taken = false;
+  constructor(options) {
+    super(options);
+    contexts.push(this);
+    this.addEventListener("statechange", (event) => {
+      if (this.taken && system.isSilent) event.stopImmediatePropagation();
+    });
+  }
+  get state() { return this.taken && system.isSilent ? "running" : state.call(this); }
+  async resume() {
+    const isTouched = performance.now() < touchedMs + 100;
+    if (this.taken && (system.isTaken || (system.asksForTouch && !isTouched))) {
+      throw new DOMException("the system has the sound", "InvalidStateError");
+    }
+    this.taken = false;
+    await resume.call(this);
+  }
+};
+system.take = async () => {
+  system.isTaken = contexts.at(-1).taken = true;
+  await contexts.at(-1).suspend();
+};
+system.give = () => (system.isTaken = false);
+"""
 
 
 def play(page: Any) -> None:

@@ -179,9 +179,10 @@ class ScriptedSession:
 
 
 class Client:
-    """A listener that keeps what it gets."""
+    """A listener that keeps what it gets. client: who it is, where it is a further one."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: str = "") -> None:
+        self.client = client
         self.messages: list[ServerMessage] = []
         self.chunks: list[Any] = []
 

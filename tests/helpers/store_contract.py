@@ -52,6 +52,20 @@ def test_a_snapshot_is_read_back_after_a_restart(opened: Opened) -> None:
         assert_same(store.load("a"), saved)
 
 
+def test_a_session_set_aside_is_kept_and_comes_back_with_its_next_snapshot(opened: Opened) -> None:
+    with opened() as store:
+        store.save("a", snapshot(1))
+        store.flush()
+        store.set_aside("a")
+        assert "a" not in store.ids()
+    with opened() as store:
+        assert "a" not in store.ids()
+        assert_same(store.take("a"), snapshot(1))
+        store.save("a", snapshot(2))
+        store.flush()
+        assert store.ids() == ["a"]
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(saved=SNAPSHOTS, session_id=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
 def test_any_values_shapes_and_names_are_read_back(opened: Opened, saved: SessionSnapshot, session_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import select
@@ -12,6 +13,7 @@ import statistics
 import struct
 import threading
 import time
+import wave
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,19 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+from helpers.hostile_requests import (
+    INITIALIZE,
+    JSON,
+    LONG_DELTA,
+    MCP_HEADERS,
+    PANICS,
+    REQUESTS,
+    call,
+    client_at,
+    form_with,
+    from_addresses,
+    initialize,
+)
 from helpers.http_harness import Served, eventually, raw_request
 from helpers.neighbour import LiveNeighbour
 from helpers.tls import make_certificate
@@ -34,9 +49,11 @@ from profiling.bench.live.script import Script, run_client
 from profiling.server_process import ServerProcess, server_process
 from runtime.sessions.storage.sqlite_store import open_sqlite_store
 from runtime.sessions.storage.store import DOCUMENT, _seal
+from server.compat.osc.packets import build_packet, parse_packet
+from server.compat.osc.server import open_udp_socket
 from server.process import PING_S
 
-MAX_GAP_S, MAX_HEALTH_S = 0.5, 0.1
+MAX_GAP_S, MAX_HEALTH_S, MAX_TURN_S = 0.5, 0.1, 1.0
 # Where the codec is short of time, audio is decoded, and arrives, in windows of up to 0.96 s: a third of the work.
 MAX_OVERLOAD_GAP_S = 1.3
 # Twice as many connections as requests are held.
@@ -176,6 +193,11 @@ def new_prompts(number: int, texts: int, characters: int) -> dict[str, object]:
     """Prompts that were not there before."""
     items = [{"text": new_text(texts * number + index, characters)} for index in range(texts)]
     return {"type": "prompts", "seq": number, "items": items}
+
+
+def marks(number: int) -> dict[str, object]:
+    """Prompts of which nothing is a word."""
+    return {"type": "prompts", "seq": number, "items": [{"text": "!" * 1990 + f"x{number}"} for _ in range(8)]}
 
 
 def lyria_prompts(number: int) -> dict[str, object]:
@@ -430,6 +452,11 @@ ATTACKS: dict[str, Callable[[Address], None]] = {
     "chunks-without-access": partial(flood, [CHUNKED % b"elsewhere"], b"1\r\n \r\n"),
     "preflights": partial(flood_together, 30, [], PREFLIGHT),
     "files-of-the-page": partial(flood_together, 30, [], b"GET /page/main.js HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"),
+    "prompts-at-which-native-code-panicked": partial(
+        say, lambda number: {"type": "prompts", "seq": number, "items": [{"text": PANICS[number % len(PANICS)]}]}
+    ),
+    "prompts-of-marks": partial(together, 4, partial(say, marks)),
+    **{f"requests-of-{name}": partial(from_addresses, num, 5, send) for name, (num, send) in REQUESTS.items()},
 }
 
 
@@ -442,6 +469,218 @@ def test_a_session_plays_and_newcomers_are_served_during_an_attack(
     with LiveNeighbour(server.url) as neighbour:
         attack((str(url.hostname), url.port or 0))
     assert_plays(neighbour, MAX_OVERLOAD_GAP_S if attack is overload else MAX_GAP_S)
+
+
+QUERIES = b"#bundle\0" + bytes(8) + 600 * (b"\0\0\0\x10" + build_packet("/tickrt/?", []))
+BUNDLES_PER_S = 300
+SENDERS = {
+    "one-sender": [("127.0.0.1", 0)],
+    "300-ports": [("127.0.0.1", 0)] * 300,
+    "50-addresses": [(f"127.9.0.{1 + n % 50}", 0) for n in range(300)],
+}
+
+
+@pytest.fixture(scope="module")
+def surfaces(demo_config: Path) -> Iterator[tuple[ServerProcess, Address]]:
+    """A server with a port for OSC, and where that is."""
+    with open_udp_socket("127.0.0.1", 0) as free:
+        address: Address = free.getsockname()
+    with server_process(demo_config, SETTINGS | {"TICKRT_OSC_PORT": str(address[1])}) as server:
+        yield server, address
+
+
+def ask_much(senders: list[Address], address: Address) -> None:
+    """Bundles of 600 queries of everything, of one sender after the other; no answer is read."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket(type=socket.SOCK_DGRAM)) for _ in senders]
+        for connection, source in zip(sockets, senders, strict=True):
+            connection.bind(source)
+        started_s = time.monotonic()
+        for number, connection in zip(range(round(BUNDLES_PER_S * ATTACK_S)), cycle(sockets)):
+            connection.sendto(QUERIES, address)
+            time.sleep(max(0.0, started_s + number / BUNDLES_PER_S - time.monotonic()))
+
+
+def turned_s(surface: socket.socket, address: Address, value: float) -> float:
+    """How long it takes until a change of an OSC surface is applied, as it is told."""
+    started_s = time.monotonic()
+    while time.monotonic() < started_s + 10.0:
+        surface.sendto(build_packet("/tickrt/guidance", [value]), address)
+        surface.sendto(build_packet("/tickrt/guidance/?", []), address)
+        ends_s = time.monotonic() + 0.1
+        while select.select([surface], [], [], max(0.0, ends_s - time.monotonic()))[0]:
+            ((path, arguments),) = parse_packet(surface.recv(2**16))
+            if path == "/tickrt/guidance/?" and arguments[-1] == value:
+                return time.monotonic() - started_s
+    return math.inf
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("senders", SENDERS.values(), ids=SENDERS)
+def test_a_session_plays_and_a_surface_turns_it_while_others_ask_much(
+    surfaces: tuple[ServerProcess, Address], senders: list[Address]
+) -> None:
+    server, address = surfaces
+    waits_s = []
+    with LiveNeighbour(server.url) as neighbour, socket.socket(type=socket.SOCK_DGRAM) as surface:
+        surface.bind(("127.9.1.1", 0))
+        attack = threading.Thread(target=ask_much, args=(senders, address))
+        attack.start()
+        while attack.is_alive():
+            waits_s.append(turned_s(surface, address, 1.5 + len(waits_s) % 8 / 8))
+            time.sleep(0.2)
+        attack.join()
+    print(f"a knob is turned within {max(waits_s):.2f} s, {len(waits_s)} times")
+    assert max(waits_s) < MAX_TURN_S
+    assert_plays(neighbour)
+
+
+def address_of(server: ServerProcess) -> Address:
+    url = urlsplit(server.url)
+    return str(url.hostname), url.port or 0
+
+
+@pytest.mark.slow
+def test_captions_notes_and_curves_of_any_length_are_answered_with_headers_that_can_be_sent(
+    server: ServerProcess,
+) -> None:
+    notes = [{"pitch": 60 + n % 12, "layer": "melody", "start_s": n / 20, "seconds": 0.04} for n in range(40)]
+    bodies: list[dict[str, object]] = [
+        {"prompt": "ukulele claps for a product video about cats"},
+        {"prompt": "a", "notes": notes},
+        {"prompt": "a", "velocity_scale": [1.0 + n / 1e4 for n in range(500)]},
+    ]
+    with LiveNeighbour(server.url) as neighbour, client_at(address_of(server)) as client:
+        for body in bodies:
+            answer = client.post("/v1/audio/generations", json={"seconds": 2, **body})
+            assert answer.status_code == 200, answer.text
+            assert sum(len(name) + len(value) + 4 for name, value in answer.headers.multi_items()) < 2048
+            card = client.get(f"/v1/audio/generations/{answer.headers['x-generation-id']}").json()
+            assert card["options"]["prompt"] == body["prompt"]
+    assert_plays(neighbour)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notes", [LONG_DELTA, bytes(2**20)], ids=["a-time-of-300000-bytes", "zeros"])
+def test_large_bodies_of_others_do_not_wait_for_one_form(server: ServerProcess, notes: bytes) -> None:
+    """Also after its client has left."""
+    address, body = address_of(server), json.dumps({"prompt": "a", "x": " " * 100_000}).encode()
+    with LiveNeighbour(server.url) as neighbour:
+        with client_at(address, timeout_s=1.0) as attacker, suppress(httpx.TimeoutException):
+            for _ in range(4):
+                assert form_with(notes)(attacker, 0).status_code == 422  # type: ignore[attr-defined]
+        with client_at(address, "127.0.0.2") as other:
+            started_s = time.monotonic()
+            assert other.post("/v1/audio/generations", content=body, headers=JSON).status_code == 422
+            waited_s = time.monotonic() - started_s
+        time.sleep(1.0)
+    print(f"waited {waited_s:.2f} s")
+    assert waited_s < 4.0
+    assert_plays(neighbour)
+
+
+@pytest.mark.slow
+def test_sessions_of_assistants_shut_no_other_assistant_out(server: ServerProcess) -> None:
+    address = address_of(server)
+    with LiveNeighbour(server.url) as neighbour, client_at(address, "127.6.1.1") as honest:
+        ours = honest.post("/mcp", json=INITIALIZE, headers=MCP_HEADERS).headers["mcp-session-id"]
+        for number in range(8 * 40):
+            assert initialize(address, f"127.6.0.{1 + number % 8}") == 200
+        assert initialize(address, "127.6.1.2") == 200
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        answer = honest.post("/mcp", json=ping, headers={**MCP_HEADERS, "mcp-session-id": ours})
+    assert answer.status_code == 200, "the session of one that has few stays"
+    assert_plays(neighbour)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/mcp", "/v1/audio/generations", "/release_task"])
+def test_bodies_that_do_not_come_hold_no_place(server: ServerProcess, path: str) -> None:
+    address = address_of(server)
+    with LiveNeighbour(server.url) as neighbour, ExitStack() as stack:
+        for number in range(3 * MAX_REQUESTS):
+            connection = stack.enter_context(socket.socket())
+            connection.settimeout(10)
+            connection.bind((f"127.7.0.{1 + number % 16}", 0))
+            connection.connect(address)
+            connection.sendall(half_a_body(path))
+            time.sleep(0.01)
+        assert initialize(address, "127.7.1.1") == 200
+        with client_at(address, "127.7.1.2") as client:
+            assert client.post("/query_result", json={"task_id_list": []}).status_code == 200
+            assert client.post("/v1/audio/generations", json={"prompt": "a", "seconds": 1}).status_code == 200
+    assert_plays(neighbour)
+
+
+def made_by_tool(client: httpx.Client) -> str:
+    """The file of an assistant's generation of 0.1 s."""
+    answer = call(client, "generate", {"prompt": "a", "seconds": 0.1, "steps": 1})
+    url: str = answer["result"]["structuredContent"]["url"]
+    return url
+
+
+def made_by_task(client: httpx.Client) -> str:
+    """The file of a task of 0.1 s."""
+    body = {"prompt": "a", "audio_duration": 0.1, "inference_steps": 1, "audio_format": "wav"}
+    task = client.post("/release_task", json=body).json()["data"]["task_id"]
+    while True:
+        (found,) = client.post("/query_result", json={"task_id_list": [task]}).json()["data"]
+        if found["status"] == 1:
+            file: str = json.loads(found["result"])[0]["file"]
+            return file
+        assert found["status"] == 0, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [made_by_tool, made_by_task])
+def test_finished_files_stay_while_another_client_makes_a_thousand(
+    server: ServerProcess, make: Callable[[httpx.Client], str]
+) -> None:
+    address = address_of(server)
+
+    def flood(source: str) -> None:
+        with client_at(address, source) as client:
+            for _ in range(260):
+                make(client)
+
+    with LiveNeighbour(server.url) as neighbour, client_at(address, "127.8.1.1") as honest:
+        file = make(honest)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(flood, ["127.8.0.1"] * 4))
+        assert honest.get(file).status_code == 200
+    assert_plays(neighbour)
+
+
+@pytest.mark.slow
+def test_a_source_stays_that_cannot_be_read_for_an_instant(demo_config: Path, tmp_path: Path) -> None:
+    settings = SETTINGS | {"TICKRT_STATE": str(tmp_path)}
+    audio = wav(1.0)
+    with server_process(demo_config, settings) as server, client_at(address_of(server)) as client:
+        source = client.post("/v1/sources", content=audio, headers={"content-type": "audio/wav"}).json()["id"]
+    body = {"prompt": "a", "seconds": 1, "source_id": source}
+    with server_process(demo_config, settings) as server, client_at(address_of(server)) as client:
+        process = psutil.Process(server.pid)
+        with LiveNeighbour(server.url) as neighbour:
+            assert client.get("/health/live").status_code == 200  # its connection is open from now on
+            before = process.rlimit(psutil.RLIMIT_NOFILE)
+            process.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
+            refused = client.post("/v1/audio/generations", json=body)
+            process.rlimit(psutil.RLIMIT_NOFILE, before)
+            assert (refused.status_code, "retry-after" in refused.headers) == (503, True), refused.text
+            assert client.post("/v1/audio/generations", json=body).status_code == 200
+        assert neighbour.underruns == 0
+        assert neighbour.max_gap_s < MAX_GAP_S
+
+
+def wav(seconds: float) -> bytes:
+    """A file of silence."""
+    written = io.BytesIO()
+    with wave.open(written, "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(48_000)
+        file.writeframes(bytes(4 * round(48_000 * seconds)))
+    return written.getvalue()
 
 
 TLS_ATTACKS: dict[str, Callable[[Address], None]] = {

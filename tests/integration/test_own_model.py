@@ -37,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "tokens without a mask": {**BARE, "mask": False},
     "tokens with a mask": BARE,
     "axes without names": {**BARE, "axes": ("", "", "")},
-    "axes with each other's names": {**BARE, "axes": ("frames", "tokens", "rows")},
+    "one name for all axes": {**BARE, "axes": ("n", "n", "n")},
 }
 
 

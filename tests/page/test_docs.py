@@ -30,10 +30,9 @@ def test_the_documentation_asks_for_the_key_and_plays_what_it_generates(
     operation.get_by_text("Execute").click()
     operation.locator("audio").wait_for()
     # Other people's clients are there, and the protocol that no OpenAPI document has is linked.
-    music = page.locator("#operations-ElevenLabs-compose_music")
-    music.get_by_text("Music, sent whole", exact=True).wait_for()
-    music.get_by_role("button").first.click()
-    music.get_by_text("composition_plan").first.wait_for()
+    theirs = page.locator("#operations-ACE-Step-release_task")
+    theirs.get_by_role("button").first.click()
+    theirs.get_by_text("key_scale").first.wait_for()
     with page.expect_popup() as opened:
         page.get_by_role("link", name="the protocol of WS /v1/live", exact=True).click()
     opened.value.get_by_text("# The live protocol").wait_for()

@@ -1,5 +1,6 @@
 """tickrt-generate end to end: complete files or none, exit statuses, messages with a fix, interrupts."""
 
+import inspect
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from click.testing import Result
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec, tiny_deployment
+from helpers.odd_audio import DAMAGED
 from helpers.paths import ROOT
 from helpers.reads import bundle_reads
 from helpers.tiny_structure import FRAMES_PER_CODE
@@ -29,7 +31,7 @@ from typer.testing import CliRunner
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import read_latents
 from runtime.audio.metadata import read_metadata
-from runtime.cli import app
+from runtime.cli import app, tickrt_generate
 from runtime.config import deployment
 from runtime.config.bundle import load_bundle
 from runtime.errors import NonFiniteError
@@ -373,6 +375,13 @@ def test_references_and_codes_are_flags(built: Built, tmp_path: Path, monkeypatc
     assert "--codes: code 1 is 99" in refusal("--codes", "12,99")
 
 
+def test_what_cannot_be_decoded_of_a_source_is_said(generate: Generate) -> None:
+    Path("a.flac").write_bytes(DAMAGED["cut flac"][0])
+    for flag in ("--source", "--target-source"):
+        strength = ["--target-curve", "1"] if flag == "--target-source" else []
+        assert "note: at least 0." in generate("--prompt", "a", flag, "a.flac", *strength, "-o", "a.wav").stderr
+
+
 def test_what_differs_from_the_file_to_generate_again_is_said(generate: Generate) -> None:
     for name in ("a", "b"):
         assert generate("--prompt", name, "-o", f"{name}.wav").exit_code == 0
@@ -465,10 +474,10 @@ def test_flags_override_the_options_file(generate: Generate) -> None:
         (["--prompt", "a", "-o", "a.wav", "--steps", "201"], EXIT_INVALID, "steps: expected at most 200"),
         (["--prompt", "a", "-o", "a.wav", "--steps", "many"], EXIT_INVALID, "steps: expected an integer from 1 to 200"),
         (["--prompt", "a", "-o", "a.wav", "--guidance", "NaN"], EXIT_INVALID, "guidance: expected a number from 0"),
-        (["--prompt", "a", "-o", "a.wav", "--repaint", "1-2"], EXIT_INVALID, "--repaint 4:7.5"),
+        (["--prompt", "a", "-o", "a.wav", "--repaint", "1-2"], EXIT_INVALID, 'FROM:TO in seconds, such as "4:7.5"'),
         (["--prompt", "a", "-o", "a.wav", "--denoise", "0.5"], EXIT_INVALID, "give a source or denoise 1"),
         (["--prompt", "x" * 90, "-o", "a.wav"], EXIT_INVALID, "shorten it by 59 tokens"),
-        (["--prompt", "a", "-o", "a.wav", "--source", "none.wav"], EXIT_FILE, "none.wav cannot be read: there is no"),
+        (["--prompt", "a", "-o", "a.wav", "--source", "none.wav"], EXIT_FILE, "none.wav cannot be read: No such file"),
         (
             ["--prompt", "a", "-o", "a.wav", "--source", "folder.wav"],
             EXIT_FILE,
@@ -529,8 +538,8 @@ def test_condition_tokens_replace_the_prompt(generate: Generate) -> None:
     ("array", "words"),
     [
         (None, "cannot be read"),
-        (np.zeros((2, 12)), "does not contain float32"),
-        (np.zeros(12, np.float32), "does not contain float32"),
+        (np.zeros((2, 12)), "does not hold float32"),
+        (np.zeros(12, np.float32), "does not hold float32"),
         (np.zeros((2, 5), np.float32), "has width 5, the decoder takes 12"),
     ],
 )
@@ -540,6 +549,30 @@ def test_condition_tokens_that_do_not_fit_are_refused(generate: Generate, array:
     result = generate("--condition", "tokens.npy", "--out", "a.wav")
     assert result.exit_code == EXIT_INVALID
     assert words in result.stderr
+
+
+UNREADABLE = ("/dev/zero", "a.pipe", "/", "a.large", "none.wav")
+
+
+def test_every_file_option_takes_regular_files_of_a_bounded_length(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device has no end, a pipe that nothing writes to no beginning, and there is no room for a large file."""
+    monkeypatch.chdir(tmp_path)
+    config = str(built(notes=True, structure=True).path)
+    os.mkfifo("a.pipe")
+    with open("a.large", "wb") as file:
+        file.truncate(10 * 2**30)  # it takes no room on the disk
+    parameters = inspect.signature(tickrt_generate, eval_str=True).parameters.values()
+    names = {item.name for item in parameters if item.annotation.__origin__ == Path | None} - {"out", "stems"}
+    assert {"source", "notes", "like"} < names
+    given = [(f"--{name.replace('_', '-')}", path) for name in names for path in UNREADABLE]
+    for flag, path in [*given, *(("--guidance", f"@{path}") for path in UNREADABLE)]:
+        prompt = [] if flag == "--condition" else ["--prompt", "a"]
+        result = CliRunner().invoke(app, [config, *prompt, flag, path, "--out", "a.wav"])
+        assert result.exit_code in (EXIT_FILE, EXIT_INVALID), (flag, path, result.output)
+        assert path.removeprefix("@") in result.stderr or path == "a.large", (flag, result.stderr)
+    assert files() == ["a.large", "a.pipe"]
 
 
 def test_a_failed_generation_leaves_the_old_file(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_names_in_files_are_printed_as_plain_text(tmp_path: Path) -> None:
     row = {"name": HOSTILE, "averageMs": 1.0, "timeMs": 1.0, "percentage": 100.0}
     (tmp_path / "a.json").write_text(json.dumps([{"count": 1}, row]))
     check_printed(invoke(profile, "diff", tmp_path / "a.json", tmp_path / "a.json"))
-    check_printed(invoke(generate, "demo", "--prompt", "a", "--out", "a.wav", "--adapter", f"a:{HOSTILE}"))
+    check_printed(invoke(generate, "demo", "--prompt", "a", "--out", "a.wav", "--format", HOSTILE))
     check_printed(invoke(generate, "demo", "--like", tmp_path / HOSTILE, "--out", "a.wav"))
 
 

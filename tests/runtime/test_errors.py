@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 
 import pytest
 
@@ -24,7 +26,8 @@ def test_statuses_are_what_clients_act_on() -> None:
         "invalid_request": 422, "no_notes": 422, "shape_out_of_range": 422, "source_not_found": 404,
         "unknown_session": 404, "stale_seq": 409, "cancelled": 409, "checkpoint_error": 409, "engine_not_built": 503,
         "engine_dead": 503, "queue_full": 503, "sessions_full": 503, "draining": 503, "store_unavailable": 503,
-        "queue_timeout": 504,
+        "entry_unavailable": 503,
+        "queue_timeout": 504, "unsupported_media_type": 415,
     }  # fmt: skip
 
 
@@ -57,3 +60,12 @@ def test_a_full_queue_says_when_to_retry() -> None:
 
 def test_a_dead_engine_is_caught_as_an_engine_error() -> None:
     assert issubclass(EngineDeadError, EngineError)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_crosses_processes_as_it_is(kind: type[TickError]) -> None:
+    """Also one whose constructor takes other arguments than the text."""
+    parameters = [each for each in inspect.signature(kind).parameters.values() if each.default is each.empty]
+    error = kind(*["a" for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD])
+    for found in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(found), str(found), found.__dict__) == (kind, str(error), error.__dict__)

@@ -3,6 +3,7 @@
 import io
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from runtime.progress import ProgressBar, ProgressLines, ProgressMeter, open_progress
@@ -39,6 +40,19 @@ def test_lines_are_few_and_the_last_one_is_after_half() -> None:
         lines.on_event(Started(str(index), index))
         lines.on_event(Finished(str(index), np.zeros((2, 2), np.float32), index, 4))
     assert [line.split(":")[0] for line in text.getvalue().splitlines()] == ["segment 1/50", "segment 50/50"]
+
+
+def test_a_long_segment_has_lines_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, text = [0.0], io.StringIO()
+    monkeypatch.setattr("runtime.progress.time.monotonic", lambda: now_s[0])
+    lines = ProgressLines(1, Console(file=text, width=120))
+    lines.on_event(Started("a", 0))
+    for step in range(1, 9):
+        now_s[0] += 3.0
+        lines.on_event(StepDone("a", step, 8, step, 3000.0))
+    assert [line.split(",")[0] for line in text.getvalue().splitlines()] == [
+        f"segment 1/1: step {step}/8" for step in (2, 4, 6, 8)
+    ]
 
 
 def test_lines_without_a_terminal_and_a_bar_on_one() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from contextlib import suppress
 
 import pytest
 from rich.console import Console
 
 from runtime import task_progress
-from runtime.task_progress import TaskProgress, duration_text
+from runtime.task_progress import REDRAW_INTERVAL_S, TaskProgress, at_intervals, duration_text, waiting
 
 
 class Clock:
@@ -38,11 +39,9 @@ def test_without_a_terminal_each_finished_task_is_a_line(clock: Clock) -> None:
     assert text.getvalue().splitlines() == ["1/3 a [b]: 10.0 s, about 50 s left", "2/3 c: 30.0 s, about 20 s left"]
 
 
-def test_on_a_terminal_a_bar_is_drawn_between_samples_and_by_no_thread(clock: Clock) -> None:
+def test_on_a_terminal_a_bar_is_drawn_between_samples(clock: Clock) -> None:
     text = io.StringIO()
-    before = set(threading.enumerate())
     with TaskProgress([1.0, 1.0], Console(file=text, width=120, force_terminal=True)) as progress:
-        assert not set(threading.enumerate()) - before
         with progress.task("first"):
             clock.now_s = 60.0
             progress.update(0.5)
@@ -52,6 +51,40 @@ def test_on_a_terminal_a_bar_is_drawn_between_samples_and_by_no_thread(clock: Cl
     assert "1/2 first, about 3:00 min left" in text.getvalue()
     assert text.getvalue().count("1/2 first, about") == 1
     assert "2/2 second" in text.getvalue()
+
+
+def shows(text: io.StringIO, part: str) -> bool:
+    """Whether another thread writes this within a time that no load exceeds."""
+    end_s = time.monotonic() + 60.0
+    while part not in text.getvalue() and time.monotonic() < end_s:
+        time.sleep(0.001)
+    return part in text.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_takes_long_is_never_silent(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_progress, "SILENT_S", 0.002)
+    text, before = io.StringIO(), set(threading.enumerate())
+    with TaskProgress([1.0], Console(file=text, width=120, force_terminal=is_terminal)) as progress:
+        assert shows(text, "preparing: 0 s so far")
+        with progress.task("first"):
+            assert shows(text, "1/1 first: 0 s so far")
+            time.sleep(0.01)
+            progress.update(0.0001)
+            time.sleep(REDRAW_INTERVAL_S)
+            progress.update(0.0001)
+            assert shows(text, "so far, about ")
+    assert not set(threading.enumerate()) - before
+
+
+def test_a_wait_is_told_on_standard_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with waiting("a server"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(task_progress, "SILENT_S", 0.002)
+    said = threading.Event()
+    with at_intervals(lambda elapsed_s: said.set()):
+        assert said.wait(60.0)
 
 
 def test_without_weights_nothing_is_shown() -> None:

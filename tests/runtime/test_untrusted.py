@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.factories import tiny_deployment
+from helpers.paths import ROOT
 
 from runtime import untrusted
-from runtime.errors import RequestError
+from runtime.cli_options import file_values
+from runtime.config.deployment import load_deployment
+from runtime.errors import ConfigError, RequestError
+from runtime.notes.note_files import read_notes
+from runtime.pipeline.text_encoder import read_tokenizer
 from runtime.untrusted import (
     MAX_HEADER_BYTES,
     MalformedJsonError,
+    check_members,
     one_line,
     parse_json_object,
+    plain_utf8,
     quoted,
     safetensors_header,
 )
@@ -50,6 +60,13 @@ def test_members_are_counted_at_all_depths() -> None:
     assert parse_json_object(json.dumps(whole)) == whole
     with pytest.raises(MalformedJsonError, match="more than 1000 members"):
         parse_json_object(json.dumps({**whole, "one": 1}))
+
+
+def test_members_that_another_parser_read_are_counted_at_all_depths() -> None:
+    check_members({"a": [{"b": [[{"c": 1}]]}]}, max_members=3)
+    check_members([1, "a", None], max_members=0)
+    with pytest.raises(MalformedJsonError, match="more than 2 members"):
+        check_members({"a": [{"b": [[{"c": 1}]]}]}, max_members=2)
 
 
 def test_long_lists_and_texts_with_colons_are_taken() -> None:
@@ -94,3 +111,57 @@ def test_a_header_of_safetensors_has_a_largest_length() -> None:
     assert safetensors_header(io.BytesIO(len(content).to_bytes(8, "little") + content)) == {}
     with pytest.raises(RequestError, match=f"at most {MAX_HEADER_BYTES} are read"):
         safetensors_header(io.BytesIO((len(content) + 1).to_bytes(8, "little") + b"{}"))
+
+
+UTF_16 = ("utf-16", "utf-16-le", "utf-16-be", "utf-32")
+
+
+def test_a_text_may_begin_with_the_mark_of_windows() -> None:
+    assert plain_utf8(b"\xef\xbb\xbf{}") == plain_utf8(b"{}") == b"{}"
+    for text in ('{"a": "ü"}'.encode("utf-8-sig"), '\ufeff{"a": "ü"}'):
+        assert parse_json_object(text) == {"a": "ü"}
+
+
+@pytest.mark.parametrize("encoding", UTF_16)
+def test_other_encodings_of_windows_are_named_with_what_to_do(encoding: str) -> None:
+    with pytest.raises(MalformedJsonError, match="UTF-16, expected UTF-8: save it again"):
+        parse_json_object('{"a": 1}'.encode(encoding))
+    with pytest.raises(ValueError, match="UTF-16, expected UTF-8"):
+        plain_utf8("[deployment]".encode(encoding))
+
+
+def test_files_of_people_may_begin_with_the_mark(tmp_path: Path) -> None:
+    """As the Notepad of older Windows and PowerShell write them: deployment, bundle, tokenizers, options, notes."""
+    deployment = tiny_deployment(tmp_path)
+    (tmp_path / "options.json").write_text('{"prompt": "ü"}', encoding="utf-8")
+    (tmp_path / "notes.json").write_text("[]", encoding="utf-8")
+    texts = [path for path in tmp_path.rglob("*") if path.suffix in (".toml", ".json", ".txt")]
+    for path in texts:
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    bundle = load_deployment(deployment).loaded_bundle
+    assert bundle.text_encoder is not None
+    read_tokenizer(bundle.graph_path(bundle.text_encoder.tokenizer))
+    assert file_values(tmp_path / "options.json") == {"prompt": "ü"}
+    assert read_notes(tmp_path / "notes.json", None) == []  # type: ignore[arg-type]
+    deployment.write_text(deployment.read_text(encoding="utf-8-sig"), encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"tiny\.toml is not TOML: it is UTF-16, expected UTF-8: save it again"):
+        load_deployment(deployment)
+    deployment.write_text("# für Musik", encoding="cp1252")
+    with pytest.raises(ConfigError, match=r"(?s)tiny\.toml is not TOML: .*fix: save it again with the encoding UTF-8"):
+        load_deployment(deployment)
+
+
+PARSED = re.compile(r"\b(?:from_json|json\.loads?|tomllib\.loads?)\(.*(?:read_file|read_bytes|read_text)\(")
+
+
+def test_every_file_of_people_is_read_without_the_mark() -> None:
+    """One that only we write is named here."""
+    ours = {"ray_cluster.py", "examples.py", "gpu_check.py", "onnxruntime.py"}
+    lines = [
+        f"{path.name}: {line.strip()}"
+        for package in ("runtime", "server", "engine_build", "profiling")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if PARSED.search(line) and "plain_utf8(" not in line and path.name not in ours
+    ]
+    assert lines == []

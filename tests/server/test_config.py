@@ -156,6 +156,9 @@ def test_edges_are_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TICKRT_EDGES", text)
         with pytest.raises(ConfigError, match="is not an address"):
             load_settings({})
+    monkeypatch.setenv("TICKRT_EDGES", ",".join(f"https://{number:030}" for number in range(21)))
+    with pytest.raises(ConfigError, match="at most 768 characters in all"):
+        load_settings({})
 
 
 def test_settings_are_frozen() -> None:

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -310,6 +311,8 @@ def test_busy_threads_hand_over_to_the_tick_thread_soon(monkeypatch: pytest.Monk
     class Ended:
         exit_code = 7
 
+        close_limit: threading.Timer
+
         def __init__(self, *arguments: object) -> None:
             seen.append(sys.getswitchinterval())
 
@@ -325,6 +328,23 @@ def test_busy_threads_hand_over_to_the_tick_thread_soon(monkeypatch: pytest.Monk
         finally:
             sys.setswitchinterval(before)
     assert seen == [pytest.approx(SWITCH_INTERVAL_S)]
+
+
+def test_a_server_that_closed_in_time_leaves_nothing_that_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("no engines")
+
+    limits: list[threading.Timer] = []
+    start, interval = threading.Timer.start, sys.getswitchinterval()
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: (limits.append(timer), start(timer)))
+    settings = ServerSettings()
+    with ExitStack() as stack:
+        stack.callback(sys.setswitchinterval, interval)
+        listener = stack.enter_context(open_socket("127.0.0.1", 0, 1 << 16))
+        assert serve(create_app(fails, settings), settings, listener) == EXIT_ENGINE  # type: ignore[arg-type]
+    assert len(limits) == 1
+    limits[0].join(timeout=TIMEOUT_S)
+    assert not limits[0].is_alive()
 
 
 class Clock:

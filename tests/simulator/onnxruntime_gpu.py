@@ -1,12 +1,13 @@
 """ONNX Runtime's CUDA provider on the simulated GPU.
 
 Sessions are real sessions of the CPU provider on the host memory behind the simulated device memory. As with the real
-provider, work is put on the session's stream, in order, and Run() waits for it unless that is disabled.
+provider, work is put on the session's stream, in order, and Run() waits for it unless that is disabled. Errors are of
+the classes that test_onnxruntime_errors finds in the real library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from simulator.fixture import Machine
 
 import engine_build.compile.environment as environment
@@ -34,13 +34,16 @@ class Provider:
     """The simulated provider. `recordable`: its executes can be captured by the caller.
 
     `on_host`: operators without a CUDA kernel. `starts`: its libraries load. `sessions`: the sessions on the GPU.
+    fails_with: what the next sessions raise. refuses: why an execute of these shapes, by name, fails; "" where it does
+    not.
     """
 
     machine: Machine
     recordable: bool = False
     on_host: frozenset[str] = frozenset()
     starts: bool = True
-    fails_with: str = ""
+    fails_with: Exception | None = None
+    refuses: Callable[[Mapping[str, tuple[int, ...]]], str] = lambda shapes: ""
     sessions: list[GpuSession] = field(default_factory=list)
 
     def session(self, source: Any, options: Any, providers: Any) -> Any:
@@ -49,8 +52,8 @@ class Provider:
             return onnxruntime.InferenceSession(source, options, providers=providers)
         ((name, provider_options),) = providers
         assert name == CUDA_PROVIDER
-        if self.fails_with:
-            raise Fail(self.fails_with)
+        if self.fails_with is not None:
+            raise self.fails_with
         self.sessions.append(GpuSession(self, source, options, provider_options))
         return self.sessions[-1]
 
@@ -60,7 +63,6 @@ class GpuSession:
 
     def __init__(self, provider: Provider, source: Any, options: Any, provider_options: dict[str, str]) -> None:
         self.provider, self.options, self.provider_options = provider, options, provider_options
-        self.fallback = True
         self.label = Path(options.optimized_model_filepath or str(source)).stem
         self._real = onnxruntime.InferenceSession(source, options, providers=[CPU_PROVIDER])
         machine = provider.machine
@@ -69,9 +71,6 @@ class GpuSession:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
-
-    def disable_fallback(self) -> None:
-        self.fallback = False
 
     def get_providers(self) -> list[str]:
         return [CUDA_PROVIDER, CPU_PROVIDER] if self.provider.starts else [CPU_PROVIDER]
@@ -83,7 +82,8 @@ class GpuSession:
         return [_Part(CUDA_PROVIDER, on_gpu), _Part(CPU_PROVIDER, on_host)]
 
     def io_binding(self) -> _Binding:
-        return _Binding()
+        tensors = self._real.get_inputs(), self._real.get_outputs()
+        return _Binding(*({tensor.name for tensor in each} for each in tensors))
 
     def run(self, names: Any, feeds: dict[str, Any], run_options: Any = None) -> Any:
         """Uploads, one execute and downloads on the session's stream; the host waits."""
@@ -103,7 +103,9 @@ class GpuSession:
                 "an execute in a capture, which this release of ONNX Runtime does not support: the process ends"
             )
         if entries[RECORD] == "1" and self.provider.recordable and not capturing:
-            raise Fail(f"[ONNXRuntimeError] : 1 : FAIL : {NOTHING_TO_RECORD} on the session's stream")
+            raise RuntimeError(f"Error in execution: {NOTHING_TO_RECORD} on the session's stream")
+        if reason := self.provider.refuses(binding.shapes):
+            raise RuntimeError(f"Error in execution: {reason}")
         machine.enqueue(
             self.stream,
             lambda: binding.execute(self._real, machine),
@@ -118,7 +120,8 @@ class GpuSession:
 class _Binding:
     """Device addresses by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: set[str], outputs: set[str]) -> None:
+        self._names = inputs, outputs
         self._inputs: dict[str, _Place] = {}
         self._outputs: dict[str, _Place] = {}
 
@@ -130,10 +133,18 @@ class _Binding:
     def writes(self) -> list[tuple[int, int]]:
         return [place.range for place in self._outputs.values()]
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(place.shape) for name, place in (self._inputs | self._outputs).items()}
+
     def bind_input(self, name: str, *place: Any) -> None:
+        if name not in self._names[0]:
+            raise RuntimeError(f"Error when binding input: Failed to find input name in the mapping: {name}")
         self._inputs[name] = _Place(*place)
 
     def bind_output(self, name: str, *place: Any) -> None:
+        if name not in self._names[1]:
+            raise RuntimeError(f"Failed to find NodeArg with name: {name} in the def list")
         self._outputs[name] = _Place(*place)
 
     def execute(self, session: Any, machine: Machine) -> None:
@@ -181,7 +192,10 @@ class _Module:
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
 
-    def InferenceSession(self, source: Any, options: Any = None, providers: Any = None) -> Any:  # noqa: N802
+    def InferenceSession(  # noqa: N802
+        self, source: Any, options: Any = None, providers: Any = None, *, enable_fallback: int = 1
+    ) -> Any:
+        assert providers == [CPU_PROVIDER] or not enable_fallback, "what fails on the GPU is repeated on the CPU"
         return self._provider.session(str(source) if isinstance(source, Path) else source, options, providers)
 
     def get_available_providers(self) -> list[str]:

@@ -29,6 +29,7 @@ GROUPS = {
     "blends": "blends",
     "steps": "steps",
     "notes": "notes",
+    "echo": "echo",
     "beat": "beat",
 }
 DEFAULT_GROUP = "held-out"

@@ -38,6 +38,7 @@ from configs.demo.recipe.planner.pages import StructureCodes
 from configs.demo.recipe.planner.tokens import beat_steps, planner_tables
 from configs.demo.recipe.text_encoder import build_text_encoder, meaning_names
 from configs.demo.recipe.tokenizer import MAX_TOKENS, TEMPLATE, build_tokenizer
+from engine_build.export.acestep.bundle_text import INPUTS
 from engine_build.export.toml_text import table_text
 from engine_build.graphs.planner_graph import cache_names
 
@@ -90,13 +91,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "canvas_frames": CANVAS_FRAMES,
     },
     "decoder": {"graph": "decoder.onnx"},
-    "decoder.inputs": {
-        "latents": "hidden_states",
-        "time": "timestep",
-        "condition": "encoder_hidden_states",
-        "condition_mask": "condition_mask",
-        "context": "context_latents",
-    },
+    "decoder.inputs": INPUTS,
     "decoder.outputs": {"velocity": "velocity"},
     "context": {"layout": "known+mask", "overlap_frames": OVERLAP_FRAMES, "silence": [SILENCE] * CHANNELS},
     "codec": {"sample_rate_hz": SAMPLE_RATE_HZ, "channels": 2, "hop_samples": HOP_SAMPLES, "gain_db": 3.0},

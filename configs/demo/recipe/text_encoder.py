@@ -3,9 +3,10 @@
 The rules: named layers sound, and beside them those of a named genre, but for a prompt that says "only". Without a
 genre the named layers are all. Where no layer is named, those of the genre are; an instrument plays those of these
 layers that it can play, else its home layers sound, too. Of two instruments in one layer the one with fewer home layers
-plays. A prompt that names layers or instruments and no genre has `DEFAULT_GENRE`; one that names neither has none of
-them. Every prompt that is not empty has one tempo (a number, else a tempo word, a mood or the genre, else a
-pseudorandom one) and one meter (named, else the genre's, else 4/4).
+plays. Where a prompt rules out an instrument of its genre, another one is named in that layer. A prompt that names
+layers or instruments and no genre has `DEFAULT_GENRE`; one that names neither has none of them. Every prompt that is
+not empty has one tempo (a number, else a tempo word, a mood or the genre, else a pseudorandom one) and one meter
+(named, else the genre's, else 4/4).
 """
 
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from configs.demo.recipe.corpus.vocabulary import (
     METER_CONCEPTS,
     MODE_CONCEPTS,
     MOOD_CONCEPTS,
+    NO_INSTRUMENT_CONCEPTS,
     NO_LAYER_CONCEPTS,
     NUM_TOKENS,
     ONLY,
@@ -243,7 +245,25 @@ class _Meaning:
         plays = self._add(plays, self._left_over(plays, self._multiply(is_open, self._not(taken))))
         layers = self._graph.op("Max", taken, self._most(plays, axis=1, keepdims=0))
         silent = self._graph.op("Max", self._multiply(self._most(layers), self._not(layers)), excluded)
-        return (layers, silent), self._players(plays)
+        return (layers, silent), self._players(self._add(plays, self._instead(genre, plays, layers)))
+
+    def _instead(self, genre: str, plays: str, layers: str) -> str:
+        """`[B, K, 5]`: what plays in layers `[B, 5]` without a player whose genre has an instrument that is ruled out.
+
+        One of the genre, else any that can play there.
+        """
+        names = list(PLAYED_BY)
+        table = [[[name in rule.instruments[layer] for layer in LAYERS] for name in names] for rule in GENRES.values()]
+        flat = self._matmul(self._or_default(genre), np.reshape(table, (len(GENRES), -1)))
+        usual = self._graph.op("Reshape", flat, self._graph.constant([-1, *_CAN_PLAY.shape], np.int64))
+        places = [[f"not:{name}" == concept for name in names] for concept in NO_INSTRUMENT_CONCEPTS]
+        ruled_out = self._unsqueeze(self._matmul(self._columns(NO_INSTRUMENT_CONCEPTS), places), 2)
+        is_open = self._multiply(layers, self._not(self._most(plays, axis=1, keepdims=0)))
+        is_open = self._multiply(is_open, self._most(self._multiply(usual, ruled_out), axis=1, keepdims=0))
+        free = self._multiply(self._not(ruled_out), self._unsqueeze(is_open, 1))
+        first = self._best(self._multiply(usual, free))
+        rest = self._multiply(free, self._not(self._most(first)))
+        return self._add(first, self._best(self._multiply(self._constant(_CAN_PLAY), rest)))
 
     def _instruments_in_layers(self, asked: str, allowed: str) -> str:
         """`[B, K, 5]`, 1 where a named instrument wants to play: in the layers that are asked for, else at home."""

@@ -15,9 +15,17 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from tokenizers.models import WordLevel
 
 from configs.demo.recipe.corpus.theory import NOTE_NAMES
-from configs.demo.recipe.corpus.vocabulary import BPMS, FRACTION_CONCEPTS, KEY_CONCEPTS, PAIR_CONCEPTS, WORD_IDS
+from configs.demo.recipe.corpus.vocabulary import (
+    BPMS,
+    FRACTION_CONCEPTS,
+    KEY_CONCEPTS,
+    NO_INSTRUMENT_CONCEPTS,
+    PAIR_CONCEPTS,
+    WORD_IDS,
+)
 from configs.demo.recipe.instruments import INSTRUMENTS, LAYERS
 from configs.demo.recipe.words import ARTICLES, COMPOUNDS, FILLERS, NEAREST, NEGATIONS, WORDS
+from runtime.config.words import TEMPO_RULES
 
 MAX_TOKENS: Final = 62  # 64 with those of the timbre
 PAD, UNKNOWN, START = "[PAD]", "[UNK]", "[START]"
@@ -30,6 +38,7 @@ _NOT_IN_WORD: Final = r"(?<![A-Za-z0-9_#'’])"
 _WORD_ENDS: Final = r"(?![A-Za-z0-9_#'’])"
 _WORD_BEGINS: Final = r"(?<![^\W_])"  # as \b, but an underscore is no part of a word
 _WORD_STOPS: Final = r"(?![^\W_])"
+_OR: Final = "or|nor|oder|noch|ni|ou|o"
 _MODE_WORD: Final = r"(?i:maj|min|ionian|aeolian|dorian|mixolydian|lydian|phrygian|harmonicminor|dur|moll)"
 _A_MODE_NOT_A_KEY: Final = r"(?!\s+(?i:(?:major|minor)\s+(?:key|mode|scale)))"
 _LETTER_PITCH_CLASSES: Final = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}
@@ -41,7 +50,8 @@ _GERMAN_PITCH_CLASSES: Final = {"h": 11, "b": 10, "as": 8, "es": 3} | {
 _SYLLABLE_PITCH_CLASSES: Final = {"do|ut": 0, "re": 2, "mi": 4, "fa": 5, "sol": 7, "la": 9, "si": 11}
 # Numbers beyond the range of tempos mean its ends.
 _FARTHER_BPMS: Final = {60: "[3-5][0-9]", 180: "1[89][0-9]|[23][0-9][0-9]"}
-_BPM_UNIT: Final = r"[ -]?(?:bpm|beats per minute)\b"
+# A tempo in the prompt, as `TEMPO_RULES` mark it, or in an option.
+_TEMPO_BEGINS: Final = "(?:(?<![a-z])tempo:|<bpm:)"
 _METER_WORDS: Final = {"3/4": "waltztime", "6/8": "sixeight", "12/8": "sixeight", "4/4": "fourfour", "2/4": "fourfour"}
 _OPTION_METERS: Final = {2: "fourfour", 3: "threefour", 4: "fourfour", 6: "sixeight"}
 
@@ -58,6 +68,7 @@ def word_concepts() -> dict[str, str]:
     words |= {str(bpm): f"bpm:{bpm}" for bpm in BPMS}
     words |= {f"point{concept.removeprefix('fraction:')}": concept for concept in FRACTION_CONCEPTS}
     words |= {_pair_word(pair): pair for pair in PAIR_CONCEPTS}
+    words |= {_joined(f"no {concept[4:]}"): concept for concept in NO_INSTRUMENT_CONCEPTS}
     return words | {f"no{layer}": f"no:{layer}" for layer in LAYERS}
 
 
@@ -86,11 +97,14 @@ def build_tokenizer() -> Tokenizer:
     """The tokenizer; an empty text gives the start word alone, and every text is cut at `MAX_TOKENS`."""
     words = vocabulary()
     tokenizer = Tokenizer(WordLevel(words, unk_token=UNKNOWN))
-    before = [*_expansions(), *_option_rules(), *_phrase_rules(), *_notation_rules(), *_key_rules()]
+    tempos = [(f"(?i){pattern.pattern}", text) for pattern, text in TEMPO_RULES]
+    before = [*_expansions(), *tempos, *_option_rules(), *_phrase_rules(), *_notation_rules(), *_key_rules()]
     rules: list[Any] = [normalizers.Replace(Regex(pattern), text) for pattern, text in before]
     rules += [normalizers.Lowercase()]
     rules += [normalizers.Replace(Regex(pattern), text) for pattern, text in _word_rules()]
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), *rules])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Prepend(" "), *rules]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^a-z0-9]+"), "removed")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START} $A", special_tokens=[(START, words[START])]
@@ -116,6 +130,7 @@ def _spelled_words() -> dict[str, str]:
     keys |= {_pair_word(pair): _pair_text(pair) for pair in PAIR_CONCEPTS}
     phrases = {_joined(phrase): phrase.replace("-", " ") for phrase in _phrase_concepts()}
     negations = {f"no{layer}": f"no {layer}" for layer in LAYERS}
+    negations |= {_joined(f"no {concept[4:]}"): f"no {concept[4:]}" for concept in NO_INSTRUMENT_CONCEPTS}
     negations |= {word: f".{word[5:]}" for word in word_concepts() if word.startswith("point")}
     return {word: text for word, text in (keys | phrases | negations).items() if word != text}
 
@@ -132,10 +147,18 @@ def _expansions() -> Iterator[tuple[str, str]]:
 def _option_rules() -> Iterator[tuple[str, str]]:
     """What stands in the template's brackets counts, and the same property in the prompt before it does not."""
     yield r"<(?:bpm|key|meter):>", ""
-    number = rf"(?<![/.]){_NOT_IN_WORD}(?:[3-9][0-9]|[12][0-9][0-9])(?![/])(?:\.[0-9]+)?(?:[ -]?bpm)?{_WORD_ENDS}"
-    yield rf"(?i){number}(?=[\s\S]*<bpm:)", ""
+    yield _before("<bpm:", r"(?<![a-z])tempo:[0-9]+(?:\.[0-9]+)?(?:bpm)?"), ""
     for beats, word in _OPTION_METERS.items():
         yield rf"<meter:{beats}>", f" optionmeter {word} "
+
+
+def _before(option: str, removed: str) -> str:
+    """A pattern of all that an option, which stands behind the prompt, removes from it.
+
+    Whether the option is there is asked once, at the begin; then each match has to begin where the one before it ended
+    (`\\G`), and nothing is read twice.
+    """
+    return rf"(?:\A(?=(?m:.*){option})|\G(?!\A))(?:(?!{option}|{removed})(?m:.))*+\K{removed}"
 
 
 def _phrase_rules() -> Iterator[tuple[str, str]]:
@@ -180,25 +203,25 @@ def _a_key_patterns() -> Iterator[str]:
     yield rf"{_NOT_IN_WORD}[Aa](?=[ -]+{_MODE_WORD}){_A_MODE_NOT_A_KEY}"
     yield rf"(?<=[^\s.!?:<]\s){_NOT_IN_WORD}A{_WORD_ENDS}{_A_MODE_NOT_A_KEY}"
     yield r"(?<=\b[Ii]n |\b[Oo]f |\b[Kk]ey )a(?=\s*(?:$|[,.;:!?<]|(?:with|and|at)\b))"
-    yield r"^A(?=\s*(?:$|[,;]))"
+    yield r"(?<=^ )A(?=\s*(?:$|[,;]))"
 
 
 def _word_rules() -> Iterator[tuple[str, str]]:
     """Options, tempos, negated layers; last, fillers go and unknown words become one."""
     modes, meters = _words_of("mode:"), _words_of("meter:")
-    yield rf"{_WORD_BEGINS}(?:key[a-g]s?|{modes}){_WORD_STOPS}(?=[\s\S]*<key:)", ""
-    yield rf"{_WORD_BEGINS}(?:{meters}){_WORD_STOPS}(?=[\s\S]*optionmeter)", ""
+    yield _before("<key:", rf"{_WORD_BEGINS}(?:key[a-g]s?|{modes}){_WORD_STOPS}"), ""
+    yield _before("optionmeter", rf"{_WORD_BEGINS}(?:{meters}){_WORD_STOPS}"), ""
     yield r"<key:|optionmeter", " "
     yield r"(?<=key[a-g]|key[a-g]s)\s+blues\b", " bluesscale "
     yield from _tempo_rules()
-    yield r"(?<=[0-9])\.[0-9]+(?![0-9a-z])", ""
-    for layer in LAYERS:
-        yield rf"\b(?:{NEGATIONS})\s+(?:(?:{ARTICLES})\s+)?(?:{_layer_names(layer)})\b", f" no{layer} "
-    for layer in LAYERS:
-        also = (
-            rf"(?<=no(?:pad|arp) |nobass |nodrums |nomelody )\s*(?:or|nor|oder|ni|ou|o)\s+(?:{_layer_names(layer)})\b"
-        )
-        yield also, f" no{layer} "
+    ruled_out = {f"no{layer}": _layer_names(layer) for layer in LAYERS}
+    ruled_out |= {
+        _joined(f"no {concept[4:]}"): _words_of(f"instrument:{concept[4:]}") for concept in NO_INSTRUMENT_CONCEPTS
+    }
+    behind = "|".join(f"{word} " for word in ruled_out)
+    for begins in (rf"\b(?:{NEGATIONS})\s+(?:(?:{ARTICLES})\s+)?", rf"(?<={behind})\s*(?:{_OR})\s+"):
+        for word, names in ruled_out.items():
+            yield rf"{begins}(?:{names})\b", f" {word} "
     yield rf"\b(?:{NEGATIONS})\s+(?:(?:{ARTICLES})\s+)?[a-z]\w*", " unknown "
     for pair in PAIR_CONCEPTS:
         layer, instrument = (
@@ -206,21 +229,24 @@ def _word_rules() -> Iterator[tuple[str, str]]:
         )
         yield rf"\b(?:{instrument})\s+(?:{layer})\b", f" {_pair_word(pair)} "
     yield rf"{_WORD_BEGINS}(?:{FILLERS.replace(' ', '|')}){_WORD_STOPS}", ""
-    unknown = rf"{_WORD_BEGINS}(?!(?:{'|'.join(word_concepts())}){_WORD_STOPS})[^\W_]+"
-    yield rf"{unknown}(?:[\W_]+{unknown})*", "unknown"
+    yield rf"{_WORD_BEGINS}(?!(?:{'|'.join(word_concepts())}){_WORD_STOPS})[^\W_]++", "unknown"
+    yield rf"{_WORD_BEGINS}unknown(?:[\W_]++unknown{_WORD_STOPS})++", "unknown"
 
 
 def _tempo_rules() -> Iterator[tuple[str, str]]:
-    """Numbers with a unit, or of the option; `93.57 bpm` is `93 point5 point07`, what has more digits is cut."""
-    begins, ends = r"(?<![0-9a-z#.])", rf"(?:{_BPM_UNIT}|>)"
-    for bpm, number in _FARTHER_BPMS.items():
-        yield rf"{begins}(?:{number})(?:\.[0-9]+)?{_BPM_UNIT}|<bpm:(?:{number})>", f" {bpm} "
+    """The first tempo of the prompt, or the option's; `93.57` is `93 point5 point07`, what has more digits is cut."""
+    number = r"(?<![a-z])tempo:[0-9]+(?:\.[0-9]+)?(?:bpm)?"
+    yield rf"(?:\A(?m:.)*?{number}|\G(?!\A))(?m:.)*?\K{number}", " unknown "
+    yield r"(?<![0-9a-z:.#])(?:[6-9][0-9]|1[0-7][0-9]|180)(?![0-9a-z])", " unknown "
+    ends = r"(?:bpm)?(?![0-9.])"
+    for bpm, farther in _FARTHER_BPMS.items():
+        yield rf"{_TEMPO_BEGINS}(?:{farther})(?:\.[0-9]+)?{ends}", f" {bpm} "
     for digit in range(10):
-        yield rf"(?<=[0-9]\.[0-9]){digit}[0-9]*{ends}", f" point0{digit} >" if digit else " >"
+        yield rf"(?<=[0-9]\.[0-9]){digit}[0-9]*{ends}", f" point0{digit} " if digit else " "
     for digit in range(10):
-        yield rf"(?<=[0-9])\.{digit}(?:{ends}|(?= (?:point0[1-9] )?>))", f" point{digit} >" if digit else " >"
+        yield rf"(?<=[0-9])\.{digit}{ends}", f" point{digit} " if digit else " "
     for bpm in BPMS:
-        yield rf"(?:{begins}|<bpm:){bpm}(?:{ends}|(?= (?:point0?[1-9] )?>))", f" {bpm} "
+        yield rf"{_TEMPO_BEGINS}{bpm}(?:bpm)?(?![0-9])", f" {bpm} "
 
 
 def _words_of(*kinds: str) -> str:
@@ -231,7 +257,6 @@ def _words_of(*kinds: str) -> str:
 
 
 def _layer_names(layer: str) -> str:
-    """The words of a layer, and of the instruments that only it has."""
-    others = {name for other in LAYERS if other != layer for name in INSTRUMENTS[other]}
-    own = [name for name in INSTRUMENTS[layer] if name not in others]
+    """The words of a layer, and of basses and kits: without them there is no such layer."""
+    own = INSTRUMENTS[layer] if layer in ("bass", "drums") else ()
     return _words_of(f"layer:{layer}", *(f"instrument:{name}" for name in own))

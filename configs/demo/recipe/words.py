@@ -160,16 +160,17 @@ WORDS: Final[dict[str, str]] = {
 }
 
 FILLERS: Final = (
-    "a an and as at by for from i in is it its key like mode music my of on or our piece scale some song songs sound"
-    " sounds style tempo that the this to track very vibe vibes with your"
-    " das dem den der die ein eine einem einen einer im ist mit musik stuck takt und von zu"
-    " au avec ce dans de des du en est et la le les morceau musique piste pour sur un une"
-    " al con cancion del el es las los musica para por su tema unos y"
+    "a an and as at but by for from i in is it its key like mode music my of on or our piece scale some song songs"
+    " sound sounds style tempo that the this to track very vibe vibes with your"
+    " aber das dem den der die ein eine einem einen einer im ist mit musik stuck takt und von zu"
+    " au avec mais ce dans de des du en est et la le les morceau musique piste pour sur un une"
+    " al con pero cancion del el es las los musica para por su tema unos y"
 )
 
 # What means several words.
 COMPOUNDS: Final[dict[str, str]] = {
     "music[ -]?box|spieluhr|boite[ -]a[ -]musique|caja[ -]de[ -]musica": "bells, arpeggio and melody",
+    "(?:drum|beat)(?:[ -]?less|[ -]free)": "no drums",
     "(?:finger[ -]?)?pick(?:ing|ed)|finger[ -]?style": "arpeggios and melody",
 }
 
@@ -196,5 +197,8 @@ NEAREST: Final[dict[str, str]] = {
     "wobble": "synth bass",
 }
 
-NEGATIONS: Final = "no|without|minus|not|ohne|keine?|keinen|sans|pas de|sin"
+NEGATIONS: Final = (
+    "no|without|w/o|minus|not|never|except(?: for)?|excluding|leave out|skip|don'?t (?:use|add|play|want)|ohne|"
+    "kein(?:e[nmrs]?)?|nicht|ausser|sans|pas(?: de)?|aucune?|sauf|sin|ningun[ao]?|nada de|excepto"
+)
 ARTICLES: Final = "any|a|the|de|la|le|el|una?|une?|den|die|das"

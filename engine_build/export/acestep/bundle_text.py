@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,18 +9,19 @@ from typing import Any, Final
 
 from engine_build.export.acestep.planner_text import BPM
 from engine_build.export.bundle_tables import (
-    DECODER,
-    NULL_CONDITION,
     SAID_CONTROLS,
     SILENCE,
     TEXT_ENCODER,
     TOKENIZER,
     FamilyFacts,
+    Tables,
     codec_tables,
+    decoder_tables,
     model_tables,
-    precision_text,
+    shape_range,
+    small_deployment,
+    toml,
 )
-from engine_build.export.toml_text import table_text, value_text
 from runtime.config.targets import Target
 
 # Of turbo checkpoints, which are guidance-distilled: their default is no guidance.
@@ -39,6 +39,14 @@ TRACKS: Final = (
     "vocals", "backing_vocals", "drums", "bass", "guitar", "keyboard", "percussion", "strings", "synth", "fx", "brass",
     "woodwinds",
 )  # fmt: skip
+INPUTS: Final = {
+    "latents": "hidden_states",
+    "time": "timestep",
+    "condition": "encoder_hidden_states",
+    "condition_mask": "condition_mask",
+    "context": "context_latents",
+}
+STEP_VARIANTS: Final = ("plain", "dcw", "dcw+guidance", "dcw+mask", "dcw+guidance+mask")
 LYRIC_ENCODER: Final = "lyric_encoder.onnx"
 TIMBRE_ENCODER: Final = "timbre_encoder.onnx"
 STRUCTURE_ENCODE: Final = "structure_encode.onnx"
@@ -53,23 +61,21 @@ class BundleFacts(FamilyFacts):
     tables.
     """
 
+    inputs: Mapping[str, str] = field(default_factory=lambda: INPUTS)
     is_turbo: bool
     silence: tuple[float, ...] | None
-    has_null_condition: bool
-    text_encoder: Mapping[str, Any] | None = None
     lyrics: Mapping[str, Any] | None = None
     timbre: Mapping[str, Any] | None = None
     adapters: Mapping[str, Any] = field(default_factory=dict)
     structure: Mapping[str, int] | None = None
     planner: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 def bundle_text(facts: BundleFacts) -> str:
     """bundle.toml."""
-    tables: dict[str, Mapping[str, Any]] = {
+    tables: Tables = {
         **model_tables(facts),
-        **_decoder_tables(facts),
+        **decoder_tables(facts, SILENCE if facts.silence is None else facts.silence),
         **codec_tables(facts),
         **_text_encoder_tables(facts),
         **_structure_tables(facts),
@@ -81,7 +87,7 @@ def bundle_text(facts: BundleFacts) -> str:
     }
     if facts.adapters:
         tables |= {"adapters.aliases": ALIASES, "adapters.matrices": facts.adapters}
-    return "\n".join(table_text(name, values) for name, values in tables.items())
+    return toml(tables)
 
 
 def _sampler(*, is_turbo: bool) -> dict[str, float]:
@@ -90,33 +96,13 @@ def _sampler(*, is_turbo: bool) -> dict[str, float]:
     return {"steps": BASE_STEPS, "shift": BASE_SHIFT, "guidance": GUIDANCE, "denoise": 1.0}
 
 
-def _decoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
-    null = {"null_condition": NULL_CONDITION} if facts.has_null_condition else {}
-    return {
-        "decoder": {"graph": DECODER, **null},
-        "decoder.inputs": {
-            "latents": "hidden_states",
-            "time": "timestep",
-            "condition": "encoder_hidden_states",
-            "condition_mask": "condition_mask",
-            "context": "context_latents",
-        },
-        "decoder.outputs": {"velocity": "velocity"},
-        "context": {
-            "layout": "known+mask",
-            "overlap_frames": facts.overlap_frames,
-            "silence": SILENCE if facts.silence is None else facts.silence,
-        },
-    }
-
-
-def _text_encoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+def _text_encoder_tables(facts: BundleFacts) -> Tables:
     text = {
         "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
         "outputs": {"condition": "condition", "mask": "condition_mask"},
     }
     timbre = {"inputs": {"latents": "reference_latents"}, "outputs": {"condition": "condition"}}
-    tables: dict[str, Mapping[str, Any]] = {}
+    tables: Tables = {}
     if facts.text_encoder is not None:
         entries = dict(facts.text_encoder)
         instructions = entries.pop("instructions", {})
@@ -131,7 +117,7 @@ def _text_encoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
     return tables
 
 
-def _controls_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+def _controls_tables(facts: BundleFacts) -> Tables:
     """Captions say what ACE-Step has no metadata for."""
     template = "" if facts.text_encoder is None else facts.text_encoder["template"]
     options = {"bpm": "bpm", "scale": "key"}
@@ -140,7 +126,7 @@ def _controls_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
     return {**ranges, "controls": {**metadata, **SAID_CONTROLS}} if template else {}
 
 
-def _structure_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+def _structure_tables(facts: BundleFacts) -> Tables:
     if facts.structure is None:
         return {}
     return {
@@ -156,26 +142,9 @@ def _structure_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
 
 def deployment_text(facts: BundleFacts, bundle: Path, path: Path, target: Target = "cpu") -> str:
     """A deployment of the bundle, small, so that it runs where it was exported; on GPUs in the checkpoint's bf16."""
-    canvas, multiple = facts.canvas_frames, facts.frame_multiple
     tokens = 64
     if facts.text_encoder is not None:
         lyrics = 0 if facts.lyrics is None else facts.lyrics["max_tokens"]
         tokens = facts.text_encoder["max_tokens"] + facts.text_encoder["prefix_tokens"] + lyrics
-    return f"""# {facts.name} on {target}: to try the bundle. A server with a GPU has ranges for what it serves.
-
-[deployment]
-bundle = {value_text(Path(os.path.relpath(bundle, path.parent)).as_posix())}
-target = "{target}"
-
-[[shapes]]
-rows = {{ min = 1, opt = 2, max = 4 }}
-frames = {{ min = {multiple}, opt = {canvas}, max = {canvas} }}
-tokens = {{ min = 1, opt = {min(tokens, 32)}, max = {tokens} }}
-
-[runtime]
-depth = 2
-queue = 8
-
-[build]
-{precision_text(target)}step_variants = ["plain", "dcw", "dcw+guidance", "dcw+mask", "dcw+guidance+mask"]
-"""
+    shapes = [shape_range(facts, facts.frame_multiple, facts.canvas_frames, (1, tokens))]
+    return small_deployment(facts, bundle, path, target, shapes, STEP_VARIANTS)

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import onnx
-import torch
 from numpy.typing import NDArray
 
 from engine_build.export.acestep.bundle_text import (
+    INPUTS,
     LYRIC_ENCODER,
     STRUCTURE_DECODE,
     STRUCTURE_ENCODE,
     TIMBRE_ENCODER,
     BundleFacts,
     bundle_text,
+    deployment_text,
 )
-from engine_build.export.acestep.codec import (
-    AudioToLatents,
-    LatentsToAudio,
-    decode_margin,
-    encode_margin,
-    export_codec,
-    layout_of,
-)
+from engine_build.export.acestep.codec import AudioToLatents, LatentsToAudio, layout_of, without_weight_norm
 from engine_build.export.acestep.layouts import (
     AUDIO_DETOKENIZER,
     AUDIO_TOKENIZER,
@@ -40,72 +33,50 @@ from engine_build.export.acestep.layouts import (
 )
 from engine_build.export.acestep.sources import NULL, is_turbo
 from engine_build.export.bundle_export import (
+    BundleExport,
     CheckpointSource,
     ExportOptions,
     ExportStep,
     Facts,
     OnProgress,
     checked,
-    steps_with,
     write_bundle,
 )
-from engine_build.export.bundle_tables import (
-    DECODE,
-    DECODER,
-    ENCODE,
-    NULL_CONDITION,
-    SILENCE,
-    canvas_frames,
-)
+from engine_build.export.bundle_tables import DECODER, ENCODE, NULL_CONDITION, SILENCE, canvas_frames
 from engine_build.export.bundle_tables import TEXT_ENCODER as TEXT_GRAPH
 from engine_build.export.bundle_tables import TOKENIZER as TOKENIZER_FILE
-from engine_build.export.codec_graphs import CodecLayout, encode_silence
-from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, decoder_examples, export_decoder
-from engine_build.export.torch_export import graph_error, module_outputs, release
+from engine_build.export.codec_graphs import CodecLayout, codec_facts, encode_silence
+from engine_build.export.decoder_graph import DecoderShape, decoder_facts
+from engine_build.export.masked_decoder import MaskedDecoder
 from engine_build.graphs.adapter_graph import linear_matrices
 from runtime.errors import BuildError
 
-_CHECKED_SIZES: Final = ((1, 2, 1), (2, 34, 7))
-_CHECKED_FRAMES: Final = 3
+
+def bundle_export(source: CheckpointSource, *, with_text: bool = True) -> BundleExport[BundleFacts]:
+    """What is exported of a source."""
+    without = frozenset[str]() if with_text else frozenset({TEXT_ENCODER})
+    return BundleExport(source, STEPS, BundleFacts, bundle_text, deployment_text, without)
 
 
 def export_bundle(
     source: CheckpointSource, folder: Path, options: ExportOptions, on_progress: OnProgress = print
 ) -> BundleFacts:
     """Write the bundle, as `write_bundle` does; returns what it says."""
-    steps = steps_with(source, STEPS, frozenset() if options.with_text else frozenset({TEXT_ENCODER}))
-    facts: list[BundleFacts] = []
-
-    def text(found: Mapping[str, Any]) -> str:
-        facts.append(BundleFacts(**found))
-        return bundle_text(facts[0])
-
-    write_bundle(source, folder, options, steps, text, on_progress)
-    return facts[0]
+    return write_bundle(bundle_export(source, with_text=options.with_text), folder, options, on_progress)
 
 
 def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
     transformer: Any = source.load(TRANSFORMER)
     config = transformer.config
     channels = int(config.audio_acoustic_hidden_dim)
+    if config.in_channels != 3 * channels:
+        context = config.in_channels - channels
+        raise BuildError(f"the transformer has {channels} channels, a context of {context}: expected 2C")
     width = transformer.condition_embedder.in_features
-    shape = DecoderShape(channels, int(config.in_channels) - channels, width, int(config.patch_size))
-    if shape.context_channels != 2 * channels:
-        raise BuildError(f"the transformer has {channels} channels, a context of {shape.context_channels}: expected 2C")
-    parameters = sum(parameter.numel() for parameter in transformer.parameters())
+    shape = DecoderShape(channels, width, int(config.patch_size), inputs=INPUTS)
     decoder = MaskedDecoder(transformer).eval()
-    examples = [decoder_examples(shape, *size, seed) for seed, size in enumerate(_CHECKED_SIZES)]
-    expected = module_outputs(decoder, examples)
-    export_decoder(decoder, shape, folder / DECODER)
-    release(decoder)
-    error = checked(DECODER, graph_error(folder / DECODER, examples, expected))
-    return {
-        "channels": channels,
-        "frame_multiple": shape.frame_multiple,
-        "is_turbo": is_turbo(config),
-        "adapters": _adapters(folder / DECODER),
-        "figures": {"parameters": parameters, "layers": int(config.num_hidden_layers), "decoder_max_error": error},
-    }
+    facts = decoder_facts(decoder, folder, shape, layers=int(config.num_hidden_layers))
+    return {**facts, "is_turbo": is_turbo(config), "adapters": _adapters(folder / DECODER)}
 
 
 def _adapters(decoder: Path) -> Facts:
@@ -117,29 +88,8 @@ def _adapters(decoder: Path) -> Facts:
 def _export_codec(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:
     vae: Any = source.load(VAE)
     layout = layout_of(vae)
-    if layout.latent_channels != facts["channels"]:
-        raise BuildError(
-            f"the transformer takes latents of {facts['channels']} channels, the vae has {layout.latent_channels}",
-            fix="export a transformer and a vae that belong together",
-        )
-    decode, encode = folder / DECODE, folder / ENCODE
-    random = torch.Generator().manual_seed(0)
-    latents = [{"latents": torch.randn(1, _CHECKED_FRAMES, layout.latent_channels, generator=random)}]
-    audio = [{"audio": torch.rand(1, layout.channels, _CHECKED_FRAMES * layout.hop_samples, generator=random) - 0.5}]
-    expected_audio = module_outputs(LatentsToAudio(vae.decoder), latents)
-    expected_latents = module_outputs(AudioToLatents(vae.encoder), audio)
-    export_codec(vae, decode, encode)
-    release(vae)
-    checked(DECODE, graph_error(decode, latents, expected_audio))
-    checked(ENCODE, graph_error(encode, audio, expected_latents))
-    return {
-        "sample_rate_hz": layout.sample_rate_hz,
-        "audio_channels": layout.channels,
-        "hop_samples": layout.hop_samples,
-        "frame_rate_hz": layout.frame_rate_hz,
-        "decode_margin_frames": decode_margin(decode, layout),
-        "encode_margin_frames": encode_margin(encode, layout),
-    }
+    without_weight_norm(vae)
+    return codec_facts(layout, LatentsToAudio(vae.decoder), AudioToLatents(vae.encoder), folder, facts["channels"])
 
 
 def _export_constants(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from engine_build.export.checkpoint import CONFIG, CheckpointModel, read_config
 from engine_build.export.stored_tensors import AGAIN, StoredTensor, stored_tensors
 from runtime.errors import ConfigError
+from runtime.folders import own_entries
 
 TRANSFORMER: Final = "transformer"
 VAE: Final = "vae"
@@ -111,7 +112,7 @@ def _tensors(folder: Path, part: str) -> dict[str, StoredTensor]:
 
 def _own_folder(folder: Path) -> Path | None:
     """The folder of the decoder in ACE-Step's own layout: this one, or the only one in it. Raises ConfigError."""
-    configs = {path: read_config(path / CONFIG) or {} for path in (folder, *sorted(folder.iterdir()))}
+    configs = {path: read_config(path / CONFIG) or {} for path in (folder, *own_entries(folder))}
     found = [path for path, config in configs.items() if _OWN_KEY in config and "_class_name" not in config]
     if len(found) > 1 and found[0] != folder:
         names = ", ".join(path.name for path in found)
@@ -136,7 +137,7 @@ def _own_parts(folder: Path) -> dict[str, AceStepModel]:
             raise ConfigError(f"{silence} is missing: the condition encoder needs it", fix=AGAIN)
         parts[CONDITION_ENCODER] = AceStepModel(folder, encoder.config, encoder.tensors, silence)
     parts[VAE] = AceStepModel(folder.parent / VAE, _config(folder.parent, VAE), stored_tensors(folder.parent / VAE))
-    for text in sorted(folder.parent.glob("*mbedding*")):
+    for text in [path for path in own_entries(folder.parent) if "mbedding" in path.name]:
         parts[TEXT_ENCODER] = AceStepModel(text, _config(folder.parent, text.name), _tensors(text, TEXT_ENCODER))
         parts[TOKENIZER] = AceStepModel(text)
     return parts

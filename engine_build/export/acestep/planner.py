@@ -35,6 +35,8 @@ from engine_build.precision.casts import FileWeights
 from runtime.config.planner import NO_WINDOW
 from runtime.engines.manifest import file_sha256
 from runtime.errors import BuildError, ConfigError
+from runtime.folders import own_entries
+from runtime.untrusted import plain_utf8
 
 PREFIX: Final = "model."
 CODE: Final = re.compile(r"<\|audio_code_(\d+)\|>")
@@ -89,7 +91,7 @@ class PlannerFolder:
 
     def __init__(self, folder: Path) -> None:
         try:
-            self.config: dict[str, Any] = from_json((folder / "config.json").read_bytes())
+            self.config: dict[str, Any] = from_json(plain_utf8((folder / "config.json").read_bytes()))
             PlannerSizes.of(self.config)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
@@ -108,7 +110,7 @@ class PlannerFolder:
 
     def fingerprint(self) -> str:
         """SHA-256 over all files."""
-        files = sorted(file for file in self.folder.iterdir() if file.suffix in (".json", ".txt", ".jinja"))
+        files = sorted(file for file in own_entries(self.folder) if file.suffix in (".json", ".txt", ".jinja"))
         weights = sorted({tensor.file for tensor in self.tensors.values()})
         return hashlib.sha256("".join(map(file_sha256, [*files, *weights])).encode()).hexdigest()
 

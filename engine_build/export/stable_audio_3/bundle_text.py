@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from engine_build.export.bundle_tables import (
-    DECODER,
-    NULL_CONDITION,
     SAID_CONTROLS,
     SILENCE,
     TEXT_ENCODER,
     TOKENIZER,
     FamilyFacts,
+    Tables,
     canvas_frames,
     codec_tables,
+    decoder_tables,
     model_tables,
-    precision_text,
+    shape_range,
+    small_deployment,
+    toml,
 )
-from engine_build.export.toml_text import table_text, value_text
 from runtime.config.targets import Target
 
+# Of the decoder, by role. It has no mask of the condition: all of its tokens count, padding too.
+INPUTS: Final = {
+    "latents": "hidden_states",
+    "time": "timestep",
+    "condition": "encoder_hidden_states",
+    "context": "context_latents",
+}
 # The references' own: distilled checkpoints, and those before distillation.
 STEPS: Final = 8
 BASE_STEPS: Final = 100
@@ -54,23 +61,21 @@ class BundleFacts(FamilyFacts):
     adapter_orders: of `[adapters]`, where the authors' layout has outputs in another order.
     """
 
+    inputs: Mapping[str, str] = field(default_factory=lambda: INPUTS)
     tokens: int
     is_distilled: bool
     logsnr: tuple[float, float]
-    has_null_condition: bool
-    text_encoder: Mapping[str, Any] | None = None
     adapters: Mapping[str, Any] = field(default_factory=dict)
     adapter_orders: Mapping[str, Any] = field(default_factory=dict)
-    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 def bundle_text(facts: BundleFacts) -> str:
     """bundle.toml."""
     model = model_tables(facts)
-    tables: dict[str, Mapping[str, Any]] = {
+    tables: Tables = {
         **model,
         "latents": {**model["latents"], "most_unused": MOST_UNUSED},
-        **_decoder_tables(facts),
+        **decoder_tables(facts, SILENCE),
         **codec_tables(facts),
         **_text_encoder_tables(facts),
         "sampler": _sampler(facts),
@@ -78,33 +83,17 @@ def bundle_text(facts: BundleFacts) -> str:
         "training": facts.figures,
         **_adapter_tables(facts),
     }
-    return "\n".join(table_text(name, values) for name, values in tables.items())
+    return toml(tables)
 
 
-def _adapter_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+def _adapter_tables(facts: BundleFacts) -> Tables:
     if not facts.adapters:
         return {}
     tables = {"aliases": ALIASES, "orders": facts.adapter_orders, "refused": REFUSED, "matrices": facts.adapters}
     return {f"adapters.{name}": values for name, values in tables.items() if values}
 
 
-def _decoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
-    """Without a mask of the condition: all of its tokens count, padding too."""
-    null = {"null_condition": NULL_CONDITION} if facts.has_null_condition else {}
-    return {
-        "decoder": {"graph": DECODER, **null},
-        "decoder.inputs": {
-            "latents": "hidden_states",
-            "time": "timestep",
-            "condition": "encoder_hidden_states",
-            "context": "context_latents",
-        },
-        "decoder.outputs": {"velocity": "velocity"},
-        "context": {"layout": "known+mask", "overlap_frames": facts.overlap_frames, "silence": SILENCE},
-    }
-
-
-def _text_encoder_tables(facts: BundleFacts) -> dict[str, Mapping[str, Any]]:
+def _text_encoder_tables(facts: BundleFacts) -> Tables:
     if facts.text_encoder is None:
         return {}
     tensors = {
@@ -139,29 +128,8 @@ def deployment_text(facts: BundleFacts, bundle: Path, path: Path, target: Target
     multiple = facts.frame_multiple
     ends = {canvas_frames(seconds, facts.frame_rate_hz, multiple) for seconds in LENGTHS_S}
     ends = {each for each in ends if each < facts.canvas_frames} | {facts.canvas_frames}
-    first, shapes = multiple, []
-    for last in sorted(ends):
-        shapes.append(
-            f"""[[shapes]]
-rows = {{ min = 1, opt = 2, max = 4 }}
-frames = {{ min = {first}, opt = {last}, max = {last} }}
-tokens = {{ min = {facts.tokens}, opt = {facts.tokens}, max = {facts.tokens} }}
-"""
-        )
-        first = last + multiple
-    variants = ["sde", "mask+sde"] if facts.is_distilled else ["plain", "guidance", "mask", "guidance+mask"]
-    newline = "\n"
-    return f"""# {facts.name} on {target}: to try the bundle. A server with a GPU has ranges for what it serves.
-
-[deployment]
-bundle = {value_text(Path(os.path.relpath(bundle, path.parent)).as_posix())}
-target = "{target}"
-
-{newline.join(shapes)}
-[runtime]
-depth = 2
-queue = 8
-
-[build]
-{precision_text(target)}step_variants = {value_text(variants)}
-"""
+    firsts = [multiple, *(last + multiple for last in sorted(ends))]
+    tokens = (facts.tokens, facts.tokens)
+    shapes = [shape_range(facts, first, last, tokens) for first, last in zip(firsts, sorted(ends), strict=False)]
+    variants = ("sde", "mask+sde") if facts.is_distilled else ("plain", "guidance", "mask", "guidance+mask")
+    return small_deployment(facts, bundle, path, target, shapes, variants)

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from engine_build.export.torch_export import MAX_BATCH, export_graph, free
-
-INPUT_NAMES: Final = ("hidden_states", "timestep", "encoder_hidden_states", "context_latents")
-OUTPUT_NAME: Final = "velocity"
 # From 22 on convolutions are in bfloat16 too. From 23 on attention would be one operator, which TensorRT-RTX does not
 # build in float32.
 OPSET: Final = 22
-
-
-@dataclass(frozen=True)
-class DecoderShape:
-    """The fixed dimensions of a decoder's tensors. tokens: one of the duration, and those of the text with padding."""
-
-    channels: int
-    tokens: int
-    condition_width: int
-    frame_multiple: int
 
 
 class FourierFeatures(nn.Module):
@@ -94,35 +78,3 @@ class ContextDecoder(nn.Module):
             return_dict=False,
         )[0]
         return velocity.transpose(1, 2)
-
-
-def export_decoder(decoder: ContextDecoder, shape: DecoderShape, file: Path) -> None:
-    """Write the decoder as an ONNX file; rows R and frames T are free."""
-    rows, multiple = free("rows", MAX_BATCH), shape.frame_multiple
-    frames = free("frames") if multiple == 1 else multiple * free("blocks")
-    example = decoder_inputs(shape, rows=3, frames=16 * multiple, seed=0)
-    export_graph(
-        decoder,
-        file,
-        tuple(example.values()),
-        inputs=INPUT_NAMES,
-        outputs=[OUTPUT_NAME],
-        dynamic_shapes=({0: rows, 1: frames}, {0: rows}, {0: rows}, {0: rows, 1: frames}),
-        dimensions={f"{multiple}*blocks": "frames"},
-        opset=OPSET,
-    )
-
-
-def decoder_inputs(shape: DecoderShape, rows: int, frames: int, seed: int) -> dict[str, Tensor]:
-    """Random inputs by name; the first half of the frames is known."""
-    generator = torch.Generator().manual_seed(seed)
-    known = torch.randn(rows, frames, shape.channels, generator=generator)
-    mask = torch.ones(rows, frames, shape.channels)
-    mask[:, : frames // 2] = 0.0
-    values = (
-        torch.randn(rows, frames, shape.channels, generator=generator),
-        torch.rand(rows, generator=generator),
-        torch.randn(rows, shape.tokens, shape.condition_width, generator=generator),
-        torch.cat((known, mask), dim=-1),
-    )
-    return dict(zip(INPUT_NAMES, values, strict=True))

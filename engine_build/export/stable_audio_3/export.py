@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -11,27 +10,21 @@ import onnx
 import torch
 
 from engine_build.export.bundle_export import (
+    BundleExport,
     CheckpointSource,
     ExportOptions,
     ExportStep,
     Facts,
     OnProgress,
     checked,
-    steps_with,
     write_bundle,
 )
-from engine_build.export.bundle_tables import (
-    DECODE,
-    DECODER,
-    ENCODE,
-    NULL_CONDITION,
-    SILENCE,
-    canvas_frames,
-)
+from engine_build.export.bundle_tables import DECODER, ENCODE, NULL_CONDITION, SILENCE, canvas_frames
 from engine_build.export.bundle_tables import TEXT_ENCODER as TEXT_GRAPH
 from engine_build.export.bundle_tables import TOKENIZER as TOKENIZER_FILE
-from engine_build.export.codec_graphs import CodecLayout, encode_silence, export_halves
-from engine_build.export.stable_audio_3.bundle_text import BundleFacts, bundle_text
+from engine_build.export.codec_graphs import CodecLayout, codec_facts, encode_silence
+from engine_build.export.decoder_graph import DecoderShape, decoder_facts
+from engine_build.export.stable_audio_3.bundle_text import INPUTS, BundleFacts, bundle_text, deployment_text
 from engine_build.export.stable_audio_3.codec import (
     AudioToLatents,
     LatentsToAudio,
@@ -39,13 +32,7 @@ from engine_build.export.stable_audio_3.codec import (
     layout_of,
     without_weight_norm,
 )
-from engine_build.export.stable_audio_3.decoder import (
-    OPSET,
-    ContextDecoder,
-    DecoderShape,
-    decoder_inputs,
-    export_decoder,
-)
+from engine_build.export.stable_audio_3.decoder import OPSET, ContextDecoder
 from engine_build.export.stable_audio_3.layouts import (
     DIFFERENTIAL,
     DIFFERENTIAL_MODULE,
@@ -58,85 +45,61 @@ from engine_build.export.stable_audio_3.layouts import (
 )
 from engine_build.export.stable_audio_3.sources import NULL, StableAudioSource
 from engine_build.export.stable_audio_3.text_encoder import TextEncoderModule, export_text_encoder, text_inputs
-from engine_build.export.torch_export import graph_error, module_outputs, quiet, release
+from engine_build.export.torch_export import graph_error, quiet, release
 from engine_build.graphs.adapter_graph import linear_matrices
 from runtime.errors import BuildError
 
-_CHECKED_SIZES: Final = ((1, 1), (2, 17))
-_CHECKED_FRAMES: Final = 3
 _CHECKED_TEXTS: Final = ((1, 1), (3, 9))
+
+
+def bundle_export(source: StableAudioSource, *, with_text: bool = True) -> BundleExport[BundleFacts]:
+    """What is exported of a source."""
+    without = frozenset[str]() if with_text else frozenset({TEXT_ENCODER})
+    return BundleExport(source, STEPS, BundleFacts, bundle_text, deployment_text, without)
 
 
 def export_bundle(
     source: StableAudioSource, folder: Path, options: ExportOptions, on_progress: OnProgress = print
 ) -> BundleFacts:
     """Write the bundle, as `write_bundle` does; returns what it says."""
-    steps = steps_with(source, STEPS, frozenset() if options.with_text else frozenset({TEXT_ENCODER}))
-    facts: list[BundleFacts] = []
-
-    def text(found: Mapping[str, Any]) -> str:
-        facts.append(BundleFacts(**found))
-        return bundle_text(facts[0])
-
-    write_bundle(source, folder, options, steps, text, on_progress)
-    return facts[0]
+    return write_bundle(bundle_export(source, with_text=options.with_text), folder, options, on_progress)
 
 
 def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
     traits = cast(StableAudioSource, source).traits
     transformer: Any = source.load(TRANSFORMER)
-    config, parameters = transformer.config, sum(parameter.numel() for parameter in transformer.parameters())
+    config = transformer.config
     if config.local_add_cond_dim != 1 + config.io_channels or config.cond_token_dim != config.global_cond_dim:
         raise BuildError("the transformer is none for inpainting, or its duration is no token: its graph has neither")
-    shape = DecoderShape(config.io_channels, 1 + traits.max_tokens, config.cond_token_dim, max(traits.chunk_frames, 1))
-    decoder = ContextDecoder(transformer).eval()
-    frames = shape.frame_multiple
-    examples = [decoder_inputs(shape, rows, frames * size, seed=size) for rows, size in _CHECKED_SIZES]
-    expected = module_outputs(decoder, examples)
-    export_decoder(decoder, shape, folder / DECODER)
-    release(decoder)
-    error = checked(DECODER, graph_error(folder / DECODER, examples, expected))
+    tokens, multiple = 1 + traits.max_tokens, max(traits.chunk_frames, 1)
+    shape = DecoderShape(config.io_channels, config.cond_token_dim, multiple, (tokens, tokens), INPUTS)
+    facts = decoder_facts(ContextDecoder(transformer).eval(), folder, shape, OPSET, layers=int(config.depth))
     matrices = linear_matrices(onnx.load(folder / DECODER, load_external_data=False))
     return {
-        "channels": shape.channels,
-        "frame_multiple": shape.frame_multiple,
-        "tokens": shape.tokens,
+        **facts,
+        "tokens": tokens,
         "is_distilled": traits.distilled,
         "logsnr": traits.logsnr,
         "license": traits.license,
         "adapters": {path: matrix.model_dump() for path, matrix in matrices.items()},
         "adapter_orders": {DIFFERENTIAL_MODULE: DIFFERENTIAL} if config.use_differential_attention else {},
-        "figures": {"parameters": parameters, "layers": int(config.depth), "decoder_max_error": error},
     }
 
 
 def _export_codec(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:
     vae: Any = source.load(VAE)
     layout, rule = layout_of(vae), attention_of(vae, cast(StableAudioSource, source).traits.chunk_frames)
-    if layout.latent_channels != facts["channels"]:
-        raise BuildError(
-            f"the transformer takes latents of {facts['channels']} channels, the vae has {layout.latent_channels}",
-            fix="export a transformer and a vae that belong together",
-        )
-    random = torch.Generator().manual_seed(0)
-    latents = [{"latents": torch.randn(1, _CHECKED_FRAMES, layout.latent_channels, generator=random)}]
-    audio = [{"audio": torch.rand(1, layout.channels, _CHECKED_FRAMES * layout.hop_samples, generator=random) - 0.5}]
     without_weight_norm(vae)
-    decode, encode = LatentsToAudio(vae, rule).eval(), AudioToLatents(vae, rule).eval()
-    expected = module_outputs(decode, latents), module_outputs(encode, audio)
-    export_halves(decode, encode, layout, folder / DECODE, folder / ENCODE, OPSET)
-    release(vae)
-    checked(DECODE, graph_error(folder / DECODE, latents, expected[0]))
-    checked(ENCODE, graph_error(folder / ENCODE, audio, expected[1]))
-    return {
-        "sample_rate_hz": layout.sample_rate_hz,
-        "audio_channels": layout.channels,
-        "hop_samples": layout.hop_samples,
-        "frame_rate_hz": layout.frame_rate_hz,
-        "decode_margin_frames": rule.margin_frames,
-        "encode_margin_frames": rule.margin_frames,
-        "align_frames": rule.align_frames,
-    }
+    return codec_facts(
+        layout,
+        LatentsToAudio(vae, rule),
+        AudioToLatents(vae, rule),
+        folder,
+        facts["channels"],
+        margin_frames=rule.margin_frames,
+        align_frames=rule.align_frames,
+        opset=OPSET,
+    )
 
 
 def _export_constants(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:

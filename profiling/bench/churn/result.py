@@ -11,9 +11,9 @@ from rich.console import Console
 
 from profiling.bench.result import against_budget, rounded
 from profiling.bench.statistics import percentiles
-from profiling.reports.text_table import print_table
 from runtime.config.deployment import Deployment
 from runtime.config.targets import PLAN_TARGETS
+from runtime.tables import print_table
 from runtime.tick.record import TickRecord
 
 # The largest share of ticks that do not replay a graph, where ticks can be captured.

@@ -38,7 +38,7 @@ def measure_cluster(deployment: Deployment, load: ClusterLoad) -> dict[str, Any]
     weights = [*[load.script.duration_s] * 3, FAILOVER_WEIGHT_S]
     with tempfile.TemporaryDirectory(prefix="tickrt-", ignore_cleanup_errors=True) as folder:
         running = plain_cluster(deployment.path, Path(folder), bind, REPLICAS, **settings)
-        with running as cluster, TaskProgress(weights) as progress:
+        with TaskProgress(weights) as progress, running as cluster:
             transport = _measure_transport(cluster, f"http://{bind}", load, progress)
             replicas = Replicas(cluster, deployment.path, settings, [lease.name for lease in cluster.leases()])
             with progress.task("failover"):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle
+from runtime.config.guidance import GuidanceSpec
 from runtime.engines.engine import RunnableGraph, run_once
 from runtime.pipeline.compose import RequestComposer
 from runtime.pipeline.meanings import with_drawn
@@ -20,9 +21,6 @@ from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Latents, Segment
 from runtime.requests.timesteps import noise, schedule
 
-# Adaptive projected guidance (DESIGN.md 5.4).
-MOMENTUM = -0.75
-NORM_LIMIT = 2.5
 TINY = 1e-12
 F32 = NDArray[np.float32]
 
@@ -73,7 +71,7 @@ class PlainGeneration:
             velocity = self._velocities(x, time, given)  # [R, T, C]
             v = velocity[0]
             if len(velocity) > 1:
-                v, momentum = guided(v, velocity[1], momentum, scale)
+                v, momentum = guided(v, velocity[1], momentum, scale, self._bundle.guidance)
             x = x + (later - time) * v
         return x
 
@@ -102,16 +100,21 @@ class PlainGeneration:
         return given
 
 
-def guided(positive: F32, negative: F32, momentum: F32, scale: float) -> tuple[F32, F32]:
-    """The velocity `[T, C]` and the new momentum; norms are per channel over time."""
-    momentum = positive - negative + MOMENTUM * momentum
-    difference = momentum * np.minimum(1.0, NORM_LIMIT / np.maximum(_norm(momentum), TINY))
-    unit = positive / np.maximum(_norm(positive), TINY)
-    difference = difference - (difference * unit).sum(axis=0, keepdims=True) * unit
-    return positive + (scale - 1.0) * difference, momentum
+def guided(positive: F32, negative: F32, momentum: F32, scale: float, spec: GuidanceSpec) -> tuple[F32, F32]:
+    """The velocity `[T, C]` and the new momentum, by the bundle's rule."""
+    difference, axes = positive - negative, 0 if spec.norms == "channel" else (0, 1)
 
+    def norm(values: F32) -> F32:  # [1, C] or [1, 1]
+        found: F32 = np.maximum(np.sqrt((values * values).sum(axis=axes, keepdims=True)), TINY)
+        return found
 
-def _norm(values: F32) -> F32:
-    """`[1, C]`."""
-    found: F32 = np.sqrt((values * values).sum(axis=0, keepdims=True))
-    return found
+    def size(values: F32) -> F32:
+        return norm(values if axes == 0 else values - values.mean())
+
+    if spec.momentum is not None and spec.parallel is not None:
+        momentum = difference + spec.momentum * momentum
+        difference = momentum * np.minimum(1.0, (spec.norm_limit or np.inf) / norm(momentum))
+        unit = positive / norm(positive)
+        difference = difference - (1.0 - spec.parallel) * (difference * unit).sum(axis=axes, keepdims=True) * unit
+    v = positive + (scale - 1.0) * difference
+    return v * (1.0 + spec.rescale * (size(positive) / size(v) - 1.0)), momentum

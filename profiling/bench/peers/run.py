@@ -34,7 +34,6 @@ from profiling.bench.steady_stream import Competitor, Competitors
 from profiling.bench.workload import GUIDANCE, Workload, at_depth, workload_of
 from profiling.http_bench import GENERATIONS
 from profiling.provenance import provenance
-from profiling.reports.text_table import print_table
 from profiling.server_process import server_process
 from runtime.audio.formats import read_latents
 from runtime.command_line import need_packages
@@ -45,6 +44,7 @@ from runtime.errors import ConfigError, EngineError
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import GenerationOptions, parse_options
+from runtime.tables import print_table
 from runtime.task_progress import TaskProgress
 
 if TYPE_CHECKING:

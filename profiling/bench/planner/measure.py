@@ -20,11 +20,11 @@ from profiling.bench.session import BenchSession
 from profiling.bench.statistics import percentiles
 from profiling.bench.workload import Workload, at_depth, make_request, with_runtime
 from profiling.provenance import provenance
-from profiling.reports.text_table import print_table
 from runtime.config.planner import PlannerSpec
 from runtime.errors import ConfigError
 from runtime.language.constraints import CodesConstraint
 from runtime.language.sequence import ENDLESS, SequenceRequest, room_for
+from runtime.tables import print_table
 from runtime.tick.events import Event, Finished
 from runtime.tick.loop import TickLoop
 from runtime.tick.record import TickRecord

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.files import complete_file, format_of
-from runtime.audio.formats import MIX, StemFormat, latents_bytes
+from runtime.audio.formats import MIX, StemFormat, format_name, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags
 from runtime.errors import ConfigError, RequestError
 from runtime.notes.score import Note, Score
@@ -112,7 +112,7 @@ class Audio:
         """
         from runtime.pipeline.stem_files import StemFiles, save_files
 
-        save_files(Path(folder), StemFiles(self._made_by("layers"), self.latents, format).finish())
+        save_files(Path(folder), StemFiles(self._made_by("layers"), self.latents, format_name(format)).finish())
 
     def _made_by(self, what: str) -> LongGeneration:
         if self._generation is None:
@@ -126,7 +126,7 @@ class Audio:
     def save(self, path: str | Path, format: str | None = None) -> None:
         """Write a file; an existing one is replaced once the new one is complete.
 
-        Suffixes: .wav .flac .ogg .opus .mp3 .pcm .raw .ulaw .alaw, .mid for the notes, .safetensors for the latents;
+        Suffixes: .wav .flac .ogg .opus .mp3 .pcm .raw, .mid for the notes, .safetensors for the latents;
         `format`, as for to_bytes(), comes before the suffix. The file contains the options and the seed, which
         `tickrt-generate --like` reads; that of dataclasses.replace(audio, metadata=None) does not. Raises RequestError
         for another suffix and for notes that the model does not tell, ConfigError where the bundle has no codec,
@@ -137,10 +137,11 @@ class Audio:
             file.write(data)
 
     def to_bytes(self, format: str = "wav") -> bytes:
-        """The content of a file: wav, flac, ogg (Opus), mp3, pcm (16 bits, no header), ulaw, alaw, mid, or latents.
+        """The content of a file: wav, flac, ogg (Opus), mp3, pcm (16 bits, no header), mid, or latents.
 
         Raises RequestError for another format, ConfigError where the bundle has no codec.
         """
+        format = str(format_name(format))
         if format == "mid":
             return self.midi()
         tag = "" if self.metadata is None else self.metadata.to_tag(format)

@@ -30,6 +30,7 @@ from runtime.sessions.protocol.messages import (
     State,
     parse_client_message,
 )
+from runtime.threads import Process
 from tickrt.audio import Audio
 from tickrt.midi import Input, MidiClock, Output, Played
 from tickrt.options import At, Blend, Controls, Prompt, Source, plain_options, plain_values, prompt_items
@@ -90,7 +91,8 @@ class Live:
         self._negative_prompt = str(message.controls.get("negative_prompt") or "")
         self._has_notes = "notes" in message.events
         self._id = sessions.open(message, receiver)
-        self._closing = weakref.finalize(self, sessions.end, self._id)
+        self._process = Process()
+        self._closing = weakref.finalize(self, self._process.call, sessions.end, self._id)
         self._acknowledge()
 
     def __enter__(self) -> Self:
@@ -350,6 +352,7 @@ class Live:
             raise error
 
     def _check_open(self) -> None:
+        self._process.check()
         if not self._closing.alive:
             raise DrainingError("the live session is closed", fix="open another one, or use it inside of the `with`")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
+from runtime.audio.decoding import losses
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
 from runtime.engines.adapters import Adapter
@@ -30,6 +32,7 @@ from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptWords
 from runtime.requests.validation import note_spec
 from runtime.sessions.protocol.messages import EventKind
+from runtime.threads import Process
 from runtime.tick.events import Event
 from tickrt.audio import Audio
 from tickrt.live import CHUNK_S, Live, open_message
@@ -68,7 +71,8 @@ def open(name: str | Path, *, target: Target | None = None, quiet: bool = False)
 class Model:
     """An open model, made by tickrt.open(); a context manager. Any thread may use it, and generations share ticks.
 
-    Closed by close(), at the end of a `with`, or with its last reference.
+    Closed by close(), at the end of a `with`, or with its last reference. It works in the process that opened it; in a
+    fork of that its methods raise ForkedError.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -78,7 +82,8 @@ class Model:
         self._live: LiveSessions | None = None
         # Held while the host of live sessions is made, so that there is one.
         self._opening = threading.Lock()
-        self._closing = weakref.finalize(self, self._resources.close)
+        self._process = Process()
+        self._closing = weakref.finalize(self, self._process.call, self._resources.close)
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +94,7 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """Stop; generations in flight end with DrainingError. A second call does nothing."""
+        """Stop; generations in flight end with DrainingError. A second call, or one in a fork, does nothing."""
         self._closing()
 
     @property
@@ -213,6 +218,7 @@ class Model:
             return self._live
 
     def _check_open(self) -> None:
+        self._process.check()
         if not self._closing.alive:
             raise DrainingError("the model is closed", fix="open it again, or use it inside of the `with`")
 
@@ -278,7 +284,10 @@ class Model:
 
     def _stream(self, generation: LongGeneration) -> Generator[NDArray[np.float32], None, None]:
         """A generator of this object's own, because it keeps the model open."""
-        yield from generate_audio(self._pipeline, generation, wait=True)
+        self._process.check()
+        for chunk in generate_audio(self._pipeline, generation, wait=True):
+            yield chunk
+            self._process.check()
 
     @property
     def _bundle(self) -> tuple[str, str]:
@@ -292,13 +301,22 @@ class Model:
 
 def _latents(pipeline: Pipeline, source: Source, sample_rate_hz: int | None) -> NDArray[np.float32]:
     if isinstance(source, (str, Path)):
-        return pipeline.read_source(Path(source))
+        return _read_file(pipeline.read_source, Path(source))
     if isinstance(source, Audio) and source.bundle == (pipeline.bundle.name, pipeline.bundle.version):
         return source.latents
     if isinstance(source, Audio):
         return pipeline.encode_source(source.pcm, source.sample_rate_hz)
     codec_rate_hz = pipeline.bundle.codec.sample_rate_hz if pipeline.bundle.codec else 0
     return pipeline.encode_source(np.asarray(source), sample_rate_hz or codec_rate_hz)
+
+
+def _read_file(read: Callable[[Path], NDArray[np.float32]], path: Path) -> NDArray[np.float32]:
+    """Warns of what cannot be decoded."""
+    with losses() as lost:
+        latents = read(path)
+    for text in lost:
+        warnings.warn(f"{path}: {text}", stacklevel=2)
+    return latents
 
 
 def _is_encoded(pipeline: Pipeline, source: Source | None) -> bool:
@@ -314,7 +332,7 @@ def _timbre(pipeline: Pipeline, source: Source | None, sample_rate_hz: int | Non
         return pipeline.timbre_latents(source.latents)
     with source_as("timbre"):
         if source is None or isinstance(source, (str, Path)):
-            return None if source is None else pipeline.read_timbre(Path(source))
+            return None if source is None else _read_file(pipeline.read_timbre, Path(source))
         audio = _source_audio(pipeline, source, sample_rate_hz)
         return None if audio is None else pipeline.encode_timbre(audio)
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.conditions import Task
+from runtime.config.words import read_adapters
 from runtime.notes.score import Note
 from runtime.requests.options import GenerationOptions
 from tickrt.audio import Audio
@@ -61,7 +62,7 @@ class AdapterOptions(TypedDict, total=False):
 
 # A text, or several with weights: ("calm pads", 0.7).
 Prompt = str | Sequence[WeightedPrompt | tuple[str, Curve]]
-# One id, strengths by id, or a list of either kind.
+# One id, as "soft" or "soft:0.7", strengths by id, or a list of either kind.
 Adapters = str | Mapping[str, float] | Sequence[str | AdapterOptions]
 # Notes as Audio.notes has them, objects, or the path of a MIDI or JSON file.
 Notes = str | Path | Sequence[Note | NoteOptions]
@@ -74,13 +75,13 @@ class _Common(TypedDict, total=False):
     negative_prompt: str
     lyrics: str
     language: str
-    bpm: float | None
+    bpm: float | str | None
     key: str | None
-    time_signature: Literal[2, 3, 4, 6] | None
+    time_signature: Literal[2, 3, 4, 6] | str | None
     instruction: str | None
     task: Task | None
     track: str | None
-    track_classes: Sequence[str] | None
+    track_classes: str | Sequence[str] | None
     timbre_strength: Curve | None
     seed: int | None
     steps: int | None
@@ -114,7 +115,7 @@ class Options(_Common, total=False):
 
     blend: Blend
     seconds: float | None
-    repaint: Sequence[Span] | None
+    repaint: str | Sequence[str] | Sequence[Span] | None
     codes: str | Sequence[int] | None
     notes_strength: Curve | None
     notes_exact: bool
@@ -178,7 +179,7 @@ def plain_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Options or controls as parsed JSON has them: adapters as objects, and plain values."""
     values = {name: plain_values(value) for name, value in arguments.items()}
     if "adapters" in values:
-        values["adapters"] = _adapter_items(values["adapters"])
+        values["adapters"] = read_adapters(values["adapters"])
     return values
 
 
@@ -190,19 +191,6 @@ def prompt_items(prompts: Prompt) -> list[Any]:
         plain_values({"text": item[0], "weight": item[1]} if isinstance(item, tuple) and len(item) == 2 else item)
         for item in prompts
     ]
-
-
-def _adapter_items(given: Any) -> Any:
-    match given:
-        case str():
-            return [{"id": given}]
-        case {"id": _}:
-            return [given]
-        case dict():
-            return [{"id": name, "strength": strength} for name, strength in given.items()]
-        case list():
-            return [{"id": item} if isinstance(item, str) else item for item in given]
-    return given
 
 
 def plain_values(value: Any) -> Any:

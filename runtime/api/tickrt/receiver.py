@@ -84,6 +84,8 @@ class Receiver:
                         self._pending_seq = 0
                 case Problem():
                     self._error = error_of(message)
+                    if (message.seq or 0) >= self._pending_seq:
+                        self._pending_seq = 0
                 case Closed():
                     self._end = self._end or DrainingError(f"the session has ended: {message.reason}")
                     self.notes.clear(self.ring.playhead_sample)
@@ -155,7 +157,8 @@ class Receiver:
 def error_of(problem: Problem) -> TickError:
     """The error that a problem reports."""
     if problem.status == RequestError.status:
-        return RequestError(problem.detail, field=problem.field or "", fix=problem.fix or "")
+        field = problem.field or ""
+        return RequestError(problem.detail.removeprefix(f"{field}: "), field=field, fix=problem.fix or "")
     error = TickError(problem.detail, fix=problem.fix or "")
     error.code, error.status = problem.code, problem.status
     return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -22,6 +23,7 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketExce
 
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, RequestError, TickError
+from runtime.input_files import open_file
 from runtime.requests.prompt_words import PromptWords
 from runtime.sessions.protocol.backoff import backoff_s
 from runtime.sessions.protocol.frames import decode_chunk
@@ -58,7 +60,7 @@ TAKEN = "taken"
 class TickRT:
     """Servers of one model, which share their live sessions: the addresses "http://host:8000" of one or more of them.
 
-    key: the API key, where they need one. Raises RequestError without an address.
+    key: the API key, where they need one. Raises RequestError without an address, or where no server can have the key.
     """
 
     def __init__(self, urls: str | Sequence[str], *, key: str = "") -> None:
@@ -66,6 +68,8 @@ class TickRT:
         self._key = key
         if not self._urls or not all(url.startswith(("http://", "https://")) for url in self._urls):
             raise RequestError("expected addresses such as http://127.0.0.1:8000", field="urls")
+        if not (key.isascii() and key.isprintable()):
+            raise RequestError("has characters that no header can carry", field="key", fix="give the server's API key")
 
     def live(
         self,
@@ -74,16 +78,18 @@ class TickRT:
         mode: Literal["loop", "extend"] = "loop",
         seconds: float | None = None,
         blend: Blend = "velocity",
+        source: Source | None = None,
+        source_strength: float | None = None,
         slots: int = 2,
-        chunk_s: float = CHUNK_S,
         plan: bool | None = None,
+        chunk_s: float = CHUNK_S,
         events: Sequence[EventKind] = (),
         **controls: Unpack[Controls],
     ) -> Live:
         """Open a live session, as Model.live() does; what is wrong with a later change is raised by the next read().
 
-        Where a connection is lost the session is resumed at the next address, and the audio goes on at its sample.
-        Raises RequestError, and the error of the last address where none opens it.
+        source: a file. Where a connection is lost the session is resumed at the next address, and the audio goes on at
+        its sample. Raises RequestError, and the error of the last address where none opens it.
         """
         message = open_message(
             prompts,
@@ -91,12 +97,13 @@ class TickRT:
             mode=mode,
             seconds=seconds,
             blend=blend,
+            source_strength=source_strength,
             slots=slots,
             plan=plan,
             events=list(events),
             format="f32",
         )
-        session = RemoteSession(self._urls, self._key, message)
+        session = RemoteSession(self._urls, self._key, message, source)
         return Live(session, message, chunk_s, self)
 
 
@@ -106,10 +113,10 @@ class RemoteSession:
     The session's only receiver is the one that it is opened with.
     """
 
-    def __init__(self, urls: Sequence[str], key: str, message: Open) -> None:
+    def __init__(self, urls: Sequence[str], key: str, message: Open, source: Source | None = None) -> None:
         self._urls, self._headers = list(urls), {"Authorization": f"Bearer {key}"} if key else {}
         self._connection = ExitStack()
-        self._ready, self._socket = self._open_anywhere(message)
+        self._ready, self._socket = self._open_anywhere(message, source)
         self.sample_rate_hz, self.channels = self._ready.sample_rate_hz, self._ready.channels
         self._end_sample = self._ready.next_sample
         self._receiver: Receiver
@@ -155,10 +162,11 @@ class RemoteSession:
                 "a session on a server takes files", field="source", fix="save the audio and name the file"
             )
         try:
-            data = Path(source).read_bytes()
-            request = urllib.request.Request(f"{self._urls[0]}/v1/sources", data, self._headers)
-            with urllib.request.urlopen(request, timeout=UPLOAD_S) as response:
-                return str(from_json(response.read(MAX_MESSAGE_BYTES))["id"])
+            with open_file(Path(source)) as file:
+                headers = {**self._headers, "Content-Length": str(os.fstat(file.fileno()).st_size)}
+                request = urllib.request.Request(f"{self._urls[0]}/v1/sources", file, headers)
+                with urllib.request.urlopen(request, timeout=UPLOAD_S) as response:
+                    return str(from_json(response.read(MAX_MESSAGE_BYTES))["id"])
         except urllib.error.HTTPError as error:
             raise RequestError(_detail(error), field="source") from None
         except (OSError, HTTPException) as error:
@@ -189,13 +197,16 @@ class RemoteSession:
 
     # Connections. `_urls[0]` is the address that is used, or tried next.
 
-    def _open_anywhere(self, message: Open) -> tuple[Ready, Connection]:
-        """Open the session at the first address that takes it. Raises the error of the last one."""
+    def _open_anywhere(self, message: Open, source: Source | None) -> tuple[Ready, Connection]:
+        """Open the session at the first address that takes it, and its source. Raises the error of the last one."""
         error: TickError = DrainingError("no server was asked")
         asked: set[str] = set()
         while self._urls[0] not in asked:
             asked.add(self._urls[0])
             try:
+                if source is not None:
+                    uploaded = self.add_source("source", source, None)
+                    message = message.model_copy(update={"source_id": uploaded})
                 return self._open("/v1/live", message)
             except RequestError:
                 raise

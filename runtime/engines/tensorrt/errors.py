@@ -52,7 +52,7 @@ def check_trt(
     if any(phrase in messages.lower() for phrase in DEAD):
         raise EngineDeadError(text)
     if any(phrase in messages.lower() for phrase in OUT_OF_MEMORY):
-        raise OutOfMemoryError(text, fix="lower rows, frames or depth in the configuration, or free the GPU")
+        raise OutOfMemoryError(text)
     raise kind(text, fix=fix)
 
 

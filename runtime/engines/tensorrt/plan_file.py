@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import EngineMismatchError, EngineNotBuiltError
+from runtime.stored_files import reading
 
 MAGICS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 VERSION_AT = 24
@@ -32,14 +33,15 @@ class PlanHeader:
 
 
 def read_plan_header(path: Path, *, fix: str = "") -> PlanHeader:
-    """The header of the plan at `path`. Raises EngineNotBuiltError (no file), EngineMismatchError (not a plan)."""
+    """The header of the plan at `path`.
+
+    Raises EngineNotBuiltError (no file), EngineMismatchError (not a plan), StoreUnavailableError.
+    """
     try:
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             head = file.read(HEADER_BYTES)
     except FileNotFoundError:
         raise EngineNotBuiltError(f"no plan at {path}", fix=fix) from None
-    except OSError as error:
-        raise EngineMismatchError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
     return parse_plan_header(head, str(path), fix=fix)
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from runtime.config.conditions import filled
 from runtime.config.plan_spec import PlanSpec
+from runtime.config.words import is_instrumental
 from runtime.errors import RequestError
 from runtime.pipeline.sequences import Sequences
 from runtime.requests.form.tempo import prompt_tempo
 from runtime.requests.options import TEXT_OPTIONS, GenerationOptions
 
-_TAG, _TAG_NAME = re.compile(r"\[([^\]\n]*)\]"), re.compile(r"[a-z -]+")
+_TAG, _TAG_NAME = re.compile(r"\[([^\[\]\n]*)\]"), re.compile(r"[a-z -]+")
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ def section_tags(spec: PlanSpec, lyrics: str, *, sings: bool) -> tuple[int, ...]
         said = _TAG_NAME.match(tag.lower())
         if said is not None and said[0].strip() in names:
             kinds.append(spec.kind.token(names[said[0].strip()]))
-        elif not sings:
+        elif not sings and not is_instrumental(tag):
             raise _no_tag(f"[{tag:.40}]", names)
-    if not sings and (rest := _TAG.sub("", lyrics).strip()):
+    if not sings and (rest := _TAG.sub("", lyrics).strip()) and not is_instrumental(rest):
         raise _no_tag(f"{rest:.40}", names)
     if len(kinds) > spec.most_sections:
         raise RequestError(f"has {len(kinds)} sections, at most {spec.most_sections} are possible", field="lyrics")

@@ -6,9 +6,9 @@ import re
 from typing import NamedTuple
 
 from runtime.config.option_ranges import ANY_MODEL, NumberRange
+from runtime.config.words import written_tempo
 from runtime.requests.options import GenerationOptions
 
-_BPM = re.compile(r"(?<![\d.])(\d{2,3}(?:\.\d+)?) ?bpm\b", re.IGNORECASE)
 _METER = re.compile(r"(?<![\d/])([2346])/[48](?![\d/])")
 # Beats of a bar by the number that a meter begins with: a beat of 6/8 is three eighths.
 BEATS = {2: 2, 3: 3, 4: 4, 6: 2}
@@ -26,13 +26,12 @@ class Tempo(NamedTuple):
 
 
 def prompt_tempo(prompt: str, taken: NumberRange) -> float | None:
-    """The tempo that a text names, such as "124 bpm": the nearest that the model takes.
+    """The tempo that a text names, such as "124 bpm" or "at 124": the nearest that the model takes.
 
     None where it names none that any model takes.
     """
-    found = _BPM.search(prompt)
-    bpm = 0.0 if found is None else float(found[1])
-    return None if ANY_MODEL.bpm.outside(bpm) is not None else taken.nearest(bpm)
+    bpm = written_tempo(prompt)
+    return None if bpm is None or ANY_MODEL.bpm.outside(bpm) is not None else taken.nearest(bpm)
 
 
 def tempo_of(options: GenerationOptions, taken: NumberRange) -> Tempo | None:

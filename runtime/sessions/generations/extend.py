@@ -185,19 +185,23 @@ class ExtendGenerations(Generations):
         return notes.add(placed, is_exact=message.exact)
 
     def _echo(self, notes: GivenNotes, message: PlayNotes, times: Sequence[float], bars: Sequence[Bar]) -> None:
-        """What is played too late for its bar is echoed one pass later."""
-        closed = self._exact_position() + self._close_frames()
+        """What is played too late for its place is echoed one pass later; of a closed bar the rest is made anew."""
+        position, late = self._exact_position(), list[int]()
+        soonest, closed = position + self._made_frames(), position + self._close_frames()
         placed = []
         for index, (item, frame) in enumerate(zip(message.items, times, strict=True)):
-            if frame > self._exact_position() + bars[-1].end - bars[-1].start:
+            if frame > position + bars[-1].end - bars[-1].start:
                 raise RequestError("that is not played yet", field=f"items.{index}", fix="send what was played")
             number, offset = echoed(bars, frame, message.bars, quantize=message.quantize)
-            while bar_at(bars, number).start <= closed:
+            while bar_at(bars, number).start + offset <= soonest:
                 number += message.bars
             bar = bar_at(bars, number)
             placed.append((notes.placed(message, item, index, bar.start + offset), bar))
         for note, bar in placed:
-            notes.echo(note, bar, is_exact=message.exact)
+            is_late = bar.start <= closed
+            notes.echo(note, bar, is_exact=message.exact, is_waiting=not is_late)
+            late += [note.start_frame] if is_late else []
+        self._renew_played(min(late, default=None))
 
     def _earliest(self) -> int:
         """The first canvas frame that a change now can reach."""
@@ -205,8 +209,13 @@ class ExtendGenerations(Generations):
 
     def _close_frames(self) -> float:
         """How long before its beginning a bar closes."""
-        made_s = REACH_S + self.times.estimate_s + CLOSE_MARGIN_S
-        return max(CLOSE_S, made_s) * self._model.frame_rate_hz
+        return max(CLOSE_S * self._model.frame_rate_hz, self._made_frames())
+
+    def _made_frames(self) -> float:
+        """How long before it is heard a note has to be there: a generation follows the refresh in flight."""
+        now_s, made_s = self._clock.now_s, self.times.estimate_s
+        waits_s = (each.started_s + made_s - now_s for each in self.running if not each.is_append)
+        return (REACH_S + made_s + CLOSE_MARGIN_S + max((0.0, *waits_s))) * self._model.frame_rate_hz
 
     def _exact_position(self) -> float:
         hop = self._model.hop_samples

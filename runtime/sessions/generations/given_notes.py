@@ -14,8 +14,8 @@ from runtime.notes.tracker import FrameNote
 from runtime.sessions.protocol.actions import NoteFacts
 from runtime.sessions.protocol.messages import NoteItem, PlayNotes
 
-# An echo is made so long before its bar begins, or as long before as a generation takes, and a little more: what is
-# played later is of the next pass.
+# The echoes of a bar are made together so long before it begins, or as long before as a generation takes, and a little
+# more; what comes later is made for itself as long before its own place, else it is of the next pass.
 CLOSE_S, CLOSE_MARGIN_S = 0.3, 0.1
 # Those of one session that are not played yet.
 MAX_NOTES = 4096
@@ -90,15 +90,28 @@ class GivenNotes:
             self._given.append(Given(Phrase(name, start, end, those), is_exact))
         return min(note.start_frame for note in notes)
 
-    def echo(self, note: FrameNote, bar: Bar, *, is_exact: bool) -> None:
-        """Play a note in a bar in which its layer plays what is echoed alone, with what that gets until it closes."""
-        start, end = round(bar.start), round(bar.end)
-        same = next((each for each in self._given if each.is_waiting and each.phrase[:2] == (note.layer, start)), None)
-        if same is None:
-            self._given.append(Given(Phrase(note.layer, start, end, (note,)), is_exact, is_waiting=True))
-        else:
-            phrase = same.phrase._replace(notes=(*same.phrase.notes, note))
-            self._given[self._given.index(same)] = replace(same, phrase=phrase)
+    def echo(self, note: FrameNote, bar: Bar, *, is_exact: bool, is_waiting: bool = True) -> None:
+        """Play a note in a bar in which its layer plays what is echoed alone, and what sounds on from before.
+
+        is_waiting: the bar closes later.
+        """
+        layer, start, end = note.layer, round(bar.start), max(round(bar.end), note.end_frame)
+        is_new, before = True, dict[FrameNote, None]()
+        for index, each in enumerate(self._given):
+            phrase = each.phrase
+            if phrase.layer != layer:
+                continue
+            is_same = phrase.start_frame == start and phrase.end_frame >= round(bar.end)
+            if is_same or note.start_frame < phrase.start_frame < note.end_frame:
+                longer = max(phrase.end_frame, note.end_frame)
+                phrase = phrase._replace(end_frame=longer, notes=(*phrase.notes, note))
+                self._given[index] = replace(each, phrase=phrase)
+            is_new = is_new and not is_same
+            before |= dict.fromkeys(other for other in phrase.notes if other.start_frame < start < other.end_frame)
+        if is_new:
+            given = Given(Phrase(layer, start, end, (*before, note)), is_exact, is_waiting)
+            later = (index for index, each in enumerate(self._given) if each.phrase.start_frame > start)
+            self._given.insert(next(later, len(self._given)), given)
 
     def hold(self, message: PlayNotes, from_frame: int) -> None:
         """Let a chord be the harmony from a bar on. Raises RequestError."""

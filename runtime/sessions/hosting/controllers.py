@@ -50,7 +50,7 @@ class Controllers:
             return call(*given, **named)
         except TickError:
             raise
-        except Exception:
+        except BaseException:  # also a panic of native code
             logger.exception("a further client of a session has failed and gets nothing more")
             self.leave(listener)
             return None

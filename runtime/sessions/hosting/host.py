@@ -6,7 +6,7 @@ each session in turn, advances the sessions that changed or are due, and hands o
 call, or until a session is due.
 
 What one session does is a unit of work, which `_attempt` carries out: an error that is none of TickRT's ends that
-session alone. Any other error ends the thread, and with it the server: `has_died`.
+session alone. Any other error ends the thread, and with it the server.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -32,6 +33,7 @@ from runtime.errors import (
     RequestError,
     SessionsFullError,
     StoreError,
+    StoreUnavailableError,
     TickError,
     UnknownSessionError,
 )
@@ -42,6 +44,7 @@ from runtime.sessions.hosting.inbox import Inbox, Received, timed
 from runtime.sessions.hosting.passage import Passage
 from runtime.sessions.hosting.services import (
     Clock,
+    FurtherListener,
     HostServices,
     HostStats,
     SessionInfo,
@@ -64,6 +67,7 @@ from runtime.sessions.protocol.messages import ClientMessage, Open, Reply
 from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.session.reports import prompt_words
 from runtime.sessions.storage.store import SessionSnapshot, SessionStore
+from runtime.threads import ServingThread, Watched
 from runtime.tick.record import TickRecord
 
 MIN_WAIT_S, MAX_WAIT_S = 0.001, 60.0
@@ -80,7 +84,7 @@ class SessionHost:
     sources: latents of a source by its id; called in any thread, raises RequestError. store: where sessions survive the
     process. clock: seconds, monotonic. thread_clock: seconds that the calling thread has worked. control_observers: get
     the kind of a change ("step", "generation"), the stage ("first", "full") and the seconds until it is played, on the
-    host's thread. Methods may be called from any thread. has_died: an error has ended the thread. has_restored: set
+    host's thread. Methods may be called from any thread. threads: that serve its sessions. has_restored: set
     once the stored sessions of this server are open, or the store could not be read. Raises ConfigError where the
     pipeline's bundle has no codec.
     """
@@ -125,10 +129,11 @@ class SessionHost:
         self._ended: Counter[str] = Counter()
         self._num_opened = self._past_underruns = 0
         self._is_stopped = False
-        self.has_died = False
         self._refusal: TickError | None = None
         self.has_restored = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="live", daemon=True)
+        self._thread = ServingThread("live", self._run)
+        pools = self._codec_work.threads, self._services.words_thread, self._services.compose_threads
+        self.threads: tuple[Watched, ...] = (self._thread, *pools)
         if store is not None:
             store.on_lost(lambda session_id: self.end(session_id, "taken"))
             self._calls.put(partial(self._restore_all, store))
@@ -162,6 +167,7 @@ class SessionHost:
         hosted = HostedSession(self._services, session, session_id, client, clock)
         with self._lock:
             self._check_room(client)
+            self._make_room(client)
             self._add(hosted)
         hosted.inbox.put(Received(call=partial(hosted.attach, listener)))
         return session_id
@@ -186,8 +192,10 @@ class SessionHost:
         What is wrong with it comes back to the listener as a Problem; with `reply`, that gets the error, or None once
         the message is handled. Of an unknown session only `reply` is called.
         """
-        is_open = self._put(session_id, Received(message, pcm, reply))
-        if reply is not None and not is_open:
+        hosted = self._sessions.get(session_id)
+        if hosted is not None:
+            self._put(hosted, Received(message, pcm, reply))
+        elif reply is not None:
             reply(_unknown(session_id))
 
     def room(self, session_id: str) -> Future[None] | None:
@@ -195,7 +203,7 @@ class SessionHost:
         hosted = self._sessions.get(session_id)
         return None if hosted is None else hosted.inbox.room()
 
-    def join(self, session_id: str, listener: SessionListener) -> None:
+    def join(self, session_id: str, listener: FurtherListener) -> None:
         """Add a further client of a session; it gets Changed with all values, then with what others change, and Closed.
 
         Raises UnknownSessionError, QueueFullError.
@@ -203,19 +211,20 @@ class SessionHost:
         hosted = self._sessions.get(session_id)
         if hosted is None:
             raise _unknown(session_id)
-        if not hosted.inbox.put(Received(call=partial(hosted.join, listener))):
-            raise _busy(session_id)
+        self._put(hosted, Received(call=partial(hosted.join, listener), sender=listener))
 
-    def leave(self, session_id: str, listener: SessionListener) -> None:
+    def leave(self, session_id: str, listener: FurtherListener) -> None:
         """Remove a further client."""
-        self._ask(session_id, lambda hosted: hosted.controllers.leave(listener))
+        self._ask(session_id, lambda hosted: hosted.controllers.leave(listener), listener)
 
-    def change(self, session_id: str, change: Change, sender: SessionListener) -> None:
+    def change(self, session_id: str, change: Change, sender: FurtherListener) -> None:
         """Pass on what a further client makes of the session's values, on the host's thread. It gets the problems.
 
-        The seq of its message does not count: the session's client goes on with its own.
+        The seq of its message does not count: the session's client goes on with its own. Of an unknown session nothing
+        is changed. Raises QueueFullError.
         """
-        self._put(session_id, Received(sender=sender, change=change))
+        if (hosted := self._sessions.get(session_id)) is not None:
+            self._put(hosted, Received(sender=sender, change=change))
 
     def check_stems(self) -> None:
         """Raises RequestError where the layers of what sessions play cannot be told apart."""
@@ -251,7 +260,7 @@ class SessionHost:
 
     def release(self, session_id: str, epoch: int) -> None:
         """The client of an epoch is gone, and may be back at once: the session ends soon. Of another epoch: nothing."""
-        self._ask(session_id, lambda hosted: hosted.release(epoch))
+        self._call_session(session_id, lambda hosted: hosted.release(epoch))
 
     def end(self, session_id: str, reason: str) -> None:
         """End a session; it cannot be resumed."""
@@ -261,17 +270,21 @@ class SessionHost:
         """End a session here, so that its client resumes it elsewhere: it is stored before its client gets `closed`."""
         self._call_session(session_id, lambda hosted: self._end(hosted, "moved", is_resumable=self._store is not None))
 
-    def _put(self, session_id: str, received: Received) -> bool:
-        hosted = self._sessions.get(session_id)
-        if hosted is not None and not hosted.inbox.put(received):
-            self._calls.put(partial(self._attempt, hosted, hosted.refuse, received, _busy(session_id)))
-        return hosted is not None
+    def _put(self, hosted: HostedSession, received: Received) -> None:
+        """Let it wait; the session's client gets a Problem where too much waits. Raises QueueFullError for others."""
+        if hosted.inbox_of(received).put(received):
+            return
+        if received.sender is not None:
+            raise _busy(hosted.id)
+        self._calls.put(partial(self._attempt, hosted, hosted.refuse, received, _busy(hosted.id)))
 
-    def _ask(self, session_id: str, call: Callable[[HostedSession], None]) -> None:
-        """Call in the order of what clients want of a session, however much waits."""
-        hosted = self._sessions.get(session_id)
-        if hosted is not None:
-            hosted.inbox.put(Received(call=partial(call, hosted)), is_bounded=False)
+    def _ask(
+        self, session_id: str, call: Callable[[HostedSession], None], sender: FurtherListener | None = None
+    ) -> None:
+        """Call in the order of what a client wants of a session, however much waits."""
+        if (hosted := self._sessions.get(session_id)) is not None:
+            received = Received(call=partial(call, hosted), sender=sender)
+            hosted.inbox_of(received).put(received, is_bounded=False)
 
     def _call_session(self, session_id: str, call: Callable[[HostedSession], None]) -> None:
         hosted = self._sessions.get(session_id)
@@ -324,13 +337,24 @@ class SessionHost:
         """Raises SessionsFullError where no session can be added, DrainingError or EngineDeadError after the end."""
         if self._refusal is not None:
             raise self._refusal
-        sessions = list(self._sessions.values())
-        num_playing = sum(hosted.expires_s is None for hosted in sessions)
+        playing = [hosted.client for hosted in list(self._sessions.values()) if hosted.expires_s is None]
         steps, times = self._pipeline.bundle.sampler.live_steps, self._services.tick_times
-        refresh_s = projected_refresh_s(num_playing + 1, self._capacity, steps, times) if num_playing else 0.0
-        kept_until_s = [hosted.expires_s for hosted in sessions if hosted.expires_s is not None]
-        expiry_s = max(MIN_WAIT_S, min(kept_until_s) - self._clock()) if kept_until_s else RETRY_AFTER_S
-        self._limits.check(client, [hosted.client for hosted in sessions], refresh_s, expiry_s)
+        refresh_s = projected_refresh_s(len(playing) + 1, self._capacity, steps, times) if playing else 0.0
+        self._limits.check(client, playing, refresh_s)
+
+    def _make_room(self, client: str) -> None:
+        """End sessions that are kept without a client until there is a place for one more."""
+        playing, kept = list[str](), list[tuple[float, HostedSession]]()
+        for hosted in self._sessions.values():
+            if (expires_s := hosted.expires_s) is None:
+                playing.append(hosted.client)
+            elif expires_s > self._clock():  # else it ends soon
+                kept.append((expires_s, hosted))
+        kept.sort(key=lambda item: item[0])
+        while (index := self._limits.makes_room(client, playing, [hosted.client for _, hosted in kept])) is not None:
+            _, hosted = kept.pop(index)
+            hosted.expires_s = self._clock()
+            self._calls.put(lambda: None)  # wakes the host's thread, which ends it
 
     def _find_words(self, message: Open, client: str) -> None:
         """Find the words of the texts that a session begins with, which it then knows at once.
@@ -386,21 +410,30 @@ class SessionHost:
             raise _unknown(session_id) from None
 
     def _restore_all(self, store: SessionStore) -> None:
-        """Open the stored sessions that belong to this server; one that cannot be restored stays in the store."""
+        """Open the stored sessions that belong to this server; one that cannot be restored is set aside in the store.
+
+        The next start leaves it alone, its client may still resume it. Where the storage fails, nothing is set aside.
+        """
         try:
             names = store.ids()
         except StoreError as error:
             logger.error("stored sessions are not restored: %s", error)
             return
         for name in names:
+            self._thread.heartbeat.beat()
             try:
                 self._restored(name)
-            except UnknownSessionError:
-                continue  # It is damaged, which was logged.
-            except TickError as error:
+            except (StoreUnavailableError, OSError, MemoryError) as error:  # it says nothing about the session
                 logger.error("session %s is not restored: %s", name, error)
-            except Exception:
-                logger.exception("session %s is not restored", name)
+            except BaseException as error:  # also a panic of native code
+                self._set_aside(store, name, error)
+
+    def _set_aside(self, store: SessionStore, name: str, error: BaseException) -> None:
+        if not isinstance(error, UnknownSessionError):  # that it is damaged was logged
+            defect = None if isinstance(error, TickError) else error
+            logger.error("session %s is not restored, it is set aside: %s", name, error, exc_info=defect)
+        with suppress(StoreError):  # then the next start finds it again
+            store.set_aside(name)
 
     # The host's thread.
 
@@ -412,11 +445,11 @@ class SessionHost:
             self._take_calls(0.0)
             for inbox in list(self._inboxes):
                 inbox.close()
-        except Exception:
-            self.has_died = True
+        except BaseException:
             self._fail(EngineDeadError("the thread of live sessions has ended"))
             raise
         finally:
+            self.has_restored.set()
             self._pipeline.loop.observers.remove(self._note_tick)
 
     def run_once(self, timeout_s: float | None) -> None:
@@ -428,10 +461,15 @@ class SessionHost:
         self._grant_slots()
 
     def _take_calls(self, timeout_s: float | None) -> None:
+        heartbeat = self._thread.heartbeat
         try:
-            self._calls.get(timeout=timeout_s)()  # waits until a call comes, or a session is due
+            heartbeat.rest()
+            call = self._calls.get(timeout=timeout_s)  # waits until a call comes, or a session is due
         except Empty:
             return
+        finally:
+            heartbeat.beat()
+        call()
         for _ in range(self._calls.qsize()):
             self._calls.get()()  # is there already: no other thread takes calls
 
@@ -484,14 +522,15 @@ class SessionHost:
         if hosted.is_ended:
             return
         work = partial(hosted.advance, may_generate=may_generate, may_draft=may_draft)
-        if self._charged(hosted.inbox, work) if hosted.is_steered else self._attempt(hosted, work):
+        payer = hosted.steered_by
+        if self._attempt(hosted, work) if payer is None else self._charged(payer, work):
             self._attempt(hosted, self._end, hosted, "closed")
 
     def _attempt(self, hosted: HostedSession, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
         """Carry out work of one session; None where the session has ended of it."""
         try:
             return work(*args, **options)
-        except Exception:
+        except BaseException:  # also a panic of native code
             logger.exception("session %s has failed", hosted.id)
             self._attempt(hosted, self._end, hosted, "internal", error=InternalError("the session has failed"))
             return None

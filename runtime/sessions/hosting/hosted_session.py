@@ -73,7 +73,8 @@ class HostedSession:
 
     clock: the session's time. listener: None while no client is connected. expires_s: when it ends unless one connects.
     state, plan: the last ones that were sent. demand: the slots that it held and wanted when it was advanced last, with
-    the time by the host's clock. is_steered: clients have changed something that has not begun yet.
+    the time by the host's clock. inbox: of its client, further_inbox: of the further ones. steered_by: the one whose
+    messages have changed something that has not begun yet, which pays for that.
     """
 
     def __init__(
@@ -84,15 +85,17 @@ class HostedSession:
         self.expires_s: float | None = None
         self.state: State | None = None
         self.plan: Plan | None = None
-        self.is_ended = self.is_steered = False
+        self.is_ended = False
         self._services = services
         self._token = secrets.token_urlsafe(24)
         self._times = ControlTimes(services.observe_control, services.clock)
         self._jobs: dict[str, _Job] = {}
         self.inbox = Inbox(services, self)
         self.write_region = session.write_region
-        self._words: actions.FindWords | None = None  # What is being found.
-        self._next_words: actions.FindWords | None = None
+        self.further_inbox = Inbox(services, self)
+        self.steered_by: Inbox | None = None
+        self._words: tuple[actions.FindWords, Inbox] | None = None  # What is being found, and who pays for it.
+        self._next_words: tuple[actions.FindWords, Inbox] | None = None
         if clock is not services.clock:
             session.wait_for_plan()
         with_drawn = partial(services.pipeline.with_drawn, seed=session.seed)
@@ -144,6 +147,7 @@ class HostedSession:
         closed = Closed(reason=reason, resumable=is_resumable)
         try:
             self.inbox.close()
+            self.further_inbox.close()
             self.controllers.close(closed)
         finally:
             self._close_client(closed, error)
@@ -153,7 +157,7 @@ class HostedSession:
         if store is not None and closed.resumable:
             try:
                 store.save(self.id, self.session.snapshot(self.clock()))
-            except Exception:
+            except BaseException:
                 self._send(closed.model_copy(update={"resumable": False}))
                 raise
             store.release(self.id, lambda is_stored: self._send(closed.model_copy(update={"resumable": is_stored})))
@@ -185,6 +189,10 @@ class HostedSession:
 
     # Messages.
 
+    def inbox_of(self, received: Received) -> Inbox:
+        """Where it waits: what further clients want neither delays nor displaces what the client wants."""
+        return self.inbox if received.sender is None else self.further_inbox
+
     def join(self, listener: SessionListener) -> None:
         """A further client gets all values, then what others change."""
         if self.is_ended:
@@ -213,14 +221,15 @@ class HostedSession:
         except RequestError as error:
             self.refuse(received, error)
             return
-        except Exception:
+        except BaseException:
             if received.reply is not None:
                 received.reply(InternalError("the session has failed"))
             raise
         if received.reply is not None:
             received.reply(None)
         if not isinstance(received.message, Ack):  # Those come often, and only make the session due.
-            self.is_steered = True
+            is_paid = self.steered_by is self.further_inbox
+            self.steered_by = self.further_inbox if is_paid else self.inbox_of(received)
             self._change()
 
     def _numbered(self, received: Received) -> ClientMessage:
@@ -247,6 +256,8 @@ class HostedSession:
 
     def advance(self, *, may_generate: bool = False, may_draft: bool = False) -> bool:
         """Carry out what the session asks for; returns whether the client has closed it."""
+        if self._plans.has_died:
+            raise InternalError("the thread of the session's plan has ended")
         is_closed, is_changed, num_waiting = False, False, self.session.num_waiting
         for action in self.session.advance(self.clock(), may_generate=may_generate, may_draft=may_draft):
             is_closed |= isinstance(action, actions.End)
@@ -259,7 +270,8 @@ class HostedSession:
         if is_changed and not self.is_ended and self._services.store is not None:
             self._services.store.save(self.id, self.session.snapshot(self.clock()))
         self._note_demand(is_new=may_generate)
-        self.is_steered &= self.demand.wanted_s is not None
+        if self.demand.wanted_s is None:
+            self.steered_by = None
         return is_closed
 
     def _note_demand(self, *, is_new: bool) -> None:
@@ -279,7 +291,7 @@ class HostedSession:
             case actions.EndPlan():
                 self._plans.stop()
             case actions.FindWords():
-                self._find_words(action)
+                self._find_words(action, self.steered_by or self.inbox)
             case actions.UpdateSteps():
                 self._update(action)
             case actions.CancelJob(job_id):
@@ -333,29 +345,30 @@ class HostedSession:
 
     # The words of its prompts.
 
-    def _find_words(self, action: actions.FindWords) -> None:
+    def _find_words(self, action: actions.FindWords, payer: Inbox) -> None:
         """Find words, after those that are being found; of several that wait, the newest."""
         if self._words is not None:
-            self._next_words = action
+            self._next_words = action, payer
             return
-        self._words = action
+        self._words = action, payer
         find = partial(prompt_words, self.session.model, action.texts, action.options, action.seed)
         finding = self._services.words_thread.submit(timed, find)
         finding.add_done_callback(partial(report, self._services.call, partial(self.attempted, self._words_found)))
 
     def _words_found(self, found: tuple[list[TextWords], float] | BaseException) -> None:
-        action, self._words, following, self._next_words = self._words, None, self._next_words, None
-        if self.is_ended or action is None:
+        found_now, self._words, following, self._next_words = self._words, None, self._next_words, None
+        if self.is_ended or found_now is None:
             return
         if isinstance(found, BaseException):
             raise found
         words, cost_s = found
-        self.inbox.charge(cost_s)
+        action, payer = found_now
+        payer.charge(cost_s)
         self.session.words_found(action.seq, words)
         self.controllers.note(None)
         self._change()
         if following is not None:
-            self._find_words(following)
+            self._find_words(*following)
 
     # The plan.
 
@@ -394,7 +407,7 @@ class HostedSession:
         except TickError as error:
             self._lose(job_id, error)
             return
-        except Exception:
+        except BaseException:
             self._remove(job_id, "failed")
             raise
         job.is_submitted = True

@@ -1,4 +1,4 @@
-"""What clients want of one session: it waits here, bounded and in its order, until its turn on the host's thread.
+"""What clients want of one session: it waits here, bounded and in order, until its turn on the host's thread.
 
 Where audio has to be encoded, or a source loaded, for one message, those that change sound wait for it.
 """
@@ -9,21 +9,22 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.sessions.hosting.controllers import Change
-from runtime.sessions.hosting.services import HostServices, SessionListener
+from runtime.sessions.hosting.services import FurtherListener, HostServices
 from runtime.sessions.protocol.messages import Reply, SetReference, WriteAudio
 
 # A connection reads no further while so much waits, and goes on at half of it.
 MAX_UNHANDLED, MAX_UNHANDLED_AUDIO_S = 64, 20.0
-# What comes nevertheless is refused beyond this.
+# What comes nevertheless is refused beyond this; where several clients have something waiting, each has its part.
 MAX_WAITING, MAX_WAITING_AUDIO_S = 256, 30.0
 # What messages of one session may take of a thread over time, however many sessions there are, and at once.
 SHARE, BURST_S = 0.1, 0.05
@@ -42,9 +43,14 @@ class Received:
     message: Any = None
     pcm: Pcm | None = None
     reply: Reply | None = None
-    sender: SessionListener | None = None
+    sender: FurtherListener | None = None
     change: Change | None = None
     call: Callable[[], None] | None = None
+
+    @property
+    def client(self) -> str:
+        """Whose turn it takes."""
+        return "" if self.sender is None else self.sender.client
 
     @property
     def has_order(self) -> bool:
@@ -78,7 +84,8 @@ class Owner(Protocol):
 
 
 class Inbox:
-    """A session's inbox. Any thread puts; the host's thread calls the other methods.
+    """A session's inbox, of its own client or of the further ones, of which each is next in its turn. Any thread puts;
+    the host's thread calls the other methods.
 
     free_s: by the host's clock, from when on the next one may be handled: what has cost much is charged.
     """
@@ -87,7 +94,7 @@ class Inbox:
         self.free_s = -math.inf
         self._services, self._owner = services, owner
         self._lock = threading.Lock()  # of all below but `_loading` and `_is_closed`, which are the host thread's
-        self._waiting: deque[Received] = deque()
+        self._waiting: dict[str, deque[Received]] = {}  # by client, in their turn
         self._audio_s = 0.0
         self._has_turn = self._is_closed = False
         self._loading: Received | None = None
@@ -99,10 +106,12 @@ class Inbox:
         """Add what a client wants, unless too much waits; whether it was added."""
         audio_s = self._seconds(received)
         with self._lock:
-            is_full = len(self._waiting) >= MAX_WAITING or self._audio_s + audio_s > MAX_WAITING_AUDIO_S
+            of_client = self._waiting.setdefault(received.client, deque())
+            most = max(1, MAX_WAITING // len(self._waiting))
+            is_full = len(of_client) >= most or self._audio_s + audio_s > MAX_WAITING_AUDIO_S
             if is_full and is_bounded:
                 return False
-            self._waiting.append(received)
+            of_client.append(received)
             self._audio_s += audio_s
             has_turn, self._has_turn = self._has_turn, True
         if not has_turn:
@@ -155,15 +164,14 @@ class Inbox:
 
     def _next(self) -> Received | None:
         with self._lock:
-            index = 0
-            if self._loading is not None:
-                found = (index for index, received in enumerate(self._waiting) if not received.has_order)
-                index = next(found, len(self._waiting))
-            if index >= len(self._waiting):
+            received = next((found for waiting in self._waiting.values() for found in self._first(waiting)), None)
+            if received is None:
                 self._has_turn = False
                 return None
-            received = self._waiting[index]
-            del self._waiting[index]
+            of_client = self._waiting.pop(received.client)
+            of_client.remove(received)
+            if of_client:
+                self._waiting[received.client] = of_client  # behind the others
             self._audio_s -= self._seconds(received)
             rooms, self._rooms = ([], self._rooms) if self._is_full(0.5) else (self._rooms, [])
         for room in rooms:
@@ -171,8 +179,13 @@ class Inbox:
                 room.set_result(None)  # wakes the connection that waits for it, in its event loop
         return received
 
+    def _first(self, waiting: deque[Received]) -> Iterator[Received]:
+        """What may be handled now, of what one client wants: its first one."""
+        return islice((each for each in waiting if self._loading is None or not each.has_order), 1)
+
     def _is_full(self, share: float) -> bool:
-        return len(self._waiting) >= share * MAX_UNHANDLED or self._audio_s > share * MAX_UNHANDLED_AUDIO_S
+        num_waiting = sum(map(len, self._waiting.values()))
+        return num_waiting >= share * MAX_UNHANDLED or self._audio_s > share * MAX_UNHANDLED_AUDIO_S
 
     def _seconds(self, received: Received) -> float:
         """The length of its audio."""

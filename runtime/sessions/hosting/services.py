@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.audio.formats import Latents
+from runtime.config.bundle import DEFAULTED
 from runtime.errors import ConfigError, RequestError, TickError
 from runtime.pipeline.meanings import prompt_meaning
 from runtime.requests.option_types import DcwOptions
@@ -23,6 +23,7 @@ from runtime.sessions.protocol.actions import LiveModel, NoteFacts, PlanFacts
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import Plan, ReferenceKind, ServerMessage, State, control_of
 from runtime.sessions.storage.store import SessionStore
+from runtime.threads import Workers
 
 if TYPE_CHECKING:
     from runtime.pipeline.pipeline import Pipeline
@@ -39,6 +40,12 @@ class SessionListener(Protocol):
 
     def on_audio(self, chunk: AudioChunk) -> None:
         """Audio to the client."""
+
+
+class FurtherListener(SessionListener, Protocol):
+    """A further client's. client: who it is; what has the same one waits in one order, and is in its turn as one."""
+
+    client: str
 
 
 @dataclass(eq=False)
@@ -69,8 +76,8 @@ class HostServices:
     untaken: frozenset[str] = frozenset()
     control_observers: list[Observer] = field(default_factory=list)
     changed: dict[str, None] = field(default_factory=dict)
-    words_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "live-words"))
-    compose_threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "live-compose"))
+    words_thread: Workers = field(default_factory=lambda: Workers(1, "live-words"))
+    compose_threads: Workers = field(default_factory=lambda: Workers(2, "live-compose"))
     generations_started: int = 0
     generations_ended: Counter[str] = field(default_factory=Counter)
 
@@ -153,12 +160,8 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         has_text=pipeline.text_encoder is not None,
         has_encoder=codec.can_encode,
         defaults={
-            "guidance": sampler.guidance,
+            **{name: value for name in DEFAULTED if (value := bundle.default_of(name)) is not None},
             "steps": sampler.live_steps,
-            "shift": sampler.shift,
-            "solver": sampler.solver,
-            "cfg_interval_start": sampler.cfg_interval_start,
-            "cfg_interval_end": sampler.cfg_interval_end,
             "dcw": DcwOptions(**sampler.dcw.model_dump()),
             **denoise,
         },

@@ -94,13 +94,13 @@ class HostLimits:
     max_refresh_s: float = 4.0
     message_share: float = 0.5
 
-    def check(self, client: str, clients: Sequence[str], refresh_s: float, expiry_s: float = RETRY_AFTER_S) -> None:
+    def check(self, client: str, clients: Sequence[str], refresh_s: float) -> None:
         """Raise SessionsFullError where one more session of `client` is too many beside those of `clients`.
 
-        refresh_s: how long a change of all would take then. expiry_s: when the first session ends that has no client.
+        refresh_s: how long a change of all would take then. What is kept without a client makes room: makes_room().
         """
         if len(clients) >= self.max_sessions:
-            raise _full(f"{len(clients)} sessions are open, the limit", retry_after_s=expiry_s)
+            raise _full(f"{len(clients)} sessions are open, the limit")
         if self.client_sessions and clients.count(client) >= self.client_sessions:
             raise _full(
                 f"this client has {self.client_sessions} sessions open, the limit per client", is_of_client=True
@@ -110,9 +110,21 @@ class HostLimits:
                 f"with one more session a change would take {refresh_s:.1f} s, the limit is {self.max_refresh_s:g} s"
             )
 
+    def makes_room(self, client: str, playing: Sequence[str], kept: Sequence[str]) -> int | None:
+        """Which of the kept sessions ends for one more session of `client`, by their clients; None: there is room.
+
+        kept: the longest first. It is one of this client where that has its number, else of the client with most.
+        """
+        num_own = playing.count(client) + kept.count(client)
+        if client in kept and self.client_sessions and num_own >= self.client_sessions:
+            return kept.index(client)
+        if not kept or len(playing) + len(kept) < self.max_sessions:
+            return None
+        return kept.index(max(kept, key=kept.count))
+
 
 DEFAULT_LIMITS = HostLimits()
 
 
-def _full(what: str, *, retry_after_s: float = RETRY_AFTER_S, is_of_client: bool = False) -> SessionsFullError:
-    return SessionsFullError(what, retry_after_s=retry_after_s, is_of_client=is_of_client)
+def _full(what: str, *, is_of_client: bool = False) -> SessionsFullError:
+    return SessionsFullError(what, retry_after_s=RETRY_AFTER_S, is_of_client=is_of_client)

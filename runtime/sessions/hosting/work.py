@@ -6,7 +6,7 @@ What continues a session's audio is decoded before replacements, which may come 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,7 @@ from runtime.requests.options import GenerationOptions
 from runtime.requests.request import GenerationRequest
 from runtime.sessions.protocol.actions import DecodeWindow, MakePlan, PlanBeginning, PlanPart, SessionJob
 from runtime.sessions.protocol.messages import WriteAudio
+from runtime.threads import Workers
 
 if TYPE_CHECKING:
     from runtime.pipeline.form.plan import FormPlan
@@ -47,11 +48,11 @@ class CodecWork:
     def __init__(self, codec: Codec, call: Call) -> None:
         self._codec, self._call = codec, call
         self._gain = 10 ** (codec.spec.gain_db / 20)
-        self._encoding_thread = ThreadPoolExecutor(1, "live-encode")
+        self.threads = Workers(1, "live-encode")
 
     def close(self) -> None:
         """Wait for what is being encoded."""
-        self._encoding_thread.shutdown()  # until its last encode ends
+        self.threads.shutdown()  # until its last encode ends
 
     def decode(self, window: DecodeWindow, lead_s: float, is_wanted: Callable[[], bool], done: PcmDone) -> None:
         """Decode a window, trimmed, unless it is not wanted any more when its turn comes. lead_s: until it is played.
@@ -67,7 +68,7 @@ class CodecWork:
 
     def encode(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run `work`, which may take long, in the encoding thread; in the order of the calls."""
-        self._encoding_thread.submit(work).add_done_callback(partial(report, self._call, done))
+        self.threads.submit(work).add_done_callback(partial(report, self._call, done))
 
     def write(self, message: WriteAudio, pcm: Pcm, offset: int, latents: Latents) -> Latents:
         """Work for encode(): `latents` `[n, C]` with the audio in place of, or added to, theirs from sample `offset`.
@@ -146,7 +147,12 @@ class PlanWork:
         self._form: FormPlan | None = None
         self._begun: MakePlan | None = None  # What the newest plan begins with.
         self._is_closed = False
-        self._thread = ThreadPoolExecutor(1, "live-plan")
+        self._thread = Workers(1, "live-plan", waits=True)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether an error has ended its thread: nothing is reported any more."""
+        return self._thread.has_died
 
     def start(self, work: MakePlan, done: PlanDone) -> None:
         """Make a part; in the order of the calls. Where a plan begins, the one before it ends at once."""

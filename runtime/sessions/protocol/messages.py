@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError, PydanticSerializationError, from_json, to_json
 
-from runtime.config.targets import Strength
+from runtime.config.targets import AdapterId, Strength
 from runtime.errors import RequestError, TickError, did_you_mean
 from runtime.requests.option_types import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, OneOf, Share, Text
 from runtime.requests.options import options_error
@@ -175,7 +175,7 @@ class SetAdapter(Message):
 
     type: Literal["adapter"] = "adapter"
     seq: Seq
-    id: Identifier = Field(description="An id of /v1/adapters.")
+    id: AdapterId = Field(min_length=1, max_length=200, description="An id of /v1/adapters.")
     strength: Strength | None = Field(description="0 is off; null removes it.")
     ramp_ms: RampMs = 0.0
 
@@ -730,13 +730,19 @@ def messages_schema() -> dict[str, Any]:
 
 
 def _validate(values: Any, models: Mapping[str, type[_Parsed]]) -> _Parsed:
+    """Members as JSON text has them: strict, but with lists for tuples, and texts or objects for other types of Python.
+
+    Parsed values that are validated as such are refused for those.
+    """
     if not isinstance(values, dict):
         raise RequestError("a message is a JSON object with the member type")
     model = _model_of(values.get("type"), models)
     try:
-        return model.model_validate(values)
+        return model.model_validate_json(to_json(values, inf_nan_mode="constants"))
     except ValidationError as error:
         raise options_error(error, model) from None
+    except PydanticSerializationError as error:
+        raise RequestError(f"the message is not JSON: {error}") from None
 
 
 def _model_of(name: Any, models: Mapping[str, type[_Parsed]]) -> type[_Parsed]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from runtime.errors import RequestError, TickError
 from runtime.requests.options import GenerationOptions
+from runtime.requests.prompt_words import PromptWords
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.control.controls import controls_schema
 from runtime.sessions.generations.plan import SessionPlan
@@ -129,9 +130,9 @@ def prompt_words(
 ) -> list[messages.TextWords]:
     """Which words of each text are understood, and what of it is played, with the options that its template has.
 
-    Takes as long as tokenizer and text encoder need.
+    Takes as long as tokenizer and text encoder need. A text that these cannot read has none: its generation says so.
     """
-    found = [(text, model.words([text])) for text in texts if text and model.words]
+    found = [(text, words) for text in texts if text and (words := _understood(model, text)) is not None]
     return [
         messages.TextWords(
             text=text,
@@ -142,6 +143,13 @@ def prompt_words(
         )
         for text, words in found
     ]
+
+
+def _understood(model: LiveModel, text: str) -> PromptWords | None:
+    try:
+        return None if model.words is None else model.words([text])
+    except RequestError:
+        return None
 
 
 def _meaning(model: LiveModel, text: str, options: GenerationOptions, seed: int) -> dict[str, Any]:

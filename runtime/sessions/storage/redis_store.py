@@ -8,9 +8,11 @@ server holds is deleted by Redis after `keep_s`.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,8 +20,9 @@ import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from runtime.errors import ConfigError, StoreError, StoreUnavailableError
+from runtime.errors import ConfigError, EntryUnavailableError, StoreError, StoreUnavailableError
 from runtime.sessions.storage.store import STORE_FORMAT, SessionStore
+from runtime.threads import ServingThread, Watched
 
 PREFIX = "tickrt"
 RENEW_S = 2.0
@@ -50,6 +53,14 @@ local epoch = redis.call('HINCRBY', KEYS[1], 'epoch', 1)
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return {epoch, redis.call('HGETALL', KEYS[1])}
 """
+# Answers that are about the server. All others are about one key, such as one of another type.
+SERVER_ERRORS = (
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.NoPermissionError,
+)
+SERVER_WORDS = re.compile(r"\b(MISCONF|READONLY|OOM|NOREPLICAS|LOADING|MASTERDOWN|CLUSTERDOWN|BUSY|NOAUTH|NOPERM)\b")
 logger = logging.getLogger("tickrt.sessions")
 
 
@@ -76,7 +87,8 @@ class RedisBackend:
         self._epochs: dict[str, int] = {}
         self._taking = threading.Lock()
         self._is_closing = threading.Event()
-        self._renewing = threading.Thread(target=self._renew_all, args=(renew_s,), name="session-claims", daemon=True)
+        self._renewing = ServingThread("session-claims", partial(self._renew_all, renew_s), is_prompt=False)
+        self.threads: tuple[Watched, ...] = (self._renewing,)
         self._renewing.start()
 
     def ids(self) -> list[str]:
@@ -119,6 +131,10 @@ class RedisBackend:
         """The session is not this server's any more; Redis keeps it for `keep_s`."""
         self._epochs.pop(session_id, None)
 
+    def set_aside(self, session_id: str) -> None:
+        """As `release`: at its start a server holds none."""
+        self.release(session_id)
+
     def delete(self, session_id: str) -> None:
         """Delete a session, except where another server has taken it."""
         self._run(self._delete, session_id)
@@ -144,13 +160,24 @@ class RedisBackend:
         while not self._is_closing.wait(every_s):
             try:
                 for session_id in list(self._epochs):
-                    with self._taking:
-                        if not self._run(self._renew, session_id):
-                            self._lose(session_id)
+                    self._renewing.heartbeat.beat()
+                    self._renew_one(session_id)
             except StoreError as error:
                 logger.debug("sessions are not renewed: %s", error)
-            except Exception:  # The next time they are: without, all that are held would be deleted.
-                logger.exception("sessions are not renewed")
+            self._renewing.heartbeat.rest()
+
+    def _renew_one(self, session_id: str) -> None:
+        """Raises StoreError where none can be renewed; what fails of one alone leaves the others theirs."""
+        try:
+            with self._taking:
+                if not self._run(self._renew, session_id):
+                    self._lose(session_id)
+        except EntryUnavailableError as error:
+            logger.debug("session %s is not renewed: %s", session_id, error)
+        except StoreError:
+            raise
+        except BaseException:  # The next time it is: without, all that are held would be deleted.
+            logger.exception("sessions are not renewed")
 
 
 def _content(fields: Mapping[bytes, bytes]) -> tuple[bytes, dict[str, bytes]] | None:
@@ -162,11 +189,18 @@ def _content(fields: Mapping[bytes, bytes]) -> tuple[bytes, dict[str, bytes]] | 
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Raise StoreUnavailableError for errors of Redis."""
+    """Raise StoreUnavailableError for errors of Redis, EntryUnavailableError for those of a key."""
     try:
         yield
     except redis.RedisError as error:
+        if _is_of_a_key(error):
+            raise EntryUnavailableError(f"Redis: {error}", fix="delete the key, which something else wrote") from error
         raise StoreUnavailableError(f"Redis: {error}", fix="see that it can be reached and has free memory") from error
+
+
+def _is_of_a_key(error: redis.RedisError) -> bool:
+    is_answer = isinstance(error, redis.ResponseError | redis.DataError)
+    return is_answer and not isinstance(error, SERVER_ERRORS) and SERVER_WORDS.search(str(error)) is None
 
 
 def connect(url: str) -> Any:

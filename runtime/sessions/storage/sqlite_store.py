@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import filelock
 
-from runtime.errors import ConfigError, StoreError
+from runtime.errors import ConfigError, EntryUnavailableError, StoreUnavailableError
 from runtime.sessions.storage.store import STORE_FORMAT, SessionStore
+from runtime.stored_files import set_aside
+from runtime.threads import Watched
 
 DATABASE = "sessions.sqlite"
 LOCK = "sessions.lock"
@@ -27,6 +30,8 @@ SCHEMA = """
 CREATE TABLE sessions (id TEXT PRIMARY KEY, document BLOB NOT NULL, epoch INTEGER NOT NULL DEFAULT 1) STRICT;
 CREATE TABLE pieces (session TEXT, name TEXT, data BLOB NOT NULL, PRIMARY KEY (session, name)) STRICT;
 """
+# Sessions that could not be restored. No part of the format: a store without it has none.
+ASIDE = "CREATE TABLE IF NOT EXISTS aside (id TEXT PRIMARY KEY) STRICT"
 # Format 1 had no epochs.
 UPGRADE = "ALTER TABLE sessions ADD COLUMN epoch INTEGER NOT NULL DEFAULT 1"
 # The epoch that this server holds, 0 where it holds none, is enough to write a session that is new or not newer.
@@ -34,6 +39,9 @@ WRITE = """
 INSERT INTO sessions (id, document, epoch) VALUES (:id, :document, max(:epoch, 1))
 ON CONFLICT (id) DO UPDATE SET document = :document, epoch = :epoch WHERE epoch <= :epoch RETURNING epoch
 """
+READ_BYTES = 2**20
+# What SQLite says of content that it has read. Everything else says that it could not read or write.
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 logger = logging.getLogger("tickrt.sessions")
 
 
@@ -52,6 +60,7 @@ class SqliteBackend:
     def __init__(self, folder: Path) -> None:
         self._lock = lock_folder(folder)
         self._epochs: dict[str, int] = {}
+        self.threads: tuple[Watched, ...] = ()
         self.on_lost: Callable[[str], None] = lambda session_id: None
         try:
             self._connection = _open_database(folder / DATABASE)
@@ -60,8 +69,9 @@ class SqliteBackend:
             raise
 
     def ids(self) -> list[str]:
-        """All stored sessions: the lock makes them this server's."""
-        return [row[0] for row in self._query("SELECT id FROM sessions ORDER BY id")]
+        """All stored sessions but those set aside: the lock makes them this server's."""
+        found = self._query("SELECT id FROM sessions WHERE id NOT IN (SELECT id FROM aside) ORDER BY id")
+        return [row[0] for row in found]
 
     def names(self, session_id: str) -> set[str]:
         """The names of a session's stored pieces."""
@@ -76,6 +86,7 @@ class SqliteBackend:
                 self._lose(session_id)
                 return
             self._epochs[session_id] = written[0][0]
+            execute("DELETE FROM aside WHERE id = ?", (session_id,))
             for name in unused:
                 execute("DELETE FROM pieces WHERE session = ? AND name = ?", (session_id, name))
             for name, data in new.items():
@@ -99,12 +110,19 @@ class SqliteBackend:
         """The session is not this server's any more."""
         self._epochs.pop(session_id, None)
 
+    def set_aside(self, session_id: str) -> None:
+        """Keep a session out of `ids`, until it is written again."""
+        self.release(session_id)
+        self._query("INSERT OR IGNORE INTO aside VALUES (?)", session_id)
+
     def delete(self, session_id: str) -> None:
         """Delete a session's document and pieces, if there are any and no other server has taken it."""
-        epoch = self._epochs.pop(session_id, 0)
         with self._transaction() as execute:
-            execute("DELETE FROM sessions WHERE id = ? AND epoch <= ?", (session_id, epoch))
+            held = self._epochs.get(session_id, 0)
+            execute("DELETE FROM sessions WHERE id = ? AND epoch <= ?", (session_id, held))
+            execute("DELETE FROM aside WHERE id = ? AND id NOT IN (SELECT id FROM sessions)", (session_id,))
             execute("DELETE FROM pieces WHERE session NOT IN (SELECT id FROM sessions) AND session = ?", (session_id,))
+        self._epochs.pop(session_id, None)
 
     def close(self) -> None:
         """Close the database and unlock the folder."""
@@ -132,7 +150,11 @@ def _storage_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise StoreError(f"{DATABASE}: {error}", fix="see that its folder is writable and has free space") from error
+        # Values that cannot be stored, or pages that are damaged: other sessions have others.
+        is_entry = not isinstance(error, sqlite3.DatabaseError) or _is_damage(error)
+        is_entry |= isinstance(error, sqlite3.DataError | sqlite3.IntegrityError | sqlite3.ProgrammingError)
+        kind = EntryUnavailableError if is_entry else StoreUnavailableError
+        raise kind(f"{DATABASE}: {error}", fix="see that its folder is writable and has free space") from error
 
 
 def lock_folder(folder: Path) -> filelock.BaseFileLock:
@@ -168,7 +190,7 @@ def _open_database(path: Path) -> sqlite3.Connection:
     try:
         path.touch(mode=0o600)  # files beside a database have its mode
         if reason := unusable_because(path):
-            kept = set_aside(path)
+            kept = set_aside(path, ("-wal", "-shm", ""), "unusable")
             logger.error("%s %s; it is kept as %s and a new one is begun", path, reason, kept.name)
         return _connect(path)
     except (OSError, sqlite3.Error) as error:
@@ -190,6 +212,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         elif _pragma(connection, "user_version") < STORE_FORMAT:
             connection.execute(UPGRADE)
+        connection.execute(ASIDE)
         connection.execute(f"PRAGMA user_version = {STORE_FORMAT}")
         connection.execute("COMMIT")
     except BaseException:
@@ -201,19 +224,34 @@ def _connect(path: Path) -> sqlite3.Connection:
 def unusable_because(path: Path) -> str:
     """Why a file is not a sound database of ours; "" where it is one, or an empty one.
 
-    Raises ConfigError for a newer format, sqlite3.OperationalError for a file that cannot be read.
+    Raises ConfigError for a newer format, sqlite3.DatabaseError and OSError for a file that cannot be read now.
     """
-    if not path.is_file():
+    if not stat.S_ISREG(path.stat().st_mode):
         return "is not a file"
+    if reason := _content_reason(path):
+        # SQLite's check reports pages that the disk refused like damaged ones: all is read, and checked once more.
+        for suffix in ("", "-wal"):
+            with suppress(FileNotFoundError), path.with_name(path.name + suffix).open("rb") as file:
+                while file.read(READ_BYTES):
+                    pass
+        reason = _content_reason(path)
+    return reason
+
+
+def _content_reason(path: Path) -> str:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         return _content_error(connection, path)
-    except sqlite3.OperationalError:
-        raise
     except sqlite3.DatabaseError as error:
+        if not _is_damage(error):
+            raise
         return f"is damaged: {error}"
     finally:
         connection.close()
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED
 
 
 def _content_error(connection: sqlite3.Connection, path: Path) -> str:
@@ -231,19 +269,3 @@ def _content_error(connection: sqlite3.Connection, path: Path) -> str:
 
 def _pragma(connection: sqlite3.Connection, name: str) -> Any:
     return connection.execute(f"PRAGMA {name}").fetchone()[0]
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a database and its WAL files; returns the new path.
-
-    The name is the next free number, because a time stamp repeats where the clock goes backwards.
-    """
-    number = 1
-    while any(path.parent.glob(f"{path.name}.unusable-{number}*")):
-        number += 1
-    kept = path.with_name(f"{path.name}.unusable-{number}")
-    for suffix in ("-wal", "-shm", ""):
-        part = path.with_name(path.name + suffix)
-        if part.exists():
-            part.rename(kept.with_name(kept.name + suffix))
-    return kept

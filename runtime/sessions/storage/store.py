@@ -2,6 +2,7 @@
 
 A store never delays a caller: `save` returns at once, and the writer thread writes the newest snapshot of each session.
 An error of the storage is logged once; sessions keep playing, and what waits is written once the storage works again.
+An error of one session stops none of the others.
 Nothing in a store depends on the wall clock: the sessions found at a start are kept for `session_keep_s` of the running
 time of the server.
 
@@ -19,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -29,7 +30,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from runtime.errors import StoreError, StoreUnavailableError
+from runtime.errors import EntryUnavailableError, StoreError, StoreUnavailableError
+from runtime.threads import Watched, Workers
 from runtime.untrusted import one_line
 
 STORE_FORMAT = 2
@@ -56,13 +58,15 @@ class StoreBackend(Protocol):
     """Storage of an epoch, one document and named pieces of bytes per session. Used by the store's writer thread only.
 
     on_lost: called, in any thread, with a session that this server held and another one has taken. Every method raises
-    StoreError where the storage fails.
+    StoreError where the storage fails, EntryUnavailableError where it fails for one session.
+    StoreError where the storage fails. threads: of its own.
     """
 
     on_lost: Callable[[str], None]
+    threads: tuple[Watched, ...]
 
     def ids(self) -> list[str]:
-        """The stored sessions that belong to this server."""
+        """The stored sessions that belong to this server, but those set aside."""
 
     def names(self, session_id: str) -> set[str]:
         """The names of a session's stored pieces."""
@@ -81,6 +85,9 @@ class StoreBackend(Protocol):
 
     def release(self, session_id: str) -> None:
         """The session is not this server's any more; it stays stored as long as one without a server."""
+
+    def set_aside(self, session_id: str) -> None:
+        """Keep a session out of `ids`, until it is written again; it can be read and taken."""
 
     def delete(self, session_id: str) -> None:
         """Delete a session's document and pieces, if there are any and no other server has taken it."""
@@ -104,7 +111,7 @@ class SessionStore:
         self._pending: dict[str, SessionSnapshot | None] = {}
         self._unstorable: set[str] = set()
         self._lock = threading.Lock()
-        self._writer = ThreadPoolExecutor(1, "session-store")
+        self._writer = Workers(1, "session-store")
         try:
             # SQLite connections belong to the thread that opens them
             self._backend = self._writer.submit(open_backend).result()
@@ -116,6 +123,11 @@ class SessionStore:
     def failure(self) -> str | None:
         """Why snapshots are not stored; None while they are."""
         return self._failure
+
+    @property
+    def threads(self) -> tuple[Watched, ...]:
+        """That write and renew what is stored."""
+        return (self._writer, *self._backend.threads)
 
     def on_lost(self, call: Callable[[str], None]) -> None:
         """Call with each session that this server held and another one has taken, in any thread."""
@@ -135,7 +147,7 @@ class SessionStore:
         then: called with whether all is stored, in the writer thread.
         """
         released = self._writer.submit(self._backend.release, session_id)
-        released.add_done_callback(lambda _: then(self._failure is None))
+        released.add_done_callback(lambda _: then(self._failure is None and session_id not in self._unstorable))
 
     def load(self, session_id: str) -> SessionSnapshot | None:
         """The last snapshot; None where there is none or it is damaged (logged). Waits for saves that are under way.
@@ -162,8 +174,18 @@ class SessionStore:
             return None
 
     def ids(self) -> list[str]:
-        """The stored sessions that this server holds, or that no other one can have. Raises StoreError."""
+        """The stored sessions that this server holds, or that no other one can have, but those set aside.
+
+        Raises StoreError.
+        """
         return self._writer.submit(self._backend.ids).result()
+
+    def set_aside(self, session_id: str) -> None:
+        """Keep a session that could not be restored out of `ids`, until it is saved again: its client may resume it.
+
+        Raises StoreError.
+        """
+        self._writer.submit(self._backend.set_aside, session_id).result()
 
     def flush(self) -> None:
         """Wait until everything that was saved before is stored, or the storage fails."""
@@ -203,10 +225,14 @@ class SessionStore:
             snapshot = self._pending.pop(session_id)
         try:
             self._write(session_id, snapshot)
-        except BaseException:
+        except BaseException as error:
+            if _is_of_one_session(error):
+                self._note_unstorable(session_id)
+                return False
             with self._lock:
                 self._pending.setdefault(session_id, snapshot)
             raise
+        self._unstorable.discard(session_id)
         return True
 
     def _write(self, session_id: str, snapshot: SessionSnapshot | None) -> None:
@@ -214,15 +240,15 @@ class SessionStore:
             self._backend.delete(session_id)
             return
         stored = self._backend.names(session_id)
-        try:
-            document = encode_document(snapshot)
-            new = {name: encode_piece(name, array) for name, array in snapshot.pieces.items() if name not in stored}
-        except (TypeError, ValueError):  # The storage works, and stores the others.
-            if session_id not in self._unstorable:
-                logger.exception("session %s cannot be stored", session_id)
-            self._unstorable.add(session_id)
-            return
+        document = encode_document(snapshot)
+        new = {name: encode_piece(name, array) for name, array in snapshot.pieces.items() if name not in stored}
         self._backend.write(session_id, document, new, stored - snapshot.pieces.keys())
+
+    def _note_unstorable(self, session_id: str) -> None:
+        """The storage works, and stores the others; this session's next save is tried again. Handles an exception."""
+        if session_id not in self._unstorable:
+            logger.exception("session %s cannot be stored", session_id)
+        self._unstorable.add(session_id)
 
     def _note_outcome(self, write: Future[bool]) -> None:
         error, before = write.exception(), self._failure
@@ -238,6 +264,12 @@ class SessionStore:
                 waiting = list(self._pending)
             for session_id in waiting:
                 self._submit(session_id)
+
+
+def _is_of_one_session(error: BaseException) -> bool:
+    """Whether the storage may work for other sessions all the same."""
+    is_of_storage = isinstance(error, StoreError | OSError | MemoryError)
+    return isinstance(error, EntryUnavailableError) or not is_of_storage
 
 
 def encode_document(snapshot: SessionSnapshot) -> bytes:

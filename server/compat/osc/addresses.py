@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from runtime.errors import RequestError, did_you_mean
+from runtime.folders import plain_name
 from runtime.requests.option_types import MAX_PROMPTS
 from runtime.sessions.hosting.controllers import Values
 from runtime.sessions.protocol.messages import (
@@ -102,29 +103,39 @@ class AddressTable:
         found = [*_controls(schema), *_messages(schema), _blend(), _playing(), _muted(), _mode()]
         self._addresses = {address.name: address for address in found}
 
-    def find(self, name: str) -> Address:
-        """The address of a name. Raises RequestError."""
+    def __len__(self) -> int:
+        """How many every session has."""
+        return len(self._addresses)
+
+    def find(self, name: str) -> Address | None:
+        """The address of a name, if there is one."""
         if (match := PROMPT.fullmatch(name)) is not None and int(match[1]) <= MAX_PROMPTS:
             return _prompt(int(match[1]), match[2])
         if (match := ADAPTER.fullmatch(name)) is not None:
-            return _adapter(match[1])
-        if name not in self._addresses:
-            fix = did_you_mean(name, self._addresses) or "ask /tickrt/?"
-            raise RequestError(f"there is no address {quoted('/tickrt/' + name)}", fix=fix)
-        return self._addresses[name]
+            return _adapter(plain_name(match[1]))
+        return self._addresses.get(name)
+
+    def unknown(self, name: str) -> RequestError:
+        """What is said where there is none; takes longer than to find one."""
+        fix = did_you_mean(name, self._addresses) or "ask /tickrt/?"
+        return RequestError(f"there is no address {quoted('/tickrt/' + name)}", fix=fix)
 
     def all(self, values: Values) -> list[Address]:
         """All addresses of a session: also of each prompt, and of each adapter in use."""
-        prompts = [_prompt(1 + n, part) for n in range(len(values["prompts"])) for part in ("text", "weight")]
-        return [*self._addresses.values(), *prompts, *(_adapter(item["id"]) for item in values.get("adapters", ()))]
+        return [*self._addresses.values(), *_listed(values)]
 
-    def shown(self, before: Values, changed: Values) -> list[tuple[str, Sequence[Argument]]]:
+    def shown(self, before: Values, changed: Values) -> Iterator[tuple[str, Sequence[Argument]]]:
         """Names and arguments of the addresses that show something else now."""
-        addresses = {
-            address.name: address for values in (before, {**before, **changed}) for address in self.all(values)
-        }
-        shown = [(name, one.read(changed[one.shows])) for name, one in addresses.items() if one.shows in changed]
-        return [(name, arguments) for name, arguments in shown if arguments]
+        listed = {address.name: address for values in (before, changed) for address in _listed(values)}
+        for address in (*self._addresses.values(), *listed.values()):
+            if address.shows in changed and (arguments := address.read(changed[address.shows])):
+                yield address.name, arguments
+
+
+def _listed(values: Values) -> list[Address]:
+    """The addresses of each prompt, and of each adapter in use."""
+    prompts = [_prompt(1 + n, part) for n in range(len(values.get("prompts", ()))) for part in ("text", "weight")]
+    return [*prompts, *(_adapter(item["id"]) for item in values.get("adapters", ()))]
 
 
 def _arguments(value: Any) -> Sequence[Argument]:

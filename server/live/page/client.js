@@ -42,13 +42,17 @@ export class Live {
       this.#resolveOpened = resolve;
       this.#rejectOpened = reject;
     });
-    this.opened.catch(() => {}); // Who waits for it is told; nobody has to.
+    this.opened.catch(() => {}); // Those that wait for it are told.
     this.player = new Player({
       status: (status) => {
         if (this.#isPlaying) this.connection.ack(status.playheadSample, status.worstLeadS);
         this.#tell("played", status);
       },
       heard: (firstSeq, fullSeq) => this.#tell("heard", { firstSeq, fullSeq }),
+      interrupted: (isInterrupted) => {
+        this.connection.send({ type: isInterrupted ? "pause" : "play" });
+        this.#tell("interrupted", isInterrupted);
+      },
     });
     const store = { getItem: () => this.#key || null, setItem: () => {} };
     this.connection = new Connection(
@@ -74,7 +78,8 @@ export class Live {
 
   /**
    * Call `listener` with every message of a kind: `ready`, `applied`, `state`, `changed`, `notes`, `canvas`, `plan`, `problem`;
-   * and `audio` (each chunk), `played` and `heard` (of the speakers), `status` (of the connection).
+   * and `audio` (each chunk), `played`, `heard` and `interrupted` (of the speakers: the system has taken the sound away, or given it
+   * back), `status` (of the connection).
    * @param {string} kind
    * @param {(value: any) => void} listener
    * @returns {() => void} call it no more
@@ -196,7 +201,7 @@ export class Live {
     const goesOn = ready.resumed && !ready.notice;
     this.player.clear(ready.sample_rate_hz, ready.channels, ready.next_sample, goesOn);
     if (this.#ring && !(goesOn && this.#isNear(this.#ring, ready.next_sample))) this.#ring.clear(ready.next_sample);
-    if (this.#isPlaying) this.connection.send({ type: "play" });
+    if (this.#isPlaying && !this.player.isInterrupted) this.connection.send({ type: "play" });
     this.#tell("ready", ready);
     this.#resolveOpened(ready);
   }

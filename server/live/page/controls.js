@@ -21,8 +21,6 @@ const FIRST = [
   "momentum",
   "dcw.low",
 ];
-/** What a control that is off by default is worth, where the schema gives no number. */
-const NEUTRAL = /** @type {Record<string, number>} */ ({ momentum: -0.75, ode_noise: 0, rescale: 0, x0_strength: 0 });
 /** Set elsewhere on the page. */
 const ELSEWHERE = ["prompt", "seconds", "seed", "repaint", "source_strength", "adapters"];
 const TYPES = ["number", "integer", "enum", "entry", "names", "text", "lines"];
@@ -93,7 +91,7 @@ function readControl(name, member, property, schema, outer = property) {
   if (!(number ?? choices ?? text ?? names)) return [];
   const [min, max] = [number?.minimum ?? 0, number?.maximum ?? 1];
   const isOpen = property.default === null && (number?.type === "integer" || min > 1);
-  const neutral = NEUTRAL[name] ?? (isOpen ? null : min <= 1 && max >= 1 ? 1 : min);
+  const neutral = isOpen ? null : min <= 1 && max >= 1 ? 1 : min;
   const given = typeof property.default === "number" ? property.default : neutral;
   const written = names ? "names" : text?.maxLength > LINE_CHARACTERS ? "lines" : "text";
   return [

@@ -60,6 +60,8 @@ export interface Events {
   audio: Chunk;
   played: Played;
   heard: { firstSeq: number; fullSeq: number };
+  /** Whether the system has taken the sound away (a call, sleep, a device that is unplugged); it comes back by itself or at a touch. */
+  interrupted: boolean;
   status: { status: "connecting" | "live" | "waiting" | "key"; text: string };
 }
 

@@ -34,6 +34,7 @@ export class Transport {
     this.player = new Player({
       status: (status) => this.#show(status),
       heard: (firstSeq, fullSeq) => figures.heard(firstSeq, fullSeq),
+      interrupted: (isInterrupted) => this.#interrupted(isInterrupted),
     });
     this.scope = new Scope(/** @type {HTMLCanvasElement} */ (find("scope")), all(".meter"));
     const format = (/** @type {number} */ value) => `${Math.round(value * 100)} %`;
@@ -50,12 +51,13 @@ export class Transport {
   begin(ready) {
     this.player.clear(ready.sample_rate_hz, ready.channels, ready.next_sample, ready.resumed && !ready.notice);
     // A session plays when it is opened; where nothing was played yet it waits for the first report.
-    if (this.#playedS && !this.isPlaying) this.connection.send({ type: "pause" });
+    if (this.#playedS && !(this.isPlaying && !this.player.isInterrupted)) this.connection.send({ type: "pause" });
   }
 
   /** What is heard, in words. */
   get heardText() {
     if (!this.isPlaying) return this.#playedS ? "stopped" : "ready";
+    if (this.player.isInterrupted) return "sound interrupted: touch to go on";
     if (!this.#isHeard) return "waiting for sound";
     const { atMs, gapS } = this.#resumed;
     return performance.now() < atMs + GAP_SHOWN_MS ? `resumed after ${gapS.toFixed(1)} s` : "live";
@@ -79,6 +81,7 @@ export class Transport {
   }
 
   async #toggle() {
+    if (this.player.isInterrupted) return; // The touch brings the sound back.
     await this.follow(!this.isPlaying);
     this.connection.send({ type: this.isPlaying ? "play" : "pause" });
   }
@@ -98,6 +101,14 @@ export class Transport {
     } catch (error) {
       this.notify(`This browser cannot play: ${/** @type {Error} */ (error).message}`);
     }
+  }
+
+  /** Nothing is generated meanwhile. @param {boolean} isInterrupted */
+  #interrupted(isInterrupted) {
+    this.#isHeard = false;
+    this.connection.send({ type: isInterrupted ? "pause" : "play" });
+    this.#showButton();
+    this.reported();
   }
 
   async #toggleRecording() {

@@ -91,7 +91,7 @@ def test_a_damaged_timing_cache_is_set_aside(path: Path, build_one: Build) -> No
     log = BuildLog()
     build_one(path, log=log)
     assert any("timing cache was damaged" in line for line in log.summary())
-    assert cache.with_name(f"{cache.name}.damaged").read_bytes() == b"damaged"
+    assert cache.with_name(f"{cache.name}.damaged-1").read_bytes() == b"damaged"
     assert json.loads(cache.read_bytes())["entries"]
 
 

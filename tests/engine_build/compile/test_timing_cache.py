@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_build.compile.timing_cache import cache_path, read_cache, set_aside, updating
+from engine_build.compile.timing_cache import cache_path, read_cache, updating
 from runtime.errors import BuildError
 
 
@@ -66,15 +66,6 @@ def test_concurrent_updates_are_serialized(path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(read_cache(path)) == list(range(65, 77))
-
-
-def test_a_damaged_file_is_set_aside(path: Path) -> None:
-    write(path, b"damaged")
-    aside = set_aside(path)
-    assert aside.read_bytes() == b"damaged"
-    assert read_cache(path) == b""
-    assert set_aside(path) == aside
-    assert aside.read_bytes() == b"damaged"
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

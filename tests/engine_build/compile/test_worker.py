@@ -28,7 +28,7 @@ from runtime.errors import BuildError
 Build = Callable[..., Manifest]
 
 TASKS = """
-import os, sys, time
+import ctypes, os, subprocess, sys, threading, time
 from runtime.errors import BuildError
 
 def double(request, cancelled, on_log):
@@ -60,6 +60,22 @@ def wait(request, cancelled, on_log):
 def hang(request, cancelled, on_log):
     open(request, "w").close()
     time.sleep(600)
+
+def hang_on_a_lock(request, cancelled, on_log):
+    on_log("INFO", "loading weights")
+    subprocess.Popen(["sleep", "600"])
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def hang_in_native_code(request, cancelled, on_log):
+    ctypes.PyDLL(None).pause()  # with the interpreter's lock
+
+def hang_once(request, cancelled, on_log):
+    if not os.path.exists(request):
+        open(request, "w").close()
+        hang_on_a_lock(request, cancelled, on_log)
+    return "done"
 """
 
 
@@ -127,6 +143,29 @@ def test_an_interrupted_task_is_cancelled_or_killed(tasks: Any, task: str, tmp_p
         worker.run(getattr(tasks, task), str(started), BuildLog())
     assert (tmp_path / "started.cancelled").exists() == (task == "wait")
     assert not [child for child in children_of(os.getpid()) - others if is_running(child)]
+
+
+@pytest.mark.parametrize("task", ["hang_on_a_lock", "hang_in_native_code"])
+def test_a_process_that_hangs_is_killed_with_its_children_tried_again_and_told(tasks: Any, task: str) -> None:
+    others, log = children_of(os.getpid()), BuildLog()
+    with Worker(watchdog_s=1.5) as worker:
+        with pytest.raises(
+            BuildError, match=r"no CPU for 1\.5 s, with [0-9.]+ GB of memory free.*second time"
+        ) as caught:
+            worker.run(getattr(tasks, task), None, log)
+        assert "watchdog_s" in caught.value.fix
+        assert not [child for child in children_of(os.getpid()) - others if is_running(child)]
+        assert worker.run(tasks.double, 1, log)["double"] == 2
+    (warning,) = [line for line in log.summary() if "hang" not in line and "careful" not in line]
+    assert warning.endswith("it is tried once more")
+    assert ("loading weights" in warning) == (task == "hang_on_a_lock")
+
+
+def test_a_process_that_hangs_once_costs_a_warning(tasks: Any, tmp_path: Path) -> None:
+    log = BuildLog()
+    with Worker(watchdog_s=1.5) as worker:
+        assert worker.run(tasks.hang_once, str(tmp_path / "before"), log) == "done"
+    assert [line.endswith("it is tried once more") for line in log.summary()] == [True]
 
 
 def children_of(pid: int) -> set[str]:

@@ -20,9 +20,10 @@ pytest.importorskip("transformers")
 from helpers import tiny_acestep, tiny_stable_audio_3  # noqa: E402
 from helpers.tiny_planner import save_checkpoint as save_planner  # noqa: E402
 
-from engine_build.export import __main__ as export  # noqa: E402
+from engine_build.export.acestep import family as acestep_family  # noqa: E402
 from engine_build.export.acestep.planner import PlannerFolder  # noqa: E402
 from engine_build.export.acestep.sources import Checkpoint as AceStep  # noqa: E402
+from engine_build.export.stable_audio_3 import family as stable_audio_family  # noqa: E402
 from engine_build.export.stable_audio_3.sources import Checkpoint as StableAudio  # noqa: E402
 
 
@@ -75,11 +76,11 @@ def test_a_bundle_records_every_id_and_commit(hub: Hub, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     hub.models["a/songs"] = Model(folder_files(acestep(tmp_path)))
     hub.models["a/plans"] = Model(folder_files(save_planner(tmp_path / "planner"), "large/"), commit="d" * 40)
-    source = export._acestep_checkpoint("a/songs@main", "a/plans/large")
+    source = acestep_family.checkpoint_of("a/songs@main", "a/plans/large")
     assert source.description == f"ACE-Step, exported from a/songs@{'c' * 40} and a/plans/large@{'d' * 40}."
     assert (source.name, source.has("planner")) == ("songs", True)
     with pytest.raises(ConfigError) as found:
-        export._stable_audio_checkpoint("a/songs", None)
+        stable_audio_family.checkpoint_of("a/songs", None)
     assert found.value.fix == "it is another family's: python -m engine_build.export acestep"
 
 
@@ -88,7 +89,7 @@ def test_a_text_encoder_may_have_an_id_of_its_own(hub: Hub, tmp_path: Path) -> N
     text = {name: data for name, data in files.items() if "t5gemma" in name}
     hub.models["a/sounds"] = Model({name: data for name, data in files.items() if name not in text})
     hub.models["a/text"] = Model({name.rpartition("/")[2]: data for name, data in text.items()}, commit="d" * 40)
-    assert not export._stable_audio_checkpoint("a/sounds", None).has("text_encoder")
-    source = export._stable_audio_checkpoint("a/sounds", "a/text")
+    assert not stable_audio_family.checkpoint_of("a/sounds", None).has("text_encoder")
+    source = stable_audio_family.checkpoint_of("a/sounds", "a/text")
     assert source.has("text_encoder")
     assert source.description == f"Stable Audio 3, exported from a/sounds@{'c' * 40} and a/text@{'d' * 40}."

@@ -100,7 +100,7 @@ def test_a_checkpoint_becomes_a_bundle_with_a_deployment(tmp_path: Path) -> None
     result = export(*arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-2:] == ["tickrt-build out/b.toml", "tickrt-bench out/b.toml"]
-    assert "null condition only" in result.stdout
+    assert "No text encoder: requests bring their condition, float32 [L, D]; those without one get" in result.stdout
     assert load_bundle(tmp_path / "out" / "b").name == "tiny-ckpt"
     assert load_deployment(tmp_path / "out" / "b.toml").bundle == tmp_path / "out" / "b"
     (tmp_path / "out" / "b.toml").write_text("# mine")

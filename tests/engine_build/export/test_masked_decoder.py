@@ -12,18 +12,13 @@ pytest.importorskip("diffusers")
 import onnx  # noqa: E402
 from diffusers import AceStepTransformer1DModel  # noqa: E402
 
+from engine_build.export.acestep.bundle_text import INPUTS  # noqa: E402
 from engine_build.export.cleanup import KEPT_METADATA, paths_in  # noqa: E402
-from engine_build.export.masked_decoder import (  # noqa: E402
-    INPUT_NAMES,
-    DecoderShape,
-    MaskedDecoder,
-    decoder_examples,
-    example_inputs,
-    export_decoder,
-)
+from engine_build.export.decoder_graph import DecoderShape, export_decoder  # noqa: E402
+from engine_build.export.masked_decoder import MaskedDecoder  # noqa: E402
 from engine_build.export.torch_export import graph_error, module_outputs  # noqa: E402
 
-SHAPE = DecoderShape(channels=8, context_channels=16, condition_width=12, frame_multiple=2)
+SHAPE = DecoderShape(channels=8, condition_width=12, frame_multiple=2, inputs=INPUTS)
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +49,12 @@ def file(decoder: MaskedDecoder, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def test_the_graph_agrees_with_torch_at_every_size(decoder: MaskedDecoder, file: Path) -> None:
     sizes = [(1, 2, 1), (1, 64, 7), (5, 32, 24), (2, 512, 3)]
-    examples = [decoder_examples(SHAPE, *size, seed) for seed, size in enumerate(sizes)]
+    examples = [SHAPE.example(*size, seed) for seed, size in enumerate(sizes)]
     assert graph_error(file, examples, module_outputs(decoder, examples)) < 1e-5
 
 
 def test_without_padding_it_is_the_model_itself(decoder: MaskedDecoder) -> None:
-    latents, time, tokens, _, context = example_inputs(SHAPE, rows=2, frames=16, tokens=6, seed=1)
+    latents, time, tokens, _, context = SHAPE.example(rows=2, frames=16, tokens=6, seed=1).values()
     with torch.no_grad():
         masked = decoder(latents, time, tokens, torch.ones(2, 6), context)
         more = torch.cat([tokens, torch.full((2, 3, 12), 9.0)], dim=1)
@@ -68,7 +63,7 @@ def test_without_padding_it_is_the_model_itself(decoder: MaskedDecoder) -> None:
 
 
 def test_a_mask_is_not_a_zero(decoder: MaskedDecoder) -> None:
-    latents, time, tokens, mask, context = example_inputs(SHAPE, rows=2, frames=16, tokens=6, seed=1)
+    latents, time, tokens, mask, context = SHAPE.example(rows=2, frames=16, tokens=6, seed=1).values()
     with torch.no_grad():
         masked = decoder(latents, time, tokens, mask, context)
         zeroed = decoder(latents, time, tokens * mask[:, :, None], torch.ones_like(mask), context)
@@ -77,7 +72,7 @@ def test_a_mask_is_not_a_zero(decoder: MaskedDecoder) -> None:
 
 def test_names_and_dimensions(file: Path) -> None:
     graph = onnx.load(file).graph
-    assert tuple(value.name for value in graph.input) == INPUT_NAMES
+    assert tuple(value.name for value in graph.input) == tuple(INPUTS.values())
     dimensions = [dimension.dim_param for dimension in graph.input[0].type.tensor_type.shape.dim]
     assert dimensions == ["rows", "frames", ""]
     assert [dimension.dim_param for dimension in graph.input[2].type.tensor_type.shape.dim] == ["rows", "tokens", ""]

@@ -20,6 +20,7 @@ from engine_build.graphs.cpu_graph import OPSET, _patch_length, cpu_graph
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.step_graph import step_graph
 from runtime.config.adapter_spec import AdapterSpec
+from runtime.engines.graph_bodies import reads
 
 LAYERS = 4
 Change = Callable[[onnx.GraphProto], None]
@@ -114,13 +115,20 @@ def test_step_graphs_and_older_opsets_stay(decoder: onnx.ModelProto) -> None:
     assert cpu_graph(old) is old
 
 
-def test_graphs_with_control_flow_stay(decoder: onnx.ModelProto) -> None:
-    """A value may be read inside."""
+def test_what_a_body_reads_of_a_fused_pattern_stays(decoder: onnx.ModelProto) -> None:
     branching = onnx.ModelProto()
     branching.CopyFrom(decoder)
-    inside = helper.make_graph([helper.make_node("Neg", ["velocity"], ["n"])], "inside", [], [])
-    branching.graph.node.append(helper.make_node("If", ["condition"], ["m"], then_branch=inside, else_branch=inside))
-    assert cpu_graph(branching) is branching
+    weights = next(node.output[0] for node in decoder.graph.node if node.op_type == "Softmax")
+    flag = onnx.numpy_helper.from_array(np.array(True), "flag")
+    branching.graph.initializer.append(flag)
+    result = helper.make_tensor_value_info("seen", onnx.TensorProto.FLOAT, None)
+    inside = helper.make_graph([helper.make_node("Neg", [weights], ["seen"])], "inside", [], [result])
+    branching.graph.node.append(helper.make_node("If", ["flag"], ["peeked"], then_branch=inside, else_branch=inside))
+    branching.graph.output.append(helper.make_tensor_value_info("peeked", onnx.TensorProto.FLOAT, None))
+    made = cpu_graph(branching).graph
+    assert len(made.node) < len(branching.graph.node)
+    known = {value.name for value in (*made.input, *made.initializer)} | {n for node in made.node for n in node.output}
+    assert {name for node in made.node for name in reads(node) if name} <= known
 
 
 def test_external_weights_are_not_read(decoder: onnx.ModelProto) -> None:

@@ -7,11 +7,20 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from helpers import strangers_graphs as strangers
+from onnx import numpy_helper
 
 from engine_build.config import BuildConfig
 from engine_build.graphs.graph_file import graph_of, read_graph
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.graphs.reference_session import exact_options, graph_session, model_of, session
+from engine_build.graphs.reference_session import (
+    exact_options,
+    graph_session,
+    model_of,
+    onnxruntime_errors,
+    run_reason,
+    session,
+)
 from runtime.errors import BuildError
 
 
@@ -51,3 +60,20 @@ def test_a_graph_that_does_not_load_names_its_file(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"does not load the decoder") as caught:
         session(path, exact_options(1), "the decoder")
     assert "polygraphy inspect model FILE" in caught.value.fix
+
+
+def test_a_failing_execute_names_the_node_and_those_that_it_is_in() -> None:
+    """A Reshape without a name in the body of a Loop that has one."""
+    graph = strangers.with_loop("going").model()
+    loop = next(node for node in graph.graph.node if node.op_type == "Loop")
+    body = next(item.g for item in loop.attribute if item.name == "body")
+    body.node.insert(1, strangers.node("Reshape", ["m", "sizes"], "reshaped"))
+    body.node[2].input[0] = "reshaped"
+    graph.graph.initializer.append(numpy_helper.from_array(np.array([7, -1, 5]), "sizes"))
+    runner = session(graph.SerializeToString(), exact_options(1), "graph")
+    with pytest.raises(onnxruntime_errors()) as caught:
+        runner.run(None, {"latents": np.zeros((1, 3, 4), np.float32), "timestep": np.zeros(1, np.float32)})
+    found = run_reason(caught.value)
+    assert found.startswith(f"a node Reshape in node {loop.name!r} (Loop): ")
+    assert found.endswith("Input shape:{1,3,4}, requested shape:{7,-1,5}")
+    assert "onnxruntime_src" not in found

@@ -15,7 +15,7 @@ RANDOM = np.random.default_rng(3)
 
 
 def sums() -> onnx.ModelProto:
-    """Over a slot's frames, over its conditions, and over all of it."""
+    """Over a slot's frames, over its conditions, and over all of it, with a mean."""
     graph = GraphWriter("sums")
     frames, parts = graph.input("frames", ("S", "T", 64)), graph.input("parts", ("S", "K", "T", 8))
     second = graph.constant([1], np.int64)
@@ -23,6 +23,8 @@ def sums() -> onnx.ModelProto:
     graph.output("over_parts", graph.op("ReduceSum", parts, second, keepdims=0), ("S", "T", 8))
     whole = graph.op("ReduceSum", frames, graph.constant([1, 2], np.int64), keepdims=0)
     graph.output("of_all", whole, ("S",))
+    mean = graph.op("ReduceMean", frames, graph.constant([1, 2], np.int64), keepdims=0)
+    graph.output("mean", mean, ("S",))
     return graph.model()
 
 

@@ -16,6 +16,7 @@ from helpers import oracle
 from numpy.typing import NDArray
 
 from engine_build.graphs.step_graph import MEAN, BlendRule, rows_graph, step_graph
+from runtime.config.guidance import APG, GuidanceSpec
 from runtime.denoise.slot_fields import (
     ROWS_FEATURES,
     STEP_FEATURES,
@@ -52,15 +53,19 @@ MOMENTA = ("momentum_state", "cached_negative_velocity")
 
 
 @cache
-def session(kind: str, channels: int, features: Features, rule: BlendRule = MEAN) -> ort.InferenceSession:
-    graph = step_graph(channels, features, rule) if kind == "step" else rows_graph(channels, features)
+def session(
+    kind: str, channels: int, features: Features, rule: BlendRule = MEAN, guidance: GuidanceSpec = APG
+) -> ort.InferenceSession:
+    graph = step_graph(channels, features, rule, guidance) if kind == "step" else rows_graph(channels, features)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     return ort.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def execute(kind: str, channels: int, features: Features, feeds: Arrays, rule: BlendRule = MEAN) -> Arrays:
-    opened = session(kind, channels, features, rule)
+def execute(
+    kind: str, channels: int, features: Features, feeds: Arrays, rule: BlendRule = MEAN, guidance: GuidanceSpec = APG
+) -> Arrays:
+    opened = session(kind, channels, features, rule, guidance)
     names = [output.name for output in opened.get_outputs()]
     return dict(zip(names, opened.run(names, feeds), strict=True))
 
@@ -80,8 +85,8 @@ class Slot:
         times = oracle.schedule(STEPS, self.request.shift, 1.0)
         return float(times[self.k]), float(times[self.k + 1])
 
-    def expected(self, rule: BlendRule = MEAN) -> oracle.State:
-        as_in_oracle = oracle.Rule(rule.power, np.array(rule.silence or 0.0), rule.energy_below)
+    def expected(self, rule: BlendRule = MEAN, guidance: GuidanceSpec = APG) -> oracle.State:
+        as_in_oracle = oracle.Rule(rule.power, np.array(rule.silence or 0.0), rule.energy_below, guidance)
 
         def decode(x: object, t: float, tokens: NDArray[np.float32], context: object) -> NDArray[np.float32]:
             return self.velocities[int(tokens[0, 0])]
@@ -175,14 +180,14 @@ class Maker:
         return [self.slot(features), *(self.slot(self.some(features)) for _ in range(count - 1))]
 
 
-def feeds_of(slots: list[Slot], features: Features, channels: int) -> Arrays:
+def feeds_of(slots: list[Slot], features: Features, channels: int, guidance: GuidanceSpec = APG) -> Arrays:
     """The graph's inputs for a batch, neutral where a slot does not use a feature. One last slot is empty."""
     frames = slots[0].request.frames
     sizes = {"S": len(slots) + 1, "T": frames, "C": channels, "B": -(-frames // 2), "1": 1}
     sizes["K"] = max(len(slot.request.conditions) for slot in slots)
     sizes["N"] = max(1, *(len(slot.request.negatives) for slot in slots))
     feeds: Arrays = {}
-    for spec in step_inputs(features):
+    for spec in step_inputs(features, guidance.rule):
         if spec.name != "velocity":
             shape = [sizes[letter] for letter in spec.letters]
             feeds[spec.name] = np.full(shape, NEUTRAL.get(spec.name, 0), spec.dtype)
@@ -275,13 +280,15 @@ def _set_dcw(feeds: Arrays, slot_index: int, dcw: Dcw) -> None:
         _set(feeds, slot_index, "dcw_high", oracle.resample(dcw.high, bands)[:, 0])
 
 
-def check_against_oracle(slots: list[Slot], features: Features, channels: int, rule: BlendRule = MEAN) -> None:
-    results = execute("step", channels, features, feeds_of(slots, features, channels), rule)
+def check_against_oracle(
+    slots: list[Slot], features: Features, channels: int, rule: BlendRule = MEAN, guidance: GuidanceSpec = APG
+) -> None:
+    results = execute("step", channels, features, feeds_of(slots, features, channels, guidance), rule, guidance)
     assert results["finite"][:-1].all()
     for slot_index, slot in enumerate(slots):
-        expected = slot.expected(rule)
+        expected = slot.expected(rule, guidance)
         np.testing.assert_allclose(results["next_latents"][slot_index], expected.x, atol=2e-5, rtol=1e-5)
-        if slot.request.negatives:
+        if slot.request.negatives and guidance.rule == "apg":
             np.testing.assert_allclose(results["next_momentum_state"][slot_index], expected.momentum, atol=1e-5)
         if expected.before is not None:
             np.testing.assert_allclose(results["next_previous_velocity"][slot_index], expected.before[0], atol=2e-5)
@@ -300,6 +307,52 @@ def test_every_set_of_features_agrees_with_the_oracle() -> None:
     for seed, features in enumerate(ALL):
         frames, count = 1 + seed % 9, 1 + seed % 4
         check_against_oracle(Maker(seed, frames, 3).batch(features, count), features, 3)
+
+
+RULES = {
+    "plain": GuidanceSpec(rule="plain"),
+    "plain, rescaled by channel": GuidanceSpec(rule="plain", norms="channel"),
+    "apg over all": GuidanceSpec(norms="all", norm_limit=3.0, parallel=0.3),
+    "apg without a limit": GuidanceSpec(norm_limit=0.0),
+    "apg without a projection": GuidanceSpec(norms="all", parallel=1.0),
+}
+GUIDED = [features for features in COMMON if "guidance" in features]
+
+
+@pytest.mark.parametrize("guidance", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("features", GUIDED, ids=variant_name)
+def test_every_rule_of_guidance_agrees_with_the_oracle(features: Features, guidance: GuidanceSpec) -> None:
+    for frames, count in ((8, 1), (7, 3)):
+        check_against_oracle(Maker(frames, frames, 4).batch(features, count), features, 4, guidance=guidance)
+
+
+@pytest.mark.parametrize("guidance", RULES.values(), ids=RULES)
+def test_by_every_rule_a_slot_has_the_same_bits_beside_others_that_are_guided(guidance: GuidanceSpec) -> None:
+    slots = Maker(5, 10, 4).batch(frozenset(), 4)
+    plain = execute("step", 4, frozenset(), feeds_of(slots, frozenset(), 4))
+    for features in (frozenset({"guidance", "rescale"}), FULL):
+        found = execute("step", 4, features, feeds_of(slots, features, 4, guidance), guidance=guidance)
+        np.testing.assert_array_equal(found["next_latents"], plain["next_latents"])
+        guided = [Maker(seed, 10, 4).slot(features) for seed in range(4)]
+        own = execute("step", 4, features, feeds_of(guided, features, 4, guidance), guidance=guidance)
+        full = execute("step", 4, FULL, feeds_of(guided, FULL, 4, guidance), guidance=guidance)
+        for name, values in own.items():
+            np.testing.assert_array_equal(full[name][:-1], values[:-1], err_msg=name)
+
+
+@pytest.mark.parametrize("features", GUIDED, ids=variant_name)
+def test_a_plain_rule_costs_four_operations_and_no_state(features: Features) -> None:
+    graph = step_graph(4, features, guidance=RULES["plain"]).graph
+    assert not {"momentum", "momentum_state", "pauses_guidance"} & {value.name for value in graph.input}
+    assert "next_momentum_state" not in {value.name for value in graph.output}
+    own = [node.op_type for node in graph.node if node.name.startswith("guidance/") and "columns" not in node.name]
+    assert own[:4] == ["Sub", "Sub", "Mul", "Add"]
+    assert (len(own) == 4) == ("rescale" not in features)
+
+
+def test_numbers_that_every_step_reads_are_not_in_the_graph() -> None:
+    changed = GuidanceSpec(momentum=0.5, rescale=0.7)
+    assert all(step_graph(4, features, guidance=changed) == step_graph(4, features) for features in GUIDED)
 
 
 BLENDS = [features for features in COMMON if "blend" in features]

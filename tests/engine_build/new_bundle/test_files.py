@@ -10,6 +10,7 @@ from helpers.factories import TinySpec, tiny_decoder
 
 from engine_build.graphs.graph_file import read_graph
 from engine_build.new_bundle.files import ModelFacts, bundle_text, deployment_text
+from engine_build.new_bundle.probe import FrameCounts
 from engine_build.new_bundle.roles import decoder_roles
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
@@ -17,7 +18,7 @@ from runtime.config.deployment import load_deployment
 
 def facts_of(path: Path, spec: TinySpec) -> ModelFacts:
     onnx.save(tiny_decoder(spec), path)
-    return ModelFacts(path, decoder_roles(read_graph(path), {}, lambda role, fitting: None), 2, 25.0)
+    return ModelFacts(path, decoder_roles(read_graph(path), {}, lambda role, fitting: None), FrameCounts(2), 25.0)
 
 
 def test_a_complete_decoder(tmp_path: Path) -> None:

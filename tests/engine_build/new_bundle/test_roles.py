@@ -41,7 +41,9 @@ def names_of(made: Graph, ask: object = never, **given: str) -> dict[str, str]:
     return {role: choice.tensor.name for role, choice in found.items()}
 
 
-@pytest.mark.parametrize("axes", [("rows", "frames", "tokens"), ("", "", ""), ("B", "S", "Q")])
+@pytest.mark.parametrize(
+    "axes", [("rows", "frames", "tokens"), ("", "", ""), ("B", "S", "Q"), ("n", "n", "n"), ("{}_n", "{}_t", "{}_l")]
+)
 @pytest.mark.parametrize("prefix", ["", "their_"])
 def test_the_roles_of_a_complete_decoder(axes: tuple[str, str, str], prefix: str) -> None:
     found = names_of(graph_of(tiny_decoder(TinySpec(axes=axes, prefix=prefix))))
@@ -100,5 +102,71 @@ def test_the_roles_of_a_codec(tmp_path: Path) -> None:
     model: onnx.ModelProto = tiny_codec_decode(TinySpec())
     found = {role: choice.tensor.name for role, choice in codec_roles(graph_of(model), 8).items()}
     assert found == {"latents": "latents", "start_frame": "start_frame", "audio": "audio"}
-    with pytest.raises(ConfigError, match=r"is not a codec that decodes these latents: an input \[B, T, 5\]"):
+    with pytest.raises(ConfigError, match=r"is not a codec that decodes these latents: one input \[B, T, 5\]"):
         codec_roles(graph_of(model), 5)
+
+
+def test_usual_names_of_strangers_need_no_flag() -> None:
+    """`context` is what many decoders call their tokens; an output may be called as an input is."""
+    made = graph(sample=("n", "l", 4), sigmas=("n",), context=("n", "m", 7), context_mask=("n", "m"))
+    roles = {"latents": "sample", "time": "sigmas", "condition": "context", "condition_mask": "context_mask"}
+    assert names_of(made) == {"velocity": "v", **roles}
+    writer = GraphWriter("g")
+    x, _ = writer.input("text_like", ("n", "l", 4)), writer.input("t", ("n",))
+    writer.output("hidden_states", writer.op("Neg", x), ("n", "l", 4))
+    assert names_of(graph_of(writer.model())) == {"velocity": "hidden_states", "latents": "text_like", "time": "t"}
+
+
+UNCLEAR = {
+    "a pooled vector beside tokens": graph(x=("n", "l", 4), t=("n",), c=("n", "m", 7), pooled=("n", 16)),
+    "of a fixed number of tokens": graph(x=("n", "l", 4), t=("n",), c=("n", 77, 7), pooled=("n", 16)),
+    "a second sequence of tokens": graph(x=("n", "l", 4), t=("n",), text=("n", "m", 7), lyrics=("n", "k", 7)),
+    "two vectors": graph(x=("n", "l", 4), t=("n",), c=("n", 7), pooled=("n", 16)),
+    "a second time": graph(x=("n", "l", 4), t=("n",), r=("n",)),
+    "no time, but something of a prompt": graph(x=("n", "l", 4), prompt_length=("n",)),
+    "no condition, but a mask": graph(x=("n", "l", 4), t=("n",), attention_mask=("n", 16)),
+    "latents of a source": graph(x=("n", "l", 4), y=("n", "l", 4), t=("n",)),
+}
+
+
+@pytest.mark.parametrize("kind", UNCLEAR)
+def test_what_is_left_over_gets_no_role(kind: str) -> None:
+    """It is asked, or refused."""
+
+    def refuse(role: str, fitting: Sequence[TensorInfo]) -> TensorInfo | None:
+        raise ConfigError(f"asked for the {role}")
+
+    with pytest.raises(
+        ConfigError, match=r"asked for the (time|latents|condition)|no role fits: (c|pooled|lyrics|prompt) "
+    ):
+        names_of(UNCLEAR[kind], refuse)
+
+
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [
+        ("condition_mask", "pooled"),
+        ("condition", "x2"),
+        ("time", "c"),
+        ("context", "c"),
+        ("latents", "c"),
+        ("velocity", "v"),
+    ],
+)
+def test_a_given_role_has_its_shape(role: str, name: str) -> None:
+    width = "w" if role == "velocity" else 4
+    made = graph(x=("n", "l", width), t=("n",), c=("n", "m", 7), pooled=("n", 16), x2=("n",))
+    with pytest.raises(ConfigError, match=rf"{name} float32\[.*\] is not an (in|out)put \[B"):
+        names_of(made, first, **{role: name})
+
+
+@pytest.mark.parametrize("more", [("b", "t", 8), ("b",)])
+def test_a_codec_with_two_tensors_for_a_role_is_refused(more: tuple[object, ...]) -> None:
+    writer = GraphWriter("g")
+    latents = writer.input("z", ("b", "t", 8))
+    kind = np.float32 if len(more) == 3 else np.int64
+    writer.input("one", more, kind)  # type: ignore[arg-type]
+    writer.input("two", more, kind)  # type: ignore[arg-type]
+    writer.output("audio", writer.op("Transpose", latents, perm=[0, 2, 1]), ("b", 8, "t"))
+    with pytest.raises(ConfigError, match=r"one output \[B|no role fits: one int64"):
+        codec_roles(graph_of(writer.model()), 8)

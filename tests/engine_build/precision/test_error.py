@@ -12,7 +12,7 @@ from helpers.paths import ROOT
 
 from engine_build.graphs.graph_file import Graph, graph_of, read_graph
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.precision.error import RecipeError, measure, recipe_error
+from engine_build.precision.error import RecipeError, recipe_error
 from engine_build.precision.sample_states import decoder_sample_states
 from runtime.config.bundle import load_bundle
 from runtime.errors import BuildError
@@ -61,7 +61,7 @@ def test_expensive_products_are_in_low_precision(found: tuple[str, RecipeError])
 @pytest.fixture(scope="module")
 def figures(demo: tuple[Graph, list[dict[str, np.ndarray]]]) -> dict[str, float]:
     """Of the graph as it is, in one state."""
-    return measure(demo[0], "bf16", demo[1][:1], threads=1)
+    return recipe_error(demo[0], "bf16", demo[1][:1], threads=1).summary()
 
 
 def test_the_summary_goes_into_a_manifest(figures: dict[str, float]) -> None:
@@ -77,7 +77,7 @@ def test_work_is_counted_of_nodes_without_names(
     bare = onnx.load(graph.source)
     for node in bare.graph.node:
         node.name = ""
-    nameless = measure(graph_of(bare), "bf16", feeds[:1], threads=1)
+    nameless = recipe_error(graph_of(bare), "bf16", feeds[:1], threads=1).summary()
     assert nameless["recipe_low_work"] == pytest.approx(figures["recipe_low_work"])
 
 
@@ -87,7 +87,9 @@ def test_weights_in_files_of_their_own_give_the_same(
     graph, feeds = demo
     assert isinstance(graph.source, Path)
     onnx.save(onnx.load(graph.source), tmp_path / "big.onnx", save_as_external_data=True, size_threshold=1024)
-    assert measure(read_graph(tmp_path / "big.onnx"), "bf16", feeds[:1], threads=1) == pytest.approx(figures)
+    assert recipe_error(read_graph(tmp_path / "big.onnx"), "bf16", feeds[:1], threads=1).summary() == pytest.approx(
+        figures
+    )
 
 
 def test_a_result_that_is_not_finite_is_refused() -> None:
@@ -96,9 +98,9 @@ def test_a_result_that_is_not_finite_is_refused() -> None:
     hidden = graph.op("MatMul", x, graph.constant(np.full((4, 4), 1e3), name="w"))
     graph.output("y", graph.op("MatMul", hidden, graph.constant(np.eye(4))), ("rows", "frames", 4))
     feed = {"x": np.full((1, 2, 4), 1e3, np.float32)}
-    assert measure(graph_of(graph.model()), "bf16", [feed])["recipe_max_rel"] < 0.01
+    assert recipe_error(graph_of(graph.model()), "bf16", [feed]).summary()["recipe_max_rel"] < 0.01
     with pytest.raises(BuildError, match="y is not finite"):
-        measure(graph_of(graph.model()), "fp16", [feed])
+        recipe_error(graph_of(graph.model()), "fp16", [feed]).summary()
 
 
 def test_feeds_of_bundles_without_mask_context_or_text_encoder(tmp_path: Path) -> None:

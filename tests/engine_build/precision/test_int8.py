@@ -17,6 +17,7 @@ from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import BuildConfig, load_request
 from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
 from engine_build.graphs.cpu_graph import cpu_graph
+from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.int8 import int8_products
 from engine_build.precision.recipe import apply_recipe, explain, write_recipe
@@ -121,7 +122,7 @@ def test_it_is_written_with_its_weights_outside(decoder: onnx.ModelProto, tmp_pa
     copy = onnx.ModelProto()
     copy.CopyFrom(decoder)
     onnx.save(copy, tmp_path / "in.onnx", save_as_external_data=True, location="in.onnx.data")
-    write_recipe(tmp_path / "in.onnx", tmp_path / "out.onnx", "int8")
+    write_recipe(read_graph(tmp_path / "in.onnx"), tmp_path / "out.onnx", "int8")
     data = (tmp_path / "out.onnx.data").stat().st_size
     assert data < 0.5 * (tmp_path / "in.onnx.data").stat().st_size
     assert ort.InferenceSession(tmp_path / "out.onnx").get_outputs()[0].name == "velocity"

@@ -107,15 +107,6 @@ def test_masks_are_bounded() -> None:
     assert weights.read(mask).min() == -LIMIT
 
 
-def test_constant_nodes_become_initializers() -> None:
-    model = attention()
-    two = helper.make_tensor("two", onnx.TensorProto.FLOAT, [], [2.0])
-    model.graph.node.insert(0, helper.make_node("Constant", [], ["two"], value=two))
-    result = normalized(model, LIMIT, InlineWeights())
-    assert "Constant" not in {node.op_type for node in result.graph.node}
-    assert "two" in {tensor.name for tensor in result.graph.initializer}
-
-
 def test_constants_stored_in_16_bits_become_float32() -> None:
     graph = GraphWriter("stored")
     half = graph.constant([1.5, -2.0], np.float16)

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from engine_build.graphs.adapter_graph import adapter_graph
-from engine_build.graphs.graph_file import graph_of
+from engine_build.graphs.graph_file import graph_of, read_graph
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.tensorrt_preparation import prepare
 from engine_build.precision.emulation import emulated
@@ -109,7 +109,9 @@ def test_weights_are_stored_in_8_bits_alone_also_beside_the_graph(recipe: EightB
     onnx.save(products(), tmp_path / "in.onnx", save_as_external_data=True, location="out.onnx.data", size_threshold=64)
     source = tmp_path / "out.onnx.data"
     (tmp_path / "out").mkdir()
-    write_recipe(tmp_path / "in.onnx", tmp_path / "out" / "out.onnx", recipe, quantization=decided(recipe, "f", "k"))
+    write_recipe(
+        read_graph(tmp_path / "in.onnx"), tmp_path / "out" / "out.onnx", recipe, quantization=decided(recipe, "f", "k")
+    )
     model = onnx.load(tmp_path / "out" / "out.onnx")
     stored = {item.name: item.data_type for item in model.graph.initializer if np.prod(item.dims) > 64}
     kind = {"fp8": TensorProto.FLOAT8E4M3FN, "int8": TensorProto.INT8}[recipe]
@@ -134,7 +136,7 @@ def test_scales_of_many_features_are_read_from_the_new_file_of_weights(tmp_path:
     next(node for node in model.graph.node if "w" in node.input).name = "wide"
     onnx.save(model, source, save_as_external_data=True, location="decoder.onnx.data", size_threshold=64)
     chosen = Quantization("int8", {"x": 1.0}, {"wide": 0.1}, {"wide": 1.0}, frozenset({"wide"}))
-    write_recipe(source, made, "int8", quantization=chosen)
+    write_recipe(read_graph(source), made, "int8", quantization=chosen)
     found = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(made).graph.initializer}
     (scale,) = (values for name, values in found.items() if values.shape == (1024,) and "scale" in name)
     np.testing.assert_allclose(scale.astype(np.float32), np.abs(weight).max(axis=0) / 127, rtol=0.01)

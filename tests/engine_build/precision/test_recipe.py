@@ -15,8 +15,10 @@ from helpers.factories import TinySpec, tiny_decoder
 from helpers.paths import ROOT
 from onnx import TensorProto, helper, numpy_helper
 
+from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter
+from engine_build.graphs.plain_graph import plain
 from engine_build.precision.node_rules import NODE_RULES, PRODUCTS
 from engine_build.precision.recipe import (
     RECIPES,
@@ -188,22 +190,17 @@ def test_a_graph_that_is_not_fp32_is_refused() -> None:
         apply_recipe(apply_recipe(decoder("tiny"), "bf16"), "bf16")
 
 
-def test_control_flow_is_refused() -> None:
-    """Subgraphs read values of the outer graph by name, whose type the recipe would change."""
-    branch = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "branch",
-        [],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("rows", 4))],
-    )
-    node = helper.make_node("If", ["flag"], ["out"], name="choice", then_branch=branch, else_branch=branch)
-    inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ("rows", 4)),
-        helper.make_tensor_value_info("flag", TensorProto.BOOL, ()),
-    ]
-    output = helper.make_tensor_value_info("out", TensorProto.FLOAT, ("rows", 4))
-    model = helper.make_model(helper.make_graph([node], "model", inputs, [output]))
-    with pytest.raises(BuildError, match=r"control flow or functions \(choice\)"):
+def test_a_function_of_another_opset_is_refused_by_name() -> None:
+    """Pad of opset 11 has no axes: it cannot be inlined into opset 20, and a recipe does not see into it."""
+    padded = helper.make_node("Pad", ["x", "pads"], ["y"])
+    function = helper.make_function("own", "Padded", ["x", "pads"], ["y"], [padded], [helper.make_opsetid("", 11)])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ("rows", 4)) for name in "xy")
+    pads = helper.make_tensor("pads", TensorProto.INT64, [4], [0, 0, 0, 0])
+    call = helper.make_node("Padded", ["x", "pads"], ["y"], domain="own")
+    graph = helper.make_graph([call], "model", [x], [y], [pads])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
+    model = plain(helper.make_model(graph, opset_imports=opsets, functions=[function]))
+    with pytest.raises(BuildError, match="the graph's function 'Padded' has operators of another opset"):
         apply_recipe(model, "bf16")
 
 
@@ -272,7 +269,7 @@ def test_external_weights_stay_external(tmp_path: Path, recipe: str) -> None:
     source.parent.mkdir()
     onnx.save(decoder("demo"), source, save_as_external_data=True, location="decoder.bin", size_threshold=1024)
     target = tmp_path / "decoder.onnx"
-    write_recipe(source, target, recipe)
+    write_recipe(read_graph(source), target, recipe)
     onnx.checker.check_model(str(target), full_check=True)
     assert target.stat().st_size < (tmp_path / "decoder.onnx.data").stat().st_size
     found = {tensor.name: tensor for tensor in onnx.load(target).graph.initializer}
@@ -294,7 +291,7 @@ def test_one_weight_at_a_time_is_in_memory(tmp_path: Path) -> None:
     source = tmp_path / "wide.onnx"
     onnx.save(graph.model(), source, save_as_external_data=True, location="wide.bin", size_threshold=1024)
     tracemalloc.start()
-    write_recipe(source, tmp_path / "low.onnx", "bf16")
+    write_recipe(read_graph(source), tmp_path / "low.onnx", "bf16")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     one = size * size * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine_build.compile.builder import build
 from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import load_request
 from engine_build.reports.console import UNMEASURED, ConsoleReport, print_decisions, print_inspection, size
+from runtime import task_progress
 
 
 def console(*, terminal: bool, width: int = 200) -> tuple[Console, io.StringIO]:
@@ -118,3 +120,28 @@ def test_a_note_is_printed_once_a_build() -> None:
     for text in ("one", "two", "one"):
         report.note(text)
     assert [line.split() for line in file.getvalue().splitlines()] == [["note:", "one"], ["note:", "two"]]
+
+
+def test_what_a_build_does_for_long_is_told_unless_a_spinner_shows_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(task_progress, "SILENT_S", 0.001)
+    (decision, *_) = check_rebuilds(load_request(path), "cpu")
+
+    def is_told(part: str) -> bool:
+        """Within a time that no load exceeds."""
+        end_s = time.monotonic() + 60.0
+        while time.monotonic() < end_s:
+            if part in capsys.readouterr().err:
+                return True
+        return False
+
+    for terminal in (False, True):
+        out, file = console(terminal=terminal)
+        report = ConsoleReport(out)
+        with report.telling():
+            assert is_told("checking graphs and engines: 0 s so far")
+            with report.building(decision):
+                assert terminal or is_told("building decoder (first time): 0 s so far")
+            assert is_told("checking graphs and engines: 0 s so far")
+        assert ("building decoder" in file.getvalue()) == terminal

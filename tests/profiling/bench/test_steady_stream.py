@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ import onnx
 import pytest
 from helpers.factories import tiny_deployment
 
+from engine_build.compile import builder
 from profiling.bench import steady_stream
 from profiling.bench.steady_stream import VERIFY_TOLERANCE, Measurement, SteadyStream, tolerance_of
 from profiling.bench.workload import Workload
@@ -86,11 +88,25 @@ def test_a_device_allocation_in_the_tick_is_counted(streams: Streams, monkeypatc
     assert sum(result.allocations) == LOAD.depth
 
 
-def test_slots_that_change_each_other_fail_the_verification(streams: Streams, tmp_path: Path) -> None:
+def test_slots_that_change_each_other_fail_the_verification(
+    streams: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An engine that was built by a release that did not look.
+    monkeypatch.setattr(builder, "check_rows", lambda specs, options: None)
     path = tiny_deployment(tmp_path)
     _mix_rows(tmp_path / "tiny" / "decoder.onnx")
     with pytest.raises(EngineError, match="differs by"):
         streams(Workload(3, 32, 4), path).run(ticks=4, probe_ticks=5)
+
+
+def test_the_share_of_a_run_grows_through_all_its_parts(streams: Streams) -> None:
+    """Verifying, warming up, timing, counting: none of them is silent, and the share is near to the steps done."""
+    stream, shares = streams(), list[float]()
+    stream.run(ticks=6, probe_ticks=2 * LOAD.steps, on_share=shares.append)
+    assert shares == sorted(shares)
+    assert 0.9 < shares[-1] <= 1.0
+    assert sum(share < 0.2 for share in shares) >= 4
+    assert max(after - before for before, after in pairwise([0.0, *shares])) < 0.1
 
 
 def _mix_rows(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 from conftest import Built
 from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, SIMULATED_RTX, Backend
+from helpers.bodies import SIZE, TIMES, with_bodies
 from helpers.factories import SECOND_FAMILY, TinySpec, tiny_deployment
+from helpers.opened_graph import opened_graph
 from helpers.recorded_profiles import FOREIGN_NODE, assert_adds_up
 from helpers.tiny_structure import FRAMES_PER_CODE
 from simulator.fixture import simulated
@@ -20,8 +23,20 @@ from simulator.onnxruntime_gpu import simulated_provider
 from engine_build.compile.builder import build_deployment
 from profiling.layers import measure as measuring
 from profiling.layers.kinds import OPAQUE
-from profiling.layers.measure import feeds_of, joined, measure, notes_of, round_sizes, sizes_of, source_path
-from profiling.layers.timings import layer_timings
+from profiling.layers.measure import (
+    BODIES,
+    feeds_of,
+    joined,
+    measure,
+    notes_of,
+    profile_engine,
+    round_sizes,
+    sizes_of,
+    source_path,
+    spread_notes,
+)
+from profiling.layers.origins import Origins, graphs_of, read_graph
+from profiling.layers.timings import Profile, Wall, layer_timings
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
 from runtime.devices.device import HostDevice
@@ -129,6 +144,50 @@ def test_executes_are_measured_in_equal_rounds() -> None:
     assert [round_sizes(runs) for runs in (1, 3, 5, 7, 20)] == [(1,), (1,) * 3, (1,) * 5, (2, 2, 1, 1, 1), (4,) * 5]
     first, second = NodeTimes("a", "Add", (1.0, 2.0), {"x": 1}), NodeTimes("a", "Add", (3.0,))
     assert joined([[first], [second]]) == (NodeTimes("a", "Add", (1.0, 2.0, 3.0), {"x": 1}),)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_graph_with_bodies_has_each_of_its_nodes_once_with_its_work(named: bool, tmp_path: Path) -> None:
+    model = with_bodies()
+    if not named:
+        for body, _ in graphs_of(model.graph):
+            for node in body.node:
+                node.name = ""
+    engine = opened_graph(model, tmp_path, HostDevice())
+    graph = read_graph(tmp_path / "graph.onnx")
+    feeds = {"x": np.ones((SIZE, SIZE), np.float32), "chosen": np.array(True)}
+    profile = profile_engine(engine, HostDevice(), feeds, 6, Origins(graph, graph))
+    assert_adds_up(profile)
+    assert BODIES in profile.notes
+    assert (len(profile.rounds), engine.most_open) == (5, 1), "the weights are in memory once"
+    # As many products as run, each once: the layers of a loop have the work of all its runs.
+    products = [layer for layer in profile.layers if layer.op_type == "MatMul"]
+    flops = sum(layer.work.flops for layer in products if layer.work is not None)
+    assert len(products) == 6
+    assert flops == 2 * SIZE**3 * (1 + 4 * TIMES + TIMES**2)
+    containers = {layer.name: layer for layer in profile.layers if layer.op_type in ("Loop", "If", "Scan")}
+    assert len(containers) == 4
+    if named:
+        assert {"loop/in_loop", "loop/if/inner_loop/in_inner_loop", "outside"} <= {each.name for each in products}
+
+
+def test_tables_that_do_not_add_up_to_an_execute_say_so() -> None:
+    steady = layer_timings([NodeTimes("a", "Add", (1.0, 1.1, 1.0)), NodeTimes("b", "Add", (2.0, 2.0, 2.1))])
+    in_turn = layer_timings(
+        [NodeTimes(name, "Add", tuple(9.0 if i == j else 1.0 for j in range(3))) for i, name in enumerate("abc")]
+    )
+    notes = [list(spread_notes(Profile("e", 3, layers, Wall((1.0,))))) for layers in (steady, in_turn, ())]
+    assert notes == [
+        [],
+        ["the layers' medians add up to 27% of the sum's: times vary from execute to execute"],
+        [],
+    ]
+
+
+def test_a_node_that_a_round_does_not_run_has_no_time_in_it() -> None:
+    often, seldom = NodeTimes("a", "Add", (1.0, 2.0)), NodeTimes("b", "Add", (3.0,), path=("if",))
+    found = joined([[often], [replace(often, runs_ms=(1.0,)), seldom], []])
+    assert {node.name: node.runs_ms for node in found} == {"a": (1.0, 2.0, 1.0), "b": (0.0, 0.0, 3.0)}
 
 
 def test_an_unbuilt_engine_is_named(built: Built) -> None:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 import pytest
 from helpers.recorded_profiles import SDPA, transformer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from profiling.layers.origins import NO_MODULE, Origins, common_module, module_of, origin_of, read_graph
+from profiling.layers.origins import (
+    CLASSES,
+    NAMESPACE,
+    NO_MODULE,
+    SCOPES,
+    OriginGraph,
+    Origins,
+    common_module,
+    listed_names,
+    module_of,
+    origin_of,
+    read_graph,
+)
 from runtime.engines.node_times import NodeTimes
 
 
@@ -29,6 +45,11 @@ def layer(name: str, op_type: str = "kgen", metadata: str = "") -> NodeTimes:
         ({}, "guidance/project/Mul", "guidance.project"),
         ({}, "guidance/Mul/QuickGeluFusion/", "guidance"),
         ({}, "node_linear", None),
+        ({"pkg.torch.onnx.name_scopes": """['', 'it\\'s', "b[0].class", 'x']"""}, "n", "b[0].class"),
+        ({"pkg.torch.onnx.name_scopes": "layers[0].attn"}, "a/b", "a"),
+        ({"pkg.torch.onnx.name_scopes": "['', layers.0, 'x']"}, "n", None),
+        ({"pkg.torch.onnx.name_scopes": "[" * 100_000}, "n", None),
+        ({"pkg.torch.onnx.name_scopes": "['a', 1, None]", "namespace": "a: A/b: B/x: y"}, "n", "b"),
     ],
 )
 def test_modules(notes: dict[str, str], name: str, module: str | None) -> None:
@@ -39,6 +60,22 @@ def test_origins() -> None:
     assert origin_of({"pkg.torch.onnx.class_hierarchy": f"['Model', '{SDPA}']"}) == SDPA
     assert origin_of({"namespace": ": Model/linear: aten.linear.default"}) == "aten.linear.default"
     assert origin_of({}) == ""
+
+
+@given(st.lists(st.text()))
+@settings(max_examples=60, deadline=None)
+def test_a_list_of_names_is_read_as_torch_writes_it(names: list[str]) -> None:
+    found = listed_names(repr(names))
+    assert len(found) == len(names)
+    assert [name for name in found if name.isidentifier()] == [name for name in names if name.isidentifier()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet="[]'\", \\abc.()\n\0"))
+def test_any_text_of_an_exporter_is_read(text: str) -> None:
+    notes = dict.fromkeys((SCOPES, CLASSES, NAMESPACE), text)
+    assert origin_of(notes) == (listed_names(text) or [""])[-1]
+    module_of(notes, text)
 
 
 def test_common_module() -> None:
@@ -62,9 +99,18 @@ def test_tensorrt_layers_are_found_by_metadata_then_by_name(tmp_path: Path) -> N
     assert names(origins, layer("up_1_myl7_9")) == ["up_1"]
     assert names(origins, layer("up_1 [profile 1]_myl11_9")) == ["up_1"]
     assert names(origins, layer("__myl_Mul_myl7_3")) == []
+    odd = renamed(origins.source, {"up_0": "a] [b", "gate_0": "x]\n*_myl7_1"})
+    marks = "[ONNX Layer: a] [b]\x1e[ONNX Layer: x]\n*_myl7_1]\x1f"
+    assert names(odd, layer("__myl_Mul_myl7_3", metadata=marks)) == ["a] [b", "x]\n*_myl7_1"]
+    assert names(odd, layer("x]\n*_myl7_1")) == ["x]\n*_myl7_1"]
     # Of a blob's two ends nothing follows for what lies between them.
     assert names(origins, layer("{ForeignNode[up_0...up_1]}", "ForeignNode")) == []
     assert names(Origins(), layer("up_1_myl7_9")) == []
+
+
+def renamed(graph: OriginGraph | None, by_name: Mapping[str, str]) -> Origins:
+    assert graph is not None
+    return Origins(OriginGraph(graph.model, tuple(replace(n, name=by_name.get(n.name, n.name)) for n in graph.nodes)))
 
 
 def graph(path: Path, nodes: list[onnx.NodeProto], *, constant: bool = True) -> Path:

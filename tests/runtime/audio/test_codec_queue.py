@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 from helpers.lock_check import lock_checked
+from helpers.panics import Panic, panic
 
 from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, OTHERS_S, RISK_S, WORK_WEIGHT, CodecQueue, Urgency
 from runtime.errors import DrainingError
@@ -99,8 +100,8 @@ def test_what_is_wanted_is_not_asked_for_again_with_everything_that_is_added(bus
 def test_an_error_is_the_result_and_gives_the_worker_back() -> None:
     queue = CheckedQueue()
     for _ in range(3):
-        with pytest.raises(ZeroDivisionError):
-            queue.submit(lambda: 1 / 0).result(TIMEOUT_S)
+        with pytest.raises(Panic):
+            queue.submit(panic).result(TIMEOUT_S)
     assert queue.submit(lambda: 5).result(TIMEOUT_S) == 5
     queue.close()
 

@@ -1,18 +1,20 @@
 """Audio files and float PCM become PCM at the codec's rate and channels; invalid ones are refused."""
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
 import pytest
 import soundfile
+from helpers.odd_audio import CHAINED, DAMAGED, LOSSLESS, NOISE, QUIET, encoded, with_bad_frames, written
 from helpers.paths import TESTS
 from helpers.tones import LENGTH, RATE_HZ, tone
 from numpy.typing import NDArray
 
-from runtime.audio.decoding import audio_chunks, convert_audio, read_audio, within
+from runtime.audio import decoding
+from runtime.audio.decoding import audio_chunks, convert_audio, losses, read_audio, read_tags, within
 from runtime.errors import RequestError
 
 TIME = np.arange(24_000) / 24_000
@@ -134,11 +136,12 @@ def test_a_long_source_is_refused_without_decoding_all_of_it(monkeypatch: pytest
     assert len(compressed) < 200_000
     decoded_samples = []
 
-    def count(resampler: Any, frame: av.AudioFrame | None) -> list[av.AudioFrame]:
-        decoded_samples.append(frame.samples if frame else 0)
-        return list(resampler.resample(frame))
+    def count(frames: list[av.AudioFrame], channels: int) -> Iterator[NDArray[np.float32]]:
+        decoded_samples.extend(frame.samples for frame in frames)
+        return as_pcm(frames, channels)
 
-    monkeypatch.setattr("runtime.audio.decoding._resample", count)
+    as_pcm = decoding._as_pcm
+    monkeypatch.setattr(decoding, "_as_pcm", count)
     with pytest.raises(RequestError, match="longer than 2 seconds"):
         read_audio(compressed, RATE_HZ, 2, 2.0)
     assert 2 * RATE_HZ < sum(decoded_samples) < 3 * RATE_HZ
@@ -243,3 +246,48 @@ def test_more_channels_than_are_mixed_down_are_refused() -> None:
 def test_an_invalid_rate_is_refused() -> None:
     with pytest.raises(RequestError, match="samples per second"):
         convert_audio(STEREO, 1, 48_000, 2, 2.0)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_every_way_to_write_samples_is_read_as_the_same_sound(name: str) -> None:
+    with losses() as lost:
+        decoded = read_audio(LOSSLESS[name], 48_000, 2, 10.0)
+    assert decoded.shape == QUIET.shape
+    assert np.abs(decoded - QUIET).max() < (2**-10 if "12 bits" in name else 2**-14)
+    assert lost == []
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_what_cannot_be_decoded_is_left_out_and_told(name: str) -> None:
+    data, seconds = DAMAGED[name]
+    with losses() as lost:
+        decoded = read_audio(data, 48_000, 2, 10.0)
+    assert seconds - 0.02 <= len(decoded) / 48_000 < seconds + 0.2
+    assert (lost != []) == (name not in ("two flac", "junk before mp3"))
+    assert all(text.startswith("at least ") for text in lost)
+
+
+def test_a_source_of_which_less_than_half_is_left_is_refused() -> None:
+    aac = encoded(QUIET, "adts", "aac")
+    assert len(read_audio(with_bad_frames(aac, 0.4), 48_000, 2, 10.0)) > 0.5 * 48_000
+    with pytest.raises(RequestError, match=r"2\d of 48 packets are not audio") as error:
+        read_audio(with_bad_frames(aac, 0.6), 48_000, 2, 10.0)
+    assert error.value.status == 422
+    flac = written(NOISE, "FLAC", "PCM_16")
+    with pytest.raises(RequestError, match=r"0\.[34]\d of the file's 1\.00 s can be decoded"):
+        read_audio(flac[: len(flac) * 2 // 5], 48_000, 2, 10.0)
+
+
+@pytest.mark.parametrize("name", CHAINED)
+def test_links_of_a_chain_sound_as_they_do_alone(name: str) -> None:
+    alone = np.concatenate([read_audio(link, 48_000, 2, 10.0) for link in CHAINED[name]])
+    chained = read_audio(b"".join(CHAINED[name]), 48_000, 2, 10.0)
+    assert np.array_equal(chained, alone)
+
+
+@pytest.mark.parametrize("name", ["2024-08-20T13:28:35Z.wav", "http:x.wav", "concat:a|b.wav", "a%03d.wav", "-é ü.wav"])
+def test_any_name_is_that_of_a_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(upload(tone()))
+    assert len(read_audio(Path(name), RATE_HZ, 2, 10.0)) == LENGTH
+    assert "TICKRT" not in read_tags(Path(name))

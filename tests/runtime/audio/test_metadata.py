@@ -32,7 +32,7 @@ def write(path: Path, format: str, metadata: str, *, is_length_known: bool = Tru
     path.write_bytes(writer.write(tone()) + writer.close())
 
 
-@pytest.mark.parametrize("format", [name for name in AUDIO_FORMATS if name not in ("pcm", "ulaw", "alaw")])
+@pytest.mark.parametrize("format", [name for name in AUDIO_FORMATS if name != "pcm"])
 @pytest.mark.parametrize("is_length_known", [True, False])
 def test_what_was_written_into_audio_is_read_back(format: str, is_length_known: bool, tmp_path: Path) -> None:
     path = tmp_path / f"a{FORMATS[format].suffix}"

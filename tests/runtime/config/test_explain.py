@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from runtime.config.explain import explain, full_sentence, key_of, read_toml, validated
+from runtime.config.explain import MAX_KEY_NAMES, explain, full_sentence, key_of, read_toml, validated
 from runtime.errors import ConfigError
 
 
@@ -52,6 +52,7 @@ def refused(values: dict[str, Any]) -> ValidationError:
         ({"colour": 1}, "colour: is not a known name"),
         ({"items": []}, "items: expected at least 1 item(s) (found [])"),
         ({"items": [{}] * 3}, f"items: expected at most 2 items (found {[{}] * 3})"),
+        ({"items": [{"margin_frames": -1}]}, "items.0.margin_frames: expected at least 0 (found -1)"),
         ({"items": [{}, {"margin_frames": -1}]}, "items.1.margin_frames: expected at least 0 (found -1)"),
         ({"inner": {"margin_frames": 2**64}}, f"inner.margin_frames: expected at most {2**64 - 1} (found {2**64})"),
         ({"inner": {"margin_frames": 1.5}}, "inner.margin_frames: expected an integer (found 1.5)"),
@@ -107,6 +108,9 @@ def test_a_file_that_is_no_toml_or_cannot_be_read_is_refused(tmp_path: Path) -> 
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=r"a\.toml is not TOML"):
             read_toml(path)
+    path.write_text("a." * MAX_KEY_NAMES + "a = 1")
+    with pytest.raises(ConfigError, match=rf"a\.toml has a key of {MAX_KEY_NAMES} names or more"):
+        read_toml(path)
     path.write_text("flag = true")
     assert validated(Outer, read_toml(path), "a.toml").flag
     with pytest.raises(ConfigError, match=r"^a\.toml: flag: expected true or false"):

@@ -87,7 +87,7 @@ def test_lengths_are_launched_together_shortest_first(runner: DenoiseRunner) -> 
     plan = runner.plan()
     assert plan is not None
     launched = runner.launch(plan)
-    assert launched.error is None
+    assert launched.failed == []
     assert [bucket.layout.frames for bucket in launched.buckets] == [16, 32]
     assert list(launched.non_finite()) == []
 

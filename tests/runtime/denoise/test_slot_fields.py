@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from engine_build.graphs.step_graph import rows_graph, step_graph
+from runtime.config.guidance import APG, GuidanceSpec
 from runtime.denoise.slot_fields import (
     ADAPTERS,
     FIELDS,
@@ -33,6 +34,7 @@ STEP_VARIANTS = [
     for chosen in combinations(sorted(STEP_FEATURES), size)
     if not {"rcfg", "rescale"} & {*chosen} or "guidance" in chosen
 ]
+RULES = (APG, GuidanceSpec(rule="plain"))
 ROWS_VARIANTS = [frozenset(chosen) for size in range(3) for chosen in combinations(sorted(ROWS_FEATURES), size)]
 
 
@@ -46,10 +48,11 @@ def as_text(features: frozenset[str]) -> str:
     return "+".join(sorted(features)) or "plain"
 
 
+@pytest.mark.parametrize("guidance", RULES, ids=str)
 @pytest.mark.parametrize("features", STEP_VARIANTS, ids=as_text)
-def test_the_step_graph_reads_exactly_the_tables_inputs(features: frozenset[str]) -> None:
-    graph = step_graph(C, features).graph
-    names = [tensor.name for tensor in step_inputs(features)]
+def test_the_step_graph_reads_exactly_the_tables_inputs(features: frozenset[str], guidance: GuidanceSpec) -> None:
+    graph = step_graph(C, features, guidance=guidance).graph
+    names = [tensor.name for tensor in step_inputs(features, guidance.rule)]
     assert [value.name for value in graph.input] == names
     assert read_inputs(graph) == set(names)
 
@@ -72,11 +75,13 @@ def test_names_are_unique_and_every_tensor_is_of_one_kind() -> None:
     assert sum(map(len, kinds)) == len({tensor.name for tensor in TENSORS}) == len(TENSORS)
 
 
+@pytest.mark.parametrize("guidance", RULES, ids=str)
 @pytest.mark.parametrize("features", STEP_VARIANTS, ids=as_text)
-def test_written_states_are_the_step_graphs_state_outputs(features: frozenset[str]) -> None:
-    outputs = [value.name for value in step_graph(C, features).graph.output]
-    assert {f"next_{name}" for name in written_states(features)} == {o for o in outputs if o != "finite"}
-    assert written_states(features)[0] == "latents"
+def test_written_states_are_the_step_graphs_state_outputs(features: frozenset[str], guidance: GuidanceSpec) -> None:
+    outputs = [value.name for value in step_graph(C, features, guidance=guidance).graph.output]
+    written = written_states(features, guidance.rule)
+    assert {f"next_{name}" for name in written} == {o for o in outputs if o != "finite"}
+    assert written[0] == "latents"
 
 
 def test_without_blend_a_slot_has_one_row_of_each_side() -> None:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import unicodedata
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from helpers.adapters import Arrays, check_deltas, deltas, random_factors, write_peft
 from helpers.factories import tiny_bundle, tiny_deployment
+from helpers.left_behind import leave_behind, without_rights
 from helpers.paths import ROOT
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from runtime.cli_options import flag_values
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
 from runtime.engines.adapter_files import read_adapter, read_catalog
-from runtime.engines.adapters import Adapter, total_rank
+from runtime.engines.adapters import Adapter, AdapterCatalog, total_rank
 from runtime.errors import AdapterError, ConfigError, RequestError
+from runtime.requests.options import parse_options
+from runtime.sessions.protocol.messages import SetAdapter, client_message
+from runtime.untrusted import quoted
 
 IN, TIME, OUT = "layers.0.in", "layers.0.time", "layers.0.out"
 
@@ -228,6 +237,8 @@ def broken(tmp_path: Path, spec: AdapterSpec, kind: str) -> Path:
             config["lora_alpha"] = 10**400
         case "patterns":
             config["rank_pattern"] = 4
+        case "lookahead":
+            config["alpha_pattern"] = {"(?=in)": 3}
         case "words":
             metadata["trigger_words"] = "[" * 5000
     return write_peft(tmp_path / "broken", factors, metadata, **config)
@@ -249,6 +260,7 @@ def broken(tmp_path: Path, spec: AdapterSpec, kind: str) -> Path:
         ("alpha", "lora_alpha.*expected a number above 0"),
         ("large", "lora_alpha.*expected a number above 0, at most 1000000"),
         ("patterns", "rank_pattern is '4', expected a JSON object"),
+        ("lookahead", r"alpha_pattern '\(\?=in\)': error: look-around.* not supported"),
         ("words", "trigger_words is not a JSON list"),
     ],
 )
@@ -275,6 +287,106 @@ def test_the_catalog_of_a_deployment_has_every_adapter_of_its_folder(tmp_path: P
     assert [use.strength for use in catalog.uses({"a": 0.7, "b": 0.0})] == [0.7]
     with pytest.raises(RequestError, match=r"(?s)no adapter .aa.*did you mean a"):
         catalog.uses({"aa": 1.0})
+
+
+def catalog_beside(folder: Path, add: Callable[[Path, Path], object]) -> AdapterCatalog:
+    """The catalog of a folder with the adapters `soft/` and `hard.safetensors`, to which `add` has added more."""
+    deployment = load_deployment(with_adapters(folder))
+    spec = load_bundle(deployment.bundle).adapters
+    assert spec is not None
+    assert deployment.adapters is not None
+    soft = write_peft(deployment.adapters / "soft", random_factors(spec, 4, seed=1))
+    hard = deployment.adapters / "hard.safetensors"
+    save_file(random_factors(spec, 4, seed=2), hard)
+    add(hard, soft)
+    return read_catalog(deployment)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> str:
+    (record,) = [record for record in caplog.records if record.name == "tickrt.engines"]
+    return record.getMessage()
+
+
+def test_what_programs_leave_beside_adapters_is_skipped_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names: list[str] = []
+
+    def add(hard: Path, soft: Path) -> None:
+        names.extend(leave_behind(hard.parent, hard.name))
+        leave_behind(soft, "adapter_model.safetensors")
+
+    assert list(catalog_beside(tmp_path, add).adapters) == ["hard", "soft"]
+    text = warnings_of(caplog)
+    assert [name for name in names if quoted(name) not in text] == []
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda hard, soft: (hard.parent / "empty").mkdir(),
+        lambda hard, soft: (hard.parent / "gone.safetensors").symlink_to("nowhere"),
+        lambda hard, soft: (hard.parent / "gone").symlink_to("nowhere"),
+        lambda hard, soft: os.mkfifo(hard.parent / "pipe.safetensors"),
+        lambda hard, soft: shutil.copy(hard, hard.parent / "hard - Copy (2).safetensors"),
+        lambda hard, soft: shutil.copy(hard, hard.parent / "hard (1).safetensors"),
+        lambda hard, soft: shutil.copytree(soft, hard.parent / "soft Kopie"),
+        lambda hard, soft: (hard.parent / f"{'x' * 101}.safetensors").touch(),
+        lambda hard, soft: Path(os.fsdecode(os.fsencode(hard.parent) + b"/\xe9.safetensors")).touch(),
+        lambda hard, soft: (hard.parent / "a\nb.safetensors").touch(),
+        lambda hard, soft: write_peft(hard.parent / "half", {}).joinpath("adapter_model.safetensors").unlink(),
+        lambda hard, soft: without_rights(hard.parent / shutil.copy(hard, hard.parent / "hard copy.safetensors")),
+    ],
+)
+def test_what_is_no_adapter_is_skipped_with_a_warning(
+    add: Callable[[Path, Path], object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = {"adapters", "hard.safetensors", "soft"}
+    assert list(catalog_beside(tmp_path, add).adapters) == ["hard", "soft"]
+    (name,) = {path.name for path in (tmp_path / "adapters").iterdir()} - before
+    assert quoted(name) in warnings_of(caplog)
+
+
+def test_other_files_beside_adapters_need_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    catalog = catalog_beside(tmp_path, lambda hard, soft: (hard.parent / "README.md").touch())
+    assert (list(catalog.adapters), caplog.records) == (["hard", "soft"], [])
+
+
+@pytest.mark.parametrize("name", ["été", "🎹 мягкий 柔", "👩‍🎤", "x - Copy (2)", "a:b", "'; --", "x" * 100])
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_the_name_of_a_file_is_the_id_in_either_form(name: str, form: Literal["NFC", "NFD"], tmp_path: Path) -> None:
+    stored = unicodedata.normalize(form, name)
+    catalog = catalog_beside(tmp_path, lambda hard, soft: hard.rename(hard.parent / f"{stored}.safetensors"))
+    assert name in catalog.adapters
+    for typed in (name, unicodedata.normalize("NFD", name)):
+        options = parse_options({"prompt": "a", "adapters": [{"id": typed, "strength": 0.5}]})
+        assert catalog.uses({item.id: item.strength for item in options.adapters or ()})[0].adapter.id == name
+        assert isinstance(
+            message := client_message({"type": "adapter", "seq": 1, "id": typed, "strength": 1}), SetAdapter
+        )
+        assert message.id == name
+        flags = flag_values([], [], {}, [f"{typed}:0.5"])
+        assert parse_options({"prompt": "a", **flags}).adapters == options.adapters
+
+
+def test_two_adapters_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match=r"(?s)two adapters 'hard'.*rename"):
+        catalog_beside(tmp_path, lambda hard, soft: soft.rename(hard.parent / "hard"))
+
+
+def test_a_folder_that_is_an_adapter_itself_is_named(tmp_path: Path) -> None:
+    """Its weights would be read without its configuration, at another scale."""
+    with pytest.raises(ConfigError, match=r"(?s)adapters is one adapter, expected a folder of adapters.*fix: "):
+        catalog_beside(tmp_path, lambda hard, soft: shutil.copytree(soft, hard.parent, dirs_exist_ok=True))
+
+
+def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    deployment = load_deployment(with_adapters(tmp_path))
+    (tmp_path / "adapters").rmdir()
+    for make in (lambda: None, (tmp_path / "adapters").touch):
+        make()
+        with pytest.raises(ConfigError, match=r"(?s)adapters is no folder.*create it"):
+            read_catalog(deployment)
 
 
 def with_adapters(folder: Path, rank: int = 16) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from runtime.config.targets import Target
 from runtime.devices.machine import open_device
 from runtime.engines.launch_cache import LaunchCounts
 from runtime.engines.loading import open_engines
+from runtime.errors import EngineError
 from runtime.requests.request import Condition, GenerationRequest, StepParameters
 from runtime.tick.events import Event, Failed, Finished
 from runtime.tick.loop import TickLoop
@@ -36,9 +37,15 @@ def test_a_build_refuses_a_graph_with_nodes_on_the_host(tmp_path: Path, machine:
 
 
 def generate(
-    deployment: Deployment, target: Target, observe: Callable[[TickRecord], object] = bool
+    deployment: Deployment,
+    target: Target,
+    observe: Callable[[TickRecord], object] = bool,
+    failed: list[Failed] | None = None,
 ) -> tuple[dict[str, np.ndarray], LaunchCounts]:
-    """Latents of five requests (guided and not, two lengths, staggered) by id, and the launch counts."""
+    """Latents of five requests (guided and not, two lengths, staggered) by id, and the launch counts.
+
+    failed: gets those that fail; None where none may.
+    """
     device = open_device(target)
     loop = TickLoop(open_engines(deployment, device, target=target), load_bundle(deployment.bundle), deployment, device)
     random = np.random.default_rng(5)
@@ -58,8 +65,11 @@ def generate(
     counts = replace(loop._ticks._denoise.launch_counts)
     loop.close()
     device.close()
-    failed = [event.error for event in events if isinstance(event, Failed)]
-    assert failed == []
+    ended = [event for event in events if isinstance(event, Failed)]
+    if failed is not None:
+        failed += ended
+    else:
+        assert ended == []
     return {event.request_id: event.latents for event in events if isinstance(event, Finished)}, counts
 
 
@@ -80,6 +90,29 @@ def test_ticks_in_flight_never_synchronize(deployment: Deployment, machine: Mach
     generate(deployment, "cuda", lambda record: seen.append(machine.counters["synchronizes"]))
     assert len(seen) >= 6
     assert seen[-1] == seen[0] == 0
+
+
+@pytest.mark.parametrize("recordable", [False, True])
+def test_an_execute_that_fails_for_one_shape_ends_its_generations_alone(
+    recordable: bool, deployment: Deployment, machine: Machine
+) -> None:
+    """In its plain launches and where the capture is probed; generation 2 alone has 16 frames."""
+
+    def refuses(shapes: Mapping[str, tuple[int, ...]]) -> str:
+        return "no kernel takes 16 frames" * any(shape[1:2] == (16,) for shape in shapes.values())
+
+    with simulated_provider(machine, recordable=recordable):
+        expected, counts = generate(deployment, "cuda")
+    failed: list[Failed] = []
+    with simulated_provider(machine, recordable=recordable, refuses=refuses):
+        found, others = generate(deployment, "cuda", failed=failed)
+    assert [event.request_id for event in failed] == ["2"]
+    assert type(failed[0].error) is EngineError
+    assert "Error in execution: no kernel takes 16 frames" in failed[0].error.what
+    assert found.keys() == expected.keys() - {"2"}
+    for name, latents in found.items():
+        np.testing.assert_allclose(latents, expected[name], atol=2e-5)
+    assert (others.captured > 0) == (counts.captured > 0) == recordable
 
 
 @pytest.fixture(scope="module")

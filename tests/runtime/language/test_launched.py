@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from runtime.devices.device import HostEvent, HostStream
-from runtime.errors import EngineError
 from runtime.language.launched import DRAFT, LanguageKey, LanguageLaunch, LanguagePart
 from runtime.language.live_sequence import PromptChunk
+from runtime.scheduling.failures import LaunchFailures
 from runtime.scheduling.slot import Slot
 
 SLOT = Slot(id="a", runner=None, work=None, bucket=0, steps=4)
@@ -26,13 +26,11 @@ def test_flags_are_read_once_the_tokens_are_taken() -> None:
     def collect(launched: LanguageLaunch) -> None:
         launched.bad.append((SLOT, 7))
 
-    launched = LanguageLaunch(collect, part(1), None, HostEvent(2.0), HostEvent(2.5), [])
+    launched = LanguageLaunch(collect, part(1), LaunchFailures(), HostEvent(2.0), HostEvent(2.5), [])
     assert list(launched.non_finite()) == [(SLOT, 7)]
 
 
 def test_a_span_is_the_time_of_all_its_executes() -> None:
-    launched = LanguageLaunch(lambda one: None, part(1), None, HostEvent(2.0), HostEvent(2.5), [])
+    launched = LanguageLaunch(lambda one: None, part(1), LaunchFailures(), HostEvent(2.0), HostEvent(2.5), [])
     (span,) = launched.spans(HostStream(), HostEvent(1.0))
     assert (span.slots, span.rows, span.executes, span.begin_ms, span.ms) == (1, 2, 3, 1000.0, 500.0)
-    failed = LanguageLaunch(lambda one: None, part(1), EngineError("no"), None, None, [])
-    assert failed.spans(HostStream(), HostEvent(1.0)) == []

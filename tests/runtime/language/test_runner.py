@@ -24,14 +24,12 @@ from numpy.typing import NDArray
 from profiling.bench.allocation_probe import AllocationProbe
 from runtime.config.bundle import load_bundle
 from runtime.devices.machine import open_device
-from runtime.engines.engine import PlannerEngines
 from runtime.engines.loading import open_engines, settle_kernels
 from runtime.errors import CheckpointError, DrainingError, EngineError, NonFiniteError, QueueFullError, RequestError
 from runtime.language.constraints import CodesConstraint
 from runtime.language.runner import DECODE_WIDTHS, LanguageRunner
 from runtime.language.sequence import ENDLESS, SequenceRequest, SequenceState
 from runtime.language.step_buffers import StepBuffers
-from runtime.tick.checkpoint import dumps_sequence, loads_sequence
 from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress
 from runtime.tick.loop import TickLoop
 
@@ -299,7 +297,6 @@ def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(plann
             loop.tick()
         state = snapshot(loop, "a")
         assert state is not None
-        state = loads_sequence(dumps_sequence(state, "tiny"), "tiny")
         finish(loop)
         other = planned(window, draft=draft)
         run(other, sequence("old", 60, max_tokens=10))
@@ -552,23 +549,43 @@ def test_a_sequence_ends_with_its_end_token(planned: Planned) -> None:
     assert found == all_tokens[: all_tokens.index(end) + 1]
 
 
-def test_an_engine_that_fails_ends_the_sequences_and_leaves_generations_alone(planned: Planned) -> None:
-    base = planned()
-    engines = open_engines(base.deployment, base.device)
+def faulty(base: TickLoop, role: str, faults: Faults) -> TickLoop:
+    """The same loop with faults in one engine of its planner."""
+    engines = base.engines
     assert engines.planner is not None
-    faulty = FaultyEngine(engines.planner.planner, Faults(fail_at=frozenset({3})))
-    planner = PlannerEngines(faulty, engines.planner.sampler)
-    loop, inbox = TickLoop(replace(engines, planner=planner), base.bundle, base.deployment, base.device), Inbox()
+    planner = replace(engines.planner, **{role: FaultyEngine(getattr(engines.planner, role), faults)})
+    return TickLoop(replace(engines, planner=planner), base.bundle, base.deployment, base.device)
+
+
+def test_a_prompt_that_fails_ends_its_sequence_alone(planned: Planned) -> None:
+    """The prompts of a and b are fed in two chunks each, and the fourth fails."""
+    base = planned()
+    loop, inbox = faulty(base, "planner", Faults(fail_at=frozenset({3}))), Inbox()
     for name in "ab":
         loop.submit_sequence(sequence(name), inbox)
     loop.submit(make("latents"), inbox)
     finish(loop)
-    assert [type(inbox.terminal(name)) for name in ("a", "b", "latents")] == [Failed, Failed, Finished]
-    assert isinstance(inbox.terminal("a").error, EngineError)
-    loop.submit_sequence(sequence("c"), inbox)
+    assert type(inbox.terminal("b").error) is EngineError
+    inbox.latents("latents")
+    np.testing.assert_array_equal(inbox.latents("a"), run(base, sequence("a")).latents("a"))
+    np.testing.assert_array_equal(run(loop, sequence("b")).latents("b"), run(base, sequence("b")).latents("b"))
+
+
+@pytest.mark.parametrize("role", ["planner", "sampler", "draft"])
+def test_an_execute_that_fails_for_one_shape_ends_the_sequences_and_the_next_are_served(
+    role: str, planned: Planned
+) -> None:
+    """The shape is of four rows, which are those of two sequences with guidance."""
+    base = planned(draft=role == "draft")
+    loop, inbox = faulty(base, role, Faults(refuses=lambda shapes: shapes["logits"][0] == 4)), Inbox()
+    for request in (sequence("a", **GUIDED), sequence("b", **GUIDED)):
+        loop.submit_sequence(request, inbox)
+    loop.submit(make("latents"), inbox)
     finish(loop)
-    np.testing.assert_array_equal(inbox.latents("c"), run(base, sequence("c")).latents("c"))
-    loop.close()
+    assert [type(inbox.terminal(name)) for name in ("a", "b", "latents")] == [Failed, Failed, Finished]
+    assert type(inbox.terminal("a").error) is EngineError
+    assert loop.stats().is_alive
+    np.testing.assert_array_equal(run(loop, sequence("c")).latents("c"), run(base, sequence("c")).latents("c"))
 
 
 def test_swapped_engines_continue_the_sequences(planned: Planned) -> None:

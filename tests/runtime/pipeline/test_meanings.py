@@ -50,6 +50,15 @@ def test_a_prompt_that_names_no_genre_gets_one_of_the_seed(text_encoder: TextEnc
     assert drawn == {("genre", name) for name in GENRES}
 
 
+def test_a_typo_of_one_word_is_played_and_told(text_encoder: TextEncoder) -> None:
+    options = parse_options({"prompt": "jazz with durms"})
+    found = prompt_meaning(text_encoder, "jazz with durms", options, 1)
+    assert found.names == {"layers": ("drums",), "genre": ("jazz",)}
+    assert (found.played_text, str(found)) == ("jazz with drums", "drums; jazz · durms played as drums")
+    assert with_drawn(text_encoder, options, 1).prompt == "jazz with drums"
+    assert text_encoder.words(["durms"]).unknown == ("durms",)
+
+
 @pytest.mark.parametrize("text", ["", " ", "\n"])
 def test_the_empty_prompt_gets_nothing(text_encoder: TextEncoder, text: str) -> None:
     options = parse_options({"prompt": text})
@@ -77,7 +86,7 @@ def test_options_fill_the_template_that_is_read(tmp_path: Path) -> None:
 def test_nothing_is_drawn_where_the_bundle_does_not_say_so(tmp_path: Path) -> None:
     text_encoder, options = encoder(tmp_path / "a", drawn=False), parse_options({"prompt": "chant"})
     assert prompt_meanings(text_encoder, options, 7) == (PromptMeaning("chant", {}),)
-    assert with_drawn(text_encoder, options, 7) is options
+    assert with_drawn(text_encoder, options, 7) == options
     silent = encoder(tmp_path / "b", TinySpec(words=("chant",)))
     assert (prompt_meanings(silent, options, 7), with_drawn(silent, options, 7)) == ((), options)
 

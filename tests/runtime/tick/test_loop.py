@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,12 @@ from conftest import Loops, captured
 from helpers.backends import CPU, REAL, SIMULATED, Backend
 from helpers.faulty_engine import Faults, FaultyEngine
 from helpers.generations import CONDITIONS, FEATURES, GUIDED, C, D, Inbox, expected_latents, make, rand, run_all
+from helpers.panics import panic
 
 from profiling.bench.allocation_probe import AllocationProbe
+from runtime.denoise.bucket import LengthBucket
+from runtime.denoise.runner import DenoiseRunner
+from runtime.devices.memory import ArrayPool
 from runtime.engines.engine import EngineSet
 from runtime.engines.loading import open_engines
 from runtime.errors import (
@@ -22,6 +27,7 @@ from runtime.errors import (
     EngineDeadError,
     EngineError,
     EngineMismatchError,
+    InternalError,
     NonFiniteError,
     OutOfMemoryError,
     QueueFullError,
@@ -39,13 +45,17 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return wanted.skip_where_it_is_missing()
 
 
-def faulty(loop: TickLoop, faults: Faults) -> TickLoop:
-    """The same deployment with a decoder that has faults (without capture: a replayed graph has none)."""
+def faulty(loop: TickLoop, faults: Faults, role: str = "decoder") -> TickLoop:
+    """The same deployment with engines of a role that have faults (without capture: a replayed graph has none)."""
     device = loop.device
     deployment = captured(loop.deployment, False)
     engines = open_engines(deployment, device)
-    spoiled = EngineSet(FaultyEngine(engines.decoder, faults, device), engines.rows, engines.steps)
-    return TickLoop(spoiled, loop.bundle, loop.deployment, device)
+    found: Any = getattr(engines, role)
+    if role == "decoder":
+        spoiled: Any = FaultyEngine(found, faults, device)
+    else:
+        spoiled = {features: FaultyEngine(engine, faults, device) for features, engine in found.items()}
+    return TickLoop(replace(engines, **{role: spoiled}), loop.bundle, loop.deployment, device)
 
 
 EVERY_VARIANT = {"more": ""}
@@ -69,6 +79,50 @@ def test_blends_that_keep_their_level_agree_with_the_oracle(name: str, loops: Lo
     np.testing.assert_allclose(
         run_all(loop, request).latents(name), expected_latents(loop, request), atol=1e-4, rtol=1e-4
     )
+
+
+RULES = {
+    "plain": 'rule = "plain"\nrescale = 0.3',
+    "apg": 'rule = "apg"\nnorms = "all"\nmomentum = 0.4\nnorm_limit = 1.0\nparallel = 0.25',
+}
+
+RULE_BACKENDS = pytest.mark.parametrize(
+    "backend", [CPU, pytest.param(SIMULATED[0], marks=pytest.mark.slow), *REAL], indirect=True, ids=str
+)
+
+
+@RULE_BACKENDS
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_every_rule_of_guidance_agrees_with_the_oracle_with_all_of_a_tick_in_one_execute(
+    rule: str, loops: Loops
+) -> None:
+    loop = loops(depth=8, max_rows=16, rule=rule)
+    names = [name for name in FEATURES if any(part in name for part in ("guided", "rcfg", "interval", "negatives"))]
+    requests = [make(name, **FEATURES[name]) for name in (*names, "plain", "everything")]
+    inbox = run_all(loop, *requests)
+    for request in requests:
+        expected = expected_latents(loop, request)
+        np.testing.assert_allclose(inbox.latents(request.id), expected, atol=1e-4, rtol=1e-4, err_msg=request.id)
+
+
+@RULE_BACKENDS
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_by_every_rule_guidance_changes_in_flight(rule: str, loops: Loops) -> None:
+    loop, inbox = loops(depth=8, max_rows=16, rule=rule), Inbox()
+    request = make("a", **{**GUIDED, "parameters": StepParameters(), "steps": 6, "session": "s"})
+    loop.submit(request, inbox)
+    changes: dict[int, dict[str, Any]] = {0: {"guidance": 4.0}, 2: {"rescale": 0.9}, 3: {"guidance": 0.0}}
+    changes |= {4: {"guidance": np.linspace(0.0, 9.0, 32, dtype=np.float32)}}
+    held: dict[str, Any] = {}
+    seen: dict[int, StepParameters] = {}
+    for step in range(6):
+        loop.update("s", changes.get(step, {}))
+        held |= changes.get(step, {})
+        seen[step] = StepParameters(**held)
+        loop.tick()
+    while loop.tick() is not None:
+        pass
+    np.testing.assert_allclose(inbox.latents("a"), expected_latents(loop, request, seen), atol=1e-4, rtol=1e-4)
 
 
 def test_a_result_does_not_depend_on_which_generations_share_its_ticks(loops: Loops) -> None:
@@ -417,6 +471,83 @@ def test_a_recoverable_failure_ends_the_batch_and_not_the_loop(loops: Loops) -> 
     loop.close()
 
 
+@pytest.mark.parametrize("role", ["decoder", "rows", "steps"])
+def test_an_execute_that_fails_for_one_shape_ends_its_generations_alone(
+    role: str, loops: Loops, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = loops()
+    clean = run_all(base, make("a", **GUIDED), make("b", 16)).latents("a")
+    faults = Faults(refuses=lambda shapes: any(shape[1:2] == (64,) for shape in shapes.values()))
+    loop = faulty(base, faults, role)
+    inbox = run_all(loop, make("a", **GUIDED), make("bad", 64, **GUIDED), make("b", 16), make("worse", 64, **GUIDED))
+    for name in ("bad", "worse"):
+        assert type(inbox.terminal(name).error) is EngineError
+    np.testing.assert_array_equal(inbox.latents("a"), clean)
+    inbox.latents("b")
+    assert caplog.text.count("2 generations end") == 1
+    later = run_all(loop, make("a", **GUIDED), make("bad", 64, **GUIDED))
+    np.testing.assert_array_equal(later.latents("a"), clean)
+    assert isinstance(later.terminal("bad"), Failed)
+    assert loop.stats().is_alive
+    assert {name: count for name, count in loop.stats().outcomes.items() if count} == {"ok": 3, "engine_error": 3}
+    loop.close()
+
+
+def test_results_that_cannot_be_copied_out_end_their_generations_alone(
+    loops: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, inbox = loops(), Inbox()
+    for name, steps in (("a", 2), ("b", 4)):
+        loop.submit(make(name, steps=steps), inbox)
+    loop.tick()
+    with monkeypatch.context() as patched:
+        patched.setattr(ArrayPool, "lend", lambda self: refuse_memory((), None))
+        loop.tick()
+    assert isinstance(inbox.terminal("a").error, OutOfMemoryError)
+    while loop.tick() is not None:
+        pass
+    inbox.latents("b")
+    run_all(loop, make("a")).latents("a")
+    loop.close()
+
+
+@pytest.mark.parametrize("step", ["admit", "update", "launch", "snapshot"])
+def test_an_unknown_error_of_one_step_ends_what_it_is_of_alone(
+    step: str, loops: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, inbox = loops(), Inbox()
+    owner, name = (LengthBucket, "prepare") if step == "launch" else (DenoiseRunner, step)
+    panics, carry_out = [panic], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda self, given: panics.pop()() if panics else carry_out(self, given))
+    loop.submit(make("a", session="s"), inbox)
+    if step != "admit":
+        panics.clear()
+        loop.tick()
+        loop.update("s", {"guidance": 2.0})
+        panics.append(panic)
+    snapshot = loop.snapshot("a")
+    while loop.tick() is not None:
+        pass
+    if step == "snapshot":
+        assert isinstance(snapshot.exception(), InternalError)
+        assert isinstance(inbox.terminal("a"), Finished)
+    else:
+        assert isinstance(inbox.terminal("a").error, InternalError)
+    assert run_all(loop, make("b")).latents("b").shape == (32, C)
+    loop.close()
+
+
+def test_a_listener_that_fails_leaves_the_others_their_events(loops: Loops) -> None:
+    loop, inbox = loops(), Inbox()
+    loop.submit(make("a"), panic)
+    loop.submit(make("b"), inbox)
+    while loop.tick() is not None:
+        pass
+    assert isinstance(inbox.terminal("b"), Finished)
+    assert loop.is_empty
+    loop.close()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_engine_fails_every_generation_and_later_ones_are_refused(loops: Loops) -> None:
     loop, inbox = faulty(loops(depth=1), Faults(die_at=1)), Inbox()
@@ -452,9 +583,9 @@ def test_the_thread_blocks_while_nothing_is_live(loops: Loops) -> None:
 def test_starting_twice_starts_one_thread(loops: Loops) -> None:
     loop = loops()
     loop.start()
-    thread = loop._thread
+    thread = loop.thread
     loop.start()
-    assert loop._thread is thread
+    assert loop.thread is thread
 
 
 def test_an_id_in_use_is_refused(loops: Loops) -> None:
@@ -628,6 +759,15 @@ def test_a_swap_while_the_loop_idles_is_carried_out(loops: Loops) -> None:
     loop.submit(make("a"), inbox)
     assert loop.drain(20)
     assert inbox.latents("a").shape == (32, C)
+
+
+@pytest.mark.parametrize("backend", [CPU], indirect=True, ids=str)
+def test_engines_of_the_same_graph_with_other_names_of_its_axes_are_taken(loops: Loops) -> None:
+    loop = loops()
+    expected = run_all(loop, make("a")).latents("a")
+    reply = loop.swap(same_engines(loops(axes=("{}_n", "", "l"))))
+    np.testing.assert_array_equal(run_all(loop, make("a")).latents("a"), expected)
+    assert reply.result(0) is None
 
 
 @pytest.mark.parametrize("backend", [CPU, *REAL], indirect=True, ids=str)

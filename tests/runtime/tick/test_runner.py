@@ -17,9 +17,10 @@ from runtime.devices.device import Event, Stream
 from runtime.engines.engine import EngineSet
 from runtime.engines.launch_cache import LaunchCounts
 from runtime.engines.loading import open_engines
-from runtime.errors import EngineError, TickError
+from runtime.errors import EngineError
 from runtime.requests.request import GenerationRequest
 from runtime.scheduling.batch import BucketSpan
+from runtime.scheduling.failures import LaunchFailures
 from runtime.scheduling.slot import Slot, Submission
 from runtime.tick.events import Cancelled, Failed, Finished, Started
 from runtime.tick.loop import TickLoop
@@ -53,7 +54,7 @@ class CountingPart:
 class CountingLaunch:
     """Nothing runs on a device."""
 
-    error: TickError | None = None
+    failed: LaunchFailures = field(default_factory=LaunchFailures)
     bad: tuple[tuple[Slot, int], ...] = ()
     begin: Event | None = None
 
@@ -111,7 +112,7 @@ def test_the_counting_runner_satisfies_the_protocol() -> None:
     part: RunnerPart = CountingPart(())
     launched: Launched = CountingLaunch()
     assert runner.plan() is None
-    assert (part.num_rows, launched.error) == (0, None)
+    assert (part.num_rows, launched.failed) == (0, [])
 
 
 def push(loop: TickLoop, name: str, inbox: Inbox, steps: int = 3) -> None:
@@ -160,7 +161,10 @@ def test_parts_of_two_runners_are_launched_in_the_same_tick(loops: Loops) -> Non
 
 def test_an_error_of_another_runner_fails_only_its_own_slots(loops: Loops) -> None:
     error = EngineError("cannot count")
-    loop, inbox = with_runner(loops(), CountingRunner(lambda part: CountingLaunch(error))), Inbox()
+    loop, inbox = (
+        with_runner(loops(), CountingRunner(lambda part: CountingLaunch(LaunchFailures([(part.slots, error)])))),
+        Inbox(),
+    )
     loop.submit(make("latents", 16), inbox)
     push(loop, "count", inbox)
     run(loop)

@@ -17,7 +17,6 @@ from server.asgi.fair_reads import (
     FairReads,
     FairTransport,
     charged,
-    network_of,
 )
 
 
@@ -261,22 +260,6 @@ def test_a_turn_to_write_that_is_not_wanted_any_more_is_passed_over(cpu: Cpu) ->
         assert writing.cancelled()
 
     run(test, cpu)
-
-
-@pytest.mark.parametrize(
-    ("host", "network"),
-    [
-        ("127.0.0.1", "127.0.0.1"),
-        ("::1", "::/64"),
-        ("2001:db8:0:1:2:3:4:5", "2001:db8:0:1::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("a:b", "a:b"),
-        ("", ""),
-    ],
-)
-def test_limits_for_an_address_go_by_the_64_of_ipv6(host: str, network: str) -> None:
-    assert network_of(host) == network
 
 
 def test_what_a_task_uses_counts_for_its_connection(cpu: Cpu) -> None:

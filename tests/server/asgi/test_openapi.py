@@ -84,9 +84,7 @@ def test_operation_ids_are_verbs_with_their_object(served: Served) -> None:
     assert set(operations(served)) == {
         "create_generation", "create_source", "list_sources", "get_source", "delete_source", "list_models", "get_model",
         "list_adapters", "get_schema", "get_live_schema", "get_live", "get_ready", "get_metrics", "list_sessions",
-        "get_session", "get_stems", "end_session", "leave_session",
-        # ElevenLabs'
-        "stream_music", "compose_music", "compose_detailed", "generate_sound",
+        "get_session", "get_stems", "end_session", "leave_session", "get_generation",
         # ACE-Step's
         "get_health", "get_models", "init_model", "get_stats", "release_task", "query_result", "get_audio",
         "get_lora_status",
@@ -125,9 +123,7 @@ def test_every_operation_has_a_sentence_and_examples_that_are_valid() -> None:
         assert " " in operation["summary"]
         assert not operation["summary"].endswith(".")
     places = list(shown_json(document))
-    assert {"create_generation body", "merge_adapters body", "compose_music body", "release_task body"} <= {
-        place for place, _, _ in places
-    }
+    assert {"create_generation body", "merge_adapters body", "release_task body"} <= {place for place, _, _ in places}
     for place, schema, examples in places:
         assert examples, place
         # A reference of the body's own schema, or of the document's.
@@ -138,8 +134,8 @@ def test_every_operation_has_a_sentence_and_examples_that_are_valid() -> None:
 
 def test_an_example_that_is_not_valid_is_found() -> None:
     document = admin_document()
-    (schema,) = (schema for place, schema, _ in shown_json(document) if place == "compose_music body")
-    bodies = [{"prompt": "a", "nonsense": 1}, {"prompt": "a", "music_length_ms": 1}]
+    (schema,) = (schema for place, schema, _ in shown_json(document) if place == "release_task body")
+    bodies = [{"prompt": "a", "bpm": "fast"}, {"prompt": "a", "batch_size": 9}]
     assert [jsonschema_rs.validator_for(schema).is_valid(body) for body in bodies] == [False, False]
 
 
@@ -151,7 +147,8 @@ def test_every_operation_has_an_example_and_every_example_an_operation() -> None
 def test_answers_have_the_members_of_their_examples(served: Served) -> None:
     with served.client() as client:
         for path, item in document(served)["paths"].items():
-            if "get" not in item or "{" in path or (example := EXAMPLES[item["get"]["operationId"]].answer) is None:
+            example = EXAMPLES[item["get"]["operationId"]].get("answer") if "get" in item else None
+            if example is None or "{" in path:
                 continue
             response = client.get(path)
             assert response.status_code == 200
@@ -183,11 +180,8 @@ def test_the_bodies_of_requests_are_described() -> None:
 
 def test_examples_of_other_people_s_clients_are_taken(served: Served) -> None:
     with served.client() as client:
-        for path, name in (("/v1/music", "compose_music"), ("/v1/sound-generation", "generate_sound")):
-            answer = client.post(path, json=EXAMPLES[name].body, params={"output_format": "pcm_8000"})
-            assert (answer.status_code, len(answer.content) > 1000) == (200, True), answer.text[:300]
         for path, name in (("/v1/init", "init_model"), ("/query_result", "query_result")):
-            body = {name: value for name, value in EXAMPLES[name].body.items() if name != "model"}
+            body = {name: value for name, value in EXAMPLES[name]["body"].items() if name != "model"}
             assert client.post(path, json=body).json()["code"] == 200
 
 
@@ -199,7 +193,7 @@ def test_the_documentation_links_to_the_websocket_protocol(served: Served) -> No
         name for item in operations(served).values() for name in item["tags"]
     }
     with served.client() as client:
-        for name, text in (("live", "# The live protocol"), ("clients", "## ElevenLabs")):
+        for name, text in (("live", "# The live protocol"), ("clients", "## ACE-Step 1.5")):
             answer = client.get(f"/docs/{name}")
             assert answer.headers["content-type"] == "text/plain; charset=utf-8"
             assert text in answer.text
@@ -250,7 +244,7 @@ expected-statuses = ["2xx", "404", "415", "422"]
 
 # Nearly every generated file is no audio, and every generated id unknown.
 [[operations]]
-include-path-regex = "^/v1/(sources|sessions)"
+include-path-regex = "^/v1/(sources|sessions|audio/generations/)"
 warnings = false
 """
 
@@ -262,7 +256,7 @@ def run_schemathesis(served: Served, folder: Path, examples: int, *flags: str, m
     command = Path(sys.executable).parent / "schemathesis"
     described = folder / "openapi.json"
     described.write_text(json.dumps(served.app.openapi()))
-    theirs = ["--exclude-tag", "ElevenLabs", "--exclude-tag", "ACE-Step"]  # they are as other servers have them
+    theirs = ["--exclude-tag", "ACE-Step"]  # it is as other servers have them
     arguments = [
         "run",
         described,

@@ -36,7 +36,7 @@ def test_status_of_runtime_errors(error: TickError, status: int) -> None:
 def test_every_runtime_error_has_a_status() -> None:
     family = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TickError)]
     assert len(family) > 10
-    assert {cls.status for cls in family} <= {404, 409, 422, 500, 503, 504}
+    assert {cls.status for cls in family} <= {404, 409, 415, 422, 500, 503, 504}
 
 
 def test_a_field_becomes_a_pointer_and_the_fix_is_kept() -> None:

@@ -14,9 +14,9 @@ from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, connected, even
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.asgi.paced import Paced
 from server.asgi.problems import ProblemError
-from server.asgi.request_body import BodyBudget, parse_object, validate
+from server.asgi.request_body import parse_object, validate
+from server.asgi.turns import Turns
 from server.routes.generations import add_notes
 
 JSON = {"content-type": "application/json"}
@@ -257,7 +257,7 @@ def test_an_endless_chunked_body_is_refused_at_the_limit(serve: Callable[..., Se
     assert sent < 128 * 2**20
     assert answers[0].startswith(b"HTTP/1.1 413 ")
     assert memory.memory_info().rss - before < 24 * 2**20
-    assert server.service.budget.used_bytes == 0
+    assert server.service.bodies.memory.used == 0
     assert server.post().status_code == 200
 
 
@@ -281,7 +281,7 @@ def test_the_body_has_a_deadline(serve: Callable[..., Served]) -> None:
     with connected(server) as connection:
         connection.sendall(raw_request(b"x" * 100)[:-50])
         assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
-    assert server.service.budget.used_bytes == 0
+    assert server.service.bodies.memory.used == 0
 
 
 def test_a_client_that_disconnects_while_sending_releases_its_budget(serve: Callable[..., Served]) -> None:
@@ -290,64 +290,54 @@ def test_a_client_that_disconnects_while_sending_releases_its_budget(serve: Call
         with connected(server) as connection:
             connection.sendall(raw_request(b"x" * 100)[:-50])
     assert server.post().status_code == 200
-    assert server.service.budget.used_bytes == 0
+    assert server.service.bodies.memory.used == 0
 
 
-def test_stalled_uploads_leave_room_for_small_bodies(serve: Callable[..., Served]) -> None:
+def test_stalled_uploads_make_room(serve: Callable[..., Served]) -> None:
     server = serve(body_budget_bytes=2**20)
     stalled = raw_request(bytes(2**21), path="/v1/sources")[: 2**20]
     with connected(server) as connection:
         connection.sendall(stalled)
-        eventually(lambda: server.service.budget.used_bytes > 2**19)
+        eventually(lambda: server.service.bodies.memory.used > 2**19)
         assert server.post().status_code == 200
-        answer = server.client().post("/v1/sources", content=bytes(2**20))
-        problem(answer, 503, "busy")
+        with server.client() as client:
+            problem(client.post("/v1/sources", content=bytes(2**20)), 415, "unsupported_media_type")
+        assert b" 408 " in connection.recv(4096)
 
 
-def test_the_budget_bounds_all_bodies_together() -> None:
-    budget = BodyBudget(100)
-    budget.reserve(60)
-    with pytest.raises(ProblemError) as refusal:
-        budget.reserve(41)
-    assert refusal.value.status == 503
-    assert "Retry-After" in refusal.value.headers
-    budget.reserve(40)
-    budget.release(100)
-    assert budget.used_bytes == 0
+@pytest.fixture
+def turned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Any]]:
+    """What was done in turns: what they are for, for which client, and the work."""
+    done, run = list[tuple[str, str, Any]](), Turns.run
+
+    async def watched(self: Turns, client: str, work: Any, *arguments: Any) -> Any:
+        done.append((self._what, client, work))
+        return await run(self, client, work, *arguments)
+
+    monkeypatch.setattr(Turns, "run", watched)
+    return done
 
 
-@pytest.mark.parametrize(("size", "kinds"), [(10, []), (70_000, [parse_object, validate])])
-def test_large_json_is_parsed_and_validated_at_its_pace(
-    served: Served, monkeypatch: pytest.MonkeyPatch, size: int, kinds: list[Any]
+@pytest.mark.parametrize(("size", "kind"), [(10, "reads requests"), (70_000, "reads large requests")])
+def test_json_is_parsed_and_validated_in_the_turn_of_its_client(
+    served: Served, turned: list[tuple[str, str, Any]], size: int, kind: str
 ) -> None:
-    paced, run = list[Any](), Paced.run
-
-    async def watched(self: Paced, work: Any, *arguments: Any) -> Any:
-        paced.append(work)
-        return await run(self, work, *arguments)
-
-    monkeypatch.setattr(Paced, "run", watched)
     body = b'{"prompt": "", "x": 1%s}' % (b" " * size)
     problem(post(served, body), 422, "invalid_request")
     files = {"request": ("request.json", body, "application/json")}
     with served.client() as client:
         problem(client.post(GENERATIONS, files=files), 422, "invalid_request")
-    assert paced == 2 * kinds
+    assert turned == 2 * [(kind, "127.0.0.1", parse_object), (kind, "127.0.0.1", validate)]
 
 
-def test_large_midi_files_are_read_at_the_pace_of_large_json(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    paced, run = list[Any](), Paced.run
-
-    async def watched(self: Paced, work: Any, *arguments: Any) -> Any:
-        paced.append(work)
-        return await run(self, work, *arguments)
-
-    monkeypatch.setattr(Paced, "run", watched)
-    for size, expected in ((10, []), (70_000, [add_notes])):
-        files = {"request": ("request.json", b"{}", "application/json"), "notes": ("a.mid", bytes(size))}
-        with served.client() as client:
-            problem(client.post(GENERATIONS, files=files), 422)
-        assert paced == expected
+@pytest.mark.parametrize(("size", "kind"), [(10, "reads requests"), (2200, "reads large requests")])
+def test_midi_files_cost_as_much_as_many_times_as_many_bytes_of_json(
+    served: Served, turned: list[tuple[str, str, Any]], size: int, kind: str
+) -> None:
+    files = {"request": ("request.json", b"{}", "application/json"), "notes": ("a.mid", bytes(size))}
+    with served.client() as client:
+        problem(client.post(GENERATIONS, files=files), 422)
+    assert [item for item in turned if item[2] is add_notes] == [(kind, "127.0.0.1", add_notes)]
 
 
 json_values = st.recursive(
@@ -387,3 +377,11 @@ def test_an_object_that_is_none_is_a_finding_where_it_stands_and_text_that_is_no
     with pytest.raises(ProblemError) as malformed:
         parse_object(b"[1", "/request")
     assert (malformed.value.status, malformed.value.errors) == (400, [])
+
+
+def test_bodies_may_begin_with_the_mark_of_windows_and_other_encodings_are_named(served: Served) -> None:
+    text, headers = '{"prompt": "ü", "seed": 1, "response_format": "latents"}', {"content-type": "application/json"}
+    with served.client() as client:
+        assert client.post(GENERATIONS, content=text.encode("utf-8-sig"), headers=headers).status_code == 200
+        found = problem(client.post(GENERATIONS, content=text.encode("utf-16"), headers=headers), 400, "malformed_json")
+    assert "it is UTF-16, expected UTF-8" in found["detail"]

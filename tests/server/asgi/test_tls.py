@@ -501,7 +501,7 @@ def test_unusable_files_are_errors_that_name_them(tmp_path: Path) -> None:
     text.write_text("nothing")
     for arguments, message in (
         ((tmp_path / "missing.pem", key), r"missing\.pem cannot be read: No such file"),
-        ((certificate, tmp_path), r"cannot be read: Is a directory"),
+        ((certificate, tmp_path), r"cannot be read: it is a folder"),
         ((certificate, other_key), r"key\.pem is not the key of .*cert\.pem"),
         ((certificate, locked_key), r"without a password"),
         ((text, key), r"text\.pem and .* are not a PEM certificate"),

@@ -270,6 +270,12 @@ def test_the_node_gives_comfyuis_audio(server: Served, comfyui: ModuleType) -> N
     assert np.array_equal(again["waveform"], audio["waveform"])
 
 
+def test_the_nodes_parameters_are_all_of_them_where_they_are_long(comfyui: ModuleType) -> None:
+    node, curve = comfyui.TickRTGenerate(), [1.5] * 500
+    _, parameters = node.generate("a", seconds=2.0, seed=7, options=json.dumps({"guidance": curve}))
+    assert json.loads(parameters)["guidance"] == curve
+
+
 def test_the_node_covers_what_another_node_gives(comfyui: ModuleType) -> None:
     node = comfyui.TickRTGenerate()
     source, _ = node.generate("a", seconds=2.0, seed=1)

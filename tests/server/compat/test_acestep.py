@@ -227,9 +227,9 @@ def test_what_needs_another_model_is_refused(client: AceStepClient, path: str) -
         ({"json": {"task_type": "cover"}}, 422, "src_audio: task cover needs a source"),
         ({"json": {"task_type": "cover", "src_audio_path": "/a.wav"}}, 422, "src_audio_path: files of the server"),
         ({"json": {"reference_audio_path": "C:\\a.wav"}}, 422, "reference_audio_path: files of the server"),
-        ({"data": {"task_type": "cover"}, "files": {"src_audio": ("a", b"nothing")}}, 415, "src_audio is not audio"),
-        ({"data": {"task_type": "cover"}, "files": {"src_audio": ("a", b"RIFF")}}, 422, "src_audio: "),
-        ({"files": {"reference_audio": ("a", b"RIFF")}}, 422, "reference_audio: "),
+        ({"data": {"task_type": "cover"}, "files": {"src_audio": ("a", b"nothing")}}, 415, "src_audio: not audio"),
+        ({"data": {"task_type": "cover"}, "files": {"src_audio": ("a", b"RIFF")}}, 415, "src_audio: "),
+        ({"files": {"reference_audio": ("a", b"RIFF")}}, 415, "reference_audio: "),
         ({"files": {"voice": ("a", b"RIFF")}}, 422, "voice: expected a text"),
         ({"files": [("src_audio", ("a", b"RIFF")), ("ctx_audio", ("a", b"RIFF"))]}, 422, "src_audio: occurs more"),
         ({"data": {"task_type": "repaint", "repainting_start": "5"}, "files": UPLOAD}, 422, "repainting_start: 5 to"),
@@ -251,8 +251,12 @@ def test_a_list_of_tasks_is_checked(client: AceStepClient, ids: Any) -> None:
     assert "task_id_list: expected a list" in refusal(response, 422)
 
 
-def test_an_unknown_task_is_waiting_and_has_no_result(client: AceStepClient) -> None:
-    assert client.query("nonsense") == [{"task_id": "nonsense", "result": "[]", "status": 0, "progress_text": ""}]
+@pytest.mark.parametrize("task_id", ["nonsense", "", "0" * 36])
+def test_a_task_that_is_not_known_has_failed(client: AceStepClient, task_id: str) -> None:
+    (entry,) = client.query(task_id)
+    (result,) = client.wait(task_id, status=2)
+    assert (entry["task_id"], result["file"], result["error"]) == (task_id, "", entry["progress_text"])
+    assert "start it again with /release_task" in result["error"]
     assert client.query() == []
 
 
@@ -284,7 +288,7 @@ def test_a_client_has_its_share_of_the_places(serve: Serve) -> None:
         served.pause()
         task_id = client.release(json={**SHORT, "batch_size": None})
         response = http.post("/release_task", json=SHORT)
-        assert "this client has 1 generations" in refusal(response, 429)
+        assert "1 at a time for one client" in refusal(response, 429)
         assert int(response.headers["retry-after"]) >= 1
         assert "at most 1" in refusal(http.post("/release_task", json={**SHORT, "batch_size": 2}), 422)
         running = json.loads(client.query(task_id)[0]["result"])[0]

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.requests.text_options import MAX_LYRICS_CHARACTERS
 from server.asgi.problems import Finding, ProblemError
-from server.compat.acestep_fields import PARAMETERS, Fields, error_text
+from server.compat.acestep_fields import MAX_ITEMS, PARAMETERS, Fields, error_text
 
 
 def test_values_come_by_every_name_and_from_objects() -> None:
@@ -32,6 +33,18 @@ def test_a_value_of_another_kind_is_refused_by_name(kind: str, value: object) ->
     with pytest.raises(ProblemError) as error:
         getattr(Fields({"bpm": value}), kind)("bpm")
     assert error.value.document().model_dump()["errors"][0]["pointer"] == "/bpm"
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("key_scale", MAX_LYRICS_CHARACTERS), ("audio_code_string", 131_072), ("seed", MAX_ITEMS)]
+)
+def test_texts_and_lists_have_a_most(name: str, most: int) -> None:
+    def read(size: int) -> object:
+        return Fields({name: [7] * size}).texts(name) if most == MAX_ITEMS else Fields({name: "x" * size}).text(name)
+
+    assert read(most)
+    with pytest.raises(ProblemError, match=f"has {most + 1} .*, at most {most} are taken"):
+        read(most + 1)
 
 
 @pytest.mark.parametrize(("value", "words"), [("{", "JSON"), ("[]", "object"), ([1], "object")])

@@ -37,7 +37,7 @@ def sampler(bundle: Bundle, **changes: Any) -> Bundle:
 @pytest.mark.parametrize(
     ("theirs", "key"),
     [
-        ("C Major", "C major"), ("Am", "A minor"), ("f# min", "F# minor"), ("Bb", "Bb major"), ("D♭ maj", "D♭ major"),
+        ("C Major", "C major"), ("Am", "A minor"), ("f# min", "F# minor"), ("Bb", "Bb major"), ("D♭ maj", "Db major"),
         ("EM", "E major"), ("g minor", "G minor"), ("N/A", None), ("", None),
     ],
 )  # fmt: skip

@@ -13,6 +13,7 @@ from helpers.http_harness import Served, eventually
 from runtime.audio.codec import Codec
 from runtime.errors import EngineError
 from server.asgi.problems import ProblemError
+from server.asgi.shares import Shares
 from server.compat import acestep_tasks
 from server.compat.acestep_tasks import Task, TaskStore
 
@@ -59,7 +60,7 @@ def test_audio_that_is_not_fetched_is_removed_in_time_and_for_room(serve: Serve)
         assert len(folder_of(served)) == 1
         served.pause()
         running = client.release(json=long)
-        assert "takes all space" in refusal(http.post("/release_task", json=long), 503)
+        assert "keeps bytes of results" in refusal(http.post("/release_task", json=long), 503)
         served.resume()
         client.wait(running)
     folder = folder_path(served)
@@ -79,7 +80,7 @@ def test_audio_expires_and_its_task_says_so(serve: Serve, monkeypatch: pytest.Mo
         for _ in range(2):
             later = client.release(json=SHORT)
             eventually(lambda later=later: client.query(later)[0]["status"] == 2)
-        assert client.query(task_id)[0]["result"] == "[]"
+        assert "not any more" in client.wait(task_id, status=2)[0]["error"]
         assert wrapped(http.get("/v1/stats"))["jobs"]["total"] == 2
 
 
@@ -117,7 +118,7 @@ class Job:
     def __init__(self, size_bytes: int) -> None:
         self.go, self.size_bytes = asyncio.Event(), size_bytes
         pipeline = SimpleNamespace(codec=SimpleNamespace(channels=1))
-        self.request = SimpleNamespace(pipeline=pipeline, body=SimpleNamespace(response_format="wav"))
+        self.request = SimpleNamespace(pipeline=pipeline, body=SimpleNamespace(response_format="wav"), client="me")
         self.generation = SimpleNamespace(total_samples=size_bytes // 2, seed=7, num_steps=1)
 
 
@@ -129,7 +130,7 @@ def in_store(limit_bytes: int, steps: Callable[[TaskStore], Awaitable[None]], pa
         return ""
 
     async def run() -> None:
-        store = TaskStore(limit_bytes, 600.0)
+        store = TaskStore(limit_bytes, 600.0, 0)
         try:
             async with asyncio.timeout(60):
                 await steps(store)
@@ -137,6 +138,7 @@ def in_store(limit_bytes: int, steps: Callable[[TaskStore], Awaitable[None]], pa
             await store.close()
 
     patch.setattr(acestep_tasks, "_make", make)
+    patch.setattr(acestep_tasks, "HEADER_BYTES", 0)
     asyncio.run(run())
 
 
@@ -220,5 +222,6 @@ def test_progress_is_the_share_of_all_steps_that_are_done() -> None:
         SimpleNamespace(generation=SimpleNamespace(num_steps=total), permit=SimpleNamespace(remaining_steps=left))
         for total, left in ((10, 2), (30, 30))
     ]
-    assert Task({}, jobs, 0).progress == pytest.approx(8 / 40)
-    assert Task({}, (), 0).progress == 1.0
+    held = Shares("keeps results", 2).take("me")
+    assert Task({}, jobs, held, held).progress == pytest.approx(8 / 40)
+    assert Task({}, (), held, held).progress == 1.0

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from runtime.errors import RequestError
 from runtime.requests.options import parse_options
-from server.asgi.rate_limit import ViolationError
 from server.compat.lyria_messages import (
     MAX_MESSAGE_BYTES,
     ClientContent,
@@ -25,6 +24,7 @@ from server.compat.lyria_messages import (
     parse_message,
     source_metadata,
 )
+from server.live.incoming import ViolationError
 
 NAMES = st.sampled_from(
     ["setup", "clientContent", "music_generation_config", "playbackControl", "bpm", "text", "weight"]

@@ -11,8 +11,8 @@ from helpers.fake_live_host import CHANNELS, RATE_HZ, FakeHost
 
 from runtime.errors import RequestError
 from runtime.sessions.protocol.messages import MAX_MESSAGE_BYTES, WriteAudio
-from server.asgi.rate_limit import RateLimit, ViolationError
-from server.live.incoming import Incoming, WriteError, num_counted
+from server.asgi.shares import RateLimit
+from server.live.incoming import Incoming, ViolationError, WriteError, num_counted
 
 WRITE = {"type": "write", "seq": 3, "at_s": 0.5, "samples": 4, "format": "s16"}
 

@@ -94,7 +94,7 @@ def test_stems_of_a_loop_are_one_pass_of_it(built: Built) -> None:
         assert len(mix) == ready.canvas.frames * 320
         assert np.abs(bass + drums - mix).max() < 3 * 2**-23
         assert np.abs(bass).max() > 0.01
-        assert served.service.admission.reserved_bytes == served.service.admission.num_pending == 0
+        assert served.service.admission.memory.used == served.service.admission.num_pending == 0
         problem(http.get("/v1/sessions/none/stems"), 404, "unknown_session")
 
 

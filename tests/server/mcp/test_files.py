@@ -26,9 +26,9 @@ def in_store(store: FileStore, steps: Callable[[FileStore], Awaitable[None]]) ->
 
 def add(store: FileStore, size_bytes: int, client: str = "me") -> MadeFile:
     name = store.new_name("a title", ".wav")
-    with store.room(size_bytes):
+    with store.room(client, size_bytes) as room:
         store.path_of(name).write_bytes(bytes(size_bytes))
-        return store.add(name, "audio/wav", client, {}, {})
+        return store.add(name, "audio/wav", room, {}, {})
 
 
 def test_names_have_the_title_and_are_not_guessed() -> None:
@@ -53,12 +53,12 @@ def test_the_oldest_files_make_room() -> None:
         assert store.get(second.name) is second
         with pytest.raises(ProblemError, match="there is no file"):
             store.get(first.name)
-        with store.room(600):
+        with store.room("other", 600):
             assert store.of("other") == []
-            with pytest.raises(ProblemError) as caught, store.room(500):
+            with pytest.raises(ProblemError) as caught, store.room("me", 500):
                 pass
             assert caught.value.status == 503
-        with pytest.raises(ProblemError) as caught, store.room(1001):
+        with pytest.raises(ProblemError) as caught, store.room("me", 1001):
             pass
         assert caught.value.code == "results_too_large"
 
@@ -89,8 +89,8 @@ def test_files_of_a_given_folder_stay(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_file_that_was_not_written_is_an_error(tmp_path: Path) -> None:
     async def steps(store: FileStore) -> None:
-        with pytest.raises(StoreError, match="cannot be stored"):
-            store.add("x.wav", "audio/wav", "me", {}, {})
+        with store.room("me", 1) as room, pytest.raises(StoreError, match="cannot be stored"):
+            store.add("x.wav", "audio/wav", room, {}, {})
         store.discard("x.wav")
         assert store.find("x.wav") is None
 

@@ -61,9 +61,9 @@ def test_files_are_made_in_the_folder_and_are_sources(command: list[str], tmp_pa
             await asyncio.wait([call])
             assert call.cancelled()
             missing = await client.call_tool("cover", {"prompt": "b", "source_id": str(tmp_path / "no.wav")})
-            assert "is no file" in problem_of(missing, "file_error")
+            assert "cannot be read: No such file" in problem_of(missing, "file_error")
             endless_file = await client.call_tool("cover", {"prompt": "b", "source_id": os.devnull})
-            assert "is no file" in problem_of(endless_file, "file_error")
+            assert "cannot be read: it is a device" in problem_of(endless_file, "file_error")
             session = facts(await client.call_tool("live_open", {"prompts": [{"text": "a"}]}))["session"]
             passage = facts(await client.call_tool("live_record", {"session": session, "seconds": 1}))
             assert Path(passage["path"]).is_file()
@@ -124,3 +124,24 @@ def test_engines_that_are_missing_are_said_by_the_tools(tmp_path: Path) -> None:
             assert "Fix: tickrt-build" in text
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("home", [None, "/proc/none"])
+def test_without_a_folder_for_music_it_says_what_to_give(command: list[str], home: str | None) -> None:
+    """In a container: no user of this number, or a home that cannot be written."""
+    variables = {name: value for name, value in environment().items() if name not in ("HOME", "XDG_MUSIC_DIR")}
+    no_user = "import pwd; pwd.getpwuid = {}.__getitem__; "
+    program = [command[0], "-c", no_user + PROGRAM, command[3]]
+    done = subprocess.run(
+        program,
+        env=variables | ({} if home is None else {"HOME": home}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    words = "no home folder" if home is None else "/proc/none/Music/TickRT cannot be written"
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert words in done.stderr
+    assert "fix: --out FOLDER" in done.stderr

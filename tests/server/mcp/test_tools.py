@@ -102,7 +102,7 @@ def test_what_was_made_is_covered_and_repainted(served: Served) -> None:
         with served.client() as http:
             source = http.post("/v1/sources", files={"source": http.get(made["url"]).content}).json()["id"]
         assert facts(await client.call_tool("cover", {**cover, "source_id": source}))["seed"] == 1
-        notes = facts(await client.call_tool("generate", {"prompt": "a", "seconds": 1, "response_format": "latents"}))
+        notes = facts(await client.call_tool("generate", {"prompt": "a", "seconds": 1, "response_format": "LATENTS"}))
         assert notes["media_type"] == "application/vnd.safetensors"
 
     talk(served, steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -145,6 +146,29 @@ def test_live_sessions_take_an_adapter_that_came_with_a_reload(served: Served, d
     shutil.rmtree(folder)
     merge(served)
     assert is_audio(found), found
+
+
+def test_a_name_of_unicode_is_an_id_in_every_form(served: Served, deployment: Deployment) -> None:
+    """As macOS stores it, and as people type it."""
+    name, stored = "été 🎹 (2)", unicodedata.normalize("NFD", "été 🎹 (2)")
+    folder = add_adapter(deployment, stored, seed=3)
+    answer = merge(served, {"id": stored, "strength": 0.7})
+    assert (answer.status_code, answer.json()["merged"]) == (200, [{"id": name, "strength": 0.7}]), answer.text
+    assert name in [card["id"] for card in listed(served)["data"]]
+    with served.client() as client:
+        assert f'{{adapter="{name}"}} 0.7' in client.get("/metrics").text
+    merge(served)
+    found = [latents(served, [{"id": typed}]) for typed in (name, stored)]
+    np.testing.assert_array_equal(*found)
+    assert np.abs(found[0] - latents(served, [])).max() > 0.01
+    with player(served) as client:
+        client.open(prompts=[{"text": "a"}], seed=3, controls={"adapters": [{"id": stored}]})
+        client.send(type="adapter", seq=1, id=name, strength=None)
+        live = client.receive_until(lambda item: isinstance(item, Problem) or (is_audio(item) and item.full_seq == 1))
+        client.send(type="close")
+    shutil.rmtree(folder)
+    merge(served)
+    assert is_audio(live), live
 
 
 def test_what_cannot_be_merged_changes_nothing(served: Served, deployment: Deployment) -> None:

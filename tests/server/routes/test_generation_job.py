@@ -1,4 +1,4 @@
-"""What a generation's response says in its headers, how far ahead of its playback it is, and its plan."""
+"""How far ahead of its playback a generation is, and its plan."""
 
 from __future__ import annotations
 
@@ -34,13 +34,8 @@ from server.asgi.request_body import Upload
 from server.metrics.metrics import Metrics, Outcome
 from server.routes import generation_job
 from server.routes.checked_request import CheckedRequest, ReadRequest
-from server.routes.generation_job import AHEAD_BYTES, GenerationJob, outcome_of, words_header
+from server.routes.generation_job import AHEAD_BYTES, GenerationJob, outcome_of
 from server.routes.generations import GenerationResponse
-
-
-def test_unknown_words_fit_into_a_header() -> None:
-    words = ["b\u00f6se", "a, b", "x" * 30, *("w" for _ in range(20))]
-    assert words_header(words) == ", ".join(["b%C3%B6se", "a%2C b", "x" * 20, *"wwwwwww"])
 
 
 @pytest.mark.parametrize(("stream", "format_", "is_streamed"), [(True, "wav", True), (True, "latents", False)])
@@ -77,7 +72,7 @@ def test_a_stream_is_ahead_by_what_it_has_not_played(
 def test_audio_that_is_read_counts_against_what_is_read_at_once(
     monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], is_cached: bool, is_limited: bool
 ) -> None:
-    async def refuse(function: object) -> None:
+    async def refuse(client: str, function: object) -> None:
         raise unavailable("busy", "too much audio is being read")
 
     async def prepare() -> None:
@@ -90,7 +85,7 @@ def test_audio_that_is_read_counts_against_what_is_read_at_once(
 
     service: Any = SimpleNamespace(
         sources=SimpleNamespace(are_cached=lambda *ids: ids == (None,) * 3),
-        source_worker=SimpleNamespace(run=refuse),
+        file_turns=SimpleNamespace(run=refuse),
         settings=SimpleNamespace(queue_timeout_s=1.0),
     )
     permit: Any = None
@@ -131,7 +126,8 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     planner = Planner(pipeline.bundle, spec, pipeline.loop, pipeline.structure)
     nothing: Any = None
     generation = LongGeneration(replace(pipeline, planner=planner), parse_options({"prompt": "a", "seed": 1}))
-    job = GenerationJob(nothing, nothing, ReadRequest(generation, generation.metadata()))
+    request = CheckedRequest(nothing, pipeline, GenerationBody(prompt="a", seed=1), Upload({}), "")
+    job = GenerationJob(request, nothing, ReadRequest(generation, generation.metadata()))
     tokens: list[int] = []
     planner.sequences.observers.append(tokens.append)
 
@@ -152,6 +148,7 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     assert pipeline.loop.stats().outcomes["cancelled"] == is_cancelled
     if not is_cancelled:
         assert len(job.read.metadata.plan["codes"]) == 11
+        assert '"codes"' in job.read.tag
         assert sum(tokens) >= 11
     pipeline.close()
 

@@ -23,7 +23,7 @@ from runtime.audio.codec import Codec
 from runtime.audio.encoding import AudioWriter
 from runtime.pipeline.generation import LongGeneration
 from server.asgi import request_body
-from server.routes import generation_stream
+from server.routes import generation_stream, generations
 
 Serve = Callable[..., Served]
 
@@ -184,12 +184,12 @@ def test_a_place_is_free_after_the_last_tick_although_the_client_does_not_read(s
         assert stalled.recv(15) == b"HTTP/1.1 200 OK"
         eventually(lambda: served.service.admission.num_pending == 0, timeout_s=60.0)
         assert len(served.service.admission.permits) == 1
-        reserved = served.service.admission.reserved_bytes
+        reserved = served.service.admission.memory.used
         assert 20 * 8000 * 4 > reserved > 0, "latents, and the audio of two windows"
         assert served.post().status_code == 200
-        eventually(lambda: served.service.admission.reserved_bytes == reserved)
+        eventually(lambda: served.service.admission.memory.used == reserved)
     eventually(lambda: not served.service.admission.permits)
-    assert served.service.admission.reserved_bytes == 0
+    assert served.service.admission.memory.used == 0
 
 
 def test_results_that_are_sent_whole_are_bounded_by_their_bytes(serve: Serve) -> None:
@@ -206,7 +206,7 @@ def test_results_that_are_sent_whole_are_bounded_by_their_bytes(serve: Serve) ->
         assert int(refused.headers["retry-after"]) >= 1
         assert served.metrics()["tickrt_response_size_bytes"] > 30 * 8000 * 4
         assert served.post(seconds=1).status_code == 200
-    eventually(lambda: served.service.admission.reserved_bytes == 0)
+    eventually(lambda: served.service.admission.memory.used == 0)
     assert served.post(seconds=30, steps=2, stream=False).status_code == 200
 
 
@@ -341,7 +341,7 @@ def test_parsing_decoding_and_encoding_run_outside_the_event_loop(
     threads: dict[str, set[int]] = {}
     slow = [
         (request_body, "parse_object"),
-        (request_body, "validate"),
+        (generations, "validate"),
         (LongGeneration, "next_request"),
         (Codec, "_decode"),
         (AudioWriter, "write"),

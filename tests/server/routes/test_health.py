@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, eventually, problem
+from helpers.panics import panic
 from helpers.scripted_sessions import Client
 
 from runtime.config.deployment import Deployment, load_deployment
@@ -115,12 +116,23 @@ def test_a_hanging_tick_loop_is_not_live_until_it_runs_again(serve: Serve) -> No
     with ThreadPoolExecutor(1) as pool, served.client() as client:
         pending = pool.submit(served.post)
         eventually(lambda: client.get("/health/live").status_code == 503)
-        assert "last tick" in problem(client.get("/health/ready"), 503, "tick_overdue")["detail"]
+        assert "'tick'" in problem(client.get("/health/ready"), 503, "tick_overdue")["detail"]
         eventually(lambda: served.server.exit_code != 0)
         served.resume()
         assert pending.result().status_code == 200
         eventually(lambda: client.get("/health/live").status_code == 200)
         eventually(lambda: served.server.exit_code == 0)
+
+
+def test_a_worker_that_hangs_is_not_live_until_it_goes_on(serve: Serve) -> None:
+    served, gate = serve(thread_timeout_s=0.1), threading.Event()
+    assert served.pipeline.codec is not None
+    served.pipeline.codec.queue.submit(gate.wait)
+    with served.client() as client:
+        eventually(lambda: client.get("/health/live").status_code == 503)
+        assert "'codec-decode'" in problem(client.get("/health/live"), 503, "codec_decode_overdue")["detail"]
+        gate.set()
+        eventually(lambda: client.get("/health/live").status_code == 200)
 
 
 def test_an_idle_loop_is_live(serve: Serve) -> None:
@@ -152,14 +164,11 @@ def test_a_dead_tick_loop_ends_all_generations_and_the_process(serve: Serve) -> 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_thread_of_live_sessions_ends_the_process(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    def die() -> None:
-        raise RuntimeError("a defect of the host")
-
     served = serve()
     host = served.service.host
     assert host is not None
     assert not_live(served.service) is None
-    monkeypatch.setattr(host, "_grant_slots", die)
+    monkeypatch.setattr(host, "_grant_slots", panic)
     client = Client()
     host.open(Open(), client)
     eventually(lambda: served.server.exit_code == EXIT_ENGINE)

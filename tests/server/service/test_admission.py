@@ -1,14 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from contextlib import ExitStack
 
 import pytest
 
-from server.asgi.paced import HELD_SHARE, Paced
-from server.asgi.places import Places
 from server.asgi.problems import ProblemError
 from server.service.admission import Admission
 
@@ -81,12 +77,12 @@ def test_the_memory_of_responses_is_bounded_in_all_and_per_client() -> None:
     first.reserve(40)
     with pytest.raises(ProblemError) as refusal:
         second.reserve(11)
-    assert (refusal.value.status, refusal.value.code) == (503, "busy")
+    assert refusal.value.status == 429
     third.reserve(50)
     second.reserve(10)
-    assert admission.reserved_bytes == 100
+    assert admission.memory.used == 100
     first.release()
-    assert admission.reserved_bytes == 60
+    assert admission.memory.used == 60
     second.reserve(40)
     with pytest.raises(ProblemError) as refusal:
         admission.admit("c").reserve(1)
@@ -99,7 +95,7 @@ def test_without_a_limit_per_client_one_client_gets_all_memory() -> None:
     permit = admission.admit("a")
     permit.reserve(100)
     permit.release()
-    assert admission.reserved_bytes == 0
+    assert admission.memory.used == 0
 
 
 @pytest.mark.parametrize(
@@ -113,7 +109,7 @@ def test_a_generation_of_many_takes_the_places_that_are_free(limit: int, others:
     assert permit.take_places(wanted) == taken
     assert admission.num_pending == 1 + others + taken
     if limit:
-        with pytest.raises(ProblemError, match="this client has 3"):
+        with pytest.raises(ProblemError, match="3 at a time for one client"):
             admission.admit("a")
     permit.release()
     assert admission.num_pending == others
@@ -163,81 +159,3 @@ def refused_for_s(admission: Admission, client: str) -> int:
     with pytest.raises(ProblemError) as refusal:
         admission.admit(client)
     return int(refusal.value.headers["Retry-After"])
-
-
-@pytest.mark.parametrize(("share", "code"), [(0.5, "too_many_requests"), (0, "busy"), (0.01, "too_many_requests")])
-def test_one_address_gets_its_share_of_the_places(share: float, code: str) -> None:
-    places = Places("answers requests", 4, share)
-    with ExitStack() as stack:
-        for _ in range(max(1, int(4 * (share or 1)))):
-            stack.enter_context(places.take("a"))
-        with pytest.raises(ProblemError) as refusal:
-            stack.enter_context(places.take("a"))
-        assert (refusal.value.code, refusal.value.headers) == (code, {"Retry-After": "1"})
-        if share:
-            stack.enter_context(places.take("b"))
-    assert not places.taken
-
-
-def test_paced_work_is_done_one_at_a_time_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu_s, pauses = 0.0, list[float]()
-
-    def work(number: int) -> int:
-        nonlocal cpu_s
-        assert running.acquire(blocking=False)
-        cpu_s += 1.0
-        time.sleep(0.001)
-        running.release()
-        return number
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-
-    async def run() -> None:
-        paced = Paced()
-        assert await asyncio.gather(*(paced.run(work, number) for number in range(3))) == [0, 1, 2]
-
-    running = threading.Lock()
-    monkeypatch.setattr(time, "thread_time", lambda: cpu_s)
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    asyncio.run(run())
-    assert pauses == [0.0, 1.0 / HELD_SHARE - 1.0, 1.0 / HELD_SHARE - 1.0]
-
-
-def test_paced_work_that_fails_raises_and_lets_others_go_on() -> None:
-    def fail() -> None:
-        raise LookupError
-
-    async def run() -> None:
-        paced = Paced()
-        with pytest.raises(LookupError):
-            await paced.run(fail)
-        with pytest.raises(LookupError):
-            await paced.share(fail)
-        assert await paced.share(lambda: 1) == 1
-
-    asyncio.run(run())
-
-
-def test_those_that_ask_before_work_begins_share_its_result() -> None:
-    numbers, begun, may_end = iter(range(10)), threading.Event(), threading.Event()
-
-    def work() -> int:
-        begun.set()
-        assert may_end.wait(60)
-        return next(numbers)
-
-    async def run() -> None:
-        paced = Paced()
-        first = asyncio.create_task(paced.share(work))
-        assert await asyncio.to_thread(begun.wait, 60)
-        others = [asyncio.create_task(paced.share(work)) for _ in range(3)]
-        await asyncio.sleep(0)
-        others[0].cancel()
-        may_end.set()
-        assert await first == 0
-        assert await asyncio.gather(*others[1:]) == [1, 1]
-        assert await paced.share(work) == 2
-
-    asyncio.run(run())

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from helpers.http_harness import TIMEOUT_S
 
-from server.asgi.problems import ProblemError
-from server.service.codec_workers import FirstAudioTracker, SourceWorker, run_to_end
+from server.service.codec_workers import FirstAudioTracker, run_to_end
 
 
 def test_cancelled_work_in_a_thread_is_waited_for() -> None:
@@ -78,35 +77,6 @@ def test_waiting_is_bounded() -> None:
     started_s = time.monotonic()
     asyncio.run(tracker.wait_for(frozenset("b"), 0.05))
     assert time.monotonic() - started_s > 0.04
-
-
-def test_sources_are_read_one_at_a_time_and_few_wait() -> None:
-    asyncio.run(_sources())
-
-
-async def _sources() -> None:
-    worker, go, running, most = SourceWorker(max_waiting=2), threading.Event(), 0, 0
-
-    def read(number: int) -> int:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        assert go.wait(TIMEOUT_S)
-        running -= 1
-        return number
-
-    tasks = [asyncio.create_task(worker.run(read, number)) for number in range(3)]
-    await asyncio.sleep(0)
-    with pytest.raises(ProblemError) as refusal:
-        await worker.run(read, 3)
-    assert (refusal.value.status, "Retry-After" in refusal.value.headers) == (503, True)
-    tasks[2].cancel()
-    await asyncio.wait([tasks[2]])
-    tasks[2] = asyncio.create_task(worker.run(read, 4))
-    go.set()
-    assert await asyncio.gather(*tasks) == [0, 1, 4]
-    assert most == 1
-    worker.close()
 
 
 def test_an_error_of_cancelled_work_is_not_one_of_the_event_loop() -> None:

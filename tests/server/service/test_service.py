@@ -210,7 +210,7 @@ def test_one_address_gets_a_share_of_the_places_where_clients_are_limited(limit:
         with ExitStack() as taken:
             for number in count():
                 try:
-                    taken.enter_context(places.take("a"))
+                    taken.enter_context(places.hold("a"))
                 except ProblemError as refused:
                     return number, refused.code
         raise AssertionError

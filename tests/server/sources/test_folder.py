@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.left_behind import leave_behind
 from helpers.sources import read, store_of
+from helpers.storage_faults import ERRNOS, faults
 
-from runtime.errors import ConfigError, SourceNotFoundError, StoreError
+from runtime.errors import ConfigError, SourceNotFoundError, StoreError, StoreUnavailableError
 from server.sources.folder import SourceFolder
 from server.sources.source import Source
 
@@ -32,6 +34,17 @@ def test_sources_survive_a_restart_in_the_order_of_their_use(tmp_path: Path) -> 
     assert np.array_equal(reopened.latents(ids[2]), read(bytes([2]) * 8))
 
 
+def test_what_other_programs_leave_beside_sources_stays_there(tmp_path: Path) -> None:
+    source, _ = store_of(SourceFolder(tmp_path)).add(b"abcd")
+    names = {*leave_behind(tmp_path, source.name), "song.wav.part", source.name}
+    (tmp_path / "song.wav.part").touch()
+    for name in ("tmpabc.part", f"{'0' * 64}.1.audio"):
+        (tmp_path / name).mkdir()
+        names.add(name)
+    assert SourceFolder(tmp_path).all() == [source]
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
 def test_a_restart_removes_interrupted_uploads_and_leaves_other_files(tmp_path: Path) -> None:
     for name in ("tmpabc.part", "notes.txt", f"{'0' * 63}.1.audio"):
         (tmp_path / name).write_bytes(b"x")
@@ -40,7 +53,7 @@ def test_a_restart_removes_interrupted_uploads_and_leaves_other_files(tmp_path: 
 
 
 @pytest.mark.parametrize("damage", [b"", b"other bytes", None])
-def test_a_damaged_file_is_removed_and_may_be_uploaded_again(
+def test_a_damaged_file_is_renamed_and_may_be_uploaded_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes | None
 ) -> None:
     source, _ = store_of(SourceFolder(tmp_path)).add(b"abcd" * 10)
@@ -49,10 +62,33 @@ def test_a_damaged_file_is_removed_and_may_be_uploaded_again(
     path.unlink() if damage is None else path.write_bytes(damage)
     with pytest.raises(SourceNotFoundError, match="damaged"):
         sources.latents(source.id)
-    assert "damaged" in caplog.text
-    assert (sources.all(), path.exists()) == ([], False)
+    assert [record.getMessage().count(source.id) for record in caplog.records] == [1 + (damage is not None)]
+    kept = [file.read_bytes() for file in tmp_path.glob("*.damaged-1")]
+    assert (sources.all(), path.exists(), kept) == ([], False, [] if damage is None else [damage])
     assert sources.add(b"abcd" * 10)[1]
     assert len(sources.latents(source.id)) == 10
+    assert store_of(SourceFolder(tmp_path)).all() == sources.all()
+
+
+@pytest.mark.parametrize("code", ERRNOS)
+def test_a_file_that_cannot_be_read_now_stays(tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture) -> None:
+    source, _ = store_of(SourceFolder(tmp_path)).add(b"abcd" * 10)
+    sources = store_of(SourceFolder(tmp_path))
+    with (
+        faults(tmp_path, 1, code, stay=True),
+        pytest.raises(StoreUnavailableError, match="the source cannot be read now") as error,
+    ):
+        sources.latents(source.id)
+    assert (error.value.status, str(tmp_path) in str(error.value)) == (503, False)
+    assert len(sources.latents(source.id)) == 10
+    assert not caplog.records
+
+
+def test_a_file_that_another_thread_has_replaced_meanwhile_is_not_set_aside(tmp_path: Path) -> None:
+    files = SourceFolder(tmp_path)
+    source, _ = store_of(files).add(b"abcd" * 10)
+    assert files.set_aside(source) == ""
+    assert store_of(files).data(source.id) == b"abcd" * 10
 
 
 def test_no_id_reaches_a_file_outside(tmp_path: Path) -> None:

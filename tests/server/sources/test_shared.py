@@ -49,3 +49,25 @@ def test_a_redis_that_is_away_is_unavailable_for_now(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailableError, match="Redis"):
             call()
     sources.close()
+
+
+def test_a_damaged_source_is_renamed_and_may_be_uploaded_again(redis: RedisServer) -> None:
+    redis.client.flushdb()
+    sources = store_of(SharedSources(redis.url))
+    source, _ = store_of(SharedSources(redis.url)).add(b"abcd" * 10)
+    redis.client.hset(f"tickrt:source:{source.id}", mapping={"data": b"other bytes"})
+    with pytest.raises(SourceNotFoundError, match="damaged"):
+        sources.latents(source.id)
+    assert sources.all() == []
+    assert redis.client.hget(f"tickrt:source:{source.id}:damaged", "data") == b"other bytes"
+    assert sources.add(b"abcd" * 10)[1]
+    sources.close()
+
+
+def test_what_something_else_has_written_hides_no_source(redis: RedisServer) -> None:
+    redis.client.flushdb()
+    sources = store_of(SharedSources(redis.url))
+    source, _ = sources.add(b"abcd" * 10)
+    redis.client.zadd("tickrt:sources", {b"\xff": 1e12, b"song.wav/12": 1e12, source.name: 1e12})
+    assert sources.all() == [source]
+    sources.close()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from runtime.audio.formats import latents_bytes
 from runtime.errors import RequestError, SourceNotFoundError
 from server.sources import store
-from server.sources.source import Source, SourceFiles
+from server.sources.source import Source, SourceFiles, owner_of
 
 OpenFiles = Callable[[], SourceFiles]
 
@@ -106,6 +106,20 @@ def test_sources_used_least_recently_make_room(open_files: OpenFiles) -> None:
     assert np.array_equal(held, read(bytes([1]) * 40))
     with pytest.raises(SourceNotFoundError):
         sources.latents(first.id)
+
+
+def test_a_client_that_uploads_much_takes_no_place_of_others(open_files: OpenFiles) -> None:
+    files = open_files()
+    sources = store_of(files, 1000)
+    others = [sources.add(bytes([n]) * 40, f"client {n}")[0] for n in range(5)]
+    for number in range(100):
+        sources.add(b"%d" % number * 30, "attacker")
+    found = sources.all()
+    assert set(others) < set(found)
+    assert {source.owner for source in found} == {source.owner for source in others} | {owner_of("attacker")}
+    again = store_of(files, 400)
+    again.add(b"new" * 10, "new")
+    assert set(others) < set(again.all()), "whose they are is known after a restart"
 
 
 def test_a_deleted_source_is_gone_and_work_that_uses_it_keeps_its_latents(open_files: OpenFiles) -> None:

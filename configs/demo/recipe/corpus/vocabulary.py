@@ -78,6 +78,11 @@ PLAYED_BY: Final[dict[str, tuple[str, ...]]] = {
 # An instrument and a layer named together, where it can play in several: "piano chords".
 PAIR_CONCEPTS: Final = tuple(player for player in PLAYERS if len(PLAYED_BY[player.split(":")[1]]) > 1)
 INSTRUMENT_CONCEPTS: Final = tuple(f"instrument:{name}" for name in PLAYED_BY)
+# Instruments that do not play: where their genre would take one, another plays.
+# Without basses and kits there is no such layer.
+NO_INSTRUMENT_CONCEPTS: Final = tuple(
+    f"not:{name}" for name, layers in PLAYED_BY.items() if not {"bass", "drums"} & set(layers)
+)
 # What a number of beats per minute has behind its point.
 FRACTION_CONCEPTS: Final = {
     f"fraction:{part}{n}": n / 10 ** len(f"{part}{n}") for part in ("", "0") for n in range(1, 10)
@@ -88,7 +93,7 @@ TEMPO_WORDS: Final = ("tempo:very slow", "tempo:slow", "tempo:medium", "tempo:fa
 WORD_CONCEPTS: Final = (
     *BPM_CONCEPTS, *TEMPO_WORDS, *METER_CONCEPTS, *LAYER_CONCEPTS, *NO_LAYER_CONCEPTS, *INSTRUMENT_CONCEPTS,
     *PAIR_CONCEPTS,    *GENRE_CONCEPTS, *KEY_CONCEPTS, *MODE_CONCEPTS, *SECTION_CONCEPTS, *MOOD_CONCEPTS,
-    *FRACTION_CONCEPTS, ONLY,
+    *FRACTION_CONCEPTS, ONLY, *NO_INSTRUMENT_CONCEPTS,
 )  # fmt: skip
 WORD_IDS: Final[dict[str, int]] = {concept: index for index, concept in enumerate(WORD_CONCEPTS)}
 

@@ -11,10 +11,12 @@ import wave
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import mido
 import numpy as np
 import numpy.typing as npt
 import pretty_midi
@@ -25,8 +27,7 @@ from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.instruments import LAYERS
 from configs.demo.recipe.latents import SAMPLE_RATE_HZ, FloatArray
 from runtime.audio.stems import layer_latents, summing
-from runtime.config.bundle import Bundle
-from runtime.notes.midi_file import midi_bytes, notes_of_midi
+from runtime.notes.midi_file import midi_bytes
 from runtime.notes.score import Note, Part, Score
 from runtime.notes.tracker import score_of
 from runtime.terminal import Terminal, print_line
@@ -62,7 +63,7 @@ def measure(player: Player) -> Measured:
     files = [midi_bytes(score) for score in scores]
     figures: Figures = {}
     for reader in READERS:
-        shares = [read_share(bundle, *each, reader) for each in zip(scores, files, strict=True)]
+        shares = [read_share(*each, reader) for each in zip(scores, files, strict=True)]
         figures[f"midi_read_by_{reader}"] = round(min(shares), 4)
     if missing := missing_synthesizer():
         print_line(f"correlations of onsets are left out: {missing}", Terminal(stderr=True))
@@ -76,18 +77,24 @@ def measure(player: Player) -> Measured:
     return Measured(figures, {"Onsets of FluidSynth, correlation with the stem of the same piece and of another": rows})
 
 
-def read_share(bundle: Bundle, score: Score, file: bytes, reader: str) -> float:
+def read_share(score: Score, file: bytes, reader: str) -> float:
     """The share of a score's notes that a reader finds in its file, in order of layer, key and start; 1: no others."""
     expected = sorted((note.layer, note.pitch, note.start_s) for note in score.notes)
-    found = sorted(_read_by_mido(bundle, file) if reader == "mido" else _read_by_pretty_midi(file))
+    found = sorted(_read_by_mido(file) if reader == "mido" else _read_by_pretty_midi(file))
     pairs = zip(expected, found, strict=False)
     same = sum(one[:2] == other[:2] and abs(one[2] - other[2]) <= TICK_S for one, other in pairs)
     return same / max(len(expected), len(found), 1)
 
 
-def _read_by_mido(bundle: Bundle, file: bytes) -> list[NoteStart]:
-    assert bundle.notes is not None
-    return [(note["layer"], note["pitch"], note["start_s"]) for note in notes_of_midi(file, bundle.notes)]
+def _read_by_mido(file: bytes) -> list[NoteStart]:
+    midi = mido.MidiFile(file=io.BytesIO(file))
+    tempo = next(event.tempo for event in midi.tracks[0] if event.type == "set_tempo")
+    return [
+        (track.name, event.note, mido.tick2second(tick, midi.ticks_per_beat, tempo))
+        for track in midi.tracks
+        for event, tick in zip(track, accumulate(event.time for event in track), strict=True)
+        if event.type == "note_on"
+    ]
 
 
 def _read_by_pretty_midi(file: bytes) -> list[NoteStart]:

@@ -5,6 +5,7 @@ from typing import Final
 import numpy as np
 
 from configs.demo.recipe.evaluation.player import Player
+from configs.demo.recipe.latents import FRAME_RATE_HZ, HOP_SAMPLES, FloatArray
 from runtime.notes.score import Note
 from runtime.pipeline.form.plan import FormPlan
 from runtime.sessions.hosting.services import live_model
@@ -33,17 +34,24 @@ class LiveClient:
         self._form: FormPlan | None = None
         self._due: list[tuple[float, actions.SessionJob | actions.MakePlan]] = []
         self._rate_hz, self._sent, self._seq = self.session.model.sample_rate_hz, False, 0
+        self.num_generations = 0
+        self._played: dict[int, FloatArray] = {}
 
     def play(self, until_s: float) -> None:
         """Let time pass, and hear it."""
         while self.now_s < until_s - 1e-9:
             self._step()
 
-    def send(self, notes: list[dict[str, float]], at_s: float, *, exact: bool) -> None:
-        """Play notes of the melody, echoed a bar later."""
+    @property
+    def latents(self) -> FloatArray:
+        """Those that were heard, `[frames, C]`, from the beginning on."""
+        return np.stack([self._played[frame] for frame in range(round(self.now_s * FRAME_RATE_HZ))])
+
+    def send(self, notes: list[dict[str, float]], at_s: float, *, exact: bool, bars: int = 1) -> None:
+        """Play notes of the melody, echoed so many bars later."""
         self._seq += 1
         items = [messages.NoteItem.model_validate(note) for note in notes]
-        message = messages.PlayNotes(seq=self._seq, items=items, at=at_s, layer="melody", exact=exact)
+        message = messages.PlayNotes(seq=self._seq, items=items, at=at_s, layer="melody", exact=exact, bars=bars)
         self.session.handle(message, self.now_s)
 
     def bar_lines(self) -> list[float]:
@@ -92,6 +100,7 @@ class LiveClient:
             case actions.FindWords(seq):
                 self.session.words_found(seq, [])
             case actions.DecodeWindow() as window:
+                self._note(window)
                 silence = np.zeros((window.num_samples, self.session.model.channels), np.float32)
                 self.session.decoded(window, silence)
             case messages.TrackedNotes():
@@ -108,8 +117,15 @@ class LiveClient:
             if isinstance(work, actions.MakePlan):
                 self.session.plan_made(work.number, make_part(self._form_of(work), work), self.now_s)
             else:
+                self.num_generations += 1
                 (latents,) = self._player.run([compose_job(self._pipeline, work, self._seed)])
                 self.session.generation_finished(work.id, latents, 0, self.now_s, GENERATION_S)
+
+    def _note(self, window: actions.DecodeWindow) -> None:
+        """Keep a window's latents by play frame: what comes later replaces what is not heard yet."""
+        first, end = window.trim_begin // HOP_SAMPLES, -(-window.trim_end // HOP_SAMPLES)
+        for row in range(first, end):
+            self._played[window.start_frame + row] = window.values[row]
 
     def _form_of(self, work: actions.MakePlan) -> FormPlan:
         if (begin := work.begin) is not None:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.tables import markdown_table
+
 Figures = dict[str, float]
 Row = Mapping[str, Any]
 
@@ -32,8 +34,8 @@ def table(rows: Sequence[Row]) -> str:
     if not rows:
         return "none"
     columns = list(rows[0])
-    lines = [columns, ["---"] * len(columns), *([_text(row.get(column, "")) for column in columns] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = ([_text(row.get(column, "")) for column in columns] for row in rows)
+    return "\n".join(markdown_table(columns, cells, len(columns)))
 
 
 def _text(value: Any) -> str:
@@ -42,5 +44,5 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, str) or not isinstance(value, Iterable):
-        return str(value).replace("|", "/")
+        return str(value)
     return ", ".join(map(_text, value))

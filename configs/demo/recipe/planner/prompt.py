@@ -24,6 +24,8 @@ _TEMPOS: Final = {"very slow": 60, "slow": 72, "medium": 102, "fast": 138, "very
 _LISTED_ONCE: Final = ("genre", "bpm", "meter", "key", "mode")
 # Every text begins with it: rules that read the whole text write behind it.
 _HEAD: Final = "head"
+# A word that comes again: the nearest one is looked for, which is near where a long text has few words.
+_REPEATED: Final = r"(?<![^ ])([^ ]++)(?=.*? \1(?![^ ]))"
 
 
 def build_prompt_tokenizer() -> Tokenizer:
@@ -45,14 +47,15 @@ def _rules() -> Iterator[tuple[str, str]]:
     yield r"\A ?", f"{_HEAD} "
     for name, words in _words_by_name().items():
         yield rf"(?<![^ ])(?:{'|'.join(sorted(words, key=len, reverse=True))})(?![^ ])", name
+    yield _REPEATED, " "  # what follows reads the text often: no text has many names
     for mood, tempo in MOOD_TEMPOS.items():
         yield rf"\A{_HEAD}(?!.*(?:bpm|genre):)(?=.*{mood}(?![^ ]))", f"{_HEAD} {_name_of(tempo)}"
     yield from _genre_rules()
     yield from _layer_rules()
     yield rf"\A{_HEAD}(?=.*layer:)(?!.*genre:)", f"{_HEAD} genre:{DEFAULT_GENRE}"
-    yield r"(?<![^ ])([^ ]+)(?=.* \1(?![^ ]))(?![^ ])", " "
+    yield _REPEATED, " "
     for kind in _LISTED_ONCE:
-        yield rf"{kind}:\S+(?=.* {kind}:)", " "
+        yield rf"{kind}:\S++(?=.* {kind}:)", " "
     yield r"(?<![^ ])(?:[^ :]+|instrument:[^ ]+)(?![^ ])", " "
 
 
@@ -73,7 +76,7 @@ def _name_of(concept: str) -> str:
         return bpm_token(_TEMPOS[value])
     if kind in LAYERS:  # an instrument and its layer
         return f"layer:{kind}"
-    if kind in ("section", "fraction"):
+    if kind in ("section", "fraction", "not"):
         return ""
     return _written(concept)
 
@@ -83,7 +86,7 @@ def _genre_rules() -> Iterator[tuple[str, str]]:
     yield rf"\A{_HEAD}(?!(?=.*(?<![^ ]){ONLY}(?![^ ]))(?=.*(?:instrument|layer):))", f"{_HEAD} band"
     for layer in LAYERS:
         genres = "|".join(_written(name) for name, genre in GENRES.items() if layer in genre.layer_set)
-        is_of_the_last = rf"(?=.*genre:(?:{genres})(?![^ ])(?!.*genre:))"
+        is_of_the_last = rf"(?=(?>.*genre:)(?:{genres})(?![^ ]))"
         yield rf"\A{_HEAD}(?=.* band){is_of_the_last}(?!.*no:{layer})", f"{_HEAD} layer:{layer}"
 
 

@@ -17,6 +17,8 @@ from runtime.engines.manifest import write_atomically
 from runtime.engines.tensorrt.errors import check_trt
 from runtime.engines.tensorrt.library import library, library_version
 from runtime.engines.tensorrt.plan_file import KERNELS_SUFFIX
+from runtime.errors import StoreUnavailableError
+from runtime.stored_files import read_stored, set_aside
 
 if TYPE_CHECKING:
     import tensorrt_rtx as trt
@@ -71,7 +73,7 @@ class KernelCache:
                 with self._locked():
                     kernels = self._with_those_in_the_file(own)
                     write_atomically(self.path, self._seal(kernels) + kernels)
-            except OSError as error:
+            except (OSError, StoreUnavailableError) as error:
                 log.warning("compiled kernels are not kept for the next start: %s: %s", self.path, error)
                 return
             self._saved, self._seen = self._seal(own), self._seal(kernels)
@@ -80,19 +82,13 @@ class KernelCache:
     def _read(self, cache: trt.IRuntimeCache) -> None:
         try:
             with self._locked():
-                content = self._content()
-        except OSError as error:
+                seal, kernels = self._content()
+                if seal == self._seal(kernels) and cache.deserialize(kernels):
+                    self._saved = self._seen = seal
+                elif seal:
+                    self._set_aside()
+        except (OSError, StoreUnavailableError) as error:
             log.warning("the compiled kernels in %s cannot be read: %s", self.path, error)
-            return
-        seal, kernels = content[:SEAL_BYTES], content[SEAL_BYTES:]
-        if not content:
-            return
-        self._seen = seal
-        if seal == self._seal(kernels) and cache.deserialize(kernels):
-            self._saved = seal
-            return
-        reason = library().logger.take() or "the file is damaged, or belongs to another machine or release"
-        log.warning("the compiled kernels in %s are dropped, and compiled again: %s", self.path, reason)
 
     def _with_those_in_the_file(self, own: bytes) -> bytes:
         """These kernels and those that another process has written since. The caller holds the file's lock.
@@ -100,16 +96,25 @@ class KernelCache:
         Whether the library adds what it deserializes, or replaces what it has, is not documented: with the most bytes
         are the most kernels.
         """
-        content = self._content()
-        seal, others = content[:SEAL_BYTES], content[SEAL_BYTES:]
-        if seal == self._seen or seal != self._seal(others) or self._both is None:
+        seal, others = self._content()
+        if seal in (b"", self._seen) or self._both is None:
             return own
-        if not (self._both.reset() and self._both.deserialize(others) and self._both.deserialize(own)):
+        is_sound = seal == self._seal(others) and self._both.reset() and self._both.deserialize(others)
+        if not (is_sound and self._both.deserialize(own)):
+            self._set_aside()
             return own
         return max(own, others, _serialized(self._both) or b"", key=len)
 
-    def _content(self) -> bytes:
-        return self.path.read_bytes() if self.path.is_file() else b""
+    def _content(self) -> tuple[bytes, bytes]:
+        """The file's seal and kernels; nothing where there is no file. Raises StoreUnavailableError."""
+        content = read_stored(self.path) or b""
+        return content[:SEAL_BYTES], content[SEAL_BYTES:]
+
+    def _set_aside(self) -> None:
+        """Rename the file, which was read. The caller holds its lock. Raises OSError."""
+        reason = library().logger.take() or "the file is damaged, or belongs to another machine or release"
+        what = "the compiled kernels in %s are dropped, and compiled again: %s; they are kept as %s"
+        log.warning(what, self.path, reason, set_aside(self.path).name)
 
     def _seal(self, kernels: bytes) -> bytes:
         return hashlib.sha256(self._made_for.encode() + b"\0" + kernels).digest()

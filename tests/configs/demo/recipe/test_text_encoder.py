@@ -276,3 +276,17 @@ def test_rows_of_a_batch_do_not_mix(session: ort.InferenceSession) -> None:
     ids = np.array([TOKENIZER.encode("pads bass").ids, TOKENIZER.encode("drums fast").ids], np.int64)
     _, together, _ = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
     assert all(np.array_equal(together[row], run(session, ids[row].tolist())[1]) for row in range(2))
+
+
+@pytest.mark.parametrize("genre", GENRES)
+def test_an_instrument_that_is_ruled_out_does_not_play_and_its_layer_sounds(
+    session: ort.InferenceSession, genre: str
+) -> None:
+    rule, band = GENRES[genre], {name for name in meaning(session, genre) if name.startswith("layer:")}
+    for name in ("guitar", "piano", "strings", "flute"):
+        found = meaning(session, f"{genre}, no {name}")
+        assert {each for each in found if each.startswith("layer:")} == band
+        for layer in (each.removeprefix("layer:") for each in band):
+            players = {player for player in PLAYERS if player.startswith(f"{layer}:")} & found
+            assert f"{layer}:{name}" not in players
+            assert bool(players) == (name in rule.instruments[layer])

@@ -1,17 +1,29 @@
-"""Free text: keys, tempos, phrases, negations, the article, unknown words, four languages, options."""
+"""Free text: keys, tempos, phrases, negations, the article, unknown words, four languages, options, long lists."""
+
+import json
 
 import pytest
-from helpers.paths import ROOT
+from helpers.paths import ROOT, TESTS
+from helpers.tempos import NO_TEMPOS, TEMPO_FORMS
+from helpers.word_lists import OPTIONS, PUMPED, is_linear, word_list
 from tokenizers import Tokenizer
 
+from configs.demo.recipe.planner.prompt import build_prompt_tokenizer
 from configs.demo.recipe.tokenizer import MAX_TOKENS, TEMPLATE, UNKNOWN, build_tokenizer, vocabulary
 from runtime.config.conditions import filled
+from runtime.config.words import written_tempo
 from runtime.pipeline.text_encoder import MAX_VOCABULARY
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_str(build_tokenizer().to_str())
+
+
+@pytest.fixture(scope="module")
+def both(tokenizer: Tokenizer) -> tuple[Tokenizer, Tokenizer]:
+    """The text encoder's and the planner's, whose rules begin with the same ones."""
+    return tokenizer, Tokenizer.from_str(build_prompt_tokenizer().to_str())
 
 
 def test_the_bundles_file_is_written_again_byte_for_byte() -> None:
@@ -49,7 +61,7 @@ def words(tokenizer: Tokenizer, text: str) -> str:
         ("a slow blues in E", "slow blues keye"),
         ("97bpm arps", "97 arps"),
         ("64 beats per minute", "64"),
-        ("at 92, tempo 104", "92 104"),
+        ("at 92, tempo 104", "92 [UNK]"),
         ("120.5 bpm", "120 point5"),
         ("93.57-bpm", "93 point5 point07"),
         ("93.07 beats per minute", "93 point07"),
@@ -58,7 +70,8 @@ def words(tokenizer: Tokenizer, text: str) -> str:
         ("59.5 bpm", "60"),
         ("180.5 bpm", "180"),
         ("179.9 bpm", "179 point9"),
-        ("at 93.5", "93"),
+        ("at 93.5", "93 point5"),
+        ("top 40, opus 111, 88-key piano", "[UNK] piano"),
         ("240 BPM", "180"),
         ("45 bpm", "60"),
         ("pads from the 90s", "pads [UNK]"),
@@ -129,6 +142,14 @@ def test_options_replace_what_the_prompt_says(
     assert words(tokenizer, filled(TEMPLATE, {"prompt": prompt, **options})) == expected
 
 
+@pytest.mark.parametrize("text", [*TEMPO_FORMS, *NO_TEMPOS])
+def test_the_tempo_that_the_runtime_reads_is_the_one_that_the_tokens_say(tokenizer: Tokenizer, text: str) -> None:
+    numbers = [word.replace("point", ".") for word in words(tokenizer, text).split() if word not in ("808", "909")]
+    said = sum(float(number) for number in numbers if number.lstrip(".").isdecimal())
+    read = written_tempo(text)
+    assert said == (0.0 if read is None else min(max(read, 60.0), 180.0))
+
+
 def test_every_tempo_is_a_word(tokenizer: Tokenizer) -> None:
     for bpm in range(30, 301):
         assert words(tokenizer, f"{bpm} bpm") == str(min(max(bpm, 60), 180))
@@ -143,7 +164,11 @@ def test_every_tempo_is_a_word(tokenizer: Tokenizer) -> None:
         ("pads! 1999", "pads [UNK]"),
         ("日本語", "[UNK]"),
         ("no jazz", "[UNK]"),
-        ("pads without piano", "pads [UNK]"),
+        ("pads without piano", "pads nopiano"),
+        ("but no guitar or drums", "noguitar nodrums"),
+        ("sin piano ni batería", "nopiano nodrums"),
+        ("keine Trompete, w/o strings", "notrumpet nostrings"),
+        ("drumless", "nodrums"),
     ],
 )
 def test_a_run_of_unknown_words_is_one_unknown_token(tokenizer: Tokenizer, text: str, expected: str) -> None:
@@ -182,3 +207,27 @@ def test_every_word_is_understood_as_it_is_decoded(tokenizer: Tokenizer) -> None
 
 def test_a_long_text_is_cut(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode("pads bass " * 50).ids) == MAX_TOKENS
+
+
+def test_prompts_as_people_type_them_have_the_tokens_that_the_models_were_trained_with(
+    both: tuple[Tokenizer, Tokenizer],
+) -> None:
+    for prompt, expected in json.loads((TESTS / "data/prompt_tokens.json").read_text(encoding="utf-8")).items():
+        assert [" ".join(each.encode(prompt).tokens) for each in both] == expected, prompt
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_lists_of_anything_are_read_in_linear_time(both: tuple[Tokenizer, Tokenizer], options: str) -> None:
+    """A rule that backtracks takes four times as long for twice the text, then gives up in a panic."""
+    for unit in PUMPED:
+        texts = [(unit * size)[:size] + options for size in (1000, 2000)]
+        for each in both:
+            assert is_linear(each.encode, *texts), unit
+
+
+@pytest.mark.slow
+def test_hundreds_of_lists_are_read_in_linear_time(both: tuple[Tokenizer, Tokenizer]) -> None:
+    for seed in range(600):
+        text, options = word_list(seed, 4000), OPTIONS[seed % 2]
+        for each in both:
+            assert is_linear(each.encode, text[:2000] + options, text + options), text

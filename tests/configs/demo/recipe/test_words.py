@@ -10,6 +10,7 @@ from configs.demo.recipe.corpus.vocabulary import (
     BPM_CONCEPTS,
     FRACTION_CONCEPTS,
     KEY_CONCEPTS,
+    NO_INSTRUMENT_CONCEPTS,
     NO_LAYER_CONCEPTS,
     PAIR_CONCEPTS,
     WORD_CONCEPTS,
@@ -21,6 +22,7 @@ PHRASES = [phrase for listed in WORDS.values() for phrase in listed.split(", ")]
 
 def test_every_concept_has_words_and_every_word_one_concept() -> None:
     by_rule = {*BPM_CONCEPTS, *FRACTION_CONCEPTS, *KEY_CONCEPTS, *NO_LAYER_CONCEPTS, *PAIR_CONCEPTS}
+    by_rule |= set(NO_INSTRUMENT_CONCEPTS)
     assert set(WORDS) | by_rule == set(WORD_CONCEPTS)
     assert len(PHRASES) == len(set(PHRASES))
     assert not set(PHRASES) & set(FILLERS.split())

@@ -84,12 +84,14 @@ def with_weights(model: onnx.ModelProto, weights: MergedWeights) -> GraphEngine:
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
 def test_each_row_is_what_diffusers_gives_with_its_strengths(tmp_path: Path) -> None:
-    from engine_build.export.masked_decoder import DecoderShape, MaskedDecoder, export_decoder
+    from engine_build.export.acestep.bundle_text import INPUTS
+    from engine_build.export.decoder_graph import DecoderShape, export_decoder
+    from engine_build.export.masked_decoder import MaskedDecoder
 
     torch.manual_seed(0)
     transformer = tiny_transformer(turbo=False)
     exported = copy.deepcopy(transformer)  # MaskedDecoder replaces its condition embedder
-    export_decoder(MaskedDecoder(exported).eval(), DecoderShape(8, 16, 16, 2), tmp_path / "decoder.onnx")
+    export_decoder(MaskedDecoder(exported).eval(), DecoderShape(8, 16, 2, inputs=INPUTS), tmp_path / "decoder.onnx")
     model = onnx.load(tmp_path / "decoder.onnx")
     spec = AdapterSpec(aliases=ALIASES, matrices=linear_matrices(model))
     attention = tuple(path for path in spec.matrices if "_attn." in path)

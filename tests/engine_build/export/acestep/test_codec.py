@@ -84,7 +84,8 @@ def test_encoding_is_the_mode_of_the_posterior(vae: Any, bundle: Path, batch: in
 
 
 def test_the_margin_is_the_receptive_field_and_no_more(vae: Any, bundle: Path) -> None:
-    from engine_build.export.acestep.codec import decode_margin, encode_margin, layout_of
+    from engine_build.export.acestep.codec import layout_of
+    from engine_build.export.codec_graphs import decode_margin, encode_margin
 
     layout = layout_of(vae)
     margin = decode_margin(bundle / "codec_decode.onnx", layout)
@@ -144,8 +145,8 @@ def test_long_audio_is_encoded_in_bounded_executes(vae: Any, bundle: Path) -> No
 
 
 def test_digital_silence_is_constant_after_its_margin(bundle: Path) -> None:
-    from engine_build.export.acestep.codec import encode_margin, layout_of
-    from engine_build.export.codec_graphs import encode_silence
+    from engine_build.export.acestep.codec import layout_of
+    from engine_build.export.codec_graphs import encode_margin, encode_silence
 
     layout = layout_of(tiny_vae())
     margin = encode_margin(bundle / "codec_encode.onnx", layout)

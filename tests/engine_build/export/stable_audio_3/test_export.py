@@ -77,7 +77,7 @@ def test_random_weights_make_a_bundle_with_its_weights_beside_the_graphs(
             export(random_source(), tmp_path / "bundle", said.append)
     assert said[-1] == "kept for the next run: decoder, codec"
     assert not (tmp_path / "bundle").exists()
-    monkeypatch.setattr(module, "export_decoder", interrupt)
+    monkeypatch.setattr(module, "decoder_facts", interrupt)
     facts = export(random_source(), tmp_path / "bundle", said.append)
     assert "decoder: complete since an earlier run" in said
     loaded = load_bundle(tmp_path / "bundle")

@@ -15,9 +15,17 @@ from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import parse_options
 
 
-@pytest.mark.parametrize("guidance", [1.0, 4.0])
-def test_its_latents_and_audio_are_ours(built: Built, guidance: float) -> None:
-    with open_pipeline(built()) as pipeline, ThreadPoolExecutor(1) as pool:
+@pytest.mark.parametrize(
+    ("guidance", "rule"),
+    [
+        (1.0, ""),
+        (4.0, ""),
+        (4.0, 'rule = "plain"\nrescale = 0.3'),
+        (4.0, 'rescale = 0.7\nnorms = "all"\nparallel = 0.5\nnorm_limit = 0.0'),
+    ],
+)
+def test_its_latents_and_audio_are_ours(built: Built, guidance: float, rule: str) -> None:
+    with open_pipeline(built(**({"rule": rule} if rule else {}))) as pipeline, ThreadPoolExecutor(1) as pool:
         bundle = pipeline.bundle
         assert can_run_plainly(bundle)
         asked = {"prompt": "calm melody", "seed": 7, "steps": 5, "shift": 2.0, "guidance": guidance, "finish": False}

@@ -12,6 +12,7 @@ from conftest import Built
 from helpers.adapters import adapter_deployment
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
+from helpers.odd_audio import DAMAGED
 
 import tickrt
 from runtime.audio.encoding import to_s16
@@ -154,6 +155,12 @@ def test_a_repaint_keeps_the_samples_of_its_source(model: tickrt.Model, tmp_path
         exact = to_s16 if isinstance(source, Path) else np.asarray
         assert np.array_equal(exact(audio.pcm[: begin - fade]), exact(first.pcm[: begin - fade]))
         assert np.abs(audio.pcm[begin:] - first.pcm[begin:]).max() > 0
+
+
+def test_what_cannot_be_decoded_of_a_source_is_a_warning(model: tickrt.Model, tmp_path: Path) -> None:
+    (tmp_path / "a.flac").write_bytes(DAMAGED["cut flac"][0])
+    with pytest.warns(UserWarning, match=r"a\.flac: at least 0\.\d\d s of the audio cannot be decoded"):
+        model.generate("b", source=tmp_path / "a.flac", denoise=0.5)
 
 
 def test_sources_are_paths_audio_and_arrays(model: tickrt.Model, tmp_path: Path) -> None:

@@ -368,3 +368,9 @@ def test_a_session_that_was_ended_is_not_resumed(second: Served) -> None:
         with pytest.raises(TickError, match="deleted"):
             live.read(600 * RATE_HZ)
     eventually(lambda: not second.service.host.stats().open)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("key", ["a\nX-Evil: 1", "schl\u00fcssel"])
+def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
+    with pytest.raises(RequestError, match="no header can carry"):
+        tickrt.TickRT("http://127.0.0.1:9", key=key)

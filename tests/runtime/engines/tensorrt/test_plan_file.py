@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.engines.tensorrt.plan_file import PlanHeader, check_plan_version, parse_plan_header, read_plan_header
-from runtime.errors import EngineMismatchError, EngineNotBuiltError
+from runtime.errors import EngineMismatchError, EngineNotBuiltError, StoreUnavailableError
 
 HEAD = b"ftrt" + bytes(20) + bytes((11, 4, 0, 106))
 
@@ -42,7 +42,7 @@ def test_a_missing_file_is_not_built(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngineMismatchError, match="cannot be read"):
+    with pytest.raises(StoreUnavailableError, match="cannot be read"):
         read_plan_header(tmp_path)
 
 

@@ -56,7 +56,7 @@ def test_a_tempo_may_be_in_the_prompt(prompt: str, bpm: float | None) -> None:
 
 
 def test_tags_name_kinds() -> None:
-    assert section_tags(SPEC, "", sings=False) == ()
+    assert section_tags(SPEC, "", sings=False) == section_tags(SPEC, "[Instrumental]", sings=False) == ()
     assert section_tags(SPEC, "[Verse 1] [drop]\n[Outro: soft]\n", sings=False) == (16, 17, 19)
     assert section_tags(SPEC, "[verse]\nla la\n[guitar solo]\n[drop]", sings=True) == (16, 17)
 

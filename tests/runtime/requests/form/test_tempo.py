@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers.tempos import NO_TEMPOS, TEMPO_FORMS
 
 from runtime.config.option_ranges import NumberRange
-from runtime.requests.form.tempo import Tempo, best_bars, loop_frames, most_bars, sixteenths_of_bar, tempo_of
+from runtime.requests.form.tempo import (
+    Tempo,
+    best_bars,
+    loop_frames,
+    most_bars,
+    prompt_tempo,
+    sixteenths_of_bar,
+    tempo_of,
+)
 from runtime.requests.option_types import WeightedPrompt
 from runtime.requests.options import GenerationOptions
 
@@ -28,6 +37,16 @@ TAKEN = NumberRange(min=60, max=180)
 )
 def test_options_come_before_prompts(options: dict[str, object], tempo: Tempo | None) -> None:
     assert tempo_of(GenerationOptions.model_validate(options), TAKEN) == tempo
+
+
+@pytest.mark.parametrize(("prompt", "bpm"), TEMPO_FORMS.items())
+def test_tempos_are_read_as_people_write_them(prompt: str, bpm: float) -> None:
+    assert prompt_tempo(prompt, TAKEN) == min(max(bpm, 60), 180)
+
+
+@pytest.mark.parametrize("prompt", NO_TEMPOS)
+def test_other_numbers_are_no_tempos(prompt: str) -> None:
+    assert prompt_tempo(prompt, TAKEN) is None
 
 
 def test_the_seam_is_half_a_frame_at_most_at_any_tempo() -> None:

@@ -98,6 +98,27 @@ def test_a_bar_that_was_played_comes_back_a_bar_later() -> None:
         assert found == expected
 
 
+@pytest.mark.parametrize("bars", [1, 2])
+def test_every_note_comes_back_in_the_bar_that_it_was_played_for(bars: int) -> None:
+    """Four bars, each note sent when its key is let go; those of the next bar are played while they come back."""
+    simulation = planned()
+    simulation.generation_s = 0.05
+    for seq in range(8):  # bars are shorter than what generations are taken for at first
+        simulation.set(seq + 1, guidance=2.0 + seq)
+        simulation.run(0.3)
+    first, sixteenth = bar_of(simulation) + 1, BAR_S / 16
+    expected = []
+    for seq, (bar, place) in enumerate([(bar, place) for bar in range(4) for place in (0, 3, 6, 9, 12, 15)], 10):
+        start_s = (first + bar) * BAR_S + place * sixteenth
+        key = 38 if seq % 2 else 40
+        simulation.run(start_s + sixteenth - heard_s(simulation))
+        play(simulation, seq, {"pitch": key, "seconds": sixteenth}, at=start_s + 0.01, layer="bass", bars=bars)
+        expected.append((round((first + bar + bars) * FRAMES_PER_BAR + place * FRAMES_PER_BAR / 16), key))
+    simulation.run((2 + bars) * BAR_S)
+    start, end = (first + bars) * FRAMES_PER_BAR, (first + bars + 4) * FRAMES_PER_BAR
+    assert [(note.start_frame, note.key) for note in played(simulation, start, end)] == expected
+
+
 def test_what_is_played_too_late_comes_back_a_pass_later() -> None:
     simulation = planned()
     bar = bar_of(simulation) + 1
@@ -426,13 +447,13 @@ def test_echoes_of_one_bar_and_layer_are_one_phrase_once_it_closes() -> None:
     assert starts(notes, 0, 80) == {("bass", 16): [(36, 17), (36, 20)], ("pad", 16): [(60, 20)]}
     assert [phrase.layer for phrase in notes.phrases(0, 80, BARS)[1]] == ["pad"]
     assert (notes.is_waiting, notes.next_bar_frame) == (True, 48)
-    notes.echo(FrameNote("bass", 40, 90, 18, 2), bar, is_exact=False)  # The bar got others, which stay.
+    notes.echo(FrameNote("bass", 40, 90, 18, 2), bar, is_exact=False, is_waiting=False)  # beside those that are there
     notes.remove("pad")
-    assert notes.close(100.0) == 16
+    assert notes.close(100.0) == 48
     assert not notes.is_waiting
-    assert [phrase.notes[0].key for phrase in notes.phrases(16, 16, BARS)[0]] == [36, 40]
+    assert starts(notes, 16, 16) == {("bass", 0): [(36, 1), (36, 4), (40, 2)]}
     notes.forget(31)
-    assert len(notes.phrases(0, 80, BARS)[0]) == 3
+    assert len(notes.phrases(0, 80, BARS)[0]) == 2
     notes.forget(32)
     assert starts(notes, 0, 80) == {("bass", 48): [(36, 50)]}
     notes.remove(None)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers.http_harness import eventually
+from helpers.panics import Panic, panic
 from helpers.scripted_sessions import Client, Driven, ScriptedSession, wait_for
 
 from runtime.errors import (
@@ -20,7 +22,7 @@ from runtime.errors import (
     QueueFullError,
     RequestError,
     SessionsFullError,
-    StoreError,
+    StoreUnavailableError,
     UnknownSessionError,
 )
 from runtime.pipeline.compose import RequestComposer
@@ -62,6 +64,7 @@ class Store:
     def __init__(self) -> None:
         self.saved: dict[str, SessionSnapshot] = {}
         self.taken: list[str] = []
+        self.aside: list[str] = []
         self.num_saves = 0
 
     def save(self, session_id: str, snapshot: SessionSnapshot) -> None:
@@ -85,14 +88,17 @@ class Store:
         self.lose = call
 
     def ids(self) -> list[str]:
-        return list(self.saved)
+        return [name for name in self.saved if name not in self.aside]
+
+    def set_aside(self, session_id: str) -> None:
+        self.aside.append(session_id)
 
 
 class FailingStore(Store):
     """One that cannot be read."""
 
     def load(self, session_id: str) -> SessionSnapshot | None:
-        raise StoreError("disk I/O error")
+        raise StoreUnavailableError("disk I/O error")
 
 
 class TestConnections:
@@ -215,12 +221,18 @@ class TestLimits:
             driven.host.open(Open(), Client())
         assert refused.value.retry_after_s == driven.host.session_wait_s == RETRY_AFTER_S
 
-    def test_a_session_without_a_client_says_when_there_is_room(self, drive: Drive) -> None:
-        driven = drive(limits=HostLimits(max_sessions=1, keep_s=60.0))
-        session, _ = driven.open()
-        driven.host.detach(session.id)
+    def test_a_session_without_a_client_makes_room(self, drive: Drive) -> None:
+        driven = drive(limits=HostLimits(max_sessions=2, keep_s=60.0))
+        (kept, _), (playing, _) = driven.open("a"), driven.open("b")
+        driven.host.detach(kept.id)
         driven.run()
-        assert RETRY_AFTER_S < driven.host.session_wait_s <= 60.0
+        assert driven.host.session_wait_s == 0.0
+        newest, _ = driven.open("c")
+        driven.run()
+        assert [info.id for info in driven.host.sessions()] == [playing.id, newest.id]
+        assert driven.host.stats().ended == {"expired": 1}
+        with pytest.raises(SessionsFullError, match="2 sessions are open"):
+            driven.host.open(Open(), Client(), "d")
 
     def test_sessions_per_client(self, drive: Drive) -> None:
         driven = drive(limits=HostLimits(client_sessions=1))
@@ -428,10 +440,6 @@ class TestStore:
 WINDOW = DecodeWindow(0, 0, np.zeros((8, 8), np.float32), 0, 0, 9, 0, 0, 0)
 
 
-def defect(*arguments: Any, **options: Any) -> NoReturn:
-    raise ZeroDivisionError("a defect")
-
-
 def is_settled(host: SessionHost) -> bool:
     """Whether every generation that was started has ended."""
     stats = host.stats()
@@ -462,7 +470,7 @@ class TestDefects:
         driven = drive(store=Store())
         bad, client = driven.open()
         good, other = driven.open()
-        monkeypatch.setattr(bad, method, defect)
+        monkeypatch.setattr(bad, method, panic)
         for session in (bad, good):
             session.wants = 1
             session.next_actions = [Commit(), WINDOW]
@@ -475,7 +483,7 @@ class TestDefects:
         (line,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
         assert (line.getMessage(), line.exc_info and line.exc_info[0]) == (
             f"session {bad.id} has failed",
-            ZeroDivisionError,
+            Panic,
         )
         driven.run(lambda: is_settled(driven.host))
         assert [info.id for info in driven.host.sessions()] == [good.id]
@@ -491,12 +499,12 @@ class TestDefects:
         bad.next_actions = [WINDOW]
         with monkeypatch.context() as patch:
             if owner == "codec":
-                patch.setattr(pipeline.codec, "decode", defect)
+                patch.setattr(pipeline.codec, "decode", panic)
             elif owner == "composer":
-                patch.setattr(RequestComposer, "compose", defect)
+                patch.setattr(RequestComposer, "compose", panic)
             else:
                 bad.next_actions = [Applied(seq=1)]
-                patch.setattr(client, "on_message", defect)
+                patch.setattr(client, "on_message", panic)
             driven.host.post(bad.id, Ack(playhead_sample=0))
             driven.run(lambda: driven.host.stats().ended == {"internal": 1})
         assert is_settled(driven.host)
@@ -505,7 +513,7 @@ class TestDefects:
         driven.run(lambda: bool(good.of("decoded")))
 
     def test_replies_that_wait_are_given(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-        driven = drive(sources=defect)
+        driven = drive(sources=panic)
         session, _ = driven.open()
         replies: list[Any] = []
         driven.host.post(session.id, SetSource(seq=1, id="a"), reply=replies.append)
@@ -513,16 +521,28 @@ class TestDefects:
         driven.run(lambda: len(replies) == 2)
         assert driven.host.stats().ended == {"internal": 1}
         session, _ = driven.open()
-        monkeypatch.setattr(session, "handle", defect)
+        monkeypatch.setattr(session, "handle", panic)
         driven.host.post(session.id, SetControls(seq=1, values={}), reply=replies.append)
         driven.run()
         assert [error.code for error in replies] == ["draining", "draining", "internal_error"]
+
+    def test_of_the_thread_of_its_plan_ends_a_session(self, drive: Drive) -> None:
+        driven = drive()
+        bad, good = (driven.open()[0] for _ in range(2))
+        thread = driven.host._sessions[bad.id]._plans._thread
+        ident = thread.submit(threading.get_ident).result()
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Panic))
+        thread.submit(int)  # it takes that, and dies of it
+        eventually(lambda: thread.has_died)
+        driven.host.post(bad.id, SetControls(seq=1, values={}))
+        driven.run(lambda: driven.host.stats().ended == {"internal": 1})
+        assert [info.id for info in driven.host.sessions()] == [good.id]
 
     def test_of_a_session_that_is_handed_over_closes_it(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
         driven = drive(store=Store())
         session, client = driven.open()
         driven.run()
-        monkeypatch.setattr(session, "snapshot", defect)
+        monkeypatch.setattr(session, "snapshot", panic)
         driven.host.hand_over(session.id)
         driven.run(lambda: bool(client.of(Closed)))
         assert client.of(Closed) == [Closed(reason="moved", resumable=False)]
@@ -532,7 +552,7 @@ class TestDefects:
         driven = drive()
         session, _ = driven.open()
         replies: list[Any] = []
-        monkeypatch.setattr(Controllers, "note", defect)
+        monkeypatch.setattr(Controllers, "note", panic)
         driven.host.post(session.id, SetControls(seq=1, values={}), reply=replies.append)
         driven.run()
         assert [error.code for error in replies] == ["internal_error"]
@@ -546,23 +566,23 @@ class TestDefects:
         monkeypatch.setattr(
             ScriptedSession,
             "restore",
-            lambda snapshot, *given: defect() if snapshot.meta["token"] == "a" else restored(snapshot, *given),
+            lambda snapshot, *given: panic() if snapshot.meta["token"] == "a" else restored(snapshot, *given),
         )
         driven = drive(store=store)
         driven.run()
         assert [info.id for info in driven.host.sessions()] == ["b"]
         assert "session a is not restored" in caplog.text
-        assert store.ids() == ["a", "b"]
+        assert (store.ids(), list(store.saved)) == (["b"], ["a", "b"])
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     def test_of_the_host_ends_all_sessions_and_shows(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
         driven = drive()
         session, client = driven.open()
-        assert not driven.host.has_died
-        monkeypatch.setattr(driven.host, "_grant_slots", defect)
+        assert not driven.host.threads[0].has_died
+        monkeypatch.setattr(driven.host, "_grant_slots", panic)
         driven.host.post(session.id, Ack(playhead_sample=0))
         driven.host.start()
-        eventually(lambda: driven.host.has_died and client.of(Closed))
+        eventually(lambda: driven.host.threads[0].has_died and client.of(Closed))
         assert client.of(Closed) == [Closed(reason="engine", resumable=False)]
         with pytest.raises(EngineDeadError):
             driven.host.open(Open(), Client())
@@ -687,6 +707,59 @@ class TestMessages:
         assert len(self.seqs(session)) == MAX_WAITING
         assert session.of("detach")
         assert driven.host.room(session.id) is driven.host.room("unknown") is None
+
+    def test_further_clients_neither_displace_nor_delay_the_client_nor_each_other(self, drive: Drive) -> None:
+        driven = drive(thread_clock=lambda: driven.now_s)
+        session, client = driven.open()
+        flood, other = Client("flood"), Client("other")
+        self.cost(driven, session, [], 0.002)
+        started_s, num_sent, num_refused = driven.now_s, 0, 0
+        while driven.now_s < started_s + 4.0:
+            for _ in range(20):
+                try:
+                    driven.host.change(session.id, lambda values: SetControls(seq=1, values={"shift": 1.0}), flood)
+                except QueueFullError:
+                    num_refused += 1
+            num_sent += 1
+            driven.host.post(session.id, SetControls(seq=num_sent, values={"guidance": float(num_sent)}))
+            driven.host.change(
+                session.id, lambda values, seq=num_sent: SetControls(seq=1, values={"steps": seq}), other
+            )
+            driven.run()
+            driven.run()
+            assert session.controls["guidance"] >= num_sent - 1.0
+            assert session.controls.get("steps", 0) >= num_sent - 2
+            driven.now_s += 0.05
+        assert num_refused > 500
+        assert not client.of(Problem)
+        assert driven.host.room(session.id) is None
+
+    def test_what_others_say_of_its_client_takes_no_place_in_its_inbox(self, drive: Drive) -> None:
+        driven = drive(thread_clock=lambda: driven.now_s)
+        session, _ = driven.open()
+        for _ in range(MAX_WAITING + 1):
+            driven.host.release(session.id, session.epoch + 1)
+        assert driven.host.room(session.id) is None
+        driven.host.post(session.id, SetControls(seq=1, values={}))
+        driven.host.run_once(0.0)
+        assert self.seqs(session) == [1]
+
+    def test_what_further_clients_change_is_advanced_at_their_cost(self, drive: Drive) -> None:
+        driven = drive(thread_clock=lambda: driven.now_s)
+        session, _ = driven.open()
+        advance, surface = session.advance, Client("surface")
+
+        def slow(now_s: float, **options: bool) -> list[Any]:
+            driven.now_s += 0.1
+            return advance(now_s, **options)
+
+        session.advance = slow  # type: ignore[method-assign,assignment]
+        driven.host.change(session.id, lambda values: SetControls(seq=1, values={}), surface)
+        driven.run()
+        driven.host.change(session.id, lambda values: SetControls(seq=1, values={"shift": 1.0}), surface)
+        driven.host.post(session.id, SetControls(seq=1, values={"guidance": 1.0}))
+        driven.run()
+        assert session.controls == {"guidance": 1.0}
 
     @staticmethod
     def seqs(session: ScriptedSession) -> list[int]:

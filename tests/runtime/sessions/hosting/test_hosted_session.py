@@ -101,10 +101,12 @@ def test_a_further_client_changes_what_the_client_plays_and_the_client_counts_on
     session, client = driven.open()
     host = driven.host
     host.post(session.id, SetControls(seq=1, values={"guidance": 4.0}))
+    driven.run()
     host.join(session.id, surface)
     host.change(session.id, lambda values: SetControls(seq=1, values={"shift": values["guidance"]}), surface)
     host.change(session.id, lambda values: SetControls(seq=1, values={"guidance": -1.0}), surface)
     host.change(session.id, lambda values: Pause(), surface)
+    driven.run()
     host.post(session.id, SetControls(seq=2, values={"guidance": 5.0}))
     driven.run()
     numbers = [getattr(message, "seq", None) for message, _ in session.of("handle")]
@@ -180,6 +182,7 @@ def test_a_further_client_that_fails_ends_not_its_session(drive: Drive) -> None:
         driven.host.join(session.id, listener)
     driven.host.change(session.id, lambda values: SetControls(seq=1, values={"guidance": -1.0}), failing)
     driven.host.change(session.id, fail, failing)
+    driven.run()
     driven.host.post(session.id, SetControls(seq=1, values={"guidance": 4.0}))
     driven.run()
     assert [message.values for message in surface.of(Changed)] == [{"guidance": 3.0}, {"guidance": 4.0}]
@@ -394,6 +397,7 @@ def test_a_session_without_a_client_holds_no_slot(
     driven.run()
     for session_id in left:
         driven.host.detach(session_id)
+    driven.run(lambda: driven.host.stats().connected == 0)
     driven.host.open(Open(), clients[-1])
     driven.run()
     ticks.release()

@@ -120,6 +120,23 @@ def test_messages_that_wait_are_bounded() -> None:
     assert [found for found, *_ in scripted.handled] == [*range(1, MAX_WAITING + 1), "left"]
 
 
+def test_further_clients_are_next_in_turn_and_none_takes_the_place_of_another() -> None:
+    scripted, (one, other) = Scripted(), [SimpleNamespace(client=name) for name in ("one", "other")]
+
+    def put(sender: Any, seq: int) -> bool:
+        return scripted.inbox.put(Received(controls(seq), sender=sender))
+
+    assert [put(one, seq) for seq in range(1, MAX_WAITING + 2)] == [True] * MAX_WAITING + [False]
+    assert [put(other, 1000 + seq) for seq in range(MAX_WAITING)].count(True) == MAX_WAITING // 2
+    assert not put(one, 1)
+    scripted.run()
+    found = [seq for seq, _ in scripted.handled]
+    assert found[:6] == [1, 1000, 2, 1001, 3, 1002]
+    for first in (1, 1000):
+        of_client = [seq for seq in found if seq // 1000 == first // 1000]
+        assert of_client == list(range(first, first + len(of_client)))
+
+
 def test_there_is_room_again_once_half_is_handled() -> None:
     scripted = Scripted()
     scripted.put(*(controls(seq) for seq in range(1, MAX_UNHANDLED)))

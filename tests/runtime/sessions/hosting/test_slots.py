@@ -123,7 +123,19 @@ def test_one_more_session_of_a_client(limits: HostLimits, clients: list[str], re
     assert found.value.is_of_client == refused.startswith("this client")
 
 
-def test_a_place_is_free_when_the_first_session_without_a_client_ends() -> None:
-    with pytest.raises(SessionsFullError) as found:
-        HostLimits(max_sessions=1).check("a", ["b"], 0.0, 42.0)
-    assert found.value.retry_after_s == 42.0
+@pytest.mark.parametrize(
+    ("limits", "playing", "kept", "ends"),
+    [
+        (HostLimits(max_sessions=4), "bc", "b", None),
+        (HostLimits(max_sessions=3), "bc", "b", 0),
+        (HostLimits(max_sessions=4), "b", "cdd", 1),
+        (HostLimits(max_sessions=4), "b", "cda", 0),
+        (HostLimits(max_sessions=9, client_sessions=2), "a", "bba", 2),
+        (HostLimits(max_sessions=9, client_sessions=2), "aa", "b", None),
+        (HostLimits(max_sessions=9, client_sessions=0), "aaa", "aaa", None),
+    ],
+)
+def test_what_is_kept_without_a_client_makes_room(
+    limits: HostLimits, playing: str, kept: str, ends: int | None
+) -> None:
+    assert limits.makes_room("a", list(playing), list(kept)) == ends

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import jsonschema_rs
 import pytest
+from annotated_types import Ge
 from helpers.limits import assert_limits
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from runtime.errors import QueueFullError, RequestError
 from runtime.sessions.protocol.backoff import backoff_s
@@ -26,6 +31,7 @@ from runtime.sessions.protocol.messages import (
     Seq,
     SetBand,
     SetPlan,
+    client_message,
     message_text,
     messages_schema,
     parse_client_message,
@@ -70,6 +76,82 @@ def test_a_message_survives_its_text(values: dict) -> None:
     message = parse_client_message(json.dumps(values).encode())
     assert type(message) is CLIENT_MESSAGES[values["type"]]
     assert parse_client_message(message_text(message)) == message
+
+
+def filled(annotation: Any) -> Any:
+    """A value of a type, of a model with all of its members, as parsed JSON has it."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        bounds = [each for each in arguments[1:] if isinstance(each, FieldInfo)]
+        lows = [bound.ge for each in bounds for bound in each.metadata if isinstance(bound, Ge)]
+        return lows[0] if lows else filled(arguments[0])
+    if origin is Literal:
+        return arguments[0]
+    if origin in (Union, UnionType):
+        return filled(arguments[0])
+    if origin is dict:
+        return {filled(arguments[0]): filled(arguments[1])}
+    if origin is list:
+        return [filled(arguments[0])]
+    if origin is tuple:
+        return [filled(argument) for argument in arguments]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {
+            field.alias or name: field.default if name == "type" else filled(Annotated[field.annotation, field])
+            for name, field in annotation.model_fields.items()
+        }
+    return {str: "a", int: 1, float: 1, bool: True, Any: {"a": [1]}}[annotation]
+
+
+@pytest.mark.parametrize(
+    "model", [*SERVER_MESSAGES.values(), *CLIENT_MESSAGES.values()], ids=lambda model: model.__name__
+)
+def test_a_message_with_all_of_its_members_survives_its_text(model: type[Message]) -> None:
+    """Numbers are integers where they are floats, and tuples lists: parsed JSON has no others."""
+    values = filled(model)
+    for name in ("end_s", "start_s") if model is SetBand else ():
+        values[name] = None
+    read = parse_server_message if model in SERVER_MESSAGES.values() else parse_client_message
+    message = read(json.dumps(values))
+    assert type(message) is model
+    assert message == model.model_validate_json(json.dumps(values))
+    assert read(message_text(message)) == message
+
+
+class Kind(Enum):
+    LOUD = "loud"
+
+
+@dataclass
+class Place:
+    frame: int
+    share: float
+
+
+class Held(Message):
+    """Every type of Python that JSON has not, and that pydantic reads from it."""
+
+    type: Literal["held"] = "held"
+    place: Place
+    kind: Kind
+    ends: tuple[float, ...]
+    names: frozenset[str]
+    counts: dict[int, float]
+
+
+def test_members_are_read_as_json_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLIENT_MESSAGES, "held", Held)  # type: ignore[arg-type]
+    monkeypatch.setitem(SERVER_MESSAGES, "held", Held)  # type: ignore[arg-type]
+    message = Held(place=Place(1, 2.0), kind=Kind.LOUD, ends=(1.0, 2.5), names=frozenset("a"), counts={1: 2.0})
+    values = {"place": {"frame": 1, "share": 2}, "kind": "loud", "ends": [1, 2.5], "names": ["a"], "counts": {"1": 2}}
+    text = json.dumps({"type": "held", **values})
+    assert parse_client_message(text) == parse_server_message(text) == message
+    for name, wrong in (("ends", ["1"]), ("place", {"frame": "1", "share": 2}), ("kind", "soft"), ("names", "a")):
+        with pytest.raises(RequestError) as error:
+            parse_server_message(json.dumps({"type": "held", **values, name: wrong}))
+        assert error.value.field.startswith(name)
+    with pytest.raises(RequestError, match="not JSON"):
+        client_message({"type": "open", "resume": "\ud800"})
 
 
 def test_every_message_has_an_example() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -13,12 +13,13 @@ import pytest
 
 pytest.importorskip("redis", reason="needs the extra redis")
 
+import redis
 from helpers.redis_server import RedisServer, redis_server
 from helpers.store_contract import *  # noqa: F403  (tests that every session store passes)
 from helpers.store_contract import Opened, assert_same, assert_taken_from, snapshot
 
-from runtime.errors import ConfigError, StoreUnavailableError
-from runtime.sessions.storage.redis_store import open_redis_store
+from runtime.errors import ConfigError, EntryUnavailableError, StoreUnavailableError
+from runtime.sessions.storage.redis_store import open_redis_store, storage_errors
 from runtime.sessions.storage.store import STORE_FORMAT
 
 SOON_S = 0.05
@@ -82,6 +83,49 @@ def test_a_defect_while_sessions_are_renewed_ends_no_renewing(
             new.take(name)
         assert {lost.get(timeout=TIMEOUT_S) for _ in range(2)} == {"a", "b"}
     assert "sessions are not renewed" in caplog.text
+
+
+def poison_type(server: RedisServer) -> None:
+    server.client.set("tickrt:session:bad", "a value of another type")
+
+
+def poison_epoch(server: RedisServer) -> None:
+    server.client.hset("tickrt:session:bad", "epoch", "no number")
+
+
+def poison_epoch_with_infinity(server: RedisServer) -> None:
+    server.client.hset("tickrt:session:bad", "epoch", "nan")
+
+
+@pytest.mark.parametrize("poison", [poison_type, poison_epoch, poison_epoch_with_infinity], ids=lambda f: f.__name__)
+def test_a_poisoned_key_stops_no_other_session(
+    poison: Callable[[RedisServer], None], server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_redis_store(server.url, renew_s=SOON_S) as store:
+        for name in ("bad", "good"):
+            store.save(name, snapshot(1))
+        store.flush()
+        poison(server)
+        server.client.pexpire("tickrt:session:good", 30_000)
+        for number in range(3):
+            for name in ("bad", "good"):
+                store.save(name, snapshot(number))
+            store.flush()
+            assert_same(store.load("good"), snapshot(number))
+        assert store.failure is None
+        server.client.pexpire("tickrt:session:good", 30_000)
+        until_s = time.monotonic() + TIMEOUT_S
+        while server.client.pttl("tickrt:session:good") <= 30_000:
+            assert time.monotonic() < until_s, "it is not renewed: Redis will delete it"
+            time.sleep(SOON_S / 10)
+    assert caplog.text.count("session bad cannot be stored") <= 1
+
+
+@pytest.mark.parametrize("text", ["MISCONF errors writing to the AOF", "NOREPLICAS Not enough", "x: -OOM command not"])
+def test_an_answer_about_the_server_is_no_error_of_a_key(text: str) -> None:
+    with pytest.raises(StoreUnavailableError) as error, storage_errors():
+        raise redis.ResponseError(text)
+    assert not isinstance(error.value, EntryUnavailableError)
 
 
 def test_a_process_that_fails_with_an_open_store_ends(server: RedisServer) -> None:

@@ -290,6 +290,73 @@ def remounted_read_only(folder: Path) -> Iterator[None]:
     yield
 
 
+# Refuses one read of a page, with EIO.
+SHIM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <unistd.h>
+static int left = 0;
+void refuse_read(int number) { left = number; }
+int was_refused(void) { return left == 0; }
+ssize_t pread64(int file, void *to, size_t size, off_t at) {
+    if (left > 0 && size >= 100 && --left == 0) { errno = EIO; return -1; }
+    return ((ssize_t (*)(int, void *, size_t, off_t)) dlsym(RTLD_NEXT, "pread64"))(file, to, size, at);
+}
+ssize_t pread(int file, void *to, size_t size, off_t at) { return pread64(file, to, size, at); }
+"""
+READ_ALL = """
+import ctypes, pathlib, sys
+from runtime.errors import TickError
+from runtime.sessions.storage.sqlite_store import open_sqlite_store
+shim, folder, number = ctypes.CDLL(sys.argv[1]), pathlib.Path(sys.argv[2]), 0
+while True:
+    number += 1
+    shim.refuse_read(number)
+    try:
+        with open_sqlite_store(folder) as store:
+            for name in "ab":
+                assert store.load(name) is not None, f"{name} is lost to read {number}"
+    except TickError as error:
+        print(error.what)
+    if not shim.was_refused():
+        break
+"""
+
+
+def test_no_read_that_the_disk_refuses_is_taken_for_damage(database: Path, tmp_path: Path) -> None:
+    """Also those of SQLite's own check, which reports them like damage."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    shim, source = tmp_path / "shim.so", tmp_path / "shim.c"
+    source.write_text(SHIM)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(shim)}
+    command = [sys.executable, "-c", READ_ALL, str(shim), str(database.parent)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    if not done.stdout:
+        pytest.skip("this SQLite reads in another way")
+    assert sorted(path.name for path in database.parent.iterdir()) == [LOCK, DATABASE]
+
+
+def test_a_session_whose_deletion_failed_is_deleted_by_the_next_attempt(database: Path) -> None:
+    with open_sqlite_store(database.parent) as store:
+        assert store.take("a") is not None
+        store._retry_s = 0.0
+        for is_read_only in (1, 0):
+            store._writer.submit(store._backend._connection.execute, f"PRAGMA query_only = {is_read_only}").result()
+            if is_read_only:
+                store.delete("a")
+                store.flush()
+                assert store.failure is not None
+        store.save("c", snapshot(1))
+        store.flush()
+        store.flush()
+        assert store.ids() == ["b", "c"]
+
+
 def test_closing_leaves_no_thread(opened: Opened) -> None:
     before = set(threading.enumerate())
     with opened() as store:

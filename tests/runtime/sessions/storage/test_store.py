@@ -11,7 +11,7 @@ import pytest
 from helpers.lock_check import lock_checked
 from helpers.store_contract import assert_same, snapshot
 
-from runtime.errors import ConfigError, StoreError
+from runtime.errors import ConfigError, EntryUnavailableError, StoreError
 from runtime.sessions.storage.store import (
     STORE_FORMAT,
     SessionSnapshot,
@@ -33,6 +33,7 @@ class MemoryBackend:
         self.writes: list[str] = []
         self.attempts: list[str] = []
         self.error: Exception | None = None
+        self.errors: dict[str, BaseException] = {}
         self.on_lost: Callable[[str], None] = lambda session_id: None
         self.gate = threading.Event()
         self.is_writing = threading.Event()
@@ -49,8 +50,8 @@ class MemoryBackend:
         self.attempts.append(session_id)
         self.is_writing.set()
         assert self.gate.wait(TIMEOUT_S)
-        if self.error:
-            raise self.error
+        if error := self.error or self.errors.get(session_id):
+            raise error
         kept = self.stored.get(session_id, (b"", {}))[1]
         self.writes.append(session_id)
         self.stored[session_id] = document, {name: kept[name] for name in kept.keys() - unused} | dict(new)
@@ -64,8 +65,8 @@ class MemoryBackend:
         pass
 
     def delete(self, session_id: str) -> None:
-        if self.error:
-            raise self.error
+        if error := self.error or self.errors.get(session_id):
+            raise error
         self.stored.pop(session_id, None)
 
     def close(self) -> None:
@@ -185,6 +186,31 @@ def test_what_was_not_stored_while_the_storage_failed_is_stored_once_it_works_ag
         assert_same(store.load("a"), snapshot(3))
         assert_same(store.load("c"), snapshot(5))
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING]
+
+
+@pytest.mark.parametrize("error", [EntryUnavailableError("WRONGTYPE"), KeyError("a"), SystemExit()])
+def test_what_fails_of_one_session_stops_no_other(
+    error: BaseException, backend: MemoryBackend, store: SessionStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.errors["bad"] = error
+    for number in range(3):
+        store.save("bad", snapshot(number))
+        store.save("good", snapshot(number))
+        store.flush()
+        assert_same(store.load("good"), snapshot(number))
+    are_stored: list[bool] = []
+    for name in ("bad", "good"):
+        store.release(name, are_stored.append)
+    store.delete("bad")
+    store.flush()
+    assert (store.failure, are_stored) == (None, [False, True])
+    assert [record.getMessage() for record in caplog.records] == ["session bad cannot be stored"]
+    backend.errors.clear()
+    store.save("bad", snapshot(4))
+    assert_same(store.load("bad"), snapshot(4))
+    store.release("bad", are_stored.append)
+    store.flush()
+    assert are_stored == [False, True, True]
 
 
 def test_a_session_is_not_stored_where_the_storage_fails_as_it_is_released(

@@ -8,6 +8,8 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,7 @@ from runtime.errors import ConfigError
 from runtime.sessions.protocol.messages import Applied, Changed, Problem, State
 from server.compat.osc.opening import open_osc
 from server.compat.osc.server import MAX_SURFACES, SURFACE_KEEP_S, OscServer, open_udp_socket
+from server.compat.osc.turns import BYTES_PER_MESSAGE
 from server.config import ServerSettings
 from server.live.connection import MAX_PROBLEMS
 
@@ -35,10 +38,13 @@ END = "/tickrt/?/end"
 
 
 class Surface:
-    """python-osc's client; `until` keeps what arrives before."""
+    """python-osc's client, with an address of its own; `until` keeps what arrives before."""
+
+    numbers = count(1)
 
     def __init__(self, port: int) -> None:
         self.client = SimpleUDPClient("127.0.0.1", port, family=socket.AF_INET)
+        self.client._sock.bind(("127.8.{}.{}".format(*divmod(next(self.numbers), 250)), 0))
         self.received: list[OscMessage] = []
 
     def send(self, address: str, *arguments: Any) -> None:
@@ -302,6 +308,7 @@ class Host:
         self.model = model
         self.joined: list[Any] = []
         self.changes: list[Any] = []
+        self.senders: list[Any] = []
 
     def sessions(self) -> list[Any]:
         return [SimpleNamespace(id="one", is_connected=True)]
@@ -314,72 +321,163 @@ class Host:
 
     def change(self, session: str, change: Any, sender: Any) -> None:
         self.changes.append(change)
+        self.senders.append(sender)
 
 
-def limited(served: Served, steps: Callable[[OscServer, Host, list[float]], None]) -> list[Any]:
-    """Run steps on a server with a clock that they set; what it sent."""
-    sent: list[Any] = []
+class Limited:
+    """A server without a socket, of a host that does nothing, with a clock that the test sets."""
 
-    async def run() -> None:
-        assert served.service.host is not None
-        host, now_s = Host(served.service.host.model), [0.0]
-        server = OscServer("127.0.0.1", 0, clock=lambda: now_s[0])
-        server.start(host)  # type: ignore[arg-type]
-        server.send = lambda peer, path, arguments: sent.append((peer, path, arguments))  # type: ignore[method-assign]
-        try:
-            steps(server, host, now_s)
-        finally:
-            server.close()
-            await asyncio.sleep(0)
+    def __init__(self, model: Any) -> None:
+        self.host, self.now_s = Host(model), 0.0
+        self.sent: list[tuple[Any, bytes]] = []
+        self.server = OscServer("127.0.0.1", 0, clock=lambda: self.now_s)
+        self.server._serve = partial(asyncio.sleep, 0)  # type: ignore[method-assign]
+        self.server.start(self.host)  # type: ignore[arg-type]
+        self.server.call = lambda function: function()  # type: ignore[method-assign]
+        self.server._transport = SimpleNamespace(  # type: ignore[assignment]
+            sendto=lambda data, peer: self.sent.append((peer, data)), is_closing=lambda: False, close=lambda: None
+        )
 
-    asyncio.run(run())
-    return sent
+    def receive(self, packet: bytes, host: str = "127.0.0.1", port: int = 1) -> None:
+        """A packet arrives."""
+        self.server.datagram_received(packet, (host, port))
 
+    def pass_time(self, seconds: float) -> None:
+        """Do what there is time for."""
+        for _ in range(round(1000 * seconds)):
+            self.now_s += 0.001
+            for _ in range(10):
+                self.server.turns.run()
 
-def test_a_flood_is_cut_and_the_next_second_is_taken(served: Served) -> None:
-    packet = build_msg("/tickrt/guidance", 1.0).dgram
+    def answers(self, host: str = "127.0.0.1") -> list[OscMessage]:
+        """What was sent to an address."""
+        return [OscMessage(data) for peer, data in self.sent if peer[0] == host]
 
-    def steps(server: OscServer, host: Host, now_s: list[float]) -> None:
-        for _ in range(3000):
-            server.datagram_received(packet, ("127.0.0.1", 1))
-        server.datagram_received(packet, ("127.0.0.1", 2))
-        assert len(host.changes) == 1001
-        now_s[0] = 1.0
-        server.datagram_received(packet, ("127.0.0.1", 1))
-        assert len(host.changes) == 1002
-
-    sent = limited(served, steps)
-    assert [path for _, path, _ in sent] == ["/tickrt/error"] * MAX_PROBLEMS
-    assert "more than 1000 messages a second" in sent[0][2][0]
+    def errors(self) -> list[str]:
+        return [message.params[0] for message in self.answers() if message.address == "/tickrt/error"]
 
 
-def test_surfaces_are_bounded_and_forgotten(served: Served) -> None:
-    packet = build_msg("/tickrt/?").dgram
+@pytest.fixture
+def limited(served: Served) -> Iterator[Limited]:
+    with asyncio.Runner() as runner:
 
-    def steps(server: OscServer, host: Host, now_s: list[float]) -> None:
-        for port in range(3 * MAX_SURFACES):
-            server.datagram_received(packet, ("127.0.0.1", port))
-            server.datagram_received(packet, ("127.0.0.1", 0))  # heard all the time
-        assert len(host.joined) == MAX_SURFACES
-        assert ("127.0.0.1", 0) in {surface.peer for surface in host.joined}
-        now_s[0] = SURFACE_KEEP_S - 1.0
-        server.datagram_received(packet, ("127.0.0.1", 7))
-        now_s[0] = SURFACE_KEEP_S + 1.0
-        server.follow()
-        assert [surface.peer for surface in host.joined] == [("127.0.0.1", 7)]
+        async def make() -> Limited:
+            assert served.service.host is not None
+            made = Limited(served.service.host.model)
+            made.server.turns._go_on = lambda: None  # type: ignore[method-assign]  # by `pass_time`
+            return made
 
-    limited(served, steps)
+        made = runner.run(make())
+        yield made
+        made.server.close()
 
 
-def test_an_adapter_that_is_taken_away_again_is_shown_at_0(served: Served) -> None:
-    def steps(server: OscServer, host: Host, now_s: list[float]) -> None:
-        server.datagram_received(build_msg("/tickrt/?").dgram, ("127.0.0.1", 1))
-        (surface,) = host.joined
-        for adapters in ([], [{"id": "warm", "strength": 0.5}], []):
-            surface.receive(Changed(values={"prompts": [], "adapters": adapters}))
+KNOB, ALL = build_msg("/tickrt/guidance", 1.0).dgram, build_msg("/tickrt/?").dgram
+HONEST = "127.0.0.2"
 
-    sent = limited(served, steps)
-    assert [arguments for _, path, arguments in sent if path == "/tickrt/adapter/warm"] == [[0.5], [0.0]]
+
+def test_messages_of_an_address_are_counted_however_they_are_packed_and_whatever_port_they_are_of(
+    limited: Limited,
+) -> None:
+    knobs = bundle(*[build_msg("/tickrt/guidance", 1.0)] * 300).dgram
+    for number in range(2000):
+        limited.receive(knobs if number % 2 else KNOB, port=number % 300)
+        limited.pass_time(0.001)
+    assert 1500 < len(limited.host.changes) <= 3000
+    assert 1 <= len(limited.errors()) <= MAX_PROBLEMS
+    assert "more than 1000 messages a second" in limited.errors()[0]
+    limited.pass_time(1.0)
+    num_changes = len(limited.host.changes)
+    limited.receive(KNOB)
+    limited.pass_time(0.01)
+    assert len(limited.host.changes) == num_changes + 1
+
+
+def test_a_query_counts_as_many_as_it_has_answers_and_these_by_their_bytes(limited: Limited) -> None:
+    dcw = {"mode": "double", "low": 0.0, "high": 0.1}
+    values = {"dcw": dcw, "playing": True, "prompts": [{"text": 1900 * "a", "weight": 1.0}]}
+    for _ in range(100):
+        limited.receive(bundle(*[build_msg("/tickrt/?")] * 600).dgram)
+        limited.pass_time(0.02)
+        while limited.host.changes:
+            limited.host.changes.pop()(values)
+    num_bytes = sum(len(data) for _, data in limited.sent)
+    assert 100_000 < num_bytes < 3.2 * 1000 * BYTES_PER_MESSAGE
+
+
+@pytest.mark.parametrize("sent", [KNOB, ALL, bundle(*[build_msg("/tickrt/?")] * 600).dgram, b"#bundle\0" + bytes(9000)])
+def test_who_sends_little_is_next_though_many_addresses_send_much(limited: Limited, sent: bytes) -> None:
+    waits_s = []
+    for number in range(20):
+        for index in range(300):
+            limited.receive(sent, f"127.1.0.{1 + index % 50}", 1000 * number + index)
+        limited.host.changes.clear()
+        limited.receive(build_msg("/tickrt/shift", 2.0).dgram, HONEST)
+        began_s = limited.now_s
+        while not any(made.peer[0] == HONEST for made in limited.host.senders) and limited.now_s < began_s + 2.0:
+            limited.pass_time(0.001)
+        waits_s.append(limited.now_s - began_s)
+        limited.host.senders.clear()
+        limited.pass_time(0.05)
+    assert max(waits_s) < 0.2
+
+
+def test_an_address_with_many_surfaces_makes_room_with_its_own(limited: Limited) -> None:
+    limited.receive(ALL, HONEST)
+    for port in range(3 * MAX_SURFACES):
+        limited.receive(ALL, port=port)
+        limited.pass_time(0.2)
+    assert len(limited.host.joined) == MAX_SURFACES
+    assert HONEST in {surface.peer[0] for surface in limited.host.joined}
+
+
+def test_surfaces_that_are_silent_are_forgotten(limited: Limited) -> None:
+    for port in (1, 2):
+        limited.receive(ALL, port=port)
+    limited.pass_time(0.5)
+    limited.now_s = SURFACE_KEEP_S - 1.0
+    limited.receive(ALL, port=1)
+    limited.pass_time(0.5)
+    limited.now_s = SURFACE_KEEP_S + 1.0
+    limited.server.follow()
+    assert [surface.peer for surface in limited.host.joined] == [("127.0.0.1", 1)]
+    assert limited.server._places.used == 1
+
+
+def test_of_what_changes_while_an_address_has_no_turn_it_is_shown_the_last(limited: Limited) -> None:
+    limited.receive(KNOB)
+    limited.pass_time(0.1)
+    (surface,) = limited.host.joined
+    for value in range(1000):
+        surface.receive(Changed(values={"prompts": [], "guidance": float(value)}))
+    limited.pass_time(0.1)
+    assert [message.params for message in limited.answers() if message.address == "/tickrt/guidance"] == [[999.0]]
+
+
+def test_what_others_change_all_the_time_does_not_keep_a_surface_from_turning_anything(limited: Limited) -> None:
+    for index in range(50):
+        limited.receive(KNOB, f"127.1.0.{1 + index}")
+    limited.receive(KNOB, HONEST)
+    limited.pass_time(0.5)
+    limited.host.changes.clear()
+    for number in range(1000):
+        for surface in limited.host.joined:
+            surface.receive(Changed(values={"prompts": [], "guidance": float(number)}))
+        if number % 100 == 50:
+            limited.receive(KNOB, HONEST)
+        limited.pass_time(0.001)
+    assert len(limited.host.changes) == 10
+
+
+def test_an_adapter_that_is_taken_away_again_is_shown_at_0(limited: Limited) -> None:
+    limited.receive(ALL)
+    limited.pass_time(0.1)
+    (surface,) = limited.host.joined
+    for adapters in ([], [{"id": "warm", "strength": 0.5}], []):
+        surface.receive(Changed(values={"prompts": [], "adapters": adapters}))
+        limited.pass_time(0.1)
+    shown = [message.params for message in limited.answers() if message.address == "/tickrt/adapter/warm"]
+    assert shown == [[0.5], [0.0]]
 
 
 def test_answers_go_where_the_setting_says() -> None:

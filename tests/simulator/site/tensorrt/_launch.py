@@ -10,7 +10,6 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from ._enums import DataType
 from ._graph import NUMPY
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from ._context import IExecutionContext
 
 POISON = 0xFF
-RUN_ERRORS = (ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.RuntimeException)
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Launch:
             bind(operand.name, "cpu", 0, dtype, operand.shape, self._host_address(operand))
         try:
             self._session.run_with_iobinding(binding)
-        except RUN_ERRORS as error:
+        except RuntimeError as error:
             self._machine.break_rule(f"an execute read invalid input: {error}")
         self.duration_ms = (time.perf_counter() - started) * 1e3
         self.is_done = True

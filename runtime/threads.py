@@ -1,0 +1,138 @@
+"""Threads that serve many: each shows whether it still does, so that a process whose thread has ended ends, too."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from threading import Thread, current_thread, get_ident
+from typing import ParamSpec, TypeVar
+
+from runtime.errors import ForkedError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Process:
+    """The process that made this. A fork of it has all objects, but no thread that would do what they wait for."""
+
+    def __init__(self) -> None:
+        self._id = os.getpid()
+
+    def check(self) -> None:
+        """Raises ForkedError in a fork."""
+        if os.getpid() != self._id:
+            raise ForkedError
+
+    def call(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Do something, in a fork nothing."""
+        if os.getpid() == self._id:
+            work(*args, **kwargs)
+
+
+class Heartbeat:
+    """When a thread was last seen at work. Its own thread calls `beat` and `rest`; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+
+    def beat(self) -> None:
+        """It has work, and has done some just now."""
+        self._last_s = time.monotonic()
+
+    def rest(self) -> None:
+        """It has no work."""
+        self._last_s = None
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it has no work."""
+        return self._last_s is None
+
+    @property
+    def silent_s(self) -> float:
+        """For how long it has had work and done none."""
+        last_s = self._last_s
+        return 0.0 if last_s is None else time.monotonic() - last_s
+
+
+class ServingThread(Thread):
+    """A thread that runs `serve`, which returns only where it is to end, and calls `heartbeat`.
+
+    is_prompt: it plays; its silence counts within seconds.
+    """
+
+    def __init__(
+        self, name: str, serve: Callable[[], None], heartbeat: Heartbeat | None = None, *, is_prompt: bool = True
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self.heartbeat, self.is_prompt = heartbeat or Heartbeat(), is_prompt
+        self._serve, self._has_returned = serve, False
+
+    def run(self) -> None:
+        """As long as it serves."""
+        self._serve()
+        self._has_returned = True
+
+    @property
+    def has_died(self) -> bool:
+        """Whether an error has ended it."""
+        return self.ident is not None and not self.is_alive() and not self._has_returned
+
+    @property
+    def silent_s(self) -> float:
+        """As Heartbeat has it."""
+        return self.heartbeat.silent_s
+
+
+class Workers(ThreadPoolExecutor):
+    """A pool of threads for units of work of many, or of one who waits for them.
+
+    waits: the units wait for other threads, whose silence is seen there.
+    """
+
+    is_prompt = False
+
+    def __init__(self, size: int, name: str, *, waits: bool = False) -> None:
+        self.name, self._waits, self._is_shut_down = name, waits, False
+        self.process = Process()
+        # Of each unit that runs, by its thread: when it began. No reference to the pool, which may be forgotten.
+        self._begun_s: dict[int, float] = {}
+        self._entered: list[Thread] = []
+        entered = self._entered
+        super().__init__(size, name, initializer=lambda: entered.append(current_thread()))
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """As ThreadPoolExecutor does. Raises ForkedError."""
+        self.process.check()
+        return super().submit(_noted, self._begun_s, partial(fn, *args, **kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As ThreadPoolExecutor does."""
+        self._is_shut_down = True
+        super().shutdown(wait, cancel_futures=cancel_futures)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether an error has ended one of its threads: what waits for it is never done."""
+        return not self._is_shut_down and not all(thread.is_alive() for thread in list(self._entered))
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the oldest unit has run."""
+        begun_s = [] if self._waits else list(self._begun_s.values())
+        return time.monotonic() - min(begun_s) if begun_s else 0.0
+
+
+Watched = ServingThread | Workers
+
+
+def _noted(begun_s: dict[int, float], work: Callable[[], T]) -> T:
+    begun_s[get_ident()] = time.monotonic()
+    try:
+        return work()
+    finally:
+        del begun_s[get_ident()]

@@ -1,0 +1,130 @@
+"""Audio files as recorders, editors, joins and damaged disks leave them."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import av
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+
+RATE_HZ = 48_000
+Sound = NDArray[np.float32]
+_TIME_S = np.arange(RATE_HZ) / RATE_HZ
+QUIET: Sound = (0.05 * np.sin(2 * np.pi * np.stack((220 * _TIME_S, 330 * _TIME_S), axis=1))).astype(np.float32)
+NOISE: Sound = (0.2 * np.random.default_rng(0).normal(size=(RATE_HZ, 2))).astype(np.float32)
+
+
+def written(sound: Sound, format: str, subtype: str, rate_hz: int = RATE_HZ, endian: str = "FILE") -> bytes:
+    """A file of libsndfile."""
+    file = io.BytesIO()
+    soundfile.write(file, sound, rate_hz, format=format, subtype=subtype, endian=endian)
+    return file.getvalue()
+
+
+def encoded(sound: Sound, format: str, codec: str, rate_hz: int = RATE_HZ) -> bytes:
+    """A file of FFmpeg."""
+    file, layout = io.BytesIO(), {1: "mono", 2: "stereo"}[sound.shape[1]]
+    with av.open(file, "w", format=format) as container:
+        stream: Any = container.add_stream(codec, rate=rate_hz, layout=layout)
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(sound).reshape(1, -1), format="flt", layout=layout)
+        frame.sample_rate = rate_hz
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def extensible(sound: Sound, bits: int, valid_bits: int, before: bytes = b"") -> bytes:
+    """WAVE_FORMAT_EXTENSIBLE with integers of `bits`, of which the first `valid_bits` are set. before: other chunks."""
+    channels, step = sound.shape[1], 2.0 ** (1 - valid_bits)
+    words = (np.floor(sound.astype(np.float64) / step).astype("<i8") << (bits - valid_bits)).astype("<i8")
+    data = words.view(np.uint8).reshape(-1, 8)[:, : bits // 8].tobytes()
+    block = channels * bits // 8
+    fmt = struct.pack("<HHIIHHHHI", 0xFFFE, channels, RATE_HZ, RATE_HZ * block, block, bits, 22, valid_bits, 3)
+    fmt += bytes.fromhex("0100000000001000800000aa00389b71")
+    content = b"WAVE" + before + b"fmt " + struct.pack("<I", len(fmt)) + fmt + b"data"
+    content += struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(content)) + content
+
+
+def overwritten(data: bytes, start: int, size: int, value: int = 0xAA) -> bytes:
+    """Bytes of a damaged disk."""
+    return data[:start] + bytes((value,)) * size + data[start + size :]
+
+
+def _adts_frames(data: bytes) -> Iterator[tuple[int, int]]:
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at + 3 : at + 6]) >> 5 & 0x1FFF
+        yield at, size
+        at += size
+
+
+def with_bad_frames(adts: bytes, share: float) -> bytes:
+    """That share of AAC's frames has content that is none."""
+    frames = list(_adts_frames(adts))
+    for at, size in frames[3 : 3 + round(share * len(frames))]:
+        adts = overwritten(adts, at + 7, size - 7)
+    return adts
+
+
+def _lossless() -> Iterator[tuple[str, bytes]]:
+    for subtype in ("PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"):
+        yield f"RIFX {subtype}", written(QUIET, "WAV", subtype, endian="BIG")
+        for format in ("WAV", "WAVEX", "W64", "RF64", "AIFF", "AU", "CAF"):
+            yield f"{format} {subtype}", written(QUIET, format, subtype)
+    yield "BW64", b"BW64" + written(QUIET, "RF64", "PCM_24")[4:]
+    for bits, valid in ((32, 32), (32, 24), (32, 20), (32, 16), (24, 20), (24, 16), (16, 12)):
+        yield f"{valid} bits in {bits}", extensible(QUIET, bits, valid)
+    yield "24 bits in 32 behind other chunks", extensible(QUIET, 32, 24, b"JUNK\x05\0\0\0abcde\0bext\x04\0\0\0abcd")
+    wav = written(QUIET, "WAV", "PCM_16")
+    fmt = wav.index(b"fmt ") + 8
+    yield "blocks that are too long by its header", wav[: fmt + 12] + struct.pack("<H", 8) + wav[fmt + 14 :]
+    yield "no bytes per second by its header", wav[: fmt + 8] + bytes(4) + wav[fmt + 12 :]
+    at = wav.index(b"data") + 4
+    for size in (0, 0x7FFFFFFF, 0xFFFFFFF0, 0xFFFFFFFF):
+        yield f"WAV with {size:X} bytes of data by its header", wav[:at] + struct.pack("<I", size) + wav[at + 4 :]
+
+
+_MP3, _ID3 = encoded(QUIET, "mp3", "libmp3lame"), b"ID3\x03\0\0\0\0\x07\x76" + bytes(1014)
+_MONO_MP3, _SLOW_MP3 = encoded(QUIET[:, :1], "mp3", "libmp3lame"), encoded(QUIET, "mp3", "libmp3lame", 44_100)
+_FLAC, _AAC, _M4A = written(NOISE, "FLAC", "PCM_16"), encoded(QUIET, "adts", "aac"), encoded(QUIET, "mp4", "aac")
+
+# Name -> the file, of which QUIET is the sound.
+LOSSLESS: Mapping[str, bytes] = dict(_lossless())
+# Name -> the file, and how many seconds of it are to be heard. In some, nothing is lost but time.
+DAMAGED: Mapping[str, tuple[bytes, float]] = {
+    "two mp3": (_MP3 + _MP3, 2.0),
+    "two mp3 with tags": (_ID3 + _MP3 + _ID3 + _MP3, 2.0),
+    "a mono and a stereo mp3": (_MONO_MP3 + _MP3, 2.0),
+    "mp3 of two rates": (_SLOW_MP3 + _MP3, 2.0),
+    "700 bytes between mp3 frames": (_MP3[:9000] + b"\x55" * 700 + _MP3[9000:], 0.95),
+    "700 zeros in mp3": (overwritten(_MP3, 9000, 700, 0), 0.9),
+    "200 kB of zeros in mp3": (_MP3[:9000] + bytes(200_000) + _MP3[9000:], 0.95),
+    "junk before mp3": (b"\x55" * 700 + _MP3, 0.95),
+    "one bad frame of aac": (with_bad_frames(_AAC, 0.03), 0.95),
+    "a third of aac's frames bad": (with_bad_frames(_AAC, 0.33), 0.6),
+    "bad bytes in m4a": (overwritten(_M4A, 4000, 2000), 0.8),
+    "cut flac": (_FLAC[: len(_FLAC) * 2 // 3], 0.55),
+    "bad bytes in flac": (overwritten(_FLAC, len(_FLAC) // 2, 100, 0), 0.85),
+    "two flac": (_FLAC + _FLAC, 2.0),
+}
+_LINKS: Mapping[str, Callable[[], bytes]] = {
+    "opus": lambda: written(NOISE, "OGG", "OPUS"),
+    "quiet opus": lambda: written(QUIET, "OGG", "OPUS"),
+    "mono opus": lambda: encoded(QUIET[:, :1], "ogg", "libopus"),
+    "vorbis": lambda: written(QUIET, "OGG", "VORBIS"),
+    "slow vorbis": lambda: written(QUIET, "OGG", "VORBIS", 44_100),
+}
+# Name -> the links of a chained file.
+CHAINED: Mapping[str, tuple[bytes, ...]] = {
+    " + ".join(names): tuple(_LINKS[name]() for name in names)
+    for names in (
+        ("opus", "quiet opus"), ("quiet opus", "opus"), ("opus", "mono opus", "opus"), ("vorbis", "vorbis"),
+        ("slow vorbis", "vorbis"), ("vorbis", "opus"),
+    )
+}  # fmt: skip
