@@ -1,8 +1,12 @@
-"""Firefox without a window, driven by the protocol that it speaks itself: https://w3c.github.io/webdriver-bidi/."""
+"""Firefox without a window, driven by the protocol that it speaks itself: https://w3c.github.io/webdriver-bidi/.
+
+Its sound goes to a PulseAudio server of its own, which plays to nobody: without an output no AudioContext runs.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +19,16 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("firefox", "firefox-esr")
+PULSEAUDIO = (
+    "pulseaudio",
+    "--daemonize=no",
+    "--exit-idle-time=-1",
+    "--disable-shm",
+    "-n",
+    "-L",
+    "module-null-sink",
+    "-L",
+)
 START_S = 60.0
 # Sound; no first-run pages, no updates, nothing that asks other hosts.
 PREFERENCES = {
@@ -23,8 +37,6 @@ PREFERENCES = {
     "browser.shell.checkDefaultBrowser": False,
     "browser.startup.homepage": "about:blank",
     "datareporting.policy.dataSubmissionEnabled": False,
-    # An output in real time where the machine has none: without it no AudioContext would run.
-    "media.cubeb.force_mock_context": True,
     "extensions.systemAddon.update.enabled": False,
     "network.captive-portal-service.enabled": False,
     "network.connectivity-service.enabled": False,
@@ -34,8 +46,8 @@ PREFERENCES = {
 
 
 def firefox_path() -> str | None:
-    """The Firefox of this machine, if it has one."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
+    """The Firefox of this machine, if it has one, and what its sound goes to."""
+    return next(filter(None, map(shutil.which, NAMES)), None) if shutil.which("pulseaudio") else None
 
 
 class FirefoxPage:
@@ -133,6 +145,24 @@ class FirefoxPage:
 
 
 @contextmanager
+def _silent_output(folder: Path) -> Iterator[dict[str, str]]:
+    """An environment in which sound is played to nobody, in real time."""
+    address = folder / "sound.socket"
+    module = f"module-native-protocol-unix socket={address} auth-anonymous=1"
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+    with subprocess.Popen([*PULSEAUDIO, module], env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            end = time.monotonic() + START_S
+            while not address.exists():
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError("pulseaudio does not start")
+                time.sleep(0.05)
+            yield {**os.environ, "PULSE_SERVER": f"unix:{address}"}
+        finally:
+            process.terminate()
+
+
+@contextmanager
 def firefox_page(path: str, folder: Path) -> Iterator[FirefoxPage]:
     """A tab of a Firefox of its own, whose profile is in `folder`."""
     profile = folder / "profile"
@@ -149,7 +179,11 @@ def firefox_page(path: str, folder: Path) -> Iterator[FirefoxPage]:
         "0",
         "about:blank",
     ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with (
+        _silent_output(folder) as environment,
+        subprocess.Popen(command, env=environment, text=True, **output) as process,
+    ):
         try:
             assert process.stderr is not None
             found = (re.search(r"WebDriver BiDi listening on (ws://\S+)", line) for line in process.stderr)

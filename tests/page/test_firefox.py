@@ -22,7 +22,7 @@ def page(server: Any, tmp_path: Path) -> Iterator[FirefoxPage]:
     """The page in Firefox, connected to its server."""
     path = firefox_path()
     if path is None:
-        pytest.skip("needs Firefox (apt-get install firefox-esr)")
+        pytest.skip("needs Firefox and a sound server (apt-get install firefox-esr pulseaudio)")
     with firefox_page(path, tmp_path) as page:
         page.open(server.url)
         page.wait_for("document.getElementById('status').dataset.status === 'live'")
