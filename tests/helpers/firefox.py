@@ -56,6 +56,7 @@ class FirefoxPage:
     def __init__(self, connection: ClientConnection) -> None:
         self.errors: list[str] = []
         self._connection = connection
+        self._found: dict[tuple[str, str], dict[str, Any]] = {}
         self._count = 0
         self.send("session.new", {"capabilities": {}})
         self.send("session.subscribe", {"events": ["log.entryAdded"]})
@@ -77,6 +78,7 @@ class FirefoxPage:
 
     def open(self, url: str) -> None:
         """Go to an address, until it is loaded."""
+        self._found.clear()
         self.send("browsingContext.navigate", {"context": self._context, "url": url, "wait": "complete"})
 
     def prepare(self, script: str) -> None:
@@ -101,11 +103,14 @@ class FirefoxPage:
 
     def find(self, role: str, name: str) -> dict[str, Any]:
         """The element with this role and name, as assistive technology has them. Raises LookupError."""
+        # Firefox takes seconds to name all elements: each is looked for once.
+        if (role, name) in self._found:
+            return self._found[role, name]
         locator = {"type": "accessibility", "value": {"role": role, "name": name}}
         nodes = self.send("browsingContext.locateNodes", {"context": self._context, "locator": locator})["nodes"]
         if len(nodes) != 1:
             raise LookupError(f"{len(nodes)} elements are a {role} with the name {name!r}")
-        return {"sharedId": nodes[0]["sharedId"]}
+        return self._found.setdefault((role, name), {"sharedId": nodes[0]["sharedId"]})
 
     def call(self, function: str, role: str, name: str) -> Any:
         """What a function returns for the element with this role and name."""

@@ -30,15 +30,16 @@ INTERRUPTED = "sound interrupted: touch to go on"
 # The contexts of the page; `system.take()` stops the newest one, which stays so until `system.give()`, or as long as
 # `system.asksForTouch` and nothing is touched. `isSilent`: it says that it runs meanwhile, as with a device that hangs.
 SYSTEM = """
-window.contexts = [];
-window.system = { isTaken: false, isSilent: false, asksForTouch: false };
-const { resume } = AudioContext.prototype;
-const state = Object.getOwnPropertyDescriptor(BaseAudioContext.prototype, "state").get;
+const contexts = (window.contexts = []);
+const system = (window.system = { isTaken: false, isSilent: false, asksForTouch: false });
+const Context = window.AudioContext; // without window. it is another document's in Firefox
+const { resume } = Context.prototype;
+const state = Object.getOwnPropertyDescriptor(window.BaseAudioContext.prototype, "state").get;
 let touchedMs = -Infinity;
 for (const type of ["pointerdown", "keydown"]) {
-  addEventListener(type, () => (touchedMs = performance.now()), { capture: true });
+  window.addEventListener(type, () => (touchedMs = performance.now()), { capture: true });
 }
-window.AudioContext = class extends AudioContext {
+window.AudioContext = class extends Context {
   taken = false;
   constructor(options) {
     super(options);
