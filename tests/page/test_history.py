@@ -200,3 +200,79 @@ def likeness(heard: NDArray[np.float32], part: NDArray[np.float32]) -> float:
     products = np.fft.irfft(np.fft.rfft(heard, size) * np.fft.rfft(part, size).conj(), size)
     start = int(products[: len(heard) - len(part)].argmax())
     return float(np.corrcoef(heard[start : start + len(part)], part)[0, 1])
+
+
+# What is not undone: what plays and saves, what is only shown, and what opens a file, from which a change comes.
+APART = {
+    *("undo", "redo", "state-a", "state-b", "play", "record", "save-loop", "stage", "save", "load", "share"),
+    *("preset-file", "help-button", "more", "draw", "midi", "midi-panel-button", "volume", "microphone"),
+    *(f"{action}-{kind}" for action in ("choose", "clear") for kind in ("source", "timbre", "structure")),
+    *(f"{kind}-file" for kind in ("source", "timbre", "structure")),
+}
+# Each control that can be used by itself, by what it is called here: an id, else its place in the page.
+WALK = """() => {
+  const label = (one) => one.dataset.control ?? one.ariaLabel ?? one.textContent;
+  const name = (one) => one.id || [one.closest("[id]").id, label(one)].join(" ");
+  const able = (one) => one.checkVisibility() && !one.disabled && !(one.type === "radio" && one.checked);
+  const all = "button, input, select, textarea, [role=slider], output";
+  const told = "#undo, #redo, #play, #stage, #plays, #plan-header";
+  const controls = () => [...document.querySelectorAll(all)];
+  const walked = controls().filter((one) => one.closest("header, main") && one.tagName !== "OUTPUT" && able(one));
+  window.walked = new Map(walked.map((one) => [name(one), one]));
+  window.shown = () => JSON.stringify(controls().filter((one) => one.checkVisibility() && !one.matches(told))
+    .map((one) => [name(one), one.value, one.checked, one.ariaPressed, one.ariaValueText ?? one.ariaValueNow]));
+  return [...window.walked.keys()];
+}"""
+USE = """(name) => {
+  const one = walked.get(name);
+  const tell = (...types) => types.forEach((type) => one.dispatchEvent(new Event(type, { bubbles: true })));
+  const press = (key) => one.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+  const before = shown();
+  const keys = ["PageUp", "PageDown", "ArrowUp", "ArrowDown"];
+  if (one.role === "slider") keys.find((key) => (press(key), shown() !== before));
+  else if (one.tagName === "SELECT") {
+    one.selectedIndex = [...one.options].findIndex((option, i) => i !== one.selectedIndex && !option.disabled);
+    tell("input", "change");
+  } else if (one.tagName === "TEXTAREA" || ["text", "number"].includes(one.type)) {
+    one.value = one.type === "number" ? String(Math.ceil((Number(one.min) || 0) + 1)) : "1";
+    tell("input", "change");
+  } else if (one.id === "tap") { press("Enter"); press("Enter"); }
+  else one.click();
+  return [before, shown()];
+}"""
+
+
+def test_every_control_that_changes_what_is_sent_is_undone(server: Any, open_page: OpenPage) -> None:
+    page, traffic = opened(open_page, server.url, viewport={"width": 1280, "height": 1800})
+    button(page, "Model").click()
+    page.wait_for_selector('[data-control^="adapters."]')
+    page.wait_for_function("() => document.getElementById('words-d').textContent")
+    names = [name for name in page.evaluate(WALK) if name.split(" ")[0] not in APART]
+    assert len(names) > 40
+    # What a preset and a reset change. It is undone in place of what is not in the history.
+    page.get_by_role("spinbutton", name="tempo", exact=True).fill("100")
+    page.keyboard.press("Enter")
+    for name in names:
+        before, after = page.evaluate(USE, name)
+        assert after != before, name
+        page.wait_for_selector("#status[data-status=live]")
+        page.evaluate("document.getElementById('undo').click()")
+        page.wait_for_selector("#status[data-status=live]")
+        assert page.evaluate("shown()") == before, f"{name}: not in the history"
+    assert page.inner_text("#messages") == ""
+    assert {"set", "prompts", "band", "mute"} <= {message["type"] for message in traffic.sent}
+
+
+def test_a_source_is_undone_and_used_again(server: Any, open_page: OpenPage, tmp_path: Path) -> None:
+    page, traffic = opened(open_page, server.url)
+    soundfile.write(tmp_path / "hum.wav", np.zeros((48000, 2), np.float32), 48000)
+    page.set_input_files("#source-file", tmp_path / "hum.wav")
+    page.get_by_text("hum.wav", exact=True).wait_for()
+    used = traffic.of("source", traffic.sent)[-1]["id"]
+    for name, source in (("Undo", None), ("Redo", used)):
+        button(page, name).click()
+        until(page, lambda source=source: traffic.of("source", traffic.sent)[-1]["id"] == source)
+    page.get_by_text("hum.wav", exact=True).wait_for()
+    page.get_by_role("button", name="Remove the source").click()
+    button(page, "Undo").click()
+    until(page, lambda: traffic.of("source", traffic.sent)[-1]["id"] == used)

@@ -137,6 +137,57 @@ def test_a_section_is_put_before_another_and_deleted(page: Any, traffic: Traffic
     assert not page.is_visible("#section")
 
 
+def test_edits_are_undone_and_done_again_also_at_the_server(page: Any, traffic: Traffic) -> None:
+    place, made = next((i, one) for i, one in enumerate(sections(traffic)) if i and one["codes"] and one["layers"][1:])
+
+    def press(name: str) -> None:
+        page.get_by_role("button", name=name, exact=True).press("Enter")
+
+    def choose_another(field: str) -> None:
+        options = page.locator(f"{field} option").all_inner_texts()
+        page.select_option(field, next(one for one in options if one != page.input_value(field)))
+
+    def silence() -> None:
+        page.locator("#section-codes button").first.press("Enter")
+
+    def rename() -> None:
+        choose_another("#section-kind")
+        press("Change")
+
+    def change_bars() -> None:
+        choose_another("#section-bars")
+        press("Change")
+
+    def insert() -> None:
+        choose_another("#section-kind")
+        press("Insert before")
+
+    def delete() -> None:
+        press("Delete")
+
+    before = buttons(page)[place:]
+    for edit in (silence, rename, change_bars, insert, delete):
+        page.locator("#sections button").nth(place).press("Enter")
+        edit()
+        page.keyboard.press("Escape")
+        after = buttons(page)[place:]
+        assert after[: len(before)] != before[: len(after)], edit.__name__
+        for name, row in (("Undo", before), ("Redo", after), ("Undo", before)):
+            press(name)
+            assert buttons(page)[place:][: len(row)] == row, edit.__name__
+            told = traffic.of("set_plan", traffic.sent)[-1]
+            assert texts(told["sections"])[: len(row)] == row, edit.__name__
+        assert page.is_checked("#mode-extend")
+    page.click("#play")
+
+    def back() -> Any:
+        return next(one for one in sections(traffic) if one["start_s"] == made["start_s"])
+
+    until(page, lambda: back()["codes"])
+    assert (texts([back()]), back()["codes"]) == (before[:1], made["codes"])
+    assert page.inner_text("#messages") == ""
+
+
 def by_layer(section: dict[str, Any], choices: dict[str, Any]) -> list[list[int]]:
     """A section's codes as digits, layer by layer."""
     size = choices["group_size"]

@@ -63,6 +63,7 @@ class SessionPlan:
         self.origin: int | None = 0
         self.header: Mapping[str, Any] = {}
         self.sections: tuple[PlannedSection, ...] = ()
+        self.seq: int | None = None  # Of the newest edit that was taken.
         self.end = self._first = 0  # Before `_first` nothing is shown.
         self._is_begun = self.is_idle = False
         self._frames, self._frame_rate_hz = frames, model.frame_rate_hz
@@ -86,7 +87,7 @@ class SessionPlan:
     @property
     def published(self) -> tuple[Any, ...]:
         """What clients are sent of it."""
-        return (self.origin, self.header, self.sections)
+        return (self.origin, self.header, self.sections, self.seq)
 
     @property
     def has_edits(self) -> bool:
@@ -296,6 +297,7 @@ class SessionPlan:
         if self._waiting_edit() == frame and codes is None:  # With codes it may yet be refused.
             self._changes.pop()
         self._changes.append(PlanChange(frame, sections, codes, seq=message.seq))
+        self.seq = message.seq
         self._cut(self._code_frame(frame))
         self.sections = tuple(section for section in self.sections if section.start_frame < frame)
 
@@ -305,9 +307,10 @@ class SessionPlan:
         return min((change.from_frame for change in self._changes if change.options is not None), default=math.inf)
 
     def _starts(self) -> list[int]:
-        """The frames that sections begin at."""
-        waiting = self._waiting_edit()
-        return [*(section.start_frame for section in self.sections), *([] if waiting is None else [waiting])]
+        """The frames that sections begin at, also those of edits that are not made yet and that none came before."""
+        edits = [change.from_frame for change in self._changes if change.sections is not None]
+        begun = [frame for place, frame in enumerate(edits) if frame == min(edits[place:])]
+        return [*(section.start_frame for section in self.sections), *begun]
 
     def _code_starts(self, count: int) -> range:
         """The frames where `count` codes can begin: those before are made, and they end with a section."""

@@ -386,6 +386,7 @@ class Plan(Message):
     type: Literal["plan"] = "plan"
     header: dict[str, Any] = Field(description="Of the whole plan: genre, bpm, meter, key and more.")
     sections: list[SectionMessage]
+    seq: Count | None = Field(default=None, description="Of the newest `set_plan` that was taken.")
 
 
 class CanvasLayout(Message):

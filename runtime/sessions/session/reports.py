@@ -229,7 +229,7 @@ def plan(known: SessionPlan, first: int, frame_rate_hz: float) -> Plan:
         for section in known.sections
         if origin + section.end_frame > first
     ]
-    return Plan(header=dict(known.header), sections=sections)
+    return Plan(header=dict(known.header), sections=sections, seq=known.seq)
 
 
 def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.CanvasPicture:

@@ -3,7 +3,11 @@
 const GESTURE_MS = 500;
 const MOST_STATES = 200;
 
-/** @typedef {import("./presets.js").Preset} Preset */
+/**
+ * A preset, and what is set beside it. Presets have none of the latter.
+ * @typedef {import("./presets.js").Preset & {kept?: import("./plan.js").Kept | null, sources?: import("./sources.js").Sources["chosen"],
+ *   glide?: number, atBar?: boolean, writeMode?: string}} State
+ */
 
 /** Reports `change` when there is more or less to undo or redo. */
 export class History extends EventTarget {
@@ -12,7 +16,7 @@ export class History extends EventTarget {
   /** The newest state, of a change that may go on. @type {{kind: string, state: string} | null} */ #pending = null;
   #timer = 0;
 
-  /** @param {{current: () => Preset, use: (preset: Preset) => void}} page */
+  /** @param {{current: () => State, use: (preset: State) => void}} page */
   constructor(page) {
     super();
     this.page = page;
@@ -43,6 +47,9 @@ export class History extends EventTarget {
   follow() {
     if (this.#pending) this.#pending.state = this.#now;
     else this.#states[this.#place] = this.#now;
+    // A change that was refused is none.
+    if (this.#place && this.#states[this.#place] === this.#states[this.#place - 1]) this.#states.splice(this.#place--, 1);
+    this.dispatchEvent(new Event("change"));
   }
 
   #settle() {

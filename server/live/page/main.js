@@ -22,6 +22,7 @@ import { Lanes } from "./widgets/lanes.js";
 import { MOST_PROMPTS, PromptPad } from "./widgets/pad.js";
 
 /** @typedef {import("./presets.js").Preset} Preset */
+/** @typedef {import("./history.js").State} State */
 /** @typedef {import("./connection.js").Message} Message */
 
 const SEND_EVERY_MS = 25;
@@ -85,7 +86,7 @@ const canvas = new CanvasView(find("stage"), band, plan.view, lanes, {
 });
 const curveEditor = new CurveEditor(panel, canvas);
 const loopFile = new LoopFile({ canvas, player, isPlaying: () => transport.isPlaying, notify });
-const sources = new Sources({ connection, player, canvas, notify });
+const sources = new Sources({ connection, player, canvas, notify, changed: (kind) => history.changed(kind) });
 const glide = new Knob({
   label: "glide",
   help: "Numbers move to their new value in this time",
@@ -100,9 +101,9 @@ const passage = new Passage();
 /** Loaded when it is first used. @type {import("./midi/midi.js").Midi | null} */ let midi = null;
 const presetBar = new PresetBar({ current: currentPreset, use: choosePreset, notify });
 /** Two states to compare, each with what led to it. */
-const histories = [0, 1].map(() => new History({ current: currentPreset, use: usePreset }));
+const histories = [0, 1].map(() => new History({ current: currentState, use: useState }));
 let history = histories[0];
-/** What the state that is not chosen was left as. @type {Preset | null} */ let otherState = null;
+/** What the state that is not chosen was left as. @type {State | null} */ let otherState = null;
 
 // To the server.
 
@@ -252,7 +253,7 @@ function onReady(ready) {
   canvas.isEndless = ready.mode === "extend";
   canvas.loop = null;
   loopFile.begin(ready);
-  plan.begin(ready.plan ?? null, canvas.isEndless);
+  plan.begin(ready.plan ?? null, canvas.isEndless, ready.session);
   band.show(band.start, band.end, ready.canvas.seconds);
   find("band").classList.toggle("is-off", canvas.isEndless);
   find("bars").hidden = canvas.isEndless;
@@ -348,7 +349,8 @@ function onState(state) {
 /** @param {Message} problem */
 function showProblem(problem) {
   sources.refused(problem.seq);
-  plan.refused(problem.seq);
+  if (plan.refused(problem.seq)) return;
+  history.follow();
   notify([problem.detail, problem.fix].filter(Boolean).join(" — "));
 }
 
@@ -470,13 +472,31 @@ function showPreset(preset) {
   retint();
 }
 
-/** Use a preset, and send what of it is new. @param {Preset} preset */
-function usePreset(preset) {
+/** Everything that changes what is sent. @returns {State} */
+function currentState() {
+  return {
+    ...currentPreset(),
+    kept: plan.kept,
+    sources: sources.chosen,
+    glide: glide.value,
+    atBar: field("at-bar").checked,
+    writeMode: field("write-mode").value,
+  };
+}
+
+/** Use a state, and send what of it is new; what a preset does not have stays. @param {State} state */
+function useState(state) {
+  const { kept, sources: files, glide: glideMs = glide.value, ...preset } = state;
   const isSameCanvas = preset.mode === mode && preset.seconds === seconds && preset.plan === plan.isWanted;
   const before = sent();
+  glide.show(glideMs);
+  field("at-bar").checked = state.atBar ?? field("at-bar").checked;
+  field("write-mode").value = state.writeMode ?? field("write-mode").value;
+  if (files) sources.use(files, isSameCanvas);
   const defaults = Object.fromEntries(Object.keys(panel.values).map((control) => [control, null]));
   showPreset(preset);
   if (!isSameCanvas) {
+    if (kept !== undefined) plan.use(mode === "extend" ? kept : null, false);
     connection.restart();
     return;
   }
@@ -485,12 +505,14 @@ function usePreset(preset) {
   if (before.prompts !== after.prompts) sendPrompts();
   if (before.mute !== after.mute) sendMute();
   if (before.band !== after.band && mode === "loop") sendBand();
+  if (kept !== undefined) plan.use(kept, before.planned !== after.planned);
 }
 
 /** What the server knows of the page, to compare. */
 function sent() {
   return {
     values: JSON.stringify([panel.values, seed]),
+    planned: JSON.stringify([pad.items().map(({ text }) => text), ["bpm", "key", "time_signature"].map((id) => panel.values[id])]),
     prompts: JSON.stringify([pad.items(), field("blend").value]),
     band: JSON.stringify([band.start, band.end]),
     mute: lanes.silent.join(),
@@ -499,19 +521,27 @@ function sent() {
 
 /** @param {Preset} preset */
 function choosePreset(preset) {
-  usePreset(preset);
+  useState(preset);
   history.changed("preset");
 }
 
 /** Go on with the other of two states; at first it is a copy. @param {number} place */
 function chooseState(place) {
   if (history === histories[place]) return;
-  const left = currentPreset();
+  plan.keep();
+  const left = currentState();
   history = histories[place];
-  if (otherState) usePreset(otherState);
+  if (otherState) useState(otherState);
   else history.follow();
   otherState = left;
   showHistory();
+}
+
+/** @param {number} by -1: undo, 1: redo */
+function moveHistory(by) {
+  plan.keep();
+  history.follow();
+  history.move(by);
 }
 
 function showCount() {
@@ -636,9 +666,13 @@ function listen() {
     history.changed("blend");
   });
   on("plan", "change", () => history.changed("plan"));
+  plan.addEventListener("edit", () => history.follow());
+  plan.addEventListener("change", (event) => history.changed(`plan ${/** @type {CustomEvent} */ (event).detail}`));
+  glide.addEventListener("input", () => history.changed("glide"));
+  for (const id of ["at-bar", "write-mode"]) on(id, "change", () => history.changed(id));
   on("reset", "click", () => choosePreset({ ...currentPreset(), controls: {}, music: {} }));
-  on("undo", "click", () => history.move(-1));
-  on("redo", "click", () => history.move(1));
+  on("undo", "click", () => moveHistory(-1));
+  on("redo", "click", () => moveHistory(1));
   on("state-a", "change", () => chooseState(0));
   on("state-b", "change", () => chooseState(1));
   for (const one of histories) one.addEventListener("change", showHistory);
@@ -647,7 +681,7 @@ function listen() {
     const isUndo = (event.ctrlKey || event.metaKey) && !event.altKey && ["z", "y"].includes(key);
     if (!isUndo || document.querySelector("dialog[open]")) return;
     event.preventDefault();
-    history.move(key === "y" || event.shiftKey ? 1 : -1);
+    moveHistory(key === "y" || event.shiftKey ? 1 : -1);
   });
   on("keep", "click", () => {
     takes.keep(seed);

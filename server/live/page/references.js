@@ -3,7 +3,9 @@
 import { find } from "./widgets/element.js";
 
 /**
- * @typedef {{connection: import("./connection.js").Connection, notify: (text: string, isNote?: boolean) => void}} Parts
+ * @typedef {{connection: import("./connection.js").Connection, notify: (text: string, isNote?: boolean) => void,
+ *   changed: (kind: string) => void}} Parts
+ * @typedef {{id: string | null, name: string}} Chosen
  */
 
 const IDLE_TEXT = "or drop audio here";
@@ -29,7 +31,18 @@ export class Reference {
     find(`clear-${type}`).addEventListener("click", () => {
       this.forget();
       this.send();
+      parts.changed(type);
     });
+  }
+
+  /** What history holds of it. @returns {Chosen} */
+  get chosen() {
+    return { id: this.id, name: find(`${this.type}-name`).textContent ?? "" };
+  }
+
+  /** Show what history held, without a message to the server. @param {Chosen} chosen */
+  show({ id, name }) {
+    if (id !== this.id) this.#show(id, name);
   }
 
   /** Send a file to the server and play with it. @param {File} file */
@@ -46,6 +59,7 @@ export class Reference {
       if (!response.ok) throw new Error([answer.detail, answer.fix].filter(Boolean).join(" — "));
       this.#show(answer.id, file.name);
       this.send();
+      this.parts.changed(this.type);
     } catch (error) {
       name.textContent = before;
       notify(`${file.name}: ${/** @type {Error} */ (error).message}`);

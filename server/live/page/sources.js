@@ -29,7 +29,10 @@ export class Sources {
     // The strengths of these are controls of the schema.
     this.others = [new Reference("timbre", parts), new Reference("structure", parts)];
     this.all = [this.source, ...this.others];
-    this.strength.addEventListener("input", () => this.source.send());
+    this.strength.addEventListener("input", () => {
+      this.source.send();
+      parts.changed("source strength");
+    });
     find("source-strength").append(this.strength.root);
     find("microphone").addEventListener("click", () => this.#toggleMicrophone());
     listenToDrops(this.all);
@@ -38,6 +41,21 @@ export class Sources {
   /** Members of `open`. */
   get open() {
     return this.source.id ? { source_id: this.source.id, source_strength: this.strength.value } : {};
+  }
+
+  /** What history holds of them. */
+  get chosen() {
+    return { strength: this.strength.value, files: this.all.map((one) => one.chosen) };
+  }
+
+  /** Show what history held, and send what of it is new where the session goes on. @param {Sources["chosen"]} chosen @param {boolean} isSent */
+  use({ strength, files }, isSent) {
+    const isOther = this.all.map((one, i) => one.id !== files[i].id || (i === 0 && strength !== this.strength.value));
+    this.strength.show(strength);
+    this.all.forEach((one, i) => {
+      one.show(files[i]);
+      if (isOther[i] && isSent) one.send();
+    });
   }
 
   /**

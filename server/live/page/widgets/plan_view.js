@@ -2,7 +2,8 @@
 
 /**
  * @typedef {{kind: string, layers: string[], bars: number}} SectionText
- * @typedef {SectionText & {index: number, start_s: number, end_s: number, codes: number[] | null}} Section
+ * @typedef {SectionText & {index: number, start_s: number, end_s: number, codes: number[] | null, isAsked?: boolean}} Section
+ *   isAsked: the server has not told of it yet
  * @typedef {{kinds: string[], layers: string[], bars: number[], group_size: number, silent: number[]}} Choices
  */
 

@@ -541,6 +541,25 @@ def test_of_what_a_change_of_prompt_leaves_sections_can_be_edited_and_codes_up_t
     assert (start, "break", 1) in [(each.start_frame, each.kind, each.bars) for each in plan.sections]
 
 
+def test_an_edit_that_is_being_made_can_be_edited_again_where_it_begins() -> None:
+    simulation = planned_session()
+    simulation.run(4.0)
+    plan, form = session_plan(simulation), simulation._form
+    assert form is not None
+    start, later = (section.start_frame for section in plan.sections[-2:])
+    verse = NewSection(kind="verse", layers=["drums"], bars=2)
+    plan.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK, BREAK]), 0, FRAME_RATE)
+    work = plan.work(0, 0)
+    assert work is not None
+    plan.edit(SetPlan(seq=2, start_s=start / FRAME_RATE, sections=[verse]), 0, FRAME_RATE)
+    with pytest.raises(RequestError, match="not the start of a section"):  # another one may begin there now
+        plan.edit(SetPlan(seq=3, start_s=later / FRAME_RATE, sections=[BREAK]), 0, FRAME_RATE)
+    while work is not None and plan.has_edits:
+        plan.made(work.number, make_part(form, work))
+        work = plan.work(0, 0)
+    assert (start, "verse", 2) in [(each.start_frame, each.kind, each.bars) for each in plan.sections]
+
+
 def test_an_edit_that_is_refused_when_it_is_made_has_its_seq() -> None:
     simulation = planned_session()
     simulation.run(4.0)
