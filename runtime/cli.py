@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 from typer.core import TyperOption
 
-from runtime.audio.decoding import losses
 from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import AUDIO_FORMATS, FORMATS, Latents, Pcm, latents_bytes
@@ -41,7 +40,7 @@ from runtime.config.identity import ModelIdentity
 from runtime.config.option_ranges import ANY_MODEL
 from runtime.config.targets import Target
 from runtime.errors import ConfigError, FileError, RequestError, source_as
-from runtime.input_files import check_file
+from runtime.input_files import check_file, losses
 from runtime.notes.midi_file import midi_bytes
 from runtime.notes.note_files import read_notes
 from runtime.pipeline.building import open_built_pipeline
@@ -257,13 +256,14 @@ def _run(job: Job) -> None:
     condition = None if job.condition is None else read_condition(job.condition)
     bundle = deployment.loaded_bundle
     needs_text = condition is None and bundle.text_encoder is not None
-    values = job.values if job.notes is None else {**job.values, "notes": read_notes(job.notes, note_spec(bundle))}
+    with losses() as lost:
+        values = job.values if job.notes is None else {**job.values, "notes": read_notes(job.notes, note_spec(bundle))}
     options = parse_options(values if needs_text else {"prompt": "", **values}, bundle.options)
     with _open(job, deployment) as pipeline, ExitStack() as stack:
         if pipeline.codec is None and job.format in AUDIO_FORMATS:
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
         files = {"source": job.source, "target": job.target_source, "structure": job.structure}
-        with losses() as lost:
+        with losses() as lost_audio:
             source, target, structure = (_read_source(path, pipeline.read_source, name) for name, path in files.items())
             timbre = _read_source(job.timbre, pipeline.read_timbre, "timbre")
         audio = None if job.source is None else pipeline.source_audio(job.source)
@@ -283,7 +283,9 @@ def _run(job: Job) -> None:
         words = None if condition is not None else pipeline.prompt_words(options)
         if words and not words.is_complete and not job.quiet:
             print_line(str(words), console)
-        for line in () if job.quiet else (*(f"note: {text}" for text in lost), *_played(generation.meanings)):
+        for line in (
+            () if job.quiet else (*(f"note: {text}" for text in (*lost, *lost_audio)), *_played(generation.meanings))
+        ):
             print_line(line, console)
         player = stack.enter_context(closing(_open_player(pipeline, generation))) if job.play else None
         progress = open_progress(generation.num_segments or 1, console, quiet=job.quiet)

@@ -1,4 +1,7 @@
-"""Files that a caller names: opened without waiting, regular files only, and read up to a limit."""
+"""Files that a caller names: opened without waiting, regular files only, and read up to a limit.
+
+What is left out of files that are damaged is told to whoever has asked by losses().
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import errno
 import io
 import os
 import stat
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +27,50 @@ MAX_JSON_BYTES = 16 * 2**20
 MAX_ARRAY_BYTES = 2**30
 # A pipe that nothing writes to would be waited for.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+class Losses(list[str]):
+    """What is left out of files, or mended in them, as sentences. audio_ms: how much of their audio that is."""
+
+    audio_ms = 0
+
+
+_LOSSES: ContextVar[Losses | None] = ContextVar("losses", default=None)
+
+
+@contextmanager
+def losses() -> Iterator[Losses]:
+    """What is left out of audio and MIDI files that this context reads meanwhile."""
+    token = _LOSSES.set(found := Losses())
+    try:
+        yield found
+    finally:
+        _LOSSES.reset(token)
+
+
+def tell_loss(text: str) -> None:
+    """Tell what is left out of the file that is read, or mended in it; again does nothing."""
+    told = _LOSSES.get()
+    if told is not None and text not in told:
+        told.append(text)
+
+
+def tell_lost_audio(milliseconds: int) -> None:
+    """Tell how much of the audio that is read is left out, if any is."""
+    if milliseconds and (told := _LOSSES.get()) is not None:
+        told.audio_ms += milliseconds
+        tell_loss(lost_audio(milliseconds))
+
+
+def warn_of_losses(path: object, texts: Iterable[str]) -> None:
+    """Warn a Python program of what is left out of a file."""
+    for text in texts:
+        warnings.warn(f"{path}: {text}", stacklevel=3)
+
+
+def lost_audio(milliseconds: int) -> str:
+    """The sentence for audio that cannot be decoded; the length is what is known to be missing."""
+    return f"at least {milliseconds / 1000:.2f} s of the audio cannot be decoded and are left out"
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -1,4 +1,6 @@
-"""What FFmpeg's demuxers get wrong: the links of chained Ogg files, and samples of WAV that fill their words partly."""
+"""What FFmpeg's demuxers get wrong: chained Ogg files, samples of WAV that fill their words partly, RIFX, and what is
+missing of files that were cut.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,36 @@ from typing import BinaryIO, Literal, NamedTuple
 
 HEAD_BYTES = 2**16
 MAX_LINKS = 1000
+# Of mp3: what encoders add before the sound and behind it is no more.
+MP3_SILENT_FRAMES = 4
 # Of an Ogg page: its header without the table of segments, and the flag of the first page of a stream.
 PAGE, PAGE_BYTES, IS_FIRST = b"OggS", 27, 0x02
-# The first bytes of a file -> the byte order of its numbers; the chunks of W64 (riff) have names of 16 bytes.
-RIFF: dict[bytes, Literal["little", "big"]] = {
-    **dict.fromkeys((b"RIFF", b"RF64", b"BW64", b"riff"), "little"),
-    b"RIFX": "big",
+
+
+class _Layout(NamedTuple):
+    """How the chunks of a file are written: their header, what of it their size counts, and where the first one is."""
+
+    order: Literal["little", "big"]
+    header_bytes: int = 8
+    size_bytes: int = 4
+    counted_bytes: int = 0
+    multiple: int = 2
+    first: int = 12
+
+
+# By the first bytes of a file. W64 (riff) has names of 16 bytes.
+LAYOUTS = {
+    **dict.fromkeys((b"RIFF", b"RF64", b"BW64"), _Layout("little")),
+    b"RIFX": _Layout("big"),
+    b"riff": _Layout("little", 24, 8, 24, 8, 40),
+    b"caff": _Layout("big", 12, 8, 0, 1, 8),
 }
+# What programs write that do not know the length yet.
+UNKNOWN_BYTES = 0x7FFFFF00
 INTEGERS, FLOATS, EXTENSIBLE = 0x0001, 0x0003, 0xFFFE
 KINDS = {(INTEGERS, 1): "u8", **{(INTEGERS, n): f"s{8 * n}" for n in (2, 3, 4)}, (FLOATS, 4): "f32", (FLOATS, 8): "f64"}
 FMT_BYTES = 40
+GUID_SIZES = (2, 2, 4, 4, 2, 2)
 
 
 class WavFormat(NamedTuple):
@@ -62,28 +84,120 @@ def wav_format(head: bytes) -> WavFormat | None:
 
     The words of samples are as long as the blocks tell, where the bytes per second agree: the valid bits come first.
     """
-    order = RIFF.get(head[:4])
-    content = b"" if order is None else _fmt_chunk(head, order)
-    if order is None or len(content) < 16:
+    layout, chunk = LAYOUTS.get(head[:4]), _chunk(head, b"fmt ")
+    if layout is None or chunk is None:
         return None
-    places = ((0, 2), (2, 4), (4, 8), (8, 12), (12, 14), (14, 16))
-    tag, channels, rate_hz, bytes_per_s, block, bits = (int.from_bytes(content[i:j], order) for i, j in places)
+    content = head[chunk.start : chunk.start + FMT_BYTES]
+    tag, channels, rate_hz, bytes_per_s, block, bits = (
+        int.from_bytes(content[i:j], layout.order) for i, j in ((0, 2), (2, 4), (4, 8), (8, 12), (12, 14), (14, 16))
+    )
     if tag == EXTENSIBLE:
-        tag = int.from_bytes(content[24:26], order)
+        tag = int.from_bytes(content[24:28], layout.order)
     is_whole = block % max(channels, 1) == 0 and bytes_per_s == rate_hz * block
     kind = KINDS.get((tag, block // max(channels, 1) if is_whole else -(-bits // 8)))
     if kind is None or not channels:
         return None
-    return WavFormat(f"pcm_{kind}{'' if kind == 'u8' else 'be' if order == 'big' else 'le'}", rate_hz, channels)
+    order = "" if kind == "u8" else "be" if layout.order == "big" else "le"
+    return WavFormat(f"pcm_{kind}{order}", rate_hz, channels)
 
 
-def _fmt_chunk(head: bytes, order: Literal["little", "big"]) -> bytes:
-    """The first bytes of the chunk with the format; b"" where there is none."""
-    # Chunks of W64 count their own header, and begin at multiples of 8 bytes.
-    name_bytes, header, multiple, at = (16, 24, 8, 40) if head.startswith(b"riff") else (4, 8, 2, 12)
-    while len(head) >= at + header:
-        if head[at : at + 4] == b"fmt ":
-            return head[at + header : at + header + FMT_BYTES]
-        size = int.from_bytes(head[at + name_bytes : at + header], order) + (0 if name_bytes == 16 else header)
-        at += max(-(-size // multiple) * multiple, header)
-    return b""
+def whole_share(head: bytes, file_bytes: int) -> float:
+    """How many times the samples that are there the chunk with them tells; 1.0 where it tells no more, or no length."""
+    data = _chunk(head, b"data")
+    if data is None or data.size >= UNKNOWN_BYTES or data.start >= file_bytes:
+        return 1.0
+    return max(1.0, data.size / (file_bytes - data.start))
+
+
+def num_mp3_frames(head: bytes) -> int:
+    """How many frames of an mp3 file are heard at least, as its first one counts them; 0 where it does not."""
+    for tag in (b"Xing\0\0\0", b"Info\0\0\0"):
+        at = head.find(tag)
+        if at >= 0 and head[at + 7 : at + 8] and head[at + 7] & 1:
+            return max(0, int.from_bytes(head[at + 8 : at + 12]) - MP3_SILENT_FRAMES)
+    return 0
+
+
+def is_cut_mp4(file: BinaryIO) -> bool:
+    """Whether a file of MP4 ends before its index, without which nothing of it is known."""
+    size, at = file.seek(0, io.SEEK_END), 0
+    for _ in range(MAX_LINKS):
+        file.seek(at)
+        box = file.read(16)
+        if box[4:8] == b"moov" or (at == 0 and box[4:8] != b"ftyp"):
+            return False
+        length = int.from_bytes(box[:4])
+        at += int.from_bytes(box[8:16]) if length == 1 else length
+        if length == 0 or not 0 < at < size:
+            return True
+    return False
+
+
+def little_endian(head: bytes) -> bytes:
+    """The beginning of a RIFX file with its numbers as in RIFF, whose demuxer of FFmpeg knows more; others as they are.
+
+    Samples stay as they are: those of compressed kinds are the same in both.
+    """
+    fmt, data = _chunk(head, b"fmt "), _chunk(head, b"data")
+    if not head.startswith(b"RIFX") or fmt is None or data is None or data.start < fmt.start:
+        return head
+    swapped = bytearray(head)
+    # The first parts of the format's GUID are numbers; the coefficients of ADPCM, of 16 bits, are where it would be.
+    sizes = GUID_SIZES if fmt.size >= FMT_BYTES and head[fmt.start : fmt.start + 2] == EXTENSIBLE.to_bytes(2) else ()
+    places = [(4, 8), *((chunk.start - 4, chunk.start) for chunk in _chunks(head))]
+    places += [(chunk.start, chunk.start + 4) for chunk in _chunks(head) if chunk.name == b"fact"]
+    at, end = fmt.start, min(fmt.start + fmt.size, data.start)
+    for size in (2, 2, 4, 4, 2, 2, *(sizes or (2,) * (fmt.size // 2 - 8))):
+        if at + size <= end:
+            places.append((at, at + size))
+        at += size
+    for start, end in places:
+        swapped[start:end] = swapped[start:end][::-1]
+    return b"RIFF" + bytes(swapped[4:])
+
+
+class Overlaid(io.RawIOBase):
+    """A file whose first bytes are others."""
+
+    def __init__(self, file: BinaryIO, head: bytes) -> None:
+        self._file, self._head = file, head
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def read(self, size: int = -1) -> bytes:
+        at = self._file.tell()
+        data = self._file.read(size)
+        return self._head[at : at + len(data)] + data[max(0, len(self._head) - at) :]
+
+
+class _Chunk(NamedTuple):
+    """Where its content is, and how long it is by its header."""
+
+    name: bytes
+    start: int
+    size: int
+
+
+def _chunk(head: bytes, name: bytes) -> _Chunk | None:
+    return next((chunk for chunk in _chunks(head) if chunk.name == name), None)
+
+
+def _chunks(head: bytes) -> Iterator[_Chunk]:
+    """Those whose headers are in the beginning of a file, up to that of the samples."""
+    layout = LAYOUTS.get(head[:4])
+    at, name = 0 if layout is None else layout.first, b""
+    while layout is not None and name != b"data" and len(head) >= (start := at + layout.header_bytes):
+        name = head[at : at + 4]
+        size = int.from_bytes(head[start - layout.size_bytes : start], layout.order) - layout.counted_bytes
+        yield _Chunk(name, start, size)
+        at = max(start + size + -(start + size) % layout.multiple, start)

@@ -6,23 +6,31 @@ import io
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import av
 import numpy as np
 from av.audio.resampler import AudioResampler
 from av.container import InputContainer
 
-from runtime.audio.containers import HEAD_BYTES, WavFormat, ogg_links, wav_format
+from runtime.audio.containers import (
+    HEAD_BYTES,
+    Overlaid,
+    WavFormat,
+    is_cut_mp4,
+    little_endian,
+    num_mp3_frames,
+    ogg_links,
+    wav_format,
+    whole_share,
+)
 from runtime.audio.formats import LAYOUTS, Pcm
 from runtime.errors import FileError, NotAudioError, RequestError
 from runtime.failures import native_call
-from runtime.input_files import open_file
+from runtime.input_files import open_file, tell_lost_audio
 
 SOURCE_RATES_HZ = (4_000, 768_000)
 # Of one frame: the memory for it is taken before it is decoded. Formats in use have up to 65536.
@@ -31,8 +39,6 @@ MAX_FRAME_SAMPLES = 2**20
 ESTIMATED = ("mp3", "aac")
 LENGTH_TOLERANCE_S = 0.05
 SOURCE_FORMATS = "aac,aiff,au,caf,flac,matroska,webm,mov,mp4,m4a,mp3,ogg,w64,wav"
-
-_LOSSES: ContextVar[list[str] | None] = ContextVar("losses", default=None)
 
 
 @dataclass
@@ -66,19 +72,8 @@ class _Tally:
             what = f"{self.good_s:.2f} of the file's {self.length_s:.2f} s can be decoded"
             raise RequestError(what, field="source", fix="give the whole file")
         lost_s = max(self.bad_s, self.length_s - self.good_s)
-        told = _LOSSES.get()
-        if told is not None and (self.bad or lost_s > LENGTH_TOLERANCE_S):
-            told.append(f"at least {lost_s:.2f} s of the audio cannot be decoded and are left out")
-
-
-@contextmanager
-def losses() -> Iterator[list[str]]:
-    """What is left out of audio that is read meanwhile, as sentences."""
-    token = _LOSSES.set(found := list[str]())
-    try:
-        yield found
-    finally:
-        _LOSSES.reset(token)
+        if self.bad or lost_s > LENGTH_TOLERANCE_S:
+            tell_lost_audio(max(1, round(1000 * lost_s)))
 
 
 def read_audio(source: Path | bytes, sample_rate_hz: int, channels: int, max_seconds: float) -> Pcm:
@@ -159,21 +154,30 @@ def _decoded(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterat
 
 
 def _frames(file: BinaryIO, tally: _Tally) -> Iterator[av.AudioFrame]:
-    written = wav_format(file.read(HEAD_BYTES))
+    head = file.read(HEAD_BYTES)
+    written, share = wav_format(head), whole_share(head, file.seek(0, io.SEEK_END))
+    if (other := little_endian(head)) is not head:
+        file = cast(BinaryIO, Overlaid(file, other))
     file.seek(0)
+    before_s = tally.good_s
     try:
         with _opened(file) as container:
             if not container.streams.audio:
                 raise RequestError("the file has no audio stream", field="source")
             stream = container.streams.audio[0]
-            decoder = _decoder(stream, written)
+            decoder = _decoder(stream, written, is_big_endian=head.startswith(b"RIFX"))
             _check_channels(decoder.layout.nb_channels)
-            if decoder is stream.codec_context:  # else, it is counted in other samples
-                tally.length_s += _length_s(container, stream)
+            if share == 1.0 and decoder is stream.codec_context:  # else, it is counted in other samples
+                tally.length_s += _length_s(container, stream, head)
             for packet in container.demux(stream):
                 yield from _frames_of(packet, decoder, tally)
     except av.error.FFmpegError as error:
+        if is_cut_mp4(file):
+            what = "the file was cut: its index (moov), which MP4 has at the end, is missing"
+            raise NotAudioError(what, field="source", fix="give the whole file") from error
         tally.lose(error)
+    if share > 1.0:
+        tally.length_s += share * (tally.good_s - before_s)
 
 
 def _opened(file: BinaryIO) -> InputContainer:
@@ -181,7 +185,7 @@ def _opened(file: BinaryIO) -> InputContainer:
     return av.open(file, "r", options={"format_whitelist": SOURCE_FORMATS}, metadata_errors="replace")
 
 
-def _decoder(stream: av.AudioStream, written: WavFormat | None) -> av.AudioCodecContext:
+def _decoder(stream: av.AudioStream, written: WavFormat | None, *, is_big_endian: bool) -> av.AudioCodecContext:
     """FFmpeg's choice; of samples in WAV that of its header. Raises RequestError."""
     decoder = stream.codec_context
     name = "" if decoder is None else decoder.name
@@ -189,16 +193,20 @@ def _decoder(stream: av.AudioStream, written: WavFormat | None) -> av.AudioCodec
     if written is not None and is_pcm and name != written.decoder and written.channels <= len(LAYOUTS):
         decoder = av.AudioCodecContext.create(written.decoder, "r")
         decoder.sample_rate, decoder.layout = written.sample_rate_hz, LAYOUTS[written.channels - 1]
+    elif is_big_endian and name.startswith("pcm_") and name.endswith("le"):  # it would be noise
+        fix = "convert it to WAV in the usual byte order (RIFF)"
+        raise RequestError("samples of RIFX that are written in an unknown way", field="source", fix=fix)
     if decoder is None:
         raise RequestError("not audio that can be decoded (unknown codec)", field="source")
     decoder.options = {"max_samples": str(MAX_FRAME_SAMPLES)}
     return decoder
 
 
-def _length_s(container: InputContainer, stream: av.AudioStream) -> float:
+def _length_s(container: InputContainer, stream: av.AudioStream, head: bytes) -> float:
     """The length that the file tells; 0 where it is estimated."""
+    rate_hz = stream.codec_context.sample_rate
     if container.format.name in ESTIMATED:
-        return 0.0
+        return float(num_mp3_frames(head) * (1152 if rate_hz >= 32_000 else 576) / max(rate_hz, 1))
     if stream.duration and stream.time_base:
         return float(stream.duration * stream.time_base)
     return (container.duration or 0) / av.time_base if len(container.streams) == 1 else 0.0

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runtime.errors import RequestError
+from runtime.input_files import tell_loss
 
 MAGIC, TRACK = b"MThd", b"MTrk"
 CHUNK_HEADER_BYTES, HEADER_BYTES = 8, 14
 MAX_QUANTITY = 2**28 - 1
+UNREADABLE = "the file is not MIDI that can be read: "
 # Statuses, and types of meta events.
 SYSTEM, META = (0xF0, 0xF7), 0xFF
 TEXT, TRACK_NAME, END_OF_TRACK, TEMPO = 0x01, 0x03, 0x2F, 0x51
@@ -71,12 +73,14 @@ def read_midi(data: bytes) -> MidiFile:
     tracks = tuple(content for name, content in _chunks(data, at) if name == TRACK)
     if not tracks:
         raise unreadable_midi("it has no tracks (MTrk)")
+    if len(tracks) < (counted := int.from_bytes(data[at + 10 : at + 12])):
+        tell_loss(f"the MIDI file has {len(tracks)} of the {counted} tracks that its header counts")
     return MidiFile(format, division, tracks)
 
 
 def unreadable_midi(what: str) -> RequestError:
     """The error of a file of which this cannot be read."""
-    return RequestError(f"the file is not MIDI that can be read: {what}", field="notes", fix="export it again")
+    return RequestError(f"{UNREADABLE}{what}", field="notes", fix="export it again")
 
 
 def _chunks(data: bytes, at: int) -> Iterator[tuple[bytes, bytes]]:
@@ -86,6 +90,8 @@ def _chunks(data: bytes, at: int) -> Iterator[tuple[bytes, bytes]]:
         if not _is_end(data, end):
             found = data.find(TRACK, start)
             end = found if found >= 0 else len(data)
+            if data[at : at + 4] == TRACK:
+                tell_loss("a track of the MIDI file has a wrong length: it is read up to the next one, or the end")
         yield data[at : at + 4], data[start:end]
         at = end
 
@@ -109,7 +115,10 @@ def _data(track: bytes, status: int, at: int) -> tuple[bytes, int]:
     data, end = track[start : start + size], start + size
     if end > len(track):
         raise IndexError
-    return kind + data if status >= SYSTEM[0] or data.isascii() else data.translate(CLIPPED), end
+    if status >= SYSTEM[0] or data.isascii():
+        return kind + data, end
+    tell_loss("values above 127 in the MIDI file are read as 127")
+    return data.translate(CLIPPED), end
 
 
 def _quantity(track: bytes, at: int) -> tuple[int, int]:

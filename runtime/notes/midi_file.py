@@ -16,9 +16,19 @@ from typing import Any, NamedTuple
 from mido import Message, MetaMessage, MidiFile, MidiTrack, bpm2tempo, second2tick
 
 from runtime.audio.metadata import TAG
-from runtime.audio.midi_events import END_OF_TRACK, META, TEMPO, TRACK_NAME, Event, read_midi, unreadable_midi
+from runtime.audio.midi_events import (
+    END_OF_TRACK,
+    META,
+    TEMPO,
+    TRACK_NAME,
+    UNREADABLE,
+    Event,
+    read_midi,
+    unreadable_midi,
+)
 from runtime.config.notes import MAX_END_S, MAX_NOTES, NotesSpec
 from runtime.errors import RequestError
+from runtime.input_files import tell_loss
 from runtime.notes.score import Part, Score
 
 TICKS_PER_QUARTER = 480
@@ -70,6 +80,14 @@ class _Track:
     played: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     begun: dict[tuple[int, int], deque[tuple[int, int]]] = field(default_factory=dict)
     fault: RequestError | None = None
+
+    def tell(self) -> None:
+        """Tell what could not be read of it, and which notes it does not end."""
+        if self.fault is not None:
+            reason = self.fault.what.removeprefix(f"notes: {UNREADABLE}").removeprefix(UNREADABLE)
+            tell_loss(f"of the MIDI file what follows is left out where {reason}")
+        if unended := sum(map(len, self.begun.values())):
+            tell_loss(f"the MIDI file does not end {unended} of the notes of a track: they are ended")
 
 
 def midi_bytes(score: Score, tag: str = "") -> bytes:
@@ -124,6 +142,12 @@ def notes_of_midi(data: bytes, spec: NotesSpec) -> list[dict[str, Any]]:
         end = tracks[-1].end if file.format == SEVERAL_SONGS else 0
     tempos = _tempos((change for track in tracks for change in track.tempos), file.division)
     found = list(islice((note for track in tracks for note in _notes(track, tempos, spec)), MAX_NOTES + 1))
+    for track in tracks:
+        track.tell()
+    num_left_out = sum(len(track.played) for track in tracks) - len(found)
+    if len(found) <= MAX_NOTES and num_left_out:
+        what = f"are percussion that the model does not have, or begin behind {MAX_END_S:g} s"
+        tell_loss(f"{num_left_out} notes of the MIDI file {what}: they are left out")
     if len(found) > MAX_NOTES:
         raise RequestError(f"the MIDI file has more than {MAX_NOTES} notes", field="notes", fix="leave some out")
     if not found:

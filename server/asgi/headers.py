@@ -22,7 +22,7 @@ GENERATION_HEADERS = {
     "X-Prompt-Meaning": "What of each prompt is played, as JSON, of as many as fit, or the same path: `plays` in one "
     "line, `meaning` by kind, `drawn` by kind what the seed draws where it names nothing of it",
     "X-Estimated": '"true": stems or notes of uploaded audio are estimates',
-    "X-Damaged": '"true": parts of the uploaded audio could not be decoded; the path above has them as `losses`',
+    "X-Damaged": '"true": parts of uploaded audio or notes could not be read; the path above has them as `losses`',
     "X-Sample-Rate": "Samples per second",
     "X-Channels": "Audio channels",
     "X-Bit-Depth": "Bits per sample of wav, pcm and flac",

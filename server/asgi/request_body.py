@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -106,7 +106,7 @@ async def deadline(timeout_s: float, fix: str = "") -> AsyncIterator[Callable[[]
 class Upload:
     """The parts of a request: the parsed JSON object, and the bytes of the files that were sent.
 
-    cost_bytes: what they cost to parse, as bytes of JSON.
+    cost_bytes: what they cost to parse, as bytes of JSON. losses: what files in `values` have lost.
     """
 
     values: dict[str, Any]
@@ -116,6 +116,7 @@ class Upload:
     condition: bytes | None = None
     notes: bytes | None = None
     cost_bytes: int = 0
+    losses: list[str] = field(default_factory=list)
 
 
 async def read_upload(request: Request, settings: ServerSettings, bodies: Bodies) -> Upload:
@@ -133,7 +134,8 @@ async def read_upload(request: Request, settings: ServerSettings, bodies: Bodies
             headers = {"Accept": f"{JSON}, {MULTIPART}"}
             raise ProblemError(415, "unsupported_media_type", what, fix=fix, headers=headers)
     values = await parse_json(request, text, bodies, where)
-    return Upload(values, **files, cost_bytes=len(text) + NOTES_COST * len(files.get("notes", b"")))
+    cost_bytes = len(text) + NOTES_COST * len(files.get("notes", b""))
+    return Upload(values, **files, cost_bytes=cost_bytes, losses=[])
 
 
 def media_type(request: Request) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import urllib.error
 import urllib.request
@@ -67,6 +68,9 @@ class TickRTGenerate:
             uploaded, _ = _ask(f"{url}/v1/sources", _wav(source), "application/octet-stream")
             body = {"denoise": denoise, **body, "source_id": json.loads(uploaded)["id"]}
         pcm, headers = _ask(f"{url}/v1/audio/generations", json.dumps(body).encode())
+        if headers.get("X-Damaged"):  # told in ComfyUI's log
+            card, _ = _ask(f"{url}/v1/audio/generations/{headers['X-Generation-Id']}")
+            logging.warning("TickRT: %s", "; ".join(json.loads(card)["losses"]))
         samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768  # [samples * channels]
         waveform = samples.reshape(1, -1, int(headers["X-Channels"])).transpose(0, 2, 1)  # [1, channels, samples]
         audio = {"waveform": _tensor(np.ascontiguousarray(waveform)), "sample_rate": int(headers["X-Sample-Rate"])}

@@ -281,6 +281,7 @@ def _facts(wanted: TaskRequest, job: GenerationJob) -> dict[str, Any]:
     unknown = job.read.words.unknown[:MAX_TOLD_WORDS]
     plays = [str(meaning) for meaning in job.read.meanings if str(meaning)]
     said = {"without effect": wanted.ignored, "words that the model does not know": unknown, "plays": plays}
+    said["of the files"] = job.read.losses
     info = [f"{wanted.task}, {job.generation.num_steps} steps", *(f"{k}: {', '.join(v)}" for k, v in said.items() if v)]
     return {
         "prompt": values["prompt"],

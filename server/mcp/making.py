@@ -124,6 +124,7 @@ def facts_of(job: GenerationJob) -> dict[str, Any]:
         "plan": plan,
         "plays": [text for text in plays if text],
         "unknown_words": list(words.unknown[:MAX_TOLD_WORDS]),
+        "losses": list(job.read.losses),
         "near": {word: list(near) for word, near in list(words.near.items())[:MAX_TOLD_WORDS]},
     }
     return {name: value for name, value in found.items() if value not in (None, [], {})}

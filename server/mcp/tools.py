@@ -242,7 +242,8 @@ class Tools:
         controls = ready.controls.values
         plan = None if ready.plan is None else ready.plan.model_dump()
         facts = {"mode": ready.mode, "canvas_s": ready.canvas.seconds, "seed": ready.controls.seed, "plan": plan}
-        return _about(session, facts, prompts=session.words(), controls=controls)
+        losses = {"losses": ready.losses} if ready.losses else {}
+        return _about(session, facts, prompts=session.words(), controls=controls, **losses)
 
     async def _live_set(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
         session, members = self._session(arguments)

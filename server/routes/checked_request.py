@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtime.audio.decoding import losses
 from runtime.audio.encoding import check_format, check_rates
 from runtime.audio.formats import ARCHIVE, AUDIO_FORMATS, FORMATS, Format, Latents, Pcm
 from runtime.audio.metadata import GenerationMetadata
 from runtime.errors import RequestError, source_as
+from runtime.input_files import losses
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
@@ -35,7 +35,7 @@ class ReadRequest(NamedTuple):
     """A request whose inputs are read.
 
     metadata, tag: of the file, the tag as text, "" where the client wants none. words, meanings: of its prompts.
-    uploaded_bytes: memory of the sources in it. losses: what of them could not be decoded.
+    uploaded_bytes: memory of the sources in it. losses: what of them, and of notes, could not be read.
     """
 
     generation: LongGeneration
@@ -115,8 +115,9 @@ class CheckedRequest:
 
     def read(self, caller: Caller) -> ReadRequest:
         """Read the sources and draw the seed, in a worker thread. Raises RequestError and ProblemError."""
+        of_notes = self.upload.losses
         with losses() as lost:
-            return self._read(caller)._replace(losses=tuple(lost))
+            return self._read(caller)._replace(losses=(*of_notes, *lost))
 
     def _read(self, caller: Caller) -> ReadRequest:
         body, sources = self.body, self.service.sources

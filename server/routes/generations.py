@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.errors import RequestError, TickError
+from runtime.input_files import losses
 from runtime.notes.midi_file import notes_of_midi
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.validation import note_spec
@@ -94,7 +95,9 @@ def add_notes(pipeline: Pipeline, upload: Upload) -> None:
     if upload.values.get("notes") is not None:
         raise RequestError("the form has a part `notes`: send one of them", field="notes")
     assert upload.notes is not None
-    upload.values["notes"] = notes_of_midi(upload.notes, note_spec(pipeline.bundle))
+    with losses() as lost:
+        upload.values["notes"] = notes_of_midi(upload.notes, note_spec(pipeline.bundle))
+    upload.losses.extend(lost)
 
 
 def check_inputs(upload: Upload, body: GenerationBody) -> None:

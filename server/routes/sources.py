@@ -8,21 +8,19 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from runtime.audio.decoding import losses
 from runtime.errors import source_as
 from server.asgi.openapi import SOURCE_ID, problem_responses, upload_body
 from server.asgi.request_body import read_file
 from server.asgi.shares import client_of
 from server.service.service import Service, service_of
 from server.sources.source import Source
-from server.sources.store import SourceStore
 
 router = APIRouter(prefix="/v1/sources", tags=["sources"])
 SourceId = Annotated[str, Path(pattern=SOURCE_ID)]
 
 
 class SourceCard(BaseModel):
-    """One source: its id is the SHA-256 of its bytes. losses: what of a new one could not be decoded."""
+    """One source: its id is the SHA-256 of its bytes. losses: what of it could not be decoded."""
 
     id: str = Field(pattern=SOURCE_ID)
     object: Literal["source"] = "source"
@@ -41,9 +39,9 @@ class SourceList(BaseModel):
 
 def source_card(source: Source) -> SourceCard:
     """The description of a source."""
-    return SourceCard.model_validate(
-        {"id": source.id, "kind": source.kind, "bytes": source.size_bytes, "seconds": source.milliseconds / 1000}
-    )
+    seconds, size = source.milliseconds / 1000, source.size_bytes
+    values = {"id": source.id, "kind": source.kind, "bytes": size, "seconds": seconds, "losses": source.losses}
+    return SourceCard.model_validate(values)
 
 
 @router.post(
@@ -67,18 +65,13 @@ async def create_source(request: Request, response: Response) -> SourceCard:
         async with read_file(request, service.settings, service.bodies) as data:
             outcome = "refused"
             try:
-                source, is_new, lost = await service.file_turns.run(client, _add, service.sources, data, client)
+                source, is_new = await service.file_turns.run(client, service.sources.add, data, client)
                 outcome = "stored" if is_new else "known"
             finally:
                 service.metrics.source_uploads.labels(outcome).inc()
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"/v1/sources/{source.id}"
-    return source_card(source).model_copy(update={"losses": lost})
-
-
-def _add(sources: SourceStore, data: bytes, client: str) -> tuple[Source, bool, list[str]]:
-    with losses() as lost:
-        return (*sources.add(data, client), lost)
+    return source_card(source)
 
 
 @router.get("", responses=problem_responses(401, 403, 503))

@@ -26,8 +26,8 @@ class GenerationCard(GenerationMetadata):
     """One generation, with the metadata of its file.
 
     unknown: words of its prompts that the model does not know; near: by such a word those that are written most like
-    it. meanings: what of each prompt is played. losses: what of uploaded audio could not be decoded. estimated: its
-    stems or notes are the encoder's guess. stems: the format of an archive of them, in place of response_format.
+    it. meanings: what of each prompt is played. losses: what of uploaded audio and notes could not be read. estimated:
+    its stems or notes are the encoder's guess. stems: the format of an archive of them, in place of response_format.
     sample_rate_hz, channels and bit_depth: null where the file has none, or none that is always the same.
     """
 

@@ -7,13 +7,15 @@ import re
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-NAME = re.compile(r"([0-9a-f]{64})\.(\d{1,9})\.(audio|latents)(?:\.([0-9a-f]{8}))?")
+from runtime.input_files import lost_audio
+
+NAME = re.compile(r"([0-9a-f]{64})\.(\d{1,9})\.(audio|latents)(?:\.([0-9a-f]{8}))?(?:\.lost(\d{1,9}))?")
 
 
 @dataclass(frozen=True)
 class Source:
     """One source. `id`: SHA-256 of its bytes, in hexadecimal. `kind`: audio or latents. `owner`: owner_of() its client,
-    whose share it is part of; "" where that is not known.
+    whose share it is part of; "" where that is not known. `lost_ms`: of its audio, what cannot be decoded.
     """
 
     id: str
@@ -21,12 +23,18 @@ class Source:
     kind: str
     size_bytes: int
     owner: str = ""
+    lost_ms: int = 0
+
+    @property
+    def losses(self) -> list[str]:
+        """What of it could not be decoded, as sentences."""
+        return [lost_audio(self.lost_ms)] if self.lost_ms else []
 
     @property
     def name(self) -> str:
         """Everything but the size, as the name of its file."""
-        owner = f".{self.owner}" if self.owner else ""
-        return f"{self.id}.{self.milliseconds}.{self.kind}{owner}"
+        owner, lost = f".{self.owner}" if self.owner else "", f".lost{self.lost_ms}" if self.lost_ms else ""
+        return f"{self.id}.{self.milliseconds}.{self.kind}{owner}{lost}"
 
     def has(self, data: bytes) -> bool:
         """Whether bytes are those of this source."""
@@ -36,7 +44,9 @@ class Source:
     def named(cls, name: str, size_bytes: int) -> Self | None:
         """The source of a name; None for the name of something else."""
         match = NAME.fullmatch(name)
-        return None if match is None else cls(match[1], int(match[2]), match[3], size_bytes, match[4] or "")
+        if match is None:
+            return None
+        return cls(match[1], int(match[2]), match[3], size_bytes, match[4] or "", int(match[5] or 0))
 
 
 def owner_of(client: str) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 
 from runtime.audio.formats import Latents, is_latents_file
 from runtime.errors import SourceNotFoundError
+from runtime.input_files import losses, tell_lost_audio
 from server.asgi.shares import Holding, Shares
 from server.config import MIB
 from server.sources.source import Source, SourceFiles, owner_of
@@ -65,22 +66,28 @@ class SourceStore:
         source_id = hashlib.sha256(data).hexdigest()
         if (known := self._files.find(source_id)) is not None:
             return known, False
-        latents = self.read(data)
-        kind = "latents" if is_latents_file(data) else "audio"
-        source = Source(source_id, round(1000 * len(latents) / self._frame_rate_hz), kind, len(data), owner_of(client))
+        with losses() as lost:
+            latents = self.read(data)
+        kind, milliseconds = "latents" if is_latents_file(data) else "audio", 1000 * len(latents) / self._frame_rate_hz
+        source = Source(source_id, round(milliseconds), kind, len(data), owner_of(client), lost.audio_ms)
         self._files.add(source, data)
         self._make_room(source)
         self._keep(source_id, latents)
         return source, True
 
     def latents(self, source_id: str, field: str = "id") -> Latents:
-        """Latents `[T, C]` float32 of a source, read-only. Raises SourceNotFoundError, naming `field`; RequestError."""
+        """Latents `[T, C]` float32 of a source, read-only; what is not in them is told to losses().
+
+        Raises SourceNotFoundError, naming `field`; RequestError.
+        """
         source = self.get(source_id, field)
+        tell_lost_audio(source.lost_ms)
         with self._lock:
             if source_id in self._cache:
                 self._cache.move_to_end(source_id)
                 return self._cache[source_id]
-        return self._keep(source_id, self.read(self._checked_bytes(source, field)))
+        with losses():  # as told above
+            return self._keep(source_id, self.read(self._checked_bytes(source, field)))
 
     def data(self, source_id: str, field: str = "id") -> bytes:
         """The bytes of a source. Raises SourceNotFoundError, naming `field`."""

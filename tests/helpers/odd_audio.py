@@ -51,6 +51,16 @@ def extensible(sound: Sound, bits: int, valid_bits: int, before: bytes = b"") ->
     return b"RIFF" + struct.pack("<I", len(content)) + content
 
 
+def rifx(wav: bytes, bits: int) -> bytes:
+    """WAVE_FORMAT_EXTENSIBLE with words of `bits` in big endian."""
+    fmt, data = wav.index(b"fmt ") + 8, wav.index(b"data") + 8
+    form = "HHIIHHHHIIHH"
+    content = struct.pack(f">{form}", *struct.unpack_from(f"<{form}", wav, fmt)) + wav[fmt + 32 : fmt + 40]
+    words = np.frombuffer(wav[data:], np.uint8).reshape(-1, bits // 8)[:, ::-1].tobytes()
+    content = b"WAVEfmt " + struct.pack(">I", 40) + content + b"data" + struct.pack(">I", len(words)) + words
+    return b"RIFX" + struct.pack(">I", len(content)) + content
+
+
 def overwritten(data: bytes, start: int, size: int, value: int = 0xAA) -> bytes:
     """Bytes of a damaged disk."""
     return data[:start] + bytes((value,)) * size + data[start + size :]
@@ -80,6 +90,8 @@ def _lossless() -> Iterator[tuple[str, bytes]]:
     yield "BW64", b"BW64" + written(QUIET, "RF64", "PCM_24")[4:]
     for bits, valid in ((32, 32), (32, 24), (32, 20), (32, 16), (24, 20), (24, 16), (16, 12)):
         yield f"{valid} bits in {bits}", extensible(QUIET, bits, valid)
+        if valid > 12:
+            yield f"RIFX with {valid} bits in {bits}", rifx(extensible(QUIET, bits, valid), bits)
     yield "24 bits in 32 behind other chunks", extensible(QUIET, 32, 24, b"JUNK\x05\0\0\0abcde\0bext\x04\0\0\0abcd")
     wav = written(QUIET, "WAV", "PCM_16")
     fmt = wav.index(b"fmt ") + 8
@@ -94,8 +106,18 @@ _MP3, _ID3 = encoded(QUIET, "mp3", "libmp3lame"), b"ID3\x03\0\0\0\0\x07\x76" + b
 _MONO_MP3, _SLOW_MP3 = encoded(QUIET[:, :1], "mp3", "libmp3lame"), encoded(QUIET, "mp3", "libmp3lame", 44_100)
 _FLAC, _AAC, _M4A = written(NOISE, "FLAC", "PCM_16"), encoded(QUIET, "adts", "aac"), encoded(QUIET, "mp4", "aac")
 
+# Name -> a file of libsndfile, in either byte order, that is read as libsndfile reads it.
+COMPRESSED: Mapping[str, bytes] = {
+    f"{form} {subtype}": written(QUIET if subtype != "GSM610" else QUIET[:, :1], "WAV", subtype, endian=endian)
+    for subtype in ("ULAW", "ALAW", "IMA_ADPCM", "MS_ADPCM", "GSM610")
+    for form, endian in (("RIFF", "FILE"), ("RIFX", "BIG"))
+}
 # Name -> the file, of which QUIET is the sound.
 LOSSLESS: Mapping[str, bytes] = dict(_lossless())
+_CUT = {
+    "WAV": ("PCM_16", "PCM_24", "FLOAT", "ULAW", "IMA_ADPCM", "MS_ADPCM"),
+    "RF64": ("PCM_16",), "W64": ("PCM_24",), "CAF": ("PCM_16",), "AU": ("PCM_16",), "AIFF": ("PCM_16",),
+}  # fmt: skip
 # Name -> the file, and how many seconds of it are to be heard. In some, nothing is lost but time.
 DAMAGED: Mapping[str, tuple[bytes, float]] = {
     "two mp3": (_MP3 + _MP3, 2.0),
@@ -112,6 +134,15 @@ DAMAGED: Mapping[str, tuple[bytes, float]] = {
     "cut flac": (_FLAC[: len(_FLAC) * 2 // 3], 0.55),
     "bad bytes in flac": (overwritten(_FLAC, len(_FLAC) // 2, 100, 0), 0.85),
     "two flac": (_FLAC + _FLAC, 2.0),
+    **{
+        f"cut {format} {subtype}": (file[: len(file) * 2 // 3 | 1], 0.65)
+        for format, subtypes in _CUT.items()
+        for subtype in subtypes
+        for file in (written(QUIET, format, subtype),)
+    },
+    "cut RIFX": (written(QUIET, "WAV", "PCM_24", endian="BIG")[:-90_001], 0.65),
+    "cut mp3": (_MP3[: len(_MP3) * 2 // 3], 0.6),
+    "cut aac": (_AAC[: len(_AAC) * 2 // 3 + 3], 0.6),
 }
 _LINKS: Mapping[str, Callable[[], bytes]] = {
     "opus": lambda: written(NOISE, "OGG", "OPUS"),
@@ -128,3 +159,18 @@ CHAINED: Mapping[str, tuple[bytes, ...]] = {
         ("slow vorbis", "vorbis"), ("vorbis", "opus"),
     )
 }  # fmt: skip
+# Name -> the beginning of a file, and what is repeated in it without an end.
+HOSTILE: Mapping[str, tuple[bytes, bytes]] = {
+    "pages of ogg": (b"", b"OggS\0\2" + bytes(21)),
+    "chunks of WAV": (b"RIFF\xff\xff\xff\xffWAVE", b"JUNK\0\0\0\0"),
+    "chunks of RIFX": (b"RIFX\xff\xff\xff\xffWAVE", b"JUNK\0\0\0\0"),
+    "chunks of W64": (b"riff" + bytes(36), b"junk" + bytes(20)),
+    "chunks of CAF": (b"caff\0\1\0\0", b"free" + bytes(8)),
+    "boxes of MP4": (b"\0\0\0\x08ftyp", b"\0\0\0\x08free"),
+    "boxes of MP4 that are too long": (b"\0\0\0\x10ftypM4A \0\0\0\0", b"\xff\xff\xff\xffmoov"),
+    "tags of ID3": (b"", b"ID3\3\0\0\0\0\0\0"),
+    "the name of ID3": (b"", b"ID3"),
+    "headers of mp3": (b"", b"\xff\xfb\x90\x64"),
+    "headers of aac": (b"", b"\xff\xf1\x50\x80\x01\x1f\xfc"),
+    "blocks of FLAC": (b"fLaC", b"\1\0\0\0"),
+}

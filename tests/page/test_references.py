@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 from helpers.backends import FEW_VARIANTS
+from helpers.odd_audio import DAMAGED
 
 from runtime.config.deployment import Deployment
 
@@ -104,6 +106,12 @@ def test_a_source_has_a_structure_strength(page: Any, tone: Path) -> None:
     page.set_input_files("#source-file", tone)
     strength(page, "structure").wait_for()
     assert not strength(page, "timbre").is_visible()
+
+
+def test_what_cannot_be_decoded_is_shown_beside_the_file(page: Any, tmp_path: Path) -> None:
+    (tmp_path / "cut.flac").write_bytes(DAMAGED["cut flac"][0])
+    page.set_input_files("#source-file", tmp_path / "cut.flac")
+    page.get_by_text(re.compile(r"cut\.flac · at least 0\.\d\d s of the audio cannot be decoded")).wait_for()
 
 
 def test_a_file_that_the_server_has_no_more_is_not_shown(page: Any, tiny_server: Any, tone: Path) -> None:

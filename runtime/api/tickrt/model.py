@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -11,17 +10,17 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, get_args
+from typing import Any, Literal, Self, TypeVar, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
-from runtime.audio.decoding import losses
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
 from runtime.engines.adapters import Adapter
 from runtime.errors import ConfigError, DrainingError, RequestError, TickError, source_as
+from runtime.input_files import losses, warn_of_losses
 from runtime.notes.note_files import read_notes
 from runtime.notes.score import Note
 from runtime.pipeline.building import open_built_pipeline
@@ -53,6 +52,7 @@ from tickrt.options import (
 )
 
 NUM_THREADS_PER_SLOT = 2
+T = TypeVar("T")
 
 
 def open(name: str | Path, *, target: Target | None = None, quiet: bool = False) -> Model:
@@ -249,7 +249,7 @@ class Model:
 
     def _note_values(self, notes: Notes) -> Any:
         if isinstance(notes, str | Path):
-            return read_notes(Path(notes), note_spec(self._pipeline.bundle))
+            return _read_file(partial(read_notes, spec=note_spec(self._pipeline.bundle)), Path(notes))
         return [note._asdict() if isinstance(note, Note) else plain_values(note) for note in notes]
 
     def _input(self, arguments: Mapping[str, Any], name: str) -> NDArray[np.float32] | None:
@@ -310,13 +310,12 @@ def _latents(pipeline: Pipeline, source: Source, sample_rate_hz: int | None) -> 
     return pipeline.encode_source(np.asarray(source), sample_rate_hz or codec_rate_hz)
 
 
-def _read_file(read: Callable[[Path], NDArray[np.float32]], path: Path) -> NDArray[np.float32]:
-    """Warns of what cannot be decoded."""
+def _read_file(read: Callable[[Path], T], path: Path) -> T:
+    """Warns of what is left out."""
     with losses() as lost:
-        latents = read(path)
-    for text in lost:
-        warnings.warn(f"{path}: {text}", stacklevel=2)
-    return latents
+        found = read(path)
+    warn_of_losses(path, lost)
+    return found
 
 
 def _is_encoded(pipeline: Pipeline, source: Source | None) -> bool:

@@ -23,7 +23,7 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketExce
 
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, RequestError, TickError
-from runtime.input_files import open_file
+from runtime.input_files import open_file, warn_of_losses
 from runtime.requests.prompt_words import PromptWords
 from runtime.sessions.protocol.backoff import backoff_s
 from runtime.sessions.protocol.frames import decode_chunk
@@ -166,7 +166,9 @@ class RemoteSession:
                 headers = {**self._headers, "Content-Length": str(os.fstat(file.fileno()).st_size)}
                 request = urllib.request.Request(f"{self._urls[0]}/v1/sources", file, headers)
                 with urllib.request.urlopen(request, timeout=UPLOAD_S) as response:
-                    return str(from_json(response.read(MAX_MESSAGE_BYTES))["id"])
+                    card = from_json(response.read(MAX_MESSAGE_BYTES))
+                    warn_of_losses(source, map(str, card.get("losses", ())))
+                    return str(card["id"])
         except urllib.error.HTTPError as error:
             raise RequestError(_detail(error), field="source") from None
         except (OSError, HTTPException) as error:

@@ -37,6 +37,7 @@ from runtime.errors import (
     TickError,
     UnknownSessionError,
 )
+from runtime.input_files import losses
 from runtime.pipeline.pipeline import Pipeline
 from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.hosted_session import HostedSession
@@ -163,8 +164,11 @@ class SessionHost:
         self._check_room(client)
         self._find_words(message, client)
         clock, session_id = clock or self._clock, secrets.token_hex(8)
-        session = LiveSession(session_id, self.model, message, clock(), self._source(message.source_id))
+        with losses() as lost:
+            source = self._source(message.source_id)
+        session = LiveSession(session_id, self.model, message, clock(), source)
         hosted = HostedSession(self._services, session, session_id, client, clock)
+        hosted.losses = lost
         with self._lock:
             self._check_room(client)
             self._make_room(client)

@@ -74,7 +74,8 @@ class HostedSession:
     clock: the session's time. listener: None while no client is connected. expires_s: when it ends unless one connects.
     state, plan: the last ones that were sent. demand: the slots that it held and wanted when it was advanced last, with
     the time by the host's clock. inbox: of its client, further_inbox: of the further ones. steered_by: the one whose
-    messages have changed something that has not begun yet, which pays for that.
+    messages have changed something that has not begun yet, which pays for that. losses: of the source that it was
+    opened with.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class HostedSession:
         self.state: State | None = None
         self.plan: Plan | None = None
         self.is_ended = False
+        self.losses: list[str] = []
         self._services = services
         self._token = secrets.token_urlsafe(24)
         self._times = ControlTimes(services.observe_control, services.clock)
@@ -116,7 +118,8 @@ class HostedSession:
         if before is not None:
             before.on_message(Closed(reason="another connection resumed it", resumable=False))
             self.session.detach(self.clock())
-        listener.on_message(self.session.attach(self._token, self.clock(), keep_s=self._services.keep_s))
+        ready = self.session.attach(self._token, self.clock(), keep_s=self._services.keep_s)
+        listener.on_message(ready.model_copy(update={"losses": list(self.losses)}))
         self._change()
 
     def detach(self, listener: SessionListener | None = None) -> None:
@@ -218,6 +221,7 @@ class HostedSession:
                 self.session.client_seqs.add(seq)
             self.controllers.note(received.sender)
             self._times.receive(message)
+            self._tell_losses(received, message)
         except RequestError as error:
             self.refuse(received, error)
             return
@@ -231,6 +235,15 @@ class HostedSession:
             is_paid = self.steered_by is self.further_inbox
             self.steered_by = self.further_inbox if is_paid else self.inbox_of(received)
             self._change()
+
+    def _tell_losses(self, received: Received, message: ClientMessage) -> None:
+        """Tell who has named a source what of it could not be decoded, and the session's client."""
+        if received.losses and (seq := seq_in(message)) is not None:
+            applied = Applied(seq=seq, losses=list(received.losses))
+            if received.sender is not None:
+                self.controllers.attempt(received.sender, received.sender.on_message, applied)
+            elif (of_client := self.session.client_seqs.of_message(applied)) is not None:
+                self._send(of_client)
 
     def _numbered(self, received: Received) -> ClientMessage:
         """The message with the session's seq in place of the client's. Raises RequestError."""

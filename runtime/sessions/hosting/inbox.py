@@ -11,13 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 from runtime.audio.formats import Latents, Pcm
 from runtime.errors import DrainingError, RequestError, TickError
+from runtime.input_files import losses
 from runtime.sessions.hosting.controllers import Change
 from runtime.sessions.hosting.services import FurtherListener, HostServices
 from runtime.sessions.protocol.messages import Reply, SetReference, WriteAudio
@@ -38,6 +39,7 @@ class Received:
 
     sender: the further client that it is of; None: that of the session. change: makes the message of the session's
     values when its turn comes. call: in place of a message, what else there is to do, such as connecting a client.
+    losses: what of the source that it names could not be decoded.
     """
 
     message: Any = None
@@ -46,6 +48,7 @@ class Received:
     sender: FurtherListener | None = None
     change: Change | None = None
     call: Callable[[], None] | None = None
+    losses: tuple[str, ...] = ()
 
     @property
     def client(self) -> str:
@@ -206,7 +209,9 @@ class Inbox:
             return
         self._loading = received
         # to the encoding thread; `_loaded` runs on the host's
-        self._services.codec_work.encode(partial(timed, work), partial(self._owner.attempted, self._loaded))
+        self._services.codec_work.encode(
+            partial(timed, partial(_with_losses, work)), partial(self._owner.attempted, self._loaded)
+        )
 
     def _work(self, received: Received) -> Callable[[], Latents]:
         """What loads the latents of a message, in another thread. Raises RequestError."""
@@ -217,7 +222,7 @@ class Inbox:
             raise RequestError("the audio is missing", field="samples")
         return partial(self._services.codec_work.write, message, pcm, *self._owner.write_region(message))
 
-    def _loaded(self, done: tuple[Latents | TickError, float] | BaseException) -> None:
+    def _loaded(self, done: tuple[tuple[Latents, tuple[str, ...]] | TickError, float] | BaseException) -> None:
         if isinstance(done, BaseException):
             raise done
         received = self._loading
@@ -233,12 +238,18 @@ class Inbox:
         if isinstance(given, TickError):
             self._owner.refuse(received, given)
         else:
-            self._owner.handle(received, given)
+            latents, lost = given
+            self._owner.handle(replace(received, losses=lost), latents)
 
     def _turn_away(self, received: Received) -> None:
         """After the end clients get the refusal of what was not made; that the session has ended, `closed` says."""
         if received.reply is not None or received.sender is not None or received.has_order:
             self._owner.refuse(received, DrainingError("the session has ended"))
+
+
+def _with_losses(work: Callable[[], Latents]) -> tuple[Latents, tuple[str, ...]]:
+    with losses() as lost:
+        return work(), tuple(lost)
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

@@ -476,6 +476,7 @@ class Ready(Message):
         description="What of a resumed session is new, in plain words: its canvas, which begins at sample 0 where "
         'another model or precision made the one before. "": nothing.',
     )
+    losses: list[str] = Field(default=[], description="What of the source of `open` could not be decoded.")
     epoch: Annotated[int, Field(ge=0, le=MAX_SEQ)]
     sample_rate_hz: Count
     channels: Count
@@ -516,6 +517,7 @@ class Applied(Message):
     prompt_words: list[TextWords] | None = Field(
         default=None, description="Of the prompts and the negative prompt: where they have changed, at once."
     )
+    losses: list[str] = Field(default=[], description="At once: what of a source could not be decoded.")
 
 
 class Beat(Message):

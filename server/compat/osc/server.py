@@ -22,7 +22,7 @@ from runtime.sessions.control.controls import controls_schema
 from runtime.sessions.hosting.controllers import Change, Values
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S, Changed, Problem, ServerMessage, State
+from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S, Applied, Changed, Problem, ServerMessage, State
 from server.asgi.shares import Clock, Holding, Shares, network_of
 from server.compat.osc.addresses import AddressTable
 from server.compat.osc.packets import BUNDLE, MAX_PACKET_BYTES, Argument, build_packet, parse_packet
@@ -76,6 +76,9 @@ class Surface:
         """Show what has changed."""
         if isinstance(message, Problem):
             self.server.refuse(self.peer, RequestError(message.detail, fix=message.fix or ""))
+        elif isinstance(message, Applied):
+            for text in message.losses:
+                self.server.refuse(self.peer, RequestError(text))
         elif isinstance(message, Changed):
             self._change(message.values)
         elif isinstance(message, State) and message.beat is not None:

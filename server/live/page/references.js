@@ -57,7 +57,7 @@ export class Reference {
       const response = await fetch("v1/sources", { method: "POST", body, headers: connection.headers() });
       const answer = await response.json();
       if (!response.ok) throw new Error([answer.detail, answer.fix].filter(Boolean).join(" — "));
-      this.#show(answer.id, file.name);
+      this.#show(answer.id, [file.name, ...answer.losses].join(" · "));
       this.send();
       this.parts.changed(this.type);
     } catch (error) {

@@ -1,21 +1,36 @@
 """Audio files and float PCM become PCM at the codec's rate and channels; invalid ones are refused."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 import soundfile
-from helpers.odd_audio import CHAINED, DAMAGED, LOSSLESS, NOISE, QUIET, encoded, with_bad_frames, written
+from helpers.growth import growth
+from helpers.odd_audio import (
+    CHAINED,
+    COMPRESSED,
+    DAMAGED,
+    HOSTILE,
+    LOSSLESS,
+    NOISE,
+    QUIET,
+    encoded,
+    extensible,
+    rifx,
+    with_bad_frames,
+    written,
+)
 from helpers.paths import TESTS
 from helpers.tones import LENGTH, RATE_HZ, tone
 from numpy.typing import NDArray
 
 from runtime.audio import decoding
-from runtime.audio.decoding import audio_chunks, convert_audio, losses, read_audio, read_tags, within
+from runtime.audio.decoding import audio_chunks, convert_audio, read_audio, read_tags, within
 from runtime.errors import RequestError
+from runtime.input_files import losses
 
 TIME = np.arange(24_000) / 24_000
 STEREO = 0.5 * np.sin(2 * np.pi * np.stack((220 * TIME, 330 * TIME), axis=1)).astype(np.float32)
@@ -257,6 +272,40 @@ def test_every_way_to_write_samples_is_read_as_the_same_sound(name: str) -> None
     assert lost == []
 
 
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compressed_samples_are_those_of_libsndfile(name: str) -> None:
+    theirs, _ = soundfile.read(io.BytesIO(COMPRESSED[name]), dtype="float32", always_2d=True)
+    with losses() as lost:
+        decoded = read_audio(COMPRESSED[name], 48_000, theirs.shape[1], 10.0)
+    assert decoded.shape == theirs.shape
+    assert np.abs(decoded - theirs).max() < 1e-4
+    assert lost == []
+
+
+def test_samples_of_rifx_that_are_unknown_are_refused_as_they_would_be_noise() -> None:
+    wav = rifx(extensible(QUIET, 16, 16), 16)
+    at = wav.index(b"fmt ") + 10
+    with pytest.raises(RequestError, match="RIFX"):
+        read_audio(wav[:at] + b"\0\0" + wav[at + 2 :], 48_000, 2, 10.0)
+
+
+def test_a_file_without_its_index_is_refused_with_the_cause() -> None:
+    m4a = encoded(QUIET, "mp4", "aac")
+    with pytest.raises(RequestError, match=r"(?s)was cut: its index.*give the whole file"):
+        read_audio(m4a[: len(m4a) * 2 // 3], 48_000, 2, 10.0)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_take_linear_time(name: str) -> None:
+    begin, repeated = HOSTILE[name]
+
+    def work(length: int) -> Callable[[], object]:
+        data = begin + repeated * (length // len(repeated))
+        return lambda: read_audio(data, 48_000, 2, 10.0)
+
+    assert growth(work, 2**17, times=4, most=9.0) < 9.0
+
+
 @pytest.mark.parametrize("name", DAMAGED)
 def test_what_cannot_be_decoded_is_left_out_and_told(name: str) -> None:
     data, seconds = DAMAGED[name]
@@ -265,6 +314,13 @@ def test_what_cannot_be_decoded_is_left_out_and_told(name: str) -> None:
     assert seconds - 0.02 <= len(decoded) / 48_000 < seconds + 0.2
     assert (lost != []) == (name not in ("two flac", "junk before mp3"))
     assert all(text.startswith("at least ") for text in lost)
+
+
+@pytest.mark.parametrize("rate_hz", [16_000, 22_050, 44_100])
+def test_of_a_whole_mp3_nothing_is_missing(rate_hz: int) -> None:
+    with losses() as lost:
+        read_audio(encoded(QUIET, "mp3", "libmp3lame", rate_hz), 48_000, 2, 10.0)
+    assert lost == []
 
 
 def test_a_source_of_which_less_than_half_is_left_is_refused() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import mido
 import pretty_midi
 import pytest
-from helpers.midi_files import damaged, midi_files
+from helpers.midi_files import damaged, midi_files, quantity
 from helpers.midi_files import midi_file as midi_of
 from helpers.odd_midi import MELODY, ODD_FILES
 from hypothesis import given as drawn
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from runtime.config.notes import NoteLayerSpec, NotesSpec
 from runtime.errors import RequestError
+from runtime.input_files import losses
 from runtime.notes.midi_file import CHANNELS, MAX_FILE_BYTES, key_signature, midi_bytes, notes_of_midi
 from runtime.notes.note_files import read_notes
 from runtime.notes.score import Instrument, Marker, Note, Part, Score
@@ -218,10 +219,38 @@ def test_odd_files_have_the_notes_of_the_melody_that_they_are_made_from(name: st
     plain = [
         message for message in mido.MidiFile(file=io.BytesIO(MELODY)) if message.type == "note_on" and message.velocity
     ]
-    found = notes_of_midi(data, NOTES)
+    with losses() as lost:
+        found = notes_of_midi(data, NOTES)
+    assert lost or num_notes == len(plain)
     assert [note["pitch"] for note in found] == [message.note for message in plain][:num_notes]
     assert [note["start_s"] for note in found] == pytest.approx([0.5 * i for i in range(num_notes)], abs=0.01)
     assert [note["seconds"] for note in found] == pytest.approx([0.25] * num_notes, abs=0.01)
+
+
+LATE = quantity(2**27)
+
+
+def told(data: bytes) -> str:
+    with losses() as lost:
+        notes_of_midi(data, NOTES)
+    return "; ".join(lost)
+
+
+def test_what_is_left_out_or_mended_is_told() -> None:
+    assert told(MELODY) == ""
+    assert told(ODD_FILES["RMID"][0]) == ""
+    for words, data in {
+        "1 of the 9 tracks": ODD_FILES["a count above what is there"][0],
+        "a track of the MIDI file has a wrong length": ODD_FILES["a track of 900 bytes by its header"][0],
+        "left out where track 1 ends within an event": ODD_FILES["a cut event"][0],
+        "left out where a time or a length is too large": ODD_FILES["a time that is too large"][0],
+        "does not end 1 of the notes": midi_of(bytes((0, 0x90, 40, 80))),
+        "read as 127": ODD_FILES["a controller above 127"][0],
+        "1 notes of the MIDI file are percussion": midi_of(
+            bytes((0, 0x90, 40, 80, 96, 40, 0, *LATE, 0x90, 40, 80, 0, 40, 0))
+        ),
+    }.items():
+        assert words in told(data), words
 
 
 def test_values_above_127_are_clipped_as_mido_clips_them() -> None:
