@@ -32,7 +32,7 @@ TYPE_NAMES = {"integer": "INTEGER", "number": "NUMBER", "string": "TEXT", "array
 TEXT, SOURCE, NOTES, STEPS = "Text", "Source and target", "Notes", "Each step"
 SECTIONS = {
     TEXT: ("negative_prompt", "blend", *TextOptions.model_fields, "timbre_strength"),
-    "Length and sampling": ("seconds", "seed", "noise", "steps", "shift", "timesteps", "solver", "finish"),
+    "Length and sampling": ("seconds", "seed", "noise", "steps", "shift", "timesteps", "solver", "ending", "finish"),
     "Plan": PLAN_OPTIONS,
     NOTES: ("notes_strength", "notes_exact"),
     "Guidance": ("guidance", "guidance_mode", "momentum", "rescale", "cfg_interval_start", "cfg_interval_end"),

@@ -47,7 +47,8 @@ Gain = NDArray[np.float64]
 class Finisher:
     """The finishing of one generation of `total_samples`, None without an end. One thread at a time.
 
-    The level is constant up to the second measurement. Without one, as in silence, it stays as it is.
+    The level is constant up to the second measurement. Without one, as in silence, it stays as it is. fade_out_s: how
+    long the end fades; silent_s: what follows the fade.
     """
 
     def __init__(
@@ -57,8 +58,11 @@ class Finisher:
         total_samples: int | None = None,
         *,
         target_lufs: float = TARGET_LUFS,
+        fade_out_s: float = FADE_OUT_S,
+        silent_s: float = 0.0,
     ) -> None:
         self._rate, self._total_samples, self._target_lufs = sample_rate_hz, total_samples, target_lufs
+        self._fade_out_s, self._silent_s = fade_out_s, silent_s
         self._block = block_samples(sample_rate_hz, hop_samples)
         self._energies = np.empty(0)
         self._level: list[tuple[float, float]] = [(0, 0.0)]  # position in samples, dB
@@ -97,7 +101,8 @@ class Finisher:
     def _fades(self, positions: NDArray[np.int64]) -> Gain:
         share = positions / (FADE_IN_S * self._rate)
         if self._total_samples is not None:
-            share = np.minimum(share, (self._total_samples - positions) / (FADE_OUT_S * self._rate))
+            left = self._total_samples - round(self._silent_s * self._rate) - positions
+            share = np.minimum(share, left / (self._fade_out_s * self._rate))
         fades: Gain = np.sin(np.pi / 2 * np.clip(share, 0.0, 1.0)) ** 2
         return fades
 

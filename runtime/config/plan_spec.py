@@ -217,6 +217,14 @@ class PlanSpec(TomlTable):
         """The pitch class of the key that a header's tokens name, 0 is C."""
         return self._index(header, KEY)
 
+    def tonic_chord(self, header: Sequence[int]) -> tuple[int, ...]:
+        """Pitch classes of the triad on a header's tonic, that first; () without a key, without scales no third."""
+        if KEY not in [field.name for field in self.header]:
+            return ()
+        tonic, steps = self.tonic(header), self.scales[self._index(header, MODE)] if self.scales else (7,)
+        third = [step for step in (4, 3) if step in steps][:1]
+        return tuple((tonic + step) % len(KEYS) for step in (0, *third, 7))
+
     def _index(self, header: Sequence[int], name: str) -> int:
         return next(token - each.first for each, token in zip(self.header, header, strict=True) if each.name == name)
 

@@ -31,6 +31,7 @@ from runtime.notes.note_levels import phrases_of, with_notes
 from runtime.notes.score import Score
 from runtime.notes.tracker import score_of
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
+from runtime.pipeline.ending import CUT, Ending, LastNotes, ending_of
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.planning import AnyPlan, is_planned
 from runtime.pipeline.sequences import Caller
@@ -98,7 +99,29 @@ class LongGeneration:
         self._index = 0
         self._part_frames: list[int] = []
         self._first_bars: FirstBars | None = None
+        self._ending, self._last_notes = self._planned_ending()
         self._tail = np.empty((0, pipeline.bundle.latents.channels), np.float32)
+
+    def _planned_ending(self) -> tuple[Ending, LastNotes | None]:
+        """How it ends, and the notes that it ends with. Raises RequestError for an ending that it cannot have."""
+        if self.total_frames is None:
+            return CUT, None
+        bundle, plan = self._pipeline.bundle, self.plan
+        codec, rate_hz = bundle.codec, bundle.latents.frame_rate_hz
+        total_s = self.total_frames / rate_hz if codec is None else (self.total_samples or 0) / codec.sample_rate_hz
+        chord = () if plan is None else plan.tonic_chord
+        planned = {} if plan is None else plan.options
+        ending = ending_of(self.options, self._inputs, planned, total_s, bundle, has_tonic=bool(chord))
+        if ending.ring_frame is None or bundle.notes is None:
+            return ending, None
+        first, silence = ending.ring_frame, bundle.silence(1)[0]
+        kept = frozenset(phrase.layer for phrase in self._inputs.phrases if phrase.end_frame > first)
+        return ending, LastNotes(bundle.notes, silence, chord, first, int(total_s * rate_hz), kept)
+
+    @property
+    def ring_frame(self) -> int | None:
+        """Where its last notes begin, which ring out; None where none do."""
+        return self._ending.ring_frame
 
     @property
     def segment(self) -> Segment | None:
@@ -209,7 +232,10 @@ class LongGeneration:
         finisher = None
         if self.options.finish:
             target_lufs = TARGET_LUFS if loudness is None else loudness
-            finisher = Finisher(rate_hz, hop, self.total_samples, target_lufs=target_lufs)
+            _, fade_s, silent_s = self._ending
+            finisher = Finisher(
+                rate_hz, hop, self.total_samples, target_lufs=target_lufs, fade_out_s=fade_s, silent_s=silent_s
+            )
         return AudioDecoder(hop, self.total_samples, splicer, finisher, np.flatnonzero(kept))
 
     @property
@@ -304,8 +330,9 @@ class LongGeneration:
         if self.done_frames == 0 and (bar_frames := self._bar_frames) is not None and len(new) >= bar_frames:
             bundle = self._pipeline.bundle
             self._first_bars = FirstBars(note_spec(bundle), bundle.silence(1)[0], new, bar_frames)
-        history = np.concatenate((self._tail, new))
-        self._tail = history[max(len(history) - self._pipeline.canvas_frames, 0) :]
+        before, self._tail = self._tail, np.concatenate((self._tail, new))[-self._pipeline.canvas_frames :]
+        if self._last_notes is not None:
+            new = self._last_notes.written(new, self.done_frames, before)
         self.done_frames += len(new)
         self._index += 1
         self._part_frames.append(len(new))

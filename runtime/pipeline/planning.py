@@ -79,6 +79,10 @@ class AnyPlan(Protocol):
         """What it plays, by option of a prompt, beside what the generation's options say."""
 
     @property
+    def tonic_chord(self) -> tuple[int, ...]:
+        """The pitch classes of the chord that it ends on, the tonic first, 0 is C; () where it names no key."""
+
+    @property
     def summary(self) -> dict[str, Any]:
         """What is planned, by name, and the codes once there are all."""
 
@@ -237,6 +241,11 @@ class CodesPlan:
     def options(self) -> dict[str, Any]:
         """None: the generation's options have those that were thought of."""
         return {}
+
+    @property
+    def tonic_chord(self) -> tuple[int, ...]:
+        """None: codes are not said to be in a key."""
+        return ()
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -58,6 +58,16 @@ def kept_frames(
     return kept
 
 
+def keeps_end(options: GenerationOptions, inputs: GenerationInputs, bundle: Bundle) -> bool:
+    """Whether the end is that of the source: kept, made anew in its place, or a track that is heard with it."""
+    if inputs.source is None:
+        return False
+    if options.task in TRACK_OPTIONS or denoise_of(options, inputs.source, bundle) <= DENOISE_MIN:
+        return True
+    source_s = len(inputs.source) / bundle.latents.frame_rate_hz
+    return has_mask(options) and (options.seconds or 0.0) <= source_s + MIN_CONTINUATION_S
+
+
 def has_encoded_latents(
     options: GenerationOptions, inputs: GenerationInputs, total_frames: int, bundle: Bundle
 ) -> bool:

@@ -241,6 +241,12 @@ class GenerationOptions(TextOptions, StepOptions):
     plan_top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
         default=None, description="The share of likely choices that the planner draws from. Default: the model's."
     )
+    ending: Literal["auto", "ring", "fade", "cut"] = Field(
+        default="auto",
+        description="How it ends. ring: the tonic on a bar line, whose notes ring out, for plans of models with notes; "
+        "fade: finished audio fades from a bar line on; cut: in the middle of what is played. auto: ring where that is "
+        "possible, else fade; cut where the end of a source is kept.",
+    )
     finish: bool = Field(
         default=True,
         description="Finish the audio: -16 LUFS, or as loud as what is kept of a source; no true peak above -1 dBTP; "

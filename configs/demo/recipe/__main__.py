@@ -30,10 +30,11 @@ GROUPS = {
     "steps": "steps",
     "notes": "notes",
     "echo": "echo",
+    "ends": "ends",
     "beat": "beat",
 }
 DEFAULT_GROUP = "held-out"
-WITHOUT_LIBROSA = frozenset({DEFAULT_GROUP, "beat"})
+WITHOUT_LIBROSA = frozenset({DEFAULT_GROUP, "beat", "ends"})
 
 Folder = Annotated[Path, typer.Option(help="The bundle's folder.")]
 Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; an existing one is resumed.")]

@@ -124,6 +124,7 @@ class Options(_Common, total=False):
     plan_temperature: float | None
     plan_guidance: float | None
     plan_top_p: float | None
+    ending: Literal["auto", "ring", "fade", "cut"]
     finish: bool
 
 

@@ -1,4 +1,4 @@
-"""A plan's sections made to fit a length: some left out, some with half or twice their bars, some cut."""
+"""A plan's sections made to fit a length: some left out, some with half or twice their bars, some cut by pairs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from runtime.config.plan_spec import PlanSpec
 from runtime.requests.form.sections import Item
 
-# In bars that sections are cut by: what a section with other bars costs, a bar of the last one, and its loss.
-CHANGE_COST, LAST_COST, LOSS_COST = 3, 10, 1000
+# In bars that sections are cut by: what a section with other bars costs, one with an odd pair, a bar that the last one
+# lacks, and bars that a song has too many.
+CHANGE_COST, PAIR_COST, LAST_COST, LOSS_COST = 3, 1, 10, 1000
+# So many bars follow those of the last section at most: what is played last rings out in them.
+RINGING_BARS = 2
 # What ends a song has so many bars at least, where sections can have them; a song of less than twice that has no end.
 ENDING_BARS = 4
 
@@ -28,7 +31,8 @@ def fitted(spec: PlanSpec, items: Sequence[Item], total_bars: int, most_sections
     """Sections and their bars, changed as little as may be: `total_bars`, or more where the last one has to be cut.
 
     Of more than `most_sections` those are left out that repeat others, then the sparsest; None leaves out none. Those
-    before the last one are cut, to half at most, so that the last is whole. Expects that they can have as many bars.
+    before the last one are cut by pairs of bars, to half at most, so that none has an odd number; the last one is
+    whole, and may go on for a bar or two. Expects that they can have as many bars.
     """
     kept, has_end = list(items), total_bars >= 2 * _ending_bars(spec)
     while most_sections is not None and len(kept) > most_sections:
@@ -37,48 +41,52 @@ def fitted(spec: PlanSpec, items: Sequence[Item], total_bars: int, most_sections
         if most_bars(spec, rest) < total_bars:
             break
         kept = rest
-    chosen = _bars(spec, kept, total_bars)
-    changed = [(kind, layers, spec.bars.token(str(n))) for (kind, layers, _), n in zip(kept, chosen, strict=True)]
-    return list(zip(changed, _cut(chosen, sum(chosen) - total_bars), strict=True))
+    return [
+        ((kind, layers, spec.bars.token(str(known))), played)
+        for (kind, layers, _), (known, played) in zip(kept, _bars(spec, kept, total_bars), strict=True)
+    ]
 
 
-def _bars(spec: PlanSpec, items: Sequence[Item], total_bars: int) -> tuple[int, ...]:
-    """Each section's bars, `total_bars` or more in all, at the least cost; late ones change rather."""
-    # Bars in all -> the least cost, and the sections' bars, negative.
-    choices: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
-    for item in items:
-        longer: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for total, (cost, chosen) in choices.items():
-            for bars in _choices(spec, item):
-                found = (cost + CHANGE_COST * (bars != bars_of(spec, item)), (*chosen, -bars))
-                longer[total + bars] = min(longer.get(total + bars, found), found)
-        choices = longer
-
-    def all_cost(total: int) -> tuple[int, tuple[int, ...]]:
-        cost, chosen = choices[total]
-        rest = sum(_cut([-bars for bars in chosen], total - total_bars)) - total_bars
-        return cost + total - total_bars + LAST_COST * rest + LOSS_COST * (rest >= -chosen[-1]), chosen
-
-    _, chosen = min(all_cost(total) for total in choices if total >= total_bars)
-    return tuple(-bars for bars in chosen)
+def _bars(spec: PlanSpec, items: Sequence[Item], total_bars: int) -> list[tuple[int, int]]:
+    """Each section's bars, and those that are played, at the least cost; late ones change rather."""
+    # Bars in all -> the least cost, and of every section the bars that are played and that it has, negative.
+    found: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {0: (0, ())}
+    for place, item in enumerate(items):
+        longer: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
+        ways = _ways(spec, item, is_last=place == len(items) - 1)
+        for total, (cost, chosen) in found.items():
+            for known, played, more in ways:
+                option = (cost + more, (*chosen, (-played, -known)))
+                longer[total + played] = min(longer.get(total + played, option), option)
+        found = longer
+    enough = [total for total in found if total >= total_bars]
+    total = min(enough, key=lambda total: (found[total][0] + LOSS_COST * (total - total_bars), total))
+    return [(-known, -played) for played, known in found[total][1]]
 
 
-def _cut(bars: Sequence[int], excess: int) -> list[int]:
-    """So many bars fewer, of the last section before the end that has half as many more, else of several."""
-    found = list(bars)
-    while excess > 0 and (places := [place for place in range(len(bars) - 1) if found[place] > -(-bars[place] // 2)]):
-        room = {place: found[place] - -(-bars[place] // 2) for place in places}
-        place = max(places, key=lambda place: (min(room[place], excess), place))
-        found[place] -= min(room[place], excess)
-        excess -= min(room[place], excess)
-    return found
+def _ways(spec: PlanSpec, item: Item, *, is_last: bool) -> list[tuple[int, int, int]]:
+    """The bars that a section may have, those that may be played of them, and the cost."""
+    ways, usual = [], bars_of(spec, item)
+    for known in _choices(spec, item):
+        change = CHANGE_COST * ((known != usual) + (2 * known < usual))
+        ways += [(known, known, change)] if is_last or known == usual or known % 2 == 0 else []
+        for played in range(-(-known // 2), known):
+            if is_last:
+                ways.append((known, played, change + LAST_COST * (known - played)))
+            elif played % 2 == 0:
+                ways.append((known, played, change + known - played + PAIR_COST * (played % 4 > 0)))
+        if is_last:
+            most = min(known + RINGING_BARS, spec.bar_markers.count)
+            longer = range(known + 1, most + 1)
+            ways += [(known, n, change + (n - known) ** 2 + LAST_COST * (n % 4 == 3)) for n in longer]
+    return ways
 
 
 def _choices(spec: PlanSpec, item: Item) -> list[int]:
     """The bars that a section may have; what ends a song has enough of them."""
     bars, kind = bars_of(spec, item), spec.kind.value(item[0])
     least = _ending_bars(spec) if kind == spec.ending else 0
-    known = [bars, *(n for n in (bars // 2, 2 * bars) if n in spec.bars_of_kind(kind))]
+    known = [bars, *(n for n in (bars // 2, 2 * bars, bars // 4) if n in spec.bars_of_kind(kind))]
     return [n for n in known if n >= least] or [least]
 
 

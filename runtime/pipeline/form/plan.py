@@ -42,8 +42,8 @@ KEPT_S, KEPT_SECTIONS = 60.0, 8
 PIECES = 4
 # So much of a section says whether its tonic is heard, and by so much it has to be ahead of others.
 OPENING_S, CLEAR_LEAD = 15.0, 0.1
-# A generation of known length gets at most a section for each of these.
-SECTION_S = 16.0
+# A generation of known length gets at most a section for each of these, but two where it has so many bars.
+SECTION_S, TWO_FROM_BARS = 16.0, 6
 
 
 class _Task(NamedTuple):
@@ -180,6 +180,12 @@ class FormPlan:
     def options(self) -> dict[str, Any]:
         """What its header says, by option of a prompt."""
         return header_options(self.header)
+
+    @property
+    def tonic_chord(self) -> tuple[int, ...]:
+        """Pitch classes of the triad on its tonic, that first, 0 is C; () without a key, or before sections are."""
+        with self._lock:
+            return () if self._song is None else self._spec.tonic_chord(self._song.header)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -330,7 +336,8 @@ class FormPlan:
         body = items[: len(items) - len(ending)]
         while sum(bars_of(spec, item) for item in (*body, *ending)) < bars:
             body += self._page(prompt, song, body, len(body))[1]
-        most = max(1, round(num_codes * rhythm.frames_per_code / rhythm.frame_rate_hz / SECTION_S))
+        most = round(num_codes * rhythm.frames_per_code / rhythm.frame_rate_hz / SECTION_S)
+        most = max(most, 1 if bars < TWO_FROM_BARS else 2)
         return fitted(spec, [*body, *ending], bars, None if prompt.kinds else most)
 
     def _page(

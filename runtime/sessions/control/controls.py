@@ -31,7 +31,8 @@ from runtime.sessions.protocol.messages import MAX_LOOP_BARS, LivePrompt
 # Options that are no controls: prompts and notes have messages of their own, a session has no length, a mask says more
 # than repaint, steps and shift are controls, a session's structure is a source, nothing of it is planned, and the level
 # of live audio is the model's.
-EXCLUDED = ("prompt", "blend", "seconds", "repaint", "timesteps", "codes", *NOTE_OPTIONS, *PLAN_OPTIONS, "finish")
+_LENGTH = ("seconds", "ending", "finish")
+EXCLUDED = ("prompt", "blend", "repaint", "timesteps", "codes", *_LENGTH, *NOTE_OPTIONS, *PLAN_OPTIONS)
 STEP_CONTROLS = tuple(StepOptions.model_fields)
 MAX_WEIGHT = 10.0
 
