@@ -6,6 +6,7 @@ deletes a source that was not used for KEEP_S.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from runtime.sessions.storage.redis_store import PREFIX, connect, storage_errors
@@ -45,33 +46,60 @@ class SharedSources:
 
     def set_aside(self, source: Source) -> str:
         """Rename a damaged source's key, which expires as it would have; its new name, "" where it is not damaged."""
-        if source.has(self.read(source)):
-            return ""
         kept = f"{_key(source.id)}:damaged"
-        with storage_errors(), self._client.pipeline() as write:
-            write.rename(_key(source.id), kept)
-            write.zrem(INDEX, _member(source))
-            write.execute()
-        return kept
+
+        def rename(pipe: Any, member: bytes | None) -> str:
+            data = pipe.hget(_key(source.id), "data") or b""
+            pipe.multi()
+            if source.has(data):
+                return ""
+            pipe.zrem(INDEX, _member(source), member or b"")
+            if member is not None:
+                pipe.rename(_key(source.id), kept)
+            return kept if member is not None else ""
+
+        return str(self._changed(source, rename))
 
     def add(self, source: Source, data: bytes) -> None:
-        """Keep a source's bytes, in one transaction."""
-        with storage_errors(), self._client.pipeline() as write:
-            write.hset(_key(source.id), mapping={"member": _member(source), "data": data})
-            write.expire(_key(source.id), KEEP_S)
-            write.zadd(INDEX, {_member(source): self._now_s()})
-            write.execute()
+        """Keep a source's bytes, in one transaction, in place of what another server has stored under its id."""
+        with storage_errors():
+            now_s = self._now_s()
+
+        def write(pipe: Any, member: bytes | None) -> None:
+            pipe.multi()
+            pipe.zrem(INDEX, member or b"")
+            pipe.hset(_key(source.id), mapping={"member": _member(source), "data": data})
+            pipe.expire(_key(source.id), KEEP_S)
+            pipe.zadd(INDEX, {_member(source): now_s})
+
+        self._changed(source, write)
 
     def remove(self, source: Source) -> bool:
         """Delete a source, in one transaction; whether it was there."""
-        with storage_errors(), self._client.pipeline() as write:
-            write.zrem(INDEX, _member(source))
-            write.delete(_key(source.id))
-            return bool(write.execute()[1])
+
+        def delete(pipe: Any, member: bytes | None) -> bool:
+            pipe.multi()
+            pipe.zrem(INDEX, _member(source), member or b"")
+            pipe.delete(_key(source.id))
+            return member is not None
+
+        return bool(self._changed(source, delete))
 
     def close(self) -> None:
         """Close the connections; the sources stay."""
         self._client.close()
+
+    def _changed(self, source: Source, change: Callable[[Any, bytes | None], object]) -> object:
+        """Read and change a source in one transaction, again where another server changes it meanwhile.
+
+        change: is given the pipeline and the member under which its id is listed; what it returns is returned.
+        """
+
+        def run(pipe: Any) -> object:
+            return change(pipe, pipe.hget(_key(source.id), "member"))
+
+        with storage_errors():
+            return self._client.transaction(run, _key(source.id), value_from_callable=True)
 
     def _now_s(self) -> float:
         """The time by Redis's clock, which all servers share."""

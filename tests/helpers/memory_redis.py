@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 
 class MemoryRedis:
@@ -76,8 +77,9 @@ class MemoryRedis:
         scores = self._of(key, dict)
         scores.update({_bytes(one): score for one, score in mapping.items() if not xx or _bytes(one) in scores})
 
-    def zrem(self, key: str, member: Any) -> None:
-        self._of(key, dict).pop(_bytes(member), None)
+    def zrem(self, key: str, *members: Any) -> None:
+        for member in members:
+            self._of(key, dict).pop(_bytes(member), None)
 
     def zrange(self, key: str, first: int, last: int, withscores: bool = False) -> list[Any]:
         assert (first, last) == (0, -1), "all of them"
@@ -98,15 +100,25 @@ class MemoryRedis:
     def pipeline(self) -> Pipeline:
         return Pipeline(self)
 
+    def transaction(self, call: Callable[[Pipeline], Any], key: str, *, value_from_callable: bool) -> Any:
+        """As redis.Redis.transaction: again where the key has changed before it is executed."""
+        assert value_from_callable
+        while True:
+            pipeline, before = Pipeline(self, is_queued=False), copy.copy(self._find(key))
+            value = call(pipeline)
+            if before == self._find(key):
+                pipeline.execute()
+                return value
+
     def close(self) -> None:
         """The data stay."""
 
 
 class Pipeline:
-    """Calls that are made together."""
+    """Calls that are made together. is_queued: all of them; else from multi() on."""
 
-    def __init__(self, client: MemoryRedis) -> None:
-        self._client, self._calls = client, list[Callable[[], Any]]()
+    def __init__(self, client: MemoryRedis, *, is_queued: bool = True) -> None:
+        self._client, self._calls, self._is_queued = client, list[Callable[[], Any]](), is_queued
 
     def __enter__(self) -> Self:
         return self
@@ -114,8 +126,13 @@ class Pipeline:
     def __exit__(self, *error: object) -> None:
         """What was not executed is not done."""
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def multi(self) -> None:
+        self._is_queued = True
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._client, name)
+        if not self._is_queued:
+            return cast(Callable[..., Any], method)
         return lambda *arguments, **options: self._calls.append(lambda: method(*arguments, **options))
 
     def execute(self) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from helpers.sources import read, store_of
 
 from runtime.errors import SourceNotFoundError, StoreUnavailableError
 from server.sources.shared import KEEP_S, SharedSources
+from server.sources.source import Source, owner_of
 
 
 def test_what_one_server_is_given_the_other_one_has_until_it_is_deleted(redis: RedisServer) -> None:
@@ -62,6 +65,48 @@ def test_a_damaged_source_is_renamed_and_may_be_uploaded_again(redis: RedisServe
     assert redis.client.hget(f"tickrt:source:{source.id}:damaged", "data") == b"other bytes"
     assert sources.add(b"abcd" * 10)[1]
     sources.close()
+
+
+def test_two_servers_that_are_given_the_same_bytes_at_once_have_one_source(redis: RedisServer) -> None:
+    """Each has looked before the other one has written; they name different owners."""
+    redis.client.flushdb()
+    one, two = SharedSources(redis.url), SharedSources(redis.url)
+    source = store_of(one).add(b"abcd" * 10, "a client")[0]
+    other = replace(source, owner=owner_of("another client"))
+    two.add(other, b"abcd" * 10)
+    assert one.all() == two.all() == [other]
+    assert one.remove(source)
+    assert two.all() == []
+    assert not two.remove(other)
+    one.close()
+    two.close()
+
+
+@dataclass(frozen=True)
+class Replaced(Source):
+    """A source whose right bytes another server brings while the damaged ones are judged."""
+
+    bring: Callable[[], None] = field(default=lambda: None, compare=False)
+
+    def has(self, data: bytes) -> bool:
+        is_right = super().has(data)
+        if not is_right:
+            self.bring()
+        return is_right
+
+
+def test_a_source_that_is_brought_again_meanwhile_is_not_set_aside(redis: RedisServer) -> None:
+    redis.client.flushdb()
+    one, two = SharedSources(redis.url), SharedSources(redis.url)
+    source = store_of(one).add(b"abcd" * 10)[0]
+    redis.client.hset(f"tickrt:source:{source.id}", mapping={"data": b"other bytes"})
+    judged = Replaced(*astuple(source), bring=lambda: two.add(source, b"abcd" * 10))
+    assert one.set_aside(judged) == ""
+    assert two.read(source) == b"abcd" * 10
+    assert one.all() == [source]
+    assert one.set_aside(replace(source, id="0" * 64)) == ""
+    one.close()
+    two.close()
 
 
 def test_what_something_else_has_written_hides_no_source(redis: RedisServer) -> None:
