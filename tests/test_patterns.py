@@ -85,7 +85,7 @@ def test_patterns_take_linear_time_on_long_texts(uses: list[PatternUse]) -> None
     ],
 )
 def test_the_attacks_find_patterns_that_backtrack(pattern: str | bytes, method: str) -> None:
-    assert _superlinear(PatternUse("", re.compile(pattern), frozenset({method})), LENGTH // 2) != ""
+    assert _superlinear(PatternUse("", re.compile(pattern), frozenset({method})), LENGTH // 4) != ""
 
 
 def test_no_pattern_escapes_the_search() -> None:

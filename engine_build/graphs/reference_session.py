@@ -45,7 +45,7 @@ REFUSALS = (
     ),
     _Refusal(
         re.compile(
-            r'In Node, \("(.{0,300}?)", (\w{1,100}), .{0,1000}No Op registered for \S+ with domain_version of (\d+)',
+            r'In Node, \("([^"]{0,300})", (\w{1,100}), .{0,1000}No Op registered for \S+ with domain_version of (\d+)',
             re.DOTALL,
         ),
         "node {0!r}: opset {2} has no operator {1}",
