@@ -31,6 +31,8 @@ SHIFT: Final = 3.0
 BASE_STEPS: Final = 50
 BASE_SHIFT: Final = 1.0
 GUIDANCE: Final = 7.0
+# Turbo checkpoints alone: in music of sft its authors traced noise to it (ACE-Step-1.5, issues 1206, 1259, 1288, mended
+# by 1273).
 DCW: Final = {"mode": "double", "low": 0.05, "high": 0.02}
 # Modules in LoRA adapters of ACE-Step's own trainer -> their names in diffusers.
 ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
@@ -46,7 +48,9 @@ INPUTS: Final = {
     "condition_mask": "condition_mask",
     "context": "context_latents",
 }
-STEP_VARIANTS: Final = ("plain", "dcw", "dcw+guidance", "dcw+mask", "dcw+guidance+mask")
+# The sets of step features that requests for a turbo checkpoint have without options, and those for another.
+TURBO_VARIANTS: Final = ("plain", "dcw", "dcw+guidance", "dcw+mask", "dcw+guidance+mask")
+STEP_VARIANTS: Final = ("plain", "guidance", "mask", "guidance+mask")
 LYRIC_ENCODER: Final = "lyric_encoder.onnx"
 TIMBRE_ENCODER: Final = "timbre_encoder.onnx"
 STRUCTURE_ENCODE: Final = "structure_encode.onnx"
@@ -81,7 +85,7 @@ def bundle_text(facts: BundleFacts) -> str:
         **_structure_tables(facts),
         **facts.planner,
         "sampler": _sampler(is_turbo=facts.is_turbo),
-        "sampler.dcw": DCW,
+        **({"sampler.dcw": DCW} if facts.is_turbo else {}),
         **_controls_tables(facts),
         "training": facts.figures,
     }
@@ -147,4 +151,4 @@ def deployment_text(facts: BundleFacts, bundle: Path, path: Path, target: Target
         lyrics = 0 if facts.lyrics is None else facts.lyrics["max_tokens"]
         tokens = facts.text_encoder["max_tokens"] + facts.text_encoder["prefix_tokens"] + lyrics
     shapes = [shape_range(facts, facts.frame_multiple, facts.canvas_frames, (1, tokens))]
-    return small_deployment(facts, bundle, path, target, shapes, STEP_VARIANTS)
+    return small_deployment(facts, bundle, path, target, shapes, TURBO_VARIANTS if facts.is_turbo else STEP_VARIANTS)

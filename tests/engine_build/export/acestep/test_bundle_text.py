@@ -10,8 +10,10 @@ import pytest
 
 from engine_build.config import check_ranges, read_options
 from engine_build.export.acestep.bundle_text import TRACKS, BundleFacts, bundle_text, deployment_text
-from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.bundle import Bundle, DcwSpec, load_bundle
 from runtime.config.deployment import load_deployment
+from runtime.engines.engine import variant_name
+from runtime.requests.request import Dcw
 
 FACTS = BundleFacts(
     name="acestep",
@@ -52,12 +54,26 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert np.array_equal(bundle.silence(1)[0], np.array(FACTS.silence, np.float32))
     assert bundle.training == {"layers": 24}
     assert (bundle.sampler.steps, bundle.sampler.shift, bundle.sampler.guidance) == (8, 3.0, 1.0)
+    assert bundle.sampler.dcw == DcwSpec(mode="double", low=0.05, high=0.02)
     assert bundle.stems is None
     base = written(tmp_path, replace(facts, is_turbo=False))
     assert (base.sampler.steps, base.sampler.shift, base.sampler.guidance) == (50, 1.0, 7.0)
+    assert base.sampler.dcw == DcwSpec()
     assert base.stems is not None
     assert base.stems.tracks == TRACKS
     assert written(tmp_path, replace(FACTS, is_turbo=False)).stems is None
+
+
+@pytest.mark.parametrize("is_turbo", [True, False])
+def test_what_requests_without_options_need_has_step_graphs_of_its_own(tmp_path: Path, is_turbo: bool) -> None:
+    facts = replace(FACTS, is_turbo=is_turbo)
+    sampler = written(tmp_path, facts).sampler
+    path = tmp_path / "deployment.toml"
+    path.write_text(deployment_text(facts, tmp_path, path), encoding="utf-8")
+    variants = read_options(load_deployment(path)).step_variants
+    usual = {"dcw": not Dcw(**sampler.dcw.model_dump()).is_neutral, "guidance": sampler.guidance != 1.0}
+    assert variant_name(frozenset(name for name, is_used in usual.items() if is_used)) in variants
+    assert is_turbo == ("dcw" in variants)
 
 
 def test_margins_and_windows_are_multiples(tmp_path: Path) -> None:
