@@ -46,6 +46,7 @@ MODELS: Final = {
     "acestep": Published("acestep", "ACE-Step/Ace-Step1.5/acestep-v15-turbo"),
     "acestep-xl": Published("acestep", "ACE-Step/acestep-v15-xl-turbo-diffusers"),
     "stable-audio-3-small": Published("stable_audio_3", "stabilityai/stable-audio-3-small-music"),
+    "stable-audio-3-sfx": Published("stable_audio_3", "stabilityai/stable-audio-3-small-sfx"),
     "stable-audio-3-medium": Published("stable_audio_3", "stabilityai/stable-audio-3-medium"),
 }
 

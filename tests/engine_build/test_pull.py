@@ -113,7 +113,7 @@ def test_another_models_bundle_is_not_replaced(hub: Hub, tmp_path: Path, monkeyp
 
 def test_the_published_models_are_of_exporters_that_there_are() -> None:
     assert {model.family for model in pull.MODELS.values()} == set(pull.OWN)
-    assert {"acestep", "stable-audio-3-small", "stable-audio-3-medium"} <= set(pull.MODELS)
+    assert {"acestep", "stable-audio-3-small", "stable-audio-3-sfx", "stable-audio-3-medium"} <= set(pull.MODELS)
 
 
 @pytest.mark.parametrize(
