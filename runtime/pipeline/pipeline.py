@@ -307,7 +307,7 @@ class Pipeline:
         if self.text_encoder is None:
             return None
         prompts = [options.prompt] if isinstance(options.prompt, str) else [item.text for item in options.prompt]
-        return self.text_encoder.words([*prompts, options.negative_prompt])
+        return self.text_encoder.words(prompts, options.negative_prompt)
 
     def meanings(self, options: GenerationOptions, seed: int) -> tuple[PromptMeaning, ...]:
         """What of the prompts is played, with what a generation's or a session's seed draws; () where it is not told.

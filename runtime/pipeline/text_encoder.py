@@ -25,7 +25,7 @@ from runtime.failures import native_call
 from runtime.input_files import read_matrix
 from runtime.pipeline.content_cache import ContentCache
 from runtime.pipeline.timbre import TimbreEncoder
-from runtime.requests.prompt_words import WORD, PromptWords
+from runtime.requests.prompt_words import WORD, PromptWords, corrected
 from runtime.untrusted import plain_utf8
 
 Tokens = NDArray[np.float32]
@@ -133,11 +133,16 @@ class TextEncoder:
         }
         return {kind: names for kind, names in found.items() if names}
 
-    def words(self, texts: Iterable[str]) -> PromptWords:
+    def words(self, texts: Iterable[str], negative: str = "") -> PromptWords:
         """Which phrases of texts are understood: the characters that the tokenizer makes its unknown token of are not.
 
         A tokenizer without an unknown token understands everything. Words that it drops are left out around phrases.
+        A typo that is played as another word is understood as that; in the negative prompt there are none.
         """
+        return self._words([*(corrected(text, self.corrections(text)) for text in texts), negative])
+
+    def _words(self, texts: Iterable[str]) -> PromptWords:
+        """Those of texts as they are."""
         phrases = [phrase for text in texts for phrase in self._phrases(text)]
         known, unknown = ([text for is_known, text in phrases if is_known is wanted] for wanted in (True, False))
         asked = islice(WORD.finditer(" ".join(unknown)), MAX_NEAR_WORDS)
@@ -151,10 +156,10 @@ class TextEncoder:
     def corrections(self, text: str) -> dict[str, str]:
         """By unknown word of a text the only word that it is a typo of, in all its forms: it is played as that.
 
-        A word that the tokenizer makes other tokens of, too, is none.
+        A word that the tokenizer makes other tokens of, too, is none. Without names nothing is played as another word.
         """
         found = dict[str, str]()
-        for word, near in self.words([text]).near.items():
+        for word, near in self._words([text] if self.names else []).near.items():
             meant = [other for other in near if _is_typo(word.lower(), other)]
             if len({other[:MIN_NEAR_LETTERS] for other in meant}) == 1 and self._phrases(word) == ((False, word),):
                 found[word] = meant[0]

@@ -14,8 +14,8 @@ WORD: Final = re.compile(r"[^\W_]+(?:[-'’][^\W_]+)*")
 class PromptWords:
     """The phrases of texts that the text encoder understands, and those that it has no token for.
 
-    Both are as written, in the order of the texts, without repeats. near: by unknown word the words that the text
-    encoder understands and that are written most like it.
+    Both are as written, but for typos, which are as they are played, in the order of the texts, without repeats. near:
+    by unknown word the words that the text encoder understands and that are written most like it.
     """
 
     understood: tuple[str, ...] = ()
@@ -35,6 +35,11 @@ class PromptWords:
         return f"{understood} · not understood: {', '.join(self.unknown)}{near}"
 
 
+def corrected(text: str, corrections: Mapping[str, str]) -> str:
+    """A text with other words in the place of some. corrections: by word."""
+    return WORD.sub(lambda word: corrections.get(word[0], word[0]), text) if corrections else text
+
+
 @dataclass(frozen=True)
 class PromptMeaning:
     """What of a prompt is played, as far as the model tells.
@@ -52,9 +57,7 @@ class PromptMeaning:
     @property
     def played_text(self) -> str:
         """The text that the model gets."""
-        text = (
-            WORD.sub(lambda word: self.corrections.get(word[0], word[0]), self.text) if self.corrections else self.text
-        )
+        text = corrected(self.text, self.corrections)
         return text if self.drawn is None else f"{text}, {self.drawn[1]}"
 
     @property

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.page
 
 OpenPage = Callable[..., Any]
 
-TEXT = "calm pads, yodel trio, drumss, A minor, 92 bpm"
+TEXT = "calm pads, yodel trio, drams, A minor, 92 bpm"
 # Where a marked word is drawn, and how far its copy is from the word in the text field: both have the same lines.
 OFFSET = """() => {
   const field = document.getElementById("prompt-a"), copy = field.previousElementSibling;
@@ -50,18 +50,18 @@ def put_caret(page: Any, word: str) -> None:
 def test_unknown_words_are_marked_in_the_text_and_described(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     prompt(page).fill(TEXT)
-    wait_for_marks(page, "yodel trio", "drumss")
+    wait_for_marks(page, "yodel trio", "drams")
     assert page.evaluate(OFFSET) == [True, 0, 0, 0, 0]
     described = prompt(page).get_attribute("aria-describedby")
-    assert page.inner_text(f"#{described}").startswith("not understood: yodel trio, drumss")
+    assert page.inner_text(f"#{described}").startswith("not understood: yodel trio, drams")
     # What is typed now is not marked before the server has said so; what stays is.
-    prompt(page).fill("drumss and drumssolo, drums")
-    assert marked(page) == ["drumss"]
+    prompt(page).fill("drams and dramsolo, drums")
+    assert marked(page) == ["drams"]
     prompt(page).fill("calm pads")
     assert marked(page) == []
     # A text that is longer than its field scrolls with its marks.
-    prompt(page).fill("calm pads, " * 20 + "drumss")
-    wait_for_marks(page, "drumss")
+    prompt(page).fill("calm pads, " * 20 + "drams")
+    wait_for_marks(page, "drams")
     prompt(page).press("ControlOrMeta+End")
     page.wait_for_function("() => document.getElementById('prompt-a').scrollTop > 0")
     page.wait_for_function(
@@ -73,24 +73,24 @@ def test_unknown_words_are_marked_in_the_text_and_described(server: Any, open_pa
 def test_a_click_on_a_marked_word_offers_near_ones_and_the_choice_is_undone(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
     prompt(page).fill(TEXT)
-    wait_for_marks(page, "yodel trio", "drumss")
-    put_caret(page, "drumss")
-    offered = page.get_by_role("listbox", name="Words like drumss").get_by_role("option")
+    wait_for_marks(page, "yodel trio", "drams")
+    put_caret(page, "drams")
+    offered = page.get_by_role("listbox", name="Words like drams").get_by_role("option")
     offered.get_by_text("drums", exact=True).click()
-    assert prompt(page).input_value() == TEXT.replace("drumss", "drums")
+    assert prompt(page).input_value() == TEXT.replace("drams", "drums")
     wait_for_marks(page, "yodel trio")
     page.get_by_role("button", name="Undo").click()
     assert prompt(page).input_value() == TEXT
-    wait_for_marks(page, "yodel trio", "drumss")
+    wait_for_marks(page, "yodel trio", "drams")
     page.get_by_role("button", name="Redo").click()
-    assert prompt(page).input_value() == TEXT.replace("drumss", "drums")
+    assert prompt(page).input_value() == TEXT.replace("drams", "drums")
 
 
 def test_near_words_are_offered_by_keyboard(server: Any, open_page: OpenPage) -> None:
     page = open_page(server.url)
-    prompt(page).fill("drumss")
-    wait_for_marks(page, "drumss")
-    offered = page.get_by_role("listbox", name="Words like drumss").get_by_role("option")
+    prompt(page).fill("drams")
+    wait_for_marks(page, "drams")
+    offered = page.get_by_role("listbox", name="Words like drams").get_by_role("option")
     prompt(page).press("Alt+ArrowDown")
     offered.first.wait_for()
     chosen = prompt(page).get_attribute("aria-activedescendant")
@@ -98,7 +98,8 @@ def test_near_words_are_offered_by_keyboard(server: Any, open_page: OpenPage) ->
     prompt(page).press("Escape")
     assert offered.count() == 0
     prompt(page).press("Alt+ArrowDown")
-    prompt(page).press("ArrowDown")
+    for _ in range(offered.count()):  # and back to the first one
+        prompt(page).press("ArrowDown")
     word = page.locator("[role=option][aria-selected=true]").inner_text()
     prompt(page).press("Enter")
     assert prompt(page).input_value() == word
@@ -132,9 +133,9 @@ def test_axe_finds_nothing_serious_where_words_are_marked(server: Any, open_page
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = open_page(server.url, color_scheme=scheme)
     prompt(page).fill(TEXT)
-    wait_for_marks(page, "yodel trio", "drumss")
+    wait_for_marks(page, "yodel trio", "drams")
     page.get_by_role("button", name="Share").click()
-    put_caret(page, "drumss")
-    page.get_by_role("listbox", name="Words like drumss").wait_for()
+    put_caret(page, "drams")
+    page.get_by_role("listbox", name="Words like drams").wait_for()
     found = axe.run(page).response["violations"]
     assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []

@@ -63,7 +63,7 @@ class Sessions(Protocol):
     def remove_source(self, source_id: str | None) -> None:
         """The session that was to use a source has it."""
 
-    def words(self, texts: list[str]) -> PromptWords:
+    def words(self, texts: Sequence[str], negative: str) -> PromptWords:
         """Which words of texts are understood."""
 
     def audio(self, pcm: NDArray[np.float32], seed: int, prompt_words: PromptWords) -> Audio:
@@ -123,7 +123,7 @@ class Live:
     @property
     def prompt_words(self) -> PromptWords:
         """Which words of the prompts and the negative prompt the model understands."""
-        return self._sessions.words([*self._texts, self._negative_prompt])
+        return self._sessions.words(self._texts, self._negative_prompt)
 
     @property
     def meanings(self) -> tuple[PromptMeaning, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import numpy as np
@@ -68,10 +68,10 @@ class LiveSessions:
     def _source(self, source_id: str) -> Latents:
         return self._sources[source_id]
 
-    def words(self, texts: list[str]) -> PromptWords:
-        """Which words of texts are understood; none where the bundle takes no text."""
+    def words(self, texts: Sequence[str], negative: str) -> PromptWords:
+        """Which words of prompts and a negative prompt are understood; none where the bundle takes no text."""
         text_encoder = self._pipeline.text_encoder
-        return PromptWords() if text_encoder is None else text_encoder.words(texts)
+        return PromptWords() if text_encoder is None else text_encoder.words(texts, negative)
 
     def audio(self, pcm: NDArray[np.float32], seed: int, prompt_words: PromptWords) -> Audio:
         """PCM of a session as an Audio; its latents are encoded again, none where the bundle cannot encode."""

@@ -180,7 +180,7 @@ class RemoteSession:
     def remove_source(self, source_id: str | None) -> None:
         """Uploaded sources stay where they are."""
 
-    def words(self, texts: list[str]) -> PromptWords:
+    def words(self, texts: Sequence[str], negative: str) -> PromptWords:
         """Which words of the prompts and the negative prompt are understood, as the server said last."""
         known = self._receiver.words
         return PromptWords(

@@ -13,7 +13,7 @@ from runtime.errors import RequestError
 from runtime.pipeline.meanings import prompt_meaning, prompt_meanings, with_drawn
 from runtime.pipeline.text_encoder import TextEncoder
 from runtime.requests.options import parse_options
-from runtime.requests.prompt_words import PromptMeaning
+from runtime.requests.prompt_words import PromptMeaning, PromptWords
 
 SPEC = TinySpec(meaning=True, words=("calm", "chant"))
 GENRES = tuple(MEANING["genre"])
@@ -56,7 +56,9 @@ def test_a_typo_of_one_word_is_played_and_told(text_encoder: TextEncoder) -> Non
     assert found.names == {"layers": ("drums",), "genre": ("jazz",)}
     assert (found.played_text, str(found)) == ("jazz with drums", "drums; jazz · durms played as drums")
     assert with_drawn(text_encoder, options, 1).prompt == "jazz with drums"
-    assert text_encoder.words(["durms"]).unknown == ("durms",)
+    assert text_encoder.words(["jazz with durms", "kazzoo"], "durms") == PromptWords(
+        ("jazz", "drums"), ("with", "kazzoo", "durms"), {"durms": ("drums",)}
+    )
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n"])

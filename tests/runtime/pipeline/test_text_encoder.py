@@ -355,7 +355,7 @@ def test_an_error_is_not_kept() -> None:
     ],
 )
 def test_near_words_are_offered_for_unknown_ones(demo: TextEncoder, word: str, near: str | None) -> None:
-    found = demo.words([f"calm {word} yodel, pads"]).near
+    found = demo.words([], f"calm {word} yodel, pads").near
     assert [*found] == ([word] if near else [])
     assert found.get(word, (None,))[0] == near
     assert demo.vocabulary is not None

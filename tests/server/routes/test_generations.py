@@ -109,7 +109,7 @@ def test_what_of_prompts_is_played_is_in_a_header(served: Served, built: Built) 
         response = telling.post(prompt=prompts, seed=5, steps=1)
         again = telling.post(prompt=prompts, seed=5, steps=1)
         empty = telling.post(prompt="", steps=1)
-        near = telling.post(prompt="drumss, jaz", steps=1)
+        near = telling.post(prompt="drumss, drams, jaz", steps=1)
         many = telling.post(prompt=8 * [{"text": "fast jazz drums bass"}], blend="tokens", steps=1)
         first, second = telling.card(response)["meanings"]
         assert len(telling.card(many)["meanings"]) == 8
@@ -128,7 +128,8 @@ def test_what_of_prompts_is_played_is_in_a_header(served: Served, built: Built) 
     assert json.loads(response.headers["x-parameters"])["prompt"] == prompts
     assert again.headers["x-prompt-meaning"] == response.headers["x-prompt-meaning"]
     assert json.loads(empty.headers["x-prompt-meaning"]) == [{"plays": "", "meaning": {}, "drawn": {}}]
-    assert json.loads(near.headers["x-prompt-near"]) == {"drumss": ["drums"]}
+    assert json.loads(near.headers["x-prompt-near"]) == {"drams": ["drums"]}
+    assert near.headers["x-prompt-unknown"] == "drams, jaz", "what is played as another word is understood"
     assert "x-prompt-near" not in response.headers
     assert 100 < len(many.headers["x-prompt-meaning"]) <= MEANINGS_BYTES
     assert json.loads(many.headers["x-prompt-meaning"])[0]["meaning"]["genre"] == ["jazz"]

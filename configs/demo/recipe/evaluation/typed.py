@@ -35,6 +35,7 @@ NAMES_GENRE: Final = "the answer names the genre that was drawn"
 # What the answer has to say, and what has to be heard.
 ANSWERS: Final = ("said", "bpm said", "genre said")
 _BPM: Final = re.compile(r"(\d+(?:\.\d+)?) ?bpm")
+_CORRECTED: Final = re.compile(r"(\S+) played as")
 _THREADS: Final = 2
 
 Range = tuple[float, float]
@@ -208,8 +209,8 @@ def _is_inside(bpm: float, ranges: Sequence[Range]) -> bool:
 
 
 def _is_said(word: str, answer: Answer) -> bool:
-    """Whether a word is named as not understood, or answered with near ones."""
-    named = (*answer.unknown, *answer.near)
+    """Whether a word is named as not understood, answered with near ones, or told to be played as another."""
+    named = (*answer.unknown, *answer.near, *_CORRECTED.findall(answer.played))
     return any(re.search(rf"\b{re.escape(word)}\b", phrase, re.IGNORECASE) for phrase in named)
 
 

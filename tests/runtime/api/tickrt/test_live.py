@@ -330,8 +330,8 @@ class Posted:
     def remove_source(self, source_id: str | None) -> None:
         self.sources.append(source_id)
 
-    def words(self, texts: list[str]) -> Any:
-        return texts
+    def words(self, texts: Any, negative: str) -> Any:
+        return [*texts, negative]
 
     def audio(self, pcm: Any, seed: int, prompt_words: Any) -> tickrt.Audio:
         values = {"latents": pcm, "frame_rate_hz": 25.0, "sample_rate_hz": 1000, "seed": seed}
