@@ -16,7 +16,7 @@ from runtime.audio.files import format_of
 from runtime.audio.formats import FORMATS
 from runtime.cli_options import flag_values
 from runtime.config.bundle import load_bundle
-from runtime.config.words import NOTHING, is_instrumental, read_key
+from runtime.config.words import NOTHING, is_instrumental, read_key, with_word
 from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions, given_options, parse_options
 from runtime.sessions.control.controls import check_controls
@@ -139,3 +139,17 @@ def test_every_format_is_known_by_its_suffix_and_media_type() -> None:
 
 def test_what_says_nothing_is_no_word() -> None:
     assert {read_key(text) for text in NOTHING} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a Drone", "a pad"),
+        ("drone, drones and drone-like", "pad, drones and pad-like"),
+        ("dronedrone adrone", "dronedrone adrone"),
+        ("", ""),
+        ("İ drone", "İ pad"),  # of another length in lower case
+    ],
+)
+def test_a_word_is_replaced_where_it_stands_alone(text: str, expected: str) -> None:
+    assert with_word(text, "drone", "pad") == expected

@@ -7,7 +7,9 @@ give the same samples.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,8 @@ TARGET_LUFS = -16.0
 MAX_GAIN_DB = 12.0
 # How long the level takes to change after a new measurement.
 RAMP_S = 3.0
+# How long it takes from one span to the next, and how many measured blocks say all of a span.
+STEP_S, SURE_BLOCKS = 0.06, 9
 FADE_IN_S, FADE_OUT_S = 0.005, 0.03
 # Finished audio stays below -1 dBTP; the rest is what interpolation by 4 may miss (BS.1770-4, annex 2).
 CEILING = 10 ** (-1.6 / 20)
@@ -44,11 +48,21 @@ MAX_LINEAR, MAX_BEND = 1.01, float(np.abs(_rest.cumsum(axis=1).cumsum(axis=1)).s
 Gain = NDArray[np.float64]
 
 
+class Span(NamedTuple):
+    """Samples from `start` to before `end`; how much louder than all of them together the first and the last are."""
+
+    start: int
+    end: int
+    first_db: float
+    last_db: float
+
+
 class Finisher:
     """The finishing of one generation of `total_samples`, None without an end. One thread at a time.
 
     The level is constant up to the second measurement. Without one, as in silence, it stays as it is. fade_out_s: how
-    long the end fades; silent_s: what follows the fade.
+    long the end fades; silent_s: what follows the fade. spans: parts, in order and without gaps, that have levels of
+    their own; each is measured for itself.
     """
 
     def __init__(
@@ -60,27 +74,62 @@ class Finisher:
         target_lufs: float = TARGET_LUFS,
         fade_out_s: float = FADE_OUT_S,
         silent_s: float = 0.0,
+        spans: Sequence[Span] = (),
     ) -> None:
         self._rate, self._total_samples, self._target_lufs = sample_rate_hz, total_samples, target_lufs
         self._fade_out_s, self._silent_s = fade_out_s, silent_s
         self._block = block_samples(sample_rate_hz, hop_samples)
-        self._energies = np.empty(0)
+        self.span_starts = [span.start for span in spans] or [0]
+        self._energies = [np.empty(0) for _ in self.span_starts]
         self._level: list[tuple[float, float]] = [(0, 0.0)]  # position in samples, dB
+        self._shape = self._shape_of(spans)
 
-    def measure(self, pieces: Iterable[Pcm], position: int) -> None:
-        """Take more of the generation into account from a sample on: decoded pieces `[n, channels]` of what follows."""
-        is_first = not len(self._energies)
-        self._energies = np.concatenate([self._energies, *(block_energies(pcm, self._rate) for pcm in pieces)])
-        measured = loudness_lufs(self._energies)
+    def measure(self, pieces: Iterable[tuple[int, Pcm]], position: int) -> None:
+        """Take more of the generation into account from a sample on: decoded pieces `[n, channels]` of what follows.
+
+        Each piece is given with the number of its first sample, and lies in one span.
+        """
+        new: dict[int, list[Gain]] = {}
+        for start, pcm in pieces:
+            place = max(bisect_right(self.span_starts, start) - 1, 0)
+            new.setdefault(place, []).append(block_energies(pcm, self._rate))
+        for place, energies in sorted(new.items()):
+            self._measure_span(place, energies, position)
+
+    def _measure_span(self, place: int, energies: Sequence[Gain], position: int) -> None:
+        before = self._energies[place]
+        known = self._energies[place] = np.concatenate([before, *energies])
+        measured = loudness_lufs(known)
         if measured is None:
             return
         level_db = float(np.clip(self._target_lufs - measured, -MAX_GAIN_DB, MAX_GAIN_DB))
-        if is_first:
+        if not any(len(each) for at, each in enumerate(self._energies) if at != place) and not len(before):
             self._level = [(0, level_db)]
-        else:
-            before = [point for point in self._level if point[0] < position]
-            ramp_end = position + RAMP_S * self._rate
-            self._level = [*before, (position, float(self._level_db(np.array([position]))[0])), (ramp_end, level_db)]
+            return
+        ramp, start = RAMP_S * self._rate, position
+        if not len(before) and place:
+            ramp = STEP_S * self._rate
+            start = max(position, self.span_starts[place] - round(ramp))
+            # What is short says little: the level before counts, too.
+            share = min(1.0, len(known) / SURE_BLOCKS)
+            level_db = share * level_db + (1.0 - share) * self._level[-1][1]
+        now_db = float(np.interp(start, *np.array(self._level).T))
+        self._level = [*(point for point in self._level if point[0] < start), (start, now_db), (start + ramp, level_db)]
+
+    def _shape_of(self, spans: Sequence[Span]) -> NDArray[np.float64]:
+        """Positions and levels in dB `[2, n]`, between which the level is linear; in the mean of all it is 0."""
+        if not spans:
+            return np.zeros((2, 1))
+        step = round(STEP_S * self._rate)
+        points = [
+            point
+            for start, end, first_db, last_db in spans
+            for point in ((start, first_db), (max(start + 1, end - step), last_db))
+        ]
+        shape = np.array(points, np.float64).T
+        levels_db = np.interp(np.linspace(0, spans[-1].end, 1000), *shape)
+        shape[1] -= 10 * np.log10(np.mean(10 ** (levels_db / 10)))
+        return shape
 
     def finish(self, pcm: Pcm, start_sample: int) -> Pcm:
         """Finished `[n, channels]`, the first being number `start_sample`; both are multiples of a block."""
@@ -94,8 +143,7 @@ class Finisher:
         return [multiplied(part, gain, self._block) for part in parts]
 
     def _level_db(self, positions: NDArray[np.int64]) -> Gain:
-        samples, levels_db = np.array(self._level).T
-        level_db: Gain = np.interp(positions, samples, levels_db)
+        level_db: Gain = np.interp(positions, *np.array(self._level).T) + np.interp(positions, *self._shape)
         return level_db
 
     def _fades(self, positions: NDArray[np.int64]) -> Gain:

@@ -49,7 +49,7 @@ class AudioDecoder:
         if window.following is not None:
             self._coming = tuple(each for each in window.following if len(self._generated_frames(each)))
         if self.finisher is not None and window.following is not None:
-            pieces = self._probes([window, *window.following], codec)
+            pieces = self._probes([window, *window.following], codec, self.finisher.span_starts)
             self.finisher.measure(pieces, window.first_frame * self._hop_samples)
         finish = partial(self._finish, window, codec)
         pcm = finish() if self._splicer is None else self._splicer.splice(window.frames * self._hop_samples, finish)
@@ -84,18 +84,19 @@ class AudioDecoder:
         end = window.first_frame + window.frames
         return np.setdiff1d(np.arange(window.first_frame, end), self._kept_frames)
 
-    def _probes(self, windows: Sequence[Window], codec: Codec) -> Iterator[Pcm]:
-        """A few pieces of what is generated of the windows' frames, for their loudness."""
+    def _probes(self, windows: Sequence[Window], codec: Codec, starts: Sequence[int]) -> Iterator[tuple[int, Pcm]]:
+        """A few pieces of what is generated of the windows' frames, for their loudness, with their first samples.
+
+        starts: the samples with which spans begin; there are some of each.
+        """
+        hop = codec.hop_samples
         frames = np.concatenate([self._generated_frames(window) for window in windows])
-        size = math.ceil(PROBE_S * codec.sample_rate_hz / codec.hop_samples)
-        wanted = len(frames) / size
-        number = math.ceil(min(wanted, MAX_PROBES, max(MIN_PROBES, wanted * PROBE_SHARE)))
-        starts = [int(index * GOLDEN_RATIO % 1 * max(0, len(frames) - size)) for index in range(number)]
-        pieces = [frames[first : first + size] for first in starts]
-        pieces = [piece[piece < piece[0] + size] for piece in pieces]
+        size = math.ceil(PROBE_S * codec.sample_rate_hz / hop)
+        parts = np.split(frames, np.searchsorted(frames, -(-np.array(starts) // hop)))
+        pieces = [piece for part in parts if len(part) for piece in probed(part, size)]
         read = [window for window in windows if any(len(_inside(window, piece)) for piece in pieces)]
         for piece in pieces:
-            yield self._frames(piece, read, codec)
+            yield int(piece[0]) * hop, self._frames(piece, read, codec)
 
     def _frames(self, numbers: NDArray[np.int64], windows: Sequence[Window], codec: Codec) -> Pcm:
         """PCM of frames that lie in these windows, which are all decoded sooner or later."""
@@ -105,6 +106,15 @@ class AudioDecoder:
                 pcm = codec.trimmed(self._decode(window, codec, windows), window)
                 pieces.append(pcm.reshape(window.frames, -1)[inside])
         return np.concatenate(pieces).reshape(-1, codec.channels)
+
+
+def probed(frames: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+    """A few pieces of `size` of these frames, each without gaps; one of all of them where they are fewer."""
+    wanted = len(frames) / size
+    number = math.ceil(min(wanted, MAX_PROBES, max(MIN_PROBES, wanted * PROBE_SHARE)))
+    starts = [int(index * GOLDEN_RATIO % 1 * max(0, len(frames) - size)) for index in range(number)]
+    pieces = [frames[first : first + size] for first in starts]
+    return [piece[piece < piece[0] + size] for piece in pieces]
 
 
 def _inside(window: Window, numbers: NDArray[np.int64]) -> NDArray[np.int64]:

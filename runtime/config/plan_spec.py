@@ -16,6 +16,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from runtime.config.explain import TomlTable
+from runtime.config.words import with_word
 
 # Fields of the header from which tempo, meter and scale follow.
 BPM, METER, KEY, MODE = "bpm", "meter", "key", "mode"
@@ -25,6 +26,7 @@ Step = Annotated[int, Field(ge=0, lt=len(KEYS))]
 MAIN_LAYERS = 3
 PitchClasses = Annotated[int, Field(ge=0, lt=1 << len(KEYS))]
 Frames = Annotated[int, Field(ge=0, lt=1 << 32)]
+Decibels = Annotated[float, Field(ge=-24.0, le=24.0)]
 PlaceInBeat = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -80,6 +82,10 @@ class PlanSpec(TomlTable):
     materials: of every kind the number of what it plays; a section recalls the first of its kind before it, or else of
     its material. style: what further words of a prompt become, which are read with every section. beginning, ending:
     the kinds that only begin and only end a song. tags: other names of kinds that may stand in lyrics.
+    dynamics: by kind how loud finished audio is where a section begins and ends, in dB, beside that of the other kinds.
+    ensembles: words of a prompt, and what planner and decoder read in their place. voices: words of a prompt, and how
+    many layers all sections then have at least. unasked: words of a prompt, and the layers that then sound only where
+    others of its words, but for genres and the like (those of `tempos`), ask for them.
     clocks_per_beat: of `clock_markers`, which tell where in its bar a code's last frame lies. layer_words: by layer
     what the prompt of a section says where it sounds, and where it is silent. silent: by layer the code token that
     means its silence, which is given in sections without it. absent: by layer the token of a prompt that leaves it out
@@ -119,6 +125,10 @@ class PlanSpec(TomlTable):
     beginning: str = ""
     ending: str = ""
     tags: Mapping[str, str] = {}
+    dynamics: Mapping[str, tuple[Decibels, Decibels]] = {}
+    ensembles: Mapping[str, str] = {}
+    voices: Mapping[str, int] = {}
+    unasked: Mapping[str, tuple[str, ...]] = {}
     layer_words: Mapping[str, tuple[str, str]] = {}
     silent: Mapping[str, int] = {}
     absent: Mapping[str, int] = {}
@@ -181,6 +191,12 @@ class PlanSpec(TomlTable):
             return lowest[0], 1
         later = min(index + 1, len(lowest) - 1)
         return lowest[index], lowest[later] - lowest[later - 1]
+
+    def with_ensembles(self, text: str) -> str:
+        """A text with what stands for the names of ensembles in it."""
+        for name, meaning in self.ensembles.items():
+            text = with_word(text, name, meaning)
+        return text
 
     def layers_named(self, prompt: Collection[int]) -> frozenset[str]:
         """The layers that a prompt's tokens ask for."""
@@ -259,7 +275,7 @@ class PlanSpec(TomlTable):
                 raise ValueError(f"steps has {value!r}, which is no value of header")
         if bool(self.steps) != bool(self.onsets):
             raise ValueError("steps and onsets are read together: give both, or neither")
-        for kind in (*self.tags.values(), *self.main, self.beginning, self.ending):
+        for kind in (*self.tags.values(), *self.main, *self.dynamics, self.beginning, self.ending):
             if kind and kind not in self.kind.values:
                 raise ValueError(f"there is no kind {kind!r}, there are {', '.join(self.kind.values)}")
         most = max(int(value) for value in self.bars.values)

@@ -123,6 +123,18 @@ def written_tempo(text: str) -> float | None:
     return None if found is None else float(found[1])
 
 
+def with_word(text: str, word: str, other: str) -> str:
+    """A text with another in the place of a word or several, where they stand alone, in any case."""
+    plain, place, found = text.lower(), 0, list[str]()
+    plain = plain if len(plain) == len(text) else text
+    while (start := plain.find(word.lower(), place)) >= 0:
+        end = start + len(word)
+        is_alone = not plain[max(start - 1, 0) : start].isalnum() and not plain[end : end + 1].isalnum()
+        found += [text[place:start], other if is_alone else text[start:end]]
+        place = end
+    return "".join([*found, text[place:]])
+
+
 def is_instrumental(lyrics: str) -> bool:
     """Whether lyrics, or a tag of theirs, say that nothing is sung, such as "[Instrumental]"; none do not say it."""
     text = lyrics.strip(" \n\t[](){}.").casefold() if len(lyrics) <= MAX_CHARACTERS else ""

@@ -201,7 +201,8 @@ class PlanConstraint:
 
     given: place in the plan -> its token. without: tokens that may not come elsewhere. num_sections: that many, and no
     end token; None: until the end token comes, behind one section or more, at most `most_sections` of them. named: the
-    layers that the prompt asks for: sections of the main kinds have them, and all sections together. The kind that
+    layers that the prompt asks for: sections of the main kinds have them, and all sections together. fewest_layers: of
+    every section. The kind that
     begins a song comes first only, with at most `beginning_bars`, and none more often in a row than `most_in_a_row`;
     what is given may differ.
     """
@@ -215,8 +216,10 @@ class PlanConstraint:
         num_sections: int | None = None,
         without: Collection[int] = (),
         named: frozenset[str] = frozenset(),
+        fewest_layers: int = 0,
     ) -> None:
         assert planner.plan is not None
+        self._fewest_layers = fewest_layers
         self._spec, self._given, self._end_token = planner.plan, given or {}, planner.end_token
         self._num_sections, self._without, self._named = num_sections, set(without), named
         self._most_sections = num_sections or self._spec.most_sections
@@ -284,7 +287,8 @@ class PlanConstraint:
         needed = self._spec.main_layers(kind, self._named)
         if len(self._items) == self._most_sections - 1:
             needed |= self._missing
-        return needed <= self._spec.layers_of((self._tokens[-1], layers))
+        found = self._spec.layers_of((self._tokens[-1], layers))
+        return needed <= found and len(found) >= self._fewest_layers
 
     def _may_last(self, bars: int) -> bool:
         """Whether a section of its kind may have so many bars."""

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.audio.finishing import TARGET_LUFS, Finisher
+from runtime.audio.finishing import TARGET_LUFS, Finisher, Span
 from runtime.audio.formats import Pcm
 from runtime.audio.metadata import GenerationMetadata
 from runtime.audio.splicing import CROSSFADE_S, AudioSplicer, surrounding_loudness
@@ -234,7 +234,16 @@ class LongGeneration:
             target_lufs = TARGET_LUFS if loudness is None else loudness
             _, fade_s, silent_s = self._ending
             finisher = Finisher(
-                rate_hz, hop, self.total_samples, target_lufs=target_lufs, fade_out_s=fade_s, silent_s=silent_s
+                rate_hz,
+                hop,
+                self.total_samples,
+                target_lufs=target_lufs,
+                fade_out_s=fade_s,
+                silent_s=silent_s,
+                spans=[
+                    Span(start * hop, end * hop, *levels)
+                    for start, end, *levels in (() if self.plan is None else self.plan.levels)
+                ],
             )
         return AudioDecoder(hop, self.total_samples, splicer, finisher, np.flatnonzero(kept))
 

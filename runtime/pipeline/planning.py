@@ -19,6 +19,7 @@ from runtime.pipeline.form.plan import FormPlan
 from runtime.pipeline.sequences import Caller, Prompts, SequenceOrder, SequenceRun, Sequences, plan_seed
 from runtime.pipeline.structure import StructureCodec
 from runtime.requests.form.section_prompts import PromptText
+from runtime.requests.form.sections import SectionLevel
 from runtime.requests.form.state import PlanState
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions, given_options, parse_options
 from runtime.requests.segments import Latents
@@ -81,6 +82,10 @@ class AnyPlan(Protocol):
     @property
     def tonic_chord(self) -> tuple[int, ...]:
         """The pitch classes of the chord that it ends on, the tonic first, 0 is C; () where it names no key."""
+
+    @property
+    def levels(self) -> tuple[SectionLevel, ...]:
+        """How loud its sections are beside each other, in order; () where that is not planned."""
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -245,6 +250,11 @@ class CodesPlan:
     @property
     def tonic_chord(self) -> tuple[int, ...]:
         """None: codes are not said to be in a key."""
+        return ()
+
+    @property
+    def levels(self) -> tuple[SectionLevel, ...]:
+        """None: it has no sections."""
         return ()
 
     @property

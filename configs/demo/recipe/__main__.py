@@ -31,10 +31,11 @@ GROUPS = {
     "notes": "notes",
     "echo": "echo",
     "ends": "ends",
+    "moves": "moves",
     "beat": "beat",
 }
 DEFAULT_GROUP = "held-out"
-WITHOUT_LIBROSA = frozenset({DEFAULT_GROUP, "beat", "ends"})
+WITHOUT_LIBROSA = frozenset({DEFAULT_GROUP, "beat", "ends", "moves"})
 
 Folder = Annotated[Path, typer.Option(help="The bundle's folder.")]
 Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; an existing one is resumed.")]

@@ -27,16 +27,19 @@ def most_bars(spec: PlanSpec, items: Sequence[Item]) -> int:
     return sum(max(_choices(spec, item)) for item in items)
 
 
-def fitted(spec: PlanSpec, items: Sequence[Item], total_bars: int, most_sections: int | None) -> list[tuple[Item, int]]:
+def fitted(
+    spec: PlanSpec, items: Sequence[Item], total_bars: int, most_sections: int | None, num_given: int = 0
+) -> list[tuple[Item, int]]:
     """Sections and their bars, changed as little as may be: `total_bars`, or more where the last one has to be cut.
 
-    Of more than `most_sections` those are left out that repeat others, then the sparsest; None leaves out none. Those
+    Of more than `most_sections` those are left out that repeat others, then the sparsest; None leaves out none, and the
+    first `num_given` stay. Those
     before the last one are cut by pairs of bars, to half at most, so that none has an odd number; the last one is
     whole, and may go on for a bar or two. Expects that they can have as many bars.
     """
     kept, has_end = list(items), total_bars >= 2 * _ending_bars(spec)
-    while most_sections is not None and len(kept) > most_sections:
-        least = _least_needed(spec, kept, has_end=has_end)
+    while most_sections is not None and len(kept) > max(most_sections, num_given):
+        least = _least_needed(spec, kept, num_given, has_end=has_end)
         rest = [item for place, item in enumerate(kept) if place != least]
         if most_bars(spec, rest) < total_bars:
             break
@@ -95,15 +98,16 @@ def _ending_bars(spec: PlanSpec) -> int:
     return min((n for n in bars if n >= ENDING_BARS), default=max(bars))
 
 
-def _least_needed(spec: PlanSpec, items: Sequence[Item], *, has_end: bool) -> int:
+def _least_needed(spec: PlanSpec, items: Sequence[Item], num_given: int, *, has_end: bool) -> int:
     """The last of the kind that comes most often, else what has the fewest layers.
 
     What ends a song goes first if the song has no end, or would be nothing else. No section goes that alone has a
     layer, if there is another.
     """
     layers = [spec.layers_of(item) for item in items]
-    spare = [place for place in range(len(items)) if layers[place] <= frozenset[str]().union(*_others(layers, place))]
-    spare = spare or list(range(len(items)))
+    free = range(num_given, len(items))
+    spare = [place for place in free if layers[place] <= frozenset[str]().union(*_others(layers, place))]
+    spare = spare or list(free)
     places = [place for place in spare if spec.kind.value(items[place][0]) != spec.ending]
     num_others = sum(spec.kind.value(kind) != spec.ending for kind, _, _ in items)
     if (not has_end or num_others == 1) and len(places) < len(spare):

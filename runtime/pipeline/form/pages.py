@@ -87,7 +87,7 @@ def plan_page(
     given |= {width + place: token for place, token in enumerate(token for item in begun for token in item)}
     num_sections = len(begun) + NEW_SECTIONS if begun else None
     if not begun:
-        given |= {width + len(spec.item) * place: kind for place, kind in enumerate(prompt.kinds)}
+        given |= {width + place: token for place, token in prompt.given.items()}
         fewest = 0 if has_end else FIRST_SECTIONS
         num_sections = max(len(prompt.kinds), min(fewest, spec.most_sections)) or None
     kinds = (spec.beginning if earlier else "", "" if may_end else spec.ending)
@@ -95,7 +95,7 @@ def plan_page(
     without += spec.tempos_without(prompt.tokens) if prompt.bpm is None and song is None else []
     order = SequenceOrder(
         (plan_prompt(spec, prompt.tokens), plan_prompt(spec, prompt.negative)),
-        PlanConstraint(planner, given, num_sections, without, spec.layers_named(prompt.tokens)),
+        PlanConstraint(planner, given, num_sections, without, spec.layers_named(prompt.tokens), prompt.voices),
         width + len(spec.item) * (num_sections or spec.most_sections) + 1,
         plan_seed(seed, _PLAN_PAGE, number),
         temperature=spec.temperature,

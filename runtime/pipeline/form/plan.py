@@ -24,6 +24,7 @@ from runtime.requests.form.sections import (
     Item,
     PlannedSection,
     PlanSection,
+    SectionLevel,
     SectionRequest,
     Song,
     header_options,
@@ -36,6 +37,9 @@ from runtime.requests.form.state import MOST, PlanState, packed, unpacked
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents
 
+# A prompt may ask that a song gets louder, or quieter, by so much from its beginning to its end; the levels of kinds
+# then count by a share.
+COURSE_DB, COURSE_SHARE = 12.0, 0.3
 # Codes are kept of what ends so long before the newest hints, of the last sections, and of what may be recalled.
 KEPT_S, KEPT_SECTIONS = 60.0, 8
 # Hints are decoded in this many pieces per canvas.
@@ -188,6 +192,29 @@ class FormPlan:
             return () if self._song is None else self._spec.tonic_chord(self._song.header)
 
     @property
+    def levels(self) -> tuple[SectionLevel, ...]:
+        """How loud its sections are beside each other, in order; () where the model does not say."""
+        dynamics = self._spec.dynamics
+        if not dynamics:
+            return ()
+        sections, rise = self.sections, self._prompt.course.rise
+        share = COURSE_SHARE if rise else 1.0
+        frames = max((each.end_frame for each in sections), default=1)
+        return tuple(
+            SectionLevel(
+                each.start_frame,
+                each.end_frame,
+                *(
+                    share * level_db + rise * COURSE_DB * frame / frames
+                    for level_db, frame in zip(
+                        dynamics.get(each.kind, (0.0, 0.0)), (each.start_frame, each.end_frame), strict=True
+                    )
+                ),
+            )
+            for each in sections
+        )
+
+    @property
     def summary(self) -> dict[str, Any]:
         """Header, sections with their times, and the codes once there are all."""
         rate_hz, made = self._grid.frame_rate_hz, self._made
@@ -338,7 +365,7 @@ class FormPlan:
             body += self._page(prompt, song, body, len(body))[1]
         most = round(num_codes * rhythm.frames_per_code / rhythm.frame_rate_hz / SECTION_S)
         most = max(most, 1 if bars < TWO_FROM_BARS else 2)
-        return fitted(spec, [*body, *ending], bars, None if prompt.kinds else most)
+        return fitted(spec, [*body, *ending], bars, None if prompt.kinds else most, prompt.num_given)
 
     def _page(
         self, prompt: SongPrompt, song: Song | None, earlier: Sequence[Item], number: int

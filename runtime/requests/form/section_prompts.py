@@ -24,6 +24,8 @@ def section_prompts(
     """
     if not spec.layer_words or not sections:
         return prompt
+    if isinstance(prompt, str):
+        prompt = spec.with_ensembles(prompt)
     given = [WeightedPrompt(text=prompt)] if isinstance(prompt, str) else prompt
     shares: dict[str, NDArray[np.float32]] = {}
     for section in sections:
@@ -36,8 +38,8 @@ def section_prompts(
     if isinstance(prompt, str) and len(shares) == 1:
         return _joined(prompt, *shares)
     return [
-        item.model_copy(update={"text": _joined(item.text, words), "weight": (_curve(item, frames) * share).tolist()})
-        for item in given
+        item.model_copy(update={"text": _joined(text, words), "weight": (_curve(item, frames) * share).tolist()})
+        for item, text in ((item, spec.with_ensembles(item.text)) for item in given)
         for words, share in shares.items()
     ]
 

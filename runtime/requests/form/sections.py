@@ -54,6 +54,15 @@ class PlannedSection:
         return {"kind": self.kind, "layers": list(self.layers), "bars": self.bars, **times}
 
 
+class SectionLevel(NamedTuple):
+    """How loud a section is in its first and its last frame beside other sections, in dB."""
+
+    start_frame: int
+    end_frame: int
+    first_db: float
+    last_db: float
+
+
 @dataclass(frozen=True)
 class Song:
     """What holds for all sections until prompt, tempo or key change: header and style in tokens, and its rhythm."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from helpers.ebur128 import measured
@@ -17,6 +19,7 @@ from runtime.audio.finishing import (
     SMOOTHING,
     TAPS,
     Finisher,
+    Span,
     block_samples,
     limited_gain,
     multiplied,
@@ -38,7 +41,7 @@ def beats(seed: int, seconds: float, level: float) -> Pcm:
 
 def finished(pcm: Pcm, total_samples: int | None = None) -> Pcm:
     finisher = Finisher(RATE_HZ, HOP, len(pcm) if total_samples is None else total_samples)
-    finisher.measure([pcm], 0)
+    finisher.measure([(0, pcm)], 0)
     return finisher.finish(pcm, 0)
 
 
@@ -119,8 +122,8 @@ def test_windows_of_any_length_give_the_same_samples(
     """With REACH_BLOCKS of audio on both sides."""
     pcm = beats(seed, 1.0, level)
     finisher, margin = Finisher(RATE_HZ, HOP, total), -(-REACH_BLOCKS * BLOCK // HOP)
-    finisher.measure([pcm[: len(pcm) // 2]], 0)
-    finisher.measure([0.1 * pcm], 10 * HOP)
+    finisher.measure([(0, pcm[: len(pcm) // 2])], 0)
+    finisher.measure([(10 * HOP, 0.1 * pcm)], 10 * HOP)
     whole = finisher.finish(pcm, 0)
     ends = np.minimum(np.cumsum([*frames, len(pcm)]), len(pcm) // HOP).tolist()
     begin = 0
@@ -138,10 +141,10 @@ def gain_of(finisher: Finisher, seconds: float) -> NDArray[np.float64]:
 
 def test_a_later_measurement_changes_the_level_over_3_s_without_a_step() -> None:
     finisher = Finisher(RATE_HZ, HOP)
-    finisher.measure([beats(0, 2.0, 0.05)], 0)
+    finisher.measure([(0, beats(0, 2.0, 0.05))], 0)
     first = gain_of(finisher, 8.0)
     assert np.ptp(first[480:]) < 1e-6
-    finisher.measure([beats(1, 6.0, 0.5)], 2 * RATE_HZ)
+    finisher.measure([(2 * RATE_HZ, beats(1, 6.0, 0.5))], 2 * RATE_HZ)
     second = gain_of(finisher, 8.0)
     assert np.array_equal(second[: 2 * RATE_HZ], first[: 2 * RATE_HZ])
     assert np.ptp(second[5 * RATE_HZ :]) < 1e-6
@@ -161,7 +164,7 @@ def test_the_ends_fade_and_the_rest_does_not() -> None:
 def test_a_target_other_than_minus_16_lufs() -> None:
     pcm = np.tanh(beats(0, 4.0, 0.2))
     finisher = Finisher(RATE_HZ, HOP, len(pcm), target_lufs=-23.0)
-    finisher.measure([pcm], 0)
+    finisher.measure([(0, pcm)], 0)
     assert measured(finisher.finish(pcm, 0), RATE_HZ).integrated_lufs == pytest.approx(-23.0, abs=0.3)
 
 
@@ -197,9 +200,48 @@ def test_parts_get_the_gain_of_their_sum() -> None:
     parts = [beats(seed, 1.0, 0.6) for seed in (1, 2, 3)]
     whole = np.sum(parts, axis=0)
     finisher = Finisher(RATE_HZ, HOP, len(whole))
-    finisher.measure([whole], 0)
+    finisher.measure([(0, whole)], 0)
     finished_parts = finisher.finish_parts(whole, 0, parts)
     finished_whole = finisher.finish(whole, 0)
     error = np.sum(finished_parts, axis=0, dtype=np.float64) - finished_whole
     assert np.abs(error).max() < 1e-6
     assert np.abs(finished_whole).max() < np.abs(whole).max()
+
+
+SPANS = (
+    Span(0, 4 * RATE_HZ, -6.0, -6.0),
+    Span(4 * RATE_HZ, 8 * RATE_HZ, -9.0, 0.0),
+    Span(8 * RATE_HZ, 12 * RATE_HZ, 0.0, 0.0),
+)
+
+
+def in_spans(pcm: Pcm, parts: int = 1) -> Pcm:
+    """Finished in spans; what is measured comes in so many parts."""
+    finisher = Finisher(RATE_HZ, HOP, len(pcm), spans=SPANS)
+    size = len(pcm) // parts
+    for first in range(0, len(pcm), size):
+        ends = sorted({*finisher.span_starts, first, first + size} & set(range(first, first + size + 1)))
+        finisher.measure([(begin, pcm[begin:end]) for begin, end in pairwise(ends)], first)
+    return finisher.finish(pcm, 0)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_spans_have_levels_of_their_own_however_loud_they_are(parts: int) -> None:
+    pcm = (0.1 * np.random.default_rng(0).standard_normal((12 * RATE_HZ, 2))).astype(np.float32)
+    pcm[: 4 * RATE_HZ] *= 2.0
+    pcm[8 * RATE_HZ :] *= 0.4
+    found = in_spans(pcm, parts)
+    levels = [10 * np.log10(np.mean(np.square(found[s * RATE_HZ : (s + 2) * RATE_HZ]))) for s in range(0, 12, 2)]
+    assert levels[0] == pytest.approx(levels[1], abs=0.7)
+    assert levels[4] - levels[0] == pytest.approx(6.0, abs=0.7)
+    assert levels[3] - levels[2] == pytest.approx(4.5, abs=1.0), "it rises by 9 dB in 4 s"
+    assert measured(found, RATE_HZ).integrated_lufs == pytest.approx(-16.0, abs=1.2)
+
+
+def test_the_level_of_a_span_begins_with_it() -> None:
+    ones = np.full((12 * RATE_HZ, 2), 0.05, np.float32)
+    ones[1::2] *= -1
+    gain_db = 20 * np.log10(np.abs(in_spans(ones)[:, 0] / 0.05) + 1e-9)
+    assert np.ptp(gain_db[RATE_HZ : round(3.9 * RATE_HZ)]) < 0.1
+    assert gain_db[round(8.01 * RATE_HZ)] - gain_db[round(3.9 * RATE_HZ)] == pytest.approx(6.0, abs=0.2)
+    assert (np.diff(gain_db[round(4.1 * RATE_HZ) : round(7.9 * RATE_HZ) : 4800]) > 0.0).all()

@@ -60,9 +60,10 @@ class Measured:
     def __init__(self) -> None:
         self.pieces: list[tuple[int, list[Pcm]]] = []
         self.starts: list[int] = []
+        self.span_starts = [0]
 
-    def measure(self, pieces: Iterable[Pcm], position: int) -> None:
-        self.pieces.append((position, list(pieces)))
+    def measure(self, pieces: Iterable[tuple[int, Pcm]], position: int) -> None:
+        self.pieces.append((position, [pcm for _, pcm in pieces]))
 
     def finish(self, pcm: Pcm, start_sample: int) -> Pcm:
         self.starts.append(start_sample)

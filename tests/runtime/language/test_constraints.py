@@ -203,6 +203,13 @@ def test_a_plan_does_not_end_before_all_layers_that_are_asked_for_came() -> None
     assert layers_after(constraint, 18) == {21, 22}, "the last section there may be"
 
 
+def test_sections_have_as_many_layers_as_there_are_voices() -> None:
+    constraint = PlanConstraint(planner_spec(plan=PLAN), fewest_layers=2)
+    constraint.advance(9)
+    constraint.advance(12)
+    assert layers_after(constraint, 18) == {22}
+
+
 def test_layers_that_are_asked_for_and_left_out_are_left_out() -> None:
     spec = planner_spec(plan=PLAN | {"main": PLAN["kind"]["values"]})
     constraint = PlanConstraint(spec, without=(21, 22), named=frozenset(["bass"]))

@@ -76,9 +76,9 @@ def test_cut_is_the_codecs_audio_with_the_short_fades_of_all(pipeline: Pipeline)
     pcm = pipeline.codec.decode(latents_of(pipeline, LongGeneration(pipeline, asked)))
     finisher = Finisher(SAMPLES_HZ, SPEC.hop_samples, len(pcm))
     decoder = generation.audio_decoder()
-    finisher.measure([pcm], 0)
+    finisher.measure([(0, pcm)], 0)
     assert decoder.finisher is not None
-    decoder.finisher.measure([pcm], 0)
+    decoder.finisher.measure([(0, pcm)], 0)
     np.testing.assert_array_equal(decoder.finisher.finish(pcm, 0), finisher.finish(pcm, 0))
     assert np.abs(audio_of(pipeline, generation)[-round(0.1 * SAMPLES_HZ) :]).max() > 0.05
 

@@ -111,6 +111,25 @@ def marked_codes(rhythm: Rhythm, codes: Codes, first_bar: int, first_code: int) 
 
 LAYER_WORDS: Final = {"pad": "pads", "arp": "arps", "bass": "bass", "melody": "melody", "drums": "drums"}
 
+# How loud sections of a kind begin and end, in dB.
+DYNAMICS: Final = {
+    "intro": (-5.0, -4.0),
+    "verse": (-3.5, -3.0),
+    "chorus": (0.0, 0.0),
+    "break": (-6.0, -6.0),
+    "build": (-8.0, -1.5),
+    "outro": (-4.0, -5.0),
+}
+
+# What stands for the names of ensembles, layers that words imply only elsewhere, and how many layers sections have.
+ENSEMBLES: Final = {
+    "string quartet": "strings, violin melody, upright bass",
+    "string quintet": "strings, violin melody, upright bass",
+    "string trio": "strings, violin melody, upright bass",
+}
+UNASKED: Final = {"drone": ["arp"], "drones": ["arp"], "droning": ["arp"]}
+VOICES: Final = {"trio": 3, "quartet": 3, "quintet": 3}
+
 
 def planner_tables() -> dict[str, Any]:
     """What `[planner]` of bundle.toml says of the tokens: all but files, inputs, outputs and what codes sound."""
@@ -137,6 +156,10 @@ def planner_tables() -> dict[str, Any]:
             "tempos": {name: list(genre.bpm) for name, genre in GENRES.items()},
             "ending": "outro",
             "tags": {"drop": "chorus"},
+            "dynamics": {kind: list(levels) for kind, levels in DYNAMICS.items()},
+            "ensembles": ENSEMBLES,
+            "voices": VOICES,
+            "unasked": UNASKED,
             "absent": {layer: TOKEN_IDS[f"no:{layer}"] for layer in LAYERS},
             "named": {layer: TOKEN_IDS[f"layer:{layer}"] for layer in LAYERS},
             "main": ["chorus", "verse"],

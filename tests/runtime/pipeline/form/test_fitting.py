@@ -91,3 +91,10 @@ def test_what_begins_a_song_becomes_no_longer_than_the_model_says() -> None:
     song, spec = items("break 2", "verse 1", "outro 4"), SPEC.model_copy(update={"beginning": "break"})
     assert shown(fitted(spec, song, 9, None)) == "break 4, verse 1, outro 4"
     assert shown(fitted(spec.model_copy(update={"beginning_bars": 2}), song, 8, None)) == "break 2, verse 1, outro 5"
+
+
+def test_sections_that_are_given_stay() -> None:
+    song = items("break 2 bass", "verse 4", "chorus 4", "verse 4", "outro 2")
+    assert shown(fitted(SPEC, song, 8, 2)) == "verse 4, outro 4"
+    assert shown(fitted(SPEC, song, 8, 2, 1)) == "break 4, outro 4"
+    assert shown(fitted(SPEC, song, 8, 1, 2)) == "break 4, verse 4"

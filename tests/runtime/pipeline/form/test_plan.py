@@ -77,6 +77,30 @@ def test_without_an_end_more_sections_are_planned_without_codes(pipeline: Pipeli
     assert plan.sections == sections
 
 
+def test_sections_are_as_loud_as_their_kind(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan_of(pipeline, 400, bpm=120).levels == ()
+    with_plan(pipeline, monkeypatch, dynamics={"verse": (-3.0, -2.0)})
+    plan = plan_of(pipeline, 400, bpm=120)
+    plan.plan_sections()
+    by_kind = {"verse": (-3.0, -2.0)}
+    assert plan.levels == tuple(
+        (each.start_frame, each.end_frame, *by_kind.get(each.kind, (0.0, 0.0))) for each in plan.sections
+    )
+    assert plan.levels[-1].end_frame == 400
+
+
+@pytest.mark.parametrize(("prompt", "sign"), [("calm, louder and louder", 1), ("calm, quieter and quieter", -1)])
+def test_a_song_that_rises_does_so_to_its_end(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, prompt: str, sign: int
+) -> None:
+    with_plan(pipeline, monkeypatch, dynamics={"verse": (-3.0, -3.0)})
+    plan = plan_of(pipeline, 400, bpm=120, prompt=prompt)
+    plan.plan_sections()
+    ends = [level for each in plan.levels for level in (each.first_db, each.last_db)]
+    assert sign * (ends[-1] - ends[0]) >= 9.0
+    assert all(sign * (each.last_db - each.first_db) > 0.0 for each in plan.levels)
+
+
 def test_all_sections_of_a_plan_of_known_length_are_kept(pipeline: Pipeline) -> None:
     plan = plan_of(pipeline, round(1.5 * KEPT_S * RATE_HZ))
     plan.plan_sections()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from helpers.songs import PLANNER, SPEC
-from helpers.tiny_planner import word_tokenizer
+from helpers.tiny_planner import PLAN, word_tokenizer
 
 from runtime.config.option_ranges import OptionRanges
+from runtime.config.plan_spec import PlanSpec
 from runtime.errors import RequestError
+from runtime.pipeline.form.course import Course
 from runtime.pipeline.form.prompt import read_prompt, section_tags
 from runtime.pipeline.sequences import Sequences
 from runtime.requests.options import parse_options
@@ -70,3 +73,32 @@ def test_lyrics_are_refused_where_the_model_does_not_sing(lyrics: str) -> None:
 def test_more_tags_than_a_plan_has_sections_are_refused() -> None:
     with pytest.raises(RequestError, match="has 7 sections, at most 6"):
         section_tags(SPEC, "[verse]" * 7, sings=False)
+
+
+def with_plan(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    plan = PlanSpec.model_validate({**PLAN, **changes})
+    monkeypatch.setattr(Words, "spec", PLANNER.model_copy(update={"plan": plan}))
+
+
+def test_names_of_ensembles_stand_for_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(prompt="Duo").tokens == ()
+    with_plan(monkeypatch, ensembles={"duo": "wild"}, voices={"duo": 2, "trio": 3})
+    assert (read(prompt="Duo").tokens, read(prompt="Duo").voices) == ((29,), 2)
+    assert (read(prompt="duos").tokens, read(prompt="duos").voices) == ((), 0)
+
+
+def test_what_a_word_implies_is_left_out_where_no_other_word_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The word "calm" is a layer's token here, which "wild" rules out, as a genre does that plays it."""
+    named = {"named": {"drums": 28}, "absent": {"drums": 29}, "tempos": {"96": (60, 80)}}
+    with_plan(monkeypatch, **named, unasked={"drone": ["drums"]}, ensembles={"drone": "calm"})
+    assert read(prompt="a drone").tokens == (29,)
+    assert read(prompt="a calm drone").tokens == (28, 28)
+    assert read(prompt="calm").tokens == (28,)
+
+
+def test_what_is_given_of_first_sections() -> None:
+    found = read(prompt="a", lyrics="[verse] [chorus]")
+    assert (found.given, found.num_given) == ({0: 16, 3: 17}, 2)
+    course = replace(found, kinds=(), course=Course((18,), (20,)))
+    assert (course.given, course.num_given) == ({0: 18, 1: 20}, 1)
+    assert replace(course, kinds=(16,)).given == {0: 16}, "tags say more"

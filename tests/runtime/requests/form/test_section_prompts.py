@@ -36,6 +36,16 @@ def test_one_prompt_stays_a_text_and_none_is_only_words() -> None:
     assert section_prompts(WORDS, "calm", [FIRST], 0, 500) == "calm, drums, bass", "also behind the last section"
 
 
+def test_what_an_ensemble_stands_for_is_in_the_prompt() -> None:
+    named = WORDS.model_copy(update={"ensembles": {"string quartet": "strings, violin"}})
+    assert section_prompts(named, "a String Quartet", [FIRST], 0, 9) == "a strings, violin, drums, bass"
+    found = section_prompts(named, [WeightedPrompt(text="string quartet")], [FIRST, SECOND], 75, 51)
+    assert [item.text for item in found if isinstance(item, WeightedPrompt)] == [
+        "strings, violin, drums, bass",
+        "strings, violin, no drums, bass",
+    ]
+
+
 def test_weights_of_prompts_are_kept() -> None:
     given = [WeightedPrompt(text="a", weight=[0.0, 1.0]), WeightedPrompt(text="b", weight=0.5, start=0.25)]
     found = section_prompts(WORDS, given, [FIRST, SECOND], 75, 51)
