@@ -194,7 +194,7 @@ class ServerSettings(BaseSettings):
         default=4, ge=0, description="Live sessions of one client address at a time; 0 is no limit."
     )
     session_keep_s: float = Field(
-        default=60.0,
+        default=900.0,
         gt=0,
         description="How long a session waits for its client's return; less where its place is needed.",
     )

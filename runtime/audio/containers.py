@@ -43,11 +43,12 @@ GUID_SIZES = (2, 2, 4, 4, 2, 2)
 
 
 class WavFormat(NamedTuple):
-    """How the samples of a WAV file are written: FFmpeg's name of their decoder."""
+    """How the samples of a WAV file are written: FFmpeg's name of their decoder, and the bytes of one."""
 
     decoder: str
     sample_rate_hz: int
     channels: int
+    sample_bytes: int
 
 
 def ogg_links(file: BinaryIO) -> Iterator[BinaryIO]:
@@ -94,11 +95,12 @@ def wav_format(head: bytes) -> WavFormat | None:
     if tag == EXTENSIBLE:
         tag = int.from_bytes(content[24:28], layout.order)
     is_whole = block % max(channels, 1) == 0 and bytes_per_s == rate_hz * block
-    kind = KINDS.get((tag, block // max(channels, 1) if is_whole else -(-bits // 8)))
+    sample_bytes = block // max(channels, 1) if is_whole else -(-bits // 8)
+    kind = KINDS.get((tag, sample_bytes))
     if kind is None or not channels:
         return None
     order = "" if kind == "u8" else "be" if layout.order == "big" else "le"
-    return WavFormat(f"pcm_{kind}{order}", rate_hz, channels)
+    return WavFormat(f"pcm_{kind}{order}", rate_hz, channels, sample_bytes)
 
 
 def whole_share(head: bytes, file_bytes: int) -> float:
@@ -133,7 +135,20 @@ def is_cut_mp4(file: BinaryIO) -> bool:
     return False
 
 
-def little_endian(head: bytes) -> bytes:
+def corrected(head: bytes) -> bytes:
+    """The beginning of a file as FFmpeg's demuxer reads it right: RIFX as RIFF, and blocks of the samples' length."""
+    written, fmt = wav_format(head), _chunk(head, b"fmt ")
+    head = _little_endian(head)
+    if written is None or fmt is None:
+        return head
+    block = written.channels * written.sample_bytes
+    right = (written.sample_rate_hz * block % 2**32).to_bytes(4, "little") + (block % 2**16).to_bytes(2, "little")
+    start, end = fmt.start + 8, fmt.start + 14
+    is_right = head[start:end] == right or head.startswith(b"RIFX")
+    return head if is_right else head[:start] + right + head[end:]
+
+
+def _little_endian(head: bytes) -> bytes:
     """The beginning of a RIFX file with its numbers as in RIFF, whose demuxer of FFmpeg knows more; others as they are.
 
     Samples stay as they are: those of compressed kinds are the same in both.

@@ -20,8 +20,8 @@ from runtime.audio.containers import (
     HEAD_BYTES,
     Overlaid,
     WavFormat,
+    corrected,
     is_cut_mp4,
-    little_endian,
     num_mp3_frames,
     ogg_links,
     wav_format,
@@ -156,7 +156,7 @@ def _decoded(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterat
 def _frames(file: BinaryIO, tally: _Tally) -> Iterator[av.AudioFrame]:
     head = file.read(HEAD_BYTES)
     written, share = wav_format(head), whole_share(head, file.seek(0, io.SEEK_END))
-    if (other := little_endian(head)) is not head:
+    if (other := corrected(head)) is not head:
         file = cast(BinaryIO, Overlaid(file, other))
     file.seek(0)
     before_s = tally.good_s

@@ -16,9 +16,10 @@ ReplicaState = Literal["loading", "ready", "full", "draining"]
 class Lease:
     """What a replica says of itself. address: "HOST:PORT" for the edge; url: for clients, "" where they use an edge.
 
-    sessions of capacity: live sessions that are open, and the most that it takes. queue_wait_s: how long the
-    generations that wait will take. session_wait_s: when a place for a session becomes free, as far as that is known;
-    0 where there is one. model, precision: the bundle's name and the precision of its engines, "" while it is loading.
+    sessions of capacity: live sessions that have a client, and the most that it takes; those that are kept make room.
+    queue_wait_s: how long the generations that wait will take. session_wait_s: when a place for a session becomes free,
+    as far as that is known; 0 where there is one. model, precision: the bundle's name and the precision of its engines,
+    "" while it is loading.
     """
 
     name: str

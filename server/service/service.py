@@ -221,7 +221,7 @@ class Service:
             address=settings.replica_address or f"{settings.host}:{settings.port}",
             url=settings.replica_url,
             state="draining" if self.admission.is_draining else state,
-            sessions=0 if host is None else host.stats().open,
+            sessions=0 if host is None else host.stats().connected,
             capacity=settings.max_sessions,
             queue_wait_s=self.admission.projected_wait_s(),
             session_wait_s=session_wait_s,

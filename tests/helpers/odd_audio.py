@@ -96,6 +96,11 @@ def _lossless() -> Iterator[tuple[str, bytes]]:
     wav = written(QUIET, "WAV", "PCM_16")
     fmt = wav.index(b"fmt ") + 8
     yield "blocks that are too long by its header", wav[: fmt + 12] + struct.pack("<H", 8) + wav[fmt + 14 :]
+    wide = written(QUIET, "WAV", "PCM_24")
+    yield (
+        "blocks that are no whole samples by its header",
+        wide[: fmt + 12] + struct.pack("<H", 0x2505) + wide[fmt + 14 :],
+    )
     yield "no bytes per second by its header", wav[: fmt + 8] + bytes(4) + wav[fmt + 12 :]
     at = wav.index(b"data") + 4
     for size in (0, 0x7FFFFFFF, 0xFFFFFFF0, 0xFFFFFFFF):

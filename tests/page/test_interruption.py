@@ -116,3 +116,91 @@ def test_a_page_that_was_frozen_goes_on(server: Any, open_page: OpenPage) -> Non
     page.wait_for_function(
         "(before) => parseFloat(document.querySelector('#clock').textContent.split(':')[1]) > before + 3", arg=before_s
     )
+
+
+# Sockets that are open and on which nothing comes or goes from `sleep.begin()` on, as after a sleep in another network.
+SLEEP = """
+const sleep = (window.sleep = { asleep: new Set(), sockets: [] });
+const Socket = window.WebSocket;
+window.WebSocket = class extends Socket {
+  constructor(...options) {
+    super(...options);
+    sleep.sockets.push(this);
+  }
+  send(data) { if (!sleep.asleep.has(this)) super.send(data); }
+  set onmessage(listener) { super.onmessage = (event) => sleep.asleep.has(this) || listener(event); }
+};
+sleep.begin = () => sleep.sockets.forEach((socket) => sleep.asleep.add(socket));
+"""
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "untold"])
+def test_a_lid_that_was_closed_for_ten_minutes(server: Any, open_page: OpenPage, is_told: bool) -> None:
+    """The same session goes on, the clock has counted what was heard, and the server is asked anew."""
+    page = open_page(server.url, script=SYSTEM + SLEEP)
+    page.clock.install()
+    page.reload()
+    page.wait_for_selector("#status[data-status=live]")
+    play(page)
+    wait_for_status(page, "^live$")
+    if is_told:
+        before_s = taken(page)
+    else:
+        before_s = clock_s(page)
+        page.evaluate("contexts.at(-1).suspend()")
+    page.evaluate("sleep.begin()")
+    page.clock.fast_forward("10:00")
+    page.evaluate("system.give()")
+    wait_for_status(page, r"^(live|resumed after .*)$")
+    page.wait_for_function(IS_HEARD)
+    page.wait_for_function(
+        "(before) => parseFloat(document.querySelector('#clock').textContent.split(':')[1]) > before + 3", arg=before_s
+    )
+    assert clock_s(page) < before_s + 60
+    assert page.inner_text("#messages") == "", "the session is the same"
+    assert page.evaluate("sleep.sockets.length") == 2
+    assert page.evaluate("contexts.length") == 1
+    assert is_gapless(page)
+
+
+# Of the page's first prompt.
+WORDS = ("pads", "and", "bass")
+
+
+def is_gapless(page: Any) -> bool:
+    """Whether no gap stays: soon all of two seconds is heard, which the clock counts."""
+    for _ in range(10):
+        begun_s, since_ms = clock_s(page), page.evaluate("performance.now()")
+        page.wait_for_timeout(2000)
+        if clock_s(page) - begun_s > (page.evaluate("performance.now()") - since_ms) / 1000 - 0.3:
+            return True
+    return False
+
+
+def test_a_device_that_is_changed_meanwhile(server: Any, open_page: OpenPage) -> None:
+    """Chromium's own change of devices, of which one plays nothing."""
+    page = open_page(server.url, script=SYSTEM)
+    play(page)
+    wait_for_status(page, "^live$")
+    for device in ("{type: 'none'}", "''"):
+        page.evaluate(f"contexts[0].setSinkId({device})")
+        page.wait_for_timeout(1000)
+        wait_for_status(page, "^(live|resumed after .*)$")
+        assert is_gapless(page)
+    assert page.evaluate("contexts.length") == 1
+    assert page.inner_text("#messages") == ""
+
+
+def test_a_session_at_another_rate_than_the_device(
+    serve: Callable[..., Any], built: Callable[..., Any], open_page: OpenPage
+) -> None:
+    """The browser resamples: the clock is that of the wall, and the context has the session's rate."""
+    page = open_page(serve(built(sample_rate_hz=16_000, hop_samples=640, words=WORDS).path).url, script=SYSTEM)
+    page.click("#play")
+    wait_for_status(page, "^live$")
+    assert (
+        page.evaluate("contexts[0].sampleRate")
+        == 16_000
+        != page.evaluate("new (Object.getPrototypeOf(AudioContext))().sampleRate")
+    )
+    assert is_gapless(page)

@@ -53,6 +53,8 @@ CONNECT_S, CLOSE_S, UPLOAD_S = 5.0, 1.0, 60.0
 # A server that plays says something several times a second; one that is silent for so long is frozen or cut off.
 SILENCE_S, ACK_S = 3.0, 0.5
 FIRST_RETRY_S, LONGEST_RETRY_S, JITTER_S = 0.05, 2.0, 0.1
+# For how long a session is looked for that no server has: it may be kept for longer, for clients that sleep.
+RESUME_S = 60.0
 MAX_MESSAGE_BYTES = 2**24
 TAKEN = "taken"
 
@@ -277,7 +279,7 @@ class RemoteSession:
 
     def _resume(self) -> bool:
         """Connect to one address after the other; whether the session goes on. Its receiver gets the error if not."""
-        until_s = time.monotonic() + self._ready.limits.keep_s
+        until_s = time.monotonic() + min(self._ready.limits.keep_s, RESUME_S)
         for attempt in count():
             # Until the next attempt, or the end of the session.
             if self._is_ended.wait(retry_delay_s(attempt, len(self._urls))):

@@ -155,7 +155,12 @@ export class Connection {
 
   /** Send a message without a seq, or nothing while there is no connection. @param {Message} message */
   send(message) {
-    if (this.isLive) this.#post(message);
+    if (!this.isLive) return;
+    this.#post(message);
+    if (message.type !== "play") return;
+    // The server answers, unless it is gone since it was heard last, as after a sleep.
+    this.#isPlaying = true;
+    this.#heardMs = performance.now();
   }
 
   /** @param {number} playheadSample @param {number} worstLeadS */

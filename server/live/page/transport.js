@@ -50,8 +50,10 @@ export class Transport {
   /** Begin a new epoch of the stream. @param {import("./connection.js").Message} ready */
   begin(ready) {
     this.player.clear(ready.sample_rate_hz, ready.channels, ready.next_sample, ready.resumed && !ready.notice);
-    // A session plays when it is opened; where nothing was played yet it waits for the first report.
-    if (this.#playedS && !(this.isPlaying && !this.player.isInterrupted)) this.connection.send({ type: "pause" });
+    // A session plays when it is opened, and one that is resumed as the server was told last; where nothing was played
+    // yet it waits for the first report.
+    const plays = this.isPlaying && !this.player.isInterrupted;
+    if (this.#playedS) this.connection.send({ type: plays ? "play" : "pause" });
   }
 
   /** What is heard, in words. */

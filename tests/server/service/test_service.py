@@ -242,7 +242,7 @@ def test_a_lease_says_what_the_server_has_and_takes() -> None:
     async def leases(**settings: Any) -> list[Lease]:
         chosen = ServerSettings(max_sessions=5).model_copy(update=settings)
         service = Service(lambda: pytest.fail("is not opened"), chosen)
-        host: Any = SimpleNamespace(session_wait_s=0.0, stats=lambda: SimpleNamespace(open=2))
+        host: Any = SimpleNamespace(session_wait_s=0.0, stats=lambda: SimpleNamespace(open=5, connected=2))
         service.admission.capacity, service.admission.ticks_s = 4, lambda num_steps: num_steps / 10
         found = [service.lease()]
         service.pipeline = cast(
