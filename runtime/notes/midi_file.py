@@ -28,7 +28,7 @@ from runtime.audio.midi_events import (
 )
 from runtime.config.notes import MAX_END_S, MAX_NOTES, NotesSpec
 from runtime.errors import RequestError
-from runtime.input_files import tell_loss
+from runtime.input_files import losses, tell_loss
 from runtime.notes.score import Part, Score
 
 TICKS_PER_QUARTER = 480
@@ -135,6 +135,18 @@ def notes_of_midi(data: bytes, spec: NotesSpec) -> list[dict[str, Any]]:
     if len(data) > MAX_FILE_BYTES:
         what = f"the MIDI file has {len(data)} bytes, the limit is {MAX_FILE_BYTES}"
         raise RequestError(what, field="notes", fix="leave out tracks that are not to be played, or controllers")
+    with losses() as lost:
+        found = _found_notes(data, spec)
+    if not found:
+        what = "; ".join(["the MIDI file has no notes that can be played", *lost])
+        raise RequestError(what, field="notes", fix="export it again")
+    for text in lost:
+        tell_loss(text)
+    return sorted(found, key=lambda note: float(note["start_s"]))
+
+
+def _found_notes(data: bytes, spec: NotesSpec) -> list[dict[str, Any]]:
+    """The notes of all tracks. Raises RequestError."""
     file, tracks, end = read_midi(data), list[_Track](), 0
     beat = file.division if file.division < IN_FRAMES else 12 * (file.division & 0xFF)
     for number in range(len(file.tracks)):
@@ -150,10 +162,7 @@ def notes_of_midi(data: bytes, spec: NotesSpec) -> list[dict[str, Any]]:
         tell_loss(f"{num_left_out} notes of the MIDI file {what}: they are left out")
     if len(found) > MAX_NOTES:
         raise RequestError(f"the MIDI file has more than {MAX_NOTES} notes", field="notes", fix="leave some out")
-    if not found:
-        fault = next((track.fault for track in tracks if track.fault), None)
-        raise fault or RequestError("the MIDI file has no notes that can be played", field="notes")
-    return sorted(found, key=lambda note: float(note["start_s"]))
+    return found
 
 
 def _notes(track: _Track, tempos: Sequence[_TempoChange], spec: NotesSpec) -> Iterator[dict[str, Any]]:

@@ -116,6 +116,7 @@ ODD_FILES: Mapping[str, tuple[bytes, int]] = {
     "a cut file of two tracks": ((header(2) + chunk(b"MTrk", TRACK + END) + CHUNK)[: len(HEAD + CHUNK) + 3], 5),
     "a text that is longer than its track": (file(after=meta(0x01, b"abc", 5000)), 5),
     "a time that is too large": (file(after=b"\xff" * 9 + b"\x7f" + notes(50)[1:]), 5),
+    "data without a status": (file(bytes((0, 5, 6))), 5),
     "a track without a status": (header(2) + chunk(b"MTrk", bytes((0, 40, 80)) + END) + CHUNK, 5),
     "running status behind a meta event": (file().replace(TRACK, _RUNNING), 2),
     "running status behind system exclusive": (

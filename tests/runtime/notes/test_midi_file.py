@@ -299,7 +299,7 @@ def test_notes_behind_the_longest_generation_are_left_out() -> None:
 
 def test_a_refusal_says_what_cannot_be_read() -> None:
     for data, cause in (
-        (midi_of(bytes((0, 40, 80))), "an event has no status"),
+        (midi_of(bytes((0, 40, 80))), "no notes that can be played; what of the MIDI file has no status is left out"),
         (midi_of(b""), "no notes that can be played"),
     ):
         with pytest.raises(RequestError, match=cause):
