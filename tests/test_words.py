@@ -34,13 +34,15 @@ WORDS: Mapping[str, Mapping[Any, Any]] = {
         "E♭ maj": "Eb major", "F♯ minor": "F# minor", "Dbm": "Db minor", "CM": "C major", "G": "G major",
         "a-moll": "A minor", "A dur": "A major", "fis-moll": "F# minor", "Es-Dur": "Eb major", "As-Dur": "Ab major",
         "B-Dur": "Bb major", "H-moll": "B minor", " A  MINOR ": "A minor", "A_FLAT_MAJOR": "Ab major",
+        "la menor": "A minor", "Fa# majeur": "F# major", "Sib maggiore": "Bb major", "Ré mineur": "D minor",
+        "C:min": "C minor", "key of G": "G major", "in E minor": "E minor",
     },
     "bpm": {
         120: 120.0, 97.5: 97.5, "120": 120.0, "120 BPM": 120.0, "120bpm": 120.0, "118,5 bpm": 118.5, "~90": 90.0,
-        "tempo: 99": 99.0, "100 beats per minute": 100.0,
+        "tempo: 99": 99.0, "100 beats per minute": 100.0, "♩=96": 96.0, "120-125 bpm": 125.0,
     },
     "time_signature": {
-        4: 4, "4": 4, "4/4": 4, "3/4 time": 3, "6/8": 6, "2 / 4": 2, "common time": 4, "Cut time": 2, "4.0": 4,
+        4: 4, "4": 4, "4/4": 4, "3/4 time": 3, "6/8": 6, "2 / 4": 2, "common time": 4, "Cut time": 2, "4.0": 4, "C": 4,
     },
 }  # fmt: skip
 UNKNOWN: Mapping[str, tuple[str, ...]] = {

@@ -19,6 +19,11 @@ NOTHING: Final = frozenset(
 INSTRUMENTAL: Final = frozenset(("inst", "instrumental", "no vocals", "no vocal", "no lyrics"))
 _KEY = re.compile(r"([a-g]) ?(#|b|sharp|flat|) ?(major|maj|minor|min|m|)", re.IGNORECASE)
 _GERMAN_KEY = re.compile(r"([a-h](?:is|es|s|#|b|)) ?(dur|moll)", re.IGNORECASE)
+_ROMANCE_KEY = re.compile(
+    r"(do|re|mi|fa|sol|la|si) ?(#|b|) ?(mayor|menor|majeur|mineur|maggiore|minore|maior|)", re.IGNORECASE
+)
+_ROMANCE: Final = {"do": "C", "re": "D", "mi": "E", "fa": "F", "sol": "G", "la": "A", "si": "B"}
+_KEY_PREFIX = re.compile(r"(?:in )?(?:the )?(?:key )?(?:of |is )?", re.IGNORECASE)
 # A German B is flat, and H is the note above it.
 _GERMAN: Final = {"b": "Bb", "h": "B", "as": "Ab", "es": "Eb"}
 _TEMPO = re.compile(
@@ -27,7 +32,7 @@ _TEMPO = re.compile(
 _METER = re.compile(r"(\d{1,2})(?:\.0)?(?: ?/ ?[248])?(?: time)?", re.IGNORECASE)
 _SPAN = re.compile(r"(\+?(?:\d++\.?\d*+|\.\d++)) ?: ?(\+?(?:\d++\.?\d*+|\.\d++)) ?s?")
 _STRENGTH = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?")
-_METER_NAMES: Final = {"common": 4, "common time": 4, "cut": 2, "cut time": 2, "alla breve": 2, "waltz": 3}
+_METER_NAMES: Final = {"c": 4, "common": 4, "common time": 4, "cut": 2, "cut time": 2, "alla breve": 2, "waltz": 3}
 
 _NUMBER: Final = r"[1-9][0-9]{1,2}(?:[.,][0-9]{1,6})?(?![0-9'’]|[.,][0-9]| ?/|s(?![a-z]))"
 _UNIT: Final = (
@@ -174,7 +179,11 @@ def _adapter(text: str) -> dict[str, Any] | None:
 
 
 def _key(text: str) -> str | None:
-    plain = " ".join(re.sub(r"[_-]", " ", text.replace("♯", "#").replace("♭", "b")).rstrip(".").split())
+    plain = " ".join(re.sub(r"[_:-]", " ", text.replace("♯", "#").replace("♭", "b")).rstrip(".").split())
+    plain = _KEY_PREFIX.sub("", plain.replace("é", "e").replace("É", "E"), count=1)
+    if (romance := _ROMANCE_KEY.fullmatch(plain)) is not None:
+        is_minor = romance[3].lower().startswith(("men", "min"))
+        return f"{_ROMANCE[romance[1].lower()]}{romance[2]} {'minor' if is_minor else 'major'}"
     if (german := _GERMAN_KEY.fullmatch(plain)) is not None:
         return f"{_german_note(german[1].lower())} {'major' if german[2].lower() == 'dur' else 'minor'}"
     if (found := _KEY.fullmatch(plain)) is None:
@@ -186,7 +195,7 @@ def _key(text: str) -> str | None:
 
 def _tempo(text: str) -> float | None:
     found = _TEMPO.fullmatch(text)
-    return None if found is None else float(found[1].replace(",", "."))
+    return written_tempo(text) if found is None else float(found[1].replace(",", "."))
 
 
 def _beats(text: str) -> int | None:
