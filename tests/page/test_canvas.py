@@ -292,3 +292,17 @@ def test_axe_finds_nothing_serious_where_layers_are_muted(server: Any, open_page
     page.wait_for_timeout(400)
     found = axe.run(page).response["violations"]
     assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+
+
+def test_bars_of_a_plan_have_the_numbers_that_the_server_tells(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    numbers = page.evaluate("""async () => {
+      const { Bars } = await import("./page/widgets/bars.js"), bars = new Bars();
+      const beat = { sample: 48000 * 20, bpm: 120, beats: 4, bar: 0 };
+      bars.tell({ beat, loop: null, canvas_position_s: 21, playhead_sample: 48000 * 21 }, 48000);
+      const section = (start_s, more) => ({ start_s, end_s: start_s + 4, bars: 2, ...more });
+      // Before the tempo changes, after it, and one that is only asked for.
+      const sections = [section(12, { first_bar: 6 }), section(16, { first_bar: 0 }), section(20, {})];
+      return bars.between(0, 30, sections).map(({ number }) => number);
+    }""")
+    assert numbers == [7, 8, 1, 2, 3, 4]

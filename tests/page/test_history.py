@@ -183,6 +183,36 @@ def test_the_loop_is_saved_as_a_file_without_a_seam(server: Any, open_page: Open
     assert sum(value > 0.999 for value in found) >= 0.8 * len(found)
 
 
+# A loop of a second of which every tenth is another sound, and is sent twice, the second time as what is heard.
+NEVER_SETTLES = """async () => {
+  const { LoopFile } = await import("./page/loop_file.js");
+  const told = [], parts = { isPlaying: () => true, isVaried: () => true, notify: (text) => told.push(text) };
+  const canvas = { seconds: 2, playable: { start: 0, end: 1 } }, player = { rateHz: 1000 };
+  const file = new LoopFile({ canvas, player, ...parts });
+  file.begin({ sample_rate_hz: 1000, channels: 1, mode: "loop" });
+  document.getElementById("save-loop").click();
+  for (let i = 0; i < 14; i++) {
+    for (const [seq, level] of [[2 * i, 0.9], [2 * i + 1, i / 20]]) {
+      const pcm = new Float32Array(100).fill(level);
+      file.write({ epoch: 0, startSample: 100 * i, firstSeq: seq, fullSeq: seq, pcm });
+    }
+    file.follow({ seconds: 0, sample: 0 });
+  }
+  return told;
+}"""
+
+
+def test_a_loop_that_never_settles_is_saved_as_it_is_heard(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    with page.expect_download() as download:
+        (told,) = page.evaluate(NEVER_SETTLES)
+    assert told.startswith("The loop is saved as it was heard")
+    samples, rate = soundfile.read(io.BytesIO(Path(download.value.path()).read_bytes()), dtype="float32")
+    assert (len(samples), rate) == (1000, 1000)
+    middles = samples[50::100] * 20
+    assert sorted(np.round(middles).astype(int).tolist()) == list(range(1, 11))
+
+
 def received(chunks: list[bytes]) -> NDArray[np.float32]:
     """The play axis `[n, 2]` as binary messages have it."""
     parts = [

@@ -77,16 +77,54 @@ def test_a_reload_keeps_prompts_controls_and_the_session(server: Any, open_page:
         pad = page.get_by_role("slider", name="Blend of the prompts").get_attribute("aria-valuetext")
         return [*texts, *knobs, pad, page.input_value("#seed"), page.locator("#takes option").count()]
 
-    before = shown()
+    before, played = shown(), clock(page)
     page.reload()
     page.wait_for_selector("#status[data-status=live]")
     assert shown() == before
+    assert clock(page) >= played
     assert [one["session"] for one in ready] == [ready[0]["session"]] * 2
     assert ready[-1]["resumed"]
-    play(page)
+    page.wait_for_function(IS_HEARD)  # it goes on where the browser lets it
+    page.get_by_role("button", name="Pause", exact=True).wait_for()
+    page.get_by_role("button", name="Undo", exact=True).click()
+    assert not page.is_visible("#takes")
+    page.get_by_role("button", name="Redo", exact=True).click()
+    assert shown() == before
     # What is changed now counts on: the server takes it.
     page.get_by_role("combobox", name="key", exact=True).select_option("E minor")
     page.wait_for_function("() => document.getElementById('words-b').textContent.includes('E minor')")
+    assert page.inner_text("#messages") == ""
+
+
+# A browser that lets a page sound only after a touch, as those of people do.
+TOUCH_FIRST = """
+let isTouched = false;
+addEventListener("click", () => (isTouched = true), { capture: true });
+window.AudioContext = class extends AudioContext {
+  constructor(options) { super(options); if (!isTouched) this.suspend(); }
+  async resume() { return isTouched ? super.resume() : new Promise(() => {}); }
+};
+"""
+
+
+def test_a_reload_asks_for_a_touch_where_the_browser_does_and_goes_on(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url, script=TOUCH_FIRST)
+    play(page)
+    page.wait_for_function("() => parseFloat(document.querySelector('#clock').textContent.split(':')[1]) > 1")
+    page.reload()
+    wait_for_status(page, "^touch to go on$")
+    stopped = clock(page)
+    assert float(stopped.split(":")[1]) > 1
+    assert not page.is_visible("#hint")
+    page.get_by_role("button", name="Stop waiting", exact=True).click()
+    page.wait_for_function(IS_HEARD)
+    wait_for_status(page, "^(live|resumed.*)$")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    wait_for_status(page, "^stopped$")
+    page.reload()
+    wait_for_status(page, "^stopped$")
+    page.get_by_role("button", name="Play", exact=True).wait_for()
+    assert clock(page) > stopped
     assert page.inner_text("#messages") == ""
 
 

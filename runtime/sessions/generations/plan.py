@@ -87,7 +87,7 @@ class SessionPlan:
     @property
     def published(self) -> tuple[Any, ...]:
         """What clients are sent of it."""
-        return (self.origin, self.header, self.sections, self.seq)
+        return (self.origin, self.header, self.sections, self.seq, self.is_idle)
 
     @property
     def has_edits(self) -> bool:

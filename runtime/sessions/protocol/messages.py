@@ -372,9 +372,13 @@ class PlanChoices(Message):
 
 
 class SectionMessage(NewSection):
-    """A section of the plan. `codes`: its structure codes, once all of them are there."""
+    """A section of the plan. `codes`: its structure codes, once all of them are there.
+
+    `first_bar`: the number of its first bar, as in `beat`: another prompt, tempo or key may begin to count anew.
+    """
 
     index: Count
+    first_bar: Count
     start_s: float
     end_s: float
     codes: list[int] | None

@@ -214,11 +214,12 @@ def has_plan(model: LiveModel, opened: messages.Open) -> bool:
 
 
 def plan(known: SessionPlan, first: int, frame_rate_hz: float) -> Plan:
-    """The plan's sections that end after canvas frame `first`."""
+    """The plan's sections that end after canvas frame `first`; none where something else is played."""
     origin = known.origin or 0
     sections = [
         SectionMessage(
             index=section.index,
+            first_bar=section.first_bar,
             kind=section.kind,
             layers=list(section.layers),
             bars=section.bars,
@@ -227,9 +228,9 @@ def plan(known: SessionPlan, first: int, frame_rate_hz: float) -> Plan:
             codes=None if section.codes is None else list(section.codes),
         )
         for section in known.sections
-        if origin + section.end_frame > first
+        if origin + section.end_frame > first and not known.is_idle
     ]
-    return Plan(header=dict(known.header), sections=sections, seq=known.seq)
+    return Plan(header={} if known.is_idle else dict(known.header), sections=sections, seq=known.seq)
 
 
 def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.CanvasPicture:

@@ -2,6 +2,8 @@
 
 const GESTURE_MS = 500;
 const MOST_STATES = 200;
+/** So many of what can be undone are kept when the page is loaded again: browsers keep some millions of letters. */
+const MOST_STORED = 100;
 
 /**
  * A preset, and what is set beside it. Presets have none of the latter.
@@ -15,6 +17,20 @@ export class History extends EventTarget {
   #place = 0;
   /** The newest state, of a change that may go on. @type {{kind: string, state: string} | null} */ #pending = null;
   #timer = 0;
+
+  /** As JSON has it; to be restored in the same tab. */
+  get stored() {
+    this.#settle();
+    const first = Math.max(0, this.#place - MOST_STORED);
+    return { states: this.#states.slice(first), place: this.#place - first };
+  }
+
+  /** @param {History["stored"]} stored */
+  restore({ states, place }) {
+    this.#states = states;
+    this.#place = place;
+    this.dispatchEvent(new Event("change"));
+  }
 
   /** @param {{current: () => State, use: (preset: State) => void}} page */
   constructor(page) {

@@ -85,7 +85,8 @@ const canvas = new CanvasView(find("stage"), band, plan.view, lanes, {
   curve: (values) => curveEditor.drawn(values),
 });
 const curveEditor = new CurveEditor(panel, canvas);
-const loopFile = new LoopFile({ canvas, player, isPlaying: () => transport.isPlaying, notify });
+const isVaried = () => Boolean(panel.values.variation);
+const loopFile = new LoopFile({ canvas, player, isPlaying: () => transport.isPlaying, isVaried, notify });
 const sources = new Sources({ connection, player, canvas, notify, changed: (kind) => history.changed(kind) });
 const glide = new Knob({
   label: "glide",
@@ -484,14 +485,38 @@ function currentState() {
   };
 }
 
-/** Use a state, and send what of it is new; what a preset does not have stays. @param {State} state */
-function useState(state) {
-  const { kept, sources: files, glide: glideMs = glide.value, ...preset } = state;
-  const isSameCanvas = preset.mode === mode && preset.seconds === seconds && preset.plan === plan.isWanted;
-  const before = sent();
-  glide.show(glideMs);
+/** Show what of a state is neither in its preset nor of sources and plan. @param {State} state */
+function showBeside(state) {
+  glide.show(state.glide ?? glide.value);
   field("at-bar").checked = state.atBar ?? field("at-bar").checked;
   field("write-mode").value = state.writeMode ?? field("write-mode").value;
+}
+
+/** What the page is left with, to go on with when it is loaded again. */
+function left() {
+  const chosen = histories.indexOf(history);
+  return { state: currentState(), histories: histories.map((one) => one.stored), chosen, otherState, transport: transport.state };
+}
+
+/** Go on as the page was left. @param {ReturnType<typeof left>} left */
+function goOn({ state, histories: stored, chosen, otherState: other, transport: played }) {
+  stored.forEach((one, i) => histories[i].restore(one));
+  history = histories[chosen];
+  otherState = other;
+  field(chosen ? "state-b" : "state-a").checked = true;
+  showBeside(state);
+  if (state.sources) sources.use(state.sources, false);
+  plan.kept = state.kept ?? null;
+  transport.restore(played);
+  showHistory();
+}
+
+/** Use a state, and send what of it is new; what a preset does not have stays. @param {State} state */
+function useState(state) {
+  const { kept, sources: files, ...preset } = state;
+  const isSameCanvas = preset.mode === mode && preset.seconds === seconds && preset.plan === plan.isWanted;
+  const before = sent();
+  showBeside(state);
   if (files) sources.use(files, isSameCanvas);
   const defaults = Object.fromEntries(Object.keys(panel.values).map((control) => [control, null]));
   showPreset(preset);
@@ -719,7 +744,7 @@ function listen() {
   onThemeChange(paintTheme);
   // The session of a page that is left would count against the limit of its client's sessions.
   addEventListener("pagehide", () => {
-    presetBar.keep();
+    presetBar.keep(left());
     connection.leave();
   });
   addEventListener("pageshow", (event) => event.persisted && connection.begin());
@@ -735,5 +760,6 @@ showPreset(presetBar.first());
 history.follow();
 paintTheme();
 listen();
+if (presetBar.left) goOn(presetBar.left);
 requestAnimationFrame(paint);
 connection.begin();

@@ -93,6 +93,7 @@ export class Plan extends EventTarget {
     const texts = [genre, bpm && `${bpm} bpm`, [key?.toUpperCase(), mode].filter(Boolean).join(" "), meter];
     find("plan-header").textContent = texts.filter(Boolean).join(" · ");
     this.#told = sections;
+    if (!sections.length) this.#forgetEdit(); // Something else is played.
     this.#compare(sections, seq ?? Infinity);
     this.#show(this.#withAsked);
     this.#fulfil();
@@ -162,6 +163,11 @@ export class Plan extends EventTarget {
   /** What history holds of it. */
   get kept() {
     return this.#kept;
+  }
+
+  /** The page was loaded again, with this. */
+  set kept(kept) {
+    this.#kept = kept;
   }
 
   /** To be called before another state is used: this one is left as it is now. */

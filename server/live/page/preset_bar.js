@@ -29,16 +29,26 @@ export class PresetBar {
     find("preset-file").addEventListener("change", () => this.#load());
   }
 
-  /** Keep what is set for when the page is loaded again in this tab. */
-  keep() {
-    sessionStorage.setItem(ITEM, JSON.stringify({ hash: location.hash, preset: this.page.current() }));
+  /** What the page was left with before it was loaded again. @type {any} */ left = null;
+
+  /** Keep what is set for when the page is loaded again in this tab. @param {any} [left] what it is left with */
+  keep(left) {
+    const kept = { hash: location.hash, preset: this.page.current() };
+    try {
+      sessionStorage.setItem(ITEM, JSON.stringify({ ...kept, left }));
+    } catch {
+      sessionStorage.setItem(ITEM, JSON.stringify(kept)); // There is no room for more.
+    }
   }
 
   /** What was set before the page was loaded again, the preset of the address, or the first one. */
   first() {
     try {
       const kept = JSON.parse(sessionStorage.getItem(ITEM) ?? "null");
-      if (kept?.hash === location.hash) return parsePreset(JSON.stringify(kept.preset));
+      if (kept?.hash === location.hash) {
+        this.left = kept.left ?? null;
+        return parsePreset(JSON.stringify(kept.preset));
+      }
       return presetOfFragment(location.hash) ?? PRESETS[0];
     } catch (error) {
       this.page.notify(/** @type {Error} */ (error).message);

@@ -24,6 +24,7 @@ export class Transport {
   /** When it was heard last, and when it was heard again after a gap. */ #heardMs = 0;
   #resumed = { atMs: -Infinity, gapS: 0 };
   #isHeard = false;
+  /** Whether it goes on by itself, as before the page was loaded again. */ #isUntouched = false;
 
   /** @param {Parts} parts */
   constructor({ connection, figures, notify, reported }) {
@@ -56,10 +57,24 @@ export class Transport {
     if (this.#playedS) this.connection.send({ type: plays ? "play" : "pause" });
   }
 
+  /** What the page goes on with when it is loaded again. */
+  get state() {
+    return { playedS: this.#playedS, isPlaying: this.isPlaying };
+  }
+
+  /** Go on as before the page was loaded again; browsers may ask for a touch first. @param {Transport["state"]} state */
+  restore({ playedS, isPlaying }) {
+    this.#playedS = playedS;
+    find("clock").textContent = clockText(playedS);
+    find("hint").hidden = playedS > 0;
+    this.#isUntouched = isPlaying;
+    if (isPlaying) this.follow(true);
+  }
+
   /** What is heard, in words. */
   get heardText() {
     if (!this.isPlaying) return this.#playedS ? "stopped" : "ready";
-    if (this.player.isInterrupted) return "sound interrupted: touch to go on";
+    if (this.player.isInterrupted) return `${this.#isUntouched ? "" : "sound interrupted: "}touch to go on`;
     if (!this.#isHeard) return "waiting for sound";
     const { atMs, gapS } = this.#resumed;
     return performance.now() < atMs + GAP_SHOWN_MS ? `resumed after ${gapS.toFixed(1)} s` : "live";
@@ -99,7 +114,7 @@ export class Transport {
     this.#showButton();
     find("hint").hidden = true;
     try {
-      await this.player.play(this.isPlaying);
+      await this.player.play(this.isPlaying, this.#isUntouched);
     } catch (error) {
       this.notify(`This browser cannot play: ${/** @type {Error} */ (error).message}`);
     }
@@ -108,6 +123,7 @@ export class Transport {
   /** Nothing is generated meanwhile. @param {boolean} isInterrupted */
   #interrupted(isInterrupted) {
     this.#isHeard = false;
+    if (!isInterrupted) this.#isUntouched = false;
     this.connection.send({ type: isInterrupted ? "pause" : "play" });
     this.#showButton();
     this.reported();

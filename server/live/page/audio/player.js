@@ -74,10 +74,15 @@ export class Player {
     this.#post({ type: "write", startSample, pcm, firstSeq, fullSeq }, [pcm.buffer]);
   }
 
-  /** Start or stop. The first start has to come from a click or a key: browsers ask for that. @param {boolean} on */
-  async play(on) {
+  /**
+   * Start or stop. The first start has to come from a click or a key: browsers ask for that.
+   * @param {boolean} on
+   * @param {boolean} [isUntouched] it comes from neither: the sound counts as interrupted until the browser gives it
+   */
+  async play(on, isUntouched = false) {
     this.#isOn = on;
     this.#watch(on);
+    if (on && isUntouched) this.#interrupt(true);
     if (on && !this.context) await this.#open();
     this.#node?.port.postMessage({ type: "play", on: this.#isOn });
     if (on) await this.context?.resume();

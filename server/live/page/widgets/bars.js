@@ -52,17 +52,14 @@ export class Bars {
   }
 }
 
-/**
- * The bars of sections, with the numbers that fit the line that is known.
- * @param {import("./plan_view.js").Section[]} sections @param {Line} line
- * @returns {Bar[]}
- */
-function planned(sections, { startS, bar, beats }) {
-  const all = sections.flatMap(({ start_s, end_s, bars }) => {
+/** The bars of sections. @param {import("./plan_view.js").Section[]} sections @param {Line} line @returns {Bar[]} */
+function planned(sections, { beats }) {
+  let next = 0;
+  return sections.flatMap(({ start_s, end_s, bars, first_bar = next }) => {
     const barS = (end_s - start_s) / bars;
-    return Array.from({ length: bars }, (_, i) => ({ startS: start_s + i * barS, beatS: barS / beats }));
+    next = first_bar + bars;
+    return Array.from({ length: bars }, (_, i) => {
+      return { startS: start_s + i * barS, number: first_bar + i + 1, beatS: barS / beats, beats };
+    });
   });
-  const offs = all.map((one) => Math.abs(one.startS - startS));
-  const first = bar + 1 - offs.indexOf(Math.min(...offs));
-  return all.map((one, i) => ({ ...one, number: first + i, beats }));
 }

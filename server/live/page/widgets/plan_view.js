@@ -2,7 +2,8 @@
 
 /**
  * @typedef {{kind: string, layers: string[], bars: number}} SectionText
- * @typedef {SectionText & {index: number, start_s: number, end_s: number, codes: number[] | null, isAsked?: boolean}} Section
+ * @typedef {SectionText & {index: number, start_s: number, end_s: number, codes: number[] | null, first_bar?: number, isAsked?: boolean}} Section
+ *   first_bar: from 0 on; undefined: it follows the one before
  *   isAsked: the server has not told of it yet
  * @typedef {{kinds: string[], layers: string[], bars: number[], group_size: number, silent: number[]}} Choices
  */

@@ -217,6 +217,10 @@ def test_another_prompt_or_tempo_plans_anew_what_is_not_heard() -> None:
             simulation.set(2, bpm=90)
         simulation.run(0.8)
         after = told(simulation).sections
+        line = simulation.session._lines.at(at)
+        assert line is not None
+        (heard,) = (each for each in after if each.start_s <= at / HOP / FRAME_RATE < each.end_s)
+        assert heard.first_bar <= line.bar < heard.first_bar + heard.bars, "it is numbered as the beat is"
         simulation.run(2.0)
         hints, frame = heard_hints(simulation), at // HOP
         assert all(hints[frame] == hint for frame, hint in before.items())
@@ -288,6 +292,7 @@ def test_a_source_plays_without_a_plan_and_after_it_another_begins() -> None:
     simulation.handle(messages.SetSource(seq=1, id="x"), np.zeros((7, CHANNELS), np.float32))
     simulation.run(0.2)
     assert len(simulation.jobs) > count, "with a source, nothing waits for hints"
+    assert (told(simulation).header, told(simulation).sections) == ({}, []), "what is played has no sections"
     simulation.run(2.8)
     assert simulation.jobs[-1].hints is None
     with pytest.raises(RequestError, match="no plan yet"):
