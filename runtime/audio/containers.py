@@ -39,6 +39,8 @@ UNKNOWN_BYTES = 0x7FFFFF00
 INTEGERS, FLOATS, EXTENSIBLE = 0x0001, 0x0003, 0xFFFE
 KINDS = {(INTEGERS, 1): "u8", **{(INTEGERS, n): f"s{8 * n}" for n in (2, 3, 4)}, (FLOATS, 4): "f32", (FLOATS, 8): "f64"}
 FMT_BYTES = 40
+# A mark of UTF-8 and ends of lines, as servers and editors put them before a file.
+BLANKS = b"\xef\xbb\xbf\r\n "
 GUID_SIZES = (2, 2, 4, 4, 2, 2)
 
 
@@ -171,11 +173,19 @@ def _little_endian(head: bytes) -> bytes:
     return b"RIFF" + bytes(swapped[4:])
 
 
-class Overlaid(io.RawIOBase):
-    """A file whose first bytes are others."""
+def wav_start(head: bytes) -> int:
+    """How many bytes are before the header of a WAV file: a tag of ID3, or a line; 0 where none is behind them."""
+    start = len(head) - len(head.lstrip(BLANKS))
+    if head.startswith(b"ID3") and len(head) >= 10:
+        start = 10 + sum((head[9 - i] & 0x7F) << 7 * i for i in range(4))
+    return start if head[start : start + 4] in LAYOUTS else 0
 
-    def __init__(self, file: BinaryIO, head: bytes) -> None:
-        self._file, self._head = file, head
+
+class Overlaid(io.RawIOBase):
+    """A file from the byte `start` on, whose first bytes are others."""
+
+    def __init__(self, file: BinaryIO, head: bytes, start: int) -> None:
+        self._file, self._head, self._start = file, head, start
 
     def seekable(self) -> bool:
         return True
@@ -184,13 +194,13 @@ class Overlaid(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._file.tell()
+        return self._file.tell() - self._start
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
+        return self._file.seek(offset + (self._start if whence == io.SEEK_SET else 0), whence) - self._start
 
     def read(self, size: int = -1) -> bytes:
-        at = self._file.tell()
+        at = self.tell()
         data = self._file.read(size)
         return self._head[at : at + len(data)] + data[max(0, len(self._head) - at) :]
 

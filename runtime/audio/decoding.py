@@ -25,6 +25,7 @@ from runtime.audio.containers import (
     num_mp3_frames,
     ogg_links,
     wav_format,
+    wav_start,
     whole_share,
 )
 from runtime.audio.formats import LAYOUTS, Pcm
@@ -154,10 +155,13 @@ def _decoded(source: Path | bytes, sample_rate_hz: int, channels: int) -> Iterat
 
 
 def _frames(file: BinaryIO, tally: _Tally) -> Iterator[av.AudioFrame]:
-    head = file.read(HEAD_BYTES)
-    written, share = wav_format(head), whole_share(head, file.seek(0, io.SEEK_END))
-    if (other := corrected(head)) is not head:
-        file = cast(BinaryIO, Overlaid(file, other))
+    begin = file.read(HEAD_BYTES)
+    start = wav_start(begin)
+    head = begin[start:]
+    written, share = wav_format(head), whole_share(head, file.seek(0, io.SEEK_END) - start)
+    other = corrected(head)
+    if start or other != head:
+        file = cast(BinaryIO, Overlaid(file, other, start))
     file.seek(0)
     before_s = tally.good_s
     try:

@@ -28,6 +28,7 @@ from runtime.engines.engine import Engine, EngineSet, RunnableGraph, condition_w
 from runtime.engines.loading import open_engine, open_engines, settle_kernels, warm_up
 from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
+from runtime.pipeline.form.course import course_words
 from runtime.pipeline.meanings import prompt_meanings, with_drawn
 from runtime.pipeline.planning import Planner, open_planner
 from runtime.pipeline.structure import StructureCodec, no_structure, open_structure, parse_codes
@@ -307,7 +308,10 @@ class Pipeline:
         if self.text_encoder is None:
             return None
         prompts = [options.prompt] if isinstance(options.prompt, str) else [item.text for item in options.prompt]
-        return self.text_encoder.words(prompts, options.negative_prompt)
+        words, planner = self.text_encoder.words(prompts, options.negative_prompt), self.planner
+        if planner is None or planner.spec.plan is None or options.plan is False:
+            return words
+        return words.with_understood(course_words(planner.spec.plan, ", ".join(prompts), planner.sequences.tokens))
 
     def meanings(self, options: GenerationOptions, seed: int) -> tuple[PromptMeaning, ...]:
         """What of the prompts is played, with what a generation's or a session's seed draws; () where it is not told.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,6 +26,17 @@ class PromptWords:
     def is_complete(self) -> bool:
         """Whether something is understood and nothing is unknown."""
         return bool(self.understood) and not self.unknown
+
+    def with_understood(self, parts: Iterable[str]) -> PromptWords:
+        """The same with unknown phrases that stand in one of these parts of texts among the understood ones."""
+        spaced = [f" {part.lower()} " for part in parts]
+        found = [phrase for phrase in self.unknown if any(f" {phrase.lower()} " in part for part in spaced)]
+        if not found:
+            return self
+        unknown = tuple(phrase for phrase in self.unknown if phrase not in found)
+        left = {word for phrase in unknown for word in phrase.split()}
+        near = {word: others for word, others in self.near.items() if word in left}
+        return PromptWords((*self.understood, *found), unknown, near)
 
     def __str__(self) -> str:
         understood = f"understood: {', '.join(self.understood) or 'nothing'}"

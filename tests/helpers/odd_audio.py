@@ -96,6 +96,8 @@ def _lossless() -> Iterator[tuple[str, bytes]]:
     wav = written(QUIET, "WAV", "PCM_16")
     fmt = wav.index(b"fmt ") + 8
     yield "blocks that are too long by its header", wav[: fmt + 12] + struct.pack("<H", 8) + wav[fmt + 14 :]
+    yield "ID3 before WAV", b"ID3\x03\0\0\0\0\x01\x02" + bytes(130) + wav
+    yield "a mark of UTF-8 and a line before WAV", b"\xef\xbb\xbf\r\n" + wav
     wide = written(QUIET, "WAV", "PCM_24")
     yield (
         "blocks that are no whole samples by its header",

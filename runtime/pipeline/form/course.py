@@ -22,6 +22,7 @@ _BEGINS = (
     re.compile(rf"\b{_ONLY} ([^,.;:\n]{{1,40}}) {_AT_FIRST}\b", re.IGNORECASE),
 )
 _CLAUSE_ENDS = re.compile(r"\b(?:then|before|and add|adding|later|dann|danach|puis|ensuite|luego)\b", re.IGNORECASE)
+_LATER = ("then", "and then", "add", "then add", "later", "come in later", "dann", "später", "puis", "luego", "después")
 _KIND_WORD = re.compile(r"\b([a-z]{3,9}?)(?:[ -]?(?:up|down))?\b", re.IGNORECASE)
 _FOLLOWS = re.compile(
     r"[ ,]{0,3}(?:(?:and |und )?(?:then|to|into|dann|puis|luego)|followed by|leading (?:in)?to|before|->|→)"
@@ -54,6 +55,18 @@ def read_course(spec: PlanSpec, text: str, tokens: Callable[[str], Collection[in
     return Course(kinds, layers, int(_RISES.search(text) is not None) - int(_FALLS.search(text) is not None))
 
 
+def course_words(spec: PlanSpec, text: str, tokens: Callable[[str], Collection[int]]) -> list[str]:
+    """The parts of a prompt that say its song's course, and what else says that something follows."""
+    parts = [found[0] for pattern in (_RISES, _FALLS) if (found := pattern.search(text)) is not None]
+    if first_layers(spec, text, tokens):
+        parts += [found[0] for pattern in _BEGINS if (found := pattern.search(text)) is not None]
+    words = [word for word in _KIND_WORD.finditer(text) if word[1].lower() in _kind_names(spec)]
+    follows = [_FOLLOWS.fullmatch(text, first.end(), second.start()) for first, second in pairwise(words)]
+    pairs = zip(pairwise(words), follows, strict=True)
+    parts += [f"{first[0]}{found[0]}{second[0]}" for (first, second), found in pairs if found is not None]
+    return [*parts, *_LATER] if parts else []
+
+
 def first_layers(spec: PlanSpec, text: str, tokens: Callable[[str], Collection[int]]) -> tuple[int, ...]:
     """The layers that a prompt begins with, as the token of them all; () where it names none."""
     for pattern in _BEGINS:
@@ -68,10 +81,14 @@ def first_layers(spec: PlanSpec, text: str, tokens: Callable[[str], Collection[i
 
 def ordered_kinds(spec: PlanSpec, text: str) -> Iterator[int]:
     """The kinds of sections that a prompt names one after the other, such as "build up then drop"."""
-    names = {name: name for name in spec.kind.values} | dict(spec.tags)
-    names |= {f"{name}s": kind for name, kind in names.items()}
+    names = _kind_names(spec)
     words = [word for word in _KIND_WORD.finditer(text) if word[1].lower() in names]
     follows = [_FOLLOWS.fullmatch(text, first.end(), second.start()) for first, second in pairwise(words)]
     for word, before, after in zip(words, [None, *follows], [*follows, None], strict=False):
         if before is not None or after is not None:
             yield spec.kind.token(names[word[1].lower()])
+
+
+def _kind_names(spec: PlanSpec) -> dict[str, str]:
+    names = {name: name for name in spec.kind.values} | dict(spec.tags)
+    return names | {f"{name}s": kind for name, kind in names.items()}

@@ -216,10 +216,12 @@ class FormPlan:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Header, sections with their times, and the codes once there are all."""
+        """Header, sections with their times, why there is but one, and the codes once there are all."""
         rate_hz, made = self._grid.frame_rate_hz, self._made
         sections = [section.values(rate_hz) for section in self.sections]
         values = {**self.header, "sections": sections} if sections else {}
+        if len(sections) == 1 and sections[0]["bars"] < TWO_FROM_BARS and sections[0]["end_s"] >= SECTION_S:
+            values["one_section"] = f"{sections[0]['bars']} bars: two sections take {TWO_FROM_BARS}"
         if self._num_codes is None or made < self._num_codes:
             return values
         return {**values, "codes": self.finish()}

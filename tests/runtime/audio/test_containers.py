@@ -9,7 +9,16 @@ from helpers.odd_audio import CHAINED, QUIET, extensible, written
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.audio.containers import MAX_LINKS, WavFormat, ogg_links, wav_format
+from runtime.audio.containers import (
+    MAX_LINKS,
+    WavFormat,
+    corrected,
+    is_cut_mp4,
+    ogg_links,
+    wav_format,
+    wav_start,
+    whole_share,
+)
 
 OGG = CHAINED["opus + quiet opus"][0]
 
@@ -35,11 +44,11 @@ def test_links_have_all_bytes(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (written(QUIET, "WAV", "PCM_24"), WavFormat("pcm_s24le", 48_000, 2)),
-        (written(QUIET, "WAV", "FLOAT", endian="BIG"), WavFormat("pcm_f32be", 48_000, 2)),
-        (written(QUIET, "WAV", "PCM_U8"), WavFormat("pcm_u8", 48_000, 2)),
-        (written(QUIET, "W64", "DOUBLE"), WavFormat("pcm_f64le", 48_000, 2)),
-        (extensible(QUIET, 32, 24), WavFormat("pcm_s32le", 48_000, 2)),
+        (written(QUIET, "WAV", "PCM_24"), WavFormat("pcm_s24le", 48_000, 2, 3)),
+        (written(QUIET, "WAV", "FLOAT", endian="BIG"), WavFormat("pcm_f32be", 48_000, 2, 4)),
+        (written(QUIET, "WAV", "PCM_U8"), WavFormat("pcm_u8", 48_000, 2, 1)),
+        (written(QUIET, "W64", "DOUBLE"), WavFormat("pcm_f64le", 48_000, 2, 8)),
+        (extensible(QUIET, 32, 24), WavFormat("pcm_s32le", 48_000, 2, 4)),
         (written(QUIET, "WAV", "ULAW"), None),
         (written(QUIET, "AIFF", "PCM_16"), None),
         (b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0" + bytes(16), None),
@@ -49,3 +58,12 @@ def test_links_have_all_bytes(data: bytes) -> None:
 )
 def test_samples_of_wav_are_as_its_header_says(data: bytes, expected: WavFormat | None) -> None:
     assert wav_format(data) == expected
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"RIFF", b"RIFX", b"riff", b"caff", b"ID3\3\0\0", b"\0\0\0\x20ftyp"]))
+def test_any_bytes_are_judged(data: bytes, begin: bytes) -> None:
+    head = begin + data
+    assert len(corrected(head)) == len(head)
+    assert whole_share(head, len(head)) >= 1.0
+    assert 0 <= wav_start(head) < len(head)
+    assert is_cut_mp4(io.BytesIO(head)) in (False, b"ftyp" in begin)

@@ -33,7 +33,9 @@ VARIATION_DENOISE: Final = 0.7
 def measure(player: Player) -> Measured:
     """Every prompt and seed, and variations of house into strings."""
     seeds = range(FIRST_SEED, FIRST_SEED + NUM_SEEDS)
-    pieces = [Piece(prompt, seed, {"seconds": SECONDS, "plan": None}) for prompt in PROMPTS for seed in seeds]
+    pieces = [
+        Piece(prompt, seed, {"seconds": SECONDS, "plan": None, "ending": "cut"}) for prompt in PROMPTS for seed in seeds
+    ]
     sources = player.generate([Piece(VARIATION[0], seed, {}) for seed in seeds])
     pieces += [
         Piece(VARIATION[1], seed, {"denoise": VARIATION_DENOISE}, GenerationInputs(source=source))

@@ -7,7 +7,8 @@ from helpers.songs import SPEC as PLAIN
 from helpers.tiny_planner import PLAN
 
 from runtime.config.plan_spec import PlanSpec
-from runtime.pipeline.form.course import Course, read_course
+from runtime.pipeline.form.course import Course, course_words, read_course
+from runtime.requests.prompt_words import PromptWords
 
 # The layers' names are known words; "kit" and "beat" are drums, "beat" of a style that has a bass.
 NAMED = {"drums": 60, "bass": 61}
@@ -91,3 +92,19 @@ def test_whether_a_song_rises(text: str, rise: int) -> None:
 
 def test_a_model_without_such_kinds_and_layers_takes_nothing() -> None:
     assert read_course(PLAIN, "start with drums only, build up then fall", tokens) == Course()
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "unknown"),
+    [
+        ("start with drums only, add bass later", ("start with", "add", "later"), ()),
+        ("house, louder and louder, blorp", ("louder and louder",), ("blorp",)),
+        ("break down then drop", ("then",), ()),
+        ("louder drums, then bass", (), ("louder", "then")),
+    ],
+)
+def test_what_says_a_course_is_understood(text: str, known: tuple[str, ...], unknown: tuple[str, ...]) -> None:
+    words = PromptWords(("calm",), (*known, *unknown), {"blorp": ("blues",), "louder": ("loud",)})
+    found = words.with_understood(course_words(SPEC, text, tokens))
+    assert (found.understood, found.unknown) == (("calm", *known), unknown)
+    assert set(found.near) == {"blorp", "louder"} & set(unknown) if known else found == words

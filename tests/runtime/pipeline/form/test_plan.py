@@ -66,6 +66,19 @@ def test_a_plan_of_known_length_fits_it_and_is_the_same_for_a_seed(pipeline: Pip
     assert plan_of(pipeline, 400, bpm=120, seed=2).finish() != codes
 
 
+@pytest.mark.parametrize(
+    ("frames", "bpm", "why"),
+    [(400, 60, "4 bars: two sections take 6"), (400, 96, None), (500, 96, None), (300, 60, None)],
+)
+def test_a_plan_of_16_s_has_two_sections_or_says_why_not(
+    pipeline: Pipeline, frames: int, bpm: int, why: str | None
+) -> None:
+    plan = plan_of(pipeline, frames, bpm=bpm, time_signature=4)
+    plan.plan_sections()
+    assert plan.summary.get("one_section") == why
+    assert (len(plan.sections) > 1) == (bpm == 96)
+
+
 def test_without_an_end_more_sections_are_planned_without_codes(pipeline: Pipeline) -> None:
     plan = plan_of(pipeline, seed=4)
     plan.plan_sections(9)
