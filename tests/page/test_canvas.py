@@ -213,7 +213,49 @@ def test_bars_lie_along_the_canvas(server: Any, open_page: OpenPage) -> None:
     assert len(places) >= 2
     for place in places:
         assert row[place - 4 : place + 5].max() > np.median(row) + 20, place
-    assert re.fullmatch(r"[\d.]+ of 10\.2 seconds, bar \d", stage(page).get_attribute("aria-valuetext"))
+    assert re.fullmatch(r"[\d.]+ of 10\.0 seconds, bar \d", stage(page).get_attribute("aria-valuetext"))
+
+
+def test_what_loops_is_shown_whole_and_in_bars_and_edges_snap_to_beats(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)  # 84 bpm: a bar is 2.86 s, the canvas 10.24 s.
+    play(page)
+    loops = page.get_by_role("status", name="What loops")
+    loops.filter(has_text=re.compile(r"^loops 2 bars, 5\.7 s$")).wait_for()
+    until(page, lambda: stage(page).get_attribute("aria-valuemax") == "5.7")
+    bars = page.get_by_role("spinbutton", name="loop bars", exact=True)
+    assert bars.get_attribute("placeholder") == "default: 2"
+    start, end = (page.get_by_role("slider", name=f"{edge} of the loop band") for edge in ("Start", "End"))
+    region = page.locator("#band").bounding_box()
+    middles = [one.bounding_box()["x"] + one.bounding_box()["width"] / 2 - region["x"] for one in (start, end)]
+    assert middles == pytest.approx([0, region["width"]], abs=2), "the band is as long as what loops"
+    beat = 60 / 84
+    end.press("ArrowLeft")
+    assert float(end.get_attribute("aria-valuenow")) == pytest.approx(7 * beat, abs=0.05)
+    loops.filter(has_text="1.8 bars: cuts a bar").wait_for()
+    page.mouse.move(region["x"] + middles[0] + 2, region["y"] + 8)
+    page.mouse.down()
+    page.mouse.move(region["x"] + 0.29 * region["width"], region["y"] + 8, steps=4)
+    page.mouse.up()
+    assert float(start.get_attribute("aria-valuenow")) == pytest.approx(2 * beat, abs=0.05)
+    for _ in range(2):
+        button(page, "Undo").click()
+    bars.fill("3")
+    bars.press("Enter")
+    loops.filter(has_text="loops 3 bars, 8.6 s").wait_for()
+    bars.fill("")
+    bars.press("Enter")
+    page.get_by_role("combobox", name="Length of the canvas").select_option(label="2.6 s")
+    loops.filter(has_text="cuts a bar").wait_for()
+
+
+def test_it_says_which_prompt_plays_also_after_a_preset(server: Any, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    plays = page.get_by_role("status", name="What is played")
+    plays.filter(has_text=re.compile("^only A · ")).wait_for()
+    button(page, "Clockwork").click()
+    plays.filter(has_text=re.compile("^only B · .*124 bpm")).wait_for()
+    page.get_by_role("slider", name="Blend of the prompts").press("ArrowLeft")
+    plays.filter(has_text=re.compile("^A 5 %, B 95 % · ")).wait_for()
 
 
 def test_a_picture_of_few_layers_shows_them_alone(server: Any, open_page: OpenPage) -> None:

@@ -245,12 +245,15 @@ WALK = """() => {
   const name = (one) => one.id || [one.closest("[id]").id, label(one)].join(" ");
   const able = (one) => one.checkVisibility() && !one.disabled && !(one.type === "radio" && one.checked);
   const all = "button, input, select, textarea, [role=slider], output";
-  const told = "#undo, #redo, #play, #stage, #plays, #plan-header";
+  const told = "#undo, #redo, #play, #stage, #plays, #loops, #plan-header";
+  // Where the band ends while all loops, the server tells.
+  const band = () => JSON.parse(sessionStorage.getItem("tickrt.page"))?.preset.band;
+  const moved = (one) => one.closest("#band") ? band() : one.ariaValueText ?? one.ariaValueNow;
   const controls = () => [...document.querySelectorAll(all)];
   const walked = controls().filter((one) => one.closest("header, main") && one.tagName !== "OUTPUT" && able(one));
   window.walked = new Map(walked.map((one) => [name(one), one]));
   window.shown = () => JSON.stringify(controls().filter((one) => one.checkVisibility() && !one.matches(told))
-    .map((one) => [name(one), one.value, one.checked, one.ariaPressed, one.ariaValueText ?? one.ariaValueNow]));
+    .map((one) => [name(one), one.value, one.checked, one.ariaPressed, moved(one)]));
   return [...window.walked.keys()];
 }"""
 USE = """(name) => {

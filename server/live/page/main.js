@@ -20,6 +20,7 @@ import { element, field, find } from "./widgets/element.js";
 import { Knob } from "./widgets/knob.js";
 import { Lanes } from "./widgets/lanes.js";
 import { MOST_PROMPTS, PromptPad } from "./widgets/pad.js";
+import { barsText } from "./widgets/plan_view.js";
 
 /** @typedef {import("./presets.js").Preset} Preset */
 /** @typedef {import("./history.js").State} State */
@@ -33,6 +34,8 @@ const PICTURE_EVERY_MS = 400;
 const FRAME_MS = 30;
 const STILL_FRAME_MS = 250;
 const NOTICE_MS = 9000;
+/** A loop that is so little off a bar line ends there: its length is in frames. */
+const CUT_S = 0.05;
 const MAX_SEED = 2 ** 32;
 
 const stillness = matchMedia("(prefers-reduced-motion: reduce)");
@@ -256,6 +259,7 @@ function onReady(ready) {
   loopFile.begin(ready);
   plan.begin(ready.plan ?? null, canvas.isEndless, ready.session);
   band.show(band.start, band.end, ready.canvas.seconds);
+  showLoop();
   find("band").classList.toggle("is-off", canvas.isEndless);
   find("bars").hidden = canvas.isEndless;
   hasCanvas = !isNew;
@@ -276,7 +280,8 @@ async function askForMore() {
     const answers = await Promise.all(["v1/adapters", "v1/models"].map((path) => fetch(path, { headers })));
     const [adapters, models] = await Promise.all(answers.map((answer) => answer.json()));
     const ids = (adapters.data ?? []).map((/** @type {{id: string}} */ { id }) => id);
-    if (adapters.max_rank) panel.drawAdapters(ids, find("music-knobs"));
+    if (adapters.max_rank) panel.drawAdapters(ids, find("styles"));
+    find("styles").hidden = !adapters.max_rank || !ids.length;
     pad.vocabulary = models.data?.[0].vocabulary ?? [];
     showControllers();
   } catch {
@@ -296,7 +301,7 @@ function showPlayed() {
   music.tell(heard[0]?.meaning ?? {});
   const kinds = [...new Set(heard.flatMap(({ meaning }) => Object.keys(meaning)))];
   const names = kinds.map((kind) => [...new Set(heard.flatMap(({ meaning }) => meaning[kind] ?? []))].join(", "));
-  find("plays").textContent = find("plays").title = names.join(" · ");
+  find("plays").textContent = find("plays").title = [pad.sharesText, ...names].join(" · ");
 }
 
 /** @param {import("./connection.js").Chunk} chunk */
@@ -341,10 +346,25 @@ function onState(state) {
   position = { seconds: state.canvas_position_s, sample: state.playhead_sample };
   canvas.loop = state.loop;
   canvas.bars.tell(state, player.rateHz);
+  showLoop();
   loopFile.follow(position);
   passage.state(state, canvas.isEndless ? 0 : canvas.playable.start);
   const hasTicked = figures.state(state);
   if (hasTicked || canvas.isEndless) askForPicture();
+}
+
+/** What loops, in bars, and whether that cuts one. */
+function showLoop() {
+  canvas.setBars(panel.values.loop_bars);
+  const { start, end } = canvas.playable;
+  const barS = canvas.bars.beat?.barS;
+  const count = barS ? (end - start) / barS : 0;
+  const isWhole = Math.abs(count - Math.round(count)) * (barS ?? 0) < CUT_S;
+  const bars = isWhole ? barsText(Math.round(count)) : `${count.toFixed(1)} bars: cuts a bar`;
+  const text = canvas.isEndless ? "" : `loops ${count ? `${bars}, ` : ""}${(end - start).toFixed(1)} s`;
+  if (find("loops").textContent !== text) find("loops").textContent = text;
+  const asked = panel.fields.get("loop_bars");
+  if (asked instanceof HTMLInputElement) asked.placeholder = canvas.usualBars ? `default: ${canvas.usualBars}` : "default";
 }
 
 /** @param {Message} problem */
@@ -471,6 +491,7 @@ function showPreset(preset) {
   field(`mode-${mode}`).checked = true;
   presetBar.show(name);
   retint();
+  showPlayed();
 }
 
 /** Everything that changes what is sent. @returns {State} */

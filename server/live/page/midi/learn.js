@@ -37,7 +37,7 @@ export class MidiLearn {
     try {
       if (isLearning) await this.ports.open();
     } catch (error) {
-      this.notify(`MIDI cannot be used: ${/** @type {Error} */ (error).message}`);
+      this.notify(`MIDI cannot be used: ${/** @type {Error} */ (error).message}`, true);
       return;
     }
     document.body.classList.toggle("is-learning", isLearning);

@@ -89,7 +89,7 @@ export class MidiPanel {
     try {
       await this.ports.open();
     } catch (error) {
-      this.notify(`MIDI cannot be used: ${/** @type {Error} */ (error).message}`);
+      this.notify(`MIDI cannot be used: ${/** @type {Error} */ (error).message}`, true);
     }
   }
 

@@ -4,11 +4,13 @@ const LEAST_S = 0.4;
 const STEP_S = 0.2;
 const FINE_STEP_S = 0.04;
 
-/** Reports `change`. `start` and `end` are shares of the canvas. */
+/** Reports `change`. `start` and `end` are shares of the canvas; while all of it plays, the region is what the server repeats. */
 export class Band extends EventTarget {
   start = 0;
   end = 1;
   /** Length of the canvas. */ seconds = 10;
+  /** Length of what the band lies below: of the canvas what can loop. */ viewS = 10;
+  /** Where beats lie, for edges to snap to. @type {{beatS: number} | null} */ beat = null;
 
   /** @param {HTMLElement} root */
   constructor(root) {
@@ -17,17 +19,34 @@ export class Band extends EventTarget {
     this.handles = /** @type {HTMLElement[]} */ ([...root.querySelectorAll(".handle")]);
     this.region = /** @type {HTMLElement} */ (root.querySelector(".region"));
     this.handles.forEach((handle, edge) => {
-      this.#drag(handle, (share) => this.#setEdge(edge, share));
+      this.#drag(handle, (share) => this.#setEdge(edge, this.#snapped(share)));
       handle.addEventListener("keydown", (event) => this.#key(event, edge));
     });
     let grip = 0;
     this.region.addEventListener("pointerdown", (event) => (grip = this.#share(event) - this.start));
     this.#drag(this.region, (share) => {
-      const width = this.end - this.start;
-      const start = Math.min(1 - width, Math.max(0, share - grip));
+      const width = this.#shownEnd - this.start;
+      const start = Math.min(this.#most - width, Math.max(0, this.#snapped(share - grip)));
       this.#set(start, start + width);
     });
     this.region.addEventListener("dblclick", () => this.#set(0, 1));
+  }
+
+  /** The share of the canvas that is in view. */
+  get #most() {
+    return Math.min(1, this.viewS / this.seconds);
+  }
+
+  /** Where the region ends. */
+  get #shownEnd() {
+    return Math.min(this.end, this.#most);
+  }
+
+  /** The nearest beat. @param {number} share */
+  #snapped(share) {
+    if (!this.beat) return share;
+    const beat = this.beat.beatS / this.seconds;
+    return Math.round(share / beat) * beat;
   }
 
   get isWhole() {
@@ -37,7 +56,7 @@ export class Band extends EventTarget {
   /** @param {PointerEvent} event */
   #share(event) {
     const box = this.root.getBoundingClientRect();
-    return (event.clientX - box.left) / box.width;
+    return ((event.clientX - box.left) / box.width) * (this.viewS / this.seconds);
   }
 
   /** @param {HTMLElement} node @param {(share: number) => void} move */
@@ -54,8 +73,8 @@ export class Band extends EventTarget {
 
   /** @param {KeyboardEvent} event @param {number} edge */
   #key(event, edge) {
-    const step = (event.shiftKey ? FINE_STEP_S : STEP_S) / this.seconds;
-    const now = edge ? this.end : this.start;
+    const step = (event.shiftKey ? FINE_STEP_S : (this.beat?.beatS ?? STEP_S)) / this.seconds;
+    const now = event.shiftKey ? (edge ? this.#shownEnd : this.start) : this.#snapped(edge ? this.#shownEnd : this.start);
     const targets = /** @type {Record<string, number>} */ ({
       ArrowLeft: now - step,
       ArrowDown: now - step,
@@ -72,13 +91,14 @@ export class Band extends EventTarget {
   /** @param {number} edge 0 start, 1 end @param {number} share */
   #setEdge(edge, share) {
     const least = Math.min(0.5, LEAST_S / this.seconds);
-    if (edge) this.#set(this.start, Math.max(this.start + least, Math.min(1, share)));
-    else this.#set(Math.min(this.end - least, Math.max(0, share)), this.end);
+    if (edge) this.#set(this.start, Math.max(this.start + least, Math.min(this.#most, share)));
+    else this.#set(Math.min(this.#shownEnd - least, Math.max(0, share)), this.#shownEnd);
   }
 
   /** @param {number} start @param {number} end */
   #set(start, end) {
-    this.show(start, end);
+    // All that can loop is all.
+    this.show(start, start <= 0 && end >= this.#most - 1e-6 ? 1 : end);
     this.dispatchEvent(new Event("change"));
   }
 
@@ -87,13 +107,27 @@ export class Band extends EventTarget {
     this.start = start;
     this.end = end;
     this.seconds = seconds;
-    this.root.style.setProperty("--seconds", String(seconds));
+    this.#draw();
+  }
+
+  /** What can loop is so long, and has such beats. @param {number} viewS @param {{beatS: number} | null} beat */
+  setView(viewS, beat) {
+    this.beat = beat;
+    if (Math.abs(viewS - this.viewS) < 1e-3) return;
+    this.viewS = viewS;
+    this.#draw();
+  }
+
+  #draw() {
+    const { seconds, viewS } = this;
+    this.root.style.setProperty("--seconds", String(this.beat ? viewS / this.beat.beatS : viewS));
+    const [start, end] = [this.start, this.#shownEnd].map((share) => (share * seconds) / viewS);
     this.region.style.left = `${start * 100}%`;
     this.region.style.right = `${(1 - end) * 100}%`;
-    [start, end].forEach((edge, i) => {
+    [this.start, this.#shownEnd].forEach((edge, i) => {
       const handle = this.handles[i];
-      handle.style.left = `${edge * 100}%`;
-      handle.setAttribute("aria-valuemax", seconds.toFixed(1));
+      handle.style.left = `${((edge * seconds) / viewS) * 100}%`;
+      handle.setAttribute("aria-valuemax", viewS.toFixed(1));
       handle.setAttribute("aria-valuenow", (edge * seconds).toFixed(2));
       handle.setAttribute("aria-valuetext", `${(edge * seconds).toFixed(2)} s`);
     });

@@ -35,6 +35,11 @@ export class Bars {
     return all.filter(({ startS }) => startS >= fromS && startS < toS);
   }
 
+  /** Length of a beat and of a bar; null where no beat is known. */
+  get beat() {
+    return this.#line && { beatS: this.#line.barS / this.#line.beats, barS: this.#line.barS };
+  }
+
   /** @param {Line} line @param {number} fromS @param {number} toS @returns {Bar[]} */
   #even({ startS, bar, barS, beats }, fromS, toS) {
     let zeroS = startS - bar * barS;

@@ -25,6 +25,9 @@ export class CanvasView {
   /** @type {import("../midi/placed_notes.js").PlacedNote[]} */ notes = [];
   /** @type {Curve | null} */ #curve = null;
   #describedMs = -Infinity;
+  /** How much of the canvas can loop. */ #loopS = 10;
+  /** The bars that loop where none are asked for; 0: not known. */ usualBars = 0;
+  /** Its bars, as they are asked for. @type {number | undefined} */ #asked = undefined;
 
   /**
    * @param {HTMLElement} stage
@@ -132,8 +135,20 @@ export class CanvasView {
     return this.isEndless && this.plan.isShown;
   }
 
+  /** What can loop is in view: bars, else all of the canvas. @param {number | undefined} asked bars; undefined: those that are usual */
+  setBars(asked) {
+    this.#asked = asked;
+    const barS = this.bars.beat?.barS ?? 0;
+    const told = this.loop && this.band.isWhole ? this.loop[1] : 0;
+    if (asked === undefined && told) this.usualBars = barS ? Math.round(told / barS) : 0;
+    const whole = this.#curve ? this.seconds : told || (asked ?? this.usualBars) * barS;
+    this.#loopS = this.isEndless || whole <= 0 ? this.seconds : Math.min(whole, this.seconds);
+    this.band.setView(this.#loopS, this.bars.beat);
+  }
+
   /** Length of the view. */
   get viewS() {
+    if (!this.isEndless) return this.#loopS;
     return this.seconds * (this.#isPlanned ? PLANNED_VIEW : 1);
   }
 
@@ -145,6 +160,7 @@ export class CanvasView {
   /** Draw a curve from now on, or (null) seek. @param {Curve | null} curve */
   edit(curve) {
     this.#curve = curve;
+    this.setBars(this.#asked); // A curve is of the whole canvas.
     this.stage.classList.toggle("is-drawing", curve !== null);
   }
 
@@ -174,8 +190,8 @@ export class CanvasView {
     if (!this.isEndless) {
       context.fillStyle = colors.shade;
       const { start, end } = this.playable;
-      context.fillRect(0, 0, (start / this.seconds) * width, height);
-      context.fillRect((end / this.seconds) * width, 0, width, height);
+      context.fillRect(0, 0, (start / this.viewS) * width, height);
+      context.fillRect((end / this.viewS) * width, 0, width, height);
     }
     this.#curve?.paint(context, colors.ink);
     this.#paintPlayhead(colors.ink);
@@ -202,7 +218,7 @@ export class CanvasView {
     const now = performance.now();
     if (now - this.#describedMs < 1000) return;
     this.#describedMs = now;
-    const end = this.isEndless ? this.picture.endS : this.seconds;
+    const end = this.isEndless ? this.picture.endS : this.viewS;
     this.stage.setAttribute("aria-valuenow", this.positionS.toFixed(1));
     this.stage.setAttribute("aria-valuemax", end.toFixed(1));
     const section = this.plan.at(this.positionS);

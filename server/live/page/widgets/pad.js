@@ -227,6 +227,14 @@ export class PromptPad extends EventTarget {
     return text && this.words ? `${text}, ${this.words}` : text;
   }
 
+  /** Which prompts are heard, in words. */
+  get sharesText() {
+    const shares = this.items().map(({ weight }) => weight);
+    const letters = LETTERS.filter((_, i) => this.texts[i]);
+    const heard = letters.flatMap((letter, i) => (shares[i] ? [[letter, `${Math.round(shares[i] * 100)} %`]] : []));
+    return heard.length === 1 ? `only ${heard[0][0]}` : heard.map((one) => one.join(" ")).join(", ");
+  }
+
   /** What is known of the prompts that are heard, the strongest first. */
   get heard() {
     const weights = this.weights();
