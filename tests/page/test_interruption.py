@@ -52,7 +52,7 @@ def test_it_says_so_the_clock_stands_and_it_goes_on_by_itself(
     page.evaluate("(isSilent) => (system.isSilent = isSilent)", is_silent)
     before_s = taken(page)
     page.get_by_role("button", name="Stop waiting", exact=True).wait_for()
-    page.wait_for_timeout(3000)
+    page.wait_for_timeout(2000)
     assert clock_s(page) == before_s
     since = types[types.index("pause") :]
     assert since.count("ack") <= 2, "the last reports"

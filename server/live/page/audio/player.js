@@ -34,6 +34,7 @@ export class Player {
   #isOn = false;
   #playhead = { sample: 0, atMs: 0, contextTimeS: 0, isRunning: false };
   /** When the audio thread reported last. */ #reportedMs = 0;
+  /** When that was looked at last. */ #lookedMs = 0;
   #hasPlayed = false;
   #isOpening = false;
   /** @type {AbortController | null} */ #watching = null;
@@ -103,8 +104,12 @@ export class Player {
   }
 
   #regain() {
+    const nowMs = performance.now();
+    // A page that slept has heard no report: one is waited for from now on.
+    if (nowMs > this.#lookedMs + REPORT_LIMIT_MS) this.#reportedMs = nowMs;
+    this.#lookedMs = nowMs;
     if (!this.#isOn || this.#isOpening) return;
-    const silentMs = performance.now() - this.#reportedMs;
+    const silentMs = nowMs - this.#reportedMs;
     const isRunning = this.context?.state === "running";
     if (isRunning && silentMs < REPORT_LIMIT_MS) return;
     if (this.#hasPlayed) this.#interrupt(true);
