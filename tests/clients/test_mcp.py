@@ -64,8 +64,10 @@ async def sound(client: Client, found: dict[str, Any]) -> tuple[np.ndarray[Any, 
 def test_music_is_made_covered_and_played(demo_server: Served, tmp_path: Path, transport: str) -> None:
     async def run() -> None:
         async with asyncio.timeout(2 * TIMEOUT_S), opened(transport, demo_server, tmp_path) as client:
-            words = facts(await client.call_tool("vocabulary", {"text": "calm melodey in D minor"}))
-            assert "melody" in words["near"]["melodey"]
+            words = facts(await client.call_tool("vocabulary", {"text": "calm melodey and drams in D minor"}))
+            assert words["plays"][0].endswith("melodey played as melody")
+            assert words["unknown"] == ["drams"]
+            assert "drums" in words["near"]["drams"]
             asked = {"prompt": "calm melody in D minor", "seconds": 4, "seed": 1}
             made = facts(await client.call_tool("generate", asked))
             assert "D minor" in made["plays"][0]
