@@ -106,7 +106,7 @@ def test_the_bundle_says_what_the_tokenizer_is(bundle: Path) -> None:
     structure, sampler = load_bundle(bundle).structure, load_bundle(bundle).sampler
     assert structure is not None
     assert (structure.frames_per_code, structure.num_codes) == (5, 64_000)
-    assert sampler.dcw == DcwSpec(mode="double", low=0.05, high=0.02)
+    assert sampler.dcw == DcwSpec()
 
 
 @pytest.mark.parametrize("frames", [5, 60, 100])
