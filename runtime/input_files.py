@@ -1,6 +1,6 @@
 """Files that a caller names: opened without waiting, regular files only, and read up to a limit.
 
-What is left out of files that are damaged is told to whoever has asked by losses().
+What is left out of files that are damaged is told in the block that has asked by losses().
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Firefox without a window, driven by the protocol that it speaks itself: https://w3c.github.io/webdriver-bidi/.
 
-Its sound goes to a PulseAudio server of its own, which plays to nobody: without an output no AudioContext runs.
+Its sound goes to a PulseAudio server of its own, with an output that is silent: without an output no AudioContext runs.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class FirefoxPage:
 
 @contextmanager
 def _silent_output(folder: Path) -> Iterator[dict[str, str]]:
-    """An environment in which sound is played to nobody, in real time."""
+    """An environment with a sound server whose output is silent, in real time."""
     address = folder / "sound.socket"
     module = f"module-native-protocol-unix socket={address} auth-anonymous=1"
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}

@@ -28,7 +28,7 @@ class Port:
     """An output for MIDI."""
 
     def send(self, message: Any) -> None:
-        """Nobody hears it."""
+        """What is sent is not kept."""
 
     def close(self) -> None:
         """Nothing is open."""
