@@ -34,9 +34,12 @@ GUIDANCE: Final = 7.0
 # Turbo checkpoints alone: in music of sft its authors traced noise to it (ACE-Step-1.5, issues 1206, 1259, 1288, mended
 # by 1273).
 DCW: Final = {"mode": "double", "low": 0.05, "high": 0.02}
+# Its pipeline's limits: tokens of a text with its template, and of lyrics. It cuts what is longer, here it is refused.
+MAX_TEXT_TOKENS: Final = 256
+MAX_LYRIC_TOKENS: Final = 2048
 # Modules in LoRA adapters of ACE-Step's own trainer -> their names in diffusers.
 ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
-# What checkpoints that know the task extract were trained to take out; turbo checkpoints were not.
+# What base checkpoints were trained to take out; turbo and sft were not (the model zoo in their README).
 TRACKS: Final = (
     "vocals", "backing_vocals", "drums", "bass", "guitar", "keyboard", "percussion", "strings", "synth", "fx", "brass",
     "woodwinds",
@@ -61,18 +64,29 @@ STRUCTURE_DECODE: Final = "structure_decode.onnx"
 class BundleFacts(FamilyFacts):
     """The content of bundle.toml.
 
-    `silence`: one frame, or None where silence.npy has a sequence. adapters: the matrices of [adapters]. planner: its
-    tables.
+    knows_tracks: it was trained to take tracks out. silence: one frame, or None where silence.npy has a sequence.
+    adapters: the matrices of [adapters]. planner: its tables.
     """
 
     inputs: Mapping[str, str] = field(default_factory=lambda: INPUTS)
     is_turbo: bool
+    knows_tracks: bool = False
     silence: tuple[float, ...] | None
     lyrics: Mapping[str, Any] | None = None
     timbre: Mapping[str, Any] | None = None
     adapters: Mapping[str, Any] = field(default_factory=dict)
     structure: Mapping[str, int] | None = None
     planner: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def is_turbo(config: Mapping[str, Any]) -> bool:
+    """Whether a decoder's configuration is of a guidance-distilled checkpoint, as AceStepPipeline decides it."""
+    return bool(config.get("is_turbo") or config.get("model_version") == "turbo")
+
+
+def knows_tracks(config: Mapping[str, Any], name: str) -> bool:
+    """Whether a checkpoint was trained to take tracks out: base alone, which its authors, too, know by the name."""
+    return not is_turbo(config) and "sft" not in f"{name} {config.get('model_version')}".lower()
 
 
 def bundle_text(facts: BundleFacts) -> str:
@@ -112,7 +126,7 @@ def _text_encoder_tables(facts: BundleFacts) -> Tables:
         instructions = entries.pop("instructions", {})
         tables["text_encoder"] = {"graph": TEXT_ENCODER, "tokenizer": TOKENIZER, **entries, **text}
         tables["text_encoder.instructions"] = instructions
-        if not facts.is_turbo and any("{track}" in text for text in instructions.get("extract", ())):
+        if facts.knows_tracks and any("{track}" in text for text in instructions.get("extract", ())):
             tables["stems"] = {"tracks": TRACKS}
     if facts.lyrics is not None:
         tables["text_encoder.lyrics"] = {"graph": LYRIC_ENCODER, **facts.lyrics, **text}

@@ -18,6 +18,8 @@ from engine_build.export.acestep.bundle_text import (
     BundleFacts,
     bundle_text,
     deployment_text,
+    is_turbo,
+    knows_tracks,
 )
 from engine_build.export.acestep.codec import AudioToLatents, LatentsToAudio, layout_of, without_weight_norm
 from engine_build.export.acestep.layouts import (
@@ -31,7 +33,7 @@ from engine_build.export.acestep.layouts import (
     TRANSFORMER,
     VAE,
 )
-from engine_build.export.acestep.sources import NULL, is_turbo
+from engine_build.export.acestep.sources import NULL
 from engine_build.export.bundle_export import (
     BundleExport,
     CheckpointSource,
@@ -76,7 +78,8 @@ def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
     shape = DecoderShape(channels, width, int(config.patch_size), inputs=INPUTS)
     decoder = MaskedDecoder(transformer).eval()
     facts = decoder_facts(decoder, folder, shape, layers=int(config.num_hidden_layers))
-    return {**facts, "is_turbo": is_turbo(config), "adapters": _adapters(folder / DECODER)}
+    kind = {"is_turbo": is_turbo(config), "knows_tracks": knows_tracks(config, source.name)}
+    return {**facts, **kind, "adapters": _adapters(folder / DECODER)}
 
 
 def _adapters(decoder: Path) -> Facts:

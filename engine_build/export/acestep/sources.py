@@ -19,6 +19,7 @@ from diffusers import AceStepTransformer1DModel, AutoencoderOobleck
 from diffusers.pipelines.ace_step import modeling_ace_step as ace_step
 from torch import nn
 
+from engine_build.export.acestep.bundle_text import is_turbo
 from engine_build.export.acestep.layouts import (
     AUDIO_DETOKENIZER,
     AUDIO_TOKENIZER,
@@ -174,11 +175,6 @@ def _planner() -> Any:
     from engine_build.export.acestep import planner
 
     return planner
-
-
-def is_turbo(config: Mapping[str, Any]) -> bool:
-    """Whether a decoder's configuration is of a guidance-distilled checkpoint, as AceStepPipeline decides it."""
-    return bool(config.get("is_turbo") or config.get("model_version") == "turbo")
 
 
 def _silence(file: Path) -> torch.Tensor:

@@ -16,6 +16,7 @@ from diffusers import AceStepPipeline
 from diffusers.pipelines.ace_step.pipeline_ace_step import TASK_INSTRUCTIONS, TASK_TYPES
 from torch import Tensor, nn
 
+from engine_build.export.acestep.bundle_text import MAX_LYRIC_TOKENS, MAX_TEXT_TOKENS
 from engine_build.export.torch_export import export_graph, free
 
 INPUT_NAMES: Final = ("input_ids", "attention_mask")
@@ -23,9 +24,7 @@ OUTPUT_NAMES: Final = ("condition", "condition_mask")
 EMBEDDINGS_NAME: Final = "embeddings"
 REFERENCE_NAME: Final = "reference_latents"
 MAX_BATCH: Final = 64
-# The pipeline's own limits: tokens of a text with its template and of lyrics, and seconds of a reference.
-MAX_TEXT_TOKENS: Final = 256
-MAX_LYRIC_TOKENS: Final = 2048
+# The pipeline's own limit of a reference.
 REFERENCE_S: Final = 30
 _ANY_LENGTH_S: Final = 987_654
 _ANY_BPM: Final = 987_653

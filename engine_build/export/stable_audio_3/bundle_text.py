@@ -31,12 +31,14 @@ INPUTS: Final = {
     "condition": "encoder_hidden_states",
     "context": "context_latents",
 }
-# The references' own: distilled checkpoints, and those before distillation.
+# Their authors' own (docs/workflows/inference.md): distilled checkpoints, and those before distillation.
 STEPS: Final = 8
-BASE_STEPS: Final = 100
+BASE_STEPS: Final = 50
 BASE_LIVE_STEPS: Final = 30
 BASE_GUIDANCE: Final = 7.0
 GUIDANCE_REASON: Final = "it is distilled: guidance is in its weights"
+# Of a text, where a checkpoint does not say it. The authors' code cuts what is longer, here it is refused.
+MAX_TOKENS: Final = 256
 # Music depends on its length, and every frame is attended to: a generation is hardly longer than what is asked for.
 MOST_UNUSED: Final = 0.1
 # Ranges of lengths that have engines of their own, up to the canvas.

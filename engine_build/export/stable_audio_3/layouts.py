@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine_build.export.checkpoint import CONFIG, CheckpointModel, read_config
+from engine_build.export.stable_audio_3.bundle_text import MAX_TOKENS
 from engine_build.export.stored_tensors import AGAIN, StoredTensor, stored_tensors
 from runtime.errors import ConfigError
 
@@ -33,7 +34,6 @@ OWN_CONFIG: Final = "model_config.json"
 SCHEDULER_CONFIG: Final = "scheduler/scheduler_config.json"
 # The schedule of both references, and the tokens of a text.
 LOGSNR: Final = (-6.2, 2.0)
-MAX_TOKENS: Final = 256
 LICENSE: Final = "Stability AI Community License; of the text encoder: Gemma Terms of Use"
 # SAME-S: of the small models, whose transformer has plain attention.
 CHUNK_FRAMES: Final = 2

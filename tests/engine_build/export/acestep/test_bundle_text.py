@@ -56,12 +56,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert (bundle.sampler.steps, bundle.sampler.shift, bundle.sampler.guidance) == (8, 3.0, 1.0)
     assert bundle.sampler.dcw == DcwSpec(mode="double", low=0.05, high=0.02)
     assert bundle.stems is None
-    base = written(tmp_path, replace(facts, is_turbo=False))
+    base = written(tmp_path, replace(facts, is_turbo=False, knows_tracks=True))
     assert (base.sampler.steps, base.sampler.shift, base.sampler.guidance) == (50, 1.0, 7.0)
     assert base.sampler.dcw == DcwSpec()
     assert base.stems is not None
     assert base.stems.tracks == TRACKS
-    assert written(tmp_path, replace(FACTS, is_turbo=False)).stems is None
+    assert written(tmp_path, replace(facts, is_turbo=False)).stems is None
+    assert written(tmp_path, replace(FACTS, is_turbo=False, knows_tracks=True)).stems is None
 
 
 @pytest.mark.parametrize("is_turbo", [True, False])

@@ -149,7 +149,7 @@ def test_the_defaults_are_those_of_the_checkpoint(opened: Pipeline, model: Model
         with pytest.raises(RequestError, match="guidance is in its weights"):
             model.generate(PROMPT, guidance=3.0)
     else:
-        assert (sampler.solver, sampler.steps, sampler.guidance) == ("ode", 100, 7.0)
+        assert (sampler.solver, sampler.steps, sampler.guidance) == ("ode", 50, 7.0)
         guided, plain = generate(
             opened,
             opened.request(PROMPT, seed=1, steps=4, guidance=3.0),
