@@ -131,7 +131,7 @@ class Codec:
         feeds: dict[str, NDArray[np.generic]] = {roles.latents: np.ascontiguousarray(latents[None], np.float32)}
         if roles.start_frame is not None:
             feeds[roles.start_frame] = np.array([start_frame], np.int64)
-        audio = run_once(self._decode_engine, feeds)[self.spec.decode.outputs.audio]
+        audio = run_once(self._decode_engine, feeds, self.queue.level)[self.spec.decode.outputs.audio]
         expected = (1, self.channels, len(latents) * self.hop_samples)
         if audio.shape != expected:
             raise EngineError(f"{self._decode_engine.name} returned audio of shape {audio.shape}, expected {expected}")

@@ -14,13 +14,14 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
+from runtime.devices.device import Level
 from runtime.errors import DrainingError
 from runtime.threads import Workers
 
 T = TypeVar("T")
 MAX_SIZE = 16
-# Ticks wait while audio that is played so soon, plus the time that all such audio takes to decode, waits. But a tick
-# waits no longer than MAX_HOLD_S: generations go on, however many play. So do ticks that yield, to all live audio.
+# Ticks wait until audio is decoded that is played so soon, plus the time that all such audio takes. But a tick waits no
+# longer than MAX_HOLD_S: generations go on, however many play. So do ticks that yield, to all live audio.
 RISK_S, MAX_HOLD_S = 0.2, 1.0
 OTHERS_S = 0.25
 WORK_WEIGHT = 0.1  # of the newest duration in the mean one
@@ -53,6 +54,11 @@ class _Item:
     future: Future[Any] = field(compare=False, default_factory=Future)
 
     @property
+    def level(self) -> Level:
+        """Of its work on a device: somebody waits for all that is not in the background."""
+        return Level.BACKGROUND if self.urgency is Urgency.BACKGROUND else Level.LIVE
+
+    @property
     def is_live(self) -> bool:
         """Whether it is for a live session: only such audio is late at some time."""
         return self.deadline_s < math.inf
@@ -62,7 +68,8 @@ class CodecQueue:
     """Gives work to `size` workers: the most urgent first, of equal urgency the earliest deadline, then in order.
 
     One works while ticks run (`is_alone()` is false): they need the cores. `is_alone` is called whenever work could
-    begin. clock: seconds, monotonic. Any thread may call everything.
+    begin. is_apart: the background has `size` workers of its own, so that nothing more urgent waits for it: a device
+    runs both, and has levels for them. clock: seconds, monotonic. Any thread may call everything.
     """
 
     def __init__(
@@ -70,8 +77,10 @@ class CodecQueue:
         size: int = 1,
         is_alone: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        is_apart: bool = False,
     ) -> None:
-        self.size = size
+        self.size, self._is_apart = size, is_apart
         self._is_alone, self._clock = is_alone, clock
         self._is_held = self._is_closed = False
         self._is_live: bool | None = None
@@ -79,7 +88,8 @@ class CodecQueue:
         self._prune_at = MIN_PRUNED
         self._playing_work_s = 0.0  # what decoding audio that continues takes, a moving mean
         self._waiting: list[_Item] = []
-        self._running: list[_Item] = []
+        self._running: list[_Item] = []  # of each worker the item that it has begun
+        self._inside: list[_Item] = []  # what workers do within that one
         self._numbers = count()
         # Held for changes of the queue, never while something is decoded. Only the tick thread waits for it, in `hold`.
         self._changed = threading.Condition()
@@ -90,6 +100,12 @@ class CodecQueue:
     def is_inside(self) -> bool:
         """Whether the calling thread is a worker."""
         return getattr(self._current, "item", None) is not None
+
+    @property
+    def level(self) -> Level:
+        """Of what the calling thread does on a device: the most urgent of the items that it is in."""
+        level: Level = getattr(self._current, "level", Level.BACKGROUND)
+        return level
 
     def submit(
         self,
@@ -109,7 +125,9 @@ class CodecQueue:
         item = _Item(urgency, self._clock() + lead_s, next(self._numbers), work, is_wanted)
         if self.is_inside:
             self._run_more_urgent(self._current.item.urgency)
-            self._run(item)()
+            with self._changed:
+                self._inside.append(item)
+            self._run_inside(item)
         else:
             with self._changed:
                 if self._is_closed:
@@ -128,7 +146,7 @@ class CodecQueue:
             return item.future
 
     def hold(self, is_live: bool | None = None) -> None:
-        """Wait while audio that is played soon waits for a worker, MAX_HOLD_S at most; before every tick.
+        """Wait until audio that is played soon is decoded, MAX_HOLD_S at most; before every tick.
 
         is_live: for what the next tick is, where it takes as long as it has rows. After True, a window of others begins
         once in OTHERS_S; with False this waits until no audio of a live session waits or is decoded.
@@ -141,7 +159,7 @@ class CodecQueue:
                 return
             self._is_held = True
             self._start()
-            # The tick thread waits until a worker took what is at risk, or has decoded what is live.
+            # The tick thread waits until the workers have decoded what is at risk, or all that is live.
             self._changed.wait_for(lambda: not self._is_waited_for(), MAX_HOLD_S)
             self._is_held = False
 
@@ -171,18 +189,17 @@ class CodecQueue:
         self._prune_at = max(MIN_PRUNED, 2 * len(self._waiting))
 
     def _is_waited_for(self) -> bool:
-        is_live = any(item.is_live for item in (*self._running, *self._waiting)) if self._is_live is False else False
-        return is_live or self._is_at_risk()
-
-    def _is_at_risk(self) -> bool:
-        num_playing = sum(item.urgency is Urgency.PLAYING for item in self._waiting)
-        work_s = num_playing * self._playing_work_s / self.size
-        return num_playing > 0 and self._waiting[0].deadline_s < self._clock() + RISK_S + work_s
+        items = (*self._running, *self._inside, *self._waiting)
+        playing = [item.deadline_s for item in items if item.urgency is Urgency.PLAYING]
+        soon_s = self._clock() + RISK_S + len(playing) * self._playing_work_s / self.size
+        is_at_risk = bool(playing) and min(playing) < soon_s
+        return is_at_risk or (self._is_live is False and any(item.is_live for item in items))
 
     def _has_free(self, item: _Item) -> bool:
         if self._is_live and not item.is_live and self._clock() < self._others_s + OTHERS_S:
             return False
-        return len(self._running) < (self.size if self._running and (self._is_held or self._is_alone()) else 1)
+        running = sum(item.level is each.level for each in self._running) if self._is_apart else len(self._running)
+        return running < (self.size if running and (self._is_held or self._is_alone()) else 1)
 
     def _start(self) -> None:
         while self._waiting and self._has_free(self._waiting[0]):
@@ -207,12 +224,21 @@ class CodecQueue:
                 if not self._waiting or self._waiting[0].urgency >= urgency:
                     return
                 item = heapq.heappop(self._waiting)
-                self._changed.notify_all()
-            self._run(item)()
+                self._inside.append(item)
+            self._run_inside(item)
+
+    def _run_inside(self, item: _Item) -> None:
+        """Run an item of `_inside` in this worker's thread."""
+        finish = self._run(item)
+        with self._changed:
+            self._inside.remove(item)
+            self._changed.notify_all()
+        finish()
 
     def _run(self, item: _Item) -> Callable[[], None]:
         """Run an item in this thread; what is returned sets its result."""
-        outer, self._current.item = getattr(self._current, "item", None), item
+        outer, level = getattr(self._current, "item", None), self.level
+        self._current.item, self._current.level = item, min(level, item.level)
         try:
             if not item.is_wanted():
                 item.future.cancel()
@@ -226,4 +252,4 @@ class CodecQueue:
         except BaseException as error:  # also a panic of native code
             return partial(item.future.set_exception, error)
         finally:
-            self._current.item = outer
+            self._current.item, self._current.level = outer, level

@@ -121,7 +121,8 @@ class DenoiseRunner:
         device, stream, adapted, runtime = context.device, context.stream, context.engines.adapted, context.runtime
         self._context, self._stream, self._recorder, self._parts = context, stream, recorder, parts
         self._copies = device.stream()
-        self._launches = parts.launches(device, stream, runtime.captured_graphs, captures=context.can_capture)
+        limit, captures = runtime.captured_graphs, context.can_capture
+        self._launches = parts.launches(device, stream, limit, captures=captures, end=context.end)
         self._factors = None
         if adapted is not None and runtime.adapter_rank:
             self._factors = AdapterFactors(device, stream, adapted, runtime.adapter_rank)

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from runtime.devices import cuda_calls
 from runtime.devices.cuda_calls import probe
 from runtime.devices.cuda_streams import AllStreamsEvent, CudaEvent, CudaReplay, CudaStream, EventPool
-from runtime.devices.device import Stream, Tensor
+from runtime.devices.device import Level, Stream, Tensor
 from runtime.devices.memory import Arena, UploadRing, host_array
 from runtime.errors import CaptureError, EngineDeadError, EngineError, TickError
 
@@ -33,6 +33,9 @@ RING_SEGMENTS = 8
 class CudaDevice:
     """The first GPU. Raises EngineError that says what is missing where there is none.
 
+    Streams have the priority of their level. A GPU with two priorities has the greater one for LIVE alone: ticks share
+    the other one with BACKGROUND, because a gap in what is played is heard. With one priority there are no levels.
+
     Any thread may call zeros, staging, stream and capture; they block while another thread captures.
     """
 
@@ -44,7 +47,7 @@ class CudaDevice:
         self._ring_bytes = ring_bytes
         self._rings: dict[int, tuple[UploadRing, NDArray[np.uint8]]] = {}
         self._streams: list[int] = []
-        self._idle_streams: deque[int] = deque()
+        self._idle_streams: dict[Level, deque[int]] = {level: deque() for level in Level}
         self._events = EventPool()
         # Held while streams and memory are taken, and while a graph is captured: other threads wait for its end.
         # Reentrant: what must not be in a capture is refused in its own thread, which would wait for itself otherwise.
@@ -53,11 +56,14 @@ class CudaDevice:
         self._is_closed = False
         self._zeroed: CudaEvent | None = None
         cuda_calls.open_first()
+        least, greatest = cuda_calls.stream_priorities()
+        middle = min(least, max(least - 1, greatest + 1))
+        self._priorities = {Level.LIVE: greatest, Level.TICK: middle, Level.BACKGROUND: least}
         self._memory = Arena(cuda_calls.take_device, chunk_bytes)
         self._pinned = Arena(cuda_calls.take_pinned, PINNED_CHUNK_BYTES, self._record_all)
-        self._zeroing = self.stream()
-        # Ticks go before the codec, text encoders and copies.
-        self._main = self._new_stream(is_urgent=True)
+        # All streams wait for it, also the most urgent ones.
+        self._zeroing = self.stream(Level.LIVE)
+        self._main = self._new_stream(Level.TICK)
 
     @property
     def main(self) -> CudaStream:
@@ -74,14 +80,14 @@ class CudaDevice:
         """Free device memory; what other programs use is not free. Raises EngineError."""
         return cuda_calls.free_bytes()
 
-    def stream(self) -> CudaStream:
+    def stream(self, level: Level = Level.TICK) -> CudaStream:
         """A stream that has no other user. Raises EngineError."""
         with self._lock:
             self._refuse_in_capture("a stream is made")
             try:
-                return CudaStream(self._idle_streams.popleft(), self._idle_streams, self._record)
+                return CudaStream(self._idle_streams[level].popleft(), self._idle_streams[level], self._record)
             except IndexError:
-                return self._new_stream()
+                return self._new_stream(level)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
         """Zero-filled device memory, 256-byte aligned. Raises OutOfMemoryError, EngineError.
@@ -193,9 +199,9 @@ class CudaDevice:
             except EngineDeadError as error:
                 logger.warning("the GPU's memory is released when the process ends: %s", error)
 
-    def _new_stream(self, *, is_urgent: bool = False) -> CudaStream:
-        self._streams.append(cuda_calls.new_stream(is_urgent=is_urgent))
-        stream = CudaStream(self._streams[-1], self._idle_streams, self._record)
+    def _new_stream(self, level: Level) -> CudaStream:
+        self._streams.append(cuda_calls.new_stream(self._priorities[level]))
+        stream = CudaStream(self._streams[-1], self._idle_streams[level], self._record)
         if self._zeroed is not None:
             stream.wait(self._zeroed)
         return stream

@@ -177,13 +177,18 @@ def copy_to_host(target: int, source: int, size_bytes: int, stream: int) -> None
 # Streams and events, as handles.
 
 
-def new_stream(*, is_urgent: bool = False) -> int:
+def stream_priorities() -> tuple[int, int]:
+    """The least and the greatest priority of streams; a lower number is a higher priority. Raises EngineError."""
+    found: tuple[int, int] = check(cudart.cudaDeviceGetStreamPriorityRange(), "reading the range of stream priorities")
+    return found
+
+
+def new_stream(priority: int) -> int:
     """A stream that does not wait for the legacy default stream. Raises EngineError.
 
-    Blocks of an urgent stream's kernels that wait for a free place on the GPU go before those of other streams.
+    Blocks of kernels that wait for a free place on the GPU begin by their streams' priorities; what runs is not
+    interrupted.
     """
-    least, greatest = check(cudart.cudaDeviceGetStreamPriorityRange(), "reading the range of stream priorities")
-    priority = greatest if is_urgent else least
     return _handle(cudart.cudaStreamCreateWithPriority(cudart.cudaStreamNonBlocking, priority), "making a stream")
 
 

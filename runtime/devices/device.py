@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from math import prod
 from typing import Any, Protocol
 
@@ -81,6 +82,18 @@ class Replay(Protocol):
         """Release the graph, which must not be running."""
 
 
+class Level(IntEnum):
+    """How urgent a stream's work is, most urgent first. Devices with fewer levels fold them (CudaDevice says how).
+
+    LIVE: audio that somebody waits for. TICK: ticks, and what they wait for, such as text encoders. BACKGROUND: other
+    audio, kernels that are compiled.
+    """
+
+    LIVE = 0
+    TICK = 1
+    BACKGROUND = 2
+
+
 class Device(Protocol):
     """Runs engines and holds their tensors. `allocations` counts the allocations made on it so far."""
 
@@ -104,8 +117,8 @@ class Device(Protocol):
     def mirror(self, tensor: Tensor) -> NDArray[Any]:
         """Host memory of a tensor's shape to write and upload: the tensor's own where the host can access it."""
 
-    def stream(self) -> Stream:
-        """A new stream."""
+    def stream(self, level: Level = Level.TICK) -> Stream:
+        """A new stream; work of a more urgent level goes first where the device has levels."""
 
     def upload(self, target: Tensor, source: NDArray[Any], stream: Stream) -> None:
         """Copy host to device, in stream order; `source` may be overwritten as soon as this returns."""
@@ -196,7 +209,7 @@ class HostDevice:
         assert tensor.host is not None
         return tensor.host
 
-    def stream(self) -> HostStream:
+    def stream(self, level: Level = Level.TICK) -> HostStream:
         """The one stream."""
         return self._stream
 

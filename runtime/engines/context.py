@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.config.bundle import Bundle
@@ -9,16 +10,27 @@ from runtime.config.deployment import Deployment, RuntimeConfig
 from runtime.devices.device import Device, Stream
 from runtime.engines.engine import EngineSet
 
+End = Callable[[Callable[[], None]], object]
+
+
+def end_now(end: Callable[[], None]) -> None:
+    """In this thread."""
+    end()
+
 
 @dataclass(frozen=True)
 class TickContext:
-    """The device, the stream on which ticks run, the engines in use, and what describes model and deployment."""
+    """The device, the stream on which ticks run, the engines in use, and what describes model and deployment.
+
+    end: runs what ends graphs, contexts and engines that nothing uses any more: that takes as long as many ticks.
+    """
 
     device: Device
     stream: Stream
     engines: EngineSet
     bundle: Bundle
     deployment: Deployment
+    end: End = end_now
 
     @property
     def runtime(self) -> RuntimeConfig:

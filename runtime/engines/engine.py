@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.bundle import DecoderInputs
-from runtime.devices.device import Stream, Tensor
+from runtime.devices.device import Level, Stream, Tensor
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.engines.node_times import NodeTimes
@@ -49,8 +49,11 @@ class RunnableGraph(Protocol):
     inputs: Mapping[str, TensorInfo]
     outputs: Mapping[str, TensorInfo]
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """One blocking execute on host arrays, with new outputs: for work outside the tick."""
+    def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
+        """One blocking execute on host arrays, with new outputs: for work outside the tick.
+
+        Calls of different levels do not wait for each other.
+        """
 
 
 class Engine(RunnableGraph, Protocol):
@@ -68,10 +71,12 @@ class Engine(RunnableGraph, Protocol):
         """Release the engine's memory."""
 
 
-def run_once(graph: RunnableGraph, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def run_once(
+    graph: RunnableGraph, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK
+) -> dict[str, NDArray[Any]]:
     """One blocking execute with checked inputs and new outputs. Raises ShapeError, EngineError."""
     check_tensors(graph.name, graph.inputs, feeds)
-    return graph.run(feeds)
+    return graph.run(feeds, level)
 
 
 def condition_shape(decoder: RunnableGraph, roles: DecoderInputs) -> tuple[int | str, ...]:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from runtime.devices.device import Device, Event, Replay, Stream
+from runtime.engines.context import End, end_now
 from runtime.engines.engine import Execution
 from runtime.errors import CaptureError, OutOfMemoryError, TickError
 from runtime.failures import UnitOfWork
@@ -147,7 +148,8 @@ class LaunchCounts:
 
 @dataclass(slots=True)
 class LaunchCache:
-    """The launches that were used last, at most `limit`. One that is evicted is closed once its last run is done.
+    """The launches that were used last, at most `limit`. One that is evicted is closed, by `end`, once its last run is
+    done.
 
     With `captures`, a launch runs plainly the first time, with resources of its own the second time, and from the third
     time on as a captured graph; plainly too as long as its executions are not prepared. Where its warm-up or its
@@ -159,6 +161,7 @@ class LaunchCache:
     stream: Stream
     limit: int
     captures: bool
+    end: End = end_now
     counts: LaunchCounts = field(default_factory=LaunchCounts)
     _launches: OrderedDict[Any, Launch] = field(default_factory=OrderedDict)
     _retired: deque[tuple[Launch, Event]] = field(default_factory=deque)
@@ -253,4 +256,4 @@ class LaunchCache:
 
     def _close_retired(self) -> None:
         while self._retired and self._retired[0][1].is_done:
-            self._retired.popleft()[0].close()
+            self.end(self._retired.popleft()[0].close)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from runtime.devices.device import Device, Stream, Tensor
+from runtime.devices.device import Device, Level, Stream, Tensor
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import Execution, check_tensors
 from runtime.engines.manifest import Manifest, TensorInfo, measured_threads
@@ -92,11 +93,14 @@ class OnnxRuntimeEngine:
         self._path, self._fix = folder / manifest.engine_file, fix
         self._threads = threads or measured_threads(manifest, num_cores())
         self._graph = None if weights is None else weights.graph(self._path)
-        self._sessions: dict[tuple[bool, int], ort.InferenceSession] = {}
+        self._sessions: dict[tuple[Level | None, int], ort.InferenceSession] = {}
+        self._streams: dict[Level, Stream] = {}
+        # Held for a whole execute on host arrays on the GPU: callers of one level share its stream, and take turns.
+        self._turns = {level: threading.Lock() for level in Level}
         self._pool: ThreadPoolExecutor | None = None
         # Held while a session opens: another thread that needs one waits for as long as reading the file takes.
         self._lock = threading.Lock()
-        self._session(in_tick)
+        self._session(None if in_tick else Level.BACKGROUND)
         may_have_parts = not self.is_on_gpu and manifest.size_bytes <= LARGEST_PARTS_BYTES
         self._num_parts = (self._threads or num_cores()) if may_have_parts else 1
         # Only decoders have shape ranges.
@@ -104,7 +108,7 @@ class OnnxRuntimeEngine:
         if most_rows < MIN_ROWS * self._num_parts:
             self._num_parts = 1
         if in_tick and self._num_parts > 1:
-            self._session(True, 1)
+            self._session(None, 1)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -119,22 +123,26 @@ class OnnxRuntimeEngine:
         infos = {**self.inputs, **self.outputs}
         check_tensors(self.name, infos, tensors)
         kind = OnnxRuntimeCudaExecution if self.is_on_gpu else OnnxRuntimeExecution
-        whole = kind(self._session(True), self, tensors)
+        whole = kind(self._session(None), self, tensors)
         # Parts are views of the caller's tensors, a range of rows each: nothing is copied.
         parts = [tensors] if self._num_parts == 1 else row_parts(infos, tensors, self._num_parts)
         if len(parts) == 1:
             return whole
         self._pool = self._pool or ThreadPoolExecutor(len(parts) - 1, thread_name_prefix=self.name)
-        session = self._session(True, 1)
+        session = self._session(None, 1)
         executions = [OnnxRuntimeExecution(session, self, part) for part in parts]
         return PartsExecution(executions, self._pool, whole, self._refuse_parts)
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """One blocking execute. Raises EngineError, OutOfMemoryError."""
+    def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
+        """One blocking execute. Raises EngineError, OutOfMemoryError.
+
+        On the GPU what is not LIVE is BACKGROUND: a session of each level would hold the weights once more.
+        """
         names = list(self.outputs)
-        session = self._session(False)
-        given = {name: feeds[name] for name in self.inputs}
-        results = executing(self.label(given), session.run, names, given)
+        kept = Level.LIVE if level is Level.LIVE else Level.BACKGROUND
+        session, given = self._session(kept), {name: feeds[name] for name in self.inputs}
+        with self._turns[kept] if self.is_on_gpu else nullcontext():
+            results = executing(self.label(given), session.run, names, given)
         return dict(zip(names, results, strict=True))
 
     def label(self, tensors: Mapping[str, Any]) -> str:
@@ -171,14 +179,21 @@ class OnnxRuntimeEngine:
         with self._lock:
             self._sessions.clear()
 
-    def _session(self, in_tick: bool, threads: int | None = None) -> ort.InferenceSession:
-        """The session of the ticks, or the one for host arrays; on the CPU they are the same."""
-        key = in_tick and self.is_on_gpu, self._threads if threads is None else threads
+    def _session(self, level: Level | None, threads: int | None = None) -> ort.InferenceSession:
+        """The session of the ticks (None), or that of a level for host arrays; on the CPU they are the same."""
+        key = level if self.is_on_gpu else None, self._threads if threads is None else threads
         with self._lock:
             if key not in self._sessions:
-                stream = self.device.main.handle if key[0] else None
-                self._sessions[key] = self._open(session_options(key[1]), stream)
+                self._sessions[key] = self._open(session_options(key[1]), self._stream(level))
             return self._sessions[key]
+
+    def _stream(self, level: Level | None) -> int | None:
+        """The handle of the stream that a session runs on; it is kept for the engine's life. None on the CPU."""
+        if not self.is_on_gpu:
+            return None
+        if level is not None and level not in self._streams:
+            self._streams[level] = self.device.stream(level)
+        return (self.device.main if level is None else self._streams[level]).handle
 
     def _source(self, options: ort.SessionOptions) -> str | bytes:
         """What a session opens: the file, or its graph with other weights, which the options then refer to."""

@@ -74,7 +74,8 @@ class LanguageRunner:
         self._verify_cost = max(VERIFY_COST if device.kind == "cpu" else 1.1, steps)
         self._width_cost = WIDTH_COST if device.kind == "cpu" else GPU_WIDTH_COST
         self._scratch = np.zeros(spec.vocabulary, np.bool_)  # [V]
-        self._launches = LaunchCache(device, stream, runtime.captured_graphs, captures=context.can_capture)
+        limit, captures = runtime.captured_graphs, context.can_capture
+        self._launches = LaunchCache(device, stream, limit, captures=captures, end=context.end)
         size, vocabulary = spec.prefill_tokens, spec.vocabulary
         self._prefills = [
             Prefill(device, stream, self._vectors, graph, cache, size=size, vocabulary=vocabulary)

@@ -360,7 +360,8 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
         opened.callback(engines.close)
         others = _open_other_engines(deployment, bundle, device, opened)
         structure = open_structure(bundle, others)
-        queue = CodecQueue(default_workers(deployment.target), lambda: loop.is_empty)
+        is_apart = device.kind != "cpu"
+        queue = CodecQueue(default_workers(deployment.target), lambda: loop.is_empty, is_apart=is_apart)
         loop = TickLoop(engines, bundle, deployment, device, before_tick=queue.hold)
         pipeline = Pipeline(
             deployment=deployment,

@@ -206,7 +206,7 @@ class TickLoop:
         return reply
 
     def swap(self, engines: EngineSet) -> Future[None]:
-        """Run on other engines of the same tensors from the next tick on, and close the old ones.
+        """Run on other engines of the same tensors from the next tick on, and close the old ones behind it.
 
         Generations in flight continue. The future raises EngineError where the engines do not fit or the loop has
         ended; they are not taken then.

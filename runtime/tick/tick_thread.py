@@ -6,6 +6,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from runtime.language.sequence import SequenceWork
 from runtime.requests.request import DENOISE_MIN, GenerationRequest
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.slot import Slot, Submission
-from runtime.threads import Heartbeat
+from runtime.threads import Heartbeat, Workers
 from runtime.tick.clock import clock_of, phase
 from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, Started, Updated
 from runtime.tick.in_flight import InFlight
@@ -40,6 +41,8 @@ class TickThread:
     """Runs ticks. One thread, but for what others read: `scheduler` (counts), `heartbeat`."""
 
     def __init__(self, context: TickContext, shared: LoopState, parts: DenoiseParts) -> None:
+        self._ending = Workers(1, "ends")
+        context = replace(context, end=self._ending.submit)
         self._context, self._shared, self._stream = context, shared, context.stream
         self.clock = clock_of(context.device)
         self._denoise = DenoiseRunner(context, self.clock, parts)
@@ -67,6 +70,7 @@ class TickThread:
         for runner in self._runners:
             with contextlib.suppress(EngineDeadError):
                 runner.close()
+        self._ending.shutdown()  # until what was replaced has ended
 
     def end(self) -> None:
         """Complete what is in flight where no thread was started, and end all generations that are in the loop."""
@@ -359,7 +363,7 @@ class TickThread:
             runner.use(engines)
         self._generation += 1
         # Nothing uses them any more: runners have the new ones, and what was launched is complete.
-        old.close()
+        self._ending.submit(old.close)
 
     def _record(self, plan: Plan) -> TickRecord:
         parts = [part for _, part in plan]

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
+from runtime.devices.device import Level
 from runtime.engines.manifest import TensorInfo
 
 DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
@@ -29,7 +30,7 @@ class GraphEngine:
         self.feeds: list[dict[str, NDArray[Any]]] = []
         self._busy = threading.Lock()
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
         assert self._busy.acquire(blocking=False), "two threads run one engine at once"
         try:
             self.feeds.append({name: np.array(feed) for name, feed in feeds.items()})

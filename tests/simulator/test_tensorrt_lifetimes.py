@@ -151,12 +151,12 @@ def test_destroying_a_logger_before_its_engines(rig: Rig) -> None:
     rig.set_shapes(rig.context)
 
 
-def test_an_engine_frees_its_weights(machine: Machine) -> None:
+def test_engine_and_context_free_their_memory(machine: Machine) -> None:
     rig = Rig(machine)
     before = machine.alive()["device"]
     rig.close()
     gc.collect()
-    assert machine.alive()["device"] == before - 1
+    assert machine.alive()["device"] == before - 2
 
 
 # Callbacks.

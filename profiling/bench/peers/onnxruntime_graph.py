@@ -9,6 +9,7 @@ from typing import Any, Final
 import onnxruntime
 from numpy.typing import NDArray
 
+from runtime.devices.device import Level
 from runtime.engines.manifest import TensorInfo
 
 DTYPES: Final = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(bool)": "bool"}
@@ -26,7 +27,7 @@ class OnnxRuntimeGraph:
         self.inputs: Mapping[str, TensorInfo] = {each.name: _info(each) for each in self._session.get_inputs()}
         self.outputs: Mapping[str, TensorInfo] = {each.name: _info(each) for each in self._session.get_outputs()}
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
         """One blocking execute with new outputs."""
         return dict(zip(self.outputs, self._session.run(list(self.outputs), dict(feeds)), strict=True))
 

@@ -12,6 +12,7 @@ import openvino
 from numpy.typing import NDArray
 from openvino.properties import hint, inference_num_threads
 
+from runtime.devices.device import Level
 from runtime.engines.manifest import TensorInfo
 from runtime.errors import EngineError
 
@@ -31,7 +32,7 @@ class OpenVinoGraph:
         self.outputs: Mapping[str, TensorInfo] = {port.any_name: _info(port) for port in model.outputs}
         self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
         """One blocking execute with new outputs; also compiles where the shapes are new."""
         shapes = {name: feeds[name].shape for name in self.inputs}
         key = tuple(shapes.values())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from runtime.devices.device import Device, Tensor
+from runtime.devices.device import Device, Level, Tensor
 from runtime.engines.manifest import Manifest
 from runtime.engines.node_times import NodeTimes
 from runtime.engines.tensorrt.context_pool import ContextPool
@@ -43,9 +43,9 @@ class TensorRtEngine:
     ) -> None:
         self.name, self.manifest = manifest.name, manifest
         self._device, self._is_in_tick = device, in_tick
-        self._host: HostExecution | None = None
-        # Held for a whole execute on host arrays: callers of `run` and `profile` take turns. Ticks never wait for it.
-        self._host_lock = threading.Lock()
+        self._hosts: dict[Level, HostExecution] = {}
+        # Held for a whole execute on host arrays: callers of one level take turns. Ticks never wait for it.
+        self._host_locks = {level: threading.Lock() for level in Level}
         self._plan = self._load(folder, fix)
         if weights is not None:
             refit(self._plan, device, weights, str(folder / manifest.engine_file))
@@ -59,24 +59,24 @@ class TensorRtEngine:
         """Bind every input and output by address. Raises ShapeError, EngineError."""
         return TensorRtExecution(self._pool, self._plan.settings(tensors))
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """One blocking execute with its own context, stream and memory. Raises ShapeError, EngineError."""
-        with self._host_execution() as host:
+    def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
+        """One blocking execute with context, stream and memory of its level. Raises ShapeError, EngineError."""
+        with self._host_execution(level) as host:
             return host.run(feeds)
 
     def profile(self, feeds: Mapping[str, NDArray[Any]], runs: int) -> tuple[NodeTimes, ...]:
         """Times per layer, as TensorRT measures them. Raises ShapeError, EngineError."""
-        with self._host_execution() as host:
+        with self._host_execution(Level.TICK) as host:
             times, layers_json = host.profile(feeds, runs)
         return node_times(times, layer_records(layers_json))
 
     def close(self) -> None:
         """Release everything but contexts that executions have taken. No work may be pending."""
         self._pool.close()
-        with self._host_lock:
-            if self._host is not None:
-                self._host.close()
-                self._host = None
+        for level, lock in self._host_locks.items():
+            with lock:
+                if (host := self._hosts.pop(level, None)) is not None:
+                    host.close()
         self._plan.close()
 
     def _load(self, folder: Path, fix: str) -> LoadedPlan:
@@ -86,14 +86,14 @@ class TensorRtEngine:
         return ContextPool(self._plan, self._device)
 
     @contextmanager
-    def _host_execution(self) -> Iterator[HostExecution]:
+    def _host_execution(self, level: Level) -> Iterator[HostExecution]:
         """What `run` executes with; kept for the next call, except in engines of ticks, which seldom run so."""
-        with self._host_lock:
-            host = self._host or HostExecution(self._plan, self._device)
+        with self._host_locks[level]:
+            host = self._hosts.get(level) or HostExecution(self._plan, self._device, level)
             try:
                 yield host
             finally:
                 if self._is_in_tick:
                     host.close()
                 else:
-                    self._host = host
+                    self._hosts[level] = host

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.devices.device import Device, Stream, Tensor
+from runtime.devices.device import Device, Level, Stream, Tensor
 from runtime.engines.engine import check_tensors
 from runtime.engines.tensorrt.layers import LayerTimes
 from runtime.engines.tensorrt.library import Context, ContextSettings, LayerProfiler, LoadedPlan
@@ -65,9 +65,9 @@ class HostExecution:
     Activation memory is that of the ranges used so far: the engines of a tick run a row or two so, beside the tick's.
     """
 
-    def __init__(self, plan: LoadedPlan, device: Device) -> None:
+    def __init__(self, plan: LoadedPlan, device: Device, level: Level = Level.TICK) -> None:
         self._plan = plan
-        self._stream = device.stream()
+        self._stream = device.stream(level)
         self._buffers = HostBuffers(device)
         self._device = device
         self._memory: Tensor | None = None

@@ -32,12 +32,16 @@ if TYPE_CHECKING:
 
 KEPT_MESSAGES = 16
 WARM_UP_RUNS = 3
+LIBRARY = 0
 
 log = logging.getLogger(__name__)
 
 
 class RecentMessagesLogger(trt.ILogger):  # type: ignore[misc]
-    """Keeps the latest errors and warnings of each thread, and passes all messages to Python's logging."""
+    """Keeps the latest errors and warnings of each thread, and passes all messages to Python's logging.
+
+    Those of the library's own threads are anybody's: which call they belong to is not known.
+    """
 
     def __init__(self) -> None:
         trt.ILogger.__init__(self)
@@ -54,17 +58,24 @@ class RecentMessagesLogger(trt.ILogger):  # type: ignore[misc]
         """Take one message; called by TensorRT, from any thread."""
         level = self._levels[severity]
         if level >= logging.WARNING:
-            self._messages.append((threading.get_ident(), msg))
+            self._messages.append((_caller(), msg))
         # At most INFO: errors are raised as exceptions with this text.
         log.log(min(level, logging.INFO), "TensorRT: %s", msg)
 
     def take(self) -> str:
-        """The errors and warnings of this thread's calls since the last `take`."""
-        own = [pair for pair in list(self._messages) if pair[0] == threading.get_ident()]
+        """The errors and warnings of this thread's calls, and of the library's threads, since the last `take`."""
+        own = [pair for pair in list(self._messages) if pair[0] in (threading.get_ident(), LIBRARY)]
         for pair in own:
             with suppress(ValueError):
                 self._messages.remove(pair)
         return "; ".join(dict.fromkeys(text for _, text in own))
+
+
+def _caller() -> int:
+    """The calling thread; LIBRARY where Python has not started it."""
+    ident = threading.get_ident()
+    own = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))
+    return ident if any(thread.ident == ident for thread in own) else LIBRARY
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec, default_workers
+from runtime.audio.codec_queue import Urgency
 from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle, load_bundle
+from runtime.devices.device import Level
 from runtime.errors import ConfigError, RequestError, ShapeError
 
 SPEC = TinySpec(prefix="x_")
@@ -198,11 +200,24 @@ def test_threads_share_one_codec(codec: Codec) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("urgency", Urgency)
+def test_what_is_played_is_decoded_as_the_most_urgent_work_of_the_device(bundle: Bundle, urgency: Urgency) -> None:
+    class Noted(GraphEngine):
+        def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
+            levels.append(level)
+            return super().run(feeds, level)
+
+    levels: list[Level] = []
+    codec = Codec(bundle, Noted(tiny_codec_decode(SPEC)))
+    codec.queue.submit(lambda: codec.decode(latents(6, 0)), urgency).result()
+    assert levels == [Level.BACKGROUND if urgency is Urgency.BACKGROUND else Level.LIVE]
+
+
 def test_one_call_at_a_time_encodes(bundle: Bundle) -> None:
     class Noted(GraphEngine):
-        def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
             held.append(codec._encode_lock.locked())
-            return super().run(feeds)
+            return super().run(feeds, level)
 
     held: list[bool] = []
     codec = Codec(bundle, GraphEngine(tiny_codec_decode(SPEC)), Noted(tiny_codec_encode(SPEC)))

@@ -13,10 +13,11 @@ from helpers.lock_check import lock_checked
 from helpers.panics import Panic, panic
 
 from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, OTHERS_S, RISK_S, WORK_WEIGHT, CodecQueue, Urgency
+from runtime.devices.device import Level
 from runtime.errors import DrainingError
 
 TIMEOUT_S = 60
-CheckedQueue = lock_checked(CodecQueue, "_waiting", "_running", "_is_held", "_prune_at", lock="_changed")
+CheckedQueue = lock_checked(CodecQueue, "_waiting", "_running", "_inside", "_is_held", "_prune_at", lock="_changed")
 
 
 class Busy:
@@ -150,21 +151,78 @@ def test_work_that_decodes_does_what_is_more_urgent_first_and_needs_no_second_wo
     assert ahead == [None]
 
 
-def test_a_tick_waits_for_audio_that_is_due_soon_and_all_workers_work_then(busy: Callable[..., Busy]) -> None:
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_tick_waits_until_audio_that_is_due_soon_is_decoded_and_all_workers_work_then(
+    busy: Callable[..., Busy], monkeypatch: pytest.MonkeyPatch, is_nested: bool
+) -> None:
+    """is_nested: by a worker that does it within other work."""
     one = busy()
     one.queue.size, one.is_alone = 2, False
-    inside, held = threading.Event(), threading.Event()
+    inside, decoded, held = threading.Event(), threading.Event(), threading.Event()
+    waits = list[bool]()
 
     def due() -> None:
         inside.set()
-        assert held.wait(TIMEOUT_S)
+        assert decoded.wait(TIMEOUT_S)
 
+    def stream() -> None:
+        one.queue.submit(lambda: None, Urgency.BACKGROUND)
+
+    def wait_for(is_over: Callable[[], bool], _: float) -> None:
+        waits.append(is_over())  # It waits, and is not decoded.
+        held.set()
+        real(is_over, TIMEOUT_S)
+
+    real = one.queue._changed.wait_for
+    monkeypatch.setattr(one.queue._changed, "wait_for", wait_for)
     one.queue.submit(due, Urgency.PLAYING, RISK_S / 2)
     assert not inside.is_set()
-    one.queue.hold()  # A second worker begins at once: nothing waits any more.
+    if is_nested:
+        one.queue.size = 1
+        one.queue.submit(stream)
+        one.go.set()
+    tick = threading.Thread(target=one.queue.hold)
+    tick.start()
     assert inside.wait(TIMEOUT_S)
-    held.set()
+    assert held.wait(TIMEOUT_S)
+    assert tick.is_alive()
+    decoded.set()
+    tick.join(TIMEOUT_S)
+    assert (waits, tick.is_alive()) == ([False], False)
     one.finish()
+
+
+def test_what_somebody_waits_for_is_urgent_work_of_a_device_also_within_other_work() -> None:
+    queue, levels = CheckedQueue(), dict[str, Level]()
+
+    def note(name: str) -> None:
+        levels[name] = queue.level
+
+    def outer() -> None:
+        note("played")
+        queue.submit(partial(note, "within"))
+        note("after")
+
+    queue.submit(outer, Urgency.PLAYING).result(TIMEOUT_S)
+    queue.submit(partial(note, "first"), Urgency.CHANGING).result(TIMEOUT_S)
+    queue.submit(partial(note, "later"), Urgency.BACKGROUND).result(TIMEOUT_S)
+    queue.close()
+    assert queue.level is Level.BACKGROUND
+    urgent = {name for name, level in levels.items() if level is Level.LIVE}
+    assert urgent == {"played", "within", "after", "first"}
+
+
+def test_on_a_device_live_audio_does_not_wait_for_audio_in_the_background() -> None:
+    queue, go = CheckedQueue(1, lambda: False, is_apart=True), threading.Event()
+    long = queue.submit(lambda: go.wait(TIMEOUT_S))
+    queue.submit(lambda: None, Urgency.PLAYING).result(TIMEOUT_S)
+    assert not long.done()
+    later = queue.submit(lambda: None)
+    queue.submit(lambda: None, Urgency.CHANGING).result(TIMEOUT_S)
+    assert not later.done(), "the background has one worker, too"
+    go.set()
+    later.result(TIMEOUT_S)
+    queue.close()
 
 
 @pytest.mark.parametrize(("urgency", "lead_s"), [(Urgency.PLAYING, 2 * RISK_S), (Urgency.CHANGING, 0.0)])

@@ -20,6 +20,7 @@ from runtime.audio.splicing import AudioSplicer
 from runtime.audio.window_decoder import MAX_PROBES, MIN_PROBES, PROBE_S, AudioDecoder
 from runtime.audio.windows import Window
 from runtime.config.bundle import load_bundle
+from runtime.devices.device import Level
 
 SPEC = TinySpec()
 HOP, CHANNELS, WINDOW = SPEC.hop_samples, SPEC.audio_channels, 40
@@ -34,9 +35,9 @@ class SharedEngine(GraphEngine):
         super().__init__(tiny_codec_decode(SPEC))
         self._turn = threading.Lock()
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
         with self._turn:
-            return super().run(feeds)
+            return super().run(feeds, level)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator.fixture import SITE, Machine, provoked, simulated
 
-from runtime.devices.device import Tensor
+from runtime.devices.device import Level, Tensor
 from runtime.devices.machine import open_device
 from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 
@@ -70,11 +70,46 @@ def test_a_download_is_complete_only_after_its_event(late_device: CudaDevice, la
     assert event.is_done
 
 
-def test_ticks_go_before_all_other_streams(device: CudaDevice, machine: Machine) -> None:
-    others = [device.stream() for _ in range(2)]
-    ticks = machine.stream(device.main.handle)
-    assert ticks.priority == min(stream.priority for stream in machine.streams.values())
-    assert all(ticks.priority < machine.stream(other.handle).priority for other in others)
+@pytest.mark.parametrize(
+    ("greatest", "expected"), [(-5, (-5, -1, 0)), (-2, (-2, -1, 0)), (-1, (-1, 0, 0)), (0, (0, 0, 0))]
+)
+def test_live_audio_goes_before_ticks_and_ticks_before_the_background(greatest: int, expected: tuple[int, ...]) -> None:
+    """As far as the device has levels: with two of them live audio has the greater one alone."""
+    with simulated(greatest_priority=greatest) as machine:
+        for device in opened(machine):
+            streams = {level: device.stream(level) for level in Level}
+            assert tuple(machine.stream(stream.handle).priority for stream in streams.values()) == expected
+            assert machine.stream(device.main.handle).priority == expected[Level.TICK]
+            urgent = streams[Level.LIVE].handle
+            del streams
+            assert device.stream(Level.BACKGROUND).handle != urgent, "a stream that was returned keeps its level"
+
+
+def test_the_zeros_that_all_streams_wait_for_are_not_behind_ticks(late_device: CudaDevice, late: Machine) -> None:
+    order = list[str]()
+    tick, live = late_device.main, late_device.stream(Level.LIVE)
+    for _ in range(3):
+        late.enqueue(tick.handle, lambda: order.append("tick"), what="a tick")
+    target = late_device.staging((100,), np.float32)
+    late_device.download(target, late_device.zeros((100,), np.float32), live)
+    late.enqueue(late_device.stream(Level.BACKGROUND).handle, lambda: order.append("file"), what="a file")
+    late.enqueue(tick.handle, lambda: order.append("later tick"), what="a tick")
+    live.record().wait()
+    assert order == ["tick"] * 3, "zeros wait for what was launched before them, and for nothing else"
+    assert not target.any()
+
+
+def test_the_simulator_runs_the_work_of_higher_priority_first(late_device: CudaDevice, late: Machine) -> None:
+    order, streams = list[str](), {level: late_device.stream(level) for level in Level}
+    for level in (Level.BACKGROUND, Level.TICK, Level.LIVE, Level.TICK):
+        late.enqueue(streams[level].handle, lambda level=level: order.append(level.name), what=level.name)
+    blocked = late_device.stream(Level.LIVE)
+    blocked.wait(streams[Level.BACKGROUND].record())
+    late.enqueue(blocked.handle, lambda: order.append("after"), what="after")
+    streams[Level.TICK].record().wait()
+    assert order == ["LIVE", "TICK", "TICK"]
+    blocked.record().wait()
+    assert order[3:] == ["BACKGROUND", "after"]
 
 
 def test_a_captured_graph_is_on_the_gpu_before_its_first_launch(device: CudaDevice, machine: Machine) -> None:

@@ -23,8 +23,9 @@ REAL_CALLS = """
 from runtime.devices import cuda_calls
 from runtime.errors import EngineError
 calls = {
-    "open_first": (), "free_bytes": (), "take_device": (8,), "take_pinned": (8,), "free_device": (8,), "new_stream": (),
-    "free_pinned": (8,), "zero": (8, 8, 8), "copy_to_device": (8, 8, 8, 8), "copy_to_host": (8, 8, 8, 8),
+    "open_first": (), "free_bytes": (), "take_device": (8,), "take_pinned": (8,), "free_device": (8,),
+    "stream_priorities": (), "new_stream": (0,), "free_pinned": (8,), "zero": (8, 8, 8),
+    "copy_to_device": (8, 8, 8, 8), "copy_to_host": (8, 8, 8, 8),
     "close_stream": (8,), "new_event": (), "close_event": (8,), "record": (8, 8), "make_wait": (8, 8), "is_done": (8,),
     "wait": (8,), "elapsed_ms": (8, 8), "capture": (8, print), "launch_graph": (8, 8), "close_graph": (8,), "probe": (),
 }
@@ -109,9 +110,9 @@ def test_the_real_bindings_take_our_arguments() -> None:
     lines = done.stdout.splitlines()
     if "no NVIDIA driver" not in lines[-1]:
         pytest.skip(f"there is a driver: {lines[-1]}")
-    assert len(lines) == 22
+    assert len(lines) == 23
     assert all("failed:" in line for line in lines)
-    assert sum("cudaErrorInsufficientDriver" in line for line in lines) == 21
+    assert sum("cudaErrorInsufficientDriver" in line for line in lines) == 22
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_garbage_is_not_collected_during_a_capture(machine: Machine) -> None:
     def work() -> None:
         _ = [[index] for index in range(100_000)]
 
-    stream = cuda_calls.new_stream()
+    stream = cuda_calls.new_stream(0)
     cuda_calls.close_graph(cuda_calls.capture(stream, work))
     cuda_calls.close_stream(stream)
     assert gc.isenabled()

@@ -21,7 +21,7 @@ def test_an_event_is_reused_after_its_last_reference(machine: Machine) -> None:
     from runtime.devices import cuda_calls
     from runtime.devices.cuda_streams import EVENT_BATCH, EventPool
 
-    pool, stream = EventPool(), cuda_calls.new_stream()
+    pool, stream = EventPool(), cuda_calls.new_stream(0)
     kept = [pool.record(stream) for _ in range(EVENT_BATCH)]
     assert len({event.handle for event in kept}) == EVENT_BATCH
     assert machine.counters["events"] == EVENT_BATCH
@@ -41,7 +41,7 @@ def test_a_stream_handle_becomes_idle_with_its_last_reference(machine: Machine) 
     from runtime.devices.cuda_streams import CudaStream, EventPool
 
     pool, idle = EventPool(), deque[int]()
-    stream = CudaStream(cuda_calls.new_stream(), idle, pool.record)
+    stream = CudaStream(cuda_calls.new_stream(0), idle, pool.record)
     event, handle = stream.record(), stream.handle
     assert not event.is_done
     event.wait()
@@ -56,7 +56,7 @@ def test_all_streams_event_is_done_with_the_last_stream(machine: Machine) -> Non
     from runtime.devices import cuda_calls
     from runtime.devices.cuda_streams import AllStreamsEvent, EventPool
 
-    pool, streams = EventPool(), [cuda_calls.new_stream() for _ in range(2)]
+    pool, streams = EventPool(), [cuda_calls.new_stream(0) for _ in range(2)]
     event = AllStreamsEvent(tuple(pool.record(stream) for stream in streams))
     event.events[0].wait()
     assert not event.is_done
@@ -72,7 +72,7 @@ def test_a_closed_graph_cannot_be_launched(machine: Machine) -> None:
     from runtime.devices.cuda_streams import CudaReplay, CudaStream, EventPool
 
     pool, idle = EventPool(), deque[int]()
-    stream = CudaStream(cuda_calls.new_stream(), idle, pool.record)
+    stream = CudaStream(cuda_calls.new_stream(0), idle, pool.record)
     replay = CudaReplay(cuda_calls.capture(stream.handle, lambda: None))
     replay.launch(stream)
     stream.record().wait()

@@ -12,7 +12,7 @@ from simulator.fixture import Machine
 from simulator.onnxruntime_gpu import Provider, simulated_provider
 
 from runtime.config.deployment import Deployment
-from runtime.devices.device import Device, HostDevice
+from runtime.devices.device import Device, HostDevice, Level
 from runtime.devices.machine import open_device
 from runtime.engines import onnxruntime
 from runtime.engines.engine import Engine
@@ -53,7 +53,7 @@ def test_threads_take_turns_at_opening_a_session(built: Built, monkeypatch: pyte
     engine._sessions.clear()
     monkeypatch.setattr(engine, "_open", lambda *arguments: held.append(engine._lock.locked()))
     for _ in range(2):
-        engine._session(in_tick=False)
+        engine._session(Level.BACKGROUND)
     assert held == [True]
 
 
@@ -66,7 +66,7 @@ def test_the_build_says_how_many_threads_on_machines_with_as_many_cores(
     manifest = read_manifest(manifest_path(folder, "decoder"))
     manifest = manifest.model_copy(update={"facts": {THREADS: of_the_build, THREAD_TIMES: {"2": [1], "4": [2]}}})
     engine = OnnxRuntimeEngine(manifest, folder, device=HostDevice(), threads=given)
-    assert engine._session(in_tick=False).get_session_options().intra_op_num_threads == expected
+    assert engine._session(Level.BACKGROUND).get_session_options().intra_op_num_threads == expected
     engine.close()
 
 
@@ -172,6 +172,18 @@ def test_host_arrays_run_on_another_stream(deployment: Deployment, provider: Pro
     assert len(provider.sessions) == 1
     Bound(engine, device)
     assert len(provider.sessions) == 2
+
+
+def test_live_audio_on_a_gpu_has_a_session_that_goes_before_ticks(
+    deployment: Deployment, machine: Machine, provider: Provider, device: Any
+) -> None:
+    engine = opened(deployment, "decoder", device, in_tick=False)
+    found = [engine.run(decoder_feeds(1), level)["velocity"] for level in Level]
+    for each in found:
+        np.testing.assert_allclose(each, expected(deployment, 1), atol=1e-6)
+    priorities = sorted(machine.stream(session.stream).priority for session in provider.sessions)
+    assert priorities == [-5, 0], "what is not live shares one: each session has the weights once more"
+    engine.close()
 
 
 def test_a_launch_on_another_stream_is_refused(deployment: Deployment, provider: Provider, device: Any) -> None:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine_build.graphs.graph_writer import GraphWriter
 from runtime.config.bundle import Bundle, load_bundle
+from runtime.devices.device import Level
 from runtime.errors import ConfigError, EngineError, RequestError
 from runtime.pipeline.content_cache import ContentCache
 from runtime.pipeline.text_encoder import (
@@ -76,9 +77,9 @@ def test_a_text_becomes_condition_tokens(bundle: Bundle, engine: GraphEngine) ->
 )
 def test_a_graph_that_returns_something_else_is_refused(changed: Any, says: str, bundle: Bundle) -> None:
     class Other(GraphEngine):
-        def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
             names = ("y_condition", "y_condition_mask")
-            found = super().run(feeds)
+            found = super().run(feeds, level)
             return found | dict(zip(names, changed(*(found[name] for name in names)), strict=True))
 
     with pytest.raises(EngineError, match=says):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
 from runtime.config.bundle import Bundle, load_bundle
+from runtime.devices.device import Level
 from runtime.errors import ConfigError, EngineError, RequestError
 from runtime.pipeline.timbre import TimbreEncoder, reference_parts
 
@@ -58,8 +59,8 @@ def test_an_empty_reference_is_refused() -> None:
 @pytest.mark.parametrize("changed", [lambda tokens: tokens[0], lambda tokens: tokens[:, :0]])
 def test_a_graph_that_returns_something_else_is_refused(changed: Any, bundle: Bundle) -> None:
     class Other(GraphEngine):
-        def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-            return {"y_timbre": changed(super().run(feeds)["y_timbre"])}
+        def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
+            return {"y_timbre": changed(super().run(feeds, level)["y_timbre"])}
 
     timbre = TimbreEncoder(bundle, Other(onnx.load(bundle.folder / "timbre_encoder.onnx")))
     with pytest.raises(EngineError, match=r"expected \[1, P, D\]"):

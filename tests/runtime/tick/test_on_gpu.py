@@ -5,6 +5,7 @@ On the simulated GPU, whose work runs as late as the rules allow.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from contextlib import suppress
@@ -272,6 +273,19 @@ def test_conditions_of_many_lengths_share_executes(loops: Loops) -> None:
     for index, condition in enumerate(CONDITIONS):
         alone = run_all(loop, make(f"{index}", steps=6, conditions=(condition,)))
         np.testing.assert_allclose(inbox.latents(f"{index}"), alone.latents(f"{index}"), atol=1e-4)
+
+
+def test_no_tick_waits_for_the_end_of_engines_that_were_replaced(loops: Loops, machine: Machine) -> None:
+    loop, inbox = loops(), Inbox()
+    loop.start()
+    loop.submit(make("a", steps=12), inbox)
+    loop.swap(open_engines(loop.deployment, loop.device)).result(60)
+    assert loop.drain(60)
+    loop.close()
+    gc.collect()
+    ended = {thread for (what, thread), _ in machine.spent_ms.items() if what == "end of an engine"}
+    assert "tick" not in ended
+    assert any(thread.startswith("ends") for thread in ended)
 
 
 def test_engines_that_arrive_while_a_tick_runs_are_taken_after_it(loops: Loops, machine: Machine) -> None:

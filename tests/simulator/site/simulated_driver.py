@@ -13,7 +13,9 @@ import numpy as np
 from simulated_memory import Allocation, Lent, Memory, RuleBroken
 from simulated_parts import (
     CAPTURE_UNSUPPORTED,
+    COSTS_MS,
     GLOBAL,
+    GREATEST_PRIORITY,
     INSUFFICIENT_DRIVER,
     MEMORY_ALLOCATION,
     NO_DEVICE,
@@ -41,7 +43,7 @@ class Driver:
     def __init__(self, **options: Any) -> None:
         defaults: dict[str, Any] = {
             "late": True, "gpu_name": "Simulated GPU", "cc": "9.0", "sm_count": 132, "memory_bytes": 2 << 30,
-            "devices": 1, "no_driver": False, "driver": 13000, "faults": {},
+            "devices": 1, "greatest_priority": GREATEST_PRIORITY, "no_driver": False, "driver": 13000, "faults": {},
         }  # fmt: skip
         unknown = options.keys() - defaults.keys()
         assert not unknown, f"unknown options {sorted(unknown)}"
@@ -50,6 +52,8 @@ class Driver:
         self.counters: Counter[str] = Counter()
         # What TensorRT-RTX compiled: (when, thread), in order; see tensorrt_rtx.
         self.compiled: list[tuple[str, str]] = []
+        # Milliseconds that (what, thread) would have taken; see COSTS_MS.
+        self.spent_ms: Counter[tuple[str, str]] = Counter()
         self.broken: list[RuleBroken] = []
         self.came_back: deque[tuple[int, int]] = deque()
         self.streams: dict[int, Stream] = {0: Stream(0)}
@@ -84,6 +88,10 @@ class Driver:
         """Count one call that a fault may hit; whether the options list this number."""
         self._struck[fault] += 1
         return self._struck[fault] in self.faults.get(fault, ())
+
+    def spend(self, what: str) -> None:
+        """Note that the calling thread waits for what takes long."""
+        self.spent_ms[what, threading.current_thread().name] += COSTS_MS[what]
 
     def check_alive(self) -> None:
         """Raises RefusedError after an asynchronous error, and without a driver or device."""

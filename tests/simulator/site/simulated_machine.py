@@ -11,6 +11,7 @@ Options (keyword of `reset`, or environment for child processes):
     sm_count       SIMULATED_SM_COUNT      132
     memory_bytes   SIMULATED_MEMORY_BYTES  size of the device memory
     devices        SIMULATED_DEVICES       1
+    greatest_priority  SIMULATED_GREATEST_PRIORITY  of streams: -5; the least is 0
     no_driver      SIMULATED_NO_DRIVER     there is no driver
     driver         SIMULATED_DRIVER        the newest CUDA version that the driver supports: 13000
     faults         SIMULATED_FAULTS        JSON: {"oom_at_allocation": [3], "async_error_at": [7], ...}: the calls that
@@ -97,6 +98,7 @@ class Machine(Streams):
         with self._lock:
             self.check_alive()
             self.counters["instantiations"] += 1
+            self.spend("graph")
             if self.strikes("oom_at_instantiation"):
                 raise RefusedError(MEMORY_ALLOCATION, "instantiating a graph")
             return self._add_graph(Graph(self._graph(handle, executable=False).works, executable=True))
@@ -144,6 +146,8 @@ class Machine(Streams):
             if self._graph(handle, executable=executable).running and not self.sticky:
                 self.break_rule("a graph is destroyed while it is running")
             del self.graphs[handle]
+            if executable:
+                self.spend("end of a graph")
 
     def _add_graph(self, graph: Graph) -> int:
         handle = next(self._handles)

@@ -14,6 +14,12 @@ CAPTURE_ISOLATION, CAPTURE_IMPLICIT, CAPTURED_EVENT, CAPTURE_WRONG_THREAD = 905,
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 LEGACY_STREAMS = (0, 1)
 LEAST_PRIORITY, GREATEST_PRIORITY = 0, -5
+# What takes long on a card of today, in ms: it is counted, not waited for. The bytes of a context are its own, beside
+# its activation memory.
+COSTS_MS = {
+    "context": 60, "end of a context": 2, "end of an engine": 200, "kernels": 300, "graph": 10, "end of a graph": 1,
+}  # fmt: skip
+CONTEXT_BYTES = 4096
 OLDEST_DRIVER = 13000
 
 Range = tuple[int, int]
@@ -84,13 +90,30 @@ class Graph:
     running: int = 0
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Pending:
+    """Work in a stream's queue, by its number there. after: of another stream, the number that has to run before."""
+
+    number: int
+    run: Callable[[], object]
+    after: tuple[Stream, int] | None = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it waits for another stream."""
+        if self.after is None:
+            return False
+        stream, number = self.after
+        return bool(stream.queue) and stream.queue[0].number <= number
+
+
 @dataclass(eq=False, slots=True)
 class Stream:
-    """A stream; `queue` holds (number, function) of pending work. A lower number is a higher priority."""
+    """A stream with its pending work. A lower number is a higher priority."""
 
     handle: int
     priority: int = LEAST_PRIORITY
-    queue: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
+    queue: deque[Pending] = field(default_factory=deque)
     number: int = 0
     clock: Clock = field(default_factory=dict)
     capture: Capture | None = None

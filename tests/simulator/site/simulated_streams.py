@@ -13,13 +13,13 @@ from simulated_parts import (
     CAPTURE_INVALIDATED,
     CAPTURE_ISOLATION,
     CAPTURED_EVENT,
-    GREATEST_PRIORITY,
     ILLEGAL_ADDRESS,
     INVALID_HANDLE,
     LEAST_PRIORITY,
     LEGACY_STREAMS,
     NOT_READY,
     Event,
+    Pending,
     Range,
     Record,
     RefusedError,
@@ -102,7 +102,7 @@ class Streams(Driver):
             if done is not None:
                 done()
 
-        stream.queue.append((stream.number, run))
+        stream.queue.append(Pending(stream.number, run))
         if not self.late:
             self._run_to(stream, stream.number)
 
@@ -156,8 +156,17 @@ class Streams(Driver):
         stream.clock[stream.handle] = stream.number
 
     def _run_to(self, stream: Stream, number: int) -> None:
-        while stream.queue and stream.queue[0][0] <= number:
-            stream.queue.popleft()[1]()
+        """Run a stream's work up to a number; before each piece all work of higher priority that could begin."""
+        while stream.queue and stream.queue[0].number <= number:
+            first = min(self._ahead(stream), key=lambda other: other.priority, default=stream)
+            if (after := first.queue[0].after) is not None and first.queue[0].is_blocked:
+                self._run_to(*after)
+            else:
+                first.queue.popleft().run()
+
+    def _ahead(self, stream: Stream) -> list[Stream]:
+        others = [other for other in self.streams.values() if other.queue and other.priority < stream.priority]
+        return [other for other in others if not other.queue[0].is_blocked]
 
     def _check_legacy(self, handle: int) -> None:
         if handle not in LEGACY_STREAMS:
@@ -174,7 +183,7 @@ class Streams(Driver):
         with self._lock:
             self.check_alive()
             handle = next(self._handles)
-            self.streams[handle] = Stream(handle, min(max(priority, GREATEST_PRIORITY), LEAST_PRIORITY))
+            self.streams[handle] = Stream(handle, min(max(priority, self.greatest_priority), LEAST_PRIORITY))
             return handle
 
     def stream(self, handle: int) -> Stream:
@@ -239,7 +248,7 @@ class Streams(Driver):
             def run() -> None:
                 record.at_s = time.perf_counter()
 
-            stream.queue.append((stream.number, run))
+            stream.queue.append(Pending(stream.number, run))
             if not self.late:
                 self._run_to(stream, stream.number)
 
@@ -259,7 +268,7 @@ class Streams(Driver):
                 self._advance(stream)
                 merge(stream.clock, record.clock)
                 other = self.streams[record.stream]
-                stream.queue.append((stream.number, lambda: self._run_to(other, record.number)))
+                stream.queue.append(Pending(stream.number, lambda: None, (other, record.number)))
 
     def is_done(self, event: int) -> bool:
         """Whether the stream has passed an event. Raises RefusedError."""

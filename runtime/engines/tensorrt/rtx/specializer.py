@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.devices.device import ALIGNMENT_BYTES, Device, Tensor
+from runtime.devices.device import ALIGNMENT_BYTES, Device, Level, Tensor
 from runtime.engines.tensorrt.context_pool import reserve_activation
 from runtime.engines.tensorrt.rtx.kernel_cache import KernelCache
 from runtime.engines.tensorrt.rtx.plan import RtxContext, RtxPlan
@@ -29,7 +29,7 @@ class Specializer:
     def __init__(self, folder: Path, device: Device) -> None:
         self.users = 0
         self.cache = KernelCache(folder)
-        self._device, self._stream = device, device.stream()
+        self._device, self._stream = device, device.stream(Level.BACKGROUND)
         # One thread: executes never overlap, so one stream and one set of memory do for all of them.
         self._worker = ThreadPoolExecutor(1, "kernels")
         self._zeros = self._written = self._activation = device.zeros((1,), np.uint8)

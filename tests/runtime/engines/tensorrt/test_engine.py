@@ -16,6 +16,7 @@ from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS, small_graph
 
 from runtime.config.deployment import load_deployment
+from runtime.devices.device import Level
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
@@ -156,19 +157,26 @@ def test_an_engine_of_ticks_keeps_no_context_of_a_run(one: Machine, folder: Path
     bench.close()
 
 
-def test_one_thread_at_a_time_runs_on_host_arrays(one: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_one_level_take_turns_on_host_arrays_and_levels_do_not_wait_for_each_other(
+    one: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from runtime.engines.tensorrt.host_execution import HostExecution
 
     def noted(host: HostExecution, *arguments: Any) -> Any:
-        held.append(engine._host_lock.locked())
+        held.append([level for level, lock in engine._host_locks.items() if lock.locked()])
+        priorities.append(one.stream(host._stream.handle).priority)
         return run(host, *arguments)
 
     written(folder)
-    held, run, bench = list[bool](), HostExecution.run, Bench()
+    held, priorities, run, bench = list[list[Level]](), list[int](), HostExecution.run, Bench()
     engine = opened(folder, bench.device, in_tick=False)
     monkeypatch.setattr(HostExecution, "run", noted)
     engine.run(feeds_of(2, 4))
-    assert held == [True]
+    with engine._host_locks[Level.BACKGROUND], engine._host_locks[Level.TICK]:
+        engine.run(feeds_of(2, 4), Level.LIVE)
+    engine.run(feeds_of(2, 4), Level.BACKGROUND)
+    assert held == [[Level.TICK], list(Level), [Level.BACKGROUND]]
+    assert priorities == [-1, -5, 0]
     engine.close()
     bench.close()
 

@@ -14,7 +14,7 @@ from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS, cache_graph, write_engine
 
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.errors import EngineError, ShapeError
+from runtime.errors import EngineError, OutOfMemoryError, ShapeError
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +37,23 @@ def test_the_logger_keeps_the_latest_errors_of_each_thread() -> None:
     assert taken == [""]
     assert logger.take() == "; ".join(f"error {index}" for index in range(4, 20))
     assert logger.take() == ""
+
+
+def test_what_the_library_s_own_threads_log_belongs_to_the_call_that_fails(machine: Machine, tmp_path: Path) -> None:
+    """Python has not started them: they take nothing themselves."""
+    from runtime.engines.tensorrt.library import LoadedPlan
+
+    written(tmp_path)
+    machine.faults |= {"library_threads": True, "context_none_at": [1]}
+    bench = Bench()
+    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
+    with pytest.raises(OutOfMemoryError, match="out of memory"):
+        plan.new_context(0, bench.device.zeros((1,), "uint8"))
+    machine.faults["deserialize_none"] = True
+    with pytest.raises(EngineError, match="stdVersionRead"):
+        LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
+    plan.close()
+    bench.close()
 
 
 def test_repeated_messages_are_taken_once() -> None:

@@ -8,8 +8,8 @@ library leaves undefined raises RuleBroken. Options, beside those of the machine
     SIMULATED_SKIPPED_TACTICS  number of warnings of a build about skipped tactics: 3
 
 Faults, by number of the call: deserialize_none_at, context_none_at, enqueue_false_at, enqueue_oom_at, uncapturable_at.
-Faults without a number: deserialize_none, uncapturable, build_crash, build_fails (the message), stored_together (names
-of weights that a refit replaces together or not at all).
+Faults without a number: library_threads (messages come from threads of the library), deserialize_none, uncapturable,
+build_crash, build_fails (the message), stored_together (names of weights that a refit replaces together or not at all).
 """
 
 from ._basics import Dims, IHostMemory, ILogger, IProfiler, IProgressMonitor, IStreamWriter, Logger

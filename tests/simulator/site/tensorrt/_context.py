@@ -32,6 +32,7 @@ class IExecutionContext:
         self._addresses: dict[str, int] = {}
         self._activation = (address, engine.device_memory_size_v2 if address else 0)
         self._own_activation = address
+        self._own = 0  # the address of its persistent memory
         self._profile = 0
         self._profile_stream: int | None = None
         self._is_warm = False
@@ -254,8 +255,10 @@ class IExecutionContext:
             remember("a context was destroyed while its work is pending", here)
         if not here.sticky and len(self._captured):
             remember("a context was destroyed while a captured graph of it lives", here)
-        if self._own_activation and not here.sticky and machine() is here:
-            here.free(self._own_activation)
+        here.spend("end of a context")
+        for address in filter(None, (self._own_activation, self._own)):
+            if not here.sticky and machine() is here:
+                here.free(address)
 
 
 def _words(code: int) -> str:

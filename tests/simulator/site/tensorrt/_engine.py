@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 from simulated_machine import RefusedError
+from simulated_parts import CONTEXT_BYTES
 
 from ._basics import Dims, ILogger
 from ._context import IExecutionContext
@@ -24,7 +25,7 @@ from ._enums import (
 )
 from ._graph import NUMPY, open_graph
 from ._plan import Plan, PlanDamagedError, TensorPlan, load_error, unpack
-from ._rules import machine, need_driver, remember
+from ._rules import from_library_thread, machine, need_driver, remember
 
 ALIGNMENT_BYTES = 256
 Shape = tuple[int, ...]
@@ -78,7 +79,8 @@ class Runtime:
         return engine
 
     def _fail(self, message: str) -> None:
-        self.logger.log(Severity.ERROR, f"IRuntime::deserializeCudaEngine: Error Code 1: {message}")
+        text = f"IRuntime::deserializeCudaEngine: Error Code 1: {message}"
+        from_library_thread(lambda: self.logger.log(Severity.ERROR, text))
 
     def __del__(self) -> None:
         if len(getattr(self, "_engines", ())):
@@ -158,16 +160,21 @@ class ICudaEngine:
     def _new_context(self, strategy: Any, make: Callable[[int], IExecutionContext]) -> IExecutionContext | None:
         if self._runtime() is None:
             self._machine.break_rule("an engine is used after its Runtime was destroyed")
-        address = 0
+        address = own = 0
         try:
             if self._machine.strikes("context_none_at"):
                 raise RefusedError(2, "")
+            own = self._machine.allocate(CONTEXT_BYTES, "device")
             if strategy is not ExecutionContextAllocationStrategy.USER_MANAGED:
                 address = self._machine.allocate(self.device_memory_size_v2, "device")
         except RefusedError as error:
+            if own:
+                self._machine.free(own)
             self._log(Severity.ERROR, f"IExecutionContext creation failed: {_cuda_words(error.code)}")
             return None
+        self._machine.spend("context")
         context = make(address)
+        context._own = own
         self._contexts.add(context)
         return context
 
@@ -179,7 +186,7 @@ class ICudaEngine:
         if logger is None:
             self._machine.break_rule("an engine is used after its logger was destroyed")
         assert logger is not None
-        logger.log(severity, message)
+        from_library_thread(lambda: logger.log(severity, message))
 
     def _output_shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         """The outputs' shapes; computed once per combination of input shapes."""
@@ -194,6 +201,7 @@ class ICudaEngine:
     def __del__(self) -> None:
         if len(self._contexts):
             remember("an engine was destroyed before its contexts", self._machine)
+        self._machine.spend("end of an engine")
         if not self._machine.sticky and not is_replaced(self._machine):
             self._machine.free(self._weights)
 

@@ -6,17 +6,40 @@ raise: the machine records it, and raises it at the end.
 
 from __future__ import annotations
 
+import _thread
 import sys
+import threading
+from collections.abc import Callable
 
 from simulated_machine import Machine, RuleBroken, machine
 
-__all__ = ["Answer", "Machine", "RuleBroken", "machine", "need_driver", "remember"]
+__all__ = ["Answer", "Machine", "RuleBroken", "from_library_thread", "machine", "need_driver", "remember"]
 
 
 def remember(message: str, where: Machine | None = None) -> None:
     """Record a broken rule from a destructor; ignored while the interpreter ends."""
     if not sys.is_finalizing():
         (where or machine()).broken.append(RuleBroken(message))
+
+
+def from_library_thread(call: Callable[[], None]) -> None:
+    """What the library does in a thread of its own, which Python has not started; the caller waits for it.
+
+    Only with the fault "library_threads": it does most of it in the caller's.
+    """
+    if not machine().faults.get("library_threads"):
+        call()
+        return
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            call()
+        finally:
+            done.set()
+
+    _thread.start_new_thread(work, ())
+    done.wait()
 
 
 def need_driver(what: str) -> None:

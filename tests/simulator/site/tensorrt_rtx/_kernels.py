@@ -199,6 +199,7 @@ class IExecutionContext(_context.IExecutionContext):
         if self._stream and self._machine.is_capturing(self._stream):
             self._machine.break_rule("kernels are compiled during a capture")
         self._machine.compiled.append((when, threading.current_thread().name))
+        self._machine.spend("kernels")
         time.sleep(float(os.environ.get("SIMULATED_JIT_S", "0")))
         self._cached().add(kernels)
 

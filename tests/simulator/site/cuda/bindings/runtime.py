@@ -263,7 +263,7 @@ def _enqueue(stream: Any, work: Callable[[], None], **what: Any) -> None:
 @_with_status(2)
 def cudaDeviceGetStreamPriorityRange() -> tuple[int, int]:
     simulated.machine().check_alive()
-    return simulated.LEAST_PRIORITY, simulated.GREATEST_PRIORITY
+    return simulated.LEAST_PRIORITY, simulated.machine().greatest_priority
 
 
 @_with_status(1)
