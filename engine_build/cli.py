@@ -115,7 +115,7 @@ def list_command(config: Config, target: OneTarget = None, as_json: AsJson = Fal
     else:
         terminal = Terminal()
         print_entries(terminal, found, shown_path(deployment.engines))
-        for name, _ in folders if options.precision == "auto" else ():
+        for name, _ in folders if options.of("decoder").precision == "auto" else ():
             chosen = choose_precision(deployment, name)
             print_line(f'precision = "auto" on the target {name}: {chosen.precision}, {chosen.reason}', terminal)
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from engine_build.compile.watchdog import WATCHDOG_S
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.config.explain import validated
+from runtime.config.explain import TABLE, VALUE, TomlTable, validated
 from runtime.config.targets import ShapeRanges, Target
 from runtime.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES
-from runtime.devices.machine import cpu_flags
+from runtime.devices.machine import cpu_flags, machine_of
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, EngineError
 
 Features = frozenset[str]
 # Raised with every change to what a precision recipe does to a graph: engines of an older version are rebuilt.
@@ -26,9 +26,20 @@ RECIPE_VERSION = 4
 CPU_GRAPH_VERSION = 4
 Optimization = Literal["basic", "extended", "all"]
 Precision = Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8"]
-CodecPrecision = Literal["fp32", "fp16", "bf16"]
 Verbosity = Literal["none", "layer_names", "detailed"]
 HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"]
+
+# What an engine is for. Each kind has a precision, an optimization level and a workspace of its own.
+Kind = Literal["decoder", "codec", "encoders", "planner"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# The engines of all kinds but encoders, by the part of their names before "_" or ".".
+KIND_OF: Mapping[str, Kind] = {
+    "decoder": "decoder", "rows": "decoder", "step": "decoder", "codec": "codec", "planner": "planner",
+    "sampler": "planner",
+}  # fmt: skip
+# Published plans of codecs end the process at their first execute on cards from this compute capability on, unless they
+# are built at a low optimization level.
+LEVEL, CODEC_LEVEL, CODEC_LEVEL_FROM = 3, 1, (12, 0)
 
 ALL_STEP_FEATURES = variant_name(STEP_FEATURES)
 STEP_VARIANTS = (
@@ -68,8 +79,38 @@ CPU_TOLERANCES = {"fp32": 1e-4, "int8": 0.2}
 GPU_TOLERANCES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 8e-2, "fp8": 0.5, "int8": 0.5}
 
 
+Value = TypeVar("Value")
+
+
+class PerKind(TomlTable, Generic[Value]):
+    """A value per kind of engine. Default: that of the option."""
+
+    decoder: Value | None = None
+    codec: Value | None = None
+    encoders: Value | None = None
+    planner: Value | None = None
+
+
+def _tag(value: object) -> str:
+    return TABLE if isinstance(value, PerKind | Mapping) else VALUE
+
+
+ONE, ALL = Tag(VALUE), Tag(TABLE)
+Level = Annotated[int, Field(ge=0, le=5)]
+Mebibytes = Annotated[int, Field(ge=1, le=1 << 20)]
+# One value for all kinds of engines, or a table.
+Precisions = Annotated[Annotated[Precision, ONE] | Annotated[PerKind[Precision], ALL], Discriminator(_tag)]
+Levels = Annotated[Annotated[Level | None, ONE] | Annotated[PerKind[Level], ALL], Discriminator(_tag)]
+Workspaces = Annotated[Annotated[Mebibytes | None, ONE] | Annotated[PerKind[Mebibytes], ALL], Discriminator(_tag)]
+# The options that have a value per kind of engine.
+PER_KIND = ("precision", "optimization_level", "workspace_mib")
+
+
 class BuildConfig(BaseModel):
     """The `[build]` table. Rows and step graphs are always float32.
+
+    A value per kind of engine is a table, such as `precision = { decoder = "bf16", codec = "fp16" }`: decoder (with
+    rows and step graphs), codec, encoders (text, lyrics, timbre, structure) and planner (with its sampler).
 
     `optimization` and `inline_limit_bytes` are ONNX Runtime's; from `optimization_level` on, options are TensorRT's, of
     which TensorRT-RTX has optimization_level, workspace_mib, verbosity, max_aux_streams, tf32 and capabilities.
@@ -90,14 +131,12 @@ class BuildConfig(BaseModel):
         description="A build process that for so many seconds uses no CPU, reads, writes and says nothing hangs, in "
         "most cases for lack of memory: it is killed, and its task tried once more. 0 = it may wait for ever.",
     )
-    precision: Precision = Field(
+    precision: Precisions = Field(
         default="fp32",
-        description="Of decoder and text encoder on the GPU targets. fp8 and int8 are for decoders: what is not in 8 "
-        "bits is then in bf16, on the target cpu in float32, which knows int8 alone. auto: int8 on the target cpu if "
-        "the processor has VNNI or AMX and no adapters are merged into the weights; else fp32.",
-    )
-    codec_precision: CodecPrecision = Field(
-        default="fp32", description="Of the codec on a GPU, whose rounding is audible as noise."
+        description="On the GPU targets, of all kinds of engines but the codec, whose rounding is audible as noise and "
+        "which is float32 by default, or a table. fp8 and int8 are for decoders: what is not in 8 bits is then in "
+        "bf16, on the target cpu in float32, which knows int8 alone. auto: int8 on the target cpu if the processor has "
+        "VNNI or AMX and no adapters are merged into the weights; else fp32.",
     )
     step_variants: tuple[str, ...] = Field(
         default=STEP_VARIANTS, description="The sets of step features that have a graph of their own."
@@ -117,9 +156,13 @@ class BuildConfig(BaseModel):
         "optimization may add constants.",
     )
 
-    optimization_level: int = Field(default=3, ge=0, le=5, description="0 builds fastest, 5 searches longest.")
-    workspace_mib: int | None = Field(
-        default=None, ge=1, le=1 << 20, description="Memory limit of a tactic. Default: the whole device."
+    optimization_level: Levels = Field(
+        default=None,
+        description="0 builds fastest, 5 searches longest. Or a table. Default: 3, and 1 of the codec where an engine "
+        "may run on cards from compute capability 12 on.",
+    )
+    workspace_mib: Workspaces = Field(
+        default=None, description="Memory limit of a tactic, or a table. Default: the whole device."
     )
     refit: bool = Field(default=False, description="Weights can be replaced in the plan.")
     verbosity: Verbosity = Field(default="layer_names", description="detailed shows single kernels in profiles.")
@@ -138,6 +181,28 @@ class BuildConfig(BaseModel):
         default=(), description='The RTX cards that engines of tensorrt-rtx are for, as in ["SM89"]. Default: all.'
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _codec_precision(cls, table: Any) -> Any:
+        """codec_precision is an older name of the table's entry."""
+        if not isinstance(table, Mapping) or "codec_precision" not in table:
+            return table
+        found = dict(table)
+        codec, precision = found.pop("codec_precision"), found.get("precision", "fp32")
+        if isinstance(precision, Mapping):
+            return found | {"precision": {"codec": codec, **precision}}
+        others = EIGHT_BITS_BASE if precision in EIGHT_BITS else precision
+        return found | {"precision": {"decoder": precision, "codec": codec, "encoders": others, "planner": others}}
+
+    @field_validator("precision")
+    @classmethod
+    def _known_precisions(cls, value: Precisions) -> Precisions:
+        if isinstance(value, PerKind):
+            for kind in KINDS:
+                if kind != "decoder" and getattr(value, kind) in EIGHT_BITS:
+                    raise ValueError(f'{kind} = "{getattr(value, kind)}": 8 bits are for decoders')
+        return value
+
     @field_validator("step_variants")
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -153,6 +218,30 @@ class BuildConfig(BaseModel):
             raise ValueError(f"no RTX card has {', '.join(unknown)}, expected some of {', '.join(RTX_CAPABILITIES)}")
         return tuple(name for name in RTX_CAPABILITIES if name in value)
 
+    def of(self, engine: str) -> BuildConfig:
+        """The options of a kind of engine, or of the engine of this name, with one value each."""
+        kind = KIND_OF.get(engine.partition(".")[0].partition("_")[0], "encoders")
+        return self.model_copy(update={name: self._value(name, kind) for name in PER_KIND})
+
+    def _value(self, name: str, kind: Kind) -> Any:
+        """The value that the table names for a kind of engine, else its default."""
+        value = self._named(name, kind)
+        if value is None:
+            return {"precision": "fp32", "optimization_level": LEVEL}.get(name)
+        return value
+
+    def is_default(self, name: str, kind: Kind) -> bool:
+        """Whether the table names no value for a kind of engine."""
+        return self._named(name, kind) is None
+
+    def _named(self, name: str, kind: Kind) -> Any:
+        value = getattr(self, name)
+        if isinstance(value, PerKind):
+            return getattr(value, kind)
+        if name == "precision" and kind != "decoder":
+            return None if kind == "codec" else EIGHT_BITS_BASE if value in EIGHT_BITS else value
+        return value
+
     def check_target(self, target: str) -> None:
         """Check that a target does what the options ask of it. Raises ConfigError."""
         if target == "tensorrt" and self.capabilities:
@@ -166,10 +255,11 @@ class BuildConfig(BaseModel):
         self._check_eight_bits(target)
 
     def _check_eight_bits(self, target: str) -> None:
-        if target == "cuda" and self.precision in EIGHT_BITS:
+        precision = self.of("decoder").precision
+        if target == "cuda" and precision in EIGHT_BITS:
             fix = 'precision = "bf16", "fp16" or "fp32" in [build], or --target tensorrt'
-            raise ConfigError(f'precision = "{self.precision}" is not for the target cuda', fix=fix)
-        if self.precision != "fp8":
+            raise ConfigError(f'precision = "{precision}" is not for the target cuda', fix=fix)
+        if precision != "fp8":
             return
         names = ", ".join(f'"{name}"' for name in FP8_CAPABILITIES)
         if target == "tensorrt-rtx" and not (self.capabilities and set(self.capabilities) <= set(FP8_CAPABILITIES)):
@@ -221,11 +311,41 @@ def choose_precision(deployment: Deployment, target: Target, flags: Collection[s
     return PrecisionChoice("int8", f"this processor has {', '.join(found)}")
 
 
-def for_target(options: BuildConfig, deployment: Deployment, target: Target) -> BuildConfig:
-    """The options with the precision that "auto" stands for."""
-    if options.precision != "auto":
-        return options
-    return options.model_copy(update={"precision": choose_precision(deployment, target).precision})
+def for_target(
+    options: BuildConfig, deployment: Deployment, target: Target, card: Mapping[str, str] | None = None
+) -> BuildConfig:
+    """The options with a value per kind of engine in place of "auto" and of defaults.
+
+    card: the GPU's name ("gpu") and "compute_capability"; default: this machine's, empty where there is none.
+    """
+    card = _card_here(target) if card is None else card
+    values = {name: {kind: getattr(options.of(kind), name) for kind in KINDS} for name in PER_KIND}
+    precisions, levels = values["precision"], values["optimization_level"]
+    for kind in (kind for kind in KINDS if precisions[kind] == "auto"):
+        chosen = choose_precision(deployment, target).precision
+        precisions[kind] = "fp32" if chosen in EIGHT_BITS and kind != "decoder" else chosen
+    if options.is_default("optimization_level", "codec") and _may_run_on(CODEC_LEVEL_FROM, options, target, card):
+        levels["codec"] = CODEC_LEVEL
+    return options.model_copy(update={name: PerKind[Any](**values[name]) for name in PER_KIND})
+
+
+def _may_run_on(least: tuple[int, int], options: BuildConfig, target: Target, card: Mapping[str, str]) -> bool:
+    """Whether a target's engines may run on a card of compute capability `least` or later."""
+    if target == "tensorrt-rtx":
+        return any(int(name.removeprefix("SM")) >= least[0] * 10 for name in options.capabilities or RTX_CAPABILITIES)
+    if target != "tensorrt":
+        return False
+    if options.hardware_compatibility == "ampere_plus":
+        return True
+    return bool(card) and tuple(map(int, card["compute_capability"].split("."))) >= least
+
+
+def _card_here(target: Target) -> Mapping[str, str]:
+    """The first GPU of this machine, where the target uses one; empty where there is none."""
+    try:
+        return machine_of(target) if target in ("cuda", "tensorrt") else {}
+    except EngineError:
+        return {}
 
 
 def parse_variant(name: str) -> Features:

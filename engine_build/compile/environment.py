@@ -52,7 +52,7 @@ def build_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
     """This machine's environment. Raises BuildError with all that is missing and the commands that install it."""
     if target == "cpu":
         onnxruntime()
-        here, is_int8 = machine(), options.precision == "int8"
+        here, is_int8 = machine(), options.of("decoder").precision == "int8"
         if is_int8:
             need_int8_products()
         device = here if is_int8 or options.optimization == "all" else {"arch": here["arch"]}
@@ -194,7 +194,7 @@ def _on_gpu(target: Target, options: BuildConfig) -> BuildEnvironment:
         what = f"refit = true in [build]: TensorRT {release} may lose the bias of a product whose weights are replaced"
         raise BuildError(what, fix="install another release of TensorRT, or remove refit")
     device = gpu_machine(gpu)
-    if options.precision == "fp8" and tuple(map(int, gpu.compute_capability.split("."))) < FP8_CAPABILITY:
+    if options.of("decoder").precision == "fp8" and tuple(map(int, gpu.compute_capability.split("."))) < FP8_CAPABILITY:
         raise BuildError(
             f"{gpu.name} has compute capability {gpu.compute_capability}, products in fp8 need 8.9 or later",
             fix='precision = "int8" or "bf16" in [build]',

@@ -13,8 +13,6 @@ import numpy as np
 from engine_build.compile.environment import BuildEnvironment, build_environment
 from engine_build.config import (
     CPU_GRAPH_VERSION,
-    EIGHT_BITS,
-    EIGHT_BITS_BASE,
     RECIPE_VERSION,
     RTX_OPTIONS,
     TENSORRT_OPTIONS,
@@ -177,19 +175,16 @@ def identity(
 
 def engine_precision(spec: EngineSpec, target: Target, options: BuildConfig) -> str:
     """The precision of a spec's engine. EXACT_KINDS, and on the CPU all but a decoder in int8, are float32."""
+    precision = options.of(spec.name).precision
     if target == "cpu":
-        return "int8" if options.precision == "int8" and spec.kind == "decoder" else "fp32"
-    if spec.kind in EXACT_KINDS:
-        return "fp32"
-    if spec.kind.startswith("codec"):
-        return options.codec_precision
-    is_smaller = options.precision in EIGHT_BITS and spec.kind != "decoder"
-    return EIGHT_BITS_BASE if is_smaller else options.precision
+        return "int8" if precision == "int8" and spec.kind == "decoder" else "fp32"
+    assert isinstance(precision, str)
+    return "fp32" if spec.kind in EXACT_KINDS else precision
 
 
 def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dict[str, Any]:
-    """The options that change the engine, and its tolerance."""
-    precision = engine_precision(spec, target, options)
+    """The options that change the engine, those of its kind alone, and its tolerance."""
+    precision, options = engine_precision(spec, target, options), options.of(spec.name)
     tolerance = {"tolerance": options.tolerance_for(target, precision)}
     if target in PLAN_TARGETS:
         names = TENSORRT_OPTIONS if target == "tensorrt" else RTX_OPTIONS

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import RebuildDecision
-from engine_build.config import ROWS_VARIANTS, RTX_OPTIONS, TENSORRT_OPTIONS, BuildConfig, parse_variant
+from engine_build.config import KINDS, ROWS_VARIANTS, RTX_OPTIONS, TENSORRT_OPTIONS, BuildConfig, PerKind, parse_variant
 from engine_build.specs.engine_spec import Range
 from engine_build.specs.shape_ranges import adapted_ranges, decoder_ranges, tick_ranges
 from runtime.config.deployment import Deployment
@@ -23,9 +23,9 @@ from runtime.errors import TickError
 from runtime.terminal import print_line
 
 SHOWN_OPTIONS = {
-    "tensorrt": ("precision", "codec_precision", *TENSORRT_OPTIONS, "timing_cache"),
-    "tensorrt-rtx": ("precision", "codec_precision", *RTX_OPTIONS),
-    "cuda": ("precision", "codec_precision", "tf32", "optimization"),
+    "tensorrt": ("precision", *TENSORRT_OPTIONS, "timing_cache"),
+    "tensorrt-rtx": ("precision", *RTX_OPTIONS),
+    "cuda": ("precision", "tf32", "optimization"),
 }
 LETTERS = {
     "R": "rows", "S": "slots", "T": "frames", "L": "tokens", "K": "conditions", "N": "negatives", "W": "samples",
@@ -122,5 +122,10 @@ def _range_text(ranges: Mapping[str, Range]) -> str:
 
 
 def _value(value: Any) -> str:
-    """As TOML writes it; an option that is not set is TensorRT's choice."""
+    """As TOML writes it, per kind of engine where they differ; an option that is not set is TensorRT's choice."""
+    if isinstance(value, PerKind):
+        first, *others = values = [getattr(value, kind) for kind in KINDS]
+        if any(other != first for other in others):
+            return ", ".join(f"{kind} {_value(one)}" for kind, one in zip(KINDS, values, strict=True))
+        value = first
     return "TensorRT's choice" if value is None else str(value).lower()

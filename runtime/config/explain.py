@@ -78,6 +78,8 @@ def _parsed(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+# Tags of a union's alternatives: one value, or a table of them.
+VALUE, TABLE = "value", "table"
 # The name of a file, relative to the folder of the table's own.
 FileName = Annotated[str, "file"]
 
@@ -165,6 +167,8 @@ def _walk(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[int | 
     models, known = [model], list[int | str]()
     for part in loc:
         fields = [one.model_fields[part] for one in models if isinstance(part, str) and part in one.model_fields]
+        if part in (VALUE, TABLE) and not fields:
+            continue
         if isinstance(part, str) and not fields:
             break
         known.append(part)

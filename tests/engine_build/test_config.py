@@ -12,6 +12,7 @@ from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import (
     ALL_STEP_FEATURES,
+    KINDS,
     STEP_VARIANTS,
     BuildConfig,
     choose_precision,
@@ -151,8 +152,53 @@ def test_engines_say_what_auto_was(
 
 def test_what_is_named_is_not_chosen(tmp_path: Path) -> None:
     deployment: Deployment = load_deployment(tiny_deployment(tmp_path))
-    options = BuildConfig(precision="fp32")
-    assert for_target(options, deployment, "cpu") is options
+    for table in ({"precision": "fp32"}, {"precision": {"decoder": "fp32", "codec": "bf16"}, "workspace_mib": 8}):
+        options = BuildConfig.model_validate(table)
+        chosen = for_target(options, deployment, "cpu")
+        assert for_target(chosen, deployment, "cpu") == chosen
+        assert all(chosen.of(kind) == options.of(kind) for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("table", "decoder", "codec", "encoders", "planner"),
+    [
+        ("", "fp32", "fp32", "fp32", "fp32"),
+        ('precision = "bf16"', "bf16", "fp32", "bf16", "bf16"),
+        ('precision = "int8"', "int8", "fp32", "bf16", "bf16"),
+        ('precision = "bf16"\ncodec_precision = "fp16"', "bf16", "fp16", "bf16", "bf16"),
+        ('precision = "fp8"\ncodec_precision = "bf16"', "fp8", "bf16", "bf16", "bf16"),
+        ('codec_precision = "fp16"', "fp32", "fp16", "fp32", "fp32"),
+        ('precision = { decoder = "bf16", codec = "fp16" }', "bf16", "fp16", "fp32", "fp32"),
+        ('precision.planner = "fp16"\ncodec_precision = "bf16"', "fp32", "bf16", "fp32", "fp16"),
+    ],
+)
+def test_one_precision_is_of_all_kinds_but_the_codec_a_table_has_one_per_kind(
+    tmp_path: Path, table: str, decoder: str, codec: str, encoders: str, planner: str
+) -> None:
+    options = load_request(tiny_deployment(tmp_path, more=f"[build]\n{table}")).options
+    assert [options.of(kind).precision for kind in KINDS] == [decoder, codec, encoders, planner]
+
+
+@pytest.mark.parametrize(
+    ("table", "target", "card", "levels"),
+    [
+        ({}, "tensorrt", {}, [3, 3, 3, 3]),
+        ({}, "tensorrt", {"compute_capability": "9.0"}, [3, 3, 3, 3]),
+        ({}, "tensorrt", {"compute_capability": "12.0"}, [3, 1, 3, 3]),
+        ({"hardware_compatibility": "ampere_plus"}, "tensorrt", {"compute_capability": "8.6"}, [3, 1, 3, 3]),
+        ({}, "tensorrt-rtx", {}, [3, 1, 3, 3]),
+        ({"capabilities": ("SM86", "SM89")}, "tensorrt-rtx", {}, [3, 3, 3, 3]),
+        ({"optimization_level": 2}, "tensorrt", {"compute_capability": "12.0"}, [2, 2, 2, 2]),
+        ({"optimization_level": {"decoder": 4}}, "tensorrt", {"compute_capability": "12.1"}, [4, 1, 3, 3]),
+        ({"optimization_level": {"codec": 3}}, "tensorrt", {"compute_capability": "12.0"}, [3, 3, 3, 3]),
+    ],
+)
+def test_codecs_have_a_low_level_where_they_may_run_on_a_late_card(
+    tmp_path: Path, table: dict[str, Any], target: Target, card: dict[str, str], levels: list[int]
+) -> None:
+    deployment = load_deployment(tiny_deployment(tmp_path))
+    chosen = for_target(BuildConfig.model_validate(table), deployment, target, card)
+    assert [chosen.of(kind).optimization_level for kind in KINDS] == levels
 
 
 def test_capabilities_are_in_order_and_unique() -> None:
@@ -205,6 +251,11 @@ def test_bundles_with_fewer_parts_are_fine(tmp_path: Path, parts: dict[str, Any]
         ("workspace_mib = 0", "workspace_mib: .*expected at least 1"),
         ('verbosity = "loud"', "verbosity: .*'none', 'layer_names' or 'detailed'"),
         ('precision = "int4"', "precision: .*'fp32', 'fp16', 'bf16', 'fp8' or 'int8'"),
+        ('precision.codec = "int4"', r"precision.codec: expected 'auto'"),
+        ('precision.codecs = "fp16"', "precision.codecs: is not a known name; did you mean codec"),
+        ('precision.planner = "int8"', 'precision: planner = "int8": 8 bits are for decoders'),
+        ("optimization_level.codec = 6", "optimization_level.codec: expected at most 5"),
+        ("workspace_mib = { planner = 0 }", "workspace_mib.planner: expected at least 1"),
         ("max_aux_streams = -1", "max_aux_streams: .*expected at least 0"),
         ("timing_cash = true", "timing_cash: is not a known name; did you mean timing_cache"),
     ],

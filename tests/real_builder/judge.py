@@ -27,7 +27,7 @@ from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import RebuildDecision, check_rebuilds, preparation_shapes
 from engine_build.compile.targets import COMPILERS, BuildTask
 from engine_build.compile.worker import BuildLog, Worker
-from engine_build.config import EIGHT_BITS, FP8_CAPABILITIES, BuildRequest, load_request
+from engine_build.config import EIGHT_BITS, FP8_CAPABILITIES, KINDS, BuildRequest, PerKind, Precision, load_request
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.tensorrt_preparation import prepared
 from runtime.config.targets import Target
@@ -73,7 +73,7 @@ def decisions_of(path: Path, precision: str = "") -> tuple[BuildRequest, list[Re
     request = load_request(path, threads=1)
     chosen: dict[str, Any] = {"precision": precision} if precision else {}
     if precision not in ("", *EIGHT_BITS):
-        chosen["codec_precision"] = precision
+        chosen["precision"] = PerKind[Precision](**dict.fromkeys(KINDS, precision))
     if precision == "fp8":
         chosen["capabilities"] = FP8_CAPABILITIES
     request = replace(request, options=request.options.model_copy(update=chosen))

@@ -46,7 +46,7 @@ def test_the_builder_takes_them(recipe: str, seed: int, worker: Worker, tmp_path
 
 
 def build(model: onnx.ModelProto, recipe: str, worker: Worker, tmp_path: Path) -> None:
-    options = BuildConfig().model_dump(mode="json", include=set(RTX_OPTIONS))
+    options = BuildConfig().of("decoder").model_dump(mode="json", include=set(RTX_OPTIONS))
     shapes = [{"latents": (rows, FRAMES, C), "time": (rows,)} for rows in ROWS[1:]]
     graph = tmp_path / "graph.onnx"
     onnx.save(prepare(RECIPES[recipe](plain(model)), shapes), graph)

@@ -38,7 +38,7 @@ def configuration(options: dict[str, Any], cancelled: threading.Event, on_log: O
 @pytest.mark.parametrize("capabilities", [(), ("SM89",), RTX_CAPABILITIES])
 def test_the_builder_is_asked_for_these_cards(capabilities: tuple[str, ...]) -> None:
     need_builder()
-    options = BuildConfig(capabilities=capabilities).model_dump(include=set(RTX_OPTIONS))
+    options = BuildConfig(capabilities=capabilities).of("decoder").model_dump(include=set(RTX_OPTIONS))
     with Worker() as worker:
         found = worker.run(configuration, {**options, "strict_nans": False}, BuildLog())
     assert found == {"capabilities": list(capabilities), "flags": ["REQUIRE_USER_ALLOCATION"]}

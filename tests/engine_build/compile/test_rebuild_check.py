@@ -74,6 +74,21 @@ def test_plans_of_another_preparation_are_stale(
     assert build_options(specs["decoder"], "tensorrt", chosen) != before  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx"])
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [("codec", {"codec_decode", "codec_encode"}), ("encoders", {"text_encoder"}), ("planner", set[str]())],
+)
+def test_an_engine_depends_on_the_values_of_its_own_kind_only(
+    target: Target, kind: str, changed: set[str], options: tuple[dict[str, EngineSpec], object]
+) -> None:
+    for name, value in (("precision", "fp16"), ("optimization_level", 2), ("workspace_mib", 64)):
+        both = [BuildConfig.model_validate(table) for table in ({}, {name: {kind: value}})]
+        before, after = ([build_options(spec, target, one) for spec in options[0].values()] for one in both)
+        assert {spec for spec, one, other in zip(options[0], before, after, strict=True) if one != other} == changed
+        assert all(value not in (None, {}) for one in after for value in [one["optimization_level"]])
+
+
 def attention_deployment(folder: Path, frames: int) -> Path:
     """A tiny deployment whose decoder has scores of 64 heads over all frames."""
     path = tiny_deployment(folder, codec=False, text_encoder=False, more=FEW)

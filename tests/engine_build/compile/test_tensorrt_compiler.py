@@ -117,7 +117,7 @@ def attention() -> GraphWriter:
 )
 def test_a_graph_is_built(gpu: None, tmp_path: Path, graph: GraphWriter, profile: dict[str, str]) -> None:
     onnx.save(graph.model(), tmp_path / "graph.onnx")
-    options = BuildConfig().model_dump(include=set(TENSORRT_OPTIONS))
+    options = BuildConfig().of("decoder").model_dump(include=set(TENSORRT_OPTIONS))
     request = PlanRequest("tensorrt", "graph", tmp_path / "graph.onnx", tmp_path / "graph.plan", options, [profile])
     with Worker() as worker:
         worker.run(build_plan, request, BuildLog())

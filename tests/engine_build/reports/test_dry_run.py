@@ -42,6 +42,14 @@ def test_a_dry_run_shows_engines_ranges_and_options(path: Path) -> None:
     assert not (path.parent / ".engines").exists()
 
 
+def test_a_dry_run_shows_the_values_per_kind_of_engine(tmp_path: Path) -> None:
+    more = '[build]\nprecision = { decoder = "bf16", codec = "fp16" }\nworkspace_mib.planner = 64\n'
+    text = dry_run(tiny_deployment(tmp_path, more=more))
+    assert "precision = decoder bf16, codec fp16, encoders fp32, planner fp32" in text
+    assert "optimization_level = 3" in text
+    assert "planner 64" in text
+
+
 def test_without_the_bundle_a_dry_run_shows_known_ranges(path: Path) -> None:
     whole = dry_run(path)
     (path.parent / "tiny").rename(path.parent / "elsewhere")
