@@ -21,7 +21,7 @@ from runtime.errors import ConfigError, EngineError
 
 Features = frozenset[str]
 # Raised with every change to what a precision recipe does to a graph: engines of an older version are rebuilt.
-RECIPE_VERSION = 4
+RECIPE_VERSION = 5
 # Likewise with every change to how cpu_graph and with_slot_sums rewrite graphs.
 CPU_GRAPH_VERSION = 4
 Optimization = Literal["basic", "extended", "all"]
@@ -68,6 +68,9 @@ RTX_REFUSES = {
 RTX_CAPABILITIES = ("SM80", "SM86", "SM89", "SM120", "SM121")
 # Those with products in fp8.
 FP8_CAPABILITIES = ("SM89", "SM120", "SM121")
+# In the names of cards that multiply bf16 at half the rate of fp16, and the first capability with products in bf16.
+CONSUMER_CARDS = ("GeForce", "TITAN")
+BF16_CAPABILITY = (8, 0)
 # Precisions of decoders, and what is around 8-bit products on a GPU: its range is float32's, so no scale is out of it.
 EIGHT_BITS = ("fp8", "int8")
 EIGHT_BITS_BASE: Literal["bf16"] = "bf16"
@@ -135,8 +138,9 @@ class BuildConfig(BaseModel):
         default="fp32",
         description="On the GPU targets, of all kinds of engines but the codec, whose rounding is audible as noise and "
         "which is float32 by default, or a table. fp8 and int8 are for decoders: what is not in 8 bits is then in "
-        "bf16, on the target cpu in float32, which knows int8 alone. auto: int8 on the target cpu if the processor has "
-        "VNNI or AMX and no adapters are merged into the weights; else fp32.",
+        "bf16, on the target cpu in float32, which knows int8 alone. fp16 keeps what may be beyond its range in "
+        "float32. auto: fp16 on GeForce and RTX cards, bf16 on those of data centres; on the target cpu int8 if the "
+        "processor has VNNI or AMX and no adapters are merged into the weights, else fp32.",
     )
     step_variants: tuple[str, ...] = Field(
         default=STEP_VARIANTS, description="The sets of step features that have a graph of their own."
@@ -299,16 +303,37 @@ class PrecisionChoice(NamedTuple):
     reason: str
 
 
-def choose_precision(deployment: Deployment, target: Target, flags: Collection[str] | None = None) -> PrecisionChoice:
-    """What "auto" is on a target. flags: of the processor; default: this machine's."""
+def choose_precision(
+    deployment: Deployment,
+    target: Target,
+    flags: Collection[str] | None = None,
+    card: Mapping[str, str] | None = None,
+) -> PrecisionChoice:
+    """What "auto" is on a target, of decoders on the target cpu. flags: of the processor; card: as of for_target.
+
+    GeForce cards multiply bf16, which is always summed in 32 bits, at half the rate of fp16 summed in 16.
+    """
+    if target == "tensorrt-rtx":
+        return PrecisionChoice("fp16", "most RTX cards are GeForce cards, which are faster in it")
     if target != "cpu":
-        return PrecisionChoice("fp32", f"it is never lower on the target {target}")
+        return _precision_of(_card_here(target) if card is None else card)
     if deployment.merged_adapters:
         return PrecisionChoice("fp32", "adapters are merged into the weights, which 8 bits cannot hold exactly")
     found = sorted(FAST_INT8_FLAGS & set(cpu_flags() if flags is None else flags))
     if not found:
         return PrecisionChoice("fp32", f"this processor has none of {', '.join(sorted(FAST_INT8_FLAGS))}")
     return PrecisionChoice("int8", f"this processor has {', '.join(found)}")
+
+
+def _precision_of(card: Mapping[str, str]) -> PrecisionChoice:
+    if not card:
+        return PrecisionChoice("bf16", "there is no GPU here, and one of a data centre is assumed")
+    name, capability = card["gpu"], card["compute_capability"]
+    if any(word in name for word in CONSUMER_CARDS):
+        return PrecisionChoice("fp16", f"{name} is a consumer's card, which is faster in it")
+    if _numbers(capability) < BF16_CAPABILITY:
+        return PrecisionChoice("fp16", f"{name} has compute capability {capability}, products in bf16 need 8.0")
+    return PrecisionChoice("bf16", f"{name} is as fast in it as in fp16")
 
 
 def for_target(
@@ -322,7 +347,7 @@ def for_target(
     values = {name: {kind: getattr(options.of(kind), name) for kind in KINDS} for name in PER_KIND}
     precisions, levels = values["precision"], values["optimization_level"]
     for kind in (kind for kind in KINDS if precisions[kind] == "auto"):
-        chosen = choose_precision(deployment, target).precision
+        chosen = choose_precision(deployment, target, card=card).precision
         precisions[kind] = "fp32" if chosen in EIGHT_BITS and kind != "decoder" else chosen
     if options.is_default("optimization_level", "codec") and _may_run_on(CODEC_LEVEL_FROM, options, target, card):
         levels["codec"] = CODEC_LEVEL
@@ -337,7 +362,11 @@ def _may_run_on(least: tuple[int, int], options: BuildConfig, target: Target, ca
         return False
     if options.hardware_compatibility == "ampere_plus":
         return True
-    return bool(card) and tuple(map(int, card["compute_capability"].split("."))) >= least
+    return bool(card) and _numbers(card["compute_capability"]) >= least
+
+
+def _numbers(capability: str) -> tuple[int, ...]:
+    return tuple(map(int, capability.split(".")))
 
 
 def _card_here(target: Target) -> Mapping[str, str]:

@@ -24,10 +24,13 @@ class InlineWeights:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or Path()
+        # Name of a constant -> what its stored values are multiplied by when they are read.
+        self.factors: dict[str, float] = {}
 
     def read(self, tensor: TensorProto) -> NDArray[Any]:
         """The values of a constant of the source graph."""
-        return np.asarray(numpy_helper.to_array(tensor, base_dir=str(self._folder)))
+        stored = np.asarray(numpy_helper.to_array(tensor, base_dir=str(self._folder)))
+        return stored * stored.dtype.type(self.factors[tensor.name]) if tensor.name in self.factors else stored
 
     def write(self, name: str, array: NDArray[Any]) -> TensorProto:
         """A constant of the new graph."""
@@ -36,7 +39,7 @@ class InlineWeights:
 
     def keep(self, tensor: TensorProto) -> TensorProto:
         """A constant of the new graph that equals one of the source."""
-        return tensor
+        return self.write(tensor.name, self.read(tensor)) if tensor.name in self.factors else tensor
 
 
 class FileWeights(InlineWeights):
@@ -73,7 +76,7 @@ class FileWeights(InlineWeights):
     def keep(self, tensor: TensorProto) -> TensorProto:
         """The constant; copied into the new file where it is external, and not there yet."""
         if tensor.data_location != TensorProto.EXTERNAL:
-            return tensor
+            return super().keep(tensor)
         return self._written.get(tensor.name) or self.write(tensor.name, self.read(tensor))
 
 

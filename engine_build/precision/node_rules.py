@@ -57,6 +57,7 @@ NODE_RULES = {
         NodeRule("output", "full", "computes the velocity, which every step integrates in fp32; under 2% of the work"),
         NodeRule("unknown", "full", "an operator that is not known to be safe in low precision"),
         NodeRule("no kernel", "full", "ONNX (at this opset) or the target has this operator in full precision only"),
+        NodeRule("wide", "full", "the residual stream and what is added to it: beyond 65,504 in published weights"),
         NodeRule("product", "low", "matrix products: nearly all of the work, summed in fp32 inside tensor cores"),
         NodeRule("8 bits", "low", "products that alone change the velocity little for their work: sensitivity.py"),
         NodeRule("cache", "low", "keys and values for later products: half the memory of a sequence"),
@@ -68,9 +69,15 @@ NODE_RULES = {
 }
 
 
-def node_rules(view: GraphView, without: frozenset[str] = frozenset()) -> list[NodeRule]:
-    """The rule of every node. Operators in `without` stay in full precision: the target has no kernels for them."""
-    classifier = _Classifier(view, without)
+def node_rules(
+    view: GraphView, without: frozenset[str] = frozenset(), wide: frozenset[str] = frozenset()
+) -> list[NodeRule]:
+    """The rule of every node.
+
+    Operators in `without` stay in full precision, because the target has no kernels for them, and so does what reads or
+    gives values in `wide`, which the low precision may not hold.
+    """
+    classifier = _Classifier(view, without, wide)
     names = [classifier.rule(index) for index in range(len(view.nodes))]
     _lower_layout(view, names, without)
     return [NODE_RULES[name] for name in names]
@@ -79,9 +86,9 @@ def node_rules(view: GraphView, without: frozenset[str] = frozenset()) -> list[N
 class _Classifier:
     """Visits the nodes in order; tracks which values are rounded, and which depend on a matrix product."""
 
-    def __init__(self, view: GraphView, without: frozenset[str]) -> None:
-        self._view, self._without = view, without
-        self._norms = set(_norm_nodes(view))
+    def __init__(self, view: GraphView, without: frozenset[str], wide: frozenset[str]) -> None:
+        self._view, self._without, self._wide = view, without, wide
+        self._norms = set(norm_nodes(view))
         self._outputs = set(_output_nodes(view))
         self._low: set[str] = set()
         self._computed: set[str] = set()
@@ -92,6 +99,8 @@ class _Classifier:
         rule = self._structural_rule(index)
         if NODE_RULES[rule].width == "low" and node.op_type in self._without:
             rule = "no kernel"
+        if NODE_RULES[rule].width == "low" and not self._wide.isdisjoint((*self._view.reads[index], *node.output)):
+            rule = "wide"
         if NODE_RULES[rule].width == "low":
             self._low.update(node.output)
         if node.op_type not in SHAPE_OPS and (
@@ -146,7 +155,7 @@ def _lower_layout(view: GraphView, rules: list[str], without: frozenset[str]) ->
             rules[index] = "layout"
 
 
-def _norm_nodes(view: GraphView) -> Iterator[int]:
+def norm_nodes(view: GraphView) -> Iterator[int]:
     for index, node in enumerate(view.nodes):
         if node.op_type in NORMS or (_is_norm_class(node) and view.floats_out(index) and node.op_type not in PRODUCTS):
             yield index

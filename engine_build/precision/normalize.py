@@ -98,7 +98,7 @@ def bound_masks(model: onnx.ModelProto, limit: float, weights: InlineWeights) ->
     """
     view = GraphView(model)
     bounded: dict[str, onnx.TensorProto] = {}
-    for index in _mask_nodes(view):
+    for index in mask_nodes(view):
         node = view.nodes[index]
         for name in view.floats_in(index):
             if view.is_constant(name) and name not in bounded:
@@ -137,7 +137,7 @@ def _scaled_value(view: GraphView, node: onnx.NodeProto) -> str:
     return next(str(name) for name in node.input if name != factor)
 
 
-def _mask_nodes(view: GraphView) -> set[int]:
+def mask_nodes(view: GraphView) -> set[int]:
     """The indices of the nodes that compute masks added to attention scores."""
     found = set[int]()
     for node in view.nodes:

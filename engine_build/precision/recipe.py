@@ -26,6 +26,7 @@ from engine_build.precision.int8 import int8_products, with_int8_products
 from engine_build.precision.node_rules import CACHE_UPDATE, NODE_RULES, NodeRule, node_rules
 from engine_build.precision.normalize import normalized, raised, widened
 from engine_build.precision.quantization import Quantization, chosen_nodes, quantized
+from engine_build.precision.wide_values import in_range
 from runtime.errors import BuildError
 
 RecipeName = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
@@ -33,15 +34,17 @@ RecipeName = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A low precision: its ONNX type, and the largest number that may be added to an attention score."""
+    """A low precision: its ONNX type, the largest number that may be added to an attention score, and whether its range
+    is smaller than that of published weights' residual streams, which are then in float32."""
 
     name: RecipeName
     kind: int
     mask_limit: float
+    is_narrow: bool = False
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "fp16": Recipe("fp16", TensorProto.FLOAT16, 2.0**15),
+    "fp16": Recipe("fp16", TensorProto.FLOAT16, 2.0**15, is_narrow=True),
     "bf16": Recipe("bf16", TensorProto.BFLOAT16, 2.0**127),
 }
 # Operators whose inputs would be of a type that numpy lacks, by recipe.
@@ -189,9 +192,12 @@ def _rules(
 ) -> tuple[GraphView, list[NodeRule]]:
     """The normalized model, and the rule of each of its nodes."""
     found = RECIPES[recipe]
-    view = GraphView(normalized_graph(model, recipe, weights))
+    graph, wide = normalized_graph(model, recipe, weights), frozenset[str]()
+    if found.is_narrow:
+        graph, wide = in_range(graph, weights)
+    view = GraphView(graph)
     kept = frozenset(without) | without_type(view, found.kind) | WITHOUT_DTYPE.get(recipe, frozenset())
-    return view, node_rules(view, kept)
+    return view, node_rules(view, kept, wide)
 
 
 def _checked(model: onnx.ModelProto) -> onnx.ModelProto:

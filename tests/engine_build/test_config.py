@@ -123,7 +123,8 @@ def test_8_bits_where_all_cards_have_them(tmp_path: Path, table: str, target: Ta
         ("cpu", {"avx_vnni"}, "int8", "this processor has avx_vnni"),
         ("cpu", {"avx2", "avx512f"}, "fp32", "this processor has none of amx_int8, avx512_vnni, avx_vnni"),
         ("cpu", {"asimddp"}, "fp32", "this processor has none of amx_int8, avx512_vnni, avx_vnni"),
-        ("cuda", {"avx512_vnni"}, "fp32", "it is never lower on the target cuda"),
+        ("cuda", {"avx512_vnni"}, "bf16", "there is no GPU here, and one of a data centre is assumed"),
+        ("tensorrt-rtx", set(), "fp16", "most RTX cards are GeForce cards, which are faster in it"),
     ],
 )
 def test_auto_is_8_bits_where_the_processor_is_faster_with_them(
@@ -131,6 +132,28 @@ def test_auto_is_8_bits_where_the_processor_is_faster_with_them(
 ) -> None:
     deployment = load_deployment(tiny_deployment(tmp_path))
     assert choose_precision(deployment, target, flags) == (chosen, reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "chosen"),
+    [
+        ("NVIDIA GeForce RTX 4090", "8.9", "fp16"),
+        ("NVIDIA GeForce RTX 5090 Laptop GPU", "12.0", "fp16"),
+        ("NVIDIA TITAN RTX", "7.5", "fp16"),
+        ("NVIDIA H100 80GB HBM3", "9.0", "bf16"),
+        ("NVIDIA RTX 6000 Ada Generation", "8.9", "bf16"),
+        ("Tesla T4", "7.5", "fp16"),
+    ],
+)
+@pytest.mark.parametrize("target", ["cuda", "tensorrt"])
+def test_auto_on_a_gpu_is_by_the_class_of_the_card(
+    tmp_path: Path, target: Target, name: str, capability: str, chosen: str
+) -> None:
+    deployment = load_deployment(tiny_deployment(tmp_path))
+    card = {"gpu": name, "compute_capability": capability}
+    found = for_target(BuildConfig(precision="auto"), deployment, target, card)
+    assert [found.of(kind).precision for kind in KINDS] == [chosen, "fp32", chosen, chosen]
+    assert name in choose_precision(deployment, target, card=card).reason
 
 
 def test_auto_is_float32_where_adapters_are_merged(tmp_path: Path) -> None:

@@ -161,7 +161,8 @@ def refusal(case: Case, worker: Worker, folder: Path) -> str:
     """Why the real builder refuses a graph; "" where it builds."""
     path = folder / "graph.onnx"
     onnx.save(model_of_case(case), path)
-    options = BuildConfig().of("decoder").model_dump(include=set(RTX_OPTIONS)) | {"strict_nans": False, "optimization_level": 0}
+    chosen = BuildConfig(optimization_level=0).of("decoder").model_dump(include=set(RTX_OPTIONS))
+    options = chosen | {"strict_nans": False}
     shapes = {name: given[1] for name, given in case.inputs.items() if isinstance(given, tuple)}
     profile = {name: " ".join("x".join(map(str, at(shape, end))) for end in range(3)) for name, shape in shapes.items()}
     request = PlanRequest(TARGET, case.name, path, folder / "plan", options, [profile], threads=1)

@@ -16,6 +16,7 @@ from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.emulation import emulated
 from engine_build.precision.recipe import RECIPES, apply_recipe
+from engine_build.precision.wide_values import SCALE
 
 PARITY = TESTS / "data/tick_parity/decoder.onnx"
 
@@ -78,7 +79,8 @@ def test_products_are_summed_in_full_and_rounded_once(recipe: str) -> None:
     wide.graph.output.append(helper.make_tensor_value_info(product.output[0], TensorProto.FLOAT, (1, 1, 4)))
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    sums = ort.InferenceSession(wide.SerializeToString(), options).run(None, {"x": np.ones((1, 1, 4096), np.float32)})
+    ones = np.full((1, 1, 4096), 1 / SCALE if RECIPES[recipe].is_narrow else 1.0, np.float32)
+    sums = ort.InferenceSession(wide.SerializeToString(), options).run(None, {"x": ones})
     np.testing.assert_array_equal(sums[1], 4096.0)
 
 
