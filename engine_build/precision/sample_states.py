@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import exact_session
 from runtime.config.bundle import Bundle
+from runtime.devices.device import Level
 from runtime.engines.manifest import TensorInfo
 from runtime.pipeline.text_encoder import TextEncoder
 from runtime.requests.timesteps import log_snr_schedule, schedule
@@ -143,6 +144,6 @@ class _GraphEngine:
         self.outputs: Mapping[str, TensorInfo] = {info.name: info for info in graph.outputs}
         self._session = exact_session(graph, threads)
 
-    def run(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Arrays, level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
         names = list(self.outputs)
         return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
