@@ -14,7 +14,7 @@ from runtime.errors import EngineError
 if TYPE_CHECKING:
     import tensorrt as trt
 
-__all__ = ["bind", "trt"]
+__all__ = ["bind", "is_rtx", "trt"]
 
 # Target -> the package that builds and runs its engines, and what it is called.
 PACKAGES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
@@ -32,6 +32,11 @@ def bind(target: str) -> None:
     if _bound not in ("", target):
         raise EngineError(f"this process runs engines of target {_bound}, those of {target} need another process")
     _bound = target
+
+
+def is_rtx() -> bool:
+    """Whether this process uses TensorRT-RTX."""
+    return _bound == "tensorrt-rtx"
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import NDArray
 
@@ -89,7 +89,9 @@ class TensorRtEngine:
     def _host_execution(self, level: Level) -> Iterator[HostExecution]:
         """What `run` executes with; kept for the next call, except in engines of ticks, which seldom run so."""
         with self._host_locks[level]:
-            host = self._hosts.get(level) or HostExecution(self._plan, self._device, level)
+            # A context that ends at once compiles nothing: its end would wait for that.
+            kernels: Literal["NONE", "LAZY"] = "NONE" if self._is_in_tick else "LAZY"
+            host = self._hosts.get(level) or HostExecution(self._plan, self._device, level, kernels)
             try:
                 yield host
             finally:

@@ -24,6 +24,7 @@ DTYPES: Mapping[str, str] = {
     "FP4": "float4_e2m1fn",
     "E8M0": "float8_e8m0fnu",
 }
+UNKNOWN = "TensorRT reports a failure without a message (TensorRT-RTX prints its own on standard output)"
 OUT_OF_MEMORY = ("out of memory", "outofmemory", "cudaerrormemoryallocation", "std::bad_alloc")
 DEAD = (
     "illegal memory access",
@@ -48,7 +49,7 @@ def check_trt(
     if value is not None and not (isinstance(value, int) and not value):
         return value
     messages = logged()
-    text = f"{what}: {messages or 'TensorRT reports a failure without a message'}"
+    text = f"{what}: {messages or UNKNOWN}"
     if any(phrase in messages.lower() for phrase in DEAD):
         raise EngineDeadError(text)
     if any(phrase in messages.lower() for phrase in OUT_OF_MEMORY):

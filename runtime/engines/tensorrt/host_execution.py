@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,10 +63,13 @@ class HostExecution:
     """Executes a plan on host arrays. One thread at a time.
 
     Activation memory is that of the ranges used so far: the engines of a tick run a row or two so, beside the tick's.
+    kernels: see rtx.
     """
 
-    def __init__(self, plan: LoadedPlan, device: Device, level: Level = Level.TICK) -> None:
-        self._plan = plan
+    def __init__(
+        self, plan: LoadedPlan, device: Device, level: Level = Level.TICK, kernels: Literal["NONE", "LAZY"] = "LAZY"
+    ) -> None:
+        self._plan, self._kernels = plan, kernels
         self._stream = device.stream(level)
         self._buffers = HostBuffers(device)
         self._device = device
@@ -78,7 +81,7 @@ class HostExecution:
         shapes = self._shape_settings(feeds)
         index = shapes.range_index
         if index not in self._contexts:
-            self._contexts[index] = self._plan.new_context(index, self._memory_of(index), "LAZY")
+            self._contexts[index] = self._plan.new_context(index, self._memory_of(index), self._kernels)
         settings, outputs = self._bind(feeds, shapes, self._contexts[index])
         self._contexts[index].launch(settings, self._stream)
         return self._buffers.download(outputs, self._stream)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from runtime.devices.cuda_calls import probe
+from runtime.devices.cuda_calls import free_bytes, probe
 from runtime.devices.device import ALIGNMENT_BYTES, Stream, Tensor
 from runtime.engines.engine import check_tensors
 from runtime.engines.manifest import Manifest, TensorInfo
-from runtime.engines.tensorrt.binding import NAMES, trt
+from runtime.engines.tensorrt.binding import NAMES, is_rtx, trt
 from runtime.engines.tensorrt.errors import check_trt, dtype_name
 from runtime.engines.tensorrt.layers import LayerTimes
 from runtime.engines.tensorrt.plan_file import check_plan_version, read_plan_header
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 KEPT_MESSAGES = 16
 WARM_UP_RUNS = 3
 LIBRARY = 0
+# With less free memory a call that failed without a reason has failed for want of it.
+SHORT_BYTES = 64 << 20
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,22 @@ class RecentMessagesLogger(trt.ILogger):  # type: ignore[misc]
         return "; ".join(dict.fromkeys(text for _, text in own))
 
 
+class NativeLogger(trt.Logger):  # type: ignore[misc]
+    """The library's own logger, which prints errors on standard output without Python.
+
+    A thread of TensorRT-RTX compiles kernels, and the end of a context waits for it with Python's lock held. Where it
+    logged to Python, it would wait for that lock, and neither thread would ever go on.
+    """
+
+    def __init__(self) -> None:
+        trt.Logger.__init__(self, trt.Logger.ERROR)
+
+    def take(self) -> str:
+        """Whether memory is short, where a call has failed: nothing else is known. Raises EngineDeadError."""
+        free = free_bytes()
+        return f"probably out of memory: {free >> 20} MiB of the GPU's memory are free" * (free < SHORT_BYTES)
+
+
 def _caller() -> int:
     """The calling thread; LIBRARY where Python has not started it."""
     ident = threading.get_ident()
@@ -82,7 +100,7 @@ def _caller() -> int:
 class Library:
     """TensorRT's runtime object and its logger, one per process."""
 
-    logger: RecentMessagesLogger
+    logger: RecentMessagesLogger | NativeLogger
     runtime: trt.Runtime
 
 
@@ -103,7 +121,7 @@ def library() -> Library:
     with _library_lock:
         if _library is None:
             probe()
-            logger = RecentMessagesLogger()
+            logger = NativeLogger() if is_rtx() else RecentMessagesLogger()
             try:
                 _library = Library(logger, trt.Runtime(logger))
             except TypeError as error:

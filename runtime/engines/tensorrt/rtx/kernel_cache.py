@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from runtime.devices.cuda_calls import probe
+from runtime.devices.cuda_calls import Gpu, probe
 from runtime.engines.manifest import write_atomically
 from runtime.engines.tensorrt.errors import check_trt
 from runtime.engines.tensorrt.library import library, library_version
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 
 class KernelCache:
-    """The kernels that all contexts share, and their file, which belongs to one release and one compute capability.
+    """The kernels that all contexts share, and their file, which belongs to one release and one model of card.
 
-    In the file a SHA-256 comes first, of release, compute capability and kernels. What another process has added to it
+    In the file a SHA-256 comes first, of release, card and kernels. What another process has added to it
     stays. Any thread.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._made_for = f"{library_version()}-sm{probe().compute_capability.replace('.', '')}"
+        self._made_for = f"{library_version()}-{sku(probe())}"
         # Beside the engines' folder, which holds nothing but engines.
         self.path = folder.with_name(f"{folder.name}.{self._made_for}{KERNELS_SUFFIX}")
         self._cache: trt.IRuntimeCache | None = None
@@ -125,6 +125,12 @@ class KernelCache:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self.path.with_name(f"{self.path.name}.lock"), timeout=LOCK_TIMEOUT_S):
             yield
+
+
+def sku(gpu: Gpu) -> str:
+    """What kernels are compiled for, for file names: compute capability, name and MiB of a card."""
+    name = "-".join("".join(char if char.isascii() and char.isalnum() else " " for char in gpu.name.lower()).split())
+    return f"sm{gpu.compute_capability.replace('.', '')}-{name}-{gpu.memory_bytes >> 20}"
 
 
 def _serialized(cache: trt.IRuntimeCache) -> bytes | None:

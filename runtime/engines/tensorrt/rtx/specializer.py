@@ -72,18 +72,21 @@ class Specializer:
 
     def _tensors(self, plan: RtxPlan, inputs: Mapping[str, Shape], context: RtxContext) -> dict[str, Tensor]:
         infos = {**plan.inputs, **plan.outputs}
-        written = {source: inputs[source] for source in plan.aliases.values()}
-        written |= {name: context.output_shape(name) for name in plan.outputs if name not in plan.aliases}
+        updated = set(plan.aliases.values())
+        written = {name: context.output_shape(name) for name in plan.outputs if name not in plan.aliases}
         shapes = {**inputs, **written}
         sizes = {name: prod(shape) * np.dtype(infos[name].dtype).itemsize for name, shape in shapes.items()}
-        places, end = dict.fromkeys(inputs, 0), 0
+        # What is updated in place shares the first piece: nothing reads it, and a cache of all layers is large.
+        end = max((sizes[name] for name in updated), default=0)
+        places = dict.fromkeys(inputs, 0)
         for name in written:
-            places[name], end = end, end - -sizes[name] // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        self._zeros = self._grown(self._zeros, max(sizes.values()))
+            places[name] = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            end = places[name] + sizes[name]
+        self._zeros = self._grown(self._zeros, max((sizes[name] for name in inputs if name not in updated), default=0))
         self._written = self._grown(self._written, end)
         tensors = {}
         for name, shape in shapes.items():
-            memory = self._written if name in written else self._zeros
+            memory = self._written if name in written or name in updated else self._zeros
             tensors[name] = Tensor(memory.address + places[name], shape, np.dtype(infos[name].dtype), memory.owner)
         return tensors | {output: tensors[source] for output, source in plan.aliases.items()}
 

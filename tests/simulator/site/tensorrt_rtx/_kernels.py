@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import hashlib
 import json
 import os
@@ -11,11 +12,11 @@ import weakref
 from typing import Any
 
 from . import _builder, _config, _context, _engine
-from ._basics import IHostMemory, ILogger
+from ._basics import IHostMemory, ILogger, Logger
 from ._enums import VERSION, VERSION_TUPLE, ExecutionContextAllocationStrategy, TrtEnum
 from ._launch import Launch
 from ._plan import HEADER_BYTES, MAGIC, RTX_CAPABILITIES
-from ._rules import Answer, Machine, machine
+from ._rules import Answer, Machine, machine, remember
 
 # With LAZY, a shape's kernels are there at so many executes after its first.
 LAZY_EXECUTES = 3
@@ -128,6 +129,31 @@ class IRuntimeConfig:
         return None if self._cache is None else self._cache()
 
 
+class Compilation:
+    """A thread of the library that compiles kernels: it is as late as it can be, and logs then."""
+
+    def __init__(self, logger: weakref.ref[ILogger], where: Machine) -> None:
+        self._logger, self._machine = logger, where
+        self._go, self._done = threading.Event(), threading.Event()
+        self._is_ending = False
+        _thread.start_new_thread(self._work, ())
+
+    def join(self, *, is_ending: bool = False) -> None:
+        self._is_ending = is_ending
+        self._go.set()
+        self._done.wait()
+
+    def _work(self) -> None:
+        self._go.wait()
+        logger = self._logger()
+        if logger is not None and self._is_ending and type(logger).log is not Logger.log:
+            # It would wait for Python's lock, which the thread that waits for this one holds.
+            remember("deadlock: a thread that a destructor waits for logs to Python", self._machine)
+        elif logger is not None:
+            logger.log(ILogger.INFO, "kernels of a shape are compiled")
+        self._done.set()
+
+
 class IExecutionContext(_context.IExecutionContext):
     """A context of TensorRT-RTX. Without settings: LAZY, and no cache."""
 
@@ -139,6 +165,7 @@ class IExecutionContext(_context.IExecutionContext):
         self._has_free_shapes = any(-1 in item.shape for item in self._inputs.values())
         self._loaded: set[str] = set()
         self._executes_left: dict[str, int] = {}
+        self._compilations: dict[str, Compilation] = {}
         self._asked_version = -1
         self._stream = 0
         self._load(f"{self._fingerprint} fallback", "context")
@@ -183,8 +210,11 @@ class IExecutionContext(_context.IExecutionContext):
             return False
         if strategy is kinds.LAZY and shape not in self._cached():
             left = self._executes_left[shape] = self._executes_left.get(shape, LAZY_EXECUTES + 1) - 1
+            if shape not in self._compilations:
+                self._compilations[shape] = Compilation(self.engine._logger, self._machine)
             if left:
                 return False
+            self._compilations[shape].join()
             self._load(shape, "background")
         else:
             self._load(shape, "execute")
@@ -202,6 +232,14 @@ class IExecutionContext(_context.IExecutionContext):
         self._machine.spend("kernels")
         time.sleep(float(os.environ.get("SIMULATED_JIT_S", "0")))
         self._cached().add(kernels)
+
+    def __del__(self) -> None:
+        """Waits for what is being compiled, as the real one does: with Python's lock, because it is a destructor."""
+        for shape, compilation in self._compilations.items():
+            if shape not in self._loaded:
+                self._machine.spend("kernels")
+                compilation.join(is_ending=True)
+        super().__del__()
 
     def _cached(self) -> set[str]:
         if self._cache is None:

@@ -353,6 +353,47 @@ def test_a_run_outside_of_ticks_does_not_wait_for_the_kernels_of_its_shape(
     engine.close()
 
 
+@pytest.mark.parametrize("logs_to_python", [False, True])
+def test_the_end_of_a_context_waits_for_no_thread_that_logs_to_python(
+    gpu: Machine, bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch, logs_to_python: bool
+) -> None:
+    """The thread that compiles would wait for the lock that a destructor holds; with the other logger it does."""
+    from runtime.engines.tensorrt import library
+
+    if logs_to_python:
+        monkeypatch.setattr(library, "_library", None)
+        monkeypatch.setattr(library, "NativeLogger", library.RecentMessagesLogger)
+    written(folder)
+    engine = opened(folder, bench.device)
+    engine.run(feeds_of(2, 4))
+    engine.close()
+    gc.collect()
+    assert [str(error)[:8] for error in gpu.broken] == ["deadlock"] * logs_to_python
+    gpu.broken.clear()
+
+
+def test_a_run_of_an_engine_of_ticks_begins_no_compilation(gpu: Machine, bench: Bench, folder: Path) -> None:
+    """Its context ends behind it, and would wait for that: so does a reload."""
+    written(folder)
+    engine = opened(folder, bench.device, in_tick=True)
+    spent_ms = sum(ms for (what, _), ms in gpu.spent_ms.items() if what == "kernels")
+    np.testing.assert_allclose(engine.run(feeds_of(2, 4))["y"], expected(feeds_of(2, 4)), **CLOSE)
+    assert sum(ms for (what, _), ms in gpu.spent_ms.items() if what == "kernels") == spent_ms
+    assert [when for when, _ in gpu.compiled] == ["context"]
+    engine.close()
+
+
+def test_what_fails_without_a_reason_is_for_want_of_memory_where_that_is_short(gpu: Machine, folder: Path) -> None:
+    from runtime.engines.tensorrt.library import library
+
+    log = library().logger
+    assert log.take() == ""
+    free = gpu.free_bytes
+    address = gpu.allocate(free - (8 << 20), "device")
+    assert "out of memory: 8 MiB" in log.take()
+    gpu.free(address)
+
+
 @pytest.mark.parametrize("verbosity", ["DETAILED", "LAYER_NAMES_ONLY", "NONE"])
 def test_a_profile_has_the_time_of_every_layer_with_the_shape_s_kernels(
     verbosity: str, gpu: Machine, bench: Bench, folder: Path

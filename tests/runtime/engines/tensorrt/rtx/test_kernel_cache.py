@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -20,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "engines"
 
 
-def start(folder: Path, **options: str) -> Machine:
+def start(folder: Path, **options: Any) -> Machine:
     """One process: it opens an engine and warms up one shape."""
     with simulated(rtx=True, **options) as machine:
         if not folder.is_dir():
@@ -40,8 +41,8 @@ def play(folder: Path) -> None:
     bench.close()
 
 
-def file_of(folder: Path, release: str = RELEASE, sm: str = "89") -> Path:
-    return folder.with_name(f"engines.{release}-sm{sm}.kernels")
+def file_of(folder: Path, release: str = RELEASE, card: str = "sm89-simulated-gpu-2048") -> Path:
+    return folder.with_name(f"engines.{release}-{card}.kernels")
 
 
 def test_the_next_start_compiles_nothing(folder: Path) -> None:
@@ -181,7 +182,7 @@ def test_each_release_and_each_capability_has_its_own(
     monkeypatch.delenv("SIMULATED_TENSORRT_RTX")
     assert file_of(folder).read_bytes() == stored
     assert {path.name for path in folder.parent.glob("*.kernels")} == {
-        file_of(folder).name, file_of(folder, sm="120").name, file_of(folder, "1.8.0.20").name,
+        file_of(folder).name, file_of(folder, card="sm120-simulated-gpu-2048").name, file_of(folder, "1.8.0.20").name,
     }  # fmt: skip
     assert other_card.counters["refused_caches"] == other_release.counters["refused_caches"] == 0
     assert "dropped" not in caplog.text
@@ -189,15 +190,32 @@ def test_each_release_and_each_capability_has_its_own(
 
 def test_a_file_of_another_machine_under_this_name_is_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     start(folder, cc="8.6")
-    file_of(folder, sm="86").replace(file_of(folder))
+    file_of(folder, card="sm86-simulated-gpu-2048").replace(file_of(folder))
     again = start(folder)
     assert again.counters["refused_caches"] == 0
     assert len(again.compiled) == 2
     assert "belongs to another machine or release" in caplog.text
 
 
-def test_what_the_library_refuses_is_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It compares more than release and compute capability: here the card's model."""
+@pytest.mark.parametrize("other", [{"gpu_name": "NVIDIA GeForce RTX 4090 D (laptop)"}, {"memory_bytes": 3 << 30}])
+def test_cards_of_one_capability_share_a_folder_and_both_keep_their_kernels(
+    folder: Path, other: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(start(folder).compiled) == len(start(folder, **other).compiled) == 2
+    for options in ({}, other):
+        again = start(folder, **options)
+        assert (again.compiled, again.counters["refused_caches"]) == ([], 0)
+    assert len(list(folder.parent.glob("*.kernels"))) == 2
+    assert "dropped" not in caplog.text
+
+
+def test_what_the_library_refuses_is_dropped(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may compare more than is known of it: here the model of a card whose name is not in the file's."""
+    with simulated(rtx=True):
+        cache = importlib.import_module("runtime.engines.tensorrt.rtx.kernel_cache")
+        monkeypatch.setattr(cache, "sku", lambda gpu: "sm89")
     start(folder)
     again = start(folder, gpu_name="Another card with this capability")
     assert again.counters["refused_caches"] == 1

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from helpers.engine_behaviour import Bench, opened, written
 from simulator.fixture import Machine, simulated
+from simulator.plans import CHANNELS, write_engine
+
+from engine_build.graphs.graph_writer import GraphWriter
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +66,36 @@ def test_memory_for_new_shapes_grows_and_is_kept(tmp_path: Path, monkeypatch: py
     assert compile_for(4, 16) == 2
     monkeypatch.setattr(engine._plan, "new_context", None)  # The context that was given back is used again.
     assert compile_for(3, 16) == compile_for(4, 8) == 0
+    engine.close()
+    bench.close()
+
+
+def test_kernels_for_many_caches_take_the_memory_of_one(tmp_path: Path) -> None:
+    """A planner has 56 of them, as large as its weights together: while kernels are compiled they are one piece."""
+    number, capacity = 12, 64
+    graph = GraphWriter("caches", 24)
+    new, write = graph.input("new", ("rows", 2, 1, CHANNELS)), graph.input("write", ("rows",), "int64")
+    shape = ("rows", 2, capacity, CHANNELS)
+    for index in range(number):
+        past = graph.input(f"past{index}", shape)
+        graph.output(f"present{index}", graph.op("TensorScatter", past, new, write, axis=-2, mode="linear"), shape)
+    write_engine(tmp_path / "a", "caches", graph.model(), [{"rows": (1, 2, 4)}])
+    bench = Bench()
+    engine = opened(tmp_path / "a", bench.device, "caches", in_tick=True)
+    caches = [bench.device.zeros((4, 2, capacity, CHANNELS), "float32") for _ in range(number)]
+    tensors = {
+        "new": bench.device.zeros((4, 2, 1, CHANNELS), "float32"),
+        "write": bench.device.zeros((4,), "int64"),
+        **{f"past{index}": cache for index, cache in enumerate(caches)},
+        **{f"present{index}": cache for index, cache in enumerate(caches)},
+    }
+    execution = engine.bind(tensors)
+    execution.prepare(bench.stream)
+    engine._specializer.settle()
+    assert execution.prepare(bench.stream)
+    specializer = engine._specializer
+    assert specializer._written.size_bytes + specializer._zeros.size_bytes < 2 * caches[0].size_bytes
+    execution.release()
     engine.close()
     bench.close()
 
