@@ -17,6 +17,7 @@ from engine_build.new_bundle.init import InitOptions, init, parse_roles
 from engine_build.new_bundle.roles import NAMES
 from engine_build.reports import dry_run, inventory
 from engine_build.reports.console import ConsoleReport, print_decisions, print_entries, print_inspection, size
+from engine_build.reports.device_memory import expected_memory
 from engine_build.shipping import check_shippable, ship
 from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Version
 from runtime.config.bundle import BUNDLE_FILE
@@ -176,6 +177,7 @@ def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int |
     print_decisions(console, decisions, shown_path(deployment.engine_folder(target)))
     for doubt in check_graphs(decisions):
         print_line(doubt, console)
+    dry_run.print_memory(console, target, expected_memory(decisions, target, options, deployment.runtime))
     if not is_cpu:
         dry_run.print_details(console, target, dry_run.engine_ranges(decisions), options, environment)
 

@@ -14,6 +14,8 @@ from rich.console import Console
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import RebuildDecision
 from engine_build.config import KINDS, ROWS_VARIANTS, RTX_OPTIONS, TENSORRT_OPTIONS, BuildConfig, PerKind, parse_variant
+from engine_build.reports.console import size
+from engine_build.reports.device_memory import MemoryPart
 from engine_build.specs.engine_spec import Range
 from engine_build.specs.shape_ranges import adapted_ranges, decoder_ranges, tick_ranges
 from runtime.config.deployment import Deployment
@@ -88,6 +90,15 @@ def print_details(
     else:
         where = {**environment.tool_versions, **environment.facts}
         print_line("this machine: " + ", ".join(f"{name} {value}" for name, value in where.items()), console)
+
+
+def print_memory(console: Console, target: Target, parts: Sequence[MemoryPart]) -> None:
+    """What the deployment is expected to take of the device, or on the target cpu of the process, and the sum."""
+    where = "of the process" if target == "cpu" else "on the device"
+    print_line(f"memory {where}, as expected on the target {target}:", console)
+    total = MemoryPart("total", sum(part.size_bytes for part in parts), "")
+    for part in (*parts, total):
+        print_line(f"  {part.name:<10}  {size(part.size_bytes):>9}  {part.what}".rstrip(), console)
 
 
 def print_engines_unknown(console: Console, engines: Sequence[EngineRanges], error: TickError) -> None:

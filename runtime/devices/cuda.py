@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -59,7 +59,7 @@ class CudaDevice:
         least, greatest = cuda_calls.stream_priorities()
         middle = min(least, max(least - 1, greatest + 1))
         self._priorities = {Level.LIVE: greatest, Level.TICK: middle, Level.BACKGROUND: least}
-        self._memory = Arena(cuda_calls.take_device, chunk_bytes)
+        self._memory = Arena(cuda_calls.take_device, chunk_bytes, shrink=self._give_back)
         self._pinned = Arena(cuda_calls.take_pinned, PINNED_CHUNK_BYTES, self._record_all)
         # All streams wait for it, also the most urgent ones.
         self._zeroing = self.stream(Level.LIVE)
@@ -205,6 +205,12 @@ class CudaDevice:
         if self._zeroed is not None:
             stream.wait(self._zeroed)
         return stream
+
+    def _give_back(self, addresses: Sequence[int]) -> None:
+        """Free device memory that no tensor has, once all work that may still use it has run. Raises EngineError."""
+        self._record_all().wait()
+        for address in addresses:
+            cuda_calls.free_device(address)
 
     def _refuse_in_capture(self, what: str) -> None:
         """Raise EngineError in the capturing thread; other threads block on the lock until the capture ends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -71,6 +71,10 @@ class _Chunk:
     size_bytes: int
     free: list[tuple[int, int]] = field(default_factory=list)
 
+    @property
+    def is_idle(self) -> bool:
+        return self.free == [(self.address, self.size_bytes)]
+
     def take(self, size_bytes: int) -> int | None:
         for index, (address, size) in enumerate(self.free):
             if size >= size_bytes:
@@ -95,10 +99,17 @@ class Arena:
 
     A returned block is reused once an event is done that `record` gave after its return; without `record` at once, for
     memory that is only accessed in stream order. One thread at a time takes blocks; any thread may return them.
+    shrink: frees chunks without a block, at these addresses, where a new one does not fit.
     """
 
-    def __init__(self, grow: Callable[[int], int], chunk_bytes: int, record: Callable[[], Event] | None = None) -> None:
-        self._grow, self._chunk_bytes, self._record = grow, chunk_bytes, record
+    def __init__(
+        self,
+        grow: Callable[[int], int],
+        chunk_bytes: int,
+        record: Callable[[], Event] | None = None,
+        shrink: Callable[[Sequence[int]], None] | None = None,
+    ) -> None:
+        self._grow, self._chunk_bytes, self._record, self._shrink = grow, chunk_bytes, record, shrink
         self._chunks: list[_Chunk] = []
         self._returned: deque[tuple[int, int]] = deque()
         self._waiting: deque[tuple[Event, deque[tuple[int, int]]]] = deque()
@@ -117,7 +128,7 @@ class Arena:
         self._give_all(self._returned)
         while self._waiting:
             self._give_all(self._waiting.popleft()[1])
-        idle = [chunk.address for chunk in self._chunks if chunk.free == [(chunk.address, chunk.size_bytes)]]
+        idle = [chunk.address for chunk in self._chunks if chunk.is_idle]
         used = [chunk.address for chunk in self._chunks if chunk.address not in idle]
         self._chunks.clear()
         return idle, used
@@ -156,7 +167,17 @@ class Arena:
             gc.collect()
             self._collect()
             address = self._fit(size_bytes)
-            return self._new_chunk(size_bytes, size_bytes) if address is None else address
+            if address is None:
+                self._give_back()
+                address = self._new_chunk(size_bytes, size_bytes)
+            return address
+
+    def _give_back(self) -> None:
+        """Free chunks that hold nothing: blocks that have grown leave some that are too small for what they became."""
+        idle = [chunk for chunk in self._chunks if chunk.is_idle]
+        if idle and self._shrink is not None:
+            self._shrink([chunk.address for chunk in idle])
+            self._chunks = [chunk for chunk in self._chunks if chunk not in idle]
 
     def _new_chunk(self, chunk_bytes: int, size_bytes: int) -> int:
         address = self._grow(chunk_bytes)

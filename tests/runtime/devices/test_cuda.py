@@ -166,6 +166,20 @@ def test_zeroing_without_waits_or_events_is_reported(
         device.zeros((100,), np.float32)
 
 
+def test_memory_that_was_outgrown_is_given_back_where_more_does_not_fit() -> None:
+    """A tensor that grows by copies leaves pieces that are too small for what it becomes."""
+    with simulated(memory_bytes=64 << 20) as machine:
+        for device in opened(machine):
+            tensor = device.zeros((1,), np.uint8)
+            for size_mib in (8, 16, 24, 40):
+                del tensor
+                tensor = device.zeros((size_mib << 20,), np.uint8)
+            assert fetched(device, tensor.view(64)).sum() == 0
+            with pytest.raises(OutOfMemoryError):
+                device.zeros((40 << 20,), np.uint8)
+            assert fetched(device, tensor.view(64)).sum() == 0, "what has an owner stays"
+
+
 def test_staging_memory_is_reused_only_after_its_copy(late_device: CudaDevice) -> None:
     tensor = filled(late_device, np.ones(100, np.float32))
     target = late_device.staging((100,), np.float32)
