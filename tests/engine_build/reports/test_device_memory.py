@@ -116,5 +116,5 @@ def test_a_dry_run_prints_the_memory_of_its_target(path: Path) -> None:
         result = CliRunner().invoke(app, [str(path), "--target", target, "--dry-run"])
         assert result.exit_code == 0, result.output
         lines = result.stdout.partition(f"as expected on the target {target}:\n")[2].splitlines()
-        names = [line.split()[0] for line in lines if line.startswith("  ")]
+        names = [line.split()[0] for line in lines if line.strip()]
         assert {"engines", "tensors", "caches"} <= set(names[: names.index("total")])
