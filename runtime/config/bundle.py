@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.codec import CodecSpec
-from runtime.config.conditions import MeaningSpec, TextEncoderSpec, TextGraphSpec, TimbreSpec, placeholders
+from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec, placeholders
 from runtime.config.controls import TEXT_OPTIONS, ControlsSpec
 from runtime.config.explain import FileName, TomlTable, read_toml, validated
 from runtime.config.guidance import APG, NO_MOMENTUM, GuidanceSpec
@@ -283,6 +283,15 @@ class Bundle(TomlTable):
         return self
 
     @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        meaning = None if self.text_encoder is None else self.text_encoder.meaning
+        named = {layer for part in (() if meaning is None else meaning.parts) for layer in part.names}
+        known = set[str]() if self.notes is None else {layer.name for layer in self.notes.layers}
+        if unknown := named - known:
+            raise ValueError(f"text_encoder.meaning.parts name the layer {min(unknown)!r}, [notes] has no such layer")
+        return self
+
+    @model_validator(mode="after")
     def _check_roles(self) -> Self:
         if (self.context is None) != (self.decoder.inputs.context is None):
             raise ValueError("[context] and decoder.inputs.context go together: the bundle has one without the other")
@@ -416,7 +425,7 @@ class Bundle(TomlTable):
         Raises ConfigError where their file cannot be read.
         """
         meaning = None if self.text_encoder is None else self.text_encoder.meaning
-        return {} if meaning is None else _read_names(self.folder / meaning.names, meaning)
+        return {} if meaning is None else _read_names(self.folder / meaning.names, meaning.drawn)
 
 
 def load_bundle(folder: Path) -> Bundle:
@@ -475,8 +484,8 @@ def _read_array(path: Path, columns: int | None) -> NDArray[np.float32]:
 
 
 @lru_cache(maxsize=16)
-def _read_names(path: Path, meaning: MeaningSpec) -> Mapping[str, tuple[str, ...]]:
-    """Lists of names by kind."""
+def _read_names(path: Path, drawn: str) -> Mapping[str, tuple[str, ...]]:
+    """Lists of names by kind. drawn: a kind that has to be there, or ""."""
     try:
         kinds = json.loads(plain_utf8(path.read_bytes()), object_pairs_hook=list)
     except (OSError, ValueError, RecursionError) as error:
@@ -487,8 +496,8 @@ def _read_names(path: Path, meaning: MeaningSpec) -> Mapping[str, tuple[str, ...
     found = {kind: tuple(names) for kind, names in kinds}
     if len(found) < len(kinds):
         raise ConfigError(f"{path} has a kind twice: {', '.join(kind for kind, _ in kinds)}", fix=fix)
-    if meaning.drawn and meaning.drawn not in found:
-        raise ConfigError(f"{path} has no kind {meaning.drawn!r} to draw from, it has {', '.join(found)}", fix=fix)
+    if drawn and drawn not in found:
+        raise ConfigError(f"{path} has no kind {drawn!r} to draw from, it has {', '.join(found)}", fix=fix)
     return found
 
 

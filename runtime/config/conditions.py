@@ -77,16 +77,49 @@ class LyricsSpec(TextGraphSpec):
         return self
 
 
+class MoodSpec(TomlTable):
+    """What a mood does that a prompt says of some parts of the music, such as the first of "loud drums, soft piano".
+
+    It is only for these parts, and not read by the model, where other ones play, too. words: tokens of the tokenizer.
+    level_db: how much louder the notes of these parts are. is_sparse: of notes that follow each other within a beat
+    these parts have the first. against: moods one of which the prompt has to say, too; none: it is always for its parts
+    alone. is_read: the model reads it all the same.
+    """
+
+    words: tuple[str, ...] = Field(min_length=1)
+    level_db: float = Field(default=0.0, ge=-24.0, le=12.0)
+    is_sparse: bool = False
+    against: tuple[str, ...] = ()
+    is_read: bool = False
+
+
+class PartSpec(TomlTable):
+    """Words for a part of the music. words: tokens of the tokenizer. names: of the meaning, by layer of [notes]."""
+
+    words: tuple[str, ...] = Field(min_length=1)
+    names: Mapping[str, tuple[str, ...]]
+
+
 class MeaningSpec(TomlTable):
     """An output of the text's graph that tells what a prompt means: `[B,N]` float32, 1 where it means name number n.
 
     names: a JSON file with lists of names by kind, in the order in which they are said; one after the other they are
-    the N names. drawn: the kind of which a prompt without any gets one, by the generation's seed.
+    the N names. drawn: the kind of which a prompt without any gets one, by the generation's seed. moods, parts: which
+    words bind to which; they need [notes].
     """
 
     output: str
     names: FileName
     drawn: str = ""
+    moods: Mapping[str, MoodSpec] = {}
+    parts: tuple[PartSpec, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_moods(self) -> Self:
+        for name, mood in self.moods.items():
+            if unknown := set(mood.against) - self.moods.keys():
+                raise ValueError(f"moods.{name} is against {min(unknown)!r}, which is none of moods")
+        return self
 
 
 class TextEncoderSpec(TextGraphSpec):

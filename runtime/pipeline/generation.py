@@ -28,6 +28,7 @@ from runtime.audio.window_decoder import AudioDecoder
 from runtime.errors import ConfigError, GenerationCancelledError, RequestError, ShapeError
 from runtime.notes.first_bars import FirstBars
 from runtime.notes.note_levels import phrases_of, with_notes
+from runtime.notes.part_moods import NO_MOODS, Thinning
 from runtime.notes.score import Score
 from runtime.notes.tracker import score_of
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
@@ -42,7 +43,7 @@ from runtime.requests.prompt_words import PromptMeaning
 from runtime.requests.request import GenerationRequest
 from runtime.requests.seeds import draw_seed, segment_seed
 from runtime.requests.segments import Latents, Segment
-from runtime.requests.tasks import known_tasks
+from runtime.requests.tasks import is_cover, known_tasks
 from runtime.requests.validation import note_spec, takes_notes
 from runtime.tick.events import Cancelled, Event, Failed, Finished
 
@@ -101,6 +102,10 @@ class LongGeneration:
         self._first_bars: FirstBars | None = None
         self._ending, self._last_notes = self._planned_ending()
         self._tail = np.empty((0, pipeline.bundle.latents.channels), np.float32)
+        keeps_source = inputs.source is not None and not is_cover(options, inputs.source)
+        is_asked = inputs.condition is None and not keeps_source
+        self._moods = pipeline.part_moods(options, self.seed, self.total_frames) if is_asked else NO_MOODS
+        self._thinning: Thinning | None = None
 
     def _planned_ending(self) -> tuple[Ending, LastNotes | None]:
         """How it ends, and the notes that it ends with. Raises RequestError for an ending that it cannot have."""
@@ -340,8 +345,13 @@ class LongGeneration:
             bundle = self._pipeline.bundle
             self._first_bars = FirstBars(note_spec(bundle), bundle.silence(1)[0], new, bar_frames)
         before, self._tail = self._tail, np.concatenate((self._tail, new))[-self._pipeline.canvas_frames :]
+        notes, silence = self._pipeline.bundle.notes, self._pipeline.bundle.silence(1)[0]
+        if notes is not None and self._moods.sparse:
+            new = self._thinned(new)
         if self._last_notes is not None:
             new = self._last_notes.written(new, self.done_frames, before)
+        if notes is not None and self._moods.level_db:
+            new = self._moods.with_levels(new, notes, silence, self.done_frames)
         self.done_frames += len(new)
         self._index += 1
         self._part_frames.append(len(new))
@@ -356,6 +366,17 @@ class LongGeneration:
             return None
         tempo = tempo_of(options, bundle.options.bpm)
         return None if tempo is None else tempo.bar_frames(bundle.latents.frame_rate_hz)
+
+    def _thinned(self, new: Latents) -> Latents:
+        """The next frames `[n, C]` without the notes that sparse parts lack."""
+        bundle = self._pipeline.bundle
+        assert bundle.notes is not None
+        if self._thinning is None:
+            planned = {} if self.plan is None else self.plan.options
+            tempo = tempo_of(self.options.model_copy(update=planned), bundle.options.bpm)
+            rate_hz, silence = bundle.latents.frame_rate_hz, bundle.silence(1)[0]
+            self._thinning = Thinning(bundle.notes, silence, self._moods.sparse, tempo and tempo.bpm, rate_hz)
+        return self._thinning.thinned(new)
 
     def _with_exact_notes(self, new: Latents) -> Latents:
         """The next frames `[n, C]` with exactly the notes that were given."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
+from runtime.pipeline.binding import bound_moods
 from runtime.pipeline.compose import text_values
 from runtime.pipeline.text_encoder import TextEncoder
 from runtime.requests.options import GenerationOptions
@@ -21,6 +23,11 @@ def prompt_meaning(
     values = text_values(options, options.task or "text2music", text, None)
     found, kind = PromptMeaning(text, {}, corrections=text_encoder.corrections(text)), text_encoder.drawn_kind
     names = text_encoder.meaning(found.played_text, field=field, values=values)
+    spec, read = text_encoder.spec.meaning, found.played_text
+    if spec is not None and spec.moods:
+        bound, read = bound_moods(spec, read, text_encoder.tokens(read), [*chain(*names.values())])
+        found = replace(found, bound=bound, read=read)
+        names = text_encoder.meaning(read, field=field, values=values)
     if kind and text.strip() and kind not in names:
         found = replace(found, drawn=(kind, drawn_name(text_encoder.names[kind], seed)))
         names = text_encoder.meaning(found.played_text, field=field, values=values)

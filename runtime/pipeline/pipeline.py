@@ -27,6 +27,7 @@ from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine, EngineSet, RunnableGraph, condition_width
 from runtime.engines.loading import open_engine, open_engines, settle_kernels, warm_up
 from runtime.errors import RequestError, TickError
+from runtime.notes.part_moods import NO_MOODS, PartMoods, part_moods
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
 from runtime.pipeline.form.course import course_words
 from runtime.pipeline.meanings import prompt_meanings, with_drawn
@@ -319,6 +320,22 @@ class Pipeline:
         Raises RequestError, EngineError.
         """
         return () if self.text_encoder is None else prompt_meanings(self.text_encoder, options, seed)
+
+    def part_moods(self, options: GenerationOptions, seed: int, frames: int | None = None) -> PartMoods:
+        """What the prompts say of single parts; none where the model does not tell. frames: that their weights span.
+
+        Without them curves count by their mean. Raises RequestError, EngineError.
+        """
+        if self.bundle.notes is None or not (meanings := self.meanings(options, seed)):
+            return NO_MOODS
+        bound = [meaning.bound for meaning in meanings]
+        if isinstance(options.prompt, str) or not any(bound):
+            return part_moods(bound[:1], [1.0])
+        span = None if frames is None else Segment(0, frames, total_frames=frames)
+        weights = [item.weight for item in options.prompt]
+        if span is None:
+            return part_moods(bound, [float(np.mean(weight)) for weight in weights])
+        return part_moods(bound, [span.curve(weight) for weight in weights])
 
     def with_drawn(self, options: GenerationOptions, seed: int) -> GenerationOptions:
         """Options whose prompts have what this seed draws for them. Raises RequestError, EngineError."""

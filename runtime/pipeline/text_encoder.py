@@ -23,6 +23,7 @@ from runtime.engines.engine import RunnableGraph, run_once
 from runtime.errors import ConfigError, EngineError, FileError, RequestError
 from runtime.failures import native_call
 from runtime.input_files import read_matrix
+from runtime.pipeline.binding import Token
 from runtime.pipeline.content_cache import ContentCache
 from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.prompt_words import WORD, PromptWords, corrected
@@ -152,6 +153,12 @@ class TextEncoder:
             tuple(dict.fromkeys(unknown)),
             {word: others for word, others in near.items() if others},
         )
+
+    def tokens(self, text: str) -> list[Token]:
+        """The tokens of a text, in its order, but for unknown ones."""
+        encoding = encoded(self._tokenizer, text, add_special_tokens=False)
+        found = zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
+        return [Token(token, *offsets) for number, token, offsets in found if number != self._unknown_id]
 
     def corrections(self, text: str) -> dict[str, str]:
         """By unknown word of a text the only word that it is a typo of, in all its forms: it is played as that.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 WORD: Final = re.compile(r"[^\W_]+(?:[-'’][^\W_]+)*")
 
@@ -51,34 +51,61 @@ def corrected(text: str, corrections: Mapping[str, str]) -> str:
     return WORD.sub(lambda word: corrections.get(word[0], word[0]), text) if corrections else text
 
 
+class BoundMood(NamedTuple):
+    """A mood that is said of a part of the music. name: of the part, whose notes lie in `layer` of [notes].
+
+    level_db: how much louder they are. is_sparse: of those that follow each other within a beat it has the first.
+    """
+
+    mood: str
+    layer: str
+    name: str
+    level_db: float = 0.0
+    is_sparse: bool = False
+
+
 @dataclass(frozen=True)
 class PromptMeaning:
     """What of a prompt is played, as far as the model tells.
 
     text: as written. names: by kind, such as "layers" or "genre". drawn: the kind of which it names nothing, and the
     name that the seed draws for it and that it is played with; None where nothing is drawn. corrections: by unknown
-    word the one that it is played as.
+    word the one that it is played as. bound: moods of single parts. read: the text with corrections, and without moods
+    that are only for single parts; None: as it is with corrections.
     """
 
     text: str
     names: Mapping[str, tuple[str, ...]]
     drawn: tuple[str, str] | None = None
     corrections: Mapping[str, str] = field(default_factory=dict)
+    bound: tuple[BoundMood, ...] = ()
+    read: str | None = None
 
     @property
     def played_text(self) -> str:
         """The text that the model gets."""
-        text = corrected(self.text, self.corrections)
+        text = corrected(self.text, self.corrections) if self.read is None else self.read
         return text if self.drawn is None else f"{text}, {self.drawn[1]}"
 
     @property
     def values(self) -> dict[str, Any]:
         """As JSON has it."""
         meaning = {kind: list(names) for kind, names in self.names.items()}
-        return {"plays": str(self), "meaning": meaning, "drawn": dict([self.drawn] if self.drawn else [])}
+        drawn, bound = dict([self.drawn] if self.drawn else []), [each._asdict() for each in self.bound]
+        return {"plays": str(self), "meaning": meaning, "drawn": drawn, "bound": bound}
+
+    @property
+    def bound_names(self) -> dict[str, list[str]]:
+        """By mood the parts that it is said of."""
+        return {
+            mood: [bound.name for bound in self.bound if bound.mood == mood]
+            for mood in dict.fromkeys(bound.mood for bound in self.bound)
+        }
 
     def __str__(self) -> str:
         said = "; ".join(", ".join(names) for names in self.names.values())
         drawn = "" if self.drawn is None else f"{self.drawn[0]} drawn by the seed: {self.drawn[1]}"
         corrected = (f"{word} played as {known}" for word, known in self.corrections.items())
-        return " · ".join(filter(None, (said, drawn, *corrected)))
+        levels = {bound.mood: f" {bound.level_db:+g} dB" for bound in self.bound if bound.level_db}
+        bound = (f"{mood}: {', '.join(names)}{levels.get(mood, '')}" for mood, names in self.bound_names.items())
+        return " · ".join(filter(None, (said, *bound, drawn, *corrected)))

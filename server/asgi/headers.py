@@ -20,7 +20,8 @@ GENERATION_HEADERS = {
     "X-Prompt-Unknown": "Prompt words that the model does not know, percent-encoded: as many as fit, or the same path",
     "X-Prompt-Near": "As JSON: such a word -> those that are written most like it: as many as fit, or the same path",
     "X-Prompt-Meaning": "What of each prompt is played, as JSON, of as many as fit, or the same path: `plays` in one "
-    "line, `meaning` by kind, `drawn` by kind what the seed draws where it names nothing of it",
+    "line, `meaning` by kind, `drawn` by kind what the seed draws where it names nothing of it, "
+    "`bound` moods of single parts",
     "X-Estimated": '"true": stems or notes of uploaded audio are estimates',
     "X-Damaged": '"true": parts of uploaded audio or notes could not be read; the path above has them as `losses`',
     "X-Sample-Rate": "Samples per second",

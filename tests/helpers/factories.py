@@ -47,6 +47,11 @@ layers = [
 ]
 """
 NOTE_CHANNELS = 6
+# What binds to what, in a bundle that has notes and tells what texts mean.
+MOODS = """moods = { soft = { words = ["calm"], level_db = -6.0 }, sparse = { words = ["thin"], is_sparse = true } }, \
+parts = [{ words = ["drums"], names = { drums = ["drums"] } }, \
+{ words = ["bass"], names = { bass = ["electric bass"] } }]
+"""
 NUM_NAMES = sum(map(len, MEANING.values()))
 TEXT_SEED = 3
 
@@ -536,7 +541,8 @@ tokenizer = "tokenizer.json"
 max_tokens = {spec.max_tokens}
 {tensors}"""
     if spec.meaning:
-        text += f'meaning = {{ output = "{p}meaning", names = "meaning.json", drawn = "genre" }}\n'
+        moods = f", {MOODS.strip()}" if spec.notes else ""
+        text += f'meaning = {{ output = "{p}meaning", names = "meaning.json", drawn = "genre"{moods} }}\n'
     if not spec.conditions:
         return text
     return f"""{text}template = "{{prompt}} {{bpm}} {{key}} {{time_signature}} {{instruction}}"

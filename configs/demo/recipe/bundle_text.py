@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import onnx
 
+from configs.demo.recipe.binding import binding_tables
 from configs.demo.recipe.codec.decoder import DECODE_MARGIN_FRAMES, build_decoder
 from configs.demo.recipe.codec.encoder import ENCODE_MARGIN_FRAMES, build_encoder, load_weights
 from configs.demo.recipe.corpus.batches import OVERLAP_FRAMES
@@ -116,7 +117,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
         "outputs": {"condition": "condition", "mask": "condition_mask"},
     },
-    "text_encoder.meaning": {"output": "meaning", "names": MEANING_FILE, "drawn": "genre"},
+    "text_encoder.meaning": {"output": "meaning", "names": MEANING_FILE, "drawn": "genre", **binding_tables()},
     "timbre": {
         "graph": "timbre_encoder.onnx",
         "frames": TIMBRE_FRAMES,

@@ -110,15 +110,15 @@ def build_text_encoder(token_table: FloatArray) -> onnx.ModelProto:
 
 def meaning_names() -> dict[str, list[str]]:
     """By kind, as they are said, the names of the columns of the graph's meaning."""
-    return {kind: [text for _, text in names] for kind, names in _sayings().items()}
+    return {kind: [text for _, text in names] for kind, names in sayings().items()}
 
 
 def _said() -> list[int]:
     """The tokens of the columns of the meaning."""
-    return [TOKEN_IDS[token] for names in _sayings().values() for token, _ in names]
+    return [TOKEN_IDS[token] for names in sayings().values() for token, _ in names]
 
 
-def _sayings() -> dict[str, list[tuple[str, str]]]:
+def sayings() -> dict[str, list[tuple[str, str]]]:
     """By kind the tokens that are said, and how: a layer with its player where it has one, no meter where it is 4/4."""
     spoken = {"pad": "pads", "arp": "arps", "bass": "bass", "melody": "melody", "drums": "drums"}
     parts = []

@@ -38,7 +38,7 @@ _NOT_IN_WORD: Final = r"(?<![A-Za-z0-9_#'’])"
 _WORD_ENDS: Final = r"(?![A-Za-z0-9_#'’])"
 _WORD_BEGINS: Final = r"(?<![^\W_])"  # as \b, but an underscore is no part of a word
 _WORD_STOPS: Final = r"(?![^\W_])"
-_OR: Final = "or|nor|oder|noch|ni|ou|o"
+_OR: Final = "or|nor|oder|noch|ni|ou|o|and|und|et|y|e"
 _MODE_WORD: Final = r"(?i:maj|min|ionian|aeolian|dorian|mixolydian|lydian|phrygian|harmonicminor|dur|moll)"
 _A_MODE_NOT_A_KEY: Final = r"(?!\s+(?i:(?:major|minor)\s+(?:key|mode|scale)))"
 _LETTER_PITCH_CLASSES: Final = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}
@@ -176,6 +176,7 @@ def _notation_rules() -> Iterator[tuple[str, str]]:
     yield "♯", "#"
     yield "♭", "b"
     yield r"(?i)\b[dl]['’](?=[a-z])", " "
+    yield rf"(?<=[a-z]{{3}} )(?<!\bin |\bof |\bkey )e(?= [a-z]{{3}})(?! (?:{_MODE_WORD}|flat|sharp))", " "  # Italian
     for name, pitch_class in _GERMAN_PITCH_CLASSES.items():
         yield rf"(?i){_NOT_IN_WORD}{name}(?=[ -]?(?:dur|moll)\b)", f" {key_word(pitch_class)} "
     mode = r"(?=[ -](?:majeur|mineur|mayor|menor)\b)"

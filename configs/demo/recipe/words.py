@@ -1,21 +1,22 @@
-"""What words mean, in English, German, French and Spanish, without accents; keys and numbers have rules."""
+"""What words mean, in English, German, French, Spanish and Italian, without accents; keys and numbers have rules."""
 
 from typing import Final
 
 # Words and phrases, separated by commas; a hyphen stands for a space, a hyphen or nothing.
 WORDS: Final[dict[str, str]] = {
     "layer:pad": "pad, pads, chord, chords, harmonies, flache, flachen, akkord, akkorde, accord, accords, nappe,"
-    " nappes, acorde, acordes, chordal, textures, swells, stabs",
+    " nappes, acorde, acordes, chordal, textures, swells,"
+    " stabs, accordi",
     "layer:arp": "arp, arps, arpeggio, arpeggios, arpeggiated, arpeggiator, arpeggien, arpege, arpeges, arpegio,"
     " arpegios, pluck, plucks, plucked, plucky, broken-chords, sequence, sequencer, ostinato,"
     " arpeggiating",
-    "layer:bass": "bass, basses, bass-line, bass-lines, basse, bajo, bajos, bassy",
+    "layer:bass": "bass, basses, bass-line, bass-lines, basse, bajo, bajos, bassy, basso, bassi",
     "layer:melody": "melody, melodies, melodic, lead, leads, tune, topline, theme, melodie, melodien, melodia,"
     " melodias, riff, riffs, solos, thema",
     "layer:drums": "drum, drums, drumming, beat, beats, drumbeat, kick, kicks, snare, snares, hat, hats, hi-hat,"
     " hi-hats, high-hats, cymbals, percussion, groove, schlagzeug, trommel, trommeln, batterie, percussions, bateria,"
     " percusion, tambores, drumline, cymbal, toms, tambourine, shaker, bongos, congas, claps, clap, handclaps,"
-    " timpani, percussive, double-kick, four-on-the-floor, beatbox, becken",
+    " timpani, percussive, double-kick, four-on-the-floor, beatbox, becken, batteria, tamburi, percussioni",
     "mode:major": "major, maj, ionian, dur, majeur, mayor",
     "mode:minor": "minor, min, aeolian, moll, mineur, menor",
     "mode:dorian": "dorian, dorisch, dorien, dorico",
@@ -43,16 +44,21 @@ WORDS: Final[dict[str, str]] = {
     "section:break": "break, breakdown, interlude, pause",
     "section:build": "build, build-up, riser, rising, aufbau, montee, subida",
     "section:outro": "outro, ending, coda, schluss, fin, final",
-    "mood:dark": "dark, gloomy, sombre, somber, moody, brooding, sinister, dunkel, dunkle, dunkler, dunkles, duster,"
+    "mood:dark": "dark, gloomy, sombre, somber, moody, brooding, sinister, dunkel, dunkle, dunkler, dunkles, dunklen,"
+    " dunklem, duster, dusteres, scuro, scura, cupo, cupa, sombres, oscuros, oscuras,"
     " obscur, oscuro, oscura, ominous, haunting, gothic, noir, evil, spooky, midnight, night",
-    "mood:bright": "bright, sunny, uplifting, hopeful, shiny, brilliant, helle, sonnig, lumineux, lumineuse,"
-    " brillante, luminoso",
-    "mood:sparse": "sparse, minimal, minimalist, minimalistic, simple, spacious, sparsam, einfach, minimaliste,"
-    " sencillo, sencilla",
-    "mood:dense": "dense, busy, rich, full, complex, thick, dicht, voll, riche, denso, densa",
-    "mood:soft": "soft, softly, quiet, gentle, gently, delicate, tender, leise, sanft, sanfte, zart, doux, douce,"
-    " suave",
-    "mood:loud": "loud, powerful, heavy, strong, massive, big, laut, kraftig, fort, forte, puissant, fuerte, banger",
+    "mood:bright": "bright, sunny, uplifting, hopeful, shiny, brilliant, helle, heller, helles, hellen, hellem, sonnig,"
+    " lumineux, lumineuse, brillante, brillantes, brillant, luminoso, luminosa, luminosi",
+    "mood:sparse": "sparse, minimal, minimalist, minimalistic, simple, spacious, sparsam, sparsame, sparsamer,"
+    " sparsames, sparsamem, einfach, minimaliste, sencillo, sencilla, scarno, scarna",
+    "mood:dense": "dense, busy, rich, full, complex, thick, dicht, dichte, dichter, dichtes, dichtem, voll, riche,"
+    " denso, densa, fitto, fitta",
+    "mood:soft": "soft, softly, quiet, gentle, gently, delicate, tender, leise, leises, leisen, leisem, sanft,"
+    " sanfte, sanfter, sanftes, sanften, sanftem, weich, weiche, weiches, weicher, weichen, weichem, zart, zarte,"
+    " zartes, zarter, zarten, zartem, doux, douce, doucement, douces, suave, suaves, dolce, dolci, delicato, delicata",
+    "mood:loud": "loud, powerful, heavy, strong, massive, big, laut, laute, lautes, lauten, lautem, kraftig,"
+    " kraftige, kraftiger, kraftiges, kraftigen, kraftigem, fort, forte, forts, fortes, forti, puissant, puissante,"
+    " fuerte, fuertes, potente, potentes, potenti, banger",
     "mood:calm": "calm, relaxing, relaxed, peaceful, chill, chilled, chillout, mellow, serene, meditative, soothing,"
     " ruhig, ruhige, ruhiger, ruhiges, entspannt, entspannend, calme, paisible, tranquille, tranquilo, tranquila,"
     " relajante, sleep, sleeping, sleepy, tranquil, zen, spa, yoga, lazy",
@@ -81,30 +87,30 @@ WORDS: Final[dict[str, str]] = {
     "mood:repetitive": "repetitive, hypnotic, looping, loop, hypnotisch, hypnotique, hipnotico",
     "mood:staccato": "staccato, choppy, short-notes, crisp",
     "mood:legato": "legato, sustained, flowing, long-notes",
-    "instrument:piano": "piano, pianos, grand-piano, upright-piano, klavier, flugel, pianist, honky-tonk",
+    "instrument:piano": "piano, pianos, grand-piano, upright-piano, klavier, flugel, pianist, honky-tonk, pianoforte",
     "instrument:electric piano": "electric-piano, e-piano, rhodes, wurlitzer, keys, keyboard, keyboards,"
     " piano-electrique, piano-electrico",
     "instrument:organ": "organ, organs, hammond, church-organ, accordion, harmonium, orgel, akkordeon, orgue,"
     " accordeon, organo, acordeon, pipe-organ, bandoneon, concertina",
     "instrument:strings": "strings, string, string-section, string-quartet, orchestra, cello, cellos, viola,"
     " streicher, orchester, cordes, orchestre, violoncelle, cuerdas, orquesta, violonchelo, orchestral-strings,"
-    " string-orchestra",
+    " string-orchestra, archi",
     "instrument:choir": "choir, choirs, choral, voices, chor, choeur, coro, chant, chants, chanting",
     "instrument:synth": "synth, synths, synthesizer, synthesizers, supersaw, synthie, synthetiseur, sintetizador",
     "instrument:brass": "brass, brass-section, horn, horns, french-horn, trombone, tuba, blaser, blechblaser, posaune,"
     " cuivres, metales, brass-band, horn-section",
     "instrument:guitar": "guitar, guitars, acoustic-guitar, electric-guitar, ukulele, banjo, mandolin, gitarre,"
     " gitarren, e-gitarre, guitare, guitares, guitarra, guitarras, strumming, strummed, spanish-guitar, nylon-guitar,"
-    " distorted-guitar, distorted-guitars, guitarist",
+    " distorted-guitar, distorted-guitars, guitarist, lute, lutes, chitarra, chitarre",
     "instrument:harp": "harp, harps, harfe, harpe, arpa, zither, koto",
     "instrument:bells": "bell, bells, glockenspiel, chimes, celesta, glocke, glocken, cloche,"
-    " cloches, campana, campanas, tubular-bells, wind-chimes",
+    " cloches, campana, campanas, tubular-bells, wind-chimes, campane",
     "instrument:marimba": "marimba, xylophone, vibraphone, kalimba, mallets, xylophon, vibraphon, xilofono",
     "instrument:pizzicato": "pizzicato, pizz, pizzicati, plucked-strings",
     "instrument:flute": "flute, flutes, recorder, pan-flute, piccolo, clarinet, oboe, woodwind, flote, blockflote,"
-    " klarinette, clarinette, flauta, flautas, clarinete",
-    "instrument:violin": "violin, violins, fiddle, violine, geige, geigen, violon, violons",
-    "instrument:trumpet": "trumpet, trumpets, cornet, flugelhorn, trompete, trompette, trompeta",
+    " klarinette, clarinette, flauta, flautas, clarinete, flauto, flauti",
+    "instrument:violin": "violin, violins, fiddle, violine, geige, geigen, violon, violons, violino, violini",
+    "instrument:trumpet": "trumpet, trumpets, cornet, flugelhorn, trompete, trompette, trompeta, tromba, trombe",
     "instrument:saxophone": "saxophone, sax, saxophon, saxo, saxofon",
     "instrument:whistle": "whistle, whistling, whistled, tin-whistle, ocarina, pfeifen, sifflet, silbido",
     "instrument:electric bass": "electric-bass, bass-guitar, slap-bass, e-bass, bassgitarre, basse-electrique,"
@@ -165,6 +171,8 @@ FILLERS: Final = (
     " aber das dem den der die ein eine einem einen einer im ist mit musik stuck takt und von zu"
     " au avec mais ce dans de des du en est et la le les morceau musique piste pour sur un une"
     " al con pero cancion del el es las los musica para por su tema unos y"
+    " di il lo gli una uno ma ed canzone"
+    " um over under against while plus sobre sous sopra sotto uber unter"
 )
 
 # What means several words.
@@ -199,6 +207,6 @@ NEAREST: Final[dict[str, str]] = {
 
 NEGATIONS: Final = (
     "no|without|w/o|minus|not|never|except(?: for)?|excluding|leave out|skip|don'?t (?:use|add|play|want)|ohne|"
-    "kein(?:e[nmrs]?)?|nicht|ausser|sans|pas(?: de)?|aucune?|sauf|sin|ningun[ao]?|nada de|excepto"
+    "kein(?:e[nmrs]?)?|nicht|ausser|sans|pas(?: de)?|aucune?|sauf|sin|ningun[ao]?|nada de|excepto|senza|nessun[ao]?"
 )
 ARTICLES: Final = "any|a|the|de|la|le|el|una?|une?|den|die|das"

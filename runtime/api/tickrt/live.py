@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, TickError
-from runtime.requests.prompt_words import PromptMeaning, PromptWords
+from runtime.requests.prompt_words import BoundMood, PromptMeaning, PromptWords
 from runtime.sessions.playback.note_stream import NoteEvent
 from runtime.sessions.protocol.messages import (
     Ack,
@@ -134,6 +134,7 @@ class Live:
                 words.text,
                 {kind: tuple(names) for kind, names in words.meaning.items()},
                 next(iter(words.drawn.items()), None),
+                bound=tuple(BoundMood(**part.model_dump()) for part in words.bound),
             )
             for words in told
         )

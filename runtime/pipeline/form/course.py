@@ -15,14 +15,19 @@ _AT_FIRST = r"(?:at first|(?:at|in) the (?:start|beginning|intro)|am anfang)"
 # What stands behind these, up to the end of a clause, is heard first.
 _BEGINS = (
     re.compile(
-        rf"\b(?:start|begin|open|commenc|empiez|comienz)[a-z]{{0,4}} (?:{_ONLY} )?{_WITH} ([^,.;:\n]{{1,60}})",
+        rf"\b(?:start|begin|open|fang|fäng|commenc|empiez|comienz|inizi)[a-z]{{0,4}} (?:{_ONLY} )?{_WITH} "
+        r"([^,.;:\n]{1,60})",
         re.IGNORECASE,
     ),
     re.compile(rf"\b(?:first|zuerst|d'abord|primero) {_ONLY} ([^,.;:\n]{{1,60}})", re.IGNORECASE),
     re.compile(rf"\b{_ONLY} ([^,.;:\n]{{1,40}}) {_AT_FIRST}\b", re.IGNORECASE),
 )
 _CLAUSE_ENDS = re.compile(r"\b(?:then|before|and add|adding|later|dann|danach|puis|ensuite|luego)\b", re.IGNORECASE)
-_LATER = ("then", "and then", "add", "then add", "later", "come in later", "dann", "später", "puis", "luego", "después")
+_LATER = (
+    *("then", "and then", "add", "then add", "later", "come", "come in", "comes in", "come in later", "join", "dann"),
+    *("später", "kommt", "kommen", "dann kommt", "später kommt", "dann kommen", "später kommen", "puis", "luego"),
+    *("después", "poi", "dopo"),
+)
 _KIND_WORD = re.compile(r"\b([a-z]{3,9}?)(?:[ -]?(?:up|down))?\b", re.IGNORECASE)
 _FOLLOWS = re.compile(
     r"[ ,]{0,3}(?:(?:and |und )?(?:then|to|into|dann|puis|luego)|followed by|leading (?:in)?to|before|->|→)"

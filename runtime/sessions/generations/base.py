@@ -11,6 +11,7 @@ from typing import Any
 
 from runtime.errors import NoNotesError, RequestError
 from runtime.notes.note_levels import with_notes
+from runtime.notes.part_moods import NO_MOODS
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Latents, Segment
 from runtime.sessions.control.control_state import ControlState
@@ -107,6 +108,7 @@ class Generations(ABC):
         self._updated_s = -math.inf
         self._retry_s = -math.inf
         self._num_failed = 0
+        self._moods = NO_MOODS  # of the generation that is placed
 
     def wanted_s(self) -> float | None:
         """Since when one more generation is wanted; None where none is."""
@@ -151,6 +153,8 @@ class Generations(ABC):
         self._num_failed, self._retry_s = 0, -math.inf
         if done.job.exact and (facts := self._model.notes) is not None:
             latents = with_notes(latents, done.job.exact, facts.spec, facts.silence)
+        self._moods = self._model.moods(done.basis.key[0], int(self._controls.value("seed")))
+        latents = self._model.thinned(self._moods, latents, done.basis.key[0])
         if not self._place(done, Piece(f"latents/{done.number}", latents)):
             return False
         self.num_placed += 1

@@ -392,7 +392,7 @@ class ExtendGenerations(Generations):
                 self.references.plan.origin = start
         end = start + segment.frames - row
         new = Part(piece, row, start, end, done.basis.first_seq, done.basis.full_seq)
-        extended = Canvas((*canvas.cut(canvas.start, start).parts, new))
+        extended = Canvas((*canvas.cut(canvas.start, start).parts, new), moods=self._moods)
         if self._timeline.newest is None:
             self._timeline.place(self._first_placement(extended, None))
         else:

@@ -140,7 +140,7 @@ class LoopGenerations(Generations):
         self._placed_number, self.placed_noise = done.number, self._noises[done.number]
         self._noises = {number: state for number, state in self._noises.items() if number > done.number}
         part = Part(piece, 0, 0, self.frames, done.basis.first_seq, done.basis.full_seq)
-        canvas = Canvas((part,), tempo_of(done.basis.key[0], self._model.ranges.bpm))
+        canvas = Canvas((part,), tempo_of(done.basis.key[0], self._model.ranges.bpm), self._moods)
         if self._timeline.newest is None:
             self._timeline.place(self._first_placement(canvas, self.own_band(canvas)))
         else:

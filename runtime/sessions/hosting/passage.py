@@ -64,7 +64,13 @@ class Passage:
     @cached_property
     def latents(self) -> Latents:
         """Its `[T, C]`."""
-        return self.played.rows()
+        return self._heard(self.played.rows())
+
+    def _heard(self, latents: Latents) -> Latents:
+        """Latents `[n, C]` with the levels of single layers."""
+        bundle = self.pipeline.bundle
+        assert bundle.notes is not None
+        return self.played.canvas.moods.with_levels(latents, bundle.notes, bundle.silence(1)[0])
 
     def metadata(self) -> GenerationMetadata:
         """Which model has made it."""
@@ -86,4 +92,4 @@ class Passage:
         assert codec is not None
         align = codec.spec.decode.align_frames
         before, values, start_frame = self.played.with_margins(codec.margin_frames, align)
-        yield from limited_stems(codec, self.pipeline.bundle, values, start_frame, before, len(latents))
+        yield from limited_stems(codec, self.pipeline.bundle, self._heard(values), start_frame, before, len(latents))

@@ -173,6 +173,7 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         meaning=partial(prompt_meaning, pipeline.text_encoder)
         if pipeline.text_encoder and pipeline.text_encoder.names
         else None,
+        moods=pipeline.part_moods,
         catalog=lambda: pipeline.engines.adapters,
         plan=PlanFacts.of(bundle),
         identity=lambda: pipeline.identity,

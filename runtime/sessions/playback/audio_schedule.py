@@ -308,7 +308,11 @@ class AudioSchedule:
             index=self._num_windows,
             epoch=self.epoch,
             # [last + margin - low, C]
-            values=model.without(placement.muted, placement.canvas.rows(map(placement.canvas_frame_at, frames))),
+            values=model.heard(
+                placement.canvas.moods,
+                placement.muted,
+                placement.canvas.rows(map(placement.canvas_frame_at, frames)),
+            ),
             start_frame=low,
             trim_begin=start - low * hop,
             trim_end=end - low * hop,

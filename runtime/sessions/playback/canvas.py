@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.notes.part_moods import NO_MOODS, PartMoods
 from runtime.requests.form.tempo import Tempo
 from runtime.requests.segments import Latents
 
@@ -51,10 +52,14 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """Parts that follow each other without a gap. tempo: of a loop, whose bar 0 begins at frame 0; None: not known."""
+    """Parts that follow each other without a gap. tempo: of a loop, whose bar 0 begins at frame 0; None: not known.
+
+    moods: of single layers; their levels count where it is heard.
+    """
 
     parts: tuple[Part, ...] = ()
     tempo: Tempo | None = None
+    moods: PartMoods = NO_MOODS
 
     @property
     def start(self) -> int:
@@ -153,8 +158,8 @@ class Placement:
         return self.canvas.part_at(self.canvas_frame_at(play_frame))
 
     def is_same_at(self, other: Placement, play_frame: int) -> bool:
-        """Whether both have the same latents, and the same layers of them, at a play frame."""
-        if self.muted != other.muted:
+        """Whether both have the same latents, and the same layers of them as loud, at a play frame."""
+        if self.muted != other.muted or self.canvas.moods.level_db != other.canvas.moods.level_db:
             return False
         frame, other_frame = self.canvas_frame_at(play_frame), other.canvas_frame_at(play_frame)
         part, other_part = self.canvas.part_at(frame), other.canvas.part_at(other_frame)

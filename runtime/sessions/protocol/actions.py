@@ -16,8 +16,10 @@ from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.errors import NoNotesError, RequestError, did_you_mean
 from runtime.notes.note_levels import Phrase
+from runtime.notes.part_moods import NO_MOODS, PartMoods, Thinning
 from runtime.requests.form.sections import PlannedSection, SectionRequest
 from runtime.requests.form.state import PlanState, check_state
+from runtime.requests.form.tempo import tempo_of
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.requests.segments import Latents, Segment
@@ -107,12 +109,12 @@ class LiveModel:
     latent_channels: C. lengths: the values of T that generations have, in order; the last is the canvas. margin_frames,
     window_frames: the codec's context on both sides of a window, and its longest window. align_frames: it works in
     groups of so many frames of the canvas, counted from frame 0, and is given whole ones. defaults: the values of
-    controls that the model sets, by name. untaken: controls that it can make nothing of. ranges: of
-    controls that are numbers. words: which words of texts are understood; None where the model has no text. meaning:
-    what is played of a text, with the options that its template has and a session's seed; None where the model does not
-    tell. catalog: the adapters that there are now. plan: None where no session has one. identity: which model it is
-    now. notes: what its latents say of notes, and silence `[C]`; None: nothing. has_stems: layers can be told apart.
-    music: its musical controls.
+    controls that the model sets, by name. untaken: controls that it can make nothing of. ranges: of controls that are
+    numbers. words: which words of texts are understood; None where the model has no text. meaning: what is played of a
+    text, with the options that its template has and a session's seed; None where the model does not tell. moods: what
+    the prompts say of single parts. catalog: the adapters that there are now. plan: None where no session has one.
+    identity: which model it is now. notes: what its latents say of notes, and silence `[C]`; None: nothing. has_stems:
+    layers can be told apart. music: its musical controls.
     """
 
     sample_rate_hz: int
@@ -132,6 +134,7 @@ class LiveModel:
     ranges: OptionRanges = ANY_MODEL
     words: Callable[[Iterable[str]], PromptWords] | None = None
     meaning: Callable[[str, GenerationOptions, int], PromptMeaning] | None = None
+    moods: Callable[[GenerationOptions, int], PartMoods] = lambda options, seed: NO_MOODS
     catalog: Callable[[], AdapterCatalog] = lambda: NO_ADAPTERS
     plan: PlanFacts | None = None
     identity: Callable[[], ModelIdentity] = ModelIdentity
@@ -162,8 +165,21 @@ class LiveModel:
                 what = f"there is no layer {name!r:.60}, expected some of {', '.join(known)}"
                 raise RequestError(what, field=field, fix=did_you_mean(name, known))
 
-    def without(self, layers: Collection[str], latents: Latents) -> Latents:
-        """Latents `[n, C]` in which these layers are silent; they were checked."""
+    def thinned(self, moods: PartMoods, latents: Latents, options: GenerationOptions) -> Latents:
+        """Latents `[T, C]` of a generation without the notes that sparse parts lack."""
+        if self.notes is None or not moods.sparse:
+            return latents
+        tempo = tempo_of(options, self.ranges.bpm)
+        thinning = Thinning(self.notes.spec, self.notes.silence, moods.sparse, tempo and tempo.bpm, self.frame_rate_hz)
+        return thinning.thinned(latents)
+
+    def heard(self, moods: PartMoods, silent: Collection[str], latents: Latents) -> Latents:
+        """Latents `[n, C]` as loud as they are heard, in which these layers are silent; they were checked."""
+        if self.notes is None:
+            return latents
+        return self._without(silent, moods.with_levels(latents, self.notes.spec, self.notes.silence))
+
+    def _without(self, layers: Collection[str], latents: Latents) -> Latents:
         if not layers or self.notes is None:
             return latents
         channels = [channel for name in layers for channel in self.layers[name]]

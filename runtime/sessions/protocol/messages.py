@@ -402,6 +402,19 @@ class CanvasLayout(Message):
     channels: Count
 
 
+class BoundPart(Message):
+    """A mood of a single part of the music: `name`, whose notes are in a layer.
+
+    level_db: how much louder they are. is_sparse: of those that follow each other within a beat it has the first.
+    """
+
+    mood: str
+    layer: str
+    name: str
+    level_db: float = 0.0
+    is_sparse: bool = False
+
+
 class TextWords(Message):
     """Which phrases of one of the session's texts the model understands, and what of it is played."""
 
@@ -416,6 +429,7 @@ class TextWords(Message):
     drawn: dict[str, str] = Field(
         default={}, description="By kind what the session's seed has drawn, as the prompt names nothing of it."
     )
+    bound: list[BoundPart] = Field(default=[], description="Moods that are said of single parts, and what they do.")
 
 
 class MusicControl(Message):

@@ -11,6 +11,7 @@ from typing import Any
 
 from runtime.config.identity import ModelIdentity
 from runtime.errors import RequestError
+from runtime.notes.part_moods import PartMoods
 from runtime.requests.form.tempo import Tempo
 from runtime.requests.segments import Latents
 from runtime.sessions.control.control_state import ControlState
@@ -220,6 +221,7 @@ def store_timeline(timeline: Timeline, pieces: Pieces) -> list[dict[str, Any]]:
             "is_chosen": placement.is_chosen,
             "tempo": placement.canvas.tempo,
             "muted": list(placement.muted),
+            "levels_db": dict(placement.canvas.moods.level_db),
             "parts": _store_parts(placement.canvas.parts, pieces),
         }
         for placement in timeline.placements
@@ -232,7 +234,9 @@ def load_timeline(meta: Mapping[str, Any], pieces: Pieces, model: LiveModel) -> 
         Placement(
             from_sample=values["from_sample"],
             canvas=Canvas(
-                _load_parts(values["parts"], pieces, model.latent_channels), values["tempo"] and Tempo(*values["tempo"])
+                _load_parts(values["parts"], pieces, model.latent_channels),
+                values["tempo"] and Tempo(*values["tempo"]),
+                PartMoods(values["levels_db"]),
             ),
             play_frame=values["play_frame"],
             canvas_frame=values["canvas_frame"],

@@ -104,6 +104,7 @@ class StoredPlacement(BaseModel):
     is_chosen: bool | None = None
     tempo: tuple[Annotated[float, Field(ge=1.0, le=1000.0)], Annotated[int, Field(ge=1, le=64)]] | None = None
     muted: Layers = []
+    levels_db: Annotated[dict[Identifier, Annotated[float, Field(ge=-96.0, le=48.0)]], Field(max_length=64)] = {}
     parts: list[StoredPart]
 
 

@@ -608,3 +608,52 @@ def hints_given(
         found.append(given)
         generation.append(scale * latents(segment.frames, len(found) - 1))
     return found
+
+
+@pytest.fixture(scope="module")
+def moody(built: Built) -> Iterator[Pipeline]:
+    with open_pipeline(built(meaning=True, notes=True, words=("calm", "thin"), more=FEW_VARIANTS)) as opened:
+        yield opened
+
+
+def test_a_part_with_a_mood_of_its_own_has_its_level_in_every_segment(moody: Pipeline) -> None:
+    """The bass has channels 0 to 2. The model does not read the mood."""
+    plain = whole(moody, LongGeneration(moody, options(prompt="bass, drums")))
+    generation = LongGeneration(moody, options(prompt="calm bass, drums"))
+    made, silence = whole(moody, generation), moody.bundle.silence(1)[0]
+    np.testing.assert_allclose((made - silence)[:, :3], (plain - silence)[:, :3] * 10 ** (-0.3), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(made[:, 3:], plain[:, 3:])
+    (meaning,) = generation.meanings
+    assert (meaning.bound_names, meaning.played_text.split(", ")[:2]) == (
+        {"soft": ["electric bass"]},
+        ["bass", "drums"],
+    )
+    assert "soft: electric bass -6 dB" in str(meaning)
+
+
+def test_levels_of_parts_follow_the_weights_of_prompts(moody: Pipeline) -> None:
+    prompts = [{"text": "calm bass, drums", "weight": [1.0, 0.0]}, {"text": "bass, drums", "weight": [0.0, 1.0]}]
+    generation = LongGeneration(moody, options(prompt=prompts))
+    made = np.ones((generation.total_frames or 0, C), np.float32)
+    zeros = iter(range(99))
+    found = [generation.append(made[: generation.segment.frames]) for _ in zeros if generation.segment is not None]
+    level = np.concatenate(found)[:, 0] - moody.bundle.silence(1)[0, 0]
+    np.testing.assert_allclose(20 * np.log10(level[[0, -1]] / level[-1]), [-6.0, 0.0], atol=0.1)
+
+
+def test_a_sparse_part_loses_notes(moody: Pipeline) -> None:
+    generation = LongGeneration(moody, options(prompt="thin bass, drums", bpm=None))
+    segment = generation.segment
+    assert segment is not None
+    made = np.array(moody.bundle.silence(segment.frames))
+    made[::4, 0] += 0.5
+    silence = moody.bundle.silence(1)[0]
+    kept = np.flatnonzero(generation.append(made)[:, 0] > silence[0] + 0.1)
+    assert kept.tolist() == list(range(0, segment.frames, 12))
+
+
+def test_what_keeps_its_source_keeps_its_levels(moody: Pipeline) -> None:
+    source = latents(40)
+    given = options(prompt="calm bass, drums", repaint=[{"start_s": 0.4, "end_s": 0.8}], seconds=None)
+    made = whole(moody, LongGeneration(moody, given, GenerationInputs(source=source)))
+    np.testing.assert_array_equal(made[:10], source[:10])

@@ -118,6 +118,7 @@ def test_what_of_prompts_is_played_is_in_a_header(served: Served, built: Built) 
         "plays": "drums; jazz; 150 bpm",
         "meaning": {"layers": ["drums"], "genre": ["jazz"], "tempo": ["150 bpm"]},
         "drawn": {},
+        "bound": [],
     }
     genre = second["drawn"]["genre"]
     assert second == {

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from runtime.config.identity import ModelIdentity
 from runtime.errors import RequestError
+from runtime.notes.part_moods import NO_MOODS, PartMoods
 from runtime.sessions.playback.playhead import REACH_S
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.messages import TrackedNotes
@@ -176,3 +177,37 @@ def test_what_cannot_be_silent_is_refused_and_nothing_changes(
         new_session(model=model, muted=layers)
     assert refused.value.field == "muted"
     session.handle(messages.MuteLayers(seq=1, layers=[]), 0.0)
+
+
+def moody(level_db: float, mode: str, **changes: Any) -> NoteSimulation:
+    moods = PartMoods({"drums": level_db}) if level_db else NO_MOODS
+    model = replace(STEMMED, moods=lambda options, seed: moods, **changes)
+    simulation = NoteSimulation(new_session(model=model, mode=mode))
+    simulation.run(3.0)
+    return simulation
+
+
+@pytest.mark.parametrize("mode", ["loop", "extend"])
+def test_a_layer_has_the_level_that_the_prompts_say_and_it_is_stored(mode: str) -> None:
+    loud, plain = moody(6.0, mode), moody(0.0, mode)
+    heard, other = loud.heard, plain.heard
+    gain = 10 ** (6.0 / 20)
+    np.testing.assert_allclose((heard - SILENCE)[:, DRUMS], (other - SILENCE)[:, DRUMS] * gain, atol=1e-4)
+    np.testing.assert_array_equal(heard[:, BASS], other[:, BASS])
+    snapshot = loud.session.snapshot(loud.now_s)
+    meta = json.loads(json.dumps(snapshot.meta))
+    restored = LiveSession.restore(SessionSnapshot(meta, snapshot.pieces), loud.session.model, 0.0)
+    stored = restored.snapshot(0.0).meta["timeline"]
+    assert [item["levels_db"] for item in stored] == [{"drums": 6.0}] * len(meta["timeline"])
+
+
+def test_a_sparse_layer_has_fewer_notes() -> None:
+    thin = NoteSimulation(new_session(model=replace(STEMMED, moods=lambda *_: PartMoods(sparse=frozenset({"drums"})))))
+    thin.run(3.0)
+    plain = moody(0.0, "loop")
+
+    def rises(heard: NDArray[np.float32]) -> int:
+        return int((np.diff(heard[:, DRUMS], axis=0) > 0.2).sum())
+
+    assert 0 < rises(thin.heard) < rises(plain.heard) / 1.5
+    np.testing.assert_array_equal(thin.heard[:, BASS], plain.heard[:, BASS])
