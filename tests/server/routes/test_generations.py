@@ -125,10 +125,11 @@ def test_what_of_prompts_is_played_is_in_a_header(served: Served, built: Built) 
         "plays": f"{genre} · genre drawn by the seed: {genre}",
         "meaning": {"genre": [genre]},
         "drawn": {"genre": genre},
+        "bound": [],
     }
     assert json.loads(response.headers["x-parameters"])["prompt"] == prompts
     assert again.headers["x-prompt-meaning"] == response.headers["x-prompt-meaning"]
-    assert json.loads(empty.headers["x-prompt-meaning"]) == [{"plays": "", "meaning": {}, "drawn": {}}]
+    assert json.loads(empty.headers["x-prompt-meaning"]) == [{"plays": "", "meaning": {}, "drawn": {}, "bound": []}]
     assert json.loads(near.headers["x-prompt-near"]) == {"drams": ["drums"]}
     assert near.headers["x-prompt-unknown"] == "drams, jaz", "what is played as another word is understood"
     assert "x-prompt-near" not in response.headers
