@@ -25,7 +25,7 @@ RECIPE_VERSION = 5
 # Likewise with every change to how cpu_graph and with_slot_sums rewrite graphs.
 CPU_GRAPH_VERSION = 4
 Optimization = Literal["basic", "extended", "all"]
-Precision = Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8"]
+Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
 Verbosity = Literal["none", "layer_names", "detailed"]
 HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"]
 
@@ -71,6 +71,9 @@ FP8_CAPABILITIES = ("SM89", "SM120", "SM121")
 # In the names of cards that multiply bf16 at half the rate of fp16, and the first capability with products in bf16.
 CONSUMER_CARDS = ("GeForce", "TITAN")
 BF16_CAPABILITY = (8, 0)
+# What codecs are in where the decoder is in 16 or 8 bits, and where their noise would be heard.
+CODEC_PRECISION: Literal["fp16"] = "fp16"
+QUIET_PRECISION: Literal["tf32"] = "tf32"
 # Precisions of decoders, and what is around 8-bit products on a GPU: its range is float32's, so no scale is out of it.
 EIGHT_BITS = ("fp8", "int8")
 EIGHT_BITS_BASE: Literal["bf16"] = "bf16"
@@ -136,11 +139,12 @@ class BuildConfig(BaseModel):
     )
     precision: Precisions = Field(
         default="fp32",
-        description="On the GPU targets, of all kinds of engines but the codec, whose rounding is audible as noise and "
-        "which is float32 by default, or a table. fp8 and int8 are for decoders: what is not in 8 bits is then in "
-        "bf16, on the target cpu in float32, which knows int8 alone. fp16 keeps what may be beyond its range in "
-        "float32. auto: fp16 on GeForce and RTX cards, bf16 on those of data centres; on the target cpu int8 if the "
-        "processor has VNNI or AMX and no adapters are merged into the weights, else fp32.",
+        description="On the GPU targets, of all kinds of engines but the codec, or a table. The codec is in fp32 "
+        "beside a decoder in fp32, else by default in fp16, or in tf32 where fp16 would be heard as noise. fp8 and "
+        "int8 are for decoders: what is not in 8 bits is then in bf16, on the target cpu in float32, which knows int8 "
+        "alone. fp16 keeps what may be beyond its range in float32. auto: fp16 on GeForce and RTX cards, bf16 on those "
+        "of data centres; on the target cpu int8 if the processor has VNNI or AMX and no adapters are merged into the "
+        "weights, else fp32.",
     )
     step_variants: tuple[str, ...] = Field(
         default=STEP_VARIANTS, description="The sets of step features that have a graph of their own."
@@ -346,12 +350,20 @@ def for_target(
     card = _card_here(target) if card is None else card
     values = {name: {kind: getattr(options.of(kind), name) for kind in KINDS} for name in PER_KIND}
     precisions, levels = values["precision"], values["optimization_level"]
-    for kind in (kind for kind in KINDS if precisions[kind] == "auto"):
+    for kind in (kind for kind in KINDS if precisions[kind] == "auto" and kind != "codec"):
         chosen = choose_precision(deployment, target, card=card).precision
         precisions[kind] = "fp32" if chosen in EIGHT_BITS and kind != "decoder" else chosen
+    if has_automatic_codec(options):
+        is_full = target == "cpu" or precisions["decoder"] in ("fp32", "tf32")
+        precisions["codec"] = "fp32" if is_full else CODEC_PRECISION
     if options.is_default("optimization_level", "codec") and _may_run_on(CODEC_LEVEL_FROM, options, target, card):
         levels["codec"] = CODEC_LEVEL
     return options.model_copy(update={name: PerKind[Any](**values[name]) for name in PER_KIND})
+
+
+def has_automatic_codec(options: BuildConfig) -> bool:
+    """Whether the codec's precision is chosen here, and not by the deployment."""
+    return options.is_default("precision", "codec") or options.of("codec").precision == "auto"
 
 
 def _may_run_on(least: tuple[int, int], options: BuildConfig, target: Target, card: Mapping[str, str]) -> bool:

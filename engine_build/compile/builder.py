@@ -11,17 +11,26 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine_build.compile.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
 from engine_build.compile.environment import BuildEnvironment, build_environment
 from engine_build.compile.merged_adapters import with_merged_adapters
-from engine_build.compile.rebuild_check import RebuildDecision, check_graphs, check_rebuilds
+from engine_build.compile.rebuild_check import NOISY, RebuildDecision, check_graphs, check_rebuilds, made_quiet
 from engine_build.compile.rows_check import check_rows
 from engine_build.compile.stems_check import check_stems
 from engine_build.compile.targets import COMPILERS, BuildTask, Facts, engine_error, measured
 from engine_build.compile.worker import BuildLog, Worker
-from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE, BuildRequest, for_target, request_of
+from engine_build.config import (
+    EIGHT_BITS,
+    EIGHT_BITS_BASE,
+    QUIET_PRECISION,
+    BuildRequest,
+    for_target,
+    has_automatic_codec,
+    read_options,
+    request_of,
+)
 from engine_build.graphs.axis_names import decoder_graph
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import model_of
@@ -125,10 +134,11 @@ def build_engine(
         used = stack.enter_context(Worker(request.options.watchdog_s)) if worker is None else worker
         partial = stack.enter_context(partial_folder(folder, name))
         decision = stack.enter_context(with_merged_adapters(decision, request.deployment, folder))
+        decision, noise = _inaudible(decision, request, log)
         graph = stack.enter_context(graph_in_precision(decision, request, folder, log))
         engine = partial / f"{name}{compiler.suffix}"
         task = BuildTask(decision, graph, engine, request.deployment, request.options, environment, used, log)
-        manifest = _manifest(task, compiler.compile(task))
+        manifest = _manifest(task, {**compiler.compile(task), **noise})
         # The runtime opens an engine only with a manifest beside it, also to measure it.
         write_manifest(manifest_path(partial, name), manifest)
         error, facts = measured(task)
@@ -139,6 +149,38 @@ def build_engine(
         write_manifest(manifest_path(partial, name), manifest)
         publish_engine(partial, folder, manifest)
     return manifest
+
+
+def _inaudible(
+    decision: RebuildDecision, request: BuildRequest, log: BuildLog
+) -> tuple[RebuildDecision, dict[str, Any]]:
+    """The decision, for a codec whose noise would be heard in QUIET_PRECISION, and what was measured.
+
+    A precision that the deployment names is kept, with a warning.
+    """
+    precision, codec = decision.wanted.build.get("precision", "fp32"), request.bundle.codec
+    if decision.spec.name != "codec_decode" or precision == "fp32" or codec is None:
+        return decision, {}
+    from engine_build.compile.verify import inputs_at
+    from engine_build.precision.error import AUDIBLE_DB, codec_snr_db
+    from engine_build.precision.recipe import without_kernel
+
+    spec, target = decision.spec, decision.wanted.target
+    feed = inputs_at(spec.inputs, spec.samples, len(spec.samples) - 1)
+    window, without = codec.sample_rate_hz // 10, without_kernel(target, precision)
+    found = round(
+        codec_snr_db(spec.graph, precision, feed, window, without=without, threads=request.options.threads), 1
+    )
+    if found >= AUDIBLE_DB:
+        return decision, {"snr_db": found}
+    says = (
+        f"the codec in {precision} has noise {found:.0f} dB below its audio, which is heard above {-AUDIBLE_DB:.0f} dB"
+    )
+    if not has_automatic_codec(read_options(request.deployment)):
+        log.add("WARNING", f'{says}: better remove the codec from precision in [build], or "{QUIET_PRECISION}"')
+        return decision, {"snr_db": found}
+    log.add("WARNING", f"{says}: it is built in {QUIET_PRECISION}")
+    return replace(decision, wanted=made_quiet(decision.wanted, request.options)), {NOISY: precision, "snr_db": found}
 
 
 @contextlib.contextmanager

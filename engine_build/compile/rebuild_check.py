@@ -13,12 +13,15 @@ import numpy as np
 from engine_build.compile.environment import BuildEnvironment, build_environment
 from engine_build.config import (
     CPU_GRAPH_VERSION,
+    QUIET_PRECISION,
     RECIPE_VERSION,
     RTX_OPTIONS,
     TENSORRT_OPTIONS,
     BuildConfig,
     BuildRequest,
     for_target,
+    has_automatic_codec,
+    read_options,
 )
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensor_roles import IN_PLACE, WORDS
@@ -49,6 +52,8 @@ EXACT_KINDS = ("rows", "step", "structure_encode", "sampler")
 TICK_KINDS = ("decoder", "rows", "step", "planner", "planner_draft", "sampler")
 STRICT_KINDS = ("rows", "step", "sampler")
 PROBLEMS_SHOWN = 3
+# The fact of a manifest that says in which precision its codec would be heard as noise.
+NOISY = "noisy_precision"
 
 
 @dataclass(frozen=True)
@@ -89,10 +94,27 @@ def check_rebuilds(
     options.check_target(target)
     merged = _merged(request.deployment, target)
     environment = environment or build_environment(target, options)
-    return [
+    found = [
         _check_engine(spec, identity(spec, target, options, environment, merged), folder, force, environment)
         for spec in engine_specs(request)
     ]
+    return [_kept_quiet(decision, request, options) for decision in found]
+
+
+def _kept_quiet(decision: RebuildDecision, request: BuildRequest, options: BuildConfig) -> RebuildDecision:
+    """A codec is reused that was built in QUIET_PRECISION because what is wanted would be heard."""
+    last, wanted = decision.last, decision.wanted
+    if last is None or NOISY not in last.facts or not has_automatic_codec(read_options(request.deployment)):
+        return decision
+    if (last.facts[NOISY], last.graph_sha256) != (wanted.build.get("precision"), wanted.graph_sha256):
+        return decision
+    quiet = made_quiet(wanted, options)
+    is_same = decision.reason != "--force" and metadata_matches(last, quiet)[0]
+    return (
+        decision
+        if not is_same
+        else _check_file(decision.spec, quiet, request.deployment.engine_folder(wanted.target), last)
+    )
 
 
 def check_graphs(decisions: Iterable[RebuildDecision]) -> list[str]:
@@ -186,6 +208,8 @@ def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dic
     """The options that change the engine, those of its kind alone, and its tolerance."""
     precision, options = engine_precision(spec, target, options), options.of(spec.name)
     tolerance = {"tolerance": options.tolerance_for(target, precision)}
+    if precision == "tf32":
+        precision, options = "fp32", options.model_copy(update={"tf32": True})
     if target in PLAN_TARGETS:
         names = TENSORRT_OPTIONS if target == "tensorrt" else RTX_OPTIONS
         chosen = (
@@ -221,6 +245,13 @@ def _tick_options(spec: EngineSpec, options: BuildConfig) -> dict[str, Any]:
     is_tick, is_chosen = spec.kind in TICK_KINDS, options.max_aux_streams is not None
     streams = {"max_aux_streams": 0} if is_tick and not is_chosen else {}
     return {**streams, "strict_nans": spec.kind in STRICT_KINDS}
+
+
+def made_quiet(wanted: Identity, options: BuildConfig) -> Identity:
+    """A codec whose noise would be heard, in QUIET_PRECISION."""
+    tolerance = options.tolerance_for(wanted.target, QUIET_PRECISION)
+    build = {name: value for name, value in wanted.build.items() if name != "recipe"}
+    return wanted.model_copy(update={"build": build | {"precision": "fp32", "tf32": True, "tolerance": tolerance}})
 
 
 def tensor_bytes(spec: EngineSpec) -> int:

@@ -152,7 +152,7 @@ def test_auto_on_a_gpu_is_by_the_class_of_the_card(
     deployment = load_deployment(tiny_deployment(tmp_path))
     card = {"gpu": name, "compute_capability": capability}
     found = for_target(BuildConfig(precision="auto"), deployment, target, card)
-    assert [found.of(kind).precision for kind in KINDS] == [chosen, "fp32", chosen, chosen]
+    assert [found.of(kind).precision for kind in KINDS] == [chosen, "fp16", chosen, chosen]
     assert name in choose_precision(deployment, target, card=card).reason
 
 
@@ -200,6 +200,28 @@ def test_one_precision_is_of_all_kinds_but_the_codec_a_table_has_one_per_kind(
 ) -> None:
     options = load_request(tiny_deployment(tmp_path, more=f"[build]\n{table}")).options
     assert [options.of(kind).precision for kind in KINDS] == [decoder, codec, encoders, planner]
+
+
+@pytest.mark.parametrize(
+    ("table", "target", "codec"),
+    [
+        ({}, "tensorrt", "fp32"),
+        ({"precision": "tf32"}, "tensorrt", "fp32"),
+        ({"precision": "bf16"}, "tensorrt", "fp16"),
+        ({"precision": "int8"}, "tensorrt-rtx", "fp16"),
+        ({"precision": "bf16"}, "cuda", "fp16"),
+        ({"precision": "int8"}, "cpu", "fp32"),
+        ({"precision": {"decoder": "fp16"}}, "cuda", "fp16"),
+        ({"precision": {"decoder": "bf16", "codec": "auto"}}, "tensorrt", "fp16"),
+        ({"precision": {"decoder": "bf16", "codec": "bf16"}}, "tensorrt", "bf16"),
+        ({"precision": "bf16", "codec_precision": "fp32"}, "tensorrt", "fp32"),
+    ],
+)
+def test_a_codec_is_fp16_on_gpus_beside_a_decoder_that_is_not_float32(
+    tmp_path: Path, table: dict[str, Any], target: Target, codec: str
+) -> None:
+    deployment = load_deployment(tiny_deployment(tmp_path))
+    assert for_target(BuildConfig.model_validate(table), deployment, target, {}).of("codec").precision == codec
 
 
 @pytest.mark.parametrize(
@@ -273,7 +295,7 @@ def test_bundles_with_fewer_parts_are_fine(tmp_path: Path, parts: dict[str, Any]
         ("optimization_level = 6", "optimization_level: .*expected at most 5"),
         ("workspace_mib = 0", "workspace_mib: .*expected at least 1"),
         ('verbosity = "loud"', "verbosity: .*'none', 'layer_names' or 'detailed'"),
-        ('precision = "int4"', "precision: .*'fp32', 'fp16', 'bf16', 'fp8' or 'int8'"),
+        ('precision = "int4"', "precision: .*'fp32', 'tf32', 'fp16', 'bf16', 'fp8' or 'int8'"),
         ('precision.codec = "int4"', r"precision.codec: expected 'auto'"),
         ('precision.codecs = "fp16"', "precision.codecs: is not a known name; did you mean codec"),
         ('precision.planner = "int8"', 'precision: planner = "int8": 8 bits are for decoders'),

@@ -74,6 +74,15 @@ def test_plans_of_another_preparation_are_stale(
     assert build_options(specs["decoder"], "tensorrt", chosen) != before  # type: ignore[arg-type]
 
 
+def test_tf32_is_float32_with_rounded_factors(options: tuple[dict[str, EngineSpec], object]) -> None:
+    tf32, fp32 = (BuildConfig.model_validate({"precision": {"codec": name}}) for name in ("tf32", "fp32"))
+    for target in ("cuda", "tensorrt", "tensorrt-rtx"):
+        spec = options[0]["codec_decode"]
+        quiet, plain = (build_options(spec, target, chosen) for chosen in (tf32, fp32))  # type: ignore[arg-type]
+        assert {name for name in plain if quiet[name] != plain[name]} == {"tf32", "tolerance"}
+        assert (quiet["precision"], quiet["tf32"]) == ("fp32", True)
+
+
 @pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx"])
 @pytest.mark.parametrize(
     ("kind", "changed"),

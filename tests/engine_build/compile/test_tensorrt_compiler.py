@@ -17,10 +17,12 @@ from helpers.factories import cache_of, folder_of, with_option
 from onnx import helper
 from simulator.fixture import child_environment
 
+from engine_build.compile.rebuild_check import NOISY, check_rebuilds
 from engine_build.compile.tasks import build_plan
 from engine_build.compile.worker import BuildLog, PlanRequest, Worker
-from engine_build.config import TENSORRT_OPTIONS, BuildConfig
+from engine_build.config import TENSORRT_OPTIONS, BuildConfig, load_request
 from engine_build.graphs.graph_writer import GraphWriter
+from engine_build.precision import error
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest
 from runtime.errors import BuildError
@@ -139,3 +141,28 @@ def test_a_full_disk_is_reported(path: Path) -> None:
     assert result.returncode == 3
     assert "decoder.plan cannot be written: File too large" in result.stderr
     assert list(folder_of(path).iterdir()) == []
+
+
+def test_a_codec_whose_noise_would_be_heard_is_in_tf32_unless_its_precision_is_named(
+    path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_option(path, 'precision = "bf16"')
+
+    def reason() -> tuple[str, str]:
+        found = check_rebuilds(load_request(path), "tensorrt")
+        return next((item.action, item.reason) for item in found if item.spec.name == "codec_decode")
+
+    manifest = build_one(path, "codec_decode")
+    assert (manifest.build["precision"], manifest.facts["snr_db"] > 55) == ("fp16", True)
+    monkeypatch.setattr(error, "AUDIBLE_DB", 500.0)
+    log = BuildLog()
+    manifest = build_one(path, "codec_decode", log)
+    assert (manifest.build["precision"], manifest.build["tf32"], manifest.facts[NOISY]) == ("fp32", True, "fp16")
+    assert any("it is built in tf32" in line for line in log.summary())
+    assert reason() == ("reuse", "up to date")
+    path.write_text(path.read_text().replace('precision = "bf16"', 'precision = { decoder = "bf16", codec = "fp16" }'))
+    assert reason()[0] == "build"
+    log = BuildLog()
+    manifest = build_one(path, "codec_decode", log)
+    assert (manifest.build["precision"], NOISY in manifest.facts) == ("fp16", False)
+    assert any("better remove the codec" in line for line in log.summary())

@@ -12,7 +12,7 @@ from helpers.paths import ROOT
 
 from engine_build.graphs.graph_file import Graph, graph_of, read_graph
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.precision.error import RecipeError, recipe_error
+from engine_build.precision.error import AUDIBLE_DB, RecipeError, codec_snr_db, recipe_error
 from engine_build.precision.sample_states import decoder_sample_states
 from runtime.config.bundle import load_bundle
 from runtime.errors import BuildError
@@ -90,6 +90,37 @@ def test_weights_in_files_of_their_own_give_the_same(
     assert recipe_error(read_graph(tmp_path / "big.onnx"), "bf16", feeds[:1], threads=1).summary() == pytest.approx(
         figures
     )
+
+
+def test_the_noise_of_the_demos_codec_is_heard_in_bf16_and_not_in_fp16() -> None:
+    bundle = load_bundle(ROOT / "configs/demo")
+    assert bundle.codec is not None
+    graph = read_graph(bundle.graph_path(bundle.codec.decode.graph))
+    latents = np.random.default_rng(1).standard_normal((1, 16, bundle.latents.channels)).astype(np.float32)
+    feed = {bundle.codec.decode.inputs.latents: latents} | {
+        name: np.zeros(1, np.int64) for name in (bundle.codec.decode.inputs.start_frame,) if name is not None
+    }
+    found = [codec_snr_db(graph, recipe, feed, 4800, threads=1) for recipe in ("fp32", "fp16", "bf16")]
+    assert found[0] > 200
+    assert found[1] > AUDIBLE_DB + 5
+    assert AUDIBLE_DB - 15 < found[2] < AUDIBLE_DB
+
+
+@pytest.mark.parametrize(
+    ("offset", "gain", "least", "most"),
+    [(0.0, 1.0, 60, 80), (1000.0, 1.0, 0, 20), (0.0, 1e8, -1000, 0)],
+    ids=["ordinary", "a difference of large values", "overflows"],
+)
+def test_noise_is_that_of_the_worst_window(offset: float, gain: float, least: float, most: float) -> None:
+    graph = GraphWriter("codec")
+    x = graph.op("Reshape", graph.input("latents", (1, 64, 4)), graph.constant([64, 4], np.int64))
+    moved = graph.op("Gemm", x, graph.constant(np.eye(4)), graph.constant(np.full(4, offset)))
+    hidden = graph.op("Mul", graph.op("Sub", moved, graph.constant(offset)), graph.constant(1 / gain))
+    graph.output("audio", graph.op("MatMul", graph.constant(np.eye(64)), hidden), (64, 4))
+    latents = np.random.default_rng(0).standard_normal((1, 64, 4)).astype(np.float32)
+    latents[:, 40:] *= 1e-3
+    feed = {"latents": latents * np.float32(gain)}
+    assert least < codec_snr_db(graph_of(graph.model()), "fp16", feed, 4, threads=1) < most
 
 
 def test_a_result_that_is_not_finite_is_refused() -> None:

@@ -13,6 +13,8 @@ from helpers.graph_engine import GraphEngine
 from helpers.tiny_acestep import CHANNELS, HOP_SAMPLES, VAE, tiny_vae
 from numpy.typing import NDArray
 
+from engine_build.graphs.graph_file import read_graph
+from engine_build.precision.error import AUDIBLE_DB, codec_snr_db
 from runtime.audio.codec import Codec
 from runtime.config.bundle import load_bundle
 from runtime.errors import BuildError
@@ -164,3 +166,25 @@ def test_odd_strides_are_refused() -> None:
 
     with pytest.raises(BuildError, match=r"downsampling_ratios \[4, 8, 5\], expected even ones"):
         layout_of(AutoencoderOobleck(**{**VAE, "downsampling_ratios": [4, 8, 5]}))
+
+
+def test_the_noise_of_oobleck_is_heard_in_bf16_and_not_in_fp16(tmp_path: Path) -> None:
+    """At the published strides with random weights; the snakes' exponents are spread as in trained ones."""
+    from diffusers import AutoencoderOobleck
+
+    from engine_build.export.acestep.codec import LatentsToAudio, layout_of, without_weight_norm
+    from engine_build.export.acestep.sources import VAE_CONFIG
+    from engine_build.export.codec_graphs import export_decode
+
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        vae = without_weight_norm(AutoencoderOobleck(**VAE_CONFIG, encoder_hidden_size=16, decoder_channels=8).eval())
+        for name, parameter in vae.named_parameters():
+            if "alpha" in name or "beta" in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.5)
+    layout = layout_of(vae)
+    export_decode(LatentsToAudio(vae.decoder), layout, tmp_path / "codec_decode.onnx")
+    values = np.random.default_rng(0).standard_normal((1, 16, layout.latent_channels)).astype(np.float32)
+    graph, window = read_graph(tmp_path / "codec_decode.onnx"), layout.sample_rate_hz // 10
+    fp16, bf16 = (codec_snr_db(graph, recipe, {"latents": values}, window, threads=1) for recipe in ("fp16", "bf16"))
+    assert fp16 > AUDIBLE_DB > bf16 + 10

@@ -13,6 +13,8 @@ from helpers.graph_engine import GraphEngine
 from helpers.tiny_stable_audio_3 import CHANNELS, HOP_SAMPLES, chunked, small_decode
 from numpy.typing import NDArray
 
+from engine_build.graphs.graph_file import read_graph
+from engine_build.precision.error import AUDIBLE_DB, codec_snr_db
 from runtime.audio.codec import Codec
 from runtime.config.bundle import load_bundle
 from runtime.engines.value_shapes import value_shapes
@@ -150,3 +152,10 @@ def test_silence_repeats_with_the_chunks(bundle: Path, size: str) -> None:
     silent = run(bundle, "encode", np.zeros((1, 2, frames * HOP_SAMPLES), np.float32))[0]
     margin = 2 if size == "small" else 4
     assert np.abs(loaded.silence(frames)[: frames - margin] - silent[: frames - margin]).max() < 1e-6
+
+
+def test_the_noise_of_same_is_heard_in_bf16_and_not_in_fp16(bundle: Path) -> None:
+    graph, feed = read_graph(bundle / "codec_decode.onnx"), {"latents": latents(16)}
+    fp16, bf16 = (codec_snr_db(graph, recipe, feed, HOP_SAMPLES, threads=1) for recipe in ("fp16", "bf16"))
+    assert fp16 > AUDIBLE_DB + 5
+    assert bf16 < AUDIBLE_DB
