@@ -63,7 +63,11 @@ class RuntimeConfig(BaseModel):
         default=4, ge=1, le=64, description="Sequences that the bundle's planner writes at a time."
     )
     planner_steps: int = Field(
-        default=1, ge=1, le=8, description="Tokens of each sequence that a tick draws, one after the other."
+        default=0,
+        ge=0,
+        le=8,
+        description="Tokens of each sequence that a tick draws, one after the other; 0: 1 on the CPU, 4 on a GPU, "
+        "where they are drawn beside the rest of the tick.",
     )
     speculation: bool = Field(
         default=True, description="A tick verifies several drafted tokens at once; the tokens stay the same."
@@ -113,6 +117,11 @@ class Deployment(BaseModel):
         """Condition tokens of an execute are padded to a multiple of this, within the engines' ranges."""
         return self.runtime.token_multiple or (CPU_TOKEN_MULTIPLE if self.target == "cpu" else GPU_TOKEN_MULTIPLE)
 
+    @property
+    def planner_steps(self) -> int:
+        """Tokens of each sequence that a tick draws."""
+        return self.runtime.planner_steps or (1 if self.target == "cpu" else GPU_PLANNER_STEPS)
+
     def rows_limit(self, frames: int, tokens: int) -> int:
         """The most rows of one execute at this length; 0 where no range contains it."""
         return max((s.rows.max for s in self.shapes if s.frames.holds(frames) and s.tokens.holds(tokens)), default=0)
@@ -142,6 +151,8 @@ class _File(BaseModel):
     server: dict[str, Any] = {}
 
 
+# A tick of a large decoder takes as long as a dozen of the planner's decodes.
+GPU_PLANNER_STEPS = 4
 OTHER_TABLES = ("build", "server")
 PACKAGES = Path(__file__).resolve().parents[2]
 PACKAGED = PACKAGES / "tickrt" / "configs"  # where a wheel has the folder configs/

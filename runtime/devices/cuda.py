@@ -53,6 +53,7 @@ class CudaDevice:
         # Reentrant: what must not be in a capture is refused in its own thread, which would wait for itself otherwise.
         self._lock = threading.RLock()
         self._captured: int | None = None
+        self._beside: CudaStream | None = None
         self._is_closed = False
         self._zeroed: CudaEvent | None = None
         cuda_calls.open_first()
@@ -69,6 +70,14 @@ class CudaDevice:
     def main(self) -> CudaStream:
         """The stream on which ticks run."""
         return self._main
+
+    @property
+    def beside(self) -> CudaStream:
+        """The stream of what runs beside ticks, made when it is first asked for. Raises EngineError."""
+        with self._lock:
+            if self._beside is None:
+                self._beside = self.stream(Level.TICK)
+            return self._beside
 
     @property
     def is_capturing(self) -> bool:

@@ -105,6 +105,10 @@ class Device(Protocol):
         """The stream on which ticks run."""
 
     @property
+    def beside(self) -> Stream:
+        """The stream of what runs beside ticks: the planner's sequences."""
+
+    @property
     def is_capturing(self) -> bool:
         """Whether launched work currently becomes part of a graph instead of running."""
 
@@ -189,6 +193,8 @@ class HostDevice:
     def main(self) -> HostStream:
         """The one stream."""
         return self._stream
+
+    beside = main
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
         """Zero-filled memory."""

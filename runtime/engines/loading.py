@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from runtime.config.bundle import BUNDLE_FILE, Bundle
 from runtime.config.deployment import Deployment, build_command
 from runtime.config.planner import PlannerSpec
 from runtime.config.targets import PLAN_TARGETS, Target
-from runtime.devices.device import Device
+from runtime.devices.device import Device, Stream
 from runtime.devices.machine import machine_of
 from runtime.engines.adapter_files import read_catalog
 from runtime.engines.adapters import ADAPTED_DECODER, MERGED, AdapterUse, adapter_shapes, describe_merged
@@ -115,10 +115,11 @@ def open_engine(
     threads: int = 0,
     fix: str = "",
     in_tick: bool = False,
+    stream: Stream | None = None,
     weights: MergedWeights | None = None,
 ) -> Engine:
-    """Open one built engine. `in_tick`: ticks will execute it, so it allocates now what they need. `weights`: take the
-    place of its own.
+    """Open one built engine. `in_tick`: ticks will execute it, so it allocates now what they need. `stream`: on which
+    they do, by default the device's main one. `weights`: take the place of its own.
 
     `fix`: the build command, for EngineNotBuiltError and EngineMismatchError. Raises these, EngineError,
     OutOfMemoryError.
@@ -129,19 +130,18 @@ def open_engine(
         _need_tensorrt(manifest)
     _check_machine(manifest, fix)
     verify_file(manifest, folder, fix=f"{fix} --force" if fix else "")
+    options: dict[str, Any] = {"device": device, "fix": fix, "in_tick": in_tick, "stream": stream, "weights": weights}
     if manifest.target == "tensorrt-rtx":
         from runtime.engines.tensorrt.rtx.engine import RtxEngine
 
-        return RtxEngine(manifest, folder, device=device, fix=fix, in_tick=in_tick, weights=weights)
+        return RtxEngine(manifest, folder, **options)
     if manifest.target in PLAN_TARGETS:
         from runtime.engines.tensorrt.engine import TensorRtEngine
 
-        return TensorRtEngine(manifest, folder, device=device, fix=fix, in_tick=in_tick, weights=weights)
+        return TensorRtEngine(manifest, folder, **options)
     from runtime.engines.onnxruntime import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine(
-        manifest, folder, device=device, threads=threads, fix=fix, in_tick=in_tick, weights=weights
-    )
+    return OnnxRuntimeEngine(manifest, folder, threads=threads, **options)
 
 
 def open_engines(
@@ -167,19 +167,23 @@ def open_engines(
     weights = None if is_merged_before else _merged_weights(deployment, uses)
     with ExitStack() as opened:
 
-        def open_one(name: str, threads: int = 1, weights: MergedWeights | None = None) -> Engine:
-            engine = open_engine(folder, name, device, threads=threads, fix=fix, in_tick=True, weights=weights)
+        def open_one(name: str, threads: int = 1, **how: Any) -> Engine:
+            engine = open_engine(folder, name, device, threads=threads, fix=fix, in_tick=True, **how)
             opened.callback(engine.close)
             return engine
 
+        open_decoder = partial(open_one, threads=deployment.runtime.threads, weights=weights)
+        beside = partial(open_one, stream=device.beside)
         engines = EngineSet(
-            decoder=open_one("decoder", deployment.runtime.threads, weights),
+            decoder=open_decoder("decoder"),
             rows={features_of(name): open_one(name) for name in _variants(folder, "rows", fix)},
             steps={features_of(name): open_one(name) for name in _variants(folder, "step", fix)},
-            adapted=open_one(ADAPTED_DECODER, deployment.runtime.threads, weights) if adapters.max_rank else None,
+            adapted=open_one(ADAPTED_DECODER, deployment.runtime.threads, weights=weights)
+            if adapters.max_rank
+            else None,
             adapters=adapters,
             merged={adapter.id: strength for adapter, strength in uses},
-            planner=None if bundle.planner is None else _planner(bundle.planner, open_one),
+            planner=None if bundle.planner is None else _planner(bundle.planner, beside),
         )
         _check_guidance(engines.steps, bundle, fix)
         opened.pop_all()

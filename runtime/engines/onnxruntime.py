@@ -68,8 +68,8 @@ class OnnxRuntimeEngine:
     """One graph in ONNX Runtime. Any thread may call `run`.
 
     `in_tick`: open the sessions of the ticks now, and the one for host arrays on first use; else the other way round.
-    `threads`: 0 for as many as the build found best where it had as many cores as this process, else all cores.
-    `weights`: take the place of the graph's.
+    `stream`: on which ticks execute, by default the device's main one. `threads`: 0 for as many as the build found best
+    where it had as many cores as this process, else all cores. `weights`: take the place of the graph's.
     Raises EngineMismatchError, EngineError, OutOfMemoryError.
     """
 
@@ -82,6 +82,7 @@ class OnnxRuntimeEngine:
         threads: int = 0,
         fix: str = "",
         in_tick: bool = False,
+        stream: Stream | None = None,
         weights: MergedWeights | None = None,
     ) -> None:
         self.name = manifest.name
@@ -89,7 +90,7 @@ class OnnxRuntimeEngine:
         self.inputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.inputs}
         self.outputs: Mapping[str, TensorInfo] = {info.name: info for info in manifest.outputs}
         self.is_recordable: bool | None = None
-        self.device = device
+        self.device, self.stream = device, stream or device.main
         self._path, self._fix = folder / manifest.engine_file, fix
         self._threads = threads or measured_threads(manifest, num_cores())
         self._graph = None if weights is None else weights.graph(self._path)
@@ -193,7 +194,7 @@ class OnnxRuntimeEngine:
             return None
         if level is not None and level not in self._streams:
             self._streams[level] = self.device.stream(level)
-        return (self.device.main if level is None else self._streams[level]).handle
+        return (self.stream if level is None else self._streams[level]).handle
 
     def _source(self, options: ort.SessionOptions) -> str | bytes:
         """What a session opens: the file, or its graph with other weights, which the options then refer to."""
@@ -273,7 +274,7 @@ class OnnxRuntimeExecution:
 
 
 class OnnxRuntimeCudaExecution(OnnxRuntimeExecution):
-    """An IoBinding to device memory, executed asynchronously on the main stream."""
+    """An IoBinding to device memory, executed asynchronously on the engine's stream."""
 
     device_type = "cuda"
 
@@ -283,12 +284,12 @@ class OnnxRuntimeCudaExecution(OnnxRuntimeExecution):
         self._plain, self._recording = _run_options(ASYNCHRONOUS), _run_options(RECORDING)
 
     def launch(self, stream: Stream) -> None:
-        """Put one execute on the main stream. Raises EngineError, OutOfMemoryError, CaptureError.
+        """Put one execute on the engine's stream. Raises EngineError, OutOfMemoryError, CaptureError.
 
         A release of ONNX Runtime that does not support external captures is refused in one: it would end the process.
         """
-        if stream.handle != self._device.main.handle:
-            raise EngineError(f"{self._engine.name} is launched on another stream than the device's main stream")
+        if stream.handle != self._engine.stream.handle:
+            raise EngineError(f"{self._engine.name} is launched on another stream than that of its session")
         if not self._device.is_capturing:
             self._run(self._plain)
         elif self._engine.is_recordable:

@@ -55,9 +55,10 @@ class LanguagePart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LanguageLaunch:
-    """A launched part; `done` is recorded behind it.
+    """A launched part; `done` is recorded behind it, on a stream of its own: the rest of its tick may be done before.
 
-    collect: takes its tokens, once. bad: sequences with logits that are not numbers, with the token it happened at.
+    collect: takes its tokens, once. bad: sequences with logits that are not numbers, with the token it happened at, of
+    this launch and of earlier ones.
     """
 
     collect: Callable[[LanguageLaunch], None]
@@ -68,12 +69,16 @@ class LanguageLaunch:
     bad: list[tuple[Slot, int]]
 
     def spans(self, stream: Stream, first: Event) -> list[BucketSpan]:
-        """When its executes ran, as one span of length 0. Valid when the tick is done."""
+        """When its executes ran, as one span of length 0; none where they still run. Valid when the tick is done."""
+        if not self.done.is_done:
+            return []
         begin_ms = 0.0 if first is self.begin else stream.elapsed_ms(first, self.begin)
         part, ms = self.part, stream.elapsed_ms(self.begin, self.done)
         return [BucketSpan(0, len(part.slots), part.num_rows, part.num_executes, begin_ms, ms)]
 
     def non_finite(self) -> Iterator[tuple[Slot, int]]:
-        """As `bad` says. Valid when the tick is done."""
-        self.collect(self)
-        yield from self.bad
+        """What is new in `bad`. Valid when the tick is done; where this still runs, a later launch tells it."""
+        if self.done.is_done:
+            self.collect(self)
+        while self.bad:
+            yield self.bad.pop(0)

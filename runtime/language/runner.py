@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,12 +44,19 @@ class LanguageRunner:
     device still has the rest of it to do. is_beside: the next tick has generations: tokens without a waiting caller are
     left to others. is_beside_urgent: some of them are of live sessions: it has one chunk or one chain then, which draws
     half of planner_steps tokens in all, or one of each sequence.
+
+    On a GPU it has a stream of its own, on which sequences are decoded while the rest of a tick runs. A tick with
+    generations leaves them out where their last chain still runs: no tick waits for it. A chain takes as long for many
+    sequences as for one: beside urgent generations it draws half of planner_steps tokens of each.
     """
 
     def __init__(
         self, context: TickContext, engines: PlannerEngines, spec: PlannerSpec, recorder: PhaseRecorder
     ) -> None:
-        device, stream, runtime = context.device, context.stream, context.runtime
+        device, stream = context.device, context.device.beside
+        context = replace(context, stream=stream)
+        runtime = context.runtime.model_copy(update={"planner_steps": context.deployment.planner_steps})
+        self._is_on_gpu, self._bad = device.kind != "cpu", list[tuple[Slot, int]]()
         self._stream, self._engines, self._spec = stream, engines, spec
         self._runtime, self._recorder, self._generation = runtime, recorder, 0
         self.is_beside = self.is_beside_urgent = False
@@ -120,14 +128,17 @@ class LanguageRunner:
             buffers.rest(live)
 
     def plan(self) -> LanguagePart | None:
-        """What the next tick executes; waits for the tokens of the tick before. None where no sequence is live."""
+        """What the next tick executes; waits for the tokens of the tick before. None where no sequence is live, or the
+        next tick would wait for them, and has others to execute."""
+        if self.is_beside and self._pending is not None and not self._pending.done.is_done:
+            return None
         self._collect_pending()
         if not self._live:
             return None
         going = self._going()
         joining = next((live for live in going if not live.is_ready), None)
         chunk = None if joining is None else joining.take_chunk(self._spec.prefill_tokens)
-        is_full = self.is_beside_urgent and chunk is not None
+        is_full = self.is_beside_urgent and chunk is not None and not self._is_on_gpu
         has_step = any(live.is_ready and (not self.is_beside or live.request.is_awaited()) for live in going)
         step = self._step(going) if has_step and not is_full else None
         return LanguagePart(
@@ -162,7 +173,7 @@ class LanguageRunner:
                     call(stream)
         if failed:
             self._forget_launches()
-        self._pending = LanguageLaunch(self.collect, part, failed, begin, stream.record(), [])
+        self._pending = LanguageLaunch(self.collect, part, failed, begin, stream.record(), self._bad)
         return self._pending
 
     def commit(self, part: LanguagePart) -> None:
@@ -224,6 +235,7 @@ class LanguageRunner:
     def use(self, engines: EngineSet) -> None:
         """Run on other engines of the same tensors from the next tick on."""
         assert engines.planner is not None
+        self._collect_pending()
         self._forget_launches()
         self._engines = engines.planner
         self._generation += 1
@@ -274,7 +286,7 @@ class LanguageRunner:
 
     def _short_chain(self, sequences: int) -> int:
         """The decodes that draw half of planner_steps tokens of so many sequences together, or one of each."""
-        return max(1, self._runtime.planner_steps // (2 * sequences))
+        return max(1, self._runtime.planner_steps // (2 * (1 if self._is_on_gpu else sequences)))
 
     def _best_chain(
         self, ready: Sequence[LiveSequence], lasts: Sequence[int], widths: Sequence[int], steps: int

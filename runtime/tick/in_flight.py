@@ -35,7 +35,7 @@ class InFlight:
 
     def note_device_times(self, stream: Stream, previous: Event | None) -> Event | None:
         """Write into the record when its executes ran; returns the first one's event. `previous`: the last tick's."""
-        first = next((part.begin for part in self.launched if part.begin is not None), None)
+        first = next((part.begin for part in self.launched if part.begin is not None and part.begin.is_done), None)
         if first is None:
             return previous
         self.record.buckets = tuple([span for part in self.launched for span in part.spans(stream, first)])

@@ -7,32 +7,36 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from runtime.devices.device import Device, Tensor
+from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.tensorrt.library import Context, LoadedPlan
 
-_activation: WeakKeyDictionary[Device, Tensor] = WeakKeyDictionary()
+# Per device, by the handle of a stream.
+_activation: WeakKeyDictionary[Device, dict[int, Tensor]] = WeakKeyDictionary()
 # Held while memory grows: by the thread of the ticks, those that open engines, and that of compiled kernels.
 _lock = threading.Lock()
 
 
-def reserve_activation(device: Device, size_bytes: int) -> Tensor:
-    """At least `size_bytes` of the activation memory that engines of a device's ticks share. Raises OutOfMemoryError.
+def reserve_activation(device: Device, size_bytes: int, stream: int = 0) -> Tensor:
+    """At least `size_bytes` of the activation memory that engines of one stream share, by its handle.
 
-    They run on one stream, so their executes never overlap. Contexts keep the memory they were created with, because
+    Their executes never overlap. Raises OutOfMemoryError. Contexts keep the memory they were created with, because
     captured graphs and pending executes use its address; a larger engine gets new memory.
     """
     with _lock:
-        memory = _activation.get(device)
-        if memory is None or memory.size_bytes < size_bytes:
-            memory = _activation[device] = device.zeros((max(size_bytes, 1),), np.uint8)
-        return memory
+        shared = _activation.setdefault(device, {})
+        if stream not in shared or shared[stream].size_bytes < size_bytes:
+            shared[stream] = device.zeros((max(size_bytes, 1),), np.uint8)
+        return shared[stream]
 
 
 class ContextPool:
-    """One shared context per shape range, and contexts for single executions. Used by the thread of the ticks."""
+    """One shared context per shape range, and contexts for single executions. Used by the thread of the ticks.
 
-    def __init__(self, plan: LoadedPlan, device: Device) -> None:
-        self._plan, self._device = plan, device
+    stream: on which they execute.
+    """
+
+    def __init__(self, plan: LoadedPlan, device: Device, stream: Stream) -> None:
+        self._plan, self._device, self._stream = plan, device, stream
         self._shared: dict[int, Context] = {}
         self._idle: dict[int, list[Context]] = {}
         self._is_closed = False
@@ -64,4 +68,8 @@ class ContextPool:
             context.close()
 
     def _new_context(self, index: int) -> Context:
-        return self._plan.new_context(index, reserve_activation(self._device, self._plan.activation_bytes))
+        return self._plan.new_context(index, self.activation())
+
+    def activation(self) -> Tensor:
+        """Memory for an execute at the largest shape. Raises OutOfMemoryError."""
+        return reserve_activation(self._device, self._plan.activation_bytes, self._stream.handle)

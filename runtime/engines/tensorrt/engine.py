@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import NDArray
 
-from runtime.devices.device import Device, Level, Tensor
+from runtime.devices.device import Device, Level, Stream, Tensor
 from runtime.engines.manifest import Manifest
 from runtime.engines.node_times import NodeTimes
 from runtime.engines.tensorrt.context_pool import ContextPool
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 class TensorRtEngine:
     """One plan. The thread of the ticks calls `bind` and uses executions; any thread calls `run` and `profile`.
 
-    `in_tick`: allocate what ticks need now: activation memory, and a context per shape range. `weights`: take the place
-    of the plan's. Raises EngineMismatchError (another GPU or version, damaged), OutOfMemoryError, EngineError.
+    `in_tick`: allocate what ticks need now: activation memory, and a context per shape range. `stream`: on which they
+    execute, by default the device's main one. `weights`: take the place of the plan's. Raises EngineMismatchError
+    (another GPU or version, damaged), OutOfMemoryError, EngineError.
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class TensorRtEngine:
         device: Device,
         fix: str = "",
         in_tick: bool = False,
+        stream: Stream | None = None,
         weights: MergedWeights | None = None,
     ) -> None:
         self.name, self.manifest = manifest.name, manifest
-        self._device, self._is_in_tick = device, in_tick
+        self._device, self._is_in_tick, self._stream = device, in_tick, stream or device.main
         self._hosts: dict[Level, HostExecution] = {}
         # Held for a whole execute on host arrays: callers of one level take turns. Ticks never wait for it.
         self._host_locks = {level: threading.Lock() for level in Level}
@@ -83,7 +85,7 @@ class TensorRtEngine:
         return LoadedPlan(self.manifest, folder, fix)
 
     def _new_pool(self) -> ContextPool:
-        return ContextPool(self._plan, self._device)
+        return ContextPool(self._plan, self._device, self._stream)
 
     @contextmanager
     def _host_execution(self, level: Level) -> Iterator[HostExecution]:

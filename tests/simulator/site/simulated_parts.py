@@ -92,10 +92,12 @@ class Graph:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pending:
-    """Work in a stream's queue, by its number there. after: of another stream, the number that has to run before."""
+    """Work in a stream's queue, by its number there. waits: how often the host had waited when it was put there. after:
+    of another stream, the number that has to run before."""
 
     number: int
     run: Callable[[], object]
+    waits: int
     after: tuple[Stream, int] | None = None
 
     @property

@@ -30,6 +30,8 @@ from simulated_parts import (
 
 # An event completes after this many queries, also where the host never waits for it.
 MAX_QUERIES = 1000
+# So many waits of the host for a stream later, work of another one of the same priority has begun.
+LATEST_WAITS = 2
 
 
 class Streams(Driver):
@@ -102,7 +104,7 @@ class Streams(Driver):
             if done is not None:
                 done()
 
-        stream.queue.append(Pending(stream.number, run))
+        stream.queue.append(Pending(stream.number, run, self.counters["host_waits"]))
         if not self.late:
             self._run_to(stream, stream.number)
 
@@ -156,7 +158,8 @@ class Streams(Driver):
         stream.clock[stream.handle] = stream.number
 
     def _run_to(self, stream: Stream, number: int) -> None:
-        """Run a stream's work up to a number; before each piece all work of higher priority that could begin."""
+        """Run a stream's work up to a number; before each piece all work of higher priority that could begin, and that
+        of the same priority which is old."""
         while stream.queue and stream.queue[0].number <= number:
             first = min(self._ahead(stream), key=lambda other: other.priority, default=stream)
             if (after := first.queue[0].after) is not None and first.queue[0].is_blocked:
@@ -165,8 +168,13 @@ class Streams(Driver):
                 first.queue.popleft().run()
 
     def _ahead(self, stream: Stream) -> list[Stream]:
-        others = [other for other in self.streams.values() if other.queue and other.priority < stream.priority]
-        return [other for other in others if not other.queue[0].is_blocked]
+        old = self.counters["host_waits"] - LATEST_WAITS
+        return [
+            other
+            for other in self.streams.values()
+            if other.queue and other is not stream and not other.queue[0].is_blocked
+            if other.priority < stream.priority or (other.priority == stream.priority and other.queue[0].waits < old)
+        ]
 
     def _check_legacy(self, handle: int) -> None:
         if handle not in LEGACY_STREAMS:
@@ -248,7 +256,7 @@ class Streams(Driver):
             def run() -> None:
                 record.at_s = time.perf_counter()
 
-            stream.queue.append(Pending(stream.number, run))
+            stream.queue.append(Pending(stream.number, run, self.counters["host_waits"]))
             if not self.late:
                 self._run_to(stream, stream.number)
 
@@ -268,7 +276,9 @@ class Streams(Driver):
                 self._advance(stream)
                 merge(stream.clock, record.clock)
                 other = self.streams[record.stream]
-                stream.queue.append(Pending(stream.number, lambda: None, (other, record.number)))
+                stream.queue.append(
+                    Pending(stream.number, lambda: None, self.counters["host_waits"], (other, record.number))
+                )
 
     def is_done(self, event: int) -> bool:
         """Whether the stream has passed an event. Raises RefusedError."""

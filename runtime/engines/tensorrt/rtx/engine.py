@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 class RtxContextPool(ContextPool):
     """The contexts of one plan: with fallback kernels per shape range, with kernels of their own per shape."""
 
-    def __init__(self, plan: RtxPlan, device: Device, specializer: Specializer) -> None:
-        super().__init__(plan, device)
+    def __init__(self, plan: RtxPlan, device: Device, stream: Stream, specializer: Specializer) -> None:
+        super().__init__(plan, device, stream)
         self._rtx_plan, self._specializer = plan, specializer
         self._of_shapes: dict[tuple[Shape, ...], Job] = {}
         self._abandoned: list[Job] = []
@@ -57,13 +57,13 @@ class RtxContextPool(ContextPool):
         tensors = dict(zip(settings.addresses, settings.tensors, strict=True))
         shapes = {name: tensors[name].shape for name in plan.inputs}
         idle = self._take_idle(index)
-        pending = None if idle is None else self._device.main.record()
+        pending = None if idle is None else self._stream.record()
 
         def work() -> RtxContext:
             if pending is not None:
                 # On the specializer's thread: until ticks that still use the idle context have run.
                 pending.wait()
-            return self._specializer.execute(plan, index, shapes, idle, SPECIALIZED)
+            return self._specializer.execute(plan, index, shapes, idle, SPECIALIZED, self.activation)
 
         return self._specializer.submit(work)
 
@@ -111,7 +111,8 @@ class RtxContextPool(ContextPool):
     def _new_context(self, index: int) -> RtxContext:
         """A context with fallback kernels, which has executed. Waits for the thread."""
         plan, least = self._rtx_plan, self._rtx_plan.ranges[index].least
-        return self._specializer.submit(lambda: self._specializer.execute(plan, index, least, None, FALLBACK)).result()
+        execute = self._specializer.execute
+        return self._specializer.submit(lambda: execute(plan, index, least, None, FALLBACK, self.activation)).result()
 
 
 class RtxExecution(TensorRtExecution):
@@ -200,7 +201,7 @@ class RtxEngine(TensorRtEngine):
 
     def _new_pool(self) -> RtxContextPool:
         assert isinstance(self._plan, RtxPlan)
-        return RtxContextPool(self._plan, self._device, self._specializer)
+        return RtxContextPool(self._plan, self._device, self._stream, self._specializer)
 
 
 def _close_context(job: Job) -> None:

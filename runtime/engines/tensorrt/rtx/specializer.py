@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from runtime.devices.device import ALIGNMENT_BYTES, Device, Level, Tensor
-from runtime.engines.tensorrt.context_pool import reserve_activation
 from runtime.engines.tensorrt.rtx.kernel_cache import KernelCache
 from runtime.engines.tensorrt.rtx.plan import RtxContext, RtxPlan
 from runtime.engines.tensorrt.shape_ranges import Shape
@@ -50,11 +49,18 @@ class Specializer:
         self.cache.save()
 
     def execute(
-        self, plan: RtxPlan, index: int, shapes: Mapping[str, Shape], context: RtxContext | None, kernels: str
+        self,
+        plan: RtxPlan,
+        index: int,
+        shapes: Mapping[str, Shape],
+        context: RtxContext | None,
+        kernels: str,
+        activation: Callable[[], Tensor],
     ) -> RtxContext:
         """Execute inputs of these shapes on a context, else on a new one of this shape range, and wait.
 
-        The context then has the ticks' activation memory. On the thread only. Raises EngineError, OutOfMemoryError.
+        The context then has the ticks' activation memory, which `activation` gives. On the thread only. Raises
+        EngineError, OutOfMemoryError.
         """
         self._activation = self._grown(self._activation, plan.range_bytes(index))
         context = context or plan.new_context(index, self._activation, kernels)
@@ -64,7 +70,7 @@ class Specializer:
             context.launch(plan.settings(self._tensors(plan, shapes, context)), self._stream)
             # Until the device is done: from then on ticks may use the context, with memory of their own.
             self._stream.record().wait()
-            context.use_memory(reserve_activation(self._device, plan.activation_bytes))
+            context.use_memory(activation())
         except EngineError:
             context.close()
             raise

@@ -16,6 +16,7 @@ from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS
 
 from runtime.devices.device import HostDevice, Tensor
+from runtime.devices.machine import open_device
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.errors import OutOfMemoryError
 
@@ -26,11 +27,11 @@ def machine() -> Iterator[Machine]:
         yield machine
 
 
-def reserve_activation(device: Any, size_bytes: int) -> Tensor:
+def reserve_activation(device: Any, size_bytes: int, stream: int = 0) -> Tensor:
     # Imported here: the simulator replaces the module.
     from runtime.engines.tensorrt import context_pool
 
-    return context_pool.reserve_activation(device, size_bytes)
+    return context_pool.reserve_activation(device, size_bytes, stream)
 
 
 class Device(HostDevice):
@@ -93,6 +94,17 @@ def test_concurrent_reservations_share_one_allocation() -> None:
     assert len({tensor.address for tensor in found}) == 1
 
 
+def test_engines_of_streams_that_run_beside_each_other_share_no_memory() -> None:
+    device = open_device("tensorrt")
+    assert device.beside is device.beside
+    assert device.beside.handle != device.main.handle
+    handles = device.main.handle, device.beside.handle
+    ticks, planner = (reserve_activation(device, 64, handle) for handle in handles)
+    assert ticks.address != planner.address
+    assert reserve_activation(device, 32, handles[1]) is planner
+    device.close()
+
+
 def test_a_pool_shares_one_context_per_range_and_reuses_returned_ones(tmp_path: Path) -> None:
     from runtime.engines.tensorrt.context_pool import ContextPool
     from runtime.engines.tensorrt.library import LoadedPlan
@@ -100,7 +112,7 @@ def test_a_pool_shares_one_context_per_range_and_reuses_returned_ones(tmp_path: 
     written(tmp_path, ROWS, MANY_ROWS)
     bench = Bench()
     plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
-    pool = ContextPool(plan, bench.device)
+    pool = ContextPool(plan, bench.device, bench.device.main)
     assert pool.shared(1) is pool.shared(1)
     first, second, other_range = pool.take(1), pool.take(1), pool.take(0)
     assert len({id(context) for context in (pool.shared(1), first, second)}) == 3
