@@ -1,8 +1,9 @@
 """A worker process for work that may crash the process: building a TensorRT plan, running a built engine.
 
 The parent sends (task, request) over a pipe; the worker answers with log messages and then one result or one error.
-When the pipe closes, also because the parent ended, the worker cancels its task and ends. A worker that hangs is
-killed, and its task given to another one, once.
+When the pipe closes, also because the parent was killed, the worker cancels its task and ends; a task that goes on for
+CANCEL_S is ended with the process and those that it started. A worker that hangs is killed, and its task given to
+another one, once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,8 +149,7 @@ class Worker:
             return
         assert self._process is not None
         free_gb = available_bytes() / 1e9
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        _kill_group(self._process.pid)
         self._end()
         last = f"; its last message: {log.last_lines}" if log.last_lines else ""
         raise _StalledError(
@@ -185,7 +186,7 @@ class Worker:
                 # Until it has seen the closed pipe and left its build; after CANCEL_S it is killed.
                 process.wait(CANCEL_S)
         finally:
-            process.kill()  # no effect where it has ended
+            _kill_group(process.pid)  # also what it has started, where it has ended
             status = process.wait()
         return status
 
@@ -199,7 +200,7 @@ class Worker:
 
 
 def main(descriptor: int) -> None:
-    """The worker process: run tasks from the pipe until it closes."""
+    """The worker process, which leads its own process group: run tasks from the pipe until it closes."""
     connection: Connection[Any, Any] = Connection(descriptor)
     requests: Queue[tuple[Task, Any] | None] = Queue()
     # `lock` keeps messages whole: the builder's own threads log at the same time.
@@ -231,6 +232,13 @@ def _receive(
             requests.put(connection.recv())
     cancelled.set()
     requests.put(None)
+    time.sleep(CANCEL_S)  # no longer than the parent waits, where there is one
+    _kill_group(os.getpid())
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

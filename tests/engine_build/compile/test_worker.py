@@ -61,6 +61,16 @@ def hang(request, cancelled, on_log):
     open(request, "w").close()
     time.sleep(600)
 
+def hang_with_a_child(request, cancelled, on_log):
+    child = subprocess.Popen(["sleep", "600"])
+    with open(request + ".partial", "w") as file:
+        file.write(f"{os.getpid()} {child.pid}")
+    os.rename(request + ".partial", request)
+    time.sleep(600)
+
+def leave_a_child(request, cancelled, on_log):
+    return str(subprocess.Popen(["sleep", "600"]).pid)
+
 def hang_on_a_lock(request, cancelled, on_log):
     on_log("INFO", "loading weights")
     subprocess.Popen(["sleep", "600"])
@@ -228,20 +238,34 @@ def test_all_engines_of_a_build_share_a_process(path: Path, monkeypatch: pytest.
     assert len(started) == 1
 
 
-@pytest.mark.shipped
-def test_a_build_process_ends_with_its_parent(path: Path) -> None:
-    words = [sys.executable, "-m", "engine_build.cli", str(path), "--target", "tensorrt"]
-    with subprocess.Popen(words, env=child_environment(SIMULATED_BUILD_S="20"), stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while not children_of(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        children = children_of(process.pid)
-        process.kill()
-    deadline = time.monotonic() + 20
-    while any(map(is_running, children)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert children
-    assert not [child for child in children if is_running(child)]
+def test_what_ignores_that_it_is_cancelled_ends_soon_after_its_parent(tasks: Any, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import worker_tasks; "
+        "from engine_build.compile.worker import *; "
+        f"Worker().run(worker_tasks.hang_with_a_child, {str(started)!r}, BuildLog())"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        wait_until(started.exists, 60)
+        pids = started.read_text(encoding="utf-8").split()
+        assert [is_running(pid) for pid in pids] == [True, True]
+        parent.kill()
+    wait_until(lambda: not any(map(is_running, pids)), 3)
+    assert not any(map(is_running, pids))
+
+
+def test_what_a_task_has_started_ends_with_its_process(tasks: Any) -> None:
+    with Worker() as worker:
+        pid = worker.run(tasks.leave_a_child, None, BuildLog())
+        assert is_running(pid)
+    wait_until(lambda: not is_running(pid), 3)
+    assert not is_running(pid)
+
+
+def wait_until(is_met: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not is_met() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def test_errors_are_the_last_lines() -> None:
