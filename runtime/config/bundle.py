@@ -379,7 +379,8 @@ class Bundle(TomlTable):
     def settings_json(self) -> bytes:
         """All of bundle.toml that its sound depends on as JSON, and hashes of the texts that it names."""
         others = {"folder", "license", "description", "stems", "training", "evaluation"}
-        others |= set() if self._tells_openings else {"notes"}
+        is_shaped = self.notes is not None and self.notes.has_envelopes
+        others |= set() if self._tells_openings or is_shaped else {"notes"}
         others |= {"guidance"} if self.guidance == APG else set()
         names = [spec.tokenizer for spec in (self.text_encoder, self.planner) if spec is not None and spec.tokenizer]
         if self.text_encoder is not None and self.text_encoder.meaning is not None:

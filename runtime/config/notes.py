@@ -18,12 +18,38 @@ MAX_PITCHED = 15
 MidiNumber = Annotated[int, Field(ge=0, le=127)]
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class EnvelopeSpec(TomlTable):
+    """How an instrument's level runs in a note, frame by frame, as shares of the note's level.
+
+    attack: its first ones. Then it falls by the factor `decay` towards the share `sustain` of the last one of them.
+    release: factors of the note's last frames.
+    """
+
+    attack: tuple[Share, ...] = Field(min_length=1, max_length=64)
+    decay: float = Field(gt=0, le=1)
+    sustain: Share = 0.0
+    release: tuple[Share, ...] = Field(max_length=64)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not max(self.attack) > 0.0:
+            raise ValueError("attack is silent, expected a level above 0")
+        return self
+
+
 class InstrumentSpec(TomlTable):
-    """An instrument of a layer. levels: those of the layer's timbre channels. program: General MIDI's, 0 to 127."""
+    """An instrument of a layer. levels: those of the layer's timbre channels. program: General MIDI's, 0 to 127.
+
+    envelope: of its notes; None: as they are generated.
+    """
 
     name: str
     levels: tuple[float, ...]
     program: MidiNumber
+    envelope: EnvelopeSpec | None = None
 
 
 class NoteLayerSpec(TomlTable):
@@ -82,6 +108,11 @@ class NotesSpec(TomlTable):
             if twice := [value for value, count in counts.items() if count > 1]:
                 raise ValueError(f"{what} {twice[0]!r} stands twice")
         return self
+
+    @property
+    def has_envelopes(self) -> bool:
+        """Whether it says how the notes of an instrument run."""
+        return any(each.envelope is not None for layer in self.layers for each in layer.instruments)
 
     @property
     def last_channel(self) -> int:

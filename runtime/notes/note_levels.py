@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.formats import Latents
-from runtime.config.notes import NoteLayerSpec, NotesSpec
+from runtime.config.notes import EnvelopeSpec, NoteLayerSpec, NotesSpec
 from runtime.errors import RequestError
+from runtime.notes.envelopes import PLAIN, envelope_of, level_curve
 from runtime.notes.tracker import FrameNote
 
-# The levels of a note in its first frames, the factor of every frame after them, and that of its last frame.
-ATTACK, DECAY, RELEASE = (1.0, 0.92), 0.965, 0.35
 MIN_FRAMES = 2
 OCTAVE = 12
 
@@ -107,10 +106,12 @@ def with_notes(
     silence: Latents,
     start_frame: int = 0,
     share: float | NDArray[np.float32] = 1.0,
+    envelope: EnvelopeSpec | None = None,
 ) -> Latents:
     """Latents `[T, C]` from `start_frame` on, with these notes alone in the layers of phrases; all else stays.
 
-    silence `[C]`. share: how much of the notes, a number or `[T]`; the rest is what was there.
+    silence `[C]`. share: how much of the notes, a number or `[T]`; the rest is what was there. envelope: of all notes;
+    None: those of the instruments that play in the latents.
     """
     made, num_frames = np.array(latents, np.float32), len(latents)
     shares = np.broadcast_to(np.asarray(share, np.float32), (num_frames,))[:, None]  # [T, 1]
@@ -121,15 +122,31 @@ def with_notes(
             continue
         layer = layers[phrase.layer]
         channels = list(layer.channels)
-        levels = note_levels(layer, phrase.notes, start_frame + first, last - first)  # [n, K]
+        curve = envelope or envelope_of(spec, layer, made[first:last], silence) or PLAIN
+        levels = note_levels(layer, phrase.notes, start_frame + first, last - first, curve)  # [n, K]
         played = silence[channels] + np.float32(spec.scale) * levels
         here = shares[first:last]
         made[first:last, channels] = here * played + (1 - here) * made[first:last, channels]
     return made
 
 
+def phrase_mask(
+    phrases: Iterable[Phrase], spec: NotesSpec, shape: tuple[int, ...], start_frame: int = 0
+) -> NDArray[np.bool_]:
+    """`[T, C]` of this shape, from `start_frame` on: where the layers of phrases have only their notes."""
+    mask, layers = np.zeros(shape, bool), {layer.name: layer for layer in spec.layers}
+    for phrase in phrases:
+        first, last = (max(frame - start_frame, 0) for frame in phrase[1:3])
+        mask[first:last, list(layers[phrase.layer].channels)] = True
+    return mask
+
+
 def note_levels(
-    layer: NoteLayerSpec, notes: Iterable[FrameNote], start_frame: int, num_frames: int
+    layer: NoteLayerSpec,
+    notes: Iterable[FrameNote],
+    start_frame: int,
+    num_frames: int,
+    envelope: EnvelopeSpec = PLAIN,
 ) -> NDArray[np.float32]:
     """Levels `[num_frames, K]` of a layer's keys; a note ends where the next one of its key begins."""
     levels = np.zeros((num_frames, len(layer.keys)), np.float32)
@@ -140,17 +157,7 @@ def note_levels(
         next_starts[note.key] = note.start_frame
         first, last = max(note.start_frame, start_frame), min(end, start_frame + num_frames)
         if first < last:
-            curve = level_curve(end - note.start_frame) * np.float32(note.velocity / 127)  # [n]
+            curve = level_curve(envelope, end - note.start_frame) * np.float32(note.velocity / 127)  # [n]
             part = curve[first - note.start_frame : last - note.start_frame]
             levels[first - start_frame : last - start_frame, layer.keys.index(note.key)] = part
     return levels
-
-
-def level_curve(num_frames: int) -> NDArray[np.float32]:
-    """`[num_frames]`: the level of a note of full velocity."""
-    frames = np.arange(num_frames)
-    curve = ATTACK[-1] * DECAY ** np.maximum(frames - len(ATTACK) + 1, 0)
-    curve[: len(ATTACK)] = ATTACK[:num_frames]
-    if num_frames > 1:
-        curve[-1] *= RELEASE
-    return curve.astype(np.float32)

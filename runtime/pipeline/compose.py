@@ -13,6 +13,7 @@ from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import DEFAULTS, Task
 from runtime.errors import RequestError
+from runtime.notes.envelopes import HELD, PLAIN
 from runtime.notes.note_levels import Phrase, with_notes
 from runtime.pipeline.structure import StructureCodec, given_latents, hints_of
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
@@ -21,7 +22,7 @@ from runtime.requests.option_types import Values
 from runtime.requests.options import COVER_DENOISE, TEXT_OPTIONS, GenerationOptions, given_options
 from runtime.requests.request import DENOISE_MIN, Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 from runtime.requests.seeds import draw_seed
-from runtime.requests.segments import Latents, Segment, repaint_curve, step_parameters
+from runtime.requests.segments import Latents, Segment, masked_frames, requested_mask, step_parameters
 from runtime.requests.tasks import is_cover, task_of
 from runtime.requests.timesteps import log_snr_schedule
 from runtime.requests.torch_noise import torch_noise
@@ -311,7 +312,8 @@ class RequestComposer:
         spec, silence = self.bundle.notes, self.bundle.silence(1)[0]
         share = segment.curve(1.0 if options.notes_strength is None else options.notes_strength)
         hints = [phrase.moved(spec.hint_delay) for phrase in phrases]
-        return with_notes(given, hints, spec, silence, segment.first_frame, share)
+        envelope = HELD if spec.has_envelopes else PLAIN
+        return with_notes(given, hints, spec, silence, segment.first_frame, share, envelope)
 
     @property
     def _rate_hz(self) -> float:
@@ -333,20 +335,6 @@ def denoise_of(options: GenerationOptions, source: Latents | None, bundle: Bundl
         return 1.0 if source is None else options.timesteps[0]
     starts_from_it = is_cover(options, source) and bundle.structure is None
     return _first(options.denoise, COVER_DENOISE if starts_from_it else bundle.sampler.denoise)
-
-
-def requested_mask(options: GenerationOptions, segment: Segment, frame_rate_hz: float) -> NDArray[np.float32] | None:
-    """`[T]`: 1 in frames that are generated anew, 0 in those that are kept; None where all are generated."""
-    return None if options.task == "lego" else masked_frames(options, segment, frame_rate_hz)
-
-
-def masked_frames(options: GenerationOptions, segment: Segment, frame_rate_hz: float) -> NDArray[np.float32] | None:
-    """`[T]`: 1 inside of what repaint or mask name, 0 outside; None where neither is given."""
-    if options.repaint is not None:
-        return repaint_curve(options.repaint, frame_rate_hz, segment)
-    if options.mask is None:
-        return None
-    return np.array(np.broadcast_to(segment.curve(options.mask), (segment.frames,)), np.float32)
 
 
 def blend_tokens(tokens: Sequence[Tokens], weights: Sequence[float]) -> Tokens:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from runtime.audio.finishing import FADE_OUT_S
 from runtime.audio.formats import Latents
 from runtime.config.bundle import Bundle
-from runtime.config.notes import NoteLayerSpec, NotesSpec
+from runtime.config.notes import EnvelopeSpec, NoteLayerSpec, NotesSpec
 from runtime.errors import RequestError
-from runtime.notes.note_levels import OCTAVE, RELEASE
+from runtime.notes.envelopes import PLAIN, envelope_of, level_curve
+from runtime.notes.note_levels import OCTAVE
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.sources import keeps_end
 from runtime.requests.form.tempo import tempo_of
@@ -134,17 +135,22 @@ class LastNotes:
             channels = list(layer.channels)
             levels = np.maximum((heard - self.silence)[:, channels] / self.spec.scale, 0.0)  # [n, K]
             if layer.name not in self.kept and len(levels):
-                found[layer.name] = self._layer_levels(layer, levels.astype(np.float32))
+                envelope = envelope_of(self.spec, layer, heard, self.silence)
+                found[layer.name] = self._layer_levels(layer, levels.astype(np.float32), envelope)
         return found
 
-    def _layer_levels(self, layer: NoteLayerSpec, heard: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _layer_levels(
+        self, layer: NoteLayerSpec, heard: NDArray[np.float32], envelope: EnvelopeSpec | None
+    ) -> NDArray[np.float32]:
+        """envelope: of its notes; None: they ring out up to the end, drums fall at once."""
         frames = np.arange(self.end_frame - self.first_frame, dtype=np.float32)[:, None]
-        levels: NDArray[np.float32] = heard[-1] * RELEASE ** (frames + 1) * (frames < RELEASE_FRAMES)
+        levels: NDArray[np.float32] = heard[-1] * PLAIN.release[-1] ** (frames + 1) * (frames < RELEASE_FRAMES)
         if heard.max() <= self.spec.on:
             return levels
         count = max(len(frames) - LAST_FRAMES, 1)
         decay = DRUMS_DECAY if layer.is_percussion else 1.0 - RUNG_OUT ** (1.0 / count)
-        curve = heard.max() * (1.0 - decay) ** frames[:, 0] * np.clip((count - frames[:, 0]) / LAST_FRAMES, 0.0, 1.0)
+        ringing = (1.0 - decay) ** frames[:, 0] if envelope is None else level_curve(envelope, len(frames))
+        curve = heard.max() * ringing * np.clip((count - frames[:, 0]) / LAST_FRAMES, 0.0, 1.0)
         for key in self._keys(layer, heard):
             levels[:, key] = np.maximum(levels[:, key], curve)
         return levels

@@ -26,24 +26,27 @@ from runtime.audio.splicing import CROSSFADE_S, AudioSplicer, surrounding_loudne
 from runtime.audio.stems import StemDecoder
 from runtime.audio.window_decoder import AudioDecoder
 from runtime.errors import ConfigError, GenerationCancelledError, RequestError, ShapeError
+from runtime.notes.envelopes import Breath, Marks
 from runtime.notes.first_bars import FirstBars
-from runtime.notes.note_levels import phrases_of, with_notes
+from runtime.notes.note_levels import phrase_mask, phrases_of, with_notes
 from runtime.notes.part_moods import NO_MOODS, Thinning
 from runtime.notes.score import Score
 from runtime.notes.tracker import score_of
-from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
+from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, denoise_of
 from runtime.pipeline.ending import CUT, Ending, LastNotes, ending_of
+from runtime.pipeline.form.plan import FormPlan
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.planning import AnyPlan, is_planned
 from runtime.pipeline.sequences import Caller
 from runtime.pipeline.sources import has_encoded_latents, kept_frames, settled_options
+from runtime.requests.form.sections import beats_of
 from runtime.requests.form.tempo import tempo_of
 from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptMeaning
-from runtime.requests.request import GenerationRequest
+from runtime.requests.request import DENOISE_MIN, GenerationRequest
 from runtime.requests.seeds import draw_seed, segment_seed
-from runtime.requests.segments import Latents, Segment
-from runtime.requests.tasks import is_cover, known_tasks
+from runtime.requests.segments import Latents, Segment, requested_mask
+from runtime.requests.tasks import TRACK_OPTIONS, is_cover, known_tasks
 from runtime.requests.validation import note_spec, takes_notes
 from runtime.tick.events import Cancelled, Event, Failed, Finished
 
@@ -101,6 +104,7 @@ class LongGeneration:
         self._part_frames: list[int] = []
         self._first_bars: FirstBars | None = None
         self._ending, self._last_notes = self._planned_ending()
+        self._breath = self._new_breath()
         self._tail = np.empty((0, pipeline.bundle.latents.channels), np.float32)
         keeps_source = inputs.source is not None and not is_cover(options, inputs.source)
         is_asked = inputs.condition is None and not keeps_source
@@ -122,6 +126,31 @@ class LongGeneration:
         first, silence = ending.ring_frame, bundle.silence(1)[0]
         kept = frozenset(phrase.layer for phrase in self._inputs.phrases if phrase.end_frame > first)
         return ending, LastNotes(bundle.notes, silence, chord, first, int(total_s * rate_hz), kept)
+
+    def _new_breath(self) -> Breath | None:
+        """What gives its notes the envelopes of their instruments; None where nothing says them, or all is kept."""
+        bundle, options = self._pipeline.bundle, self.options
+        is_kept = options.task in TRACK_OPTIONS or denoise_of(options, self._inputs.known, bundle) <= DENOISE_MIN
+        if bundle.notes is None or not bundle.notes.has_envelopes or is_kept:
+            return None
+        return Breath(bundle.notes, bundle.silence(1)[0])
+
+    def _breathing(self, new: Latents, breath: Breath) -> Latents:
+        """The next frames `[n, C]`; held notes are struck again on beats, but for those that were given."""
+        bundle, phrases, start = self._pipeline.bundle, self._inputs.phrases, self.done_frames
+        spec, rate_hz = note_spec(bundle), bundle.latents.frame_rate_hz
+        given = phrase_mask(phrases, spec, new.shape, start)
+        frames = np.arange(start, start + len(new))
+        beats: NDArray[np.bool_] | None
+        if isinstance(self.plan, FormPlan):
+            beats = beats_of(self.plan.sections, frames, rate_hz)
+        else:
+            tempo = tempo_of(self.options, bundle.options.bpm)
+            beats = None if tempo is None else tempo.are_beats(frames, 0.0, rate_hz)
+        mask = requested_mask(self.options, Segment(start, len(new), 0, self.total_frames), rate_hz)
+        kept = np.zeros(len(new), bool) if mask is None else mask == 0.0
+        fixed = kept[:, None] | (given & self.options.notes_exact)
+        return breath.shaped(new, Marks(beats, given, fixed))
 
     @property
     def ring_frame(self) -> int | None:
@@ -341,6 +370,8 @@ class LongGeneration:
             new = new[: self.total_frames - self.done_frames]
         if self.options.notes_exact:
             new = self._with_exact_notes(new)
+        if self._breath is not None:
+            new = self._breathing(new, self._breath)
         if self.done_frames == 0 and (bar_frames := self._bar_frames) is not None and len(new) >= bar_frames:
             bundle = self._pipeline.bundle
             self._first_bars = FirstBars(note_spec(bundle), bundle.silence(1)[0], new, bar_frames)

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from runtime.config.bundle import Bundle
 from runtime.config.option_ranges import GUIDANCE_OPTIONS
 from runtime.errors import RequestError
-from runtime.pipeline.compose import GenerationInputs, denoise_of, no_timbre, requested_mask
+from runtime.pipeline.compose import GenerationInputs, denoise_of, no_timbre
 from runtime.pipeline.structure import no_structure
 from runtime.requests.option_types import MAX_SECONDS, Span
 from runtime.requests.options import TEXT_OPTIONS, GenerationOptions, given_options
 from runtime.requests.request import DENOISE_MIN
-from runtime.requests.segments import Segment
+from runtime.requests.segments import Segment, requested_mask
 from runtime.requests.tasks import TRACK_OPTIONS, check_task, has_mask, is_cover, task_of
 from runtime.requests.validation import untaken_options
 

@@ -17,7 +17,7 @@ from runtime.config.targets import ShapeRanges
 from runtime.errors import RequestError
 from runtime.requests.curves import Curve
 from runtime.requests.option_types import DcwOptions, Span, Values
-from runtime.requests.options import StepOptions
+from runtime.requests.options import GenerationOptions, StepOptions
 from runtime.requests.request import CURVE_PARAMETERS, Dcw, StepParameters
 
 Latents = NDArray[np.float32]
@@ -143,6 +143,20 @@ def _gain(values: float | list[float] | list[list[float]], segment: Segment) -> 
         return gain
     positions, indices = segment.positions(len(gain)), np.arange(len(gain))
     return np.stack([np.interp(positions, indices, column) for column in gain.T], axis=1).astype(np.float32)
+
+
+def requested_mask(options: GenerationOptions, segment: Segment, frame_rate_hz: float) -> NDArray[np.float32] | None:
+    """`[T]`: 1 in frames that are generated anew, 0 in those that are kept; None where all are generated."""
+    return None if options.task == "lego" else masked_frames(options, segment, frame_rate_hz)
+
+
+def masked_frames(options: GenerationOptions, segment: Segment, frame_rate_hz: float) -> NDArray[np.float32] | None:
+    """`[T]`: 1 inside of what repaint or mask name, 0 outside; None where neither is given."""
+    if options.repaint is not None:
+        return repaint_curve(options.repaint, frame_rate_hz, segment)
+    if options.mask is None:
+        return None
+    return np.array(np.broadcast_to(segment.curve(options.mask), (segment.frames,)), np.float32)
 
 
 def repaint_curve(spans: list[Span], frame_rate_hz: float, segment: Segment) -> NDArray[np.float32]:

@@ -46,6 +46,7 @@ layers = [
     { name = "drums", channels = [3, 4], keys = [36, 38], is_percussion = true },
 ]
 """
+ENVELOPE = "envelope = { attack = [1.0, 0.8], decay = 0.92, release = [0.35] }"
 NOTE_CHANNELS = 6
 # What binds to what, in a bundle that has notes and tells what texts mean.
 MOODS = """moods = { soft = { words = ["calm"], level_db = -6.0 }, sparse = { words = ["thin"], is_sparse = true } }, \
@@ -64,7 +65,7 @@ class TinySpec:
     calls R, T and L; an empty name leaves the dimension without one, "{}" in a name is the tensor's. conditions:
     lyrics, timbre, metadata and tasks. planner: arguments of save_planner; with a planner there is structure, too.
     meaning: the text's graph says which names of `MEANING` a text means, whose words the tokenizer then knows, and a
-    genre is drawn. notes: it has [notes].
+    genre is drawn. notes: it has [notes], with envelopes where asked.
     stems: and [stems]: its codec sums what the channels of these give. tracks: [stems] with tracks to extract, for
     which it needs conditions. group_frames: its codec works in groups of so many frames, in half of its layers shifted
     by one; it takes whole groups alone, and no position. seconds: the text's graph takes the canvas's seconds, and
@@ -102,6 +103,7 @@ class TinySpec:
     gain_db: float = 0.0
     meaning: bool = False
     notes: bool = False
+    envelopes: bool = False
     stems: bool = False
     tracks: tuple[str, ...] = ()
     group_frames: int = 1
@@ -485,7 +487,7 @@ blend_energy_below = {spec.blend_energy_below}
     if spec.structure or spec.planner is not None:
         parts.append(STRUCTURE)
     if spec.notes or spec.stems:
-        parts.append(NOTES)
+        parts.append(NOTES.replace(" },\n    ]", f", {ENVELOPE} }},\n    ]") if spec.envelopes else NOTES)
     if spec.stems:
         parts.append('[stems]\nsaturation = "tanh"\n')
     if spec.tracks:

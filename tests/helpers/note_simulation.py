@@ -9,7 +9,7 @@ import numpy as np
 from helpers.live_simulation import CHANNELS, HOP, MODEL, PLANNING, Flight, Simulation, new_session
 from numpy.typing import NDArray
 
-from runtime.config.notes import NoteLayerSpec, NotesSpec
+from runtime.config.notes import EnvelopeSpec, InstrumentSpec, NoteLayerSpec, NotesSpec
 from runtime.notes.tracker import FrameNote, NoteTracker
 from runtime.sessions.playback.note_stream import NoteEvent, NoteStream
 from runtime.sessions.protocol.actions import NoteFacts
@@ -29,6 +29,12 @@ FREE = (38, 40)
 SILENCE = np.full(CHANNELS, 0.25, np.float32)
 FACTS = NoteFacts(SPEC, SILENCE)
 NOTED = replace(MODEL, margin_frames=6, notes=FACTS)
+# The same, whose bass is plucked.
+PLUCKED = EnvelopeSpec(attack=(1.0, 0.8), decay=0.92, release=(0.35,))
+_BASS = SPEC.layers[0].model_copy(
+    update={"instruments": (InstrumentSpec(name="upright bass", levels=(), program=32, envelope=PLUCKED),)}
+)
+SHAPED = replace(NOTED, notes=NoteFacts(SPEC.model_copy(update={"layers": (_BASS, SPEC.layers[1])}), SILENCE))
 NOTED_PLAN = replace(PLANNING, margin_frames=6, notes=FACTS)
 
 

@@ -32,10 +32,11 @@ GROUPS = {
     "echo": "echo",
     "ends": "ends",
     "moves": "moves",
+    "breathes": "breathes",
     "beat": "beat",
 }
 DEFAULT_GROUP = "held-out"
-WITHOUT_LIBROSA = frozenset({DEFAULT_GROUP, "beat", "ends", "moves"})
+WITHOUT_LIBROSA = frozenset({DEFAULT_GROUP, "beat", "breathes", "ends", "moves"})
 
 Folder = Annotated[Path, typer.Option(help="The bundle's folder.")]
 Checkpoint = Annotated[Path, typer.Option(help="Where training keeps its state; an existing one is resumed.")]

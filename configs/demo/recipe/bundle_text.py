@@ -12,6 +12,7 @@ from configs.demo.recipe.binding import binding_tables
 from configs.demo.recipe.codec.decoder import DECODE_MARGIN_FRAMES, build_decoder
 from configs.demo.recipe.codec.encoder import ENCODE_MARGIN_FRAMES, build_encoder, load_weights
 from configs.demo.recipe.corpus.batches import OVERLAP_FRAMES
+from configs.demo.recipe.corpus.envelopes import ENVELOPES
 from configs.demo.recipe.corpus.songs import BPM_RANGE
 from configs.demo.recipe.corpus.theory import MODES, NOTE_NAMES
 from configs.demo.recipe.instruments import (
@@ -65,10 +66,18 @@ PLANNED_FROM_S: Final = 6.0
 ADAPTER_ALIASES: Final = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out.0"}
 
 
+def _envelope(instrument: str) -> dict[str, Any]:
+    """The corpus' own, without tremolo and ring."""
+    found = ENVELOPES[instrument]
+    fall = {"decay": found.decay, "sustain": found.floor}
+    return {"attack": list(found.attack), **fall, "release": list(found.release)}
+
+
 def _note_layer(layer: str) -> dict[str, Any]:
     """A layer of `[notes]`."""
     instruments = [
         {"name": name, "levels": list(timbre_levels(layer, name)), "program": program_of(layer, name)}
+        | ({} if layer == "drums" else {"envelope": _envelope(name)})
         for name in INSTRUMENTS[layer]
     ]
     channels = {"channels": list(pitch_channels(layer)), "keys": list(keys_of(layer))}

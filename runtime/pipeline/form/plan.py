@@ -44,6 +44,8 @@ COURSE_DB, COURSE_SHARE = 12.0, 0.3
 KEPT_S, KEPT_SECTIONS = 60.0, 8
 # Hints are decoded in this many pieces per canvas.
 PIECES = 4
+# So many codes behind a piece are taken to be as its last one.
+CODES_BEHIND = 2
 # So much of a section says whether its tonic is heard, and by so much it has to be ahead of others.
 OPENING_S, CLEAR_LEAD = 15.0, 0.1
 # A generation of known length gets at most a section for each of these, but two where it has so many bars.
@@ -144,7 +146,9 @@ class FormPlan:
         for index in range(first, last):
             heard = size if index else 0
             codes = self.codes(index * size - heard, (index + 1) * size)
-            pieces.append(self._structure.hints_of_codes(codes)[heard * self._grid.frames_per_code :])
+            # What a piece lacks of the codes behind it is not heard as their end.
+            known = self._structure.hints_of_codes([*codes, *codes[-1:] * CODES_BEHIND])
+            pieces.append(known[heard * self._grid.frames_per_code : len(codes) * self._grid.frames_per_code])
         return np.concatenate(pieces)[start_frame - first * step :][:frames]
 
     def codes(self, first: int, end: int) -> list[int]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from runtime.config.plan_spec import BPM, KEY, METER, MODE, PlanSpec
 from runtime.errors import RequestError
 from runtime.requests.form.rhythm import Rhythm
+from runtime.requests.form.tempo import Tempo
 
 # Kind, layers and bars in tokens.
 Item = tuple[int, int, int]
@@ -52,6 +53,17 @@ class PlannedSection:
         """As JSON has it, without its codes."""
         times = {"start_s": round(self.start_frame / rate_hz, 3), "end_s": round(self.end_frame / rate_hz, 3)}
         return {"kind": self.kind, "layers": list(self.layers), "bars": self.bars, **times}
+
+
+def beats_of(sections: Iterable[PlannedSection], frames: NDArray[np.int64], rate_hz: float) -> NDArray[np.bool_]:
+    """Which of these frames are the nearest ones to beats of the sections that they are in."""
+    found = np.zeros(len(frames), bool)
+    for each in sections:
+        if each.bpm and each.beats:
+            inside = (frames >= each.start_frame) & (frames < each.end_frame)
+            tempo = Tempo(each.bpm, each.beats)
+            found[inside] = tempo.are_beats(frames[inside], each.start_frame + each.offset, rate_hz)
+    return found
 
 
 class SectionLevel(NamedTuple):

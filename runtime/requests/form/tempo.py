@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from runtime.config.option_ranges import ANY_MODEL, NumberRange
 from runtime.config.words import written_tempo
 from runtime.requests.options import GenerationOptions
@@ -23,6 +26,13 @@ class Tempo(NamedTuple):
     def bar_frames(self, frame_rate_hz: float) -> float:
         """How long a bar is, in frames, exactly."""
         return self.beats * 60.0 / self.bpm * frame_rate_hz
+
+    def are_beats(self, frames: NDArray[np.int64], first_frame: float, frame_rate_hz: float) -> NDArray[np.bool_]:
+        """Whether frames are the nearest ones to beats; one of them is at `first_frame`, exactly."""
+        places = (frames[:, None] + (-0.5, 0.5) - first_frame) / self.bar_frames(frame_rate_hz) * self.beats
+        before, after = np.floor(places).T
+        is_beat: NDArray[np.bool_] = after > before
+        return is_beat
 
 
 def prompt_tempo(prompt: str, taken: NumberRange) -> float | None:

@@ -9,11 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from runtime.errors import NoNotesError, RequestError
-from runtime.notes.note_levels import with_notes
+from runtime.notes.envelopes import Breath, Marks
+from runtime.notes.note_levels import phrase_mask, with_notes
 from runtime.notes.part_moods import NO_MOODS
+from runtime.requests.form.sections import beats_of
+from runtime.requests.form.tempo import tempo_of
 from runtime.requests.options import GenerationOptions
-from runtime.requests.segments import Latents, Segment
+from runtime.requests.request import DENOISE_MIN
+from runtime.requests.segments import Latents, Segment, requested_mask
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.control.controls import NEEDS_SOURCE_NAMES
 from runtime.sessions.generations.given_notes import GivenNotes
@@ -27,6 +33,7 @@ from runtime.sessions.protocol.actions import (
     EndPlan,
     LiveModel,
     MakePlan,
+    NoteFacts,
     PlanPart,
     SessionJob,
     UpdateSteps,
@@ -151,14 +158,35 @@ class Generations(ABC):
         if not done.is_draft:
             self.times.newest_s.append(self._clock.now_s - done.started_s if took_s is None else took_s)
         self._num_failed, self._retry_s = 0, -math.inf
-        if done.job.exact and (facts := self._model.notes) is not None:
+        if (facts := self._model.notes) is not None:
             latents = with_notes(latents, done.job.exact, facts.spec, facts.silence)
+            if facts.spec.has_envelopes:
+                latents = self._breathing(done, latents, facts)
         self._moods = self._model.moods(done.basis.key[0], int(self._controls.value("seed")))
         latents = self._model.thinned(self._moods, latents, done.basis.key[0])
         if not self._place(done, Piece(f"latents/{done.number}", latents)):
             return False
         self.num_placed += 1
         return True
+
+    def _breathing(self, done: Running, latents: Latents, facts: NoteFacts) -> Latents:
+        """Latents `[T, C]` whose notes have the envelopes of their instruments."""
+        job, rate_hz = done.job, self._model.frame_rate_hz
+        if job.source is not None and job.options.denoise is not None and job.options.denoise <= DENOISE_MIN:
+            return latents
+        given, frames = phrase_mask(job.phrases, facts.spec, latents.shape), np.arange(len(latents))
+        tempo = tempo_of(job.options, self._model.ranges.bpm)
+        beats = beats_of(job.sections, frames, rate_hz) if job.sections else None
+        if beats is None and tempo is not None:
+            beats = tempo.are_beats(frames, -job.segment.start_frame, rate_hz)
+        mask = requested_mask(job.options, job.segment, rate_hz)
+        kept = np.zeros(len(latents), bool) if mask is None else mask == 0.0
+        fixed = kept[:, None] | phrase_mask(job.exact, facts.spec, latents.shape)
+        return self._shaped(Breath(facts.spec, facts.silence), done, latents, Marks(beats, given, fixed))
+
+    @abstractmethod
+    def _shaped(self, breath: Breath, done: Running, latents: Latents, marks: Marks) -> Latents:
+        """What the generation's latents become behind those that they follow."""
 
     def fail(self, job_id: str) -> bool:
         """A generation ended without latents: try again after 1, 2, 4 ... seconds. False where the id is unknown."""

@@ -10,12 +10,15 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from runtime.errors import RequestError
+from runtime.notes.envelopes import Breath, Marks
 from runtime.notes.first_bars import MOST_BARS, FirstBars
 from runtime.requests.form.tempo import tempo_of
 from runtime.requests.options import GenerationOptions
 from runtime.requests.seeds import segment_seed
-from runtime.requests.segments import Segment
+from runtime.requests.segments import Latents, Segment
 from runtime.sessions.generations.base import Generations, Running
 from runtime.sessions.generations.given_notes import CLOSE_MARGIN_S, CLOSE_S, Bar, GivenNotes, bar_at, echoed
 from runtime.sessions.generations.plan import SessionPlan, basis_of
@@ -367,6 +370,14 @@ class ExtendGenerations(Generations):
         if self._stale_frame is not None and not super()._is_dirty():
             wanted = max(wanted, self._stale_frame)
         return min(max(wanted, canvas.start), canvas.end)
+
+    def _shaped(self, breath: Breath, done: Running, latents: Latents, marks: Marks) -> Latents:
+        """Behind the canvas as it was when the generation began; what was made anew since has the same levels there."""
+        keep, canvas = done.job.segment.keep_frames, self._timeline.canvas
+        cut = done.job.segment.start_frame + keep
+        if keep:
+            breath.hear(canvas.rows(range(max(canvas.start, cut - self.frames), cut)))
+        return np.concatenate((latents[:keep], breath.shaped(latents[keep:], marks.part(keep))))
 
     def _place(self, done: Running, piece: Piece) -> bool:
         """New frames in place of everything after the cut; where that has been played by now, only what comes after."""

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import RequestError
+from runtime.notes.envelopes import Breath, Marks
 from runtime.requests.form.tempo import best_bars, loop_frames, most_bars, sixteenths_of_bar, tempo_of
 from runtime.requests.seeds import segment_seed
-from runtime.requests.segments import Segment
+from runtime.requests.segments import Latents, Segment
 from runtime.requests.timesteps import noise
 from runtime.sessions.control.controls import STEP_CONTROLS
 from runtime.sessions.generations.base import Generations, Key, Running
@@ -132,6 +133,15 @@ class LoopGenerations(Generations):
         fresh = noise(*shape, segment_seed(seed, state.index + 1))  # [T, C]
         mixed = (math.sqrt(1.0 - variation**2) * last + variation * fresh).astype(np.float32)  # [T, C]
         return PassNoise(seed, state.index + 1, Piece(f"noise/{self.num_started}", mixed))
+
+    def _shaped(self, breath: Breath, done: Running, latents: Latents, marks: Marks) -> Latents:
+        """Behind its own end: it repeats."""
+        _, end = self.own_band(Canvas((), tempo_of(done.basis.key[0], self._model.ranges.bpm)))
+        breath.shaped(latents[:end], marks.part(0, end))
+        breath.repeat()
+        if marks.beats is not None:
+            marks.beats[0] = True
+        return breath.shaped(latents, marks)
 
     def _place(self, done: Running, piece: Piece) -> bool:
         """The whole canvas, unless a newer one is there already."""

@@ -92,6 +92,34 @@ def test_notes_are_no_part_of_what_sounds(tmp_path: Path) -> None:
     assert with_notes.settings_json() == without.settings_json()
 
 
+def test_envelopes_are_a_part_of_what_sounds(tmp_path: Path) -> None:
+    plain, shaped = (load_bundle(tiny_bundle(tmp_path / str(has), notes=True, envelopes=has)) for has in (False, True))
+    assert plain.settings_json() != shaped.settings_json()
+    assert plain.notes is not None
+    assert shaped.notes is not None
+    assert (plain.notes.has_envelopes, shaped.notes.has_envelopes) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("attack = [1.0, 0.8]", "attack = []", "attack: expected at least 1 item"),
+        ("attack = [1.0, 0.8]", "attack = [0.0, 0.0]", "attack is silent"),
+        ("attack = [1.0, 0.8]", "attack = [1.5]", "expected at most 1"),
+        ("decay = 0.92", "decay = 0.0", "expected more than 0"),
+        ("decay = 0.92", "decay = 1.1", "expected at most 1"),
+        ("release = [0.35]", "release = [-1.0]", "expected at least 0"),
+    ],
+)
+def test_an_envelope_that_cannot_be_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tiny_bundle(tmp_path, notes=True, envelopes=True) / "bundle.toml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        load_bundle(tmp_path)
+
+
 def test_several_openings_need_notes_which_are_then_a_part_of_what_sounds(tmp_path: Path) -> None:
     keyed = {"plan": {**KEYED_PLAN, "openings": 2}}
     with pytest.raises(ConfigError, match=r"planner.plan.openings needs \[notes\]"):

@@ -9,7 +9,8 @@ from helpers.factories import TinySpec, tiny_bundle
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.notes import NoteLayerSpec, NotesSpec
 from runtime.errors import RequestError
-from runtime.notes.note_levels import Phrase, key_of, level_curve, note_levels, phrases_of, with_notes
+from runtime.notes.envelopes import PLAIN, level_curve
+from runtime.notes.note_levels import Phrase, key_of, note_levels, phrases_of, with_notes
 from runtime.notes.score import Note
 from runtime.notes.tracker import FrameNote, NoteTracker
 from runtime.requests.option_types import NoteOptions
@@ -32,10 +33,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def test_the_level_of_a_note_falls_and_ends_soft() -> None:
-    curve = level_curve(5)
+    curve = level_curve(PLAIN, 5)
     assert curve.tolist() == pytest.approx([1.0, 0.92, 0.92 * 0.965, 0.92 * 0.965**2, 0.92 * 0.965**3 * 0.35])
-    assert level_curve(2).tolist() == pytest.approx([1.0, 0.92 * 0.35])
-    assert level_curve(1).tolist() == [1.0]
+    assert level_curve(PLAIN, 2).tolist() == pytest.approx([1.0, 0.92 * 0.35])
+    assert level_curve(PLAIN, 1).tolist() == [1.0]
 
 
 def test_a_note_ends_where_the_next_one_of_its_key_begins() -> None:
@@ -46,7 +47,7 @@ def test_a_note_ends_where_the_next_one_of_its_key_begins() -> None:
     assert not levels[:, [0, 2]].any()
     # A piece of it is the same.
     np.testing.assert_array_equal(
-        note_levels(layer, [FrameNote("bass", 37, 127, 2, 9)], 4, 3)[:, 1], level_curve(9)[2:5]
+        note_levels(layer, [FrameNote("bass", 37, 127, 2, 9)], 4, 3)[:, 1], level_curve(PLAIN, 9)[2:5]
     )
 
 

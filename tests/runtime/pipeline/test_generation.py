@@ -20,7 +20,7 @@ from runtime.audio.loudness import block_energies, loudness_lufs
 from runtime.audio.splicing import CROSSFADE_S
 from runtime.config.identity import ModelIdentity
 from runtime.errors import NoNotesError, QueueFullError, RequestError, ShapeError
-from runtime.notes.note_levels import level_curve
+from runtime.notes.envelopes import PLAIN, level_curve
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
@@ -536,7 +536,7 @@ def test_exact_notes_are_in_the_latents(noted: Pipeline) -> None:
     generation = LongGeneration(noted, options(notes=[NOTE], notes_exact=True))
     made = whole(noted, generation)
     levels = (made - noted.bundle.silence(len(made)))[25:35, :3] / 0.5
-    np.testing.assert_allclose(levels[:, 1], level_curve(10), atol=1e-5)
+    np.testing.assert_allclose(levels[:, 1], level_curve(PLAIN, 10), atol=1e-5)
     assert np.abs(levels[:, [0, 2]]).max() < 1e-5
     other = whole(noted, LongGeneration(noted, options(notes=[NOTE])))
     assert not np.array_equal(made[25:35, :3], other[25:35, :3])
@@ -657,3 +657,66 @@ def test_what_keeps_its_source_keeps_its_levels(moody: Pipeline) -> None:
     given = options(prompt="calm bass, drums", repaint=[{"start_s": 0.4, "end_s": 0.8}], seconds=None)
     made = whole(moody, LongGeneration(moody, given, GenerationInputs(source=source)))
     np.testing.assert_array_equal(made[:10], source[:10])
+
+
+@pytest.fixture(scope="module")
+def breathing(built: Built) -> Iterator[Pipeline]:
+    """The upright bass has an envelope."""
+    with open_pipeline(built(notes=True, structure=True, envelopes=True)) as opened:
+        yield opened
+
+
+def held_bass(pipeline: Pipeline, frames: int) -> NDArray[np.float32]:
+    """Latents of an upright bass that holds a note."""
+    made = pipeline.bundle.silence(frames).copy()
+    made[:, [1, 5]] += 0.5 * np.array([0.8, 1.0], np.float32)
+    return made
+
+
+def test_notes_have_the_envelopes_of_their_instruments_over_all_segments(breathing: Pipeline, noted: Pipeline) -> None:
+    pieces = []
+    for pipeline in (noted, breathing):
+        generation, parts = LongGeneration(pipeline, options()), []
+        while (request := generation.next_request()) is not None:
+            if parts:  # What follows hears it as it is.
+                assert request.mask is not None
+                assert request.mask.original is not None
+                assert np.array_equal(request.mask.original[:KEEP], np.concatenate(parts)[-KEEP:])
+            parts.append(generation.append(held_bass(pipeline, request.frames)))
+        pieces.append(np.concatenate(parts))
+    plain, made = pieces
+    assert np.array_equal(plain, held_bass(noted, 76))
+    levels = (made - breathing.bundle.silence(76))[:, 1] / 0.5
+    assert levels[[0, 1, 25]] == pytest.approx([0.8, 0.64, 0.64 * 0.92**24], abs=1e-5)
+    assert np.diff(levels).max() < 1e-6, "no stroke where segments join"
+    np.testing.assert_array_equal(np.delete(made, 1, axis=1), np.delete(plain, 1, axis=1))
+
+
+def test_a_held_note_is_struck_again_on_beats_unless_it_was_given(breathing: Pipeline) -> None:
+    """At 75 bpm a beat has 20 frames."""
+    made = []
+    for values in ({"prompt": "75 bpm"}, {"prompt": "75 bpm", "notes": [{**NOTE, "start_s": 0.0, "seconds": 3.04}]}):
+        generation = LongGeneration(breathing, options(**values))
+        while (request := generation.next_request()) is not None:
+            made.append(generation.append(held_bass(breathing, request.frames)))
+    levels = (np.concatenate(made) - breathing.bundle.silence(152))[:, 1] / 0.5
+    assert (np.flatnonzero(np.diff(levels[:76]) > 0.05) + 1).tolist() == [40]
+    assert not (np.diff(levels[76:]) > 0.05).any()
+
+
+def test_what_is_kept_of_a_source_keeps_its_levels(breathing: Pipeline) -> None:
+    source = held_bass(breathing, 76)
+    for values in ({"repaint": [{"start_s": 1.0, "end_s": 2.0}]}, {"denoise": 0.0}):
+        generation = LongGeneration(breathing, options(seconds=None, **values), GenerationInputs(source=source))
+        result = whole(breathing, generation)
+        assert np.array_equal(result[:25], source[:25])
+        assert np.array_equal(result[50:], source[50:])
+
+
+def test_exact_notes_are_those_of_the_instrument_that_plays(breathing: Pipeline) -> None:
+    generation = LongGeneration(breathing, options(notes=[{**NOTE, "seconds": 2.0}], notes_exact=True))
+    parts = []
+    while (request := generation.next_request()) is not None:
+        parts.append(generation.append(held_bass(breathing, request.frames)))
+    levels = (np.concatenate(parts) - breathing.bundle.silence(76))[:, 1] / 0.5
+    assert levels[[25, 26, 50]] == pytest.approx([1.0, 0.8, 0.8 * 0.92**24], abs=1e-5)

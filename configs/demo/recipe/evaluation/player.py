@@ -11,14 +11,15 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from configs.demo.recipe.latents import SAMPLE_RATE_HZ, FloatArray
+from configs.demo.recipe.latents import FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArray
 from engine_build.compile.builder import build_deployment
 from runtime.config.deployment import load_deployment
+from runtime.notes.envelopes import Breath, Marks
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.form.section_prompts import section_prompts
-from runtime.requests.form.sections import PlannedSection
+from runtime.requests.form.sections import PlannedSection, beats_of
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.requests.seeds import segment_seed
@@ -77,7 +78,9 @@ class EndlessPiece:
         self.plan = pipeline.planner.form_plan(self._options, piece.seed)
         self._sections: dict[int, PlannedSection] = {}  # by their number; the plan forgets what is long past
         self._made = np.empty((0, pipeline.bundle.latents.channels), np.float32)
-        self._index = 0
+        self._index, notes = 0, pipeline.bundle.notes
+        assert notes is not None
+        self._breath = Breath(notes, pipeline.bundle.silence(1)[0])
 
     @property
     def sections(self) -> tuple[PlannedSection, ...]:
@@ -106,6 +109,8 @@ class EndlessPiece:
         segment = self._pipeline.next_segment(len(self._made), None)
         assert segment is not None
         new = latents[segment.keep_frames :][: self._frames - len(self._made)]
+        frames = np.arange(len(self._made), len(self._made) + len(new))
+        new = self._breath.shaped(new, Marks(beats_of(self.sections, frames, FRAME_RATE_HZ)))
         self._made, self._index = np.concatenate((self._made, new)), self._index + 1
         return new
 

@@ -13,20 +13,20 @@ from runtime.sessions.generations.base import ESTIMATE_START_S, GenerationTimes
 from runtime.sessions.generations.loop import LoopGenerations
 from runtime.sessions.playback.canvas import Piece, PlacedSource, Timeline
 from runtime.sessions.playback.playhead import Playhead, SessionClock
-from runtime.sessions.protocol.actions import CancelJob
+from runtime.sessions.protocol.actions import CancelJob, LiveModel
 from runtime.sessions.protocol.messages import Ack
 
 
 class Loop:
     """Generations of a loop of 16 frames that plays."""
 
-    def __init__(self, slots: int = 2, **controls: object) -> None:
+    def __init__(self, slots: int = 2, model: LiveModel = MODEL, **controls: object) -> None:
         self.clock = SessionClock(0.0)
-        self.controls = ControlState(MODEL, self.clock, controls, [], "velocity", 1)
+        self.controls = ControlState(model, self.clock, controls, [], "velocity", 1)
         self.playhead, self.timeline = Playhead(self.clock, RATE), Timeline()
         self.playhead.attach()
         self.playhead.ack(Ack(playhead_sample=0))
-        self.generations = LoopGenerations(MODEL, 16, slots, self.controls, self.timeline, self.playhead)
+        self.generations = LoopGenerations(model, 16, slots, self.controls, self.timeline, self.playhead)
 
     def at(self, now_s: float) -> Self:
         self.clock.now_s = now_s

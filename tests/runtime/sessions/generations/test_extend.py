@@ -8,26 +8,29 @@ from typing import Any, Self
 import numpy as np
 import pytest
 from helpers.live_simulation import CHANNELS, HOP, MODEL, RATE, Simulation, new_session
-from helpers.note_simulation import NOTED, SILENCE, noted
+from helpers.note_simulation import NOTED, PLUCKED, SHAPED, SILENCE, noted
+from numpy.typing import NDArray
 
 from runtime.errors import RequestError
+from runtime.notes.envelopes import level_curve
 from runtime.sessions.control.control_state import ControlState
 from runtime.sessions.generations.extend import ExtendGenerations
 from runtime.sessions.playback.canvas import Piece, Timeline
 from runtime.sessions.playback.playhead import Playhead, SessionClock
+from runtime.sessions.protocol.actions import LiveModel
 from runtime.sessions.protocol.messages import Ack, LivePrompt, Reset, SetPrompts
 
 
 class Extension:
     """Generations of 64 frames, whose latents are the number of the generation."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: LiveModel = MODEL) -> None:
         self.clock = SessionClock(0.0)
-        self.controls = ControlState(MODEL, self.clock, {}, [], "velocity", 1)
+        self.controls = ControlState(model, self.clock, {}, [], "velocity", 1)
         self.playhead, self.timeline = Playhead(self.clock, RATE), Timeline()
         self.playhead.attach()
         self.playhead.sent_until = 10**9
-        self.generations = ExtendGenerations(MODEL, 64, 2, self.controls, self.timeline, self.playhead)
+        self.generations = ExtendGenerations(model, 64, 2, self.controls, self.timeline, self.playhead)
         self.generations.times.newest_s.append(0.1)
         self.playhead.sent_until = 0
         self.count = 0
@@ -50,6 +53,13 @@ class Extension:
         job = self.generations.start("s")
         self.count += 1
         return self.generations.finish(job.id, np.full((64, CHANNELS), self.count, np.float32))
+
+    def finish(self, latents: NDArray[np.float32]) -> bool:
+        """Start a generation and finish it with these latents, behind those that it keeps."""
+        job = self.generations.start("s")
+        if job.tail is not None:
+            latents = np.concatenate((job.tail, latents[len(job.tail) :]))
+        return self.generations.finish(job.id, latents)
 
     def numbers(self) -> list[tuple[int, int]]:
         """(first frame, number of the generation) of each part."""
@@ -263,3 +273,19 @@ def test_generations_are_in_the_groups_of_the_canvas() -> None:
     assert len({part.piece.name for part in parts}) > 2
     assert all((part.start - part.row) % 4 == 0 for part in parts)
     assert not np.isnan(simulation.heard).any()
+
+
+def test_notes_have_their_envelopes_across_generations() -> None:
+    """A note that is held over the join, and over a change, falls on: it is not struck there."""
+    extension, held = Extension(SHAPED), np.tile(SILENCE, (64, 1))
+    held[50:, 1] += 2 * 0.8
+    extension.timeline.placements.clear()
+    assert extension.finish(held)
+    extension.play_to(33 * HOP)
+    held[:] = SILENCE
+    held[:40, 1] += 2 * 0.8
+    assert extension.finish(held)
+    canvas = extension.timeline.canvas
+    made = (canvas.rows(range(50, 88)) - SILENCE)[:, 1] / 2
+    np.testing.assert_allclose(made[:30], 0.8 * level_curve(PLUCKED, 31)[:30], atol=1e-5)
+    assert np.diff(made).max() < 1e-6

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from helpers.live_simulation import CHANNELS
+from helpers.note_simulation import PLUCKED, SHAPED, SILENCE
 
 from runtime.errors import RequestError
+from runtime.notes.envelopes import level_curve
 from runtime.requests.timesteps import noise
 from runtime.sessions.generations.loop import PassNoise
 from runtime.sessions.playback.canvas import Piece, PlacedSource
@@ -135,3 +139,17 @@ def test_there_is_no_draft_where_more_has_changed_or_ticks_are_busy() -> None:
     written.at(0.5).generations.write(0, Piece("w", np.zeros((3, CHANNELS), np.float32)), 1)
     written.at(1.0).controls.change({"guidance": 5.0}, 2)
     assert not drafted(written)
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"), [((13, 14, 15, 0, 1, 2), (13, 14, 15, 0, 1, 2)), (range(16), range(16))]
+)
+def test_notes_have_their_envelopes_over_the_seam(frames: Sequence[int], expected: Sequence[int]) -> None:
+    """A note over the seam falls on; one that is held all the time is struck with the first bar."""
+    loop, levels = Loop(model=SHAPED), np.zeros((16, CHANNELS), np.float32)
+    loop.controls.change({"bpm": 93.75}, 1)  # a beat of 16 frames
+    levels[list(frames), 1] = 0.8
+    job = loop.at(0.0).generations.start("s")
+    assert loop.generations.finish(job.id, SILENCE + 2 * levels)
+    made = (loop.timeline.canvas.rows(expected) - SILENCE)[:, 1] / 2
+    np.testing.assert_allclose(made, 0.8 * level_curve(PLUCKED, len(expected) + 1)[:-1], atol=1e-5)
