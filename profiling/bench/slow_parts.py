@@ -194,6 +194,11 @@ class ExecutionSequence:
         for execution in self.executions:
             execution.launch(stream)
 
+    def make(self) -> None:
+        """Make what warming up needs. Raises EngineError."""
+        for execution in self.executions:
+            execution.make()
+
     def warm_up(self, stream: Stream) -> None:
         """Put all on the stream, each with what a graph bakes in. Raises EngineError."""
         for execution in self.executions:

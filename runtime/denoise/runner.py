@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 import numpy as np
 
@@ -176,6 +177,7 @@ class DenoiseRunner:
         self._recorder.begin("launch")
         for layout, bucket, launch in ready:
             with failed.of(layout.slots):
+                started_s = perf_counter()
                 for call in launch.before:
                     call(stream)
                 begin = stream.record()
@@ -184,6 +186,7 @@ class DenoiseRunner:
                 end = stream.record()
                 for call in launch.after:
                     call(stream)
+                self._launches.note(launch, perf_counter() - started_s)
                 finite = bucket.launched(layout, launch)
                 launched.append(BucketLaunch(layout, tuple([s.step for s in layout.slots]), begin, end, finite))
         for slots, _ in failed:
@@ -241,6 +244,10 @@ class DenoiseRunner:
         self._noise_worker.shutdown()
         self._wait()
         self._launches.close()
+
+    def bound_captures(self) -> None:
+        """Capture what pays for it from now on."""
+        self._launches.bound_captures()
 
     @property
     def launch_counts(self) -> LaunchCounts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from runtime.config.bundle import Bundle
@@ -10,19 +11,20 @@ from runtime.config.deployment import Deployment, RuntimeConfig
 from runtime.devices.device import Device, Stream
 from runtime.engines.engine import EngineSet
 
-End = Callable[[Callable[[], None]], object]
+End = Callable[[Callable[[], None]], Future[None] | None]
 
 
-def end_now(end: Callable[[], None]) -> None:
+def end_now(work: Callable[[], None]) -> None:
     """In this thread."""
-    end()
+    work()
 
 
 @dataclass(frozen=True)
 class TickContext:
     """The device, the stream on which ticks run, the engines in use, and what describes model and deployment.
 
-    end: runs what ends graphs, contexts and engines that nothing uses any more: that takes as long as many ticks.
+    end: runs what makes contexts, and what ends graphs, contexts and engines that nothing uses any more: that takes as
+    long as many ticks.
     """
 
     device: Device

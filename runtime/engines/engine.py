@@ -32,6 +32,9 @@ class Execution(Protocol):
     def launch(self, stream: Stream) -> None:
         """Put one execute on the stream. Raises EngineError."""
 
+    def make(self) -> None:
+        """Make what warm_up would have to make first, in any thread, while launches go on. Raises EngineError."""
+
     def warm_up(self, stream: Stream) -> None:
         """Put one execute on the stream with resources that this execution does not share with others.
 

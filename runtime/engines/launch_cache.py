@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from runtime.devices.device import Device, Event, Replay, Stream
 from runtime.engines.context import End, end_now
 from runtime.engines.engine import Execution
 from runtime.errors import CaptureError, OutOfMemoryError, TickError
-from runtime.failures import UnitOfWork
+from runtime.failures import UnitOfWork, failure_of
 
 logger = logging.getLogger(__name__)
 
 # A tick's own launches, one per length, are never retired before they have run.
 LEAST_KEPT = 8
+TIMES_WEIGHT = 0.1  # of the newest time in the mean one
 
 Call = Callable[[Stream], None]
 
@@ -40,7 +44,7 @@ class Launch:
 
     key: everything that a captured graph bakes in. `writes` names the double-buffered states whose other side it
     writes. before, decoder, after: what the next run calls, decoder in between two events; of a captured graph, all of
-    it is there.
+    it is there. plain_runs: how often it has run plainly. making: what its warm-up needs, beside the ticks.
     """
 
     key: Any
@@ -49,6 +53,8 @@ class Launch:
     step: Execution
     writes: tuple[str, ...] = ()
     replay: Replay | None = None
+    plain_runs: int = 0
+    making: Future[None] | None = None
     state: LaunchState = LaunchState.NEW
     is_retired: bool = False
     before: tuple[Call, ...] = ()
@@ -72,6 +78,11 @@ class Launch:
     def holds_resources(self) -> bool:
         """Whether its executions have resources that no others have."""
         return self.state in (LaunchState.WARM, LaunchState.CAPTURED)
+
+    def make(self) -> None:
+        """Make what a warm-up needs, in any thread. Raises EngineError."""
+        for execution in self.executions:
+            execution.make()
 
     def set_plain(self) -> None:
         """Launch each execution."""
@@ -115,9 +126,35 @@ class Launch:
             execution.launch(stream)
 
     def _release(self) -> None:
-        if self.holds_resources:
+        if self.holds_resources or self.making is not None:
             for execution in self.executions:
                 execution.release()
+
+
+@dataclass(slots=True)
+class HostTimes:
+    """Seconds that the tick thread spends on runs and on captures, as running means: what a graph costs and saves."""
+
+    plain_s: float = 0.0
+    warm_up_s: float = 0.0
+    capture_s: float = 0.0
+    replay_s: float = 0.0
+
+    def note(self, name: str, seconds: float) -> None:
+        """One more of a kind."""
+        mean_s = getattr(self, name)
+        setattr(self, name, seconds if mean_s == 0.0 else mean_s + TIMES_WEIGHT * (seconds - mean_s))
+
+    def runs_before_capture(self) -> float:
+        """How often a launch runs plainly before it is captured: as often as would have paid for its graph.
+
+        Whatever comes then, it costs at most twice what it would have cost to know it before. 1 where nothing has been
+        measured; infinite where a graph saves nothing.
+        """
+        if not (self.plain_s and self.replay_s and self.capture_s):
+            return 1
+        saved_s, creation_s = self.plain_s - self.replay_s, self.warm_up_s + self.capture_s
+        return math.ceil(creation_s / saved_s) if saved_s > 0.0 else math.inf
 
 
 @dataclass(slots=True)
@@ -152,7 +189,8 @@ class LaunchCache:
     done.
 
     With `captures`, a launch runs plainly the first time, with resources of its own the second time, and from the third
-    time on as a captured graph; plainly too as long as its executions are not prepared. Where its warm-up or its
+    time on as a captured graph; plainly too as long as its executions are not prepared. After `bound_captures` only one
+    that has come back as often as pays for its graph, and what it needs is made by `end`. Where its warm-up or its
     capture fails it runs plainly; where that is for want of memory, no more launches are kept than there was memory
     for.
     """
@@ -163,6 +201,9 @@ class LaunchCache:
     captures: bool
     end: End = end_now
     counts: LaunchCounts = field(default_factory=LaunchCounts)
+    times: HostTimes = field(default_factory=HostTimes)
+    runs_before_capture: float = 1
+    _is_bounded: bool = False
     _launches: OrderedDict[Any, Launch] = field(default_factory=OrderedDict)
     _retired: deque[tuple[Launch, Event]] = field(default_factory=deque)
 
@@ -196,12 +237,23 @@ class LaunchCache:
         """Choose how the launch runs now: plainly, as a warm-up, or as a captured graph."""
         if launch.state is LaunchState.NEW:
             launch.state = LaunchState.PLAIN
-        elif self.captures and launch.state in (LaunchState.PLAIN, LaunchState.WARM):
+        elif self._may_advance(launch):
             self._advance(launch)
         if launch.state is not LaunchState.CAPTURED:
             self.counts.plain += 1
+            launch.plain_runs += 1
         else:
             self.counts.replayed += 1
+
+    def note(self, launch: Launch, seconds: float) -> None:
+        """What the tick thread spent on a run."""
+        names = {LaunchState.PLAIN: "plain_s", LaunchState.WARM: "warm_up_s", LaunchState.CAPTURED: "replay_s"}
+        if launch.state in names and self.counts.plain > 1:  # what runs first is loaded
+            self.times.note(names[launch.state], seconds)
+
+    def bound_captures(self) -> None:
+        """From now on capture what pays for it, by the times so far, and make what that needs beside the ticks."""
+        self.runs_before_capture, self._is_bounded = self.times.runs_before_capture(), True
 
     def drop(self, is_stale: Callable[[Any], bool]) -> None:
         """Remove every launch whose key is stale; each is closed once its last run is done."""
@@ -213,6 +265,24 @@ class LaunchCache:
         self.drop(lambda key: True)
         while self._retired:
             self._retired.popleft()[0].close()
+
+    def _may_advance(self, launch: Launch) -> bool:
+        """Whether it is on its way to a graph, has come back often enough, and has what it needs."""
+        is_on_its_way = self.captures and launch.state in (LaunchState.PLAIN, LaunchState.WARM)
+        return is_on_its_way and launch.plain_runs >= self.runs_before_capture and self._is_made(launch)
+
+    def _is_made(self, launch: Launch) -> bool:
+        """Whether a warm-up would find what it needs; begins to make it, beside the ticks, where they have clients."""
+        if not self._is_bounded or launch.state is not LaunchState.PLAIN:
+            return True
+        if launch.making is None:
+            launch.making = self.end(launch.make)
+        if launch.making is None or not launch.making.done():
+            return launch.making is None
+        if (error := launch.making.exception()) is not None:
+            self._failed(launch, failure_of(error, "the making of a captured graph"))
+            return False
+        return True
 
     def _advance(self, launch: Launch) -> None:
         """Warm up, then capture. All executions are asked, so that each begins what it lacks."""
@@ -230,6 +300,7 @@ class LaunchCache:
                 execution.launch(self.stream)
 
         launch.set_plain()
+        started_s = perf_counter()
         try:
             replay = self.device.capture(self.stream, launch_all)
         except CaptureError as error:
@@ -237,6 +308,7 @@ class LaunchCache:
         else:
             if replay is not None:
                 self.counts.captured += 1
+                self.times.note("capture_s", perf_counter() - started_s)
                 launch.set_replay(replay)
 
     def _failed(self, launch: Launch, error: TickError) -> None:

@@ -259,6 +259,9 @@ class OnnxRuntimeExecution:
         """Execute; blocks until it is done. Raises EngineError, OutOfMemoryError."""
         self._run()
 
+    def make(self) -> None:
+        """Does nothing: warm_up makes nothing."""
+
     def warm_up(self, stream: Stream) -> None:
         """Execute; nothing else needs to be prepared. Raises EngineError."""
         self.launch(stream)

@@ -73,6 +73,9 @@ class PartsExecution:
             self._parts = ()
             self._refused(failed)
 
+    def make(self) -> None:
+        """Does nothing: warm_up makes nothing."""
+
     def warm_up(self, stream: Stream) -> None:
         """Execute; nothing else needs to be prepared. Raises EngineError."""
         self.launch(stream)

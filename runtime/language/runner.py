@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -155,22 +156,26 @@ class LanguageRunner:
         self._recorder.begin("upload")
         joining = [live.slot for live in self._live.values() if chunk is not None and chunk.row in live.rows]
         ready = [live.slot for live in self._going() if live.is_ready]
-        prepared: list[tuple[Sequence[Slot], list[Call]]] = []
+        prepared: list[tuple[Sequence[Slot], list[Call], Launch | None]] = []
         with failed.of(joining):
             if chunk is not None:
-                prepared.append((joining, [call for one in self._prepare_chunk(chunk) for call in one.calls]))
+                prepared.append((joining, [call for one in self._prepare_chunk(chunk) for call in one.calls], None))
         with failed.of(ready):
             if step is not None:
-                prepared.append((ready, [*self._prepare_step(step).calls, self._step_buffers(step).download]))
+                launch = self._prepare_step(step)
+                prepared.append((ready, [*launch.calls, self._step_buffers(step).download], launch))
         with failed.of(part.slots):
             self._vectors.has_changed = True
             self._vectors.flush(stream)
         self._recorder.begin("launch")
         begin = stream.record()
-        for slots, calls in prepared:
+        for slots, calls, own in prepared:
             with failed.of(slots):
+                started_s = perf_counter()
                 for call in calls:
                     call(stream)
+                if own is not None:
+                    self._launches.note(own, perf_counter() - started_s)
         if failed:
             self._forget_launches()
         self._pending = LanguageLaunch(self.collect, part, failed, begin, stream.record(), self._bad)
@@ -231,6 +236,10 @@ class LanguageRunner:
             execution.launch(self._stream)
         # Until all that was launched has run.
         self._stream.record().wait()
+
+    def bound_captures(self) -> None:
+        """Capture what pays for it from now on."""
+        self._launches.bound_captures()
 
     def use(self, engines: EngineSet) -> None:
         """Run on other engines of the same tensors from the next tick on."""

@@ -26,6 +26,7 @@ from runtime.threads import Process, ServingThread
 from runtime.tick.record import LoopStats, TickRecord
 from runtime.tick.registry import Listener, Registry, Request
 from runtime.tick.shared import (
+    BoundCaptures,
     Cancel,
     LoopState,
     Rehearse,
@@ -220,6 +221,13 @@ class TickLoop:
         """
         return self._ask(Rehearse(Future()))
 
+    def bound_captures(self) -> Future[None]:
+        """After the common ticks: from now on capture only what comes back as often as pays for its graph.
+
+        What that costs and saves was measured while they were captured; what a graph needs is made beside the ticks.
+        """
+        return self._ask(BoundCaptures(Future()))
+
     def drain(self, timeout_s: float) -> bool:
         """Take no new work and let what is in the loop finish; False when the time ran out first."""
         self._shared.draining.set()
@@ -229,7 +237,7 @@ class TickLoop:
             self._shared.ended.wait(0.01)
         return len(self._shared.registry) == 0
 
-    def _ask(self, message: Swap | Rehearse) -> Future[None]:
+    def _ask(self, message: Swap | Rehearse | BoundCaptures) -> Future[None]:
         self._process.check()
         if self._shared.ended.is_set():
             message.reply.set_exception(EngineError("the tick loop has ended"))

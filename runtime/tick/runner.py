@@ -94,6 +94,9 @@ class Runner(Protocol[P]):
     def snapshot(self, slot: Slot) -> Any:
         """Copies of what a slot is continued from. Waits for the device."""
 
+    def bound_captures(self) -> None:
+        """From now on capture only what comes back as often as pays for its graph, by what was measured so far."""
+
     def use(self, engines: EngineSet) -> None:
         """Run on other engines of the same tensors from the next tick on."""
 

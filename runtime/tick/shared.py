@@ -65,11 +65,18 @@ class Rehearse:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundCaptures:
+    """Capture only what pays for it from now on."""
+
+    reply: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Leave run(); generations in flight end as drained."""
 
 
-Message = Submit | Update | Cancel | Snapshot | Swap | Rehearse | Stop
+Message = Submit | Update | Cancel | Snapshot | Swap | Rehearse | BoundCaptures | Stop
 
 
 class LoopInbox:
@@ -126,7 +133,7 @@ class LoopState:
         for message in (*unanswered, *self.inbox.drain()):
             if isinstance(message, Snapshot):
                 message.reply.set_exception(DrainingError("the loop has stopped"))
-            elif isinstance(message, Swap | Rehearse):
+            elif isinstance(message, Swap | Rehearse | BoundCaptures):
                 message.reply.set_exception(EngineError("the tick loop has ended"))
         for request_id in self.registry.ids():
             self.registry.leave(Failed(request_id, error), "engine_error" if self.fatal else "drained")

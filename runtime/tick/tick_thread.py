@@ -32,7 +32,18 @@ from runtime.tick.events import Cancelled, Event, Failed, Finished, Progress, St
 from runtime.tick.in_flight import InFlight
 from runtime.tick.record import TickRecord
 from runtime.tick.runner import Launched, Runner
-from runtime.tick.shared import Cancel, LoopState, Message, Rehearse, Snapshot, Stop, Submit, Swap, Update
+from runtime.tick.shared import (
+    BoundCaptures,
+    Cancel,
+    LoopState,
+    Message,
+    Rehearse,
+    Snapshot,
+    Stop,
+    Submit,
+    Swap,
+    Update,
+)
 
 Plan = list[tuple[Runner[Any], Any]]
 
@@ -55,7 +66,7 @@ class TickThread:
         self.scheduler = Scheduler(context.runtime.depth, own, shares_ticks=context.device.kind != "cpu")
         self._in_flight: deque[InFlight] = deque()
         self._snapshots: deque[Snapshot] = deque()
-        self._swaps: deque[Swap | Rehearse] = deque()
+        self._swaps: deque[Swap | Rehearse | BoundCaptures] = deque()
         self._updated: list[str] = []
         self._frozen: list[str] = []
         self._resumed: list[str] = []
@@ -277,7 +288,7 @@ class TickThread:
                 self._remove(request_id, Cancelled(request_id), "cancelled")
             case Snapshot():
                 self._snapshots.append(message)
-            case Swap() | Rehearse():
+            case Swap() | Rehearse() | BoundCaptures():
                 self._swaps.append(message)
             case Stop():
                 self._stopped = True
@@ -333,7 +344,8 @@ class TickThread:
             if isinstance(message, Swap):
                 self._answer(message.reply, partial(self._swap, message.engines))
             else:
-                self._answer(message.reply, self._rehearse)
+                work = self._rehearse if isinstance(message, Rehearse) else self._bound_captures
+                self._answer(message.reply, work)
 
     def _answer(self, reply: Future[Any], work: Callable[[], Any]) -> None:
         """Carry out what was asked for; its error is that of the answer alone, unless no tick can run any more."""
@@ -347,6 +359,10 @@ class TickThread:
     def _rehearse(self) -> None:
         if self._language is not None:
             self._language.rehearse()
+
+    def _bound_captures(self) -> None:
+        for runner in self._runners:
+            runner.bound_captures()
 
     def _snapshot(self, request_id: str) -> Any:
         slot = self.scheduler.find(request_id)

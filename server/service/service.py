@@ -272,6 +272,7 @@ class Service:
             pipeline.loop.rehearse().result(WARM_UP_TIMEOUT_S)
             pipeline.settle_kernels()
         if common:
+            pipeline.loop.bound_captures().result(WARM_UP_TIMEOUT_S)
             logger.info("captured the common ticks in %.1f s", time.monotonic() - started_s)
 
     def _watch_ticks(self, pipeline: Pipeline) -> None:

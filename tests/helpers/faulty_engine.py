@@ -78,6 +78,9 @@ class FaultyExecution:
         self._execution.launch(stream)
         self._write_nan(number, stream)
 
+    def make(self) -> None:
+        self._execution.make()
+
     def warm_up(self, stream: Stream) -> None:
         """As launch, with the wrapped execution's warm_up."""
         number = self._begin()

@@ -30,7 +30,8 @@ def reserve_activation(device: Device, size_bytes: int, stream: int = 0) -> Tens
 
 
 class ContextPool:
-    """One shared context per shape range, and contexts for single executions. Used by the thread of the ticks.
+    """One shared context per shape range, and contexts for single executions. Used by the thread of the ticks; any
+    thread takes and gives back.
 
     stream: on which they execute.
     """
@@ -49,8 +50,10 @@ class ContextPool:
 
     def take(self, index: int) -> Context:
         """A context for one execution alone: an idle one, or a new one. Raises EngineError."""
-        idle = self._idle.get(index)
-        return idle.pop() if idle else self._new_context(index)
+        try:
+            return self._idle[index].pop()
+        except (KeyError, IndexError):
+            return self._new_context(index)
 
     def give_back(self, context: Context) -> None:
         """Return a taken context; graphs that captured it must be closed."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -27,12 +29,18 @@ class Recording:
 
     calls: list[str]
     is_ready: bool = True
+    makes_fail: bool = False
 
     def prepare(self, stream: Stream) -> bool:
         return self.is_ready
 
     def launch(self, stream: Stream) -> None:
         self.calls.append("launch")
+
+    def make(self) -> None:
+        if self.makes_fail:
+            raise OutOfMemoryError("no context")
+        self.calls.append("make")
 
     def warm_up(self, stream: Stream) -> None:
         self.calls.append("warm_up")
@@ -148,6 +156,102 @@ def test_a_launch_whose_executions_are_not_ready_runs_plainly_and_is_not_capture
     decoder.is_ready = True
     assert made.run(key()) == ["capture", "launch", "launch", "replay"]
     assert made.cache.counts.plain == 6
+
+
+@dataclass
+class Jobs:
+    """What is made and ended beside the ticks, once the test says so."""
+
+    waiting: list[tuple[Callable[[], None], Future[None]]] = field(default_factory=list)
+
+    def submit(self, work: Callable[[], None]) -> Future[None]:
+        self.waiting.append((work, Future()))
+        return self.waiting[-1][1]
+
+    def run(self) -> None:
+        for work, future in self.waiting:
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+        self.waiting.clear()
+
+
+def measured(made: Cache, *, plain_s: float = 0.003, creation_s: float = 0.01, replay_s: float = 0.001) -> None:
+    """One key that is captured, and took these times."""
+    for seconds in (1.0, creation_s, replay_s):  # what runs first is loaded
+        made.run(key(9))
+        made.cache.note(made.get(key(9)), seconds)
+    made.run(key(8))
+    made.cache.note(made.get(key(8)), plain_s)
+    made.cache.times.capture_s = 0.001
+
+
+@pytest.mark.parametrize(
+    ("times", "runs"),
+    [
+        ({}, 6),
+        ({"plain_s": 0.001}, math.inf),
+        ({"creation_s": 0.2}, 101),
+        ({"replay_s": 0.0029, "creation_s": 0.0}, 10),
+    ],
+)
+def test_a_key_is_captured_once_it_has_come_back_as_often_as_pays_for_its_graph(
+    times: dict[str, float], runs: float
+) -> None:
+    made, jobs = Cache(limit=200), Jobs()
+    made.cache.end = jobs.submit
+    measured(made, **times)
+    made.cache.bound_captures()
+    assert made.cache.runs_before_capture == runs
+    for _ in range(min(int(runs) if runs < math.inf else 300, 300)):
+        assert "warm_up" not in made.run(key())
+    assert jobs.waiting == []
+    assert made.run(key()) == ["launch", "launch"], "what it needs is made beside the ticks"
+    if runs == math.inf:
+        assert jobs.waiting == []
+        return
+    assert made.run(key()) == ["launch", "launch"]
+    assert len(jobs.waiting) == 1
+    made.calls.clear()
+    jobs.run()
+    assert made.calls == ["make", "make"]
+    assert made.run(key()) == ["warm_up", "warm_up"]
+    assert made.run(key()) == ["capture", "launch", "launch", "replay"]
+
+
+def test_a_key_that_does_not_come_back_costs_nothing() -> None:
+    made, jobs = Cache(limit=400), Jobs()
+    made.cache.end = jobs.submit
+    measured(made, creation_s=0.2)
+    made.cache.bound_captures()
+    for number in range(50):
+        for _ in range(4):  # of a generation of 8 steps, on one of two sides
+            assert not {"make", "warm_up", "capture"} & set(made.run(key(generation=number + 1)))
+    assert (jobs.waiting, made.cache.counts.captured) == ([], 1)
+
+
+def test_what_cannot_be_made_runs_plainly_for_good_and_bounds_the_launches() -> None:
+    made, jobs = Cache(limit=200), Jobs()
+    made.cache.end = jobs.submit
+    measured(made)
+    made.cache.bound_captures()
+    made.run(key())
+    (decoder,) = made.get(key()).decoders
+    assert isinstance(decoder, Recording)
+    decoder.makes_fail = True
+    for _ in range(7):
+        made.run(key())
+    jobs.run()
+    assert made.run(key()) == ["release", "release", "launch", "launch"]
+    assert [made.run(key()) for _ in range(3)] == [["launch", "launch"]] * 3
+    assert (made.cache.counts.failed, made.cache.limit) == (1, 8)
+
+
+def test_before_the_bound_nothing_depends_on_times() -> None:
+    made = Cache()
+    measured(made, creation_s=100.0)
+    assert [made.run(key())[-1] for _ in range(3)] == ["launch", "warm_up", "replay"]
 
 
 def test_without_capture_it_is_bound_once_and_launched_plainly() -> None:

@@ -82,6 +82,9 @@ class Meeting:
         if self._error is not None:
             raise self._error
 
+    def make(self) -> None:
+        """Does nothing: warm_up makes nothing."""
+
     warm_up = launch
 
     def release(self) -> None:

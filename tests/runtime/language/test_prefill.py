@@ -41,6 +41,9 @@ class Binding:
     def launch(self, stream: Stream) -> None:
         raise AssertionError("nothing runs here")
 
+    def make(self) -> None:
+        """Does nothing: warm_up makes nothing."""
+
     def warm_up(self, stream: Stream) -> None:
         raise AssertionError("nothing is captured here")
 

@@ -288,6 +288,38 @@ def test_no_tick_waits_for_the_end_of_engines_that_were_replaced(loops: Loops, m
     assert any(thread.startswith("ends") for thread in ended)
 
 
+def test_once_clients_are_served_no_tick_makes_contexts_and_only_keys_that_come_back_get_them(
+    loops: Loops, machine: Machine
+) -> None:
+    loop, inbox = loops(), Inbox()
+    launches = loop._ticks._denoise._launches
+    run_all(loop, make("a", steps=12))
+    times = launches.times
+    measured = (times.plain_s, times.warm_up_s, times.capture_s, times.replay_s)
+    assert min(measured) > 0.0, "what a graph costs and saves was measured"
+    reply = loop.bound_captures()
+    loop.tick()
+    reply.result(0)
+    launches.runs_before_capture = 4
+
+    def spent_ms() -> int:
+        return machine.spent_ms["context", threading.current_thread().name]
+
+    captured = launches.counts.captured
+    alone = run_all(loops(), make("b", steps=20, **GUIDED)).latents("b")
+    before = spent_ms()
+    run_all(loop, make("short", steps=6, **GUIDED))
+    loop._ticks._ending.submit(int).result(60)
+    assert (spent_ms(), launches.counts.captured) == (before, captured), "three runs of either side do not pay"
+    loop.submit(make("b", steps=20, **GUIDED), inbox)
+    while loop.tick() is not None:
+        loop._ticks._ending.submit(int).result(60)  # until what was begun is made
+    assert spent_ms() == before
+    assert any(thread.startswith("ends") for (what, thread), _ in machine.spent_ms.items() if what == "context")
+    assert launches.counts.captured == captured + 2, "both sides of its states"
+    np.testing.assert_array_equal(inbox.latents("b"), alone)
+
+
 def test_engines_that_arrive_while_a_tick_runs_are_taken_after_it(loops: Loops, machine: Machine) -> None:
     loop, inbox = loops(), Inbox()
     alone = run_all(loops(), make("a", steps=12, **GUIDED)).latents("a")

@@ -141,6 +141,9 @@ class RtxExecution(TensorRtExecution):
         self._has_launched = True
         (context or self._pool.shared(self._settings.range_index)).launch(self._settings, stream)
 
+    def make(self) -> None:
+        """Does nothing: `prepare` begins in a thread of its own what warm_up waits for."""
+
     def warm_up(self, stream: Stream) -> None:
         """Put one execute on the stream, on a context of this execution alone; waits for its kernels.
 
