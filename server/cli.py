@@ -14,8 +14,8 @@ from runtime.config.bundle import Bundle
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
 from runtime.errors import TickError
-from runtime.pipeline.building import open_built_pipeline
-from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.pipeline.building import open_built_pipeline, open_tried_pipeline
+from runtime.pipeline.pipeline import Pipeline
 from runtime.task_progress import OPENING, waiting
 from runtime.terminal import log_to_stderr, print_line
 from server.app import create_app
@@ -66,7 +66,7 @@ def run(
 
     def open_and_start() -> Pipeline:
         with waiting(OPENING):
-            pipeline = built or open_pipeline(deployment, target=target)
+            pipeline = built or open_tried_pipeline(deployment, target=target)
             pipeline.start()
         return pipeline
 

@@ -39,6 +39,7 @@ from runtime.engines.manifest import (
     write_manifest,
     write_measurement,
 )
+from runtime.engines.tensorrt.trials import Trial, crashed_levels, keep_trial, trial_of
 from runtime.errors import TickError
 from runtime.sessions.storage.sqlite_store import open_sqlite_store
 from server.sources.folder import SourceFolder
@@ -118,10 +119,17 @@ ENGINE_MODULES = ("engine_build.compile.engine_folder", "runtime.engines.manifes
 DATA = b"weights"
 
 
+CARD = {"gpu": "it"}
+
+
+def crash_of(manifest: Manifest) -> Trial:
+    return trial_of(manifest, CARD, "signal SIGSEGV")
+
+
 def engine_manifest(engine: bytes) -> Manifest:
     return Manifest(
-        name="decoder", target="cpu", tool_versions={}, device={}, graph_sha256="", build={},
-        engine_file="decoder.onnx", engine_sha256=hashlib.sha256(engine).hexdigest(),
+        name="decoder", target="cpu", tool_versions={}, device={}, graph_sha256="",
+        build={"optimization_level": 3}, engine_file="decoder.onnx", engine_sha256=hashlib.sha256(engine).hexdigest(),
         data_files={"d.data": hashlib.sha256(DATA).hexdigest()},
         size_bytes=len(engine + DATA), inputs=(), outputs=(), error={}, build_s=0.0,
     )  # fmt: skip
@@ -141,6 +149,7 @@ def fill_engines(folder: Path) -> None:
     manifest = write_engine(engines, b"old")
     measurement = EngineMeasurement(engine_sha256=manifest.engine_sha256, error={"max_rel": 0.0}, measured_on="it")
     write_measurement(engines, "decoder", measurement)
+    keep_trial(engines, "decoder", crash_of(manifest))
 
 
 def use_engines(folder: Path) -> None:
@@ -155,6 +164,9 @@ def use_engines(folder: Path) -> None:
                 assert decision.action == "reuse", decision.reason
         with suppress(TickError):
             assert read_measurement(engines, built) is not None
+        with suppress(TickError):
+            assert crashed_levels(built, engines, CARD) == {3}
+        keep_trial(engines, "decoder", trial_of(built, CARD))
         with partial_folder(engines, "decoder") as partial:
             publish_engine(partial, engines, write_engine(partial, b"new"))
         decided: Any = [SimpleNamespace(spec=spec)]
@@ -167,6 +179,7 @@ def check_engines(folder: Path) -> None:
     assert [path.suffix for path in (folder / "cpu").iterdir() if path.is_dir()] == []
     manifest = read_manifest(manifest_path(folder / "cpu", "decoder"))
     verify_file(manifest, folder / "cpu")
+    assert crashed_levels(manifest, folder / "cpu", CARD) == {3}, "else the server would end where it did before"
     if manifest.engine_sha256 == engine_manifest(b"old").engine_sha256:
         assert read_measurement(folder / "cpu", manifest) is not None
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine_build.compile.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
 from engine_build.compile.environment import BuildEnvironment, build_environment
 from engine_build.compile.merged_adapters import with_merged_adapters
-from engine_build.compile.rebuild_check import NOISY, RebuildDecision, check_graphs, check_rebuilds, made_quiet
+from engine_build.compile.rebuild_check import NOISY, RebuildDecision, check_graphs, check_rebuilds, lowered, made_quiet
 from engine_build.compile.rows_check import check_rows
 from engine_build.compile.stems_check import check_stems
 from engine_build.compile.targets import COMPILERS, BuildTask, Facts, engine_error, measured
-from engine_build.compile.worker import BuildLog, Worker
+from engine_build.compile.worker import BuildLog, CrashError, Worker
 from engine_build.config import (
     EIGHT_BITS,
     EIGHT_BITS_BASE,
@@ -38,6 +38,7 @@ from runtime.config.deployment import Deployment, build_command
 from runtime.config.targets import Target
 from runtime.engines.manifest import (
     EngineMeasurement,
+    Identity,
     Manifest,
     file_sha256,
     manifest_path,
@@ -45,7 +46,7 @@ from runtime.engines.manifest import (
     write_manifest,
     write_measurement,
 )
-from runtime.errors import BuildError
+from runtime.errors import BuildError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from engine_build.precision.quantization import Quantization
@@ -281,6 +282,50 @@ def _manifest(task: BuildTask, facts: Facts) -> Manifest:
     )
 
 
+def _build_and_try(
+    decision: RebuildDecision,
+    request: BuildRequest,
+    folder: Path,
+    environment: BuildEnvironment,
+    worker: Worker,
+    log: BuildLog,
+) -> Manifest:
+    """Build an engine; a plan that ends its process is built once more, at a lower optimization level.
+
+    Both is kept beside the engine, for this card. Raises BuildError.
+    """
+    try:
+        manifest = build_engine(decision, request, folder, environment, log, worker)
+    except CrashError as crash:
+        lower = lowered(decision.wanted) if environment.card else None
+        _keep_trial(decision.wanted, folder, environment, crash.what)
+        if lower is None:
+            raise BuildError(f"engine {decision.spec.name!r}: {crash.what}", fix=crash.fix) from crash
+        levels = [wanted.build["optimization_level"] for wanted in (decision.wanted, lower)]
+        log.add(
+            "WARNING", f"{decision.spec.name} at optimization level {levels[0]}: {crash.what}; built at {levels[1]}"
+        )
+        try:
+            manifest = build_engine(replace(decision, wanted=lower), request, folder, environment, log, worker)
+        except CrashError as again:
+            _keep_trial(lower, folder, environment, again.what)
+            raise BuildError(
+                f"engine {decision.spec.name!r}: {again.what}, also at optimization level {levels[1]}", fix=again.fix
+            ) from again
+    if not environment.cannot_run:
+        _keep_trial(manifest, folder, environment)
+    return manifest
+
+
+def _keep_trial(engine: Identity, folder: Path, environment: BuildEnvironment, crash: str = "") -> None:
+    if not environment.card:
+        return
+    from runtime.engines.tensorrt.trials import keep_trial, trial_of
+
+    with contextlib.suppress(OSError, StoreUnavailableError):  # a server tries it itself
+        keep_trial(folder, engine.name, trial_of(engine, environment.card, crash))
+
+
 def _build_or_reuse(
     decision: RebuildDecision,
     request: BuildRequest,
@@ -294,12 +339,13 @@ def _build_or_reuse(
             report.reused(decision)
         if not environment.cannot_run and not _is_measured(decision.last, folder):
             measurement = measure_built(decision, decision.last, request, folder, environment, worker)
+            _keep_trial(decision.last, folder, environment)
             if report is not None:
                 report.measured(decision, measurement.error)
         return decision.last
     log = BuildLog()
     with report.building(decision) if report is not None else contextlib.nullcontext():
-        manifest = build_engine(decision, request, folder, environment, log, worker)
+        manifest = _build_and_try(decision, request, folder, environment, worker, log)
     if report is not None:
         report.built(decision, manifest)
         for line in log.summary():

@@ -13,6 +13,7 @@ import filelock
 
 from engine_build.compile.rebuild_check import RebuildDecision, unwanted_manifests
 from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, measurement_path, publish, read_manifest
+from runtime.engines.tensorrt.trials import trials_path
 from runtime.errors import BuildError, EngineError
 from runtime.folders import own_entries
 from runtime.stored_files import unavailable_now
@@ -125,5 +126,6 @@ def remove_unwanted(folder: Path, decisions: list[RebuildDecision]) -> Iterator[
                 (folder / Path(file).name).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         name = path.name.removesuffix(MANIFEST_SUFFIX)
-        measurement_path(folder, name).unlink(missing_ok=True)
+        for path in (measurement_path(folder, name), trials_path(folder, name)):
+            path.unlink(missing_ok=True)
         yield name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine_build.config import RTX_CAPABILITIES, BuildConfig
 from engine_build.graphs.reference_session import onnxruntime
-from runtime.config.targets import Target
-from runtime.devices.machine import CPU_INFO, cpu_flags, gpu_machine, machine
+from runtime.config.targets import PLAN_TARGETS, Target
+from runtime.devices.machine import CPU_INFO, cpu_flags, driver_release, gpu_machine, machine
 from runtime.engines.loading import tool_versions
 from runtime.engines.onnxruntime_cuda import need_provider
 from runtime.errors import BuildError, TickError
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 # Of x86 (VNNI, AMX) and ARM. Without them ONNX Runtime sums pairs of products in 16 bits, which overflow.
 INT8_FLAGS = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp"})
 FP8_CAPABILITY = (8, 9)
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # The fields of the device that must be equal for a plan to run, by hardware_compatibility.
 VALID_ON = {
     "none": ("arch", "gpu", "compute_capability"),
@@ -37,7 +35,7 @@ OTHERWISE = "build on the machine that will serve, or with --target cpu"
 class BuildEnvironment:
     """The machine's part of an engine's identity. `facts` go into manifests; `missing`: why it cannot build.
 
-    `cannot_run`: why the engines that it builds do not run on it.
+    `cannot_run`: why the engines that it builds do not run on it. `card`: that of trials; empty without plans or GPU.
     """
 
     tool_versions: dict[str, str] = field(default_factory=dict)
@@ -46,6 +44,7 @@ class BuildEnvironment:
     facts: dict[str, Any] = field(default_factory=dict)
     missing: TickError | None = None
     cannot_run: str = ""
+    card: dict[str, str] = field(default_factory=dict)
 
 
 def build_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
@@ -148,15 +147,6 @@ def _all_missing(*needs: Callable[[], object]) -> BuildError | None:
     return BuildError("; ".join(found.what for found in errors), fix="; ".join([*fixes, OTHERWISE]))
 
 
-def driver_release(file: Path = DRIVER_FILE) -> str:
-    """The release of the NVIDIA driver ("580.82.07"); "" where it cannot be read."""
-    try:
-        found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", file.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return ""
-    return found[0] if found else ""
-
-
 def other_card(capabilities: Sequence[str], compute_capability: str) -> str:
     """Why an engine of tensorrt-rtx for these cards (none: all) does not run on a GPU ("8.9"); "" where it does."""
     card, wanted = f"SM{compute_capability.replace('.', '')}", capabilities or RTX_CAPABILITIES
@@ -172,7 +162,9 @@ def _anywhere(options: BuildConfig) -> BuildEnvironment:
     except BuildError as error:
         return BuildEnvironment(versions, {}, built_on, cannot_run=error.what)
     cannot_run = other_card(options.capabilities, gpu.compute_capability)
-    return BuildEnvironment(versions, {}, built_on, _facts(gpu), cannot_run=cannot_run)
+    return BuildEnvironment(
+        versions, {}, built_on, _facts(gpu), cannot_run=cannot_run, card=_card(target="tensorrt-rtx")
+    )
 
 
 def _facts(gpu: Gpu) -> dict[str, Any]:
@@ -200,4 +192,11 @@ def _on_gpu(target: Target, options: BuildConfig) -> BuildEnvironment:
             fix='precision = "int8" or "bf16" in [build]',
         )
     kept = VALID_ON[options.hardware_compatibility] if target == "tensorrt" else ("arch",)
-    return BuildEnvironment(versions, {name: device[name] for name in kept}, gpu.name, _facts(gpu))
+    kept_device = {name: device[name] for name in kept}
+    return BuildEnvironment(versions, kept_device, gpu.name, _facts(gpu), card=_card(target))
+
+
+def _card(target: Target) -> dict[str, str]:
+    from runtime.engines.tensorrt.trials import card_here
+
+    return card_here(target) if target in PLAN_TARGETS else {}

@@ -95,10 +95,36 @@ def check_rebuilds(
     merged = _merged(request.deployment, target)
     environment = environment or build_environment(target, options)
     found = [
-        _check_engine(spec, identity(spec, target, options, environment, merged), folder, force, environment)
+        _check_engine(
+            spec,
+            _lowered(identity(spec, target, options, environment, merged), folder, environment),
+            folder,
+            force,
+            environment,
+        )
         for spec in engine_specs(request)
     ]
     return [_kept_quiet(decision, request, options) for decision in found]
+
+
+def _lowered(wanted: Identity, folder: Path, environment: BuildEnvironment) -> Identity:
+    """A plan at the highest optimization level, up to the wanted one, at which it did not crash on this card."""
+    if not environment.card:
+        return wanted
+    from runtime.engines.tensorrt.trials import crashed_levels
+
+    crashed = crashed_levels(wanted, folder, environment.card)
+    while wanted.build["optimization_level"] in crashed and (lower := lowered(wanted)) is not None:
+        wanted = lower
+    return wanted
+
+
+def lowered(wanted: Identity) -> Identity | None:
+    """A plan at a lower optimization level: 1, then 0; None where there is none."""
+    level = wanted.build["optimization_level"]
+    if not level:
+        return None
+    return wanted.model_copy(update={"build": {**wanted.build, "optimization_level": 1 if level > 1 else 0}})
 
 
 def _kept_quiet(decision: RebuildDecision, request: BuildRequest, options: BuildConfig) -> RebuildDecision:

@@ -29,6 +29,9 @@ from runtime.errors import BuildError
 # Running a large graph on the CPU for comparison takes minutes: only one shape of each length is compared.
 LARGE_GRAPH_SAMPLES = 2
 
+# Of all executes by which an engine is measured; with kernels that are compiled meanwhile.
+EXECUTE_LIMIT_S = 900.0
+
 Facts = dict[str, Any]
 
 
@@ -202,7 +205,7 @@ def _measure_tensorrt(task: BuildTask) -> tuple[dict[str, float], Facts]:
         spec.padded,
         task.tolerance,
     )
-    outputs, memory_bytes = task.worker.run(run_engine, request, task.log)
+    outputs, memory_bytes = task.worker.run(run_engine, request, task.log, EXECUTE_LIMIT_S)
     error = verify_outputs(spec, graph_session(spec.graph, task.options), outputs, task.tolerance)
     tried = len(spec.samples) + len(sizes)
     return error, {"memory_bytes": memory_bytes, "tried_shapes": tried, "compared_shapes": compared}

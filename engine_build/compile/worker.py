@@ -9,6 +9,7 @@ another one, once.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -42,6 +43,10 @@ SKIPPED_TACTIC = "skipping tactic"
 
 OnLog = Callable[[str, str], None]
 Task = Callable[[Any, threading.Event, OnLog], Any]
+
+
+class CrashError(BuildError):
+    """A task ended its process, or did not end."""
 
 
 class BuildLog:
@@ -105,57 +110,64 @@ class Worker:
         finally:
             self._stderr.close()
 
-    def run(self, task: Task, request: Any, log: BuildLog) -> Any:
+    def run(self, task: Task, request: Any, log: BuildLog, limit_s: float = math.inf) -> Any:
         """Run `task(request, cancelled, on_log)`, a function of a module, in the worker; returns its result.
 
         A task whose process hangs is run a second time, with a warning in the log. Raises BuildError: the task's own
-        error, or how the process ended, with the last lines of its log and stderr; also where it hangs again.
+        error, or how the process ended, with the last lines of its log and stderr (CrashError); also where it hangs
+        again, or takes longer than limit_s.
         """
         try:
-            kind, *content = self._answer(task, request, log)
+            kind, *content = self._answer(task, request, log, limit_s)
         except _StalledError as stalled:
             log.add("WARNING", f"{stalled}; it is tried once more")
             try:
-                kind, *content = self._answer(task, request, log)
+                kind, *content = self._answer(task, request, log, limit_s)
             except _StalledError as again:
-                raise BuildError(f"{again}, for the second time", fix=STALL_FIX) from None
+                raise CrashError(f"{again}, for the second time", fix=STALL_FIX) from None
         if kind == "failed":
             what, fix = content
             words = f" ({log.last_lines})" if log.last_lines and log.last_lines not in what else ""
             raise BuildError(f"{what}{words}", fix=fix)
         return content[0]
 
-    def _answer(self, task: Task, request: Any, log: BuildLog) -> Any:
-        """The worker's last message. Raises BuildError where it crashed, _StalledError where it hung."""
+    def _answer(self, task: Task, request: Any, log: BuildLog, limit_s: float) -> Any:
+        """The worker's last message. Raises CrashError where it crashed, _StalledError where it hung."""
         connection = self._connection or self._start()
         assert self._process is not None
-        watchdog = Watchdog(self._process.pid, self._watchdog_s)
+        watchdog, started = Watchdog(self._process.pid, self._watchdog_s), time.monotonic()
         try:
             connection.send((task, request))
             while True:
                 if not connection.poll(min(POLL_S, self._watchdog_s / 10 or POLL_S)):
                     self._check(watchdog, log)
+                    if time.monotonic() - started > limit_s:
+                        self._kill()
+                        raise CrashError(f"the process had not ended its task after {limit_s:g} s", fix=CRASH_FIX)
                 elif (message := connection.recv())[0] != "log":
                     return message
                 else:
                     log.add(*message[1:])
                     watchdog.progress()
         except (EOFError, OSError):
-            raise BuildError(self._crash(log), fix=CRASH_FIX) from None
+            raise CrashError(self._crash(log), fix=CRASH_FIX) from None
 
     def _check(self, watchdog: Watchdog, log: BuildLog) -> None:
         """Kill a process that hangs, with those that it started."""
         if not watchdog.is_stalled():
             return
-        assert self._process is not None
         free_gb = available_bytes() / 1e9
-        _kill_group(self._process.pid)
-        self._end()
+        self._kill()
         last = f"; its last message: {log.last_lines}" if log.last_lines else ""
         raise _StalledError(
             f"the build process made no progress and used no CPU for {self._watchdog_s:g} s, with {free_gb:.1f} GB of "
             f"memory free, and was killed{last}"
         )
+
+    def _kill(self) -> None:
+        assert self._process is not None
+        _kill_group(self._process.pid)
+        self._end()
 
     def _start(self) -> Connection[Any, Any]:
         """In a session of its own: Ctrl-C reaches the parent only. What libraries print goes to the stderr file."""

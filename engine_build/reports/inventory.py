@@ -29,6 +29,7 @@ from runtime.engines.manifest import (
     verify_file,
 )
 from runtime.engines.tensorrt.plan_file import KERNELS_SUFFIX, read_plan_header
+from runtime.engines.tensorrt.trials import trials_path
 from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 from runtime.folders import own_entries
 
@@ -178,7 +179,8 @@ def _built_files(folder: Path) -> Iterator[Path]:
         name = path.name.removesuffix(MANIFEST_SUFFIX)
         try:
             manifest = read_manifest(path)
-            names = [manifest.engine_file, *manifest.data_files, measurement_path(folder, name).name]
+            names = [manifest.engine_file, *manifest.data_files]
+            names += [measurement_path(folder, name).name, trials_path(folder, name).name]
         except EngineError:
             names = [f"{name}{suffix}" for suffix in ENGINE_SUFFIXES]
         yield from (file for item in names if (file := folder / Path(item).name).is_file())

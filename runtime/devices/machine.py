@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 CPU_INFO = Path("/proc/cpuinfo")
 CPU_FOLDER = Path("/sys/devices/system/cpu")
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def machine() -> dict[str, str]:
@@ -45,6 +47,15 @@ def num_physical_cores(cpu_folder: Path = CPU_FOLDER) -> int:
 def gpu_machine(gpu: Gpu) -> dict[str, str]:
     """What a plan depends on: processor architecture, GPU, compute capability."""
     return {"arch": platform.machine(), "gpu": gpu.name, "compute_capability": gpu.compute_capability}
+
+
+def driver_release(file: Path = DRIVER_FILE) -> str:
+    """The release of the NVIDIA driver ("580.82.07"); "" where it cannot be read."""
+    try:
+        found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", file.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return found[0] if found else ""
 
 
 def machine_of(target: Target) -> dict[str, str]:

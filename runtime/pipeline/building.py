@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -11,23 +12,50 @@ from contextlib import suppress
 from pathlib import Path
 
 from runtime.config.deployment import Deployment
-from runtime.config.targets import Target
-from runtime.errors import BuildError, EngineMismatchError, EngineNotBuiltError
+from runtime.config.targets import PLAN_TARGETS, Target
+from runtime.errors import BuildError, EngineError, EngineMismatchError, EngineNotBuiltError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 
 CLEANUP_S = 1.0
 
+logger = logging.getLogger(__name__)
+
+
+def open_tried_pipeline(deployment: Deployment, *, target: Target | None = None, quiet: bool = False) -> Pipeline:
+    """As open_pipeline(), after each plan was executed once on this card, in a process of its own.
+
+    Where a plan ends that process it is built again, at a lower optimization level, once. Raises ConfigError,
+    BuildError, EngineError that names the plan.
+    """
+    chosen = target or deployment.target
+    if chosen in PLAN_TARGETS:
+        from runtime.engines.tensorrt.trials import first_executes
+
+        folder = deployment.engine_folder(chosen)
+        if crashed := first_executes(folder, chosen):
+            for name, how in crashed.items():
+                logger.warning("engine %s ended its process (%s) at its first execute: it is built again", name, how)
+            build_engines(deployment.path, chosen, quiet=quiet)
+            crashed = first_executes(folder, chosen)
+        for name, how in crashed.items():
+            raise EngineError(
+                f"engine {name!r} ended its process ({how}) at its first execute on this card, at every optimization "
+                "level that was tried",
+                fix="another precision for its kind of engine in [build], or another release of the library",
+            )
+    return open_pipeline(deployment, target=target)
+
 
 def open_built_pipeline(deployment: Deployment, *, target: Target | None = None, quiet: bool = False) -> Pipeline:
-    """As open_pipeline(), but engines that are missing or do not fit this machine are built first.
+    """As open_tried_pipeline(), but engines that are missing or do not fit this machine are built first.
 
     The progress of the build goes to standard error, unless it is `quiet`. Raises ConfigError, BuildError, EngineError.
     """
     try:
-        return open_pipeline(deployment, target=target)
+        return open_tried_pipeline(deployment, target=target, quiet=quiet)
     except (EngineNotBuiltError, EngineMismatchError):
         build_engines(deployment.path, target or deployment.target, quiet=quiet)
-        return open_pipeline(deployment, target=target)
+        return open_tried_pipeline(deployment, target=target, quiet=quiet)
 
 
 def build_engines(path: Path, target: Target, *, quiet: bool = False) -> None:

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from runtime.config.deployment import load_deployment
 from runtime.errors import TickError
-from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.pipeline.building import open_tried_pipeline
+from runtime.pipeline.pipeline import Pipeline
 from server.app import create_app
 from server.cluster.autoscaling import Load
 from server.config import load_settings
@@ -37,7 +38,7 @@ class ReplicaServer:
         deployment = load_deployment(config)
 
         def open_and_start() -> Pipeline:
-            pipeline = open_pipeline(deployment)
+            pipeline = open_tried_pipeline(deployment)
             pipeline.start()
             return pipeline
 

@@ -17,8 +17,8 @@ from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
 from runtime.errors import ConfigError, TickError
 from runtime.folders import user_folder
-from runtime.pipeline.building import open_built_pipeline
-from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.pipeline.building import open_built_pipeline, open_tried_pipeline
+from runtime.pipeline.pipeline import Pipeline
 from runtime.terminal import log_to_stderr
 from server.config import load_settings
 from server.process import SWITCH_INTERVAL_S
@@ -46,7 +46,7 @@ def tickrt_mcp(
     need_packages("mcp", extra="mcp")
     from server.mcp.stdio import serve_stdio
 
-    deployment, opener = load_deployment(config), open_pipeline if config.is_file() else open_built_pipeline
+    deployment, opener = load_deployment(config), open_tried_pipeline if config.is_file() else open_built_pipeline
 
     def open_and_start() -> Pipeline:
         pipeline = opener(deployment, target=target)

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,18 @@ from helpers.factories import cache_of, folder_of, with_option
 from onnx import helper
 from simulator.fixture import child_environment
 
-from engine_build.compile.rebuild_check import NOISY, check_rebuilds
+from engine_build.compile.builder import _build_and_try
+from engine_build.compile.engine_folder import locked
+from engine_build.compile.environment import BuildEnvironment, build_environment
+from engine_build.compile.rebuild_check import NOISY, RebuildDecision, check_rebuilds
 from engine_build.compile.tasks import build_plan
 from engine_build.compile.worker import BuildLog, PlanRequest, Worker
 from engine_build.config import TENSORRT_OPTIONS, BuildConfig, load_request
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision import error
 from runtime.config.deployment import load_deployment
-from runtime.engines.manifest import Manifest
+from runtime.engines.manifest import Manifest, manifest_path
+from runtime.engines.tensorrt.trials import first_executes, read_trials
 from runtime.errors import BuildError
 
 Build = Callable[..., Manifest]
@@ -166,3 +171,40 @@ def test_a_codec_whose_noise_would_be_heard_is_in_tf32_unless_its_precision_is_n
     manifest = build_one(path, "codec_decode", log)
     assert (manifest.build["precision"], NOISY in manifest.facts) == ("fp16", False)
     assert any("better remove the codec" in line for line in log.summary())
+
+
+def test_a_plan_that_ends_its_process_is_built_at_a_lower_level_and_that_is_remembered(
+    path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults(monkeypatch, crash_above_level=1)
+    request = load_request(path)
+    environment, folder = build_environment("tensorrt", request.options), folder_of(path)
+
+    def decoder(here: BuildEnvironment = environment) -> RebuildDecision:
+        return check_rebuilds(load_request(path), "tensorrt", environment=here)[0]
+
+    log = BuildLog()
+    with locked(folder), Worker() as worker:
+        assert decoder().wanted.build["optimization_level"] == 3
+        manifest = _build_and_try(decoder(), request, folder, environment, worker, log)
+    assert manifest.build["optimization_level"] == 1
+    assert any("decoder at optimization level 3: the build process ended with signal" in line for line in log.summary())
+    assert [(trial.level, bool(trial.crash)) for trial in read_trials(folder, "decoder")] == [(3, True), (1, False)]
+    assert (decoder().action, decoder().wanted.build["optimization_level"]) == ("reuse", 1)
+    other = decoder(replace(environment, card={**environment.card, "driver": "another"}))
+    assert (other.action, other.wanted.build["optimization_level"]) == ("build", 3)
+    assert first_executes(folder, "tensorrt") == {}, "the build has tried it"
+
+
+def test_a_plan_that_ends_its_process_at_a_lower_level_too_is_named(
+    path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults(monkeypatch, crash_above_level=-1)
+    request = load_request(path)
+    environment, folder = build_environment("tensorrt", request.options), folder_of(path)
+    with locked(folder), Worker() as worker:
+        decoder = check_rebuilds(request, "tensorrt", environment=environment)[0]
+        with pytest.raises(BuildError, match=r"engine 'decoder': .*signal SIGSEGV.*also at optimization level 1"):
+            _build_and_try(decoder, request, folder, environment, worker, BuildLog())
+        assert check_rebuilds(request, "tensorrt", environment=environment)[0].wanted.build["optimization_level"] == 0
+    assert not manifest_path(folder, "decoder").exists()

@@ -11,9 +11,10 @@ from helpers.backends import FEW_VARIANTS
 from helpers.factories import tiny_deployment
 
 from runtime.config.deployment import load_deployment
-from runtime.errors import BuildError, EngineNotBuiltError
+from runtime.engines.tensorrt import trials
+from runtime.errors import BuildError, EngineError, EngineNotBuiltError
 from runtime.pipeline import building
-from runtime.pipeline.building import build_engines, open_built_pipeline
+from runtime.pipeline.building import build_engines, open_built_pipeline, open_tried_pipeline
 
 
 @pytest.mark.parametrize(("target", "built"), [(None, "cpu"), ("cuda", "cuda")])
@@ -33,6 +34,24 @@ def test_what_is_missing_is_built_for_the_target_that_is_opened(
     monkeypatch.setattr(building, "build_engines", lambda *what, quiet: calls.append((*what, quiet)))
     assert open_built_pipeline(deployment, target=target, quiet=True) is deployment
     assert calls == [target, (deployment.path, built, True), target]
+
+
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_a_plan_that_ends_its_process_is_built_again_before_the_pipeline_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_mended: bool
+) -> None:
+    deployment = load_deployment(tiny_deployment(tmp_path, codec=False, text_encoder=False))
+    crashes, calls = [{"codec_decode": "signal SIGSEGV"}] * (1 if is_mended else 2) + [{}], list[Any]()
+    monkeypatch.setattr(trials, "first_executes", lambda folder, target: crashes.pop(0))
+    monkeypatch.setattr(building, "build_engines", lambda *what, quiet: calls.append(what))
+    monkeypatch.setattr(building, "open_pipeline", lambda opening, *, target: calls.append(target))
+    if is_mended:
+        open_tried_pipeline(deployment, target="tensorrt")
+    else:
+        with pytest.raises(EngineError, match=r"engine 'codec_decode' ended its process \(signal SIGSEGV\)"):
+            open_tried_pipeline(deployment, target="tensorrt")
+    assert calls == [(deployment.path, "tensorrt"), *(["tensorrt"] if is_mended else [])]
+    assert "engine codec_decode ended its process (signal SIGSEGV)" in caplog.text
 
 
 @pytest.mark.shipped

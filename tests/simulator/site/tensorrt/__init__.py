@@ -9,7 +9,8 @@ library leaves undefined raises RuleBroken. Options, beside those of the machine
 
 Faults, by number of the call: deserialize_none_at, context_none_at, enqueue_false_at, enqueue_oom_at, uncapturable_at.
 Faults without a number: library_threads (messages come from threads of the library), deserialize_none, uncapturable,
-build_crash, build_fails (the message), stored_together (names of weights that a refit replaces together or not at all).
+build_crash, build_fails (the message), stored_together (names of weights that a refit replaces together or not at all),
+crash_above_level (an execute of a plan of a higher optimization level ends the process).
 """
 
 from ._basics import Dims, IHostMemory, ILogger, IProfiler, IProgressMonitor, IStreamWriter, Logger

@@ -250,6 +250,7 @@ class _Build:
             verbosity=config.profiling_verbosity.name,
             aux_streams=max(config.max_aux_streams, 0),
             hardware_compatibility=config.hardware_compatibility_level.name,
+            level=config.builder_optimization_level,
             graph=graph,
         )
 

@@ -40,6 +40,7 @@ class Plan:
     verbosity: str
     aux_streams: int
     hardware_compatibility: str
+    level: int
     graph: bytes = field(repr=False)
 
     def pack(self) -> bytes:
