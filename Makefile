@@ -16,6 +16,7 @@ SOAK_MINUTES ?= 30
 RELEASE_STEPS ?=
 PEERS_ARGS ?=
 GPU_CHECK_ARGS ?=
+FULL_SIZE_ARGS ?=
 # Tests of one file share what they built, so a file stays with one process. Many wait: three processes keep two cores busy.
 PARALLEL ?= --numprocesses 3 --dist loadfile
 
@@ -40,7 +41,7 @@ PACKAGES := runtime server engine_build profiling configs/demo/recipe configs/do
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-shipped test-recipe test-builder test-page bench-page test-clients docs test-docs test-slow test-export test-scale lint bench peers gpu-check soak release clean
+.PHONY: help demo test test-shipped test-recipe test-builder test-page bench-page test-clients docs test-docs test-slow test-export test-scale lint bench peers gpu-check full-size soak release clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -115,6 +116,9 @@ $(PEERS)/bundle/bundle.toml: profiling/bench/peers/example.py | .venv-export/.in
 
 gpu-check: .venv-gpu/.installed  ## on a machine with a GPU: all that only a GPU can show, in build/gpu-check, in 30 minutes
 	$(GPU_BIN)/python -m profiling.gpu_check $(GPU_CHECK_ARGS)
+
+full-size: .venv-export/.installed-builder  ## the published models at full size, random weights: exported, built, served; 24 GB of memory, 40 GB of disk
+	$(EXPORT_BIN)/python -m profiling.full_size $(FULL_SIZE_ARGS)
 
 soak: .venv/.installed-test  ## live sessions and generations for SOAK_MINUTES: no leak, no underrun, nothing unaccounted for
 	SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -m slow tests/integration/test_live_soak.py $(PYTEST_ARGS)

@@ -43,6 +43,21 @@ class CheckpointModel:
         return f"{count / 1e6:,.1f} M parameters in {dtypes}, {count * 4 / 1e9:.2f} GB in memory"
 
 
+def byte_tokenizer() -> Any:
+    """For random weights: a token per byte, and an end token behind every text, as published tokenizers have one."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    end = "<|endoftext|>"
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {end: 0, **{letter: index for index, letter in enumerate(letters, 1)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.add_special_tokens([end])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end)
+
+
 def read_config(path: Path) -> dict[str, Any] | None:
     """A JSON object; None where there is none."""
     try:

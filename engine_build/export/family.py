@@ -33,6 +33,9 @@ ON_THE_HUB: Final = "or an id on the hub, ORG/NAME[/FOLDER][@REVISION]"
 
 # Options that several families have.
 NoText = Annotated[bool, typer.Option("--no-text", help="Leave the text encoder out.")]
+AllParts = Annotated[
+    bool, typer.Option("--all-parts", help="With --random: also the text encoder and what belongs to it, at full size.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="With --random: the weights' seed.")]
 Checked = Annotated[str, typer.Option(metavar=PLACE, help=f"A folder as published, in either layout, {ON_THE_HUB}.")]
 

@@ -281,38 +281,3 @@ def small_decode(vae: Any, values: Any) -> Any:
     tokens = torch.cat((seeds[0][:, None], new), dim=1).reshape(1, -1, seeds.shape[2])
     tokens = chunked(block, tokens).reshape(-1, 17, seeds.shape[2])[: values.shape[1], 1:]
     return vae.patch_embed.decode(block.mapping(tokens.reshape(1, -1, seeds.shape[2]).transpose(1, 2)))
-
-
-def published_text_part(name: str) -> Any:
-    """What a text's graph is exported from, at the sizes of T5Gemma b-b-ul2 (281 M parameters), with random weights."""
-    import torch
-    from diffusers.pipelines.stable_audio_3.modeling_stable_audio_3 import StableAudio3DurationEmbedder
-    from transformers.models.t5gemma import T5GemmaConfig, T5GemmaEncoderModel
-    from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
-
-    from engine_build.export.stable_audio_3.sources import randomise
-    from engine_build.export.stored_tensors import without_weights
-
-    if name == "tokenizer":
-        return tiny_tokenizer()
-    if name == "prompt_padding_embedding":
-        return torch.randn(768, generator=torch.Generator().manual_seed(3))
-    sizes = {
-        "vocab_size": 256_000,
-        "hidden_size": 768,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
-        "head_dim": 64,
-        "query_pre_attn_scalar": 64,
-        "sliding_window": 4096,
-    }
-    text = T5GemmaModuleConfig(**sizes).to_dict()
-    with warnings.catch_warnings(), without_weights():
-        warnings.simplefilter("ignore")
-        if name == "duration_embedder":
-            module = StableAudio3DurationEmbedder()
-        else:
-            module = T5GemmaEncoderModel(T5GemmaConfig(encoder=text, decoder=text, is_encoder_decoder=False))
-    return randomise(module, seed=1).eval()

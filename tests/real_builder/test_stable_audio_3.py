@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.paths import ROOT
-from helpers.tiny_stable_audio_3 import SIZES, published_text_part, save_own_checkpoint
+from helpers.tiny_stable_audio_3 import SIZES, save_own_checkpoint
 from real_builder.judge import decisions_of, judge, need_builder
 
 pytestmark = [pytest.mark.builder, pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 PARTS = ("decoder", "decoder.adapters", "codec_decode", "codec_encode", "text_encoder")
-TEXT_PARTS = ("text_encoder", "duration_embedder", "prompt_padding_embedding", "tokenizer")
 TINY = """[deployment]
 bundle = "bundle"
 [[shapes]]
@@ -94,17 +92,8 @@ def published_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from engine_build.export.stable_audio_3.export import export_bundle
     from engine_build.export.stable_audio_3.sources import RandomWeights
 
-    class WithText(RandomWeights):
-        """With the parts of a text's graph, each made where it is asked for."""
-
-        def has(self, part: str) -> bool:
-            return part in TEXT_PARTS or super().has(part)
-
-        def load(self, part: str) -> Any:
-            return published_text_part(part) if part in TEXT_PARTS else super().load(part)
-
     folder = tmp_path_factory.mktemp("text")
-    source = WithText.of_layers("small", 0, layers=2)
+    source = RandomWeights.of_layers("small", 0, layers=2, text_changes={})
     export_bundle(source, folder / "bundle", ExportOptions("sa", canvas_s=2.4), lambda text: None)
     (folder / "text.toml").write_text(TINY.replace("adapter_rank = 8\n", ""), encoding="utf-8")
     return folder / "text.toml"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine_build.export.family import ON_THE_HUB, PLACE, Checked, Family, NoText, Seed, of_family, say
+from engine_build.export.family import ON_THE_HUB, PLACE, AllParts, Checked, Family, NoText, Seed, of_family, say
 from runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def export(
         ),
     ] = None,
     no_text: NoText = False,
+    all_parts: AllParts = False,
     seed: Seed = 0,
     xl: Annotated[bool, typer.Option("--xl", help="With --random: the sizes of XL.")] = False,
     layers: Annotated[int | None, typer.Option(min=1, max=64, help="With --random: layers, of 24.")] = None,
@@ -71,7 +73,7 @@ def export(
         "encoder_hidden_size": condition,
     }
     sizes = {name: value for name, value in given.items() if value is not None}
-    source = _source(checkpoint, random, sizes, planner, draft, xl, seed)
+    source = _source(checkpoint, random, sizes, planner, draft, xl, seed, all_parts=all_parts)
     return bundle_export(source, with_text=not no_text)
 
 
@@ -109,6 +111,8 @@ def _source(
     draft: str | None,
     xl: bool,
     seed: int,
+    *,
+    all_parts: bool,
 ) -> CheckpointSource:
     from engine_build.export.acestep.sources import XL_CONFIG, RandomWeights
 
@@ -117,13 +121,13 @@ def _source(
     if draft is not None and planner is None:
         raise ConfigError("--draft drafts for a planner", fix="--planner acestep-5Hz-lm-4B --draft acestep-5Hz-lm-0.6B")
     if checkpoint is not None:
-        if sizes or xl:
+        if sizes or xl or all_parts:
             raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
         return checkpoint_of(checkpoint, planner, draft)
-    if xl:
-        name, sizes = "acestep-xl-random", {**XL_CONFIG, **sizes}
-        return RandomWeights(seed, planner=planner, draft=draft, transformer_changes=sizes, name=name)
-    return RandomWeights(seed, planner=planner, draft=draft, transformer_changes=sizes)
+    name = "acestep-xl-random" if xl else "acestep-random"
+    sizes = {**(XL_CONFIG if xl else {}), **sizes}
+    source = RandomWeights(seed, planner, draft, transformer_changes=sizes, name=name)
+    return replace(source, text_changes={}) if all_parts else source
 
 
 FAMILY = Family(name="acestep", title="ACE-Step v1.5", export=export, check=check)

@@ -33,7 +33,7 @@ from engine_build.export.acestep.layouts import (
     VAE,
     parts_of,
 )
-from engine_build.export.checkpoint import CONFIG, describing, need_transformers, seeded
+from engine_build.export.checkpoint import CONFIG, byte_tokenizer, describing, need_transformers, seeded
 from engine_build.export.hub import Place
 from engine_build.export.stored_tensors import AGAIN, fill, without_weights
 from engine_build.export.torch_export import quiet
@@ -66,9 +66,21 @@ XL_CONFIG: Final[Mapping[str, Any]] = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
 }
+# Qwen3-Embedding-0.6B's.
+TEXT_CONFIG: Final[Mapping[str, Any]] = {
+    "vocab_size": 151_669,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
 VAE_CONFIG: Final[Mapping[str, Any]] = {"downsampling_ratios": [2, 4, 4, 6, 10], "sampling_rate": 48_000}
 # Small enough that 24 layers of residuals stay near 1, large enough that every layer changes something.
 WEIGHT_STD: Final = 0.02
+SILENCE_STD: Final = 0.5
+TEXT_PARTS: Final = (CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER, AUDIO_TOKENIZER, AUDIO_DETOKENIZER)
 
 
 def is_xl(config: Mapping[str, Any]) -> bool:
@@ -190,8 +202,8 @@ def _silence(file: Path) -> torch.Tensor:
 class RandomWeights:
     """The published configuration with seeded random weights: the same graphs and the same work, no music.
 
-    `transformer_changes` and `vae_changes` replace values of the configuration. planner, draft: sizes of language
-    models.
+    `transformer_changes`, `vae_changes` and `text_changes` replace values of the configuration; text_changes None: no
+    text encoder, nor what belongs to it. planner, draft: sizes of language models.
     """
 
     seed: int = 0
@@ -199,6 +211,7 @@ class RandomWeights:
     draft: str | None = None
     transformer_changes: Mapping[str, Any] = field(default_factory=dict)
     vae_changes: Mapping[str, Any] = field(default_factory=dict)
+    text_changes: Mapping[str, Any] | None = None
     name: str = "acestep-random"
 
     @property
@@ -207,17 +220,20 @@ class RandomWeights:
         return f"ACE-Step's graphs with random weights (seed {self.seed}): for measuring, makes noise."
 
     def has(self, part: str) -> bool:
-        """The decoder, the codec, one token as the null condition, and the language models that were asked for."""
-        return part in (TRANSFORMER, VAE, NULL) or part in self._language_models
+        """The decoder, the codec, one token as the null condition, and what was asked for."""
+        is_asked = self.text_changes is not None and part in TEXT_PARTS
+        return is_asked or part in (TRANSFORMER, VAE, NULL) or part in self._language_models
 
     def load(self, part: str) -> Any:
-        """A module, or the null condition f32 `[1, D]`."""
+        """A module, the tokenizer, or the null condition f32 `[1, D]`."""
         if part in self._language_models:
             return _planner().RandomPlanner(self._language_models[part], self.seed)
         if part == NULL:
             width = {**TURBO_CONFIG, **self.transformer_changes}["encoder_hidden_size"]
             return torch.randn(1, width, generator=seeded(self.seed, NULL))
-        return (self._transformer() if part == TRANSFORMER else self._vae()).eval()
+        if part == TOKENIZER:
+            return byte_tokenizer()
+        return (self._vae() if part == VAE else self._drawn(part)).eval()
 
     def report(self) -> Iterator[str]:
         """The description, and a line per language model. Raises ConfigError where there is none of that size."""
@@ -233,15 +249,34 @@ class RandomWeights:
         sizes = {PLANNER: self.planner, DRAFT: self.draft}
         return {part: size for part, size in sizes.items() if size is not None}
 
-    def _transformer(self) -> nn.Module:
+    def _drawn(self, part: str) -> nn.Module:
         """Linear and convolution weights are normal, norms 1, biases 0."""
-        with quiet(), torch.device("meta"):
-            module = AceStepTransformer1DModel(**{**TURBO_CONFIG, **self.transformer_changes})
-        module.to_empty(device="cpu")
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                self._fill(name, parameter)
+        with quiet(), without_weights():
+            module = self._module(part)
+        for name, parameter in module.named_parameters():
+            path, _, leaf = name.rpartition(".")
+            value = torch.empty(parameter.shape)
+            self._fill(name, value)
+            module.get_submodule(path)._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+        if part == CONDITION_ENCODER:
+            module.silence_latent.normal_(0.0, SILENCE_STD, generator=seeded(self.seed, "silence"))
         return module
+
+    def _module(self, part: str) -> Any:
+        sizes = {**TURBO_CONFIG, **self.transformer_changes}
+        if part == TRANSFORMER:
+            return AceStepTransformer1DModel(**sizes)
+        text = {**TEXT_CONFIG, **(self.text_changes or {})}
+        if part == TEXT_ENCODER:
+            from transformers import Qwen3Config, Qwen3Model
+
+            return Qwen3Model(Qwen3Config(**text))
+        # Their other sizes are diffusers' own defaults, XL's too.
+        width = {"hidden_size": sizes["encoder_hidden_size"]}
+        if part == CONDITION_ENCODER:
+            return ace_step.AceStepConditionEncoder(**width, text_hidden_dim=text["hidden_size"])
+        codes = {"fsq_dim": sizes["encoder_hidden_size"]} if part == AUDIO_TOKENIZER else {}
+        return getattr(ace_step, CLASSES[part])(**width, **codes)
 
     def _vae(self) -> nn.Module:
         """The module's own initialisation, which keeps audio near full scale."""
@@ -250,8 +285,8 @@ class RandomWeights:
             module: nn.Module = AutoencoderOobleck(**{**VAE_CONFIG, **self.vae_changes})
         return module
 
-    def _fill(self, name: str, parameter: nn.Parameter) -> None:
-        if parameter.ndim > 1:
-            parameter.normal_(0.0, WEIGHT_STD, generator=seeded(self.seed, name))
+    def _fill(self, name: str, value: torch.Tensor) -> None:
+        if value.ndim > 1:
+            value.normal_(0.0, WEIGHT_STD, generator=seeded(self.seed, name))
         else:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            value.fill_(0.0 if name.endswith("bias") else 1.0)

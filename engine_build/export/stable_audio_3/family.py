@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine_build.export.family import ON_THE_HUB, PLACE, Checked, Family, NoText, Seed, of_family, say
+from engine_build.export.family import ON_THE_HUB, PLACE, AllParts, Checked, Family, NoText, Seed, of_family, say
 from runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def export(
     ] = None,
     text_encoder: TextEncoderFolder = None,
     no_text: NoText = False,
+    all_parts: AllParts = False,
     seed: Seed = 0,
     layers: Annotated[
         int | None, typer.Option(min=1, max=64, help="With --random: layers of the decoder and of the codec's halves.")
@@ -62,7 +63,8 @@ def export(
     """
     from engine_build.export.stable_audio_3.export import bundle_export
 
-    return bundle_export(_source(checkpoint, random, text_encoder, seed, layers), with_text=not no_text)
+    source = _source(checkpoint, random, text_encoder, seed, layers, all_parts=all_parts)
+    return bundle_export(source, with_text=not no_text)
 
 
 def check(
@@ -96,19 +98,25 @@ def checkpoint_of(checkpoint: str, text_encoder: str | None) -> Checkpoint:
 
 
 def _source(
-    checkpoint: str | None, random: RandomSize | None, text_encoder: str | None, seed: int, layers: int | None
+    checkpoint: str | None,
+    random: RandomSize | None,
+    text_encoder: str | None,
+    seed: int,
+    layers: int | None,
+    *,
+    all_parts: bool,
 ) -> StableAudioSource:
     from engine_build.export.stable_audio_3.sources import RandomWeights
 
     if random is not None and checkpoint is None:
         if text_encoder is not None:
             raise ConfigError("--text-encoder belongs to --checkpoint", fix="leave it out")
-        return RandomWeights.of_layers(random.value, seed, layers)
+        return RandomWeights.of_layers(random.value, seed, layers, {} if all_parts else None)
     if random is not None or checkpoint is None:
         raise ConfigError(
             "expected either --checkpoint FOLDER or --random SIZE", fix="--random small --layers 2 for a quick look"
         )
-    if layers is not None:
+    if layers is not None or all_parts:
         raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
     return checkpoint_of(checkpoint, text_encoder)
 

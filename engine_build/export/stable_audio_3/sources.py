@@ -18,7 +18,7 @@ from diffusers.pipelines.stable_audio_3.modeling_stable_audio_3 import StableAud
 from torch import nn
 
 from engine_build.export.bundle_export import CheckpointSource
-from engine_build.export.checkpoint import CONFIG, describing, need_transformers, seeded
+from engine_build.export.checkpoint import CONFIG, byte_tokenizer, describing, need_transformers, seeded
 from engine_build.export.hub import Place
 from engine_build.export.stable_audio_3.layouts import (
     CHUNK_FRAMES,
@@ -48,6 +48,19 @@ VAE_CONFIGS: Final[Mapping[Size, Mapping[str, Any]]] = {
     "small": {"encoder_channels": 128, "encoder_transformer_depths": (6,)},
     "medium": {"encoder_channels": 256, "encoder_transformer_depths": (12,), "decoder_sinusoidal_blocks": (8,)},
 }
+# T5Gemma b-b-ul2's.
+TEXT_CONFIG: Final[Mapping[str, Any]] = {
+    "vocab_size": 256_000,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "query_pre_attn_scalar": 64,
+    "sliding_window": 4096,
+}
+TEXT_PARTS: Final = (TEXT_ENCODER, TOKENIZER, DURATION, PADDING)
 # Over the root of a weight's inputs it keeps 24 layers near 1: with 1 or more, rounding grows from layer to layer.
 WEIGHT_STD: Final = 0.7
 SMALL_STD: Final = 0.1
@@ -164,22 +177,27 @@ def set_norm_eps(transformer: Any, blocks: float, heads: float) -> None:
 class RandomWeights:
     """The published sizes with seeded random weights: the same graphs and the same work, no music.
 
-    `transformer_changes` and `vae_changes` replace values of the configuration.
+    `transformer_changes`, `vae_changes` and `text_changes` replace values of the configuration; text_changes None: no
+    text encoder, nor what belongs to it.
     """
 
     size: Size
     seed: int = 0
     transformer_changes: Mapping[str, Any] = field(default_factory=dict)
     vae_changes: Mapping[str, Any] = field(default_factory=dict)
+    text_changes: Mapping[str, Any] | None = None
 
     @classmethod
-    def of_layers(cls, size: str, seed: int, layers: int | None) -> RandomWeights:
+    def of_layers(
+        cls, size: str, seed: int, layers: int | None, text_changes: Mapping[str, Any] | None = None
+    ) -> RandomWeights:
         """With this many layers in the decoder and in each half of the codec. None: as published."""
         if size not in ("small", "medium"):
             raise ConfigError(f"there is no size {size!r}", fix="--random small, or --random medium")
         if layers is None:
-            return cls(size, seed)  # type: ignore[arg-type]
-        return cls(size, seed, {"depth": layers}, {"encoder_transformer_depths": (layers,)})  # type: ignore[arg-type]
+            return cls(size, seed, text_changes=text_changes)  # type: ignore[arg-type]
+        codec = {"encoder_transformer_depths": (layers,)}
+        return cls(size, seed, {"depth": layers}, codec, text_changes)  # type: ignore[arg-type]
 
     @property
     def name(self) -> str:
@@ -197,14 +215,23 @@ class RandomWeights:
         return ModelTraits(True, CHUNK_FRAMES if self.size == "small" else 0, license="")
 
     def has(self, part: str) -> bool:
-        """The decoder, the codec, and a null condition."""
-        return part in (TRANSFORMER, VAE, NULL)
+        """The decoder, the codec, a null condition, and a text encoder where it was asked for."""
+        return part in (TRANSFORMER, VAE, NULL) or (self.text_changes is not None and part in TEXT_PARTS)
 
     def load(self, part: str) -> Any:
-        """A module, or the null condition f32 `[1 + max_tokens, D]`."""
+        """A module, the tokenizer, the padding `[D]`, or the null condition f32 `[1 + max_tokens, D]`."""
         if part == NULL:
             width = {"cond_token_dim": 768, **self.transformer_changes}["cond_token_dim"]
             return torch.randn(1 + self.traits.max_tokens, width, generator=seeded(self.seed, NULL))
+        if part == TOKENIZER:
+            return byte_tokenizer()
+        text = {**TEXT_CONFIG, **(self.text_changes or {})}
+        if part == PADDING:
+            return torch.randn(text["hidden_size"], generator=seeded(self.seed, PADDING))
+        if part in (DURATION, TEXT_ENCODER):
+            with quiet(), without_weights():
+                encoder = _text_encoder(text) if part == TEXT_ENCODER else CLASSES[part](output_dim=text["hidden_size"])
+            return randomise(encoder, self.seed).eval()
         sizes = TRANSFORMER_CONFIGS if part == TRANSFORMER else VAE_CONFIGS
         changes = self.transformer_changes if part == TRANSFORMER else self.vae_changes
         with quiet(), without_weights():
@@ -218,6 +245,14 @@ class RandomWeights:
     def fingerprint(self) -> str:
         """The values that the weights depend on."""
         return repr(self)
+
+
+def _text_encoder(sizes: dict[str, Any]) -> nn.Module:
+    from transformers.models.t5gemma import T5GemmaConfig, T5GemmaEncoderModel
+    from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
+
+    text = T5GemmaModuleConfig(**sizes).to_dict()
+    return T5GemmaEncoderModel(T5GemmaConfig(encoder=text, decoder=text, is_encoder_decoder=False))
 
 
 def randomise(module: nn.Module, seed: int) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,22 @@ def test_xl_s_timbre_is_that_of_a_token_before_the_frames(tmp_path: Path, is_wid
             x = layer(hidden_states=x, **kwargs)
         wanted = encoder.norm(x)[:, 0]
     assert (found - wanted).abs().max() < 1e-5
+
+
+def test_random_weights_have_all_parts_where_they_are_asked_for() -> None:
+    text = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    sizes = {**heads, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "encoder_hidden_size": 32}
+    few = RandomWeights(transformer_changes=sizes)
+    source = replace(few, text_changes={**text, **heads})
+    parts = [part for part in PARTS if part != "vae"]
+    assert [part for part in parts if few.has(part)] == ["transformer"]
+    for part in parts:
+        assert source.has(part)
+        first, again = (source.load(part).state_dict() for _ in range(2))
+        for name, value in first.items():
+            assert torch.equal(value, again[name]), name
+            assert value.isfinite().all(), name
+    assert source.load("condition_encoder").silence_latent.std() > 0.1
+    ids = source.load("tokenizer")("a song").input_ids
+    assert (len(ids), ids[-1]) == (7, 0)
