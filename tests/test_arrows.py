@@ -124,6 +124,7 @@ HEAVY = {
         "profiling/bench/peers/",
     },
     "transformers": {
+        "engine_build/export/checkpoint.py",
         "engine_build/export/acestep/",
         "engine_build/export/stable_audio_3/",
         "profiling/bench/peers/",
@@ -134,6 +135,7 @@ HEAVY = {
     "mido": {"runtime/notes/midi_file.py", "configs/demo/recipe/"},
     "tokenizers": {
         "runtime/pipeline/text_encoder.py",
+        "engine_build/export/checkpoint.py",
         "configs/demo/recipe/",
         "profiling/bench/peers/example.py",
     },
@@ -143,7 +145,7 @@ HEAVY = {
     "polygraphy": {"engine_build/compile/verify.py"},
     "redis": {"runtime/sessions/storage/redis_store.py"},
     "ray": {"server/cluster/ray_serve.py"},
-    "psutil": {"server/cluster/local_cluster.py"},
+    "psutil": {"server/cluster/local_cluster.py", "profiling/full_size.py"},
     "pythonosc": {"server/compat/osc/packets.py"},
     "mcp": {"server/mcp/protocol.py", "server/mcp/endpoint.py", "server/mcp/stdio.py"},
     "fastapi": {"server/"},
