@@ -75,7 +75,7 @@ class _Layout(NamedTuple):
 
     channels, layer_of `[K]`: of each key; sounding: the channels of all keys. layers: with the row of the first
     instrument of each. falls `[I, CURVE_FRAMES]`: levels from the highest one of a note on, as its shares. rise_frames
-    `[I]`: up to that.
+    `[I]`: up to that; pause_frames `[I]`: the levels of slow attacks are not even.
     """
 
     channels: NDArray[np.int64]
@@ -84,29 +84,30 @@ class _Layout(NamedTuple):
     layers: tuple[tuple[NoteLayerSpec, int], ...]
     falls: NDArray[np.float32]
     rise_frames: NDArray[np.int64]
+    pause_frames: NDArray[np.int64]
 
 
 @lru_cache(maxsize=8)
 def _layout(spec: NotesSpec) -> _Layout:
     layers = list[tuple[NoteLayerSpec, int]]()
-    falls, rises = list[NDArray[np.float64]](), list[int]()
+    falls, highest = list[NDArray[np.float64]](), list[int]()
     for layer in spec.layers:
         if layer.is_percussion or not any(each.envelope for each in layer.instruments):
             continue
         layers.append((layer, len(falls)))
         for instrument in layer.instruments:
             envelope = instrument.envelope or HELD
-            highest = int(np.argmax(envelope.attack))
-            curve = _held_curve(envelope, CURVE_FRAMES + highest)[highest:]
+            highest.append(int(np.argmax(envelope.attack)))
+            curve = _held_curve(envelope, CURVE_FRAMES + highest[-1])[highest[-1] :]
             falls.append(curve / curve[0])
-            rises.append(max(VELOCITY_FRAMES, highest + 2))
     return _Layout(
         np.array([channel for layer, _ in layers for channel in layer.channels]),
         np.repeat(np.arange(len(layers)), [len(layer.channels) for layer, _ in layers]),
         [channel for layer in spec.layers for channel in layer.channels],
         tuple(layers),
         np.array(falls, np.float32),
-        np.array(rises),
+        np.maximum(np.array(highest) + 2, VELOCITY_FRAMES),
+        np.where(np.array(highest) > 1, 2, 1),
     )
 
 
@@ -233,11 +234,11 @@ class Breath:
         again = level > RECOVERY * self._before.min(axis=0)
         again |= np.minimum(level, self._peak * fall) > RECOVERY * self._heard.min(axis=0)
         again &= ~rising
-        again |= may_strike & (level > IS_HELD * self._top) & (fall < self._rung_out)
-        begins = (level > spec.on) & (again | ~self._is_on)
+        has_rung = may_strike & (level > IS_HELD * self._top) & (fall < self._rung_out)
+        begins = (level > spec.on) & (again | has_rung | ~self._is_on)
         self._is_on |= begins
         self._since[begins] = 0
-        rising = self._since < rise_frames
+        rising = (self._since < rise_frames) & (self._age <= self._layout.pause_frames[row])
         is_highest = begins | (rising & (level > self._peak))
         self._peak[is_highest] = level[is_highest]
         self._age[is_highest] = 0
@@ -246,7 +247,7 @@ class Breath:
         self._top = np.maximum(self._top, level)
         # A note that is held is heard as one, however it falls; it swells, but not so fast as it would be struck.
         most = np.maximum(self._peak * fall, np.float32(HEARD * spec.off))
-        most = np.where(rising, most, np.minimum(most, self._heard[1] + np.float32(SWELL * spec.on)))
+        most = np.where(rising | begins, most, np.minimum(most, self._heard[1] + np.float32(SWELL * spec.on)))
         made = np.where(self._is_on & ~stays, np.minimum(level, most), level)
         self._before = np.stack((self._before[1], level))
         self._heard = np.stack((self._heard[1], made))

@@ -130,7 +130,7 @@ class LongGeneration:
     def _new_breath(self) -> Breath | None:
         """What gives its notes the envelopes of their instruments; None where nothing says them, or all is kept."""
         bundle, options = self._pipeline.bundle, self.options
-        is_kept = options.task in TRACK_OPTIONS or denoise_of(options, self._inputs.known, bundle) <= DENOISE_MIN
+        is_kept = options.task in TRACK_OPTIONS or denoise_of(options, self._inputs.source, bundle) <= DENOISE_MIN
         if bundle.notes is None or not bundle.notes.has_envelopes or is_kept:
             return None
         return Breath(bundle.notes, bundle.silence(1)[0])
@@ -145,7 +145,8 @@ class LongGeneration:
         if isinstance(self.plan, FormPlan):
             beats = beats_of(self.plan.sections, frames, rate_hz)
         else:
-            tempo = tempo_of(self.options, bundle.options.bpm)
+            follows = self._inputs.known is not None or self.options.codes is not None
+            tempo = None if follows else tempo_of(self.options, bundle.options.bpm)
             beats = None if tempo is None else tempo.are_beats(frames, 0.0, rate_hz)
         mask = requested_mask(self.options, Segment(start, len(new), 0, self.total_frames), rate_hz)
         kept = np.zeros(len(new), bool) if mask is None else mask == 0.0

@@ -175,7 +175,8 @@ class Generations(ABC):
         if job.source is not None and job.options.denoise is not None and job.options.denoise <= DENOISE_MIN:
             return latents
         given, frames = phrase_mask(job.phrases, facts.spec, latents.shape), np.arange(len(latents))
-        tempo = tempo_of(job.options, self._model.ranges.bpm)
+        follows = job.source is not None or job.hints is not None  # and has their beat
+        tempo = None if follows and not done.is_draft else tempo_of(job.options, self._model.ranges.bpm)
         beats = beats_of(job.sections, frames, rate_hz) if job.sections else None
         if beats is None and tempo is not None:
             beats = tempo.are_beats(frames, -job.segment.start_frame, rate_hz)

@@ -704,6 +704,19 @@ def test_a_held_note_is_struck_again_on_beats_unless_it_was_given(breathing: Pip
     assert not (np.diff(levels[76:]) > 0.05).any()
 
 
+def test_a_cover_has_the_beat_of_its_source(breathing: Pipeline) -> None:
+    """Not that of the tempo which a prompt names: held notes are struck where others begin."""
+    generation, parts = LongGeneration(breathing, options(prompt="75 bpm"), GenerationInputs(structure=latents(76))), []
+    while (request := generation.next_request()) is not None:
+        parts.append(held_bass(breathing, request.frames))
+        parts[-1][-5:-2, 2] += 0.3
+        parts[-1] = generation.append(parts[-1])
+    levels = (np.concatenate(parts) - breathing.bundle.silence(76))[:, 1:3] / 0.5
+    struck = [np.flatnonzero(np.diff(levels[:, key]) > 0.05) + 1 for key in (0, 1)]
+    assert len(struck[0]) >= 1
+    assert set(struck[0]) <= set(struck[1])
+
+
 def test_what_is_kept_of_a_source_keeps_its_levels(breathing: Pipeline) -> None:
     source = held_bass(breathing, 76)
     for values in ({"repaint": [{"start_s": 1.0, "end_s": 2.0}]}, {"denoise": 0.0}):
