@@ -114,7 +114,8 @@ $(PEERS)/bundle/bundle.toml: profiling/bench/peers/example.py | .venv-export/.in
 	$(EXPORT_BIN)/python -m engine_build.export acestep --checkpoint $(PEERS)/checkpoint --out $(PEERS)/bundle \
 		--canvas-seconds 10.24 --deployment $(PEERS)/example.toml
 
-gpu-check: .venv-gpu/.installed  ## on a machine with a GPU: all that only a GPU can show, in build/gpu-check, in 30 minutes
+gpu-check: .venv-gpu/.installed  ## on a machine with a GPU: all that only a GPU can show, in build/gpu-check, in ten minutes
+	$(GPU_BIN)/python -m profiling.gpu_check prepare
 	$(GPU_BIN)/python -m profiling.gpu_check $(GPU_CHECK_ARGS)
 
 full-size: .venv-export/.installed-builder  ## the published models at full size, random weights: exported, built, served; 24 GB of memory, 40 GB of disk

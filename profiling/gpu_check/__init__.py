@@ -1,0 +1,1 @@
+"""What only a GPU can show, in ten minutes: prepared without one, measured step after step, and put into tables."""

@@ -1,0 +1,124 @@
+"""python -m profiling.gpu_check: what only a GPU can show, in ten minutes, in one folder; `make gpu-check`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from profiling.gpu_check.figures import Summary, figures, markdown, put_table, read_json, read_summary
+from profiling.gpu_check.prepare import EXPORT_PACKAGES, export_all
+from profiling.gpu_check.running import ROOT, CheckOutcome, run_steps
+from profiling.gpu_check.steps import check_steps, write_deployments
+from profiling.output import write_json
+from profiling.provenance import this_commit
+from runtime.command_line import CommandLine, DefaultCommandGroup, need_packages
+from runtime.devices.cuda_calls import Gpu, probe
+from runtime.errors import ConfigError, EngineError, TickError
+from runtime.terminal import EXIT_OVER_LIMIT, Terminal, print_error, print_line, shown_path
+
+MINUTES = 10.0
+RESULTS, SOURCE = Path("build/gpu-check"), Path("build/gpu-check-source")
+PREPARED = "prepared.json"
+
+app = CommandLine(cls=DefaultCommandGroup)
+
+
+@app.callback()
+def gpu_check() -> None:
+    """What only a GPU can show, in ten minutes. Before, without one: prepare. Behind it: table."""
+
+
+@app.command()
+def run(
+    out: Annotated[Path, typer.Option(help="The folder of results.")] = RESULTS,
+    source: Annotated[Path, typer.Option(help="The folder with what was prepared.")] = SOURCE,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Steps end after this time.")] = MINUTES,
+    only: Annotated[str, typer.Option(help="Names of steps, with commas between them. Default: all.")] = "",
+) -> None:
+    """Run all steps; print the figures against their limits. summary.json and summary.txt are complete after each."""
+    folder, console = out.resolve(), Terminal()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_deployments(folder, source.resolve())
+    every = check_steps(folder, source.resolve(), _gpu())
+    wanted = {name for name in only.split(",") if name}
+    if unknown := sorted(wanted - {step.name for step in every}):
+        raise ConfigError(f"there is no step {unknown[0]}", fix=", ".join(step.name for step in every))
+    steps = [step for step in every if not wanted or step.name in wanted]
+    summary = Summary({"commit": _commit(source), "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}, [], [])
+    by_name, is_saved = {step.name: step for step in steps}, True
+    for outcome in run_steps(steps, folder, minutes):
+        step = by_name[outcome.name]
+        if outcome.status == "done":
+            try:
+                summary.figures += figures(step)
+                if step.kind == "card":
+                    summary.about["card"] = read_json(step.result)
+            except TickError as error:
+                outcome = CheckOutcome(outcome.name, "failed", outcome.seconds, error.what)
+        summary.outcomes.append(outcome)
+        note = f": {outcome.note}" if outcome.status != "done" else ""
+        print_line(f"{outcome.name}: {outcome.status}, {outcome.seconds:.0f} s{note}", console)
+        is_saved = _save(summary, folder)
+    summary.show(console)
+    if not summary.is_good or not is_saved:
+        raise typer.Exit(EXIT_OVER_LIMIT)
+
+
+@app.command()
+def prepare(source: Annotated[Path, typer.Option(help="The folder to fill.")] = SOURCE) -> None:
+    """Export what the steps build, with random weights. Needs no GPU; needs pip install 'tickrt[export]'."""
+    need_packages(*EXPORT_PACKAGES, extra="export")
+    export_all(source.resolve())
+    write_json(source / PREPARED, {"commit": this_commit()})
+    print_line(f"{shown_path(source)} is complete: python -m profiling.gpu_check --source {shown_path(source)}")
+
+
+@app.command()
+def table(
+    summary: Annotated[Path, typer.Argument(help="A summary.json.")] = RESULTS / "summary.json",
+    document: Annotated[Path, typer.Option(help="A document with marks where the table belongs.")] = ROOT
+    / "profiling"
+    / "README.md",
+    show: Annotated[bool, typer.Option("--print", help="Print it, and leave the document as it is.")] = False,
+) -> None:
+    """Put the figures of a summary into a document, as Markdown, with card, versions, commit and date."""
+    text = markdown(read_summary(summary))
+    if show:
+        Terminal().out(text, highlight=False)
+    else:
+        put_table(document, text)
+        print_line(f"{document} has the figures of {summary}")
+
+
+def _save(summary: Summary, folder: Path) -> bool:
+    try:
+        summary.save(folder)
+    except OSError as error:
+        print_error(f"the summary cannot be written: {error}", "free disk space there; steps go on, and are printed")
+        return False
+    return True
+
+
+def _gpu() -> Gpu | None:
+    try:
+        return probe()
+    except EngineError:
+        return None
+
+
+def _commit(source: Path) -> Any:
+    """The commit of the code; where there is no repository, that which was prepared."""
+    path = source / PREPARED
+    return this_commit() or (read_json(path)["commit"] if path.is_file() else None)
+
+
+def main() -> None:
+    """Entry point of python -m profiling.gpu_check."""
+    app(prog_name="python -m profiling.gpu_check")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The steps, in ten minutes together, and the deployments that they build and measure, made of what was prepared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from profiling.gpu_check.running import ROOT, CheckStep
+from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.targets import ShapeRanges, Target
+from runtime.devices.cuda_calls import Gpu
+
+BUILD, BENCH, PROFILE, CARD = (
+    "engine_build.cli",
+    "profiling.bench_cli",
+    "profiling.profile_cli",
+    "profiling.gpu_check.card",
+)
+TINY = "tiny"
+# The bundles that are prepared. The first one is shipped.
+BUNDLES = (TINY, "two-layers", "full", "codec", "planner")
+ROWS, SECOND_ROWS = (1, 4, 8), (9, 16, 16)
+DEPTHS = "1,4,8"
+FP8_CAPABILITY = (8, 9)
+FEW: Mapping[str, Any] = {"step_variants": ["plain", "guidance"]}
+PREPARE = "python -m profiling.gpu_check prepare"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A deployment of a check: its bundle, its [build] and [runtime], and whether it has a second range of rows.
+
+    engines: the deployment whose engines it uses, where these are not its own.
+    """
+
+    bundle: str
+    build: Mapping[str, Any] = field(default_factory=dict)
+    runtime: Mapping[str, Any] = field(default_factory=dict)
+    target: Target = "tensorrt"
+    has_second_range: bool = False
+    engines: str = ""
+
+
+def _codec(precision: str, level: int) -> Plan:
+    """A codec beside a decoder of nearly nothing, which is built for it."""
+    precisions = {"decoder": "fp32", "codec": precision, "encoders": "fp32"}
+    return Plan("codec", {"precision": precisions, "optimization_level": {"decoder": 0, "codec": level}})
+
+
+FULL = {"precision": "bf16", "verbosity": "detailed"}
+PLANS: Mapping[str, Plan] = {
+    "tiny": Plan(TINY, {"precision": "fp32", "optimization_level": 0}),
+    "codec-fp16-level-1": _codec("fp16", 1),
+    "codec-fp16": _codec("fp16", 3),
+    "codec-tf32": _codec("tf32", 3),
+    "codec-fp32": _codec("fp32", 3),
+    "full": Plan("full", FULL),
+    "full-plain": Plan("full", FULL, {"capture": False}, engines="full"),
+    "rtx": Plan(TINY, {"precision": "fp16"}, target="tensorrt-rtx"),
+    "second": Plan("two-layers", {"precision": "bf16"}, has_second_range=True),
+    "hybrid": Plan("two-layers", {"precision": "fp16"}),
+    "fp8": Plan("two-layers", {"precision": "fp8"}),
+    "planner": Plan("planner", {"precision": "bf16"}),
+}
+
+
+def is_rtx_card(gpu: Gpu | None) -> bool:
+    """Whether engines of tensorrt-rtx run on it: from Ampere on, but for cards of data centres."""
+    return gpu is not None and ((8, 0) <= _capability(gpu) < (9, 0) or _capability(gpu) >= (12, 0))
+
+
+def _capability(gpu: Gpu) -> tuple[int, ...]:
+    return tuple(map(int, gpu.compute_capability.split(".")))
+
+
+def check_steps(folder: Path, source: Path, gpu: Gpu | None) -> list[CheckStep]:
+    """All steps, as a table of minutes has them, with their results in `folder`; source: what was prepared."""
+    is_rtx, has_fp8 = is_rtx_card(gpu), gpu is None or _capability(gpu) >= FP8_CAPABILITY
+    maker = _Maker(folder, source)
+    steps = [
+        maker.step("card", 10, CARD, "facts", kind="card"),
+        *maker.built("tiny", 35),
+        maker.step("tiny-captured", 10, CARD, "captured", of="tiny", kind="captured"),
+    ]
+    for name in (name for name in PLANS if name.startswith("codec-")):
+        steps += maker.built(name, 18)
+        steps.append(maker.step(f"{name}-time", 8, PROFILE, of=name, more=("--engine", "codec"), kind="profile"))
+    ticks = ("--sweep", f"depth={DEPTHS}", "--ticks", "32")
+    live = ("--live", "4", "--background", "2", "--minutes", "0.5")
+    html = ("--rows", str(ROWS[-1]), "--html", str(folder / "full-kernels.html"))
+    steps += [
+        *maker.built("full", 140),
+        maker.step("full-kernels", 15, PROFILE, of="full", more=html, kind="profile"),
+        maker.step("full-ticks", 25, BENCH, of="full", more=ticks, kind="bench"),
+        maker.step("full-plain-ticks", 20, BENCH, of="full-plain", more=ticks, kind="bench"),
+        maker.step("full-live", 55, BENCH, of="full", more=live, kind="live"),
+    ]
+    for name, build_s, bench_s in (
+        ("rtx" if is_rtx else "second", 40, 20),
+        ("hybrid", 25, 8),
+        *([("fp8", 30, 8)] if has_fp8 else []),
+    ):
+        depth = ("--depth", str(SECOND_ROWS[-1] if name == "second" else ROWS[-1]), "--ticks", "16")
+        steps += maker.built(name, build_s)
+        steps.append(maker.step(f"{name}-ticks", bench_s, BENCH, of=name, more=depth, kind="bench"))
+    steps += maker.built("planner", 35)
+    steps.append(maker.step("planner-ticks", 15, BENCH, of="planner", more=("--planner",), kind="planner"))
+    return steps
+
+
+@dataclass(frozen=True)
+class _Maker:
+    folder: Path
+    source: Path
+
+    def built(self, name: str, limit_s: float) -> Iterator[CheckStep]:
+        """The step NAME-build. Its result are the engines' manifests."""
+        plan, missing = PLANS[name], self._missing(name)
+        engines = self.folder / "engines" / name / plan.target
+        words = (BUILD, str(self._path(name)), "--target", plan.target)
+        yield CheckStep(f"{name}-build", words, limit_s, (), "engines", engines, missing)
+
+    def step(
+        self, name: str, limit_s: float, *words: str, kind: str, of: str = "", more: Sequence[str] = ()
+    ) -> CheckStep:
+        """A step that writes NAME.json. of: the deployment that it measures."""
+        result = self.folder / f"{name}.json"
+        config = (str(self._path(of)), "--target", PLANS[of].target) if of else ()
+        needs = (f"{PLANS[of].engines or of}-build",) if of else ()
+        missing = self._missing(of) if of else ""
+        return CheckStep(name, (*words, *config, *more, "--json", str(result)), limit_s, needs, kind, result, missing)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.toml"
+
+    def _missing(self, name: str) -> str:
+        bundle = PLANS[name].bundle
+        return "" if source_of(self.source, bundle).is_file() else f"{bundle} is not prepared: {PREPARE}"
+
+
+def source_of(source: Path, bundle: str) -> Path:
+    """The deployment file of a prepared bundle; of the shipped one where none of that name was prepared."""
+    path = source / f"{bundle}.toml"
+    return ROOT / "configs" / "demo.toml" if bundle == TINY and not path.is_file() else path
+
+
+def write_deployments(folder: Path, source: Path) -> None:
+    """Write the deployments of all bundles that are prepared into `folder`. Raises ConfigError, OSError."""
+    for name, plan in PLANS.items():
+        path = source_of(source, plan.bundle)
+        if path.is_file():
+            engines = folder / "engines" / (plan.engines or name)
+            text = _deployment_text(load_deployment(path), plan, engines)
+            (folder / f"{name}.toml").write_text(text, encoding="utf-8")
+
+
+def _deployment_text(given: Deployment, plan: Plan, engines: Path) -> str:
+    """A deployment with one range, of whole canvases, or with a second one of more rows."""
+    canvas = given.loaded_bundle.latents.canvas_frames
+    held = next(shape for shape in given.shapes if shape.frames.holds(canvas))
+    ranges = [_range(held, canvas, rows) for rows in (ROWS, SECOND_ROWS)[: 1 + plan.has_second_range]]
+    head = {"bundle": str(given.bundle), "engines": str(engines), "target": plan.target}
+    tables = {
+        "deployment": head,
+        "runtime": {"depth": ranges[-1]["rows"]["max"], "queue": 32, **plan.runtime},
+        "build": {**FEW, **plan.build},
+    }
+    shapes = [f"[[shapes]]\n{_lines(each)}" for each in ranges]
+    return "\n".join([*(f"[{name}]\n{_lines(table)}" for name, table in tables.items()), *shapes])
+
+
+def _range(held: ShapeRanges, canvas: int, rows: tuple[int, int, int]) -> dict[str, dict[str, int]]:
+    names = ("min", "opt", "max")
+    return {
+        "rows": dict(zip(names, rows, strict=True)),
+        "frames": dict.fromkeys(names, canvas),
+        "tokens": {name: getattr(held.tokens, name) for name in names},
+    }
+
+
+def _lines(table: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {_value(value)}\n" for name, value in table.items())
+
+
+def _value(value: Any) -> str:
+    """As TOML, whose lists, numbers and plain strings are JSON's."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {_value(each)}" for name, each in value.items()) + " }"
+    return json.dumps(value)
