@@ -39,7 +39,7 @@ from runtime.requests.option_types import MAX_SECONDS
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.requests.request import GenerationRequest
-from runtime.requests.segments import Latents, Segment, generation_lengths, next_segment
+from runtime.requests.segments import Latents, Segment, generation_lengths, loop_lengths, next_segment
 from runtime.threads import Watched
 from runtime.tick.common_ticks import CommonTicks, common_ticks
 from runtime.tick.loop import TickLoop
@@ -190,6 +190,11 @@ class Pipeline:
     def lengths(self) -> tuple[int, ...]:
         """The values of T that generations have, in order, up to the canvas."""
         return generation_lengths(self.bundle.latents, self.deployment.shapes)
+
+    @property
+    def loop_lengths(self) -> tuple[int, ...]:
+        """The values of T that loops have, in order, up to what the engines take."""
+        return loop_lengths(self.bundle.latents, self.deployment.shapes)
 
     def total_frames(self, options: GenerationOptions, source: Latents | None = None) -> int:
         """Frames of a whole generation, rounded up: enough for `seconds`, else the source's, its codes', else a canvas.

@@ -82,6 +82,18 @@ def generation_lengths(latents: LatentSpec, shapes: Sequence[ShapeRanges]) -> tu
     return (*sorted(n for n in wanted if any(shape.frames.holds(n) for shape in shapes)), canvas)
 
 
+def loop_lengths(latents: LatentSpec, shapes: Sequence[ShapeRanges]) -> tuple[int, ...]:
+    """The values of T that loops have, in order: those of generations, and as many as NUM_LENGTHS beyond the canvas.
+
+    The last one is the largest T that the engines take. A loop is one generation: nothing continues it.
+    """
+    lengths, multiple = generation_lengths(latents, shapes), latents.frame_multiple
+    largest = max(shape.frames.max for shape in shapes) // multiple * multiple
+    parts = [lengths[-1] + (largest - lengths[-1]) * part // NUM_LENGTHS for part in range(1, NUM_LENGTHS + 1)]
+    longer = sorted({part // multiple * multiple for part in parts if part > lengths[-1]})
+    return (*lengths, *(n for n in longer if n > lengths[-1] and any(shape.frames.holds(n) for shape in shapes)))
+
+
 def _close_lengths(latents: LatentSpec, canvas: int, shapes: Sequence[ShapeRanges]) -> Iterator[int]:
     """Lengths below a canvas, each so much shorter than the one before it as `most_unused` allows."""
     assert latents.most_unused is not None

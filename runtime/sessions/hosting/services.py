@@ -153,6 +153,7 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         frame_rate_hz=bundle.latents.frame_rate_hz,
         latent_channels=bundle.latents.channels,
         lengths=pipeline.lengths,
+        loop_lengths=pipeline.loop_lengths,
         overlap_frames=pipeline.overlap_frames,
         margin_frames=codec.margin_frames,
         window_frames=codec.spec.decode.window_frames,

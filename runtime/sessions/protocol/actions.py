@@ -19,13 +19,13 @@ from runtime.notes.note_levels import Phrase
 from runtime.notes.part_moods import NO_MOODS, PartMoods, Thinning
 from runtime.requests.form.sections import PlannedSection, SectionRequest
 from runtime.requests.form.state import PlanState, check_state
-from runtime.requests.form.tempo import tempo_of
+from runtime.requests.form.tempo import Tempo, loop_frames, tempo_of
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.requests.segments import Latents, Segment
 from runtime.requests.validation import takes_notes
 from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import PlanChoices, ServerMessage
+from runtime.sessions.protocol.messages import Mode, PlanChoices, ServerMessage
 
 # Controls' values by name as the option table has them, None for the default: what `check_controls` has passed. Nothing
 # behind it validates a value again.
@@ -114,7 +114,8 @@ class LiveModel:
     text, with the options that its template has and a session's seed; None where the model does not tell. moods: what
     the prompts say of single parts. catalog: the adapters that there are now. plan: None where no session has one.
     identity: which model it is now. notes: what its latents say of notes, and silence `[C]`; None: nothing. has_stems:
-    layers can be told apart. music: its musical controls.
+    layers can be told apart. music: its musical controls. loop_lengths: the values of T that loops have; ():
+    those of generations.
     """
 
     sample_rate_hz: int
@@ -141,6 +142,7 @@ class LiveModel:
     notes: NoteFacts | None = None
     has_stems: bool = False
     music: ControlsSpec = field(default_factory=ControlsSpec)
+    loop_lengths: tuple[int, ...] = ()
 
     def known_notes(self, field: str) -> NoteFacts:
         """What it says of notes. field: of the message that needs them. Raises NoNotesError."""
@@ -187,15 +189,24 @@ class LiveModel:
         silenced[:, channels] = self.notes.silence[channels]
         return silenced
 
-    def canvas_frames(self, seconds: float | None) -> int:
-        """The first length that holds `seconds`. Raises RequestError."""
+    def lengths_of(self, mode: Mode) -> tuple[int, ...]:
+        """The values of T that a session's canvas, or a segment of it, may have, in order."""
+        return (mode == "loop" and self.loop_lengths) or self.lengths
+
+    def canvas_frames(self, seconds: float | None, mode: Mode = "loop") -> int:
+        """The first length that holds `seconds`; None: the canvas. Raises RequestError."""
         if seconds is None:
             return self.lengths[-1]
-        wanted = seconds * self.frame_rate_hz - 1e-6
-        found = next((frames for frames in self.lengths if frames >= wanted), None)
+        wanted, lengths = seconds * self.frame_rate_hz - 1e-6, self.lengths_of(mode)
+        found = next((frames for frames in lengths if frames >= wanted), None)
         if found is None:
-            raise RequestError(f"a canvas is at most {self.lengths[-1] / self.frame_rate_hz:g} s", field="seconds")
+            raise RequestError(f"a canvas is at most {lengths[-1] / self.frame_rate_hz:g} s", field="seconds")
         return found
+
+    def bars_frames(self, bars: int, tempo: Tempo | None) -> int:
+        """The first length from the canvas on that holds a loop of so many bars; the canvas where none does."""
+        wanted = 0 if tempo is None else loop_frames(tempo, bars, self.frame_rate_hz)
+        return next((n for n in self.lengths_of("loop") if n >= max(wanted, self.lengths[-1])), self.lengths[-1])
 
 
 @dataclass(frozen=True, eq=False)

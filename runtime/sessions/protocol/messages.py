@@ -101,7 +101,11 @@ class Open(Message):
     type: Literal["open"] = "open"
     mode: Mode = Field(default="loop", description="loop: a canvas that repeats; extend: music without an end.")
     seconds: float | None = Field(
-        default=None, ge=MIN_SECONDS, le=MAX_SECONDS, description="Length of the canvas. Default: the model's."
+        default=None,
+        ge=MIN_SECONDS,
+        le=MAX_SECONDS,
+        description="Length of the canvas: the first of `ready.lengths_s` that holds it. Default: the model's, or what "
+        "the bars of a loop need.",
     )
     prompts: Prompts = Field(default=[], description="Empty: unconditional.")
     blend: Blend = Field(default="velocity", description="What the weights blend: velocities, or condition tokens.")
@@ -501,6 +505,7 @@ class Ready(Message):
     format: AudioFormat
     mode: Mode
     canvas: CanvasLayout
+    lengths_s: list[float] = Field(default=[], description="Those that a canvas of this mode may have.")
     controls: ReadyControls
     next_sample: Sample
     limits: Limits

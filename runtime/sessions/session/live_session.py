@@ -14,7 +14,7 @@ from typing import Any
 
 from runtime.audio.formats import Pcm
 from runtime.errors import RequestError, StaleSeqError, TickError
-from runtime.requests.form.tempo import Tempo
+from runtime.requests.form.tempo import Tempo, tempo_of
 from runtime.requests.seeds import draw_seed
 from runtime.requests.segments import Latents
 from runtime.sessions.control.control_state import ControlState
@@ -88,7 +88,9 @@ class LiveSession:
         clock, seed = SessionClock(now_s), draw_seed() if given is None else given
         values = opened.controls if opened.bars is None else {**opened.controls, "loop_bars": opened.bars}
         controls = ControlState(model, clock, values, opened.prompts, opened.blend, seed)
-        frames, playhead = model.canvas_frames(opened.seconds), Playhead(clock, model.sample_rate_hz)
+        frames, playhead = model.canvas_frames(opened.seconds, opened.mode), Playhead(clock, model.sample_rate_hz)
+        if opened.seconds is None and opened.mode == "loop" and (bars := values.get("loop_bars")):
+            frames = model.bars_frames(int(bars), tempo_of(controls.final_options(), model.ranges.bpm))
         playhead.is_playing = not opened.paused
         if opened.events:
             model.known_notes("events")

@@ -54,6 +54,7 @@ def ready(
         sample_rate_hz=model.sample_rate_hz,
         channels=model.channels,
         canvas=layout(model, parts.frames),
+        lengths_s=[frames / model.frame_rate_hz for frames in model.lengths_of(parts.mode)],
         controls=controls(model, parts.controls, references.source, words),
         next_sample=parts.playhead.sent_until,
         limits=messages.Limits(keep_s=keep_s),

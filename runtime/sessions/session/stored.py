@@ -126,7 +126,7 @@ class SessionParts:
         playhead.is_playing = meta["playhead"]["is_playing"]
         return cls(
             **{name: meta[name] for name in PLAIN_PARTS if name != "frames"},
-            frames=meta["frames"] if meta["frames"] in model.lengths else model.lengths[-1],
+            frames=meta["frames"] if meta["frames"] in model.lengths_of(meta["mode"]) else model.lengths[-1],
             epoch=meta["epoch"],
             controls=controls,
             timeline=Timeline(muted=set(meta["muted"]) & model.layers.keys()),
@@ -193,8 +193,8 @@ def check_fits(meta: Mapping[str, Any], model: LiveModel) -> None:
     """
     if meta["signal"] != signal_of(model):
         raise RequestError("the session was stored with a model of other latents or audio", fix="open a new session")
-    if meta["frames"] not in model.lengths:
-        raise RequestError(f"the session has a canvas of {meta['frames']} frames, the model makes {model.lengths}")
+    if meta["frames"] not in (lengths := model.lengths_of(meta["mode"])):
+        raise RequestError(f"the session has a canvas of {meta['frames']} frames, the model makes {lengths}")
     for name in ("timbre", "structure"):
         if meta["generations"][name] is not None and f"{name}_strength" in model.untaken:
             raise RequestError(f"the session has a {name}, the bundle has no [{name}]", fix="open a new session")

@@ -116,7 +116,7 @@ function openMessage() {
   return {
     type: "open",
     mode,
-    ...(seconds === null ? {} : { seconds }),
+    ...(seconds === null || mode === "extend" ? {} : { seconds }),
     prompts: pad.items(),
     blend: field("blend").value,
     controls: panel.values,
@@ -264,7 +264,7 @@ function onReady(ready) {
   find("bars").hidden = canvas.isEndless;
   hasCanvas = !isNew;
   isBandUnsent = isNew && !canvas.isEndless && !band.isWhole;
-  offerLengths(ready.canvas.seconds);
+  offerLengths(ready);
   curveEditor.offer();
   showWords(ready.controls.prompt_words);
   // What words are was not known when the first session was opened.
@@ -601,12 +601,12 @@ function showHistory() {
   field("redo").disabled = !history.canRedo;
 }
 
-/** @param {number} whole the length of the canvas where no other was asked for */
-function offerLengths(whole) {
+/** @param {{canvas: {seconds: number}, lengths_s: number[]}} ready of a loop whose length may be chosen */
+function offerLengths({ canvas: { seconds: whole }, lengths_s: lengths }) {
   const select = /** @type {HTMLSelectElement} */ (find("length"));
-  if (seconds === null && !select.options.length) {
-    const lengths = [whole, whole / 2, whole / 4];
-    select.append(...lengths.map((length, i) => new Option(`${length.toFixed(1)} s`, i ? String(length) : "")));
+  if (seconds === null && !canvas.isEndless && !select.options.length) {
+    const value = (/** @type {number} */ length) => (length === whole ? "" : String(length));
+    select.append(...lengths.map((length) => new Option(`${length.toFixed(1)} s`, value(length))));
   }
   find("length-field").hidden = canvas.isEndless || !select.options.length;
   select.value = seconds === null ? "" : String(seconds);

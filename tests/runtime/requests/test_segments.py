@@ -10,7 +10,14 @@ from runtime.config.targets import ShapeRange, ShapeRanges
 from runtime.errors import RequestError
 from runtime.requests.option_types import DcwOptions, Span
 from runtime.requests.options import StepOptions
-from runtime.requests.segments import Segment, generation_lengths, next_segment, repaint_curve, step_parameters
+from runtime.requests.segments import (
+    Segment,
+    generation_lengths,
+    loop_lengths,
+    next_segment,
+    repaint_curve,
+    step_parameters,
+)  # fmt: skip
 
 
 def all_segments(total: int, canvas: int, overlap: int, multiple: int = 1) -> list[Segment]:
@@ -73,6 +80,24 @@ def test_generations_have_few_lengths(canvas: int, ranges: list[tuple[int, int]]
     one = ShapeRange(min=1, opt=1, max=1)
     shapes = [ShapeRanges(rows=one, frames=ShapeRange(min=low, opt=low, max=high)) for low, high in ranges]
     assert generation_lengths(latents, shapes) == lengths
+
+
+@pytest.mark.parametrize(
+    ("canvas", "ranges", "lengths"),
+    [
+        (24, [(2, 64)], (6, 12, 18, 24, 34, 44, 54, 64)),
+        (64, [(2, 64)], (16, 32, 48, 64)),
+        (96, [(2, 64)], (16, 32, 48, 64)),
+        (24, [(2, 30), (50, 65)], (6, 12, 18, 24, 54, 64)),  # what a range holds
+    ],
+)
+def test_loops_are_as_long_as_the_engines_take(
+    canvas: int, ranges: list[tuple[int, int]], lengths: tuple[int, ...]
+) -> None:
+    latents = LatentSpec(channels=8, frame_rate_hz=25.0, frame_multiple=2, canvas_frames=canvas)
+    one = ShapeRange(min=1, opt=1, max=1)
+    shapes = [ShapeRanges(rows=one, frames=ShapeRange(min=low, opt=low, max=high)) for low, high in ranges]
+    assert loop_lengths(latents, shapes) == lengths
 
 
 @pytest.mark.parametrize("multiple", [1, 2])

@@ -24,6 +24,9 @@ from runtime.sessions.protocol.messages import Beat, LivePrompt, Mode, State
 Values = npt.NDArray[np.float64]
 
 TEMPOS: Final = (97, 120, 124, 140)
+# So slow that four bars are longer than the canvas.
+SLOW_TEMPOS: Final = (60, 75, 84)
+LONG_BARS: Final = 4
 GENRES: Final = ("techno", "house", "trance", "disco", "rock", "pop")
 PROMPTS: Final = tuple(f"{genre}, {{bpm}} bpm, drums and bass" for genre in GENRES)
 FIRST_SEED: Final = 500
@@ -51,6 +54,7 @@ def measure(player: Player, clock_s: float = CLOCK_S) -> Measured:
     """All of it."""
     kinds = {"files": file_row, "live": live_row, "loops": loop_row}
     tables = {name: [row(player, bpm) for bpm in TEMPOS] for name, row in kinds.items()}
+    tables["long_loops"] = [long_loop_row(player, bpm) for bpm in SLOW_TEMPOS]
     figures: Figures = {}
     for name, rows in tables.items():
         figures[f"beat_{name}_coherence_min"] = min(row["coherence"] for row in rows)
@@ -103,12 +107,19 @@ def loop_row(player: Player, bpm: float, prompts: Sequence[str] = PROMPTS, secon
     return _session_row(player, bpm, prompts, seconds, "loop")
 
 
-def _session_row(player: Player, bpm: float, prompts: Sequence[str], seconds: float, mode: Mode) -> Row:
-    return _row(bpm, [_session_turns(player, prompt.format(bpm=bpm), seconds, mode) for prompt in prompts])
+def long_loop_row(player: Player, bpm: float, prompts: Sequence[str] = PROMPTS, seconds: float = 2 * LOOPED_S) -> Row:
+    """Loops of four bars that are longer than the canvas, after its length, against the bar lines that they tell."""
+    return _session_row(player, bpm, prompts, seconds, "loop", LONG_BARS)
 
 
-def _session_turns(player: Player, prompt: str, seconds: float, mode: Mode) -> Values:
-    run = SessionRun(player, mode=mode, prompts=[LivePrompt(text=prompt)], seed=FIRST_SEED)
+def _session_row(
+    player: Player, bpm: float, prompts: Sequence[str], seconds: float, mode: Mode, bars: int | None = None
+) -> Row:
+    return _row(bpm, [_session_turns(player, prompt.format(bpm=bpm), seconds, mode, bars) for prompt in prompts])
+
+
+def _session_turns(player: Player, prompt: str, seconds: float, mode: Mode, bars: int | None) -> Values:
+    run = SessionRun(player, mode=mode, prompts=[LivePrompt(text=prompt)], seed=FIRST_SEED, bars=bars)
     run.run(seconds)
     run.close()
     onsets = drum_onsets_s(run.played)

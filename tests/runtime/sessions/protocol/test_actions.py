@@ -14,6 +14,7 @@ from runtime.config.bundle import load_bundle
 from runtime.config.plan_spec import TokenRange
 from runtime.errors import ConfigError, RequestError
 from runtime.pipeline.pipeline import open_pipeline
+from runtime.requests.form.tempo import Tempo
 from runtime.sessions.hosting.services import live_model
 from runtime.sessions.protocol.actions import DecodeWindow, PlanFacts
 
@@ -36,6 +37,24 @@ def test_a_canvas_is_the_first_length_that_holds_its_seconds() -> None:
     assert [MODEL.canvas_frames(each + 0.001) for each in (0.0, *seconds[:-1])] == [*MODEL.lengths]
     with pytest.raises(RequestError, match=r"at most 2\.56 s"):
         MODEL.canvas_frames(seconds[-1] + 0.001)
+
+
+def test_a_loop_may_be_longer_than_what_is_continued() -> None:
+    longest = MODEL.lengths[-1]
+    model = replace(MODEL, loop_lengths=(*MODEL.lengths, longest * 3 // 2, longest * 2))
+    long_s = 1.4 * longest / model.frame_rate_hz
+    assert model.canvas_frames(long_s) == model.canvas_frames(long_s, "loop") == longest * 3 // 2
+    assert model.canvas_frames(None) == longest
+    with pytest.raises(RequestError, match=r"at most 2\.56 s"):
+        model.canvas_frames(long_s, "extend")
+    with pytest.raises(RequestError, match=r"at most 5\.12 s"):
+        model.canvas_frames(6.0)
+    bar_s = longest / model.frame_rate_hz / 2
+    tempo = Tempo(240.0 / bar_s, 4)
+    assert [model.bars_frames(bars, tempo) for bars in (1, 2, 3, 4, 5)] == [
+        longest, longest, longest * 3 // 2, longest * 2, longest,
+    ]  # fmt: skip
+    assert model.bars_frames(4, None) == longest
 
 
 def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:

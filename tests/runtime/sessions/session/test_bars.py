@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.live_simulation import FRAME, GUIDANCE, HINT, HOP, LENGTHS, NUMBER, RATE, Simulation, new_session
+from helpers.live_simulation import FRAME, GUIDANCE, HINT, HOP, LENGTHS, MODEL, NUMBER, RATE, Simulation, new_session
 from helpers.simulated_form import BPM, FRAMES_PER_BAR
 
 from runtime.errors import RequestError
 from runtime.sessions.protocol import messages
 from runtime.sessions.protocol.messages import LivePrompt, client_message
+from runtime.sessions.session.live_session import LiveSession
 from runtime.sessions.session.waiting import MAX_WAITING
+from runtime.sessions.storage.store import SessionSnapshot
 
 BARS = {"bpm": 300.0}  # 20 frames each
 CANVAS = LENGTHS[-1]
+LONG = replace(MODEL, loop_lengths=(*LENGTHS, 3 * CANVAS // 2, 2 * CANVAS))
+FRAMES_PER_S = MODEL.frame_rate_hz
 
 
 def playing(seconds: float = 2.0, **opened: Any) -> Simulation:
@@ -42,6 +48,37 @@ def heard(simulation: Simulation, channel: int) -> list[float]:
 
 def beat(simulation: Simulation) -> messages.Beat | None:
     return next(each for each in reversed(simulation.messages) if isinstance(each, messages.State)).beat
+
+
+@pytest.mark.parametrize(
+    ("opened", "frames"),
+    [
+        ({"bars": 4, "controls": BARS}, 80),
+        ({"bars": 6, "prompts": [LivePrompt(text="techno, 300 bpm")]}, 120),
+        ({"controls": BARS, "seconds": 5.0}, 120),
+        ({"controls": {**BARS, "loop_bars": 0}, "seconds": 5.0}, 128),
+    ],
+)
+def test_a_loop_of_many_bars_is_longer_than_the_canvas_and_goes_on_after_a_restart(
+    opened: dict[str, Any], frames: int
+) -> None:
+    session = new_session(model=LONG, **opened)
+    assert session.attach("token", 0.0, keep_s=60.0).lengths_s == [n / FRAMES_PER_S for n in LONG.loop_lengths]
+    simulation = Simulation(session)
+    simulation.run(12.0)
+    found = heard(simulation, FRAME)
+    assert found[frames : frames + 100] == found[:100]
+    assert len(set(found[:frames])) == frames
+    snapshot = session.snapshot(simulation.now_s)
+    restored = LiveSession.restore(SessionSnapshot(json.loads(json.dumps(snapshot.meta)), snapshot.pieces), LONG, 0.0)
+    assert restored.snapshot(0.0).meta["frames"] == snapshot.meta["frames"] > CANVAS
+
+
+def test_what_is_continued_is_no_longer_than_the_canvas() -> None:
+    session = new_session(model=LONG, mode="extend")
+    assert session.attach("token", 0.0, keep_s=60.0).lengths_s[-1] == CANVAS / FRAMES_PER_S
+    with pytest.raises(RequestError, match="a canvas is at most"):
+        new_session(model=LONG, mode="extend", seconds=5.0)
 
 
 @pytest.mark.parametrize(
