@@ -143,8 +143,8 @@ class ServerSettings(BaseSettings):
         default=0,
         ge=0,
         le=16,
-        description="Windows decoded in parallel while the tick loop is idle; 0: one per core, at most 4, on the CPU, "
-        "1 elsewhere.",
+        description="Windows decoded in parallel, on the CPU while the tick loop is idle; 0: one per core, at most 4, "
+        "on the CPU, 4 elsewhere, where one execute decodes those that wait.",
     )
     first_window_s: float = Field(default=1.0, gt=0, description="Audio of a stream's first decoded window.")
     window_s: float = Field(default=2.0, gt=0, description="Audio of its further windows.")

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from engine_build.config import ROWS_VARIANTS, BuildRequest, parse_variant
 from engine_build.graphs.adapter_graph import adapter_graph
 from engine_build.graphs.axis_names import decoder_graph, with_axis_names
-from engine_build.graphs.graph_file import Graph, derived_graph, graph_of
+from engine_build.graphs.graph_file import Graph, derived_graph, graph_of, read_graph
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.step_graph import BlendRule, rows_graph, step_graph
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
@@ -33,6 +33,7 @@ from engine_build.specs.shape_ranges import (
     tick_ranges,
     token_ranges,
 )
+from runtime.audio.codec import MAX_BATCH
 from runtime.config.bundle import Bundle, DecoderInputs
 from runtime.config.codec import CodecSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
@@ -230,7 +231,9 @@ def _codec_specs(bundle: Bundle, codec: CodecSpec, deployment: Deployment) -> It
     if names.start_frame is not None:
         ports.append(Port("codec.decode.inputs.start_frame", names.start_frame, "B", "int64", "count", "T"))
     audio = Port("codec.decode.outputs.audio", codec.decode.outputs.audio, "BAW")
-    ranges = codec_ranges(codec.hop_samples, codec.decode)
+    graph = read_graph(bundle.graph_path(codec.decode.graph))
+    is_free = any(info.name == names.latents and isinstance(info.shape[0], str) for info in graph.inputs)
+    ranges = codec_ranges(codec.hop_samples, codec.decode, MAX_BATCH if is_free else 1)
     yield file_spec("codec_decode", bundle, codec.decode.graph, ports, [audio], samples, largest, ranges)
     if codec.encode is not None:
         audio = Port("codec.encode.inputs.audio", codec.encode.inputs.audio, "BAW", values="unit")

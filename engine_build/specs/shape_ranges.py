@@ -53,13 +53,22 @@ def tick_ranges(
     )
 
 
-def codec_ranges(hop_samples: int, half: CodecDecodeSpec | CodecEncodeSpec) -> tuple[dict[str, Range], ...]:
-    """Whole groups of frames: the fewest that there can be, up to the bundle's `window_frames` with both margins."""
+def codec_ranges(
+    hop_samples: int, half: CodecDecodeSpec | CodecEncodeSpec, batch: int = 1
+) -> tuple[dict[str, Range], ...]:
+    """Whole groups of frames: the fewest that there can be, up to the bundle's `window_frames` with both margins.
+
+    With a batch a second range: of so many windows, as short as those of live sessions and of streams.
+    """
     margins, least = 2 * half.margin_frames, 1 + half.missing(1)
     usual = max(min(SAMPLE_FRAMES * 2, half.window_frames) // half.align_frames * half.align_frames + margins, least)
     frames = (least, usual, max(half.window_frames + margins, least))
     samples = (frames[0] * hop_samples, frames[1] * hop_samples, frames[2] * hop_samples)
-    return ({"B": (1, 1, 1), "T": frames, "W": samples},)
+    alone: dict[str, Range] = {"B": (1, 1, 1), "T": frames, "W": samples}
+    if batch == 1:
+        return (alone,)
+    few = (least, usual, usual)
+    return alone, {"B": (2, batch, batch), "T": few, "W": (samples[0], samples[1], samples[1])}
 
 
 def token_ranges(max_tokens: int) -> tuple[dict[str, Range], ...]:

@@ -9,8 +9,9 @@ none is given less than its `shortest_frames`; what is missing at the end is the
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -20,21 +21,77 @@ from runtime.audio.codec_queue import CodecQueue
 from runtime.audio.formats import Latents, Pcm
 from runtime.audio.windows import Window, WindowCutter
 from runtime.config.bundle import Bundle
+from runtime.config.codec import CodecDecodeSpec
+from runtime.devices.device import Level
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import RunnableGraph, run_once
-from runtime.errors import ConfigError, EngineError, RequestError, ShapeError
+from runtime.engines.manifest import Manifest
+from runtime.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
 
 MAX_DEFAULT_SIZE = 4
+# Windows of one length that one execute decodes on a GPU.
+MAX_BATCH = 4
 
 
 def default_workers(target: str) -> int:
-    """Windows to decode at once: one per core on the CPU, at most 4; one on a GPU."""
-    return min(num_cores(), MAX_DEFAULT_SIZE) if target == "cpu" else 1
+    """Windows to decode at once: one per core on the CPU, at most 4; on a GPU as many as one execute takes."""
+    return min(num_cores(), MAX_DEFAULT_SIZE) if target == "cpu" else MAX_BATCH
+
+
+def windows_per_execute(manifest: Manifest, spec: CodecDecodeSpec, frames: int) -> int:
+    """How many windows of so many frames an engine decodes in one execute, MAX_BATCH at most.
+
+    One on the CPU, where the bits of a window may not depend on others (a batch rounds in another order), and where it
+    would save a sixth. Plans say it themselves; the target cuda is given no more frames than one window may have.
+    """
+    if manifest.target == "cpu":
+        return 1
+    name = spec.inputs.latents
+    if manifest.target == "cuda":
+        info = next(info for info in manifest.inputs if info.name == name)
+        longest = spec.window_frames + 2 * spec.margin_frames
+        return 1 if isinstance(info.shape[0], int) else max(1, min(MAX_BATCH, longest // frames))
+    shapes = [
+        [tuple(map(int, shape.split("x"))) for shape in profile[name].split()]
+        for profile in manifest.build.get("profiles", ())
+    ]
+    fitting = [most[0] for least, _, most in shapes if least[1] <= frames <= most[1]]
+    return min(MAX_BATCH, max(fitting, default=1))
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A window to decode: `[T, C]`, and the number of its first frame. audio: `[A, W]`."""
+
+    latents: Latents
+    start_frame: int
+    audio: Future[NDArray[np.float32]] = field(default_factory=Future)
+
+
+class _Lane:
+    """What is decoded at one level of the device: what waits for the execute that runs shares the next one."""
+
+    def __init__(self) -> None:
+        self.waiting: list[_Asked] = []
+        # Held while the list changes, never while something is decoded.
+        self.changing = threading.Lock()
+        # Held for a whole execute; those that wait for it are what the next one decodes.
+        self.turn = threading.Lock()
+
+    def take(self, first: _Asked, limit: int) -> list[_Asked]:
+        """It, and others that wait and are as long; none where another execute took it along."""
+        with self.changing:
+            if first not in self.waiting:
+                return []
+            others = [each for each in self.waiting if each is not first and len(each.latents) == len(first.latents)]
+            taken = [first, *others[: limit - 1]]
+            self.waiting = [each for each in self.waiting if each not in taken]
+        return taken
 
 
 class Codec:
     """The bundle's codec. Any thread may call it. The workers of `queue` (default: one) decode; one call at a time
-    encodes.
+    encodes. batch: how many windows of so many frames one execute decodes (default: one).
 
     Raises ConfigError where the bundle has no codec.
     """
@@ -45,6 +102,7 @@ class Codec:
         decode: RunnableGraph,
         encode: RunnableGraph | None = None,
         queue: CodecQueue | None = None,
+        batch: Callable[[int], int] = lambda frames: 1,
     ) -> None:
         if bundle.codec is None:
             raise ConfigError(f"bundle {bundle.name!r} has no [codec]: it makes latents, not audio")
@@ -56,6 +114,7 @@ class Codec:
         self.latent_channels = bundle.latents.channels
         self.queue = queue or CodecQueue()
         self._decode_engine = decode
+        self._batch, self._lanes = batch, {level: _Lane() for level in Level}
         self._encode_engine = encode
         # Held while audio is encoded: one encodes at a time, others wait for it.
         self._encode_lock = threading.Lock()
@@ -122,20 +181,55 @@ class Codec:
         return pcm[begin : begin + window.frames * self.hop_samples]
 
     def _decode(self, latents: Latents, start_frame: int) -> Pcm:
-        """One execute."""
+        """One execute, or a part of one."""
         if latents.ndim != 2 or latents.shape[1] != self.latent_channels or len(latents) == 0:
             raise ShapeError(f"latents have shape {latents.shape}, expected [T, {self.latent_channels}]")
-        roles, frames = self.spec.decode.inputs, len(latents)
+        frames = len(latents)
         if missing := self.spec.decode.missing(frames):
             latents = np.concatenate((latents, np.repeat(latents[-1:], missing, axis=0)))  # [whole groups, C]
-        feeds: dict[str, NDArray[np.generic]] = {roles.latents: np.ascontiguousarray(latents[None], np.float32)}
+        asked, level = _Asked(latents, start_frame), self.queue.level
+        if (limit := self._batch(len(latents))) > 1:
+            self._execute_together(asked, self._lanes[level], limit, level)
+            audio = asked.audio.result()
+        else:
+            (audio,) = self._execute([asked], level)
+        return np.ascontiguousarray(audio[:, : frames * self.hop_samples].T)
+
+    def _execute_together(self, asked: _Asked, lane: _Lane, limit: int, level: Level) -> None:
+        """Decode a window, with those that wait: alone each, where together they fail."""
+        with lane.changing:
+            lane.waiting.append(asked)
+        # Waits while others of its level are decoded, which may take this one along.
+        with lane.turn:
+            taken = lane.take(asked, limit)
+            try:
+                for one, audio in zip(taken, self._execute(taken, level) if taken else (), strict=True):
+                    one.audio.set_result(audio)
+            except TickError:
+                for one in taken:
+                    self._execute_alone(one, level)
+            except BaseException as error:  # also a panic of native code
+                for one in taken:
+                    one.audio.set_exception(error)
+
+    def _execute_alone(self, asked: _Asked, level: Level) -> None:
+        try:
+            asked.audio.set_result(self._execute([asked], level)[0])
+        except BaseException as error:
+            asked.audio.set_exception(error)
+
+    def _execute(self, asked: Sequence[_Asked], level: Level) -> NDArray[np.float32]:
+        """One execute: `[B, A, W]` of windows of one length."""
+        roles, frames = self.spec.decode.inputs, len(asked[0].latents)
+        latents = np.stack([one.latents for one in asked])
+        feeds: dict[str, NDArray[np.generic]] = {roles.latents: np.ascontiguousarray(latents, np.float32)}
         if roles.start_frame is not None:
-            feeds[roles.start_frame] = np.array([start_frame], np.int64)
-        audio = run_once(self._decode_engine, feeds, self.queue.level)[self.spec.decode.outputs.audio]
-        expected = (1, self.channels, len(latents) * self.hop_samples)
+            feeds[roles.start_frame] = np.array([one.start_frame for one in asked], np.int64)
+        audio: NDArray[np.float32] = run_once(self._decode_engine, feeds, level)[self.spec.decode.outputs.audio]
+        expected = (len(asked), self.channels, frames * self.hop_samples)
         if audio.shape != expected:
             raise EngineError(f"{self._decode_engine.name} returned audio of shape {audio.shape}, expected {expected}")
-        return np.ascontiguousarray(audio[0, :, : frames * self.hop_samples].T)
+        return audio
 
     def encode(self, pcm: Pcm) -> Latents:
         """`[N, channels]` float32 -> `[T, C]` float32, padded with silence to a whole frame.

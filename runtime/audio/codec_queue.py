@@ -68,8 +68,9 @@ class CodecQueue:
     """Gives work to `size` workers: the most urgent first, of equal urgency the earliest deadline, then in order.
 
     One works while ticks run (`is_alone()` is false): they need the cores. `is_alone` is called whenever work could
-    begin. is_apart: the background has `size` workers of its own, so that nothing more urgent waits for it: a device
-    runs both, and has levels for them. clock: seconds, monotonic. Any thread may call everything.
+    begin. is_apart: on a device all work while ticks run, and the background has `size` workers of its own, so that
+    nothing more urgent waits for it: a device has levels for them. clock: seconds, monotonic. Any thread may call
+    everything.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class CodecQueue:
         if self._is_live and not item.is_live and self._clock() < self._others_s + OTHERS_S:
             return False
         running = sum(item.level is each.level for each in self._running) if self._is_apart else len(self._running)
-        return running < (self.size if running and (self._is_held or self._is_alone()) else 1)
+        return running < (self.size if running and (self._is_apart or self._is_held or self._is_alone()) else 1)
 
     def _start(self) -> None:
         while self._waiting and self._has_free(self._waiting[0]):

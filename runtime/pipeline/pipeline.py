@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from runtime.audio.codec import Codec, default_workers
+from runtime.audio.codec import Codec, default_workers, windows_per_execute
 from runtime.audio.codec_queue import CodecQueue
 from runtime.audio.decoding import audio_chunks, convert_audio, within
 from runtime.audio.formats import Pcm, is_latents_file, read_latents
@@ -390,7 +390,7 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
             bundle=bundle,
             device=device,
             loop=loop,
-            codec=Codec(bundle, others["codec_decode"], others.get("codec_encode"), queue) if bundle.codec else None,
+            codec=_codec(bundle, others, queue),
             text_encoder=text_encoder_of(bundle, others),
             structure=structure,
             planner=open_planner(bundle, loop, structure),
@@ -398,6 +398,14 @@ def open_pipeline(deployment: Deployment | Path, *, target: Target | None = None
         )
         opened.pop_all()
     return pipeline
+
+
+def _codec(bundle: Bundle, engines: Mapping[str, Engine], queue: CodecQueue) -> Codec | None:
+    if bundle.codec is None:
+        return None
+    decode = engines["codec_decode"]
+    batch = partial(windows_per_execute, decode.manifest, bundle.codec.decode)
+    return Codec(bundle, decode, engines.get("codec_encode"), queue, batch)
 
 
 def text_encoder_of(bundle: Bundle, engines: Mapping[str, RunnableGraph]) -> TextEncoder | None:

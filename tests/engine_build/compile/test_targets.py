@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from helpers.factories import TinySpec, cache_of, folder_of, tiny_decoder, tiny_deployment, with_option
@@ -20,7 +21,10 @@ from engine_build.compile import targets
 from engine_build.compile.worker import BuildLog
 from engine_build.graphs.graph_file import read_graph
 from engine_build.precision import sensitivity
+from runtime.audio.codec import MAX_BATCH, windows_per_execute
 from runtime.config.deployment import load_deployment
+from runtime.devices.machine import open_device
+from runtime.engines.loading import open_engine
 from runtime.engines.manifest import Manifest, verify_file
 from runtime.engines.tensorrt.plan_file import read_plan_header
 from runtime.errors import BuildError
@@ -175,3 +179,21 @@ def test_a_decoder_in_fp8_names_in_its_manifest_what_is_not_in_8_bits(tmp_path: 
     assert 0.01 < manifest.error["recipe_rms_rel"] < 0.1
     assert 0.3 < manifest.error["recipe_low_work"] < 1
     assert manifest.error["max_rel"] < manifest.build["tolerance"]
+
+
+def test_a_codecs_plan_decodes_several_short_windows_in_one_execute(path: Path, build_one: Build) -> None:
+    manifest, codec = build_one(path, "codec_decode"), load_deployment(path).loaded_bundle.codec
+    assert codec is not None
+    assert windows_per_execute(manifest, codec.decode, 8) == MAX_BATCH
+    assert windows_per_execute(manifest, codec.decode, codec.decode.window_frames) == 1
+    device = open_device("tensorrt")
+    engine = open_engine(folder_of(path), "codec_decode", device)
+    latents, starts = np.random.default_rng(0).standard_normal((3, 8, 8)).astype(np.float32), np.arange(3) * 5
+    names = codec.decode.inputs
+    feeds = {names.latents: latents, str(names.start_frame): starts}
+    together = engine.run(feeds)[codec.decode.outputs.audio]
+    for place in range(3):
+        alone = engine.run({name: values[place : place + 1] for name, values in feeds.items()})
+        np.testing.assert_allclose(together[place], alone[codec.decode.outputs.audio][0], atol=1e-6)
+    engine.close()
+    device.close()

@@ -12,6 +12,7 @@ from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
 from engine_build.specs.engine_specs import engine_specs
 from engine_build.specs.shape_ranges import decoder_samples
+from runtime.audio.codec import MAX_BATCH
 from runtime.config.targets import ShapeRange, ShapeRanges
 from runtime.denoise.row_buffers import row_multiple
 from runtime.errors import BuildError, ConfigError, TickError
@@ -187,7 +188,7 @@ def test_a_graph_exported_for_one_length_is_refused(tmp_path: Path) -> None:
 
 def test_every_range_of_a_port_holds_the_samples_and_is_in_order(tmp_path: Path) -> None:
     for spec in specs(tmp_path).values():
-        assert len(spec.ranges) == (1 if spec.kind != "decoder" else len(spec.shapes))
+        assert len(spec.ranges) == {"decoder": len(spec.shapes), "codec_decode": 2}.get(spec.kind, 1)
         for ranges in spec.ranges:
             assert all(low <= usual <= high for low, usual, high in ranges.values()), spec.name
         for sample in spec.samples:
@@ -225,6 +226,20 @@ def test_profiles_are_shapes_of_every_input(tmp_path: Path) -> None:
     for name, spec in made.items():
         for profile in optimization_profiles(spec):
             assert set(profile) == {port.name for port in spec.inputs}, name
+
+
+def test_a_codec_takes_several_short_windows_at_once_where_its_graph_does(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path)
+    alone, several = next(spec for spec in engine_specs(load_request(path)) if spec.name == "codec_decode").ranges
+    assert (alone["B"], several["B"]) == ((1, 1, 1), (2, MAX_BATCH, MAX_BATCH))
+    assert several["T"][2] < alone["T"][2], "several of any length would take several times the memory"
+    file = tmp_path / "tiny" / "codec_decode.onnx"
+    model = onnx.load(file)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, file)
+    found = next(spec for spec in engine_specs(load_request(path)) if spec.name == "codec_decode").ranges
+    assert found == (alone,)
 
 
 def test_the_codec_takes_a_window_with_its_margins(tmp_path: Path) -> None:

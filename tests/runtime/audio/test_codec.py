@@ -1,8 +1,10 @@
 """Windowed decoding and encoding equal the full conversion; execute sizes are bounded; errors."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.audio.codec import Codec, default_workers
-from runtime.audio.codec_queue import Urgency
+from engine_build.specs.shape_ranges import codec_ranges
+from runtime.audio.codec import MAX_BATCH, Codec, default_workers, windows_per_execute
+from runtime.audio.codec_queue import CodecQueue, Urgency
 from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.devices.device import Level
-from runtime.errors import ConfigError, RequestError, ShapeError
+from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.errors import ConfigError, OutOfMemoryError, RequestError, ShapeError
 
 SPEC = TinySpec(prefix="x_")
+TIMEOUT_S = 30
 HOP = SPEC.hop_samples
 
 
@@ -60,9 +65,9 @@ def streamed(codec: Codec, parts: list[NDArray[np.float32]], window_frames: int,
     return np.concatenate([codec.decode_window(window) for part in parts for window in cutter.cut(part)])
 
 
-def test_workers_are_one_per_core_on_the_cpu_and_one_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_one_per_core_on_the_cpu_and_a_batch_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    assert [default_workers(target) for target in ("cpu", "cuda", "tensorrt")] == [4, 1, 1]
+    assert [default_workers(target) for target in ("cpu", "cuda", "tensorrt")] == [4, MAX_BATCH, MAX_BATCH]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert default_workers("cpu") == 2
 
@@ -211,6 +216,83 @@ def test_what_is_played_is_decoded_as_the_most_urgent_work_of_the_device(bundle:
     codec = Codec(bundle, Noted(tiny_codec_decode(SPEC)))
     codec.queue.submit(lambda: codec.decode(latents(6, 0)), urgency).result()
     assert levels == [Level.BACKGROUND if urgency is Urgency.BACKGROUND else Level.LIVE]
+
+
+class Stepping(GraphEngine):
+    """A decoder whose executes each wait for `go`; `shapes`: of their latents."""
+
+    def __init__(self, refused: int = 99) -> None:
+        super().__init__(tiny_codec_decode(SPEC))
+        self.refused, self.shapes, self.begun, self.go = (
+            refused,
+            list[tuple[int, ...]](),
+            threading.Semaphore(0),
+            threading.Semaphore(0),
+        )
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], level: Level = Level.TICK) -> dict[str, NDArray[Any]]:
+        self.shapes.append(next(array.shape for array in feeds.values() if array.ndim == 3))
+        self.begun.release()
+        assert self.go.acquire(timeout=TIMEOUT_S)
+        if self.shapes[-1][0] >= self.refused:
+            raise OutOfMemoryError("no memory for so many")
+        return super().run(feeds, level)
+
+
+def decoded_together(bundle: Bundle, engine: Stepping, lengths: list[int]) -> None:
+    """Decode latents of these lengths: the first alone, the others while it runs."""
+    codec = Codec(bundle, engine, queue=CodecQueue(len(lengths), is_apart=True), batch=lambda frames: 4)
+    windows = [(latents(length, seed), 3 * seed) for seed, length in enumerate(lengths)]
+    asked = [codec.queue.submit(partial(codec._decode, *windows[0]))]
+    assert engine.begun.acquire(timeout=TIMEOUT_S)
+    lane = codec._lanes[Level.BACKGROUND]
+    for number, window in enumerate(windows[1:], 1):
+        asked.append(codec.queue.submit(partial(codec._decode, *window)))
+        while len(lane.waiting) < number:  # until its worker waits for its turn
+            assert not asked[-1].done()
+    engine.go.release(2 * len(lengths))
+    found = [each.result(TIMEOUT_S) for each in asked]
+    codec.queue.close()
+    alone = Codec(bundle, GraphEngine(tiny_codec_decode(SPEC)))
+    for pcm, window in zip(found, windows, strict=True):
+        np.testing.assert_allclose(pcm, alone.decode(*window), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "executes"),
+    [([6, 6, 6, 6], [1, 3]), ([6] * 6, [1, 4, 1]), ([6, 6, 9, 6, 9], [1, 2, 2])],
+)
+def test_windows_that_wait_at_the_same_time_are_decoded_in_one_execute(
+    bundle: Bundle, lengths: list[int], executes: list[int]
+) -> None:
+    engine = Stepping()
+    decoded_together(bundle, engine, lengths)
+    assert sorted(shape[0] for shape in engine.shapes) == sorted(executes)
+
+
+def test_windows_that_fail_together_are_decoded_alone(bundle: Bundle) -> None:
+    engine = Stepping(refused=3)
+    decoded_together(bundle, engine, [6, 6, 6, 6])
+    assert [shape[0] for shape in engine.shapes] == [1, 3, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("target", "frames", "windows"),
+    [("cpu", 4, 1), ("tensorrt", 4, 4), ("tensorrt", 70, 1), ("tensorrt-rtx", 16, 4), ("cuda", 4, 4), ("cuda", 200, 1)],
+)
+def test_an_engine_says_how_many_windows_it_takes(bundle: Bundle, target: Any, frames: int, windows: int) -> None:
+    assert bundle.codec is not None
+    spec = bundle.codec.decode
+    name, ranges = spec.inputs.latents, codec_ranges(HOP, spec, MAX_BATCH)
+    shapes = [" ".join(f"{each['B'][end]}x{each['T'][end]}x8" for end in range(3)) for each in ranges]
+    manifest = Manifest(
+        name="codec_decode", target=target, tool_versions={}, device={}, graph_sha256="", engine_file="", size_bytes=0,
+        build={"profiles": [{name: shape} for shape in shapes]}, engine_sha256="", outputs=(), error={}, build_s=0.0,
+        inputs=(TensorInfo(name=name, dtype="float32", shape=("batch", "frames", 8)),),
+    )  # fmt: skip
+    assert windows_per_execute(manifest, spec, frames) == windows
+    old = manifest.model_copy(update={"build": {"profiles": [{name: shapes[0]}]}})
+    assert target == "cuda" or windows_per_execute(old, spec, frames) == 1
 
 
 def test_one_call_at_a_time_encodes(bundle: Bundle) -> None:
