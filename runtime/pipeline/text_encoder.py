@@ -25,6 +25,7 @@ from runtime.failures import native_call
 from runtime.input_files import read_matrix
 from runtime.pipeline.binding import Token
 from runtime.pipeline.content_cache import ContentCache
+from runtime.pipeline.form.course import WORDS as COURSE_WORDS
 from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.prompt_words import WORD, PromptWords, corrected
 from runtime.untrusted import plain_utf8
@@ -163,10 +164,13 @@ class TextEncoder:
     def corrections(self, text: str) -> dict[str, str]:
         """By unknown word of a text the only word that it is a typo of, in all its forms: it is played as that.
 
-        A word that the tokenizer makes other tokens of, too, is none. Without names nothing is played as another word.
+        A word that the tokenizer makes other tokens of, too, is none, nor one that says how a song goes. Without names
+        nothing is played as another word.
         """
         found = dict[str, str]()
         for word, near in self._words([text] if self.names else []).near.items():
+            if word.lower() in COURSE_WORDS:
+                continue
             meant = [other for other in near if _is_typo(word.lower(), other)]
             if len({other[:MIN_NEAR_LETTERS] for other in meant}) == 1 and self._phrases(word) == ((False, word),):
                 found[word] = meant[0]

@@ -41,6 +41,10 @@ _MORE = rf"immer (?:lauter|stärker)|de plus en plus fort|cada vez más fuerte|c
 _LESS = "immer (?:leiser|ruhiger)|de plus en plus (?:calme|doux)|cada vez más suave|diminuendo|decrescendo"
 _RISES = re.compile(rf"\b(?:{_LOUDER} and {_LOUDER}|{_GROWS}{_LOUDER}|{_MORE})\b", re.IGNORECASE)
 _FALLS = re.compile(rf"\b(?:{_QUIETER} and {_QUIETER}|{_GROWS}{_QUIETER}|{_LESS})\b", re.IGNORECASE)
+# What is read here is no typo of another word.
+WORDS = frozenset(
+    re.findall(r"[a-zà-ÿ]{4,}", " ".join([_RISES.pattern, _FALLS.pattern, _FOLLOWS.pattern, *_LATER, _AT_FIRST, _ONLY]))
+)
 
 
 class Course(NamedTuple):

@@ -61,6 +61,11 @@ def test_a_typo_of_one_word_is_played_and_told(text_encoder: TextEncoder) -> Non
     )
 
 
+def test_a_word_that_says_how_a_song_goes_is_no_typo(tmp_path: Path) -> None:
+    found = encoder(tmp_path, replace(SPEC, words=("laute", "laterr")))
+    assert found.corrections("immer lauter, drums later, lautee") == {"lautee": "laute"}
+
+
 @pytest.mark.parametrize("text", ["", " ", "\n"])
 def test_the_empty_prompt_gets_nothing(text_encoder: TextEncoder, text: str) -> None:
     options = parse_options({"prompt": text})

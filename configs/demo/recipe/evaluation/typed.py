@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from configs.demo.recipe.corpus.genres import GENRES
 from configs.demo.recipe.corpus.theory import NOTE_NAMES
 from configs.demo.recipe.evaluation import listening, sound
 from configs.demo.recipe.evaluation.measure import layers_present
 from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Measured, Row
-from configs.demo.recipe.instruments import LAYERS
+from configs.demo.recipe.instruments import LAYERS, pitch_channels
 from configs.demo.recipe.latents import FloatArray, levels_from_latents
 from runtime.errors import ConfigError
-from runtime.pipeline.generation import LongGeneration
+from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration
 from runtime.requests.prompt_words import PromptWords
 
 FILE: Final = Path(__file__).with_name("typed_prompts.txt")
@@ -33,10 +36,18 @@ MAX_QUIET_SHARE: Final = 0.05
 HARMONY: Final = frozenset({"pad", "arp"})
 NAMES_GENRE: Final = "the answer names the genre that was drawn"
 # What the answer has to say, and what has to be heard.
-ANSWERS: Final = ("said", "bpm said", "genre said")
+ANSWERS: Final = ("said", "bpm said", "genre said", "bound", "without")
+# Notes of one layer against those of another, how a piece begins, and how its level changes from one part to another.
+LOUDER_DB: Final = 4.0
+DENSER: Final = 1.5
+FIRST_FRAMES: Final = 75
+RISE_DB: Final = 2.0
+_EARLY, _LATE = (0.02, 0.3), (0.62, 0.9)
+_ONSET: Final = 0.12
 _BPM: Final = re.compile(r"(\d+(?:\.\d+)?) ?bpm")
 _CORRECTED: Final = re.compile(r"(\S+) played as")
 _THREADS: Final = 2
+MOST_AT_ONCE: Final = 60 * NUM_SEEDS  # of what a player takes
 
 Range = tuple[float, float]
 
@@ -57,6 +68,12 @@ class Expectation:
     is_sustained: bool = False
     said: tuple[str, ...] = ()
     names_genre: bool = False
+    binds: tuple[tuple[str, ...], ...] = ()
+    without: tuple[str, ...] = ()
+    louder: tuple[str, ...] = ()
+    denser: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    rise: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,6 +130,14 @@ def _fact(fact: str, values: Mapping[str, Any]) -> dict[str, Any]:
         return {"names_genre": True}
     if fact == "sustained":
         return {"is_sustained": True}
+    if fact in ("rises", "falls"):
+        return {"rise": 1 if fact == "rises" else -1}
+    if kind == "binds" and len(value.split()) == 2:
+        return {"binds": (*values.get("binds", ()), tuple(value.split()))}
+    if kind == "without":
+        return {"without": (*values.get("without", ()), value)}
+    if kind in ("louder", "denser", "first") and {word.removeprefix("no-") for word in value.split()} <= set(LAYERS):
+        return {kind: tuple(value.split())}
     if kind == "said":
         return {"said": (*values.get("said", ()), value)}
     if kind == "key" and value.split()[0] in NOTE_NAMES:
@@ -120,26 +145,37 @@ def _fact(fact: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "bpm":
         ranges = [part.split("-") for part in value.split(" or ")]
         return {"bpm": tuple((float(low), float(high)) for low, high in ranges)}
-    raise ConfigError(f"typed prompts have the fact {fact!r}", fix="bpm LOW-HIGH, key, sustained or said WORD")
+    raise ConfigError(f"typed prompts have the fact {fact!r}", fix="one that the file's first lines name")
 
 
 def measure(player: Player, expectations: Sequence[Expectation] | None = None) -> Measured:
     """All prompts on `NUM_SEEDS` seeds, as a request without other options plays them."""
     wanted = read_prompts() if expectations is None else expectations
     asked = [(one, FIRST_SEED + seed) for one in wanted for seed in range(NUM_SEEDS)]
-    made = [player.begin(Piece(one.prompt, seed, {"seconds": SECONDS, "plan": None})) for one, seed in asked]
-    latents = player.finish(made)
-
-    def judged(index: int) -> dict[str, str]:
-        one, _ = asked[index]
-        audio = sound.at_loudness(player.decode(latents[index]))
-        return judge(one, answer_of(player, made[index]), levels_from_latents(latents[index]), audio)
-
-    with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(judged, range(len(asked))))
+    found = list[dict[str, str]]()
+    for start in range(0, len(asked), MOST_AT_ONCE):
+        batch = asked[start : start + MOST_AT_ONCE]
+        made = [player.begin(Piece(one.prompt, seed, {"seconds": SECONDS, "plan": None})) for one, seed in batch]
+        pieces = zip((one for one, _ in batch), made, player.finish(made), strict=True)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            found += pool.map(lambda piece: judged(player, *piece), list(pieces))
     per_prompt = [found[start : start + NUM_SEEDS] for start in range(0, len(found), NUM_SEEDS)]
     rows = [prompt_row(one, seeds) for one, seeds in zip(wanted, per_prompt, strict=True)]
     return Measured(typed_figures(rows, found), {f"Typed prompts, {NUM_SEEDS} seeds from {FIRST_SEED}": rows})
+
+
+def judged(player: Player, wanted: Expectation, made: LongGeneration, latents: FloatArray) -> dict[str, str]:
+    """What is wrong with a piece of latents `[T, C]`. Only finished audio has the levels of a song's sections."""
+    audio = finished(player, made, latents) if wanted.rise else sound.at_loudness(player.decode(latents))
+    return judge(wanted, answer_of(player, made), levels_from_latents(latents), audio)
+
+
+def finished(player: Player, made: LongGeneration, latents: FloatArray) -> FloatArray:
+    """Audio `[samples, 2]` of all latents of a generation, as a user gets it."""
+    decoder, codec = made.audio_decoder(), player.pipeline.codec
+    assert codec is not None
+    windows = codec.window_cutter(WINDOW_FRAMES, total_frames=made.total_frames).cut(latents)
+    return np.concatenate([decoder.decode(window, codec) for window in windows])
 
 
 def answer_of(player: Player, generation: LongGeneration) -> Answer:
@@ -166,7 +202,49 @@ def judge(wanted: Expectation, answer: Answer, levels: FloatArray, audio: FloatA
         checks["said"] = ", ".join(word for word in wanted.said if not _is_said(word, answer))
     if wanted.names_genre:
         checks["genre said"] = "" if any(genre in answer.played for genre in GENRES) else "no genre"
+    if wanted.binds:
+        parts = re.split(r"[;·]", answer.played)
+        lacking = [pair for pair in wanted.binds if not any(all(word in part for word in pair) for part in parts)]
+        checks["bound"] = ", ".join(map(" ".join, lacking))
+    if wanted.without:
+        players = re.split(r"[;·]", answer.played)[0]
+        checks["without"] = ", ".join(word for word in wanted.without if word in players)
+    return checks | _wrong_course(wanted, levels, audio)
+
+
+def _wrong_course(wanted: Expectation, levels: FloatArray, audio: FloatArray) -> dict[str, str]:
+    """What is wrong with layers beside each other, with how a piece begins, and how its level changes."""
+    checks = dict[str, str]()
+    if wanted.louder:
+        loud, soft = (_note_level_db(levels, layer) for layer in wanted.louder)
+        checks["louder"] = "" if loud - soft >= LOUDER_DB else f"{loud - soft:+.1f} dB"
+    if wanted.denser:
+        dense, sparse = (int(_onsets(levels, layer).any(axis=1).sum()) for layer in wanted.denser)
+        checks["denser"] = "" if dense >= DENSER * sparse > 0 else f"{dense} against {sparse}"
+    if wanted.first:
+        sounding = {layer for layer in LAYERS if levels[:FIRST_FRAMES, pitch_channels(layer)].max() > _ONSET}
+        named = {layer for layer in wanted.first if layer in LAYERS}
+        is_right = not any(f"no-{layer}" in wanted.first for layer in sounding) and (not named or sounding == named)
+        checks["first"] = "" if is_right else "+".join(sorted(sounding)) or "silence"
+    if wanted.rise:
+        early, late = (audio[int(first * len(audio)) : int(end * len(audio))] for first, end in (_EARLY, _LATE))
+        rise = 10.0 * math.log10(max(float(np.square(late).mean()), 1e-10) / max(float(np.square(early).mean()), 1e-10))
+        checks["rise"] = "" if wanted.rise * rise >= RISE_DB else f"{rise:+.1f} dB"
     return checks
+
+
+def _onsets(levels: FloatArray, layer: str) -> npt.NDArray[np.bool_]:
+    """`[T, K]`: where a note of a layer begins."""
+    own = levels[:, pitch_channels(layer)]
+    before = np.concatenate((np.zeros_like(own[:1]), own[:-1]))
+    return np.asarray((own > _ONSET) & (own - before > _ONSET / 2))
+
+
+def _note_level_db(levels: FloatArray, layer: str) -> float:
+    """The median level of a layer's notes in their loudest frame of the first three."""
+    own, begins = levels[:, pitch_channels(layer)], _onsets(levels, layer)
+    peaks = [float(own[frame : frame + 3, key].max()) for frame, key in zip(*np.nonzero(begins), strict=True)]
+    return 20.0 * math.log10(float(np.median(peaks))) if peaks else -60.0
 
 
 def _wrong_layers(wanted: Expectation, sounding: frozenset[str]) -> str:

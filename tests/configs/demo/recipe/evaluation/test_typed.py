@@ -41,9 +41,9 @@ def wrong(line: str, heard: FloatArray, audio: FloatArray, answer: Answer | None
     return {check for check, text in checks.items() if text}
 
 
-def test_the_file_has_sixty_prompts_of_which_twenty_are_given() -> None:
+def test_the_file_has_a_hundred_prompts_of_which_twenty_are_given() -> None:
     prompts = read_prompts()
-    assert len({one.prompt for one in prompts}) == len(prompts) == 60
+    assert len({one.prompt for one in prompts}) == len(prompts) == 100
     assert prompts[0] == Expectation(
         "lofi hip hop beats to study", "drums bass harmony; bpm 65-95", frozenset({"drums", "bass"}),
         harmony=True, bpm=((65.0, 95.0),),
@@ -60,7 +60,9 @@ def test_a_line_says_what_should_be_heard() -> None:
     assert parse_line("a | any2 no-drums |").absent == {"drums"}
 
 
-@pytest.mark.parametrize("line", ["no columns", "a | lute |", "a | drums | loud", "a | drums | key H major"])
+@pytest.mark.parametrize(
+    "line", ["no columns", "a | lute |", "a | drums | loud", "a | drums | key H major", "a | drums | louder lute drums"]
+)
 def test_a_line_that_says_something_else_is_refused(line: str) -> None:
     with pytest.raises(ConfigError):
         parse_line(line)
@@ -121,6 +123,45 @@ def test_the_genre_that_was_drawn_is_named() -> None:
     line = f"music | any2 | {typed.NAMES_GENRE}"
     assert wrong(line, levels("pad", "arp"), tone(), Answer(played="genre drawn by the seed: bossa nova")) == set()
     assert wrong(line, levels("pad", "arp"), tone()) == {"genre said"}
+
+
+def notes(level: float, every: int, layer: str, frames: int = 200) -> FloatArray:
+    made = np.zeros((frames, CHANNELS), np.float32)
+    made[::every, pitch_channels(layer)[0]] = level
+    return made
+
+
+def test_one_layer_is_louder_or_denser_than_another() -> None:
+    heard = notes(0.8, 8, "drums") + notes(0.4, 20, "pad")
+    assert "louder" not in wrong("a | drums | louder drums pad", heard, tone())
+    assert "louder" in wrong("a | drums | louder pad drums", heard, tone())
+    assert "denser" not in wrong("a | drums | denser drums pad", heard, tone())
+    assert "denser" in wrong("a | drums | denser pad drums", heard, tone())
+    assert "louder" in wrong("a | drums | louder drums pad", levels("pad"), tone())
+
+
+def test_a_piece_begins_with_what_is_said_first() -> None:
+    heard = levels("pad", "drums")
+    heard[: typed.FIRST_FRAMES, pitch_channels("drums")] = 0.0
+    assert "first" not in wrong("a | pad drums | first pad", heard, tone())
+    assert "first" not in wrong("a | pad drums | first no-drums", heard, tone())
+    assert "first" in wrong("a | pad drums | first pad", levels("pad", "drums"), tone())
+    assert "first" in wrong("a | pad drums | first no-drums", levels("pad", "drums"), tone())
+
+
+def test_a_piece_rises_or_falls() -> None:
+    rising = tone() * np.linspace(0.2, 1.0, len(tone()), dtype=np.float32)[:, None]
+    assert "rise" not in wrong("a | pad | rises", levels("pad"), rising)
+    assert "rise" in wrong("a | pad | falls", levels("pad"), rising)
+    assert "rise" in wrong("a | pad | rises", levels("pad"), tone())
+    assert "rise" not in wrong("a | pad | falls", levels("pad"), rising[::-1])
+
+
+def test_the_answer_says_which_mood_belongs_to_which_part_and_who_does_not_play() -> None:
+    line = "a | pad | binds soft piano; without guitar"
+    said = Answer(played="piano pads; pop · soft: piano pads -6 dB")
+    assert wrong(line, levels("pad"), tone(), said) == set()
+    assert wrong(line, levels("pad"), tone(), Answer(played="guitar pads; soft; piano")) == {"bound", "without"}
 
 
 def test_a_prompt_passes_where_every_seed_does() -> None:
