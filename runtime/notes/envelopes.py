@@ -23,6 +23,8 @@ HELD = EnvelopeSpec(attack=(1.0,), decay=1.0, sustain=1.0, release=(0.35,))
 CURVE_FRAMES = 1024
 # A note that is held has rung out at this share of its level: it is struck again on the next beat.
 RUNG_OUT = 0.15
+# So many frames say what sounds at their end: what has sounded for longer is known by its level.
+HEARD_FRAMES = 128
 # Instruments that fall no further than this share are steady then.
 STEADY = 0.05
 # A level that rises by so much in a frame is that of a note that begins.
@@ -130,6 +132,16 @@ class Marks(NamedTuple):
 NO_MARKS = Marks()
 
 
+class _Frame(NamedTuple):
+    """What holds for keys in one frame; all arrays are `[K]`. curve: where that of the instrument begins in `falls`."""
+
+    curve: NDArray[np.int64]
+    rise_frames: NDArray[np.int64]
+    pause_frames: NDArray[np.int64]
+    may_strike: NDArray[np.bool_]
+    may_change: NDArray[np.bool_]
+
+
 class Breath:
     """Gives the notes of latents, which arrive in pieces, in order, of any length, the envelopes of their instruments.
 
@@ -147,9 +159,11 @@ class Breath:
         self._peak = np.zeros(size, np.float32)
         self._age, self._since = np.zeros(size, np.int64), np.zeros(size, np.int64)
         self._top = np.zeros(size, np.float32)  # its highest level, as it is generated
-        # The last two levels, as they are generated, and as they are heard; [2, K].
-        self._before, self._heard = np.zeros((2, size), np.float32), np.zeros((2, size), np.float32)
+        # The last two levels, as they are generated, and as they are heard.
+        silent = np.zeros(size, np.float32)
+        self._before, self._heard = (silent, silent), (silent, silent)
         self._rung_out = RUNG_OUT
+        self._least, self._swell = np.float32(HEARD * spec.off), np.float32(SWELL * spec.on)
 
     def hear(self, latents: Latents) -> None:
         """Go on behind latents `[T, C]` that have their envelopes; what sounds in their first frame began long before.
@@ -165,7 +179,8 @@ class Breath:
         self._age[is_steady] = CURVE_FRAMES - 1
         self._since[:] = CURVE_FRAMES
         self.shaped(latents[1:], Marks(fixed=np.ones(latents[1:].shape, bool)))
-        self._top[:], self._before[:], self._last = self._peak, np.inf, None
+        unknown = np.full_like(self._peak, np.inf)
+        self._top[:], self._before, self._last = self._peak, (unknown, unknown), None
         self._rung_out = DIP
 
     def repeat(self) -> None:
@@ -192,10 +207,12 @@ class Breath:
         strikes = np.repeat(beats[:, None], levels.shape[1], axis=1)
         if marks.given is not None:
             strikes &= ~marks.given[:, channels]
-        stays = np.zeros(levels.shape, bool) if marks.fixed is None else marks.fixed[:, channels]
+        may_change = np.ones(levels.shape, bool) if marks.fixed is None else ~marks.fixed[:, channels]
         made, rows = np.empty_like(levels), self._rows(latents)
+        limits = (self._layout.rise_frames[rows], self._layout.pause_frames[rows])
+        frames = (rows * CURVE_FRAMES, *limits, strikes, may_change)
         for index in range(len(levels)):
-            made[index] = self._next(levels[index], rows[index], strikes[index], stays[index])
+            made[index] = self._next(levels[index], _Frame(*(values[index] for values in frames)))
         self._row = rows[-1]
         shaped = latents.copy()
         shaped[:, channels] = np.where(made < levels, silence + scale * made, latents[:, channels])
@@ -217,39 +234,32 @@ class Breath:
         ]
         return np.stack(rows, axis=1)[:, self._layout.layer_of]
 
-    def _next(
-        self,
-        level: NDArray[np.float32],
-        row: NDArray[np.int64],
-        may_strike: NDArray[np.bool_],
-        stays: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
-        """The levels of one frame; all arrays are `[K]`."""
-        spec, falls = self._spec, self._layout.falls
+    def _next(self, level: NDArray[np.float32], frame: _Frame) -> NDArray[np.float32]:
+        """The levels of one frame, `[K]`."""
+        spec, before, heard = self._spec, self._before, self._heard
         self._is_on &= level >= spec.off
         np.minimum(self._age + 1, CURVE_FRAMES - 1, out=self._age)
         self._since += 1
-        fall, rise_frames = falls[row, self._age], self._layout.rise_frames[row]
-        rising = self._since < rise_frames
-        again = level > RECOVERY * self._before.min(axis=0)
-        again |= np.minimum(level, self._peak * fall) > RECOVERY * self._heard.min(axis=0)
-        again &= ~rising
-        has_rung = may_strike & (level > IS_HELD * self._top) & (fall < self._rung_out)
-        begins = (level > spec.on) & (again | has_rung | ~self._is_on)
+        fall = self._layout.falls.take(frame.curve + self._age)
+        again = level > RECOVERY * np.minimum(*before)
+        again |= np.minimum(level, self._peak * fall) > RECOVERY * np.minimum(*heard)
+        again &= self._since >= frame.rise_frames
+        again |= frame.may_strike & (level > IS_HELD * self._top) & (fall < self._rung_out)
+        again |= ~self._is_on
+        begins = again & (level > spec.on)
         self._is_on |= begins
-        self._since[begins] = 0
-        rising = (self._since < rise_frames) & (self._age <= self._layout.pause_frames[row])
+        np.putmask(self._since, begins, 0)
+        np.putmask(self._top, begins, 0.0)
+        np.maximum(self._top, level, out=self._top)
+        rising = (self._since < frame.rise_frames) & (self._age <= frame.pause_frames)
         is_highest = begins | (rising & (level > self._peak))
-        self._peak[is_highest] = level[is_highest]
-        self._age[is_highest] = 0
-        fall[is_highest] = 1.0
-        self._top[begins] = 0.0
-        self._top = np.maximum(self._top, level)
+        np.putmask(self._peak, is_highest, level)
+        np.putmask(self._age, is_highest, 0)
+        np.putmask(fall, is_highest, 1.0)
         # A note that is held is heard as one, however it falls; it swells, but not so fast as it would be struck.
-        most = np.maximum(self._peak * fall, np.float32(HEARD * spec.off))
-        most = np.where(rising | begins, most, np.minimum(most, self._heard[1] + np.float32(SWELL * spec.on)))
-        made = np.where(self._is_on & ~stays, np.minimum(level, most), level)
-        self._before = np.stack((self._before[1], level))
-        self._heard = np.stack((self._heard[1], made))
+        most = np.maximum(self._peak * fall, self._least)
+        np.putmask(most, ~(rising | begins), np.minimum(most, heard[1] + self._swell))
+        made = np.where(self._is_on & frame.may_change, np.minimum(level, most), level)
+        self._before, self._heard = (before[1], level), (heard[1], made)
         self._rung_out = RUNG_OUT
         return made

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runtime.errors import RequestError
-from runtime.notes.envelopes import Breath, Marks
+from runtime.notes.envelopes import HEARD_FRAMES, Breath, Marks
 from runtime.notes.first_bars import MOST_BARS, FirstBars
 from runtime.requests.form.tempo import tempo_of
 from runtime.requests.options import GenerationOptions
@@ -376,7 +376,7 @@ class ExtendGenerations(Generations):
         keep, canvas = done.job.segment.keep_frames, self._timeline.canvas
         cut = done.job.segment.start_frame + keep
         if keep:
-            breath.hear(canvas.rows(range(max(canvas.start, cut - self.frames), cut)))
+            breath.hear(canvas.rows(range(max(canvas.start, cut - HEARD_FRAMES), cut)))
         return np.concatenate((latents[:keep], breath.shaped(latents[keep:], marks.part(keep))))
 
     def _place(self, done: Running, piece: Piece) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import RequestError
-from runtime.notes.envelopes import Breath, Marks
+from runtime.notes.envelopes import HEARD_FRAMES, Breath, Marks
 from runtime.requests.form.tempo import best_bars, loop_frames, most_bars, sixteenths_of_bar, tempo_of
 from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Latents, Segment
@@ -137,7 +137,8 @@ class LoopGenerations(Generations):
     def _shaped(self, breath: Breath, done: Running, latents: Latents, marks: Marks) -> Latents:
         """Behind its own end: it repeats."""
         _, end = self.own_band(Canvas((), tempo_of(done.basis.key[0], self._model.ranges.bpm)))
-        breath.shaped(latents[:end], marks.part(0, end))
+        first = max(0, end - HEARD_FRAMES)
+        breath.shaped(latents[first:end], marks.part(first, end))
         breath.repeat()
         if marks.beats is not None:
             marks.beats[0] = True
