@@ -39,7 +39,7 @@ from engine_build.export.parity import (
 )
 from engine_build.export.stable_audio_3.bundle_text import STEPS, BundleFacts, deployment_text
 from engine_build.export.stable_audio_3.codec import AudioToLatents, LatentsToAudio, attention_of, layout_of
-from engine_build.export.stable_audio_3.decoder import ContextDecoder
+from engine_build.export.stable_audio_3.decoder import ContextDecoder, reduce_angles
 from engine_build.export.stable_audio_3.export import export_bundle
 from engine_build.export.stable_audio_3.layouts import (
     CHUNK_FRAMES,
@@ -394,7 +394,9 @@ def _reference(source: Checkpoint, facts: BundleFacts) -> Reference:
 
 
 def diffusers_pipeline(source: Checkpoint) -> Any:
-    """diffusers' pipeline of a checkpoint in either layout; text to audio has a local condition of zeros."""
+    """diffusers' pipeline of a checkpoint in either layout; text to audio has a local condition of zeros, and of the
+    angles of time and length whole turns are taken off.
+    """
     transformer: Any = source.load(TRANSFORMER)
     forward = transformer.forward
 
@@ -404,6 +406,7 @@ def diffusers_pipeline(source: Checkpoint) -> Any:
 
     transformer.forward = with_zeros
     others = {part: source.load(part) for part in NEEDED if part != TRANSFORMER}
+    reduce_angles(transformer, others[DURATION])
     scheduler = FlowMatchEulerDiscreteScheduler(1, shift=1.0, stochastic_sampling=source.traits.distilled)
     pipeline = StableAudio3Pipeline(**others, transformer=transformer, scheduler=scheduler)
     pipeline.set_progress_bar_config(disable=True)

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from engine_build.export.stable_audio_3.decoder import OPSET
+from engine_build.export.stable_audio_3.decoder import OPSET, DurationEmbedder
 from engine_build.export.torch_export import export_graph, free
 
 INPUT_NAMES: Final = ("input_ids", "attention_mask", "seconds")
@@ -25,7 +25,7 @@ class TextEncoderModule(nn.Module):
 
     def __init__(self, text_encoder: nn.Module, duration_embedder: nn.Module, padding: Tensor, max_tokens: int) -> None:
         super().__init__()
-        self.text_encoder, self.duration_embedder = text_encoder, duration_embedder
+        self.text_encoder, self.duration_embedder = text_encoder, DurationEmbedder(duration_embedder)
         self.max_tokens = max_tokens
         self.register_buffer("padding", padding)  # [D]
 

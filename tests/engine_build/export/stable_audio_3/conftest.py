@@ -44,8 +44,14 @@ def bundle(bundles: dict[str, Path], size: str) -> Path:
 
 @pytest.fixture(scope="session")
 def parts(size: str) -> dict[str, Any]:
-    """The modules of the checkpoint that the bundle is of. Small's are with the norms of the authors' code."""
+    """The modules of the checkpoint that the bundle is of, with its features of time and length.
+
+    Small's are with the norms of the authors' code.
+    """
+    from engine_build.export.stable_audio_3.decoder import reduce_angles
+
     found = tiny_parts(size)
+    reduce_angles(found["transformer"], found["duration_embedder"])
     if size == "small":
         for name, module in found["transformer"].named_modules():
             if name.rpartition(".")[2] in ("pre_norm", "cross_attend_norm", "ff_norm"):

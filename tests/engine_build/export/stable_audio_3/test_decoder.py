@@ -10,9 +10,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from helpers.tiny_stable_audio_3 import CHANNELS, CONDITION_WIDTH, MAX_TOKENS
+from helpers.tiny_stable_audio_3 import CHANNELS, CONDITION_WIDTH, MAX_TOKENS, tiny_parts
 
 from engine_build.graphs.cpu_graph import cpu_graph
+from engine_build.precision.recipe import explain
 from runtime.engines.value_shapes import value_shapes
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -81,16 +82,66 @@ def test_the_duration_is_token_0_and_the_order_of_the_others_is_free(bundle: Pat
     assert np.abs(session.run(None, swapped)[0] - found).max() > 1e-3
 
 
-def test_time_features_are_exact_up_to_the_highest_frequency(parts: dict[str, Any]) -> None:
-    """Their frequencies are data with torch's own bits; 6e-8 more or less turn the highest by 4e-3 rad."""
-    from engine_build.export.stable_audio_3.decoder import FourierFeatures
+def test_features_are_those_of_float64_but_for_the_rounding_of_an_angle_s_turns(size: str) -> None:
+    """diffusers rounds three times, and takes sines of up to 62 832 rad: it is further off."""
+    from engine_build.export.stable_audio_3.decoder import reduced_features
 
-    features = parts["transformer"].timestep_features
-    time = torch.linspace(0.0, 1.0, 1001)[:, None]
-    wanted = features(time)
-    ramp = torch.linspace(0.0, 1.0, features.dim // 2)
-    low, high = np.log(features.min_freq), np.log(features.max_freq)
-    assert torch.equal(FourierFeatures(torch.exp(ramp * (high - low) + low))(time), wanted)
+    module = type(tiny_parts(size)["transformer"].timestep_features)(256)
+    ours, ramp = reduced_features(module), torch.linspace(0.0, 1.0, 128)
+    frequencies = torch.exp(ramp * (np.log(module.max_freq) - np.log(module.min_freq)) + np.log(module.min_freq))
+    assert torch.equal(ours.frequencies, frequencies), "6e-8 more or less turn the highest by 4e-3 rad"
+    time = torch.linspace(0.0, 1.0, 20_001)[:, None]
+    turns = time.double() * frequencies.double()
+    angle = 2.0 * torch.pi * (turns - turns.floor())
+    exact = torch.cat((angle.cos(), angle.sin()), dim=-1)
+    off, diffusers_off = ((found(time).double() - exact).abs().max().item() for found in (ours, module))
+    assert off < 3.1e-3 < 6e-3 < diffusers_off
+    assert (ours(time) - module(time)).abs().max() < 3.8e-3
+    last_bit = np.spacing(np.float32(module.max_freq))
+    assert off < 1.01 * 2.0 * np.pi * last_bit / 2, "a product is rounded by half of it"
+
+
+def test_the_length_s_features_are_the_same(size: str) -> None:
+    from engine_build.export.stable_audio_3.decoder import DurationEmbedder, FourierFeatures
+
+    theirs = tiny_parts(size)["duration_embedder"]
+    ours, seconds = DurationEmbedder(theirs), torch.tensor([-1.0, 0.0, 0.5, 10.0, 47.6, 120.0, 383.0, 384.0, 400.0])
+    with torch.no_grad():
+        found, wanted = ours(seconds), theirs(seconds)
+    assert isinstance(ours.features, FourierFeatures)
+    assert (found[7] - found[8]).abs().max() < 1e-6, "no length is beyond the longest"
+    most = 3.8e-3 * theirs.linear.weight.abs().sum(dim=1).max()
+    assert (found - wanted).abs().max() < most
+
+
+def test_diffusers_own_angles_cost_less_than_a_hundredth_of_a_velocity(bundle: Path, size: str) -> None:
+    """Against diffusers as it is: all other tests give it our features."""
+    feeds = inputs(4, 34, 12)
+    parts = tiny_parts(size)
+    if size == "small":
+        for name, module in parts["transformer"].named_modules():
+            if name.rpartition(".")[2] in ("pre_norm", "cross_attend_norm", "ff_norm"):
+                module.eps = 1e-5
+    known, mask = np.split(feeds["context_latents"], 2, axis=-1)
+    keep = 1.0 - mask[..., :1]
+    local = torch.from_numpy(np.concatenate((keep, known * keep), axis=-1)).transpose(1, 2)
+    wanted = diffusers_velocity(parts["transformer"], feeds, local)
+    (found,) = onnxruntime.InferenceSession(str(bundle / "decoder.onnx")).run(None, feeds)
+    assert 1e-6 < np.abs(found - wanted).max() < 1e-2 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp16"])
+def test_the_time_s_features_are_in_full_precision(bundle: Path, recipe: Any) -> None:
+    model = onnx.load(bundle / "decoder.onnx")
+    precisions = {node.name: node.precision for node in explain(model, recipe)}
+    kinds, depending = set(), {"timestep"}
+    for node in model.graph.node:
+        if depending.intersection(node.input) and node.op_type != "Gemm":
+            assert precisions[node.name] == "fp32", node
+            kinds.add(node.op_type)
+            if node.op_type not in ("Cos", "Sin"):
+                depending.update(node.output)
+    assert {"Mul", "Floor", "Sub", "Cos", "Sin"} <= kinds
 
 
 def test_tensorrt_sees_small_tensors_of_known_operators(bundle: Path) -> None:

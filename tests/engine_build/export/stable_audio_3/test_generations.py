@@ -66,12 +66,15 @@ def model(opened: Pipeline) -> Model:
 
 @pytest.fixture(scope="module")
 def pipeline(opened: Pipeline) -> Any:
-    """diffusers' pipeline, with the authors' norms for small, and the authors' local condition of zeros."""
+    """diffusers' pipeline, with the authors' norms for small, their local condition of zeros, and our features."""
     from diffusers import FlowMatchEulerDiscreteScheduler, StableAudio3Pipeline
+
+    from engine_build.export.stable_audio_3.decoder import reduce_angles
 
     size = opened.bundle.name.removeprefix("tiny-")
     parts = tiny_parts(size)
     transformer = parts["transformer"]
+    reduce_angles(transformer, parts["duration_embedder"])
     if size == "small":
         for name, module in transformer.named_modules():
             if name.rpartition(".")[2] in ("pre_norm", "cross_attend_norm", "ff_norm"):
