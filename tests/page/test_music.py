@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -72,20 +74,31 @@ def test_a_tempo_is_tapped(server: Any, open_page: OpenPage) -> None:
 
 def test_parts_and_words_are_added_to_every_prompt(server: Any, open_page: OpenPage) -> None:
     page, traffic = opened(open_page, server.url)
-    drums = page.get_by_role("button", name="drums", exact=True)
-    assert drums.get_attribute("aria-pressed") == "true"
-    drums.click()
-    assert drums.get_attribute("aria-pressed") == "false"
-    until(page, lambda: all(text.endswith(", no drums") for text in texts(traffic)))
     density = slider(page, "density")
     density.press("ArrowUp")
     assert density.get_attribute("aria-valuetext") == "dense"
-    until(page, lambda: all(text.endswith(("dense, no drums", "no drums, dense")) for text in texts(traffic)))
+    until(page, lambda: all(text.endswith(", dense") for text in texts(traffic)))
     # What is typed stays as it is, and what the server says of it is shown.
     assert "dense" not in page.input_value("#prompt-a")
-    page.wait_for_function("() => /^(?!.*(kit|brushes)).*dense/.test(document.getElementById('words-a').textContent)")
-    drums.click()
-    until(page, lambda: not any("no drums" in text for text in texts(traffic)))
+    page.wait_for_function("() => /dense/.test(document.getElementById('words-a').textContent)")
+    density.press("ArrowDown")
+    until(page, lambda: not any("dense" in text for text in texts(traffic)))
+
+
+def test_lanes_alone_silence_layers_also_those_of_a_preset_with_words(server: Any, open_page: OpenPage) -> None:
+    page, _ = opened(open_page, server.url)
+    assert page.get_by_role("group", name="Parts").get_by_role("button").count() == 0
+    page.get_by_role("button", name="Share").click()
+    page.wait_for_function("() => location.hash.startsWith('#p=')")
+    shared = page.url.partition("#p=")[2]
+    preset = json.loads(base64.urlsafe_b64decode(shared + "=" * (-len(shared) % 4)))
+    preset["music"] = {"mute_drums": 1, "only_bass_and_drums": 1, "density": 2}
+    changed = base64.urlsafe_b64encode(json.dumps(preset).encode()).decode().rstrip("=")
+    other = open_page(f"{server.url}#p={changed}")
+    pressed = other.locator("#lanes [aria-pressed=true]")
+    other.wait_for_function("() => document.querySelectorAll('#lanes [aria-pressed=true]').length === 3")
+    assert {one.get_attribute("aria-label") for one in pressed.all()} == {"Mute drums", "Solo bass", "Solo drums"}
+    assert slider(other, "density").get_attribute("aria-valuetext") == "dense"
 
 
 def test_adapters_have_knobs_that_controllers_turn_and_presets_keep(server: Any, open_page: OpenPage) -> None:

@@ -232,7 +232,7 @@ function onReady(ready) {
   midi?.panel.silence(); // As long as the player tells the times of the older epoch.
   transport.begin(ready);
   figures.clear();
-  music.draw(ready.controls.music);
+  music.draw(ready.controls.music, ready.stems && ready.layers.length > 0);
   panel.draw(ready.controls.schema);
   panel.show(ready.controls.values);
   find("music-tempo").hidden = !panel.fields.has("bpm");
@@ -246,6 +246,7 @@ function onReady(ready) {
   const { source_id: id, source_strength: strength } = ready.controls;
   if (!isNew && id && !sources.open.source_id) sources.follow({ source: { id, strength } });
   lanes.begin(ready.layers, ready.plan?.layers ?? [], ready.stems);
+  showLanes(lanes.chosen.mute, lanes.chosen.solo);
   if (!isNew) lanes.follow(ready.muted);
   else if (lanes.silent.join() !== ready.muted.join()) sendMute();
   canvas.picture.setLanes(lanes.layers.map((layer) => layer.rows));
@@ -470,6 +471,12 @@ function currentPreset() {
   };
 }
 
+/** Show these, and what words for layers say. @param {string[]} mute @param {string[]} solo */
+function showLanes(mute, solo) {
+  const layers = music.takeLayers();
+  lanes.show([...new Set([...mute, ...layers.mute])], [...new Set([...solo, ...layers.solo])]);
+}
+
 /**
  * Set the page, without a message to the server; a preset without a seed keeps the one that is there.
  * @param {Preset} preset
@@ -479,13 +486,13 @@ function showPreset(preset) {
   plan.isWanted = preset.plan;
   seed = preset.seed ?? seed;
   takes.seeds = preset.takes ?? takes.seeds;
-  lanes.show(preset.mute ?? [], preset.solo ?? []);
   showSeed();
   field("blend").value = preset.blend;
   pad.show(preset.pad[0], preset.pad[1], preset.prompts);
   showCount();
   panel.show(preset.controls);
   music.show(preset.music);
+  showLanes(preset.mute ?? [], preset.solo ?? []);
   pad.words = music.words;
   band.show(preset.band[0], preset.band[1]);
   field(`mode-${mode}`).checked = true;

@@ -13,6 +13,7 @@ import { Knob } from "./widgets/knob.js";
 
 const LABELS = /** @type {Record<string, string>} */ ({ bpm: "tempo", scale: "key" });
 const MUTE = "mute_";
+const ONLY = "only_";
 const LONGEST_MS = 2000;
 const MOST_TAPS = 9;
 
@@ -33,11 +34,16 @@ export class Music extends EventTarget {
     });
   }
 
-  /** Draw what a bundle offers, once; to be called before the panel draws its schema. @param {Record<string, MusicControl>} controls */
-  draw(controls) {
+  /**
+   * Draw what a bundle offers, once; to be called before the panel draws its schema.
+   * @param {Record<string, MusicControl>} controls
+   * @param {boolean} hasLanes whose buttons silence layers: then there are no others for that
+   */
+  draw(controls, hasLanes) {
     if (Object.keys(this.#controls).length) return;
-    this.#controls = controls;
-    for (const [name, { option, words, values }] of Object.entries(controls)) {
+    const isOffered = (/** @type {string} */ name) => !hasLanes || !(name.startsWith(MUTE) || name.startsWith(ONLY));
+    this.#controls = Object.fromEntries(Object.entries(controls).filter(([name]) => isOffered(name)));
+    for (const [name, { option, words, values }] of Object.entries(this.#controls)) {
       const label = LABELS[name] ?? name.replaceAll("_", " ");
       if (option) this.#place(option, label, values);
       else if (words.length === 2) this.#drawToggle(name, words);
@@ -114,6 +120,19 @@ export class Music extends EventTarget {
   get words() {
     const chosen = Object.entries(this.values).map(([name, place]) => this.#controls[name]?.words[place]);
     return chosen.filter(Boolean).join(", ");
+  }
+
+  /** The layers that values silence which the lanes do here, as presets of other models have them; they are no values then. */
+  takeLayers() {
+    /** @type {{mute: string[], solo: string[]}} */
+    const found = { mute: [], solo: [] };
+    if (!Object.keys(this.#controls).length) return found;
+    for (const name of Object.keys(this.values).filter((one) => !(one in this.#controls))) {
+      if (name.startsWith(MUTE)) found.mute.push(name.slice(MUTE.length));
+      if (name.startsWith(ONLY)) found.solo.push(...name.slice(ONLY.length).split("_and_"));
+      delete this.values[name];
+    }
+    return found;
   }
 
   /** Show these values, without reporting a change. @param {Record<string, number>} values */
