@@ -608,8 +608,10 @@ function showHistory() {
   field("redo").disabled = !history.canRedo;
 }
 
-/** @param {{canvas: {seconds: number}, lengths_s: number[]}} ready of a loop whose length may be chosen */
-function offerLengths({ canvas: { seconds: whole }, lengths_s: lengths }) {
+/** @param {Message} ready of a loop whose length may be chosen */
+function offerLengths(ready) {
+  const whole = ready.canvas.seconds;
+  const lengths = /** @type {number[]} */ (ready.lengths_s);
   const select = /** @type {HTMLSelectElement} */ (find("length"));
   if (seconds === null && !canvas.isEndless && !select.options.length) {
     const value = (/** @type {number} */ length) => (length === whole ? "" : String(length));
