@@ -41,7 +41,7 @@ PACKAGES := runtime server engine_build profiling configs/demo/recipe configs/do
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-shipped test-recipe test-builder test-page bench-page test-clients docs test-docs test-slow test-export test-scale lint bench peers gpu-check full-size soak release clean
+.PHONY: help demo test test-shipped test-recipe test-builder test-page bench-page test-clients docs test-docs test-slow test-export test-scale lint bench peers gpu-check gpu-check-parts full-size soak release clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
@@ -120,6 +120,9 @@ gpu-check: .venv-gpu/.installed  ## on a machine with a GPU: all that only a GPU
 
 full-size: .venv-export/.installed-builder  ## the published models at full size, random weights: exported, built, served; 24 GB of memory, 40 GB of disk
 	$(EXPORT_BIN)/python -m profiling.full_size $(FULL_SIZE_ARGS)
+
+gpu-check-parts: .venv-export/.installed  ## without a GPU: all that gpu-check needs on a machine without a network, in build/gpu-check-parts
+	$(EXPORT_BIN)/python -m profiling.gpu_check prepare --out build/gpu-check-parts $(GPU_CHECK_ARGS)
 
 soak: .venv/.installed-test  ## live sessions and generations for SOAK_MINUTES: no leak, no underrun, nothing unaccounted for
 	SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -m slow tests/integration/test_live_soak.py $(PYTEST_ARGS)

@@ -292,6 +292,7 @@ def test_help_lists_every_target(checkout: Path) -> None:
         "lint",
         "bench",
         "gpu-check",
+        "gpu-check-parts",
         "soak",
         "release",
         "clean",

@@ -27,6 +27,8 @@ from engine_build.compile.rebuild_check import _check_engine
 from engine_build.compile.timing_cache import read_cache, updating
 from engine_build.export.__main__ import _write_deployment
 from engine_build.export.resume import Steps, working_folder
+from profiling.gpu_check.prepare import _write_parts
+from profiling.gpu_check.unpack import unpack
 from runtime.audio.files import complete_file
 from runtime.engines.manifest import (
     EngineMeasurement,
@@ -304,6 +306,39 @@ def check_temporary(folder: Path) -> None:
     _running.pop(folder).close()
 
 
+# Parts of a check of a GPU, and what they are joined to.
+
+CARRIED = {"source/a": b"a" * 50, "source/file.rest": b"b" * 30}
+
+
+def fill_parts(folder: Path) -> None:
+    (folder / "from").mkdir()
+    for name, data in CARRIED.items():
+        (folder / "from" / Path(name).name).write_bytes(data)
+    write_parts(folder)
+    unpack(folder / "parts", folder / "dest")
+
+
+def write_parts(folder: Path) -> None:
+    (folder / "parts").mkdir(exist_ok=True)
+    carried = {name: folder / "from" / Path(name).name for name in CARRIED}
+    drawn = {"path": "source/file", "bytes": 30, "drawn": [], "sha256": hashlib.sha256(b"b" * 30).hexdigest()}
+    here = {"python": "", "machine": ""}
+    _write_parts(folder / "parts", carried, {"weights": [drawn], "wheels": [], "missing": [], "machine": here})
+
+
+def use_parts(folder: Path) -> None:
+    (folder / "dest" / "source" / "a").write_bytes(b"")
+    write_parts(folder)
+    unpack(folder / "parts", folder / "dest")
+
+
+def check_parts(folder: Path) -> None:
+    assert unpack(folder / "parts", folder / "dest") == []
+    assert {name: (folder / "dest" / name).read_bytes() for name in CARRIED} == CARRIED
+    assert (folder / "dest" / "source" / "file").read_bytes() == b"b" * 30
+
+
 STORES = [
     Store("sources", ("server.sources.folder",), fill_sources, use_sources, check_sources),
     Store("sessions", ("runtime.stored_files",), fill_sessions, use_sessions, check_sessions),
@@ -313,6 +348,7 @@ STORES = [
     Store("export", ("engine_build.export.resume",), fill_export, use_export, check_export),
     Store("files", ("runtime.audio.files",), fill_file, use_file, check_file),
     Store("temporary folders", ("server.sources.temporary_folder",), fill_temporary, remove_abandoned, check_temporary),
+    Store("parts", ("profiling.gpu_check.unpack", "profiling.gpu_check.prepare"), fill_parts, use_parts, check_parts),
 ]  # fmt: skip
 
 

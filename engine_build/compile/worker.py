@@ -35,6 +35,9 @@ STALL_FIX = (
     "leave it more memory: end other programs, lower workspace_mib in [build] or the largest sizes in [[shapes]]; "
     "where it waits for something else, a larger watchdog_s in [build]"
 )
+LIBRARY_FIX = (
+    "install the package again that needs it (tickrt-build --version lists those of engines), or what it names"
+)
 # How often a worker is looked at, at least ten times in its watchdog's time.
 POLL_S = 1.0
 KEPT_LINES = 8
@@ -232,6 +235,8 @@ def main(descriptor: int) -> None:
             result = task(request, cancelled, lambda severity, text: send("log", severity, text))
         except TickError as error:
             send("failed", error.what, error.fix)
+        except ImportError as error:  # no crash: another level would change nothing
+            send("failed", f"a library cannot be loaded: {error}", LIBRARY_FIX)
         else:
             send("done", result)
 

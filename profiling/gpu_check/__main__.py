@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from profiling.gpu_check.figures import Summary, figures, markdown, put_table, read_json, read_summary
-from profiling.gpu_check.prepare import EXPORT_PACKAGES, export_all
+from profiling.gpu_check.prepare import EXPORT_PACKAGES, PREPARED, export_all, is_exported, pack, read_machine
 from profiling.gpu_check.running import ROOT, CheckOutcome, run_steps
 from profiling.gpu_check.steps import check_steps, write_deployments
 from profiling.output import write_json
@@ -21,7 +21,6 @@ from runtime.terminal import EXIT_OVER_LIMIT, Terminal, print_error, print_line,
 
 MINUTES = 10.0
 RESULTS, SOURCE = Path("build/gpu-check"), Path("build/gpu-check-source")
-PREPARED = "prepared.json"
 
 app = CommandLine(cls=DefaultCommandGroup)
 
@@ -68,12 +67,32 @@ def run(
 
 
 @app.command()
-def prepare(source: Annotated[Path, typer.Option(help="The folder to fill.")] = SOURCE) -> None:
-    """Export what the steps build, with random weights. Needs no GPU; needs pip install 'tickrt[export]'."""
-    need_packages(*EXPORT_PACKAGES, extra="export")
+def prepare(
+    source: Annotated[Path, typer.Option(help="The folder to fill.")] = SOURCE,
+    out: Annotated[
+        Path | None, typer.Option(help="Put all that a machine without a network needs into parts in this folder.")
+    ] = None,
+    machine: Annotated[
+        Path | None,
+        typer.Option(help="What `python unpack.py describe` prints there. Default: Python 3.12 on x86-64, no package."),
+    ] = None,
+    wheels: Annotated[bool, typer.Option(help="With --out: with the packages that the machine lacks.")] = True,
+) -> None:
+    """Export what the steps build, with random weights. Needs no GPU; needs pip install 'tickrt[export]'.
+
+    Interrupted, the same command goes on. With --out, weights are not carried but drawn again by unpack.py.
+    """
+    found = read_machine(machine)
+    if not is_exported(source):
+        need_packages(*EXPORT_PACKAGES, extra="export")
     export_all(source.resolve())
     write_json(source / PREPARED, {"commit": this_commit()})
-    print_line(f"{shown_path(source)} is complete: python -m profiling.gpu_check --source {shown_path(source)}")
+    if out is None:
+        print_line(f"{shown_path(source)} is complete: python -m profiling.gpu_check --source {shown_path(source)}")
+        return
+    for missing in pack(source.resolve(), out.resolve(), found, this_commit(), has_wheels=wheels):
+        print_line(f"not in the parts: {missing}")
+    print_line(f"{shown_path(out)} is complete. There: python unpack.py PARTS DEST")
 
 
 @app.command()

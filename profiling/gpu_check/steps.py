@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,14 +148,20 @@ def source_of(source: Path, bundle: str) -> Path:
     return ROOT / "configs" / "demo.toml" if bundle == TINY and not path.is_file() else path
 
 
-def write_deployments(folder: Path, source: Path) -> None:
-    """Write the deployments of all bundles that are prepared into `folder`. Raises ConfigError, OSError."""
-    for name, plan in PLANS.items():
+def write_deployments(folder: Path, source: Path, only: Collection[str] = PLANS) -> None:
+    """Write the deployments of the bundles that are prepared into `folder`, with engines that were built before.
+
+    Raises ConfigError, OSError.
+    """
+    for name in only:
+        plan = PLANS[name]
         path = source_of(source, plan.bundle)
         if path.is_file():
             engines = folder / "engines" / (plan.engines or name)
             text = _deployment_text(load_deployment(path), plan, engines)
             (folder / f"{name}.toml").write_text(text, encoding="utf-8")
+            if (built := source / "engines" / name).is_dir() and not engines.exists():
+                shutil.copytree(built, engines)
 
 
 def _deployment_text(given: Deployment, plan: Plan, engines: Path) -> str:

@@ -20,7 +20,7 @@ from helpers.factories import folder_of
 from simulator.fixture import child_environment
 
 from engine_build.compile.builder import build_deployment
-from engine_build.compile.worker import CRASH_FIX, KEPT_LINES, BuildLog, Worker
+from engine_build.compile.worker import CRASH_FIX, KEPT_LINES, LIBRARY_FIX, BuildLog, Worker
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest
 from runtime.errors import BuildError
@@ -44,6 +44,9 @@ def noisy(request, cancelled, on_log):
 def fail(request, cancelled, on_log):
     on_log("ERROR", "node x has no kernel")
     raise BuildError("it failed", fix="try another")
+
+def import_what_is_broken(request, cancelled, on_log):
+    raise ImportError("libnvinfer.so.10: cannot open shared object file")
 
 def crash(request, cancelled, on_log):
     os.write(2, b"one\\ntwo\\nthree\\nfour\\nfive\\nlast\\n")
@@ -120,6 +123,14 @@ def test_an_error_comes_with_its_fix_and_the_log(tasks: Any) -> None:
         with pytest.raises(BuildError, match=r"it failed \(node x has no kernel\)") as caught:
             worker.run(tasks.fail, None, BuildLog())
         assert caught.value.fix == "try another"
+        assert worker.run(tasks.double, 1, BuildLog())["double"] == 2
+
+
+def test_a_library_that_cannot_be_loaded_is_no_crash(tasks: Any) -> None:
+    with Worker() as worker:
+        with pytest.raises(BuildError, match=r"^a library cannot be loaded: libnvinfer\.so\.10: cannot open") as caught:
+            worker.run(tasks.import_what_is_broken, None, BuildLog())
+        assert caught.value.fix == LIBRARY_FIX
         assert worker.run(tasks.double, 1, BuildLog())["double"] == 2
 
 
