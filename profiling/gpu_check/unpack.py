@@ -148,10 +148,10 @@ def restore(dest: Path, manifest: dict[str, Any]) -> None:
 
 def unfit(manifest: dict[str, Any]) -> list[str]:
     """Why wheels do not fit this interpreter, in words."""
-    machine = here()
+    machine = {"python": ".".join(map(str, sys.version_info[:2])), "machine": platform.machine()}
     return [
         f"wheels are for {name} {wanted}, this is {machine[name]}"
-        for name in ("python", "machine")
+        for name in machine
         if (wanted := manifest["machine"][name]) != machine[name] and manifest["wheels"]
     ]
 
