@@ -11,7 +11,8 @@ from runtime.config.plan_spec import PlanSpec
 
 _WITH = r"(?:with|mit|avec|par|con)"
 _ONLY = r"(?:only|just|nur|lediglich|seulement|solo)"
-_AT_FIRST = r"(?:at first|(?:at|in) the (?:start|beginning|intro)|am anfang)"
+_AT_FIRST = r"(?:at first|(?:at|in) the (?:start|beginning|intro)|am anfang|au début|al principio)"
+_THEN = r"(?:then|followed by|dann|danach|puis|ensuite|luego)"
 # What stands behind these, up to the end of a clause, is heard first.
 _BEGINS = (
     re.compile(
@@ -19,8 +20,11 @@ _BEGINS = (
         r"([^,.;:\n]{1,60})",
         re.IGNORECASE,
     ),
-    re.compile(rf"\b(?:first|zuerst|d'abord|primero) {_ONLY} ([^,.;:\n]{{1,60}})", re.IGNORECASE),
+    re.compile(rf"\b(?:first|zuerst|d'abord|primero) (?:{_ONLY}|the) ([^,.;:\n]{{1,60}})", re.IGNORECASE),
     re.compile(rf"\b{_ONLY} ([^,.;:\n]{{1,40}}) {_AT_FIRST}\b", re.IGNORECASE),
+    re.compile(rf"(?:^|[,.;:\n] ?)([^,.;:\n]{{1,40}}) (?:{_ONLY}|alone|allein) {_AT_FIRST}\b", re.IGNORECASE),
+    re.compile(rf"(?:^|[,.;:\n] ?)([^,.;:\n]{{1,40}}) (?:first|zuerst),? (?:and )?{_THEN}\b", re.IGNORECASE),
+    re.compile(rf"\bintro:? (?:{_WITH} |of |is |in )?(?:{_ONLY} )([^,.;:\n]{{1,60}})", re.IGNORECASE),
 )
 _CLAUSE_ENDS = re.compile(r"\b(?:then|before|and add|adding|later|dann|danach|puis|ensuite|luego)\b", re.IGNORECASE)
 _LATER = (
@@ -34,13 +38,14 @@ _FOLLOWS = re.compile(
     r"(?: (?:a|an|the|ein|der|le|el|big|huge|heavy|massive|hard)){0,3} ?",
     re.IGNORECASE,
 )
-_GROWS = r"(?:gets?|getting|grows?|growing|becom(?:es?|ing)) (?:ever |always |slowly |gradually )?"
+_GROWS = r"(?:gets?|getting|grows?|growing|becom(?:es?|ing)|ends?) (?:ever |always |slowly |gradually )?"
 _CLIMAX = r"(?:builds?|building|rises?|rising|swells?)(?: up)? to (?:a|the) (?:[a-z]{1,12} )?climax"
 _LOUDER, _QUIETER = r"(?:louder|stronger|bigger)", r"(?:quieter|softer|calmer)"
+_LOUD, _QUIET = r"(?:loud(?:ly|er)?|big(?:ger)?|stronger)", r"(?:quiet(?:ly|er)?|soft(?:ly|er)?|calm(?:ly|er)?)"
 _MORE = rf"immer (?:lauter|stärker)|de plus en plus fort|cada vez más fuerte|crescendo|{_CLIMAX}"
 _LESS = "immer (?:leiser|ruhiger)|de plus en plus (?:calme|doux)|cada vez más suave|diminuendo|decrescendo"
-_RISES = re.compile(rf"\b(?:{_LOUDER} and {_LOUDER}|{_GROWS}{_LOUDER}|{_MORE})\b", re.IGNORECASE)
-_FALLS = re.compile(rf"\b(?:{_QUIETER} and {_QUIETER}|{_GROWS}{_QUIETER}|{_LESS})\b", re.IGNORECASE)
+_RISES = re.compile(rf"\b(?:{_LOUDER} and {_LOUDER}|{_GROWS}{_LOUD}|{_QUIET} to {_LOUD}|{_MORE})\b", re.IGNORECASE)
+_FALLS = re.compile(rf"\b(?:{_QUIETER} and {_QUIETER}|{_GROWS}{_QUIET}|{_LOUD} to {_QUIET}|{_LESS})\b", re.IGNORECASE)
 # What is read here is no typo of another word.
 WORDS = frozenset(
     re.findall(r"[a-zà-ÿ]{4,}", " ".join([_RISES.pattern, _FALLS.pattern, _FOLLOWS.pattern, *_LATER, _AT_FIRST, _ONLY]))
