@@ -14,7 +14,7 @@ from profiling.gpu_check.running import CheckOutcome, CheckStep
 from runtime.engines.manifest import MANIFEST_SUFFIX, manifest_path, read_manifest, write_atomically
 from runtime.errors import ConfigError
 from runtime.input_files import MAX_JSON_BYTES, read_file
-from runtime.tables import print_table
+from runtime.tables import markdown_table, print_table
 from runtime.terminal import Terminal
 from runtime.untrusted import plain_utf8
 
@@ -212,8 +212,8 @@ def _cells(figure: Figure) -> Sequence[str]:
 def markdown(summary: Summary) -> str:
     """What was measured, on what and when, and what was not."""
     lines = [f"Measured by `make gpu-check`: {about_text(summary.about)}.", ""]
-    lines += ["| step | figure | value | limit | |", "|---|---|---|---|---|"]
-    lines += [f"| {each.step} | {each.what} | {' | '.join(_cells(each))} |" for each in summary.figures]
+    rows = ([each.step, each.what, *_cells(each)] for each in summary.figures)
+    lines += markdown_table(("step", "figure", "value", "limit", ""), rows, num_text=5)
     lines += ["", *(f"- {each.name}: {each.status}, {each.note}" for each in summary.outcomes if each.status != "done")]
     return "\n".join(lines).rstrip()
 

@@ -52,7 +52,8 @@ def test_a_file_is_a_family_with_the_options_of_every_family(file: Path) -> None
     found = options_of(family_of_file(file))
     shared = set.intersection(*(set(options_of(family)) for family in OWN.values()))
     assert {"--out", "--name", "--description", "--deployment", "--target", "--canvas-seconds", "--force"} <= shared
-    assert set(found) - {"--layers"} == {*shared} - {"--checkpoint", "--random", "--no-text", "--seed", "--layers"}
+    own = {"--checkpoint", "--random", "--all-parts", "--no-text", "--seed", "--layers"}
+    assert set(found) - {"--layers"} == {*shared} - own
     assert found["--layers"].default == 2
 
 
