@@ -58,9 +58,9 @@ window.AudioContext = class extends Context {
     await resume.call(this);
   }
 };
-system.take = async () => {
+system.take = () => {
   system.isTaken = contexts.at(-1).taken = true;
-  await contexts.at(-1).suspend();
+  contexts.at(-1).suspend(); // not awaited: Firefox may settle the promise only when the context runs again
 };
 system.give = () => (system.isTaken = false);
 """
