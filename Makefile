@@ -89,10 +89,11 @@ test-docs: .venv/.installed-docs  ## the site: built, its links, its examples
 test-export: .venv-export/.installed  ## what needs torch, in an environment of its own
 	$(EXPORT_BIN)/python -m pytest -m "export and not gpu and not builder" $(PYTEST_ARGS)
 
-lint: .venv/.installed-test  ## ruff and mypy, strict; tsc for the page where Node.js is
+lint: .venv/.installed-test  ## ruff and mypy, strict; the limits of size in tests/house.toml; tsc for the page where Node.js is
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(PACKAGES) .ci/play.py .ci/release.py
+	$(BIN)/python tests/house.py
 	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) $(TSC_OPTIONS) $(PAGE)/main.js $(PAGE)/client.js $(PAGE)/audio/worklet.js tests/server/clients/types.ts; \
 	else echo "The page's types are not checked: npx (Node.js) cannot run TypeScript's compiler here."; fi
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
+from helpers.imports import PACKAGES, Import, imports_of, module_graph, module_name, modules_in
 from helpers.paths import ROOT
-
-PACKAGES = ("runtime", "engine_build", "server", "profiling", "configs")
 
 # Package -> what it may import, besides itself. Inside runtime the arrows point one way; deferred imports count too.
 BASE = {"runtime.errors", "runtime.failures", "runtime.threads", "runtime.untrusted"}
@@ -154,28 +152,6 @@ HEAVY = {
 SERVE_TIME = ("server.cli", "runtime.cli", "engine_build.cli", "profiling.bench_cli")
 
 
-@dataclass(frozen=True)
-class Import:
-    """One import statement: the dotted name, the file and line."""
-
-    name: str
-    file: str
-    line: int
-
-
-def imports_of(tree: ast.Module, file: str) -> Iterator[Import]:
-    """Every import of a module: at the top, under TYPE_CHECKING, inside functions."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}:{node.lineno}: relative import; name the package"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        yield from (Import(name, file, node.lineno) for name in names)
-
-
 def package_of(name: str) -> str:
     """The longest entry of MAY_IMPORT that a dotted name lies in; "" for what is not ours."""
     fitting = [package for package in MAY_IMPORT if name == package or name.startswith(f"{package}.")]
@@ -206,17 +182,6 @@ def wrong_places(imports: list[Import]) -> list[str]:
     ]
 
 
-def module_graph(imports: list[Import], modules: Mapping[str, str]) -> dict[str, set[str]]:
-    """Module -> our modules that it imports, anywhere. `modules`: dotted name -> file."""
-    graph: dict[str, set[str]] = {name: set() for name in modules}
-    by_file = {file: name for name, file in modules.items()}
-    for item in imports:
-        target = item.name if item.name in modules else item.name.rpartition(".")[0]
-        if target in modules and target != by_file[item.file]:
-            graph[by_file[item.file]].add(target)
-    return graph
-
-
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
     """One import cycle, empty where there is none."""
     try:
@@ -229,13 +194,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 @cache
 def source_modules() -> dict[str, str]:
     """Dotted name -> file, for every module of the four packages."""
-    files = [file.relative_to(ROOT) for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
-    return {module_name(file.as_posix()): file.as_posix() for file in files}
-
-
-def module_name(file: str) -> str:
-    """The dotted name of a source file; the package tickrt begins in runtime/api."""
-    return file.removesuffix(".py").replace("/", ".").removesuffix(".__init__").removeprefix("runtime.api.")
+    return modules_in(ROOT)
 
 
 @cache
