@@ -55,11 +55,14 @@ class DecoderBaseline:
 
     def _capture(self, device: Device) -> Replay | None:
         try:
-            for execution in self._executions:
-                execution.warm_up(self._stream)
-            return device.capture(self._stream, self._launch_each)
+            self._warm_up_each()
+            return device.capture(self._stream, self._warm_up_each)
         except CaptureError:
             return None
+
+    def _warm_up_each(self) -> None:
+        for execution in self._executions:
+            execution.warm_up(self._stream)
 
     def _launch_each(self) -> None:
         for execution in self._executions:

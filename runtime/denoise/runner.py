@@ -123,7 +123,7 @@ class DenoiseRunner:
         self._context, self._stream, self._recorder, self._parts = context, stream, recorder, parts
         self._copies = device.stream()
         limit, captures = runtime.captured_graphs, context.can_capture
-        self._launches = parts.launches(device, stream, limit, captures=captures, end=context.end)
+        self._launches = parts.launches(device, stream, limit, captures=captures, beside=context.beside)
         self._factors = None
         if adapted is not None and runtime.adapter_rank:
             self._factors = AdapterFactors(device, stream, adapted, runtime.adapter_rank)

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -30,13 +31,22 @@ RING_BYTES = 32 << 20
 RING_SEGMENTS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class _Capture:
+    """A stream that captures: its handle, an event behind what was launched on it before, and the thread."""
+
+    stream: int
+    before: CudaEvent
+    thread: int
+
+
 class CudaDevice:
     """The first GPU. Raises EngineError that says what is missing where there is none.
 
     Streams have the priority of their level. A GPU with two priorities has the greater one for LIVE alone: ticks share
     the other one with BACKGROUND, because a gap in what is played is heard. With one priority there are no levels.
 
-    Any thread may call zeros, staging, stream and capture; they block while another thread captures.
+    Any thread may call zeros, staging, stream and capture. Captures wait for each other, and nothing else for them.
     """
 
     kind = "cuda"
@@ -49,10 +59,11 @@ class CudaDevice:
         self._streams: list[int] = []
         self._idle_streams: dict[Level, deque[int]] = {level: deque() for level in Level}
         self._events = EventPool()
-        # Held while streams and memory are taken, and while a graph is captured: other threads wait for its end.
-        # Reentrant: what must not be in a capture is refused in its own thread, which would wait for itself otherwise.
+        # Held while streams and memory are taken; reentrant, because an arena calls back.
         self._lock = threading.RLock()
-        self._captured: int | None = None
+        # Held for a whole capture, while the garbage collector is off.
+        self._capture_lock = threading.Lock()
+        self._captured: _Capture | None = None
         self._beside: CudaStream | None = None
         self._is_closed = False
         self._zeroed: CudaEvent | None = None
@@ -81,8 +92,9 @@ class CudaDevice:
 
     @property
     def is_capturing(self) -> bool:
-        """Whether a stream captures: work launched on it by the capturing thread becomes part of a graph."""
-        return self._captured is not None
+        """Whether this thread captures a stream: work that it launches there becomes part of a graph."""
+        capture = self._captured
+        return capture is not None and capture.thread == threading.get_ident()
 
     @property
     def free_bytes(self) -> int:
@@ -115,7 +127,8 @@ class CudaDevice:
             cuda_calls.zero(block.address, block.size_bytes, self._zeroing.handle)
             self._zeroed = self._zeroing.record()
             for handle in self._streams:
-                cuda_calls.make_wait(handle, self._zeroed.handle)
+                if not self._is_captured(handle):  # that one waits when its capture is over
+                    cuda_calls.make_wait(handle, self._zeroed.handle)
         return Tensor(block.address, shape, kind, block)
 
     def staging(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -182,9 +195,10 @@ class CudaDevice:
         Raises CaptureError where something cannot be captured (CUDA's error is cleared, the stream is unchanged),
         EngineDeadError.
         """
-        with self._lock:
-            self._refuse_in_capture("a capture is begun")
-            self._captured = stream.handle
+        self._refuse_in_capture("a capture is begun")
+        with self._capture_lock:
+            with self._lock:
+                self._captured = _Capture(stream.handle, self._record(stream.handle), threading.get_ident())
             try:
                 return CudaReplay(cuda_calls.capture(stream.handle, work))
             except EngineDeadError:
@@ -192,7 +206,7 @@ class CudaDevice:
             except TickError as error:
                 raise CaptureError(f"the launched work cannot be captured: {error}") from error
             finally:
-                self._captured = None
+                self._end_capture(stream)
 
     def close(self) -> None:
         """Wait for all work, release everything. Pinned memory that is still referenced stays until the process ends.
@@ -221,15 +235,25 @@ class CudaDevice:
         for address in addresses:
             cuda_calls.free_device(address)
 
+    def _end_capture(self, stream: Stream) -> None:
+        with self._lock:
+            self._captured = None
+            if self._zeroed is not None:
+                cuda_calls.make_wait(stream.handle, self._zeroed.handle)
+
+    def _is_captured(self, stream: int) -> bool:
+        capture = self._captured
+        return capture is not None and capture.stream == stream
+
     def _refuse_in_capture(self, what: str) -> None:
-        """Raise EngineError in the capturing thread; other threads block on the lock until the capture ends."""
-        if self._captured is not None:
+        """Raise EngineError in the capturing thread."""
+        if self.is_capturing:
             raise EngineError(f"{what} while a stream captures; do it before the capture")
 
     def _check_copy(self, tensor: Tensor, array: NDArray[Any], stream: Stream) -> None:
         if array.shape != tensor.shape:
             raise ValueError(f"a copy between {tensor.shape} on the device and {array.shape} on the host")
-        if stream.handle == self._captured:
+        if self._is_captured(stream.handle):
             # Every launch of the graph would copy from this place in the ring, or into this array.
             raise EngineError("a copy from or to the host is launched in a capture; launch it outside")
 
@@ -243,12 +267,14 @@ class CudaDevice:
         return self._rings[stream.handle]
 
     def _record(self, stream: int) -> CudaEvent:
-        if stream == self._captured:
+        if self._is_captured(stream):
             raise EngineError("an event is recorded in a capture: the host could never wait for it")
         return self._events.record(stream)
 
     def _record_all(self) -> AllStreamsEvent:
-        return AllStreamsEvent(tuple(self._record(handle) for handle in self._streams))
+        """Where a stream captures, all its work so far was launched before it began."""
+        others = [self._record(handle) for handle in self._streams if not self._is_captured(handle)]
+        return AllStreamsEvent((*others, *(() if self._captured is None else (self._captured.before,))))
 
     def _release(self) -> None:
         self._rings.clear()

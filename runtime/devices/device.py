@@ -110,7 +110,11 @@ class Device(Protocol):
 
     @property
     def is_capturing(self) -> bool:
-        """Whether launched work currently becomes part of a graph instead of running."""
+        """Whether work that this thread launches becomes part of a graph instead of running."""
+
+    @property
+    def free_bytes(self) -> int:
+        """Free device memory; 0 where it is the host's."""
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
         """Zero-filled device memory."""
@@ -139,7 +143,8 @@ class Device(Protocol):
     def capture(self, stream: Stream, work: Callable[[], None]) -> Replay | None:
         """Capture the work that `work` launches on the stream as a graph; none of it runs. None on the host.
 
-        Raises CaptureError where something cannot be captured; the stream is unchanged then.
+        Other threads go on meanwhile, on other streams. The graph may be launched on any stream once this stream has
+        passed. Raises CaptureError where something cannot be captured; the stream is unchanged then.
         """
 
     def close(self) -> None:
@@ -187,6 +192,7 @@ class HostDevice:
     kind: str = "cpu"
     is_capturing: bool = False
     allocations: int = 0
+    free_bytes: int = 0
     _stream: HostStream = field(default_factory=HostStream)
 
     @property

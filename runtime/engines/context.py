@@ -10,21 +10,26 @@ from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, RuntimeConfig
 from runtime.devices.device import Device, Stream
 from runtime.engines.engine import EngineSet
+from runtime.failures import UnitOfWork
 
-End = Callable[[Callable[[], None]], Future[None] | None]
+Beside = Callable[[Callable[[], None]], Future[None]]
 
 
-def end_now(work: Callable[[], None]) -> None:
-    """In this thread."""
-    work()
+def at_once(work: Callable[[], None]) -> Future[None]:
+    """In this thread. Raises EngineDeadError."""
+    done = Future[None]()
+    with UnitOfWork("work beside the ticks", done.set_exception):
+        work()
+        done.set_result(None)
+    return done
 
 
 @dataclass(frozen=True)
 class TickContext:
     """The device, the stream on which ticks run, the engines in use, and what describes model and deployment.
 
-    end: runs what makes contexts, and what ends graphs, contexts and engines that nothing uses any more: that takes as
-    long as many ticks.
+    beside: runs, one after the other, what makes captured graphs and their contexts, and what ends graphs, contexts and
+    engines that nothing uses any more: that takes as long as many ticks.
     """
 
     device: Device
@@ -32,7 +37,7 @@ class TickContext:
     engines: EngineSet
     bundle: Bundle
     deployment: Deployment
-    end: End = end_now
+    beside: Beside = at_once
 
     @property
     def runtime(self) -> RuntimeConfig:

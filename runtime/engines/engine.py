@@ -21,7 +21,10 @@ PLAIN = "plain"
 
 
 class Execution(Protocol):
-    """An engine with shapes and addresses bound, to be launched any number of times by one thread on one stream."""
+    """An engine with shapes and addresses bound, to be launched any number of times by one thread on one stream.
+
+    Beside that, one other thread may capture it: launch and warm_up share nothing that either changes.
+    """
 
     def prepare(self, stream: Stream) -> bool:
         """Whether warm_up, and behind it a capture of the stream, would run at full speed.
@@ -30,7 +33,7 @@ class Execution(Protocol):
         """
 
     def launch(self, stream: Stream) -> None:
-        """Put one execute on the stream. Raises EngineError."""
+        """Put one execute on the stream, with resources that executions share. Raises EngineError."""
 
     def make(self) -> None:
         """Make what warm_up would have to make first, in any thread, while launches go on. Raises EngineError."""
@@ -38,7 +41,8 @@ class Execution(Protocol):
     def warm_up(self, stream: Stream) -> None:
         """Put one execute on the stream with resources that this execution does not share with others.
 
-        Later launches use the same resources and can be captured. Raises EngineError.
+        Once this has run, again into a capture of any stream: no other execute may use what a graph bakes in. Raises
+        EngineError.
         """
 
     def release(self) -> None:

@@ -13,11 +13,11 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from runtime.devices.device import Device, Event, Replay, Stream
-from runtime.engines.context import End, end_now
+from runtime.devices.device import Device, Event, Level, Replay, Stream
+from runtime.engines.context import Beside, at_once
 from runtime.engines.engine import Execution
-from runtime.errors import CaptureError, OutOfMemoryError, TickError
-from runtime.failures import UnitOfWork, failure_of
+from runtime.errors import OutOfMemoryError, TickError
+from runtime.failures import UnitOfWork
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ class LaunchState(Enum):
     """How far a launch is on its way to a captured graph. It holds resources of its own while WARM or CAPTURED."""
 
     NEW = auto()  # has not run
-    PLAIN = auto()  # has run plainly; is warmed up next
-    WARM = auto()  # has run with resources of its own; is captured next
+    PLAIN = auto()  # has run plainly; is made and warmed up next
+    WARM = auto()  # has run with resources of its own; is captured next, and runs plainly until then
     CAPTURED = auto()  # is replayed
     REFUSED = auto()  # could not be warmed up or captured: runs plainly for good
 
@@ -44,7 +44,8 @@ class Launch:
 
     key: everything that a captured graph bakes in. `writes` names the double-buffered states whose other side it
     writes. before, decoder, after: what the next run calls, decoder in between two events; of a captured graph, all of
-    it is there. plain_runs: how often it has run plainly. making: what its warm-up needs, beside the ticks.
+    it is there. plain_runs: how often it has run plainly. job: what makes what its next state needs. warmed: behind its
+    warm-up. creation_s, creation_bytes: what its jobs took of their thread's time and of the device's memory.
     """
 
     key: Any
@@ -54,7 +55,10 @@ class Launch:
     writes: tuple[str, ...] = ()
     replay: Replay | None = None
     plain_runs: int = 0
-    making: Future[None] | None = None
+    job: Future[None] | None = None
+    warmed: Event | None = None
+    creation_s: float = 0.0
+    creation_bytes: int = 0
     state: LaunchState = LaunchState.NEW
     is_retired: bool = False
     before: tuple[Call, ...] = ()
@@ -85,7 +89,7 @@ class Launch:
             execution.make()
 
     def set_plain(self) -> None:
-        """Launch each execution."""
+        """Launch each execution, with what executions share."""
         self.before = () if self.rows is None else (self.rows.launch,)
         self.decoder = tuple(execution.launch for execution in self.decoders)
         self.after = (self.step.launch,)
@@ -95,17 +99,28 @@ class Launch:
 
         Where one has none, `failed` is called, and the executions run plainly.
         """
-        self.state = LaunchState.WARM
+        self.state, self.job = LaunchState.WARM, None
         self.before, self.decoder, self.after = (), (partial(self._warm_up, failed),), ()
 
-    def set_replay(self, replay: Replay) -> None:
+    def capture(self, device: Device, stream: Stream) -> None:
+        """Capture all executions from a stream, in any thread, while launches go on. Raises CaptureError."""
+
+        def launch_all() -> None:
+            for execution in self.executions:
+                execution.warm_up(stream)
+
+        self.replay = device.capture(stream, launch_all)
+
+    def set_replay(self) -> None:
         """Launch the captured graph of all executions."""
-        self.replay, self.state = replay, LaunchState.CAPTURED
-        self.before, self.decoder, self.after = (), (replay.launch,), ()
+        assert self.replay is not None
+        self.state, self.job, self.warmed = LaunchState.CAPTURED, None, None
+        self.before, self.decoder, self.after = (), (self.replay.launch,), ()
 
     def give_up(self) -> None:
         """Launch each execution from now on, without resources of its own."""
         self._release()
+        self.job = None
         self.state = LaunchState.REFUSED
         self.set_plain()
 
@@ -121,23 +136,24 @@ class Launch:
         with UnitOfWork("the warm-up of a tick", failed):
             for execution in self.executions:
                 execution.warm_up(stream)
+            self.warmed = stream.record()
             return
         for execution in self.executions:
             execution.launch(stream)
 
     def _release(self) -> None:
-        if self.holds_resources or self.making is not None:
+        if self.holds_resources or self.job is not None:
             for execution in self.executions:
                 execution.release()
 
 
 @dataclass(slots=True)
 class HostTimes:
-    """Seconds that the tick thread spends on runs and on captures, as running means: what a graph costs and saves."""
+    """Seconds that a run takes the tick thread, and a graph its maker, as running means: what graphs cost and save."""
 
     plain_s: float = 0.0
     warm_up_s: float = 0.0
-    capture_s: float = 0.0
+    creation_s: float = 0.0
     replay_s: float = 0.0
 
     def note(self, name: str, seconds: float) -> None:
@@ -151,15 +167,19 @@ class HostTimes:
         Whatever comes then, it costs at most twice what it would have cost to know it before. 1 where nothing has been
         measured; infinite where a graph saves nothing.
         """
-        if not (self.plain_s and self.replay_s and self.capture_s):
+        if not (self.plain_s and self.replay_s and self.creation_s):
             return 1
-        saved_s, creation_s = self.plain_s - self.replay_s, self.warm_up_s + self.capture_s
-        return math.ceil(creation_s / saved_s) if saved_s > 0.0 else math.inf
+        saved_s, cost_s = self.plain_s - self.replay_s, self.warm_up_s + self.creation_s
+        return math.ceil(cost_s / saved_s) if saved_s > 0.0 else math.inf
 
 
 @dataclass(slots=True)
 class LaunchCounts:
-    """How often launches were bound, captured, replayed, run plainly, evicted, and could not be captured."""
+    """How often launches were bound, captured, replayed, run plainly, evicted, and could not be captured.
+
+    creation_s, creation_bytes: what all captured graphs took of their maker's time, and by how much the device's free
+    memory fell meanwhile (also by what others took or returned then).
+    """
 
     bound: int = 0
     captured: int = 0
@@ -167,17 +187,12 @@ class LaunchCounts:
     plain: int = 0
     evicted: int = 0
     failed: int = 0
+    creation_s: float = 0.0
+    creation_bytes: int = 0
 
     def since(self, earlier: LaunchCounts) -> LaunchCounts:
         """What has been added since `earlier`."""
-        return LaunchCounts(
-            self.bound - earlier.bound,
-            self.captured - earlier.captured,
-            self.replayed - earlier.replayed,
-            self.plain - earlier.plain,
-            self.evicted - earlier.evicted,
-            self.failed - earlier.failed,
-        )
+        return LaunchCounts(*[getattr(self, name) - getattr(earlier, name) for name in self.__slots__])
 
     def __add__(self, other: LaunchCounts) -> LaunchCounts:
         return LaunchCounts(*[getattr(self, name) + getattr(other, name) for name in self.__slots__])
@@ -185,25 +200,25 @@ class LaunchCounts:
 
 @dataclass(slots=True)
 class LaunchCache:
-    """The launches that were used last, at most `limit`. One that is evicted is closed, by `end`, once its last run is
+    """The launches that were used last, at most `limit`. One that is evicted is closed, `beside`, once its last run is
     done.
 
     With `captures`, a launch runs plainly the first time, with resources of its own the second time, and from the third
     time on as a captured graph; plainly too as long as its executions are not prepared. After `bound_captures` only one
-    that has come back as often as pays for its graph, and what it needs is made by `end`. Where its warm-up or its
-    capture fails it runs plainly; where that is for want of memory, no more launches are kept than there was memory
-    for.
+    that has come back as often as pays for its graph: what that needs and the graph itself are made `beside`, from a
+    stream of its own, and handed over complete; until then it runs plainly. Where its warm-up or its capture fails it
+    runs plainly for good; where that is for want of memory, no more launches are kept than there was memory for.
     """
 
     device: Device
     stream: Stream
     limit: int
     captures: bool
-    end: End = end_now
+    beside: Beside = at_once
     counts: LaunchCounts = field(default_factory=LaunchCounts)
     times: HostTimes = field(default_factory=HostTimes)
     runs_before_capture: float = 1
-    _is_bounded: bool = False
+    _capturing: Stream | None = None
     _launches: OrderedDict[Any, Launch] = field(default_factory=OrderedDict)
     _retired: deque[tuple[Launch, Event]] = field(default_factory=deque)
 
@@ -237,7 +252,7 @@ class LaunchCache:
         """Choose how the launch runs now: plainly, as a warm-up, or as a captured graph."""
         if launch.state is LaunchState.NEW:
             launch.state = LaunchState.PLAIN
-        elif self._may_advance(launch):
+        elif self.captures and launch.plain_runs >= self.runs_before_capture:
             self._advance(launch)
         if launch.state is not LaunchState.CAPTURED:
             self.counts.plain += 1
@@ -246,14 +261,17 @@ class LaunchCache:
             self.counts.replayed += 1
 
     def note(self, launch: Launch, seconds: float) -> None:
-        """What the tick thread spent on a run."""
+        """What the tick thread spent on a run: what a graph costs and saves, until captures are bounded by that."""
+        if self._capturing is not None:
+            return
         names = {LaunchState.PLAIN: "plain_s", LaunchState.WARM: "warm_up_s", LaunchState.CAPTURED: "replay_s"}
         if launch.state in names and self.counts.plain > 1:  # what runs first is loaded
             self.times.note(names[launch.state], seconds)
 
     def bound_captures(self) -> None:
-        """From now on capture what pays for it, by the times so far, and make what that needs beside the ticks."""
-        self.runs_before_capture, self._is_bounded = self.times.runs_before_capture(), True
+        """From now on capture what pays for it, by the times so far, beside the ticks."""
+        self.runs_before_capture = self.times.runs_before_capture()
+        self._capturing = self._capturing or self.device.stream(Level.BACKGROUND)
 
     def drop(self, is_stale: Callable[[Any], bool]) -> None:
         """Remove every launch whose key is stale; each is closed once its last run is done."""
@@ -261,55 +279,65 @@ class LaunchCache:
             self._retire(self._launches.pop(key))
 
     def close(self) -> None:
-        """Remove and close every launch. No work may be pending."""
+        """Remove and close every launch, `beside`. No work may be pending."""
         self.drop(lambda key: True)
         while self._retired:
-            self._retired.popleft()[0].close()
-
-    def _may_advance(self, launch: Launch) -> bool:
-        """Whether it is on its way to a graph, has come back often enough, and has what it needs."""
-        is_on_its_way = self.captures and launch.state in (LaunchState.PLAIN, LaunchState.WARM)
-        return is_on_its_way and launch.plain_runs >= self.runs_before_capture and self._is_made(launch)
-
-    def _is_made(self, launch: Launch) -> bool:
-        """Whether a warm-up would find what it needs; begins to make it, beside the ticks, where they have clients."""
-        if not self._is_bounded or launch.state is not LaunchState.PLAIN:
-            return True
-        if launch.making is None:
-            launch.making = self.end(launch.make)
-        if launch.making is None or not launch.making.done():
-            return launch.making is None
-        if (error := launch.making.exception()) is not None:
-            self._failed(launch, failure_of(error, "the making of a captured graph"))
-            return False
-        return True
+            self.beside(self._retired.popleft()[0].close)
 
     def _advance(self, launch: Launch) -> None:
-        """Warm up, then capture. All executions are asked, so that each begins what it lacks."""
-        are_ready = [execution.prepare(self.stream) for execution in launch.executions]
-        if not all(are_ready):
+        """Warm up what is made, replay what is captured; plainly until then."""
+        if launch.state is LaunchState.PLAIN:
             launch.set_plain()
+            if self._has_done(launch, launch.make) and self._is_prepared(launch):
+                launch.set_warm_up(partial(self._failed, launch))
         elif launch.state is LaunchState.WARM:
-            self._capture(launch)
-        else:
-            launch.set_warm_up(partial(self._failed, launch))
+            launch.set_plain()
+            may_capture = launch.job is not None or self._is_prepared(launch)
+            if may_capture and self._has_done(launch, partial(self._capture, launch)):
+                launch.set_replay()
+                self._count_capture(launch)
+
+    def _is_prepared(self, launch: Launch) -> bool:
+        """All executions are asked, so that each begins what it lacks; not while another thread captures them."""
+        are_ready = [execution.prepare(self.stream) for execution in launch.executions]
+        return all(are_ready)
+
+    def _has_done(self, launch: Launch, work: Callable[[], None]) -> bool:
+        """Whether the work that a launch's next state needs is done, which is begun where it is not; where it has
+        failed, the launch is given up."""
+        if launch.job is None:
+            run = at_once if self._capturing is None else self.beside
+            launch.job = run(partial(self._measured, launch, work))
+        if not launch.job.done():
+            return False
+        with UnitOfWork("the making of a captured graph", partial(self._failed, launch)):
+            launch.job.result()
+            return True
+        return False
+
+    def _measured(self, launch: Launch, work: Callable[[], None]) -> None:
+        if launch.is_retired:  # nothing waits for it any more
+            return
+        if launch.warmed is not None and self._capturing is not None:
+            # The maker of graphs waits, no tick: until the warm-up has run, whose contexts may be on one stream only.
+            launch.warmed.wait()
+        free_bytes, began_s = self.device.free_bytes, perf_counter()
+        work()
+        launch.creation_s += perf_counter() - began_s
+        launch.creation_bytes += free_bytes - self.device.free_bytes
 
     def _capture(self, launch: Launch) -> None:
-        def launch_all() -> None:
-            for execution in launch.executions:
-                execution.launch(self.stream)
+        stream = self._capturing or self.stream
+        launch.capture(self.device, stream)
+        if stream is not self.stream:
+            # The maker of graphs waits: until the graph is on the device, for the stream of the ticks.
+            stream.record().wait()
 
-        launch.set_plain()
-        started_s = perf_counter()
-        try:
-            replay = self.device.capture(self.stream, launch_all)
-        except CaptureError as error:
-            self._failed(launch, error)
-        else:
-            if replay is not None:
-                self.counts.captured += 1
-                self.times.note("capture_s", perf_counter() - started_s)
-                launch.set_replay(replay)
+    def _count_capture(self, launch: Launch) -> None:
+        self.counts.captured += 1
+        self.counts.creation_s += launch.creation_s
+        self.counts.creation_bytes += launch.creation_bytes
+        self.times.note("creation_s", launch.creation_s)
 
     def _failed(self, launch: Launch, error: TickError) -> None:
         launch.give_up()
@@ -328,4 +356,4 @@ class LaunchCache:
 
     def _close_retired(self) -> None:
         while self._retired and self._retired[0][1].is_done:
-            self.end(self._retired.popleft()[0].close)
+            self.beside(self._retired.popleft()[0].close)

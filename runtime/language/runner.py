@@ -84,7 +84,7 @@ class LanguageRunner:
         self._width_cost = WIDTH_COST if device.kind == "cpu" else GPU_WIDTH_COST
         self._scratch = np.zeros(spec.vocabulary, np.bool_)  # [V]
         limit, captures = runtime.captured_graphs, context.can_capture
-        self._launches = LaunchCache(device, stream, limit, captures=captures, end=context.end)
+        self._launches = LaunchCache(device, stream, limit, captures=captures, beside=context.beside)
         size, vocabulary = spec.prefill_tokens, spec.vocabulary
         self._prefills = [
             Prefill(device, stream, self._vectors, graph, cache, size=size, vocabulary=vocabulary)

@@ -18,6 +18,7 @@ from runtime.devices.device import Device
 from runtime.engines.adapters import Adapter
 from runtime.engines.context import TickContext
 from runtime.engines.engine import EngineSet, condition_width
+from runtime.engines.launch_cache import LaunchCounts
 from runtime.errors import DrainingError, EngineDeadError, EngineError, RequestError
 from runtime.language.sequence import SequenceRequest, SequenceState, SequenceWork
 from runtime.requests.request import GenerationRequest, StepParameters, merge_patch
@@ -91,6 +92,11 @@ class TickLoop:
             is_idle=ticks.heartbeat.is_resting,
             is_draining=shared.draining.is_set(),
         )
+
+    @property
+    def launch_counts(self) -> LaunchCounts:
+        """What happened to launches so far, of all runners, and what captured graphs took."""
+        return self._ticks.launch_counts()
 
     def start(self) -> None:
         """Run ticks in a thread of their own. Again does nothing."""

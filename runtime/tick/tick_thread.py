@@ -52,8 +52,8 @@ class TickThread:
     """Runs ticks. One thread, but for what others read: `scheduler` (counts), `heartbeat`."""
 
     def __init__(self, context: TickContext, shared: LoopState, parts: DenoiseParts) -> None:
-        self._ending = Workers(1, "ends")
-        context = replace(context, end=self._ending.submit)
+        self._beside = Workers(1, "graphs")
+        context = replace(context, beside=self._beside.submit)
         self._context, self._shared, self._stream = context, shared, context.stream
         self.clock = clock_of(context.device)
         self._denoise = DenoiseRunner(context, self.clock, parts)
@@ -70,18 +70,22 @@ class TickThread:
         self._updated: list[str] = []
         self._frozen: list[str] = []
         self._resumed: list[str] = []
-        self._counted = (context.device.allocations, self._launch_counts())
+        self._counted = (context.device.allocations, self.launch_counts())
         self.heartbeat = Heartbeat()
         self._last_begin: DeviceEvent | None = None
         self._generation = 0
         self._stopped = False
+
+    def launch_counts(self) -> LaunchCounts:
+        """What happened to launches so far, of all runners. Any thread may ask."""
+        return sum([runner.launch_counts for runner in self._runners], LaunchCounts())
 
     def close(self) -> None:
         """Release what runners hold. No tick runs any more, in any thread."""
         for runner in self._runners:
             with contextlib.suppress(EngineDeadError):
                 runner.close()
-        self._ending.shutdown()  # until what was replaced has ended
+        self._beside.shutdown()  # until graphs that are being made are there, and everything has ended
 
     def end(self) -> None:
         """Complete what is in flight where no thread was started, and end all generations that are in the loop."""
@@ -379,7 +383,7 @@ class TickThread:
             runner.use(engines)
         self._generation += 1
         # Nothing uses them any more: runners have the new ones, and what was launched is complete.
-        self._ending.submit(old.close)
+        self._beside.submit(old.close)
 
     def _record(self, plan: Plan) -> TickRecord:
         parts = [part for _, part in plan]
@@ -399,13 +403,10 @@ class TickThread:
     def _count(self, record: TickRecord) -> None:
         """Note what was allocated, bound, captured and replayed since the tick before."""
         allocations, counts = self._counted
-        now = self._launch_counts()
+        now = self.launch_counts()
         record.allocations = self._context.device.allocations - allocations
         record.count(now.since(counts))
         self._counted = (self._context.device.allocations, now)
-
-    def _launch_counts(self) -> LaunchCounts:
-        return sum([runner.launch_counts for runner in self._runners], LaunchCounts())
 
     def _observe(self, completed: Sequence[TickRecord]) -> None:
         """Pass on the records of ticks that are over, on the host and on the device."""

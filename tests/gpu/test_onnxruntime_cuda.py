@@ -123,7 +123,7 @@ def test_a_capture_works_or_raises_capture_error(tmp_path: Path, device: Any) ->
     execution.launch(device.main)
     execution.warm_up(device.main)
     try:
-        launch = device.capture(device.main, lambda: execution.launch(device.main)).launch
+        launch = device.capture(device.main, lambda: execution.warm_up(device.main)).launch
     except CaptureError:
         launch = execution.launch
     for feed in (first, second, first):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from runtime.devices.device import Tensor
+from runtime.devices.device import Stream, Tensor
 from runtime.errors import CaptureError, EngineError, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ def fetched(device: CudaDevice, tensor: Tensor) -> np.ndarray[Any, Any]:
     return target
 
 
-def clear_half(device: CudaDevice, tensor: Tensor) -> None:
+def clear_half(device: CudaDevice, tensor: Tensor, stream: Stream | None = None) -> None:
     """Launch work that zeroes half of the tensor."""
     # Imported here: the simulator replaces the module.
     from runtime.devices import cuda_calls
 
-    cuda_calls.zero(tensor.address, tensor.size_bytes // 2, device.main.handle)
+    cuda_calls.zero(tensor.address, tensor.size_bytes // 2, (stream or device.main).handle)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -266,24 +267,72 @@ def test_other_threads_copy_during_a_capture(device: CudaDevice) -> None:
     replay.close()
 
 
-def test_other_threads_allocate_after_a_capture(device: CudaDevice) -> None:
-    tensor, order = filled(device, np.ones(100, np.float32)), []
+@pytest.mark.parametrize("is_main", [False, True])
+def test_other_threads_take_memory_streams_and_events_during_a_capture(is_main: bool, device: CudaDevice) -> None:
+    """Memory comes back from work before the capture, and goes to work behind it."""
+    stream = device.main if is_main else device.stream()
+    tensor, found = filled(device, np.ones(100, np.float32)), []
+    last_user = filled(device, np.full(5000, 7, np.float32))
+    address = last_user.address
+    copied = device.zeros((5000,), np.float32)
+    device.copy(copied, last_user, device.main)  # pending
+    del last_user
 
     def elsewhere() -> None:
-        device.zeros((10,), np.float32)
-        order.append("memory")
-
-    thread = threading.Thread(target=elsewhere)
+        memory, other, target = device.zeros((5000,), np.float32), device.stream(), device.staging((4,), np.float32)
+        device.download(target, memory.view(4), other)
+        other.record().wait()
+        found.append((memory, target.copy(), device.is_capturing))
 
     def work() -> None:
+        assert device.is_capturing
+        thread = threading.Thread(target=elsewhere)
         thread.start()
-        clear_half(device, tensor)
-        thread.join(0.05)
-        order.append("captured")
+        clear_half(device, tensor, stream)
+        thread.join(30)
+        assert found, "the other thread is blocked"
 
-    device.capture(device.main, work).close()
-    thread.join(30)
-    assert order == ["captured", "memory"]
+    replay = device.capture(stream, work)
+    ((memory, values, was_capturing),) = found
+    assert not was_capturing
+    assert (memory.address, list(values)) == (address, [0.0] * 4)
+    stream.record().wait()  # until the graph is on the device
+    replay.launch(device.main)
+    assert np.array_equal(fetched(device, tensor), [0] * 50 + [1] * 50)
+    device.copy(tensor, memory.view(100), stream)
+    stream.record().wait()
+    assert not fetched(device, tensor).any()
+    assert (fetched(device, copied) == 7).all()
+    replay.close()
+
+
+def test_captures_of_two_threads_take_turns(device: CudaDevice) -> None:
+    """While one is made no garbage is collected, which the end of another must not allow again."""
+    tensors, graphs, inside = [filled(device, np.ones(100, np.float32)) for _ in range(2)], dict[int, Any](), []
+
+    def capture(index: int) -> None:
+        stream = device.stream()
+
+        def work() -> None:
+            inside.append(index)
+            assert not gc.isenabled()
+            clear_half(device, tensors[index], stream)
+            if index == 0:
+                threads[1].start()
+                threads[1].join(0.05)
+            assert (inside[-1], gc.isenabled()) == (index, False)
+
+        graphs[index] = device.capture(stream, work)
+        stream.record().wait()
+
+    threads = [threading.Thread(target=capture, args=(index,)) for index in range(2)]
+    threads[0].start()
+    for thread in threads:  # the first starts the second
+        thread.join(30)
+    for graph, tensor in zip((graphs[0], graphs[1]), tensors, strict=True):
+        graph.launch(device.main)
+        assert np.array_equal(fetched(device, tensor), [0] * 50 + [1] * 50)
+        graph.close()
 
 
 def test_too_large_an_allocation_raises_out_of_memory(device: CudaDevice) -> None:

@@ -122,7 +122,7 @@ def test_a_captured_execution_equals_a_plain_one(bench: Bench, folder: Path) -> 
     execution.launch(bench.stream)
     plain = bench.read(tensors["y"])
     execution.warm_up(bench.stream)
-    replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
+    replay = bench.device.capture(bench.stream, lambda: execution.warm_up(bench.stream))
     assert replay is not None
     for seed in (0, 1):
         feeds = feeds_of(6, 4, seed)
@@ -142,7 +142,7 @@ def test_launches_of_other_shapes_do_not_change_a_captured_graph(bench: Bench, f
     captured, other = bench.tensors(2), bench.tensors(3, 9, seed=5)
     execution = engine.bind(captured)
     execution.warm_up(bench.stream)
-    replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
+    replay = bench.device.capture(bench.stream, lambda: execution.warm_up(bench.stream))
     assert replay is not None
     for _ in range(2):
         engine.bind(other).launch(bench.stream)
@@ -191,7 +191,7 @@ def test_opening_a_larger_engine_does_not_move_the_memory_of_older_contexts(benc
     tensors = bench.tensors(4)
     execution = small.bind(tensors)
     execution.warm_up(bench.stream)
-    replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
+    replay = bench.device.capture(bench.stream, lambda: execution.warm_up(bench.stream))
     assert replay is not None
     large = opened(folder, bench.device, "step", in_tick=True)
     replay.launch(bench.stream)
@@ -212,7 +212,7 @@ def test_two_contexts_of_one_engine_in_one_graph(bench: Bench, folder: Path) -> 
 
     def launch_both() -> None:
         for execution in executions:
-            execution.launch(bench.stream)
+            execution.warm_up(bench.stream)
 
     replay = bench.device.capture(bench.stream, launch_both)
     assert replay is not None

@@ -1,4 +1,4 @@
-"""An Execution on TensorRT: launched on a shared context, or after warm-up on its own."""
+"""An Execution on TensorRT: launched on a shared context, warmed up and captured on its own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from runtime.engines.tensorrt.library import Context, ContextSettings
 
 
 class TensorRtExecution:
-    """One set of shapes and addresses. Launches use the shape range's shared context until warm_up takes another."""
+    """One set of shapes and addresses. Launches use the shape range's shared context, warm-ups and captures another."""
 
     def __init__(self, pool: ContextPool, settings: ContextSettings) -> None:
         self._pool, self._settings = pool, settings
         self._own: Context | None = None
-        # Taken ahead: the context that warm_up takes.
-        self._made: Context | None = None
 
     def prepare(self, stream: Stream) -> bool:
         """True: a plan has all its kernels."""
@@ -22,21 +20,19 @@ class TensorRtExecution:
 
     def launch(self, stream: Stream) -> None:
         """Put one execute on the stream. Raises EngineError."""
-        context = self._own or self._pool.shared(self._settings.range_index)
-        context.launch(self._settings, stream)
+        self._pool.shared(self._settings.range_index).launch(self._settings, stream)
 
     def make(self) -> None:
         """Make a context of this execution alone, in any thread. Raises EngineError."""
-        self._made = self._pool.take(self._settings.range_index)
+        self._own = self._own or self._pool.take(self._settings.range_index)
 
     def warm_up(self, stream: Stream) -> None:
         """Put one execute on the stream, on a context of this execution alone. Raises EngineError."""
-        if self._own is None:
-            self._own, self._made = self._made or self._pool.take(self._settings.range_index), None
+        self._own = self._own or self._pool.take(self._settings.range_index)
         self._own.launch(self._settings, stream)
 
     def release(self) -> None:
-        """Return the context that warm_up took, or make; graphs that captured it must be closed."""
-        for context in filter(None, (self._own, self._made)):
-            self._pool.give_back(context)
-        self._own = self._made = None
+        """Return the context of this execution alone; graphs that captured it must be closed."""
+        if self._own is not None:
+            self._pool.give_back(self._own)
+            self._own = None

@@ -134,8 +134,8 @@ class Cache:
 def test_first_plain_then_with_resources_of_its_own_then_captured_then_replayed() -> None:
     made = Cache()
     assert made.run(key()) == ["bind", "launch", "launch"]
-    assert made.run(key()) == ["warm_up", "warm_up"]
-    assert made.run(key()) == ["capture", "launch", "launch", "replay"]
+    assert made.run(key()) == ["make", "make", "warm_up", "warm_up"]
+    assert made.run(key()) == ["capture", "warm_up", "warm_up", "replay"]
     assert made.run(key()) == ["replay"]
     counts = made.cache.counts
     assert (counts.bound, counts.plain, counts.captured, counts.replayed) == (1, 2, 1, 2)
@@ -148,13 +148,14 @@ def test_a_launch_whose_executions_are_not_ready_runs_plainly_and_is_not_capture
     (decoder,) = launch.decoders
     assert isinstance(decoder, Recording)
     decoder.is_ready = False
-    assert [made.run(key()) for _ in range(3)] == [["launch", "launch"]] * 3
+    plain = ["launch", "launch"]
+    assert [made.run(key()) for _ in range(3)] == [["make", "make", *plain], plain, plain]
     decoder.is_ready = True
     assert made.run(key()) == ["warm_up", "warm_up"]
     decoder.is_ready = False
     assert made.run(key()) == ["launch", "launch"]
     decoder.is_ready = True
-    assert made.run(key()) == ["capture", "launch", "launch", "replay"]
+    assert made.run(key()) == ["capture", "warm_up", "warm_up", "replay"]
     assert made.cache.counts.plain == 6
 
 
@@ -184,7 +185,7 @@ def measured(made: Cache, *, plain_s: float = 0.003, creation_s: float = 0.01, r
         made.cache.note(made.get(key(9)), seconds)
     made.run(key(8))
     made.cache.note(made.get(key(8)), plain_s)
-    made.cache.times.capture_s = 0.001
+    made.cache.times.creation_s = 0.001
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_a_key_is_captured_once_it_has_come_back_as_often_as_pays_for_its_graph(
     times: dict[str, float], runs: float
 ) -> None:
     made, jobs = Cache(limit=200), Jobs()
-    made.cache.end = jobs.submit
+    made.cache.beside = jobs.submit
     measured(made, **times)
     made.cache.bound_captures()
     assert made.cache.runs_before_capture == runs
@@ -217,12 +218,18 @@ def test_a_key_is_captured_once_it_has_come_back_as_often_as_pays_for_its_graph(
     jobs.run()
     assert made.calls == ["make", "make"]
     assert made.run(key()) == ["warm_up", "warm_up"]
-    assert made.run(key()) == ["capture", "launch", "launch", "replay"]
+    assert [made.run(key()) for _ in range(3)] == [["launch", "launch"]] * 3, "the graph is made beside the ticks"
+    assert len(jobs.waiting) == 1
+    made.calls.clear()
+    jobs.run()
+    assert made.calls == ["capture", "warm_up", "warm_up"]
+    assert made.run(key()) == ["replay"]
+    assert made.cache.counts.captured == 2
 
 
 def test_a_key_that_does_not_come_back_costs_nothing() -> None:
     made, jobs = Cache(limit=400), Jobs()
-    made.cache.end = jobs.submit
+    made.cache.beside = jobs.submit
     measured(made, creation_s=0.2)
     made.cache.bound_captures()
     for number in range(50):
@@ -233,7 +240,7 @@ def test_a_key_that_does_not_come_back_costs_nothing() -> None:
 
 def test_what_cannot_be_made_runs_plainly_for_good_and_bounds_the_launches() -> None:
     made, jobs = Cache(limit=200), Jobs()
-    made.cache.end = jobs.submit
+    made.cache.beside = jobs.submit
     measured(made)
     made.cache.bound_captures()
     made.run(key())
@@ -246,6 +253,73 @@ def test_what_cannot_be_made_runs_plainly_for_good_and_bounds_the_launches() -> 
     assert made.run(key()) == ["release", "release", "launch", "launch"]
     assert [made.run(key()) for _ in range(3)] == [["launch", "launch"]] * 3
     assert (made.cache.counts.failed, made.cache.limit) == (1, 8)
+
+
+def captured_beside(made: Cache, jobs: Jobs) -> Launch:
+    """A launch whose graph waits to be made beside the ticks."""
+    made.cache.beside = jobs.submit
+    made.cache.bound_captures()
+    for _ in range(2):
+        made.run(key())
+    jobs.run()
+    for _ in range(2):
+        made.run(key())
+    assert len(jobs.waiting) == 1
+    return made.get(key())
+
+
+def test_a_graph_that_cannot_be_made_beside_the_ticks_leaves_plain_launches(caplog: pytest.LogCaptureFixture) -> None:
+    made, jobs = Cache(fails=True), Jobs()
+    captured_beside(made, jobs)
+    jobs.run()
+    assert made.run(key()) == ["release", "release", "launch", "launch"]
+    assert [made.run(key()) for _ in range(3)] == [["launch", "launch"]] * 3
+    assert (made.cache.counts.failed, len(caplog.records), jobs.waiting) == (1, 1, [])
+
+
+def test_a_device_that_dies_while_a_graph_is_made_ends_the_ticks() -> None:
+    made, jobs = Cache(), Jobs()
+    launch = captured_beside(made, jobs)
+
+    def die(stream: Stream) -> None:
+        raise EngineDeadError("illegal address")
+
+    object.__setattr__(launch.step, "warm_up", die)
+    jobs.run()
+    with pytest.raises(EngineDeadError):
+        made.run(key())
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_launch_that_goes_while_its_graph_is_made_is_closed_behind_that(is_begun: bool) -> None:
+    """Jobs run one after the other, so that nothing is closed while it is captured."""
+    made, jobs = Cache(), Jobs()
+    captured_beside(made, jobs)
+    made.calls.clear()
+    if is_begun:
+        jobs.run()
+    made.cache.close()
+    assert [call for call in made.calls if call in ("close", "release")] == []
+    jobs.run()
+    expected = ["capture", "warm_up", "warm_up", "close"] if is_begun else []
+    assert made.calls == [*expected, "release", "release"]
+
+
+def test_what_graphs_took_is_counted() -> None:
+    made = Cache()
+    made.device.free_bytes = 1000
+    made.run(key())
+    decoder: Any = made.get(key()).decoders[0]
+
+    def make() -> None:
+        made.device.free_bytes -= 300
+
+    decoder.make = make
+    for _ in range(2):
+        assert made.cache.counts.creation_bytes == 0
+        made.run(key())
+    assert (made.cache.counts.captured, made.cache.counts.creation_bytes) == (1, 300)
+    assert made.cache.counts.creation_s == made.cache.times.creation_s > 0.0
 
 
 def test_before_the_bound_nothing_depends_on_times() -> None:
@@ -327,7 +401,7 @@ def test_a_warm_up_that_fails_falls_back_to_plain_launches(caplog: pytest.LogCap
         raise EngineError("no memory")
 
     object.__setattr__(made.get(key()).step, "warm_up", fail)
-    assert made.run(key()) == ["warm_up", "release", "release", "launch", "launch"]
+    assert made.run(key()) == ["make", "make", "warm_up", "release", "release", "launch", "launch"]
     assert made.run(key()) == ["launch", "launch"]
     assert "launched plainly: no memory" in caplog.text
     assert made.cache.counts.failed == 1

@@ -202,7 +202,7 @@ def test_a_release_that_cannot_be_captured_is_refused_in_a_capture(
     bound.execution.warm_up(bound.stream)
     np.testing.assert_allclose(bound.result(), expected(deployment, 1), atol=1e-6)
     with pytest.raises(CaptureError, match="cannot be recorded"):
-        device.capture(bound.stream, lambda: bound.execution.launch(bound.stream))
+        device.capture(bound.stream, lambda: bound.execution.warm_up(bound.stream))
     bound.upload(2)
     bound.execution.launch(bound.stream)
     np.testing.assert_allclose(bound.result(), expected(deployment, 2), atol=1e-6)
@@ -214,7 +214,7 @@ def test_a_release_that_can_be_captured_is_replayed(deployment: Deployment, mach
         bound.upload(0)
         bound.execution.warm_up(bound.stream)
         np.testing.assert_allclose(bound.result(), expected(deployment, 0), atol=1e-6)
-        replay = device.capture(bound.stream, lambda: bound.execution.launch(bound.stream))
+        replay = device.capture(bound.stream, lambda: bound.execution.warm_up(bound.stream))
         for seed in (1, 2):
             bound.upload(seed)
             replay.launch(bound.stream)

@@ -730,7 +730,7 @@ def test_on_a_gpu_decodes_and_verifies_are_replayed_with_the_same_tokens(planned
         loop.submit_sequence(request, inbox)
     replayed = {record.variants[-1] for record in iter(loop.tick, None) if record.replayed}
     assert replayed == {"decode", "verify"}
-    assert loop._ticks._launch_counts().failed == 0
+    assert loop.launch_counts.failed == 0
     for request in requests:
         np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
 

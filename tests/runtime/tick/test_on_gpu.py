@@ -285,38 +285,177 @@ def test_no_tick_waits_for_the_end_of_engines_that_were_replaced(loops: Loops, m
     gc.collect()
     ended = {thread for (what, thread), _ in machine.spent_ms.items() if what == "end of an engine"}
     assert "tick" not in ended
-    assert any(thread.startswith("ends") for thread in ended)
+    assert any(thread.startswith("graphs") for thread in ended)
 
 
-def test_once_clients_are_served_no_tick_makes_contexts_and_only_keys_that_come_back_get_them(
-    loops: Loops, machine: Machine
-) -> None:
-    loop, inbox = loops(), Inbox()
-    launches = loop._ticks._denoise._launches
+MAKING = ("context", "capture", "graph")
+
+
+def served(loop: TickLoop, runs_before_capture: float = 1) -> TickLoop:
+    """A loop as a server has it once it is ready: with what graphs cost, and captures bounded by that."""
     run_all(loop, make("a", steps=12))
-    times = launches.times
-    measured = (times.plain_s, times.warm_up_s, times.capture_s, times.replay_s)
-    assert min(measured) > 0.0, "what a graph costs and saves was measured"
     reply = loop.bound_captures()
     loop.tick()
     reply.result(0)
-    launches.runs_before_capture = 4
+    loop._ticks._denoise._launches.runs_before_capture = runs_before_capture
+    return loop
 
-    def spent_ms() -> int:
-        return machine.spent_ms["context", threading.current_thread().name]
 
-    captured = launches.counts.captured
-    alone = run_all(loops(), make("b", steps=20, **GUIDED)).latents("b")
-    before = spent_ms()
-    run_all(loop, make("short", steps=6, **GUIDED))
-    loop._ticks._ending.submit(int).result(60)
-    assert (spent_ms(), launches.counts.captured) == (before, captured), "three runs of either side do not pay"
-    loop.submit(make("b", steps=20, **GUIDED), inbox)
+def settle(loop: TickLoop) -> None:
+    """Wait until what was begun beside the ticks is done."""
+    loop._ticks._beside.submit(int).result(60)
+
+
+def settled(loop: TickLoop, *requests: Any) -> Inbox:
+    """All events of generations in whose ticks everything that was begun before is done."""
+    inbox = Inbox()
+    for request in requests:
+        loop.submit(request, inbox)
     while loop.tick() is not None:
-        loop._ticks._ending.submit(int).result(60)  # until what was begun is made
-    assert spent_ms() == before
-    assert any(thread.startswith("ends") for (what, thread), _ in machine.spent_ms.items() if what == "context")
-    assert launches.counts.captured == captured + 2, "both sides of its states"
+        settle(loop)
+    return inbox
+
+
+def makers(machine: Machine, since: Any) -> set[str]:
+    """The threads that have made contexts or graphs since then."""
+    spent = machine.spent_ms - since
+    return {thread.partition("_")[0] for (what, thread), _ in spent.items() if what in MAKING}
+
+
+def test_before_clients_are_served_it_is_measured_what_graphs_cost_and_save(loops: Loops) -> None:
+    loop = loops()
+    run_all(loop, make("a", steps=12))
+    times, counts = loop._ticks._denoise._launches.times, loop.launch_counts
+    assert min(times.plain_s, times.warm_up_s, times.creation_s, times.replay_s) > 0.0
+    assert (counts.captured, counts.creation_s > 0.0) == (2, True)
+
+
+def test_once_clients_are_served_only_keys_that_come_back_get_graphs_and_no_tick_makes_them(
+    loops: Loops, machine: Machine
+) -> None:
+    alone = run_all(loops(), make("b", steps=20, **GUIDED)).latents("b")
+    loop = served(loops(), runs_before_capture=4)
+    before, captured = machine.spent_ms.copy(), loop.launch_counts.captured
+    settled(loop, make("short", steps=6, **GUIDED))
+    assert (makers(machine, before), loop.launch_counts.captured) == (set(), captured), "three runs do not pay"
+    inbox = settled(loop, make("b", steps=20, **GUIDED))
+    assert makers(machine, before) == {"graphs"}
+    assert loop.launch_counts.captured == captured + 2, "both sides of its states"
+    np.testing.assert_array_equal(inbox.latents("b"), alone)
+
+
+def in_captures(loop: TickLoop, meanwhile: Any) -> list[str]:
+    """Run `meanwhile` in the midst of every capture; returns the threads that have captured."""
+    capture, threads = loop.device.capture, list[str]()
+
+    def slow(stream: Any, work: Any) -> Any:
+        def captured() -> None:
+            threads.append(threading.current_thread().name.partition("_")[0])
+            work()
+            meanwhile()
+
+        return capture(stream, captured)
+
+    loop.device.capture = slow  # type: ignore[method-assign]
+    return threads
+
+
+def test_ticks_go_on_while_a_graph_is_captured(loops: Loops, machine: Machine) -> None:
+    """Also those that take memory, for generations that join, of new lengths."""
+    requests = [make(f"{index}", (16, 32, 64)[index % 3], steps=80, **GUIDED) for index in range(6)]
+    alone = run_all(loops(depth=6), *requests)
+    loop, inbox = served(loops(depth=6)), Inbox()
+    before, goes_on = machine.spent_ms.copy(), threading.Event()
+
+    def until_three_ticks_later() -> None:
+        end = min(loop.stats().ticks + 3, 80)
+        while loop.stats().ticks < end and not loop.stats().is_idle:
+            assert not goes_on.wait(0.001)
+
+    threads = in_captures(loop, until_three_ticks_later)
+    for request in requests:
+        loop.submit(request, inbox)
+    loop.start()
+    assert loop.drain(120)
+    loop.close()
+    assert set(threads) == {"graphs"} == makers(machine, before)
+    assert loop.launch_counts.failed == 0
+    for request in requests:
+        np.testing.assert_allclose(inbox.latents(request.id), alone.latents(request.id), atol=1e-5)
+
+
+@pytest.mark.parametrize("fault", ["uncapturable", "oom_at_instantiation", "oom_at_graph_upload"])
+def test_a_graph_that_cannot_be_made_leaves_plain_ticks_and_one_warning(
+    fault: str, loops: Loops, machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = run_all(loops(), make("b", steps=20, **GUIDED)).latents("b")
+    loop = served(loops())
+    machine.faults = {fault: True if fault == "uncapturable" else range(100)}
+    captured = loop.launch_counts.captured
+    with caplog.at_level(logging.WARNING, "runtime.engines.launch_cache"):
+        inbox = settled(loop, make("b", steps=20, **GUIDED))
+    assert (loop.launch_counts.captured, loop.launch_counts.failed) == (captured, 2)
+    assert sum("launched plainly" in message for message in caplog.messages) == 1
+    np.testing.assert_array_equal(inbox.latents("b"), alone)
+    machine.faults = {}
+    settled(loop, make("c", 64, steps=20, **GUIDED))
+    assert loop.launch_counts.captured > captured, "the next kind of tick has its graph"
+
+
+def test_a_device_that_dies_while_a_graph_is_made_ends_the_loop(loops: Loops, machine: Machine) -> None:
+    loop, inbox = served(loops()), Inbox()
+
+    def die() -> None:
+        raise EngineDeadError("illegal address")
+
+    in_captures(loop, die)
+    loop.submit(make("b", steps=20, **GUIDED), inbox)
+    with suppress(EngineDeadError):
+        while loop.tick() is not None:
+            settle(loop)
+    loop.close()
+    assert isinstance(inbox.terminal("b"), Failed)
+
+
+@pytest.mark.parametrize("way", ["close", "swap", "evict"])
+def test_what_a_graph_needs_is_kept_until_it_is_made(way: str, loops: Loops, machine: Machine) -> None:
+    """The engines are closed, replaced, or the launch is evicted, in the midst of its capture."""
+    alone = run_all(loops(), make("b", steps=20, **GUIDED)).latents("b")
+    before = machine.alive()
+    loop, inbox = served(loops()), Inbox()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def meanwhile() -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    in_captures(loop, meanwhile)
+    loop.submit(make("b", steps=20, **GUIDED), inbox)
+    while not begun.is_set():
+        assert loop.tick() is not None
+        begun.wait(0.01)
+    if way == "close":
+        closing = threading.Thread(target=loop.close)
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive(), "it waits for the graph"
+        go_on.set()
+        closing.join(60)
+        assert isinstance(inbox.terminal("b"), Failed)
+        loop.device.close()
+        assert machine.alive() | {"pinned": 0} == before | {"pinned": 0}, "but for arrays that somebody still has"
+        return
+    if way == "swap":
+        swapped = loop.swap(open_engines(loop.deployment, loop.device))
+    else:
+        loop._ticks._denoise._launches.limit = 1
+    for _ in range(4):
+        loop.tick()
+    go_on.set()
+    while loop.tick() is not None:
+        settle(loop)
+    if way == "swap":
+        assert swapped.done()
     np.testing.assert_array_equal(inbox.latents("b"), alone)
 
 

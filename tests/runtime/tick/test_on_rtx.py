@@ -79,13 +79,13 @@ def test_ticks_of_a_new_shape_are_plain_until_it_has_kernels(loop: TickLoop, mac
     generations = [make(name, FRAMES, steps=12) for name in "abc"]
     with compiler_busy(loop):
         before = run_all(loop, *generations)
-        counts = loop._ticks._launch_counts()
+        counts = loop.launch_counts
         assert (counts.captured, counts.replayed, counts.failed) == (0, 0, 0)
         assert machine.counters["fallback_executes"] >= 36
     settle_kernels("tensorrt-rtx")
     num_fallback = machine.counters["fallback_executes"]
     after = run_all(loop, *[make(name, FRAMES, steps=12) for name in "abc"])
-    counts = loop._ticks._launch_counts()
+    counts = loop.launch_counts
     assert counts.captured > 0
     assert counts.replayed > 0
     assert machine.counters["fallback_executes"] == num_fallback
@@ -114,7 +114,7 @@ def test_without_capture_a_shape_s_kernels_are_used_too(loops: Loops, built: Bui
     num_fallback = machine.counters["fallback_executes"]
     run_all(plain, make("x", FRAMES))
     assert machine.counters["fallback_executes"] == num_fallback
-    assert plain._ticks._launch_counts().captured == 0
+    assert plain.launch_counts.captured == 0
     plain._ticks._denoise.close()
 
 
@@ -138,6 +138,6 @@ def test_where_an_execute_cannot_be_captured_ticks_are_plain_with_kernels_of_the
     prepare(loop)
     num_fallback = machine.counters["fallback_executes"]
     run_all(loop, make("x", FRAMES))
-    counts = loop._ticks._launch_counts()
+    counts = loop.launch_counts
     assert (counts.captured, counts.failed) == (0, 0)
     assert machine.counters["fallback_executes"] == num_fallback

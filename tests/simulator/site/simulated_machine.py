@@ -78,6 +78,7 @@ class Machine(Streams):
             if stream.capture is not None:
                 raise RefusedError(INVALID_VALUE, "the stream is capturing already")
             stream.capture = Capture(mode, threading.get_ident())
+            self.spend("capture")
 
     def end_capture(self, handle: int) -> int:
         """The captured graph's handle. Raises RefusedError."""

@@ -17,7 +17,8 @@ LEAST_PRIORITY, GREATEST_PRIORITY = 0, -5
 # What takes long on a card of today, in ms: it is counted, not waited for. The bytes of a context are its own, beside
 # its activation memory.
 COSTS_MS = {
-    "context": 60, "end of a context": 2, "end of an engine": 200, "kernels": 300, "graph": 10, "end of a graph": 1,
+    "context": 60, "end of a context": 2, "end of an engine": 200, "kernels": 300, "capture": 4, "graph": 10,
+    "end of a graph": 1,
 }  # fmt: skip
 CONTEXT_BYTES = 4096
 OLDEST_DRIVER = 13000

@@ -125,7 +125,7 @@ class RtxExecution(TensorRtExecution):
         super().__init__(pool, settings)
         self._rtx_pool = pool
         self._job: Job | None = None
-        self._has_launched = False
+        self._has_launched = self._is_warm = False
 
     def prepare(self, stream: Stream) -> bool:
         """Whether it can be warmed up and captured now; begins to compile what it lacks. Raises EngineDeadError."""
@@ -134,10 +134,7 @@ class RtxExecution(TensorRtExecution):
 
     def launch(self, stream: Stream) -> None:
         """Put one execute on the stream. Raises EngineError."""
-        context = self._own
-        if context is None:
-            begins = self._has_launched and self._job is None
-            context = self._rtx_pool.plain(self._settings, begins=begins)
+        context = self._rtx_pool.plain(self._settings, begins=self._has_launched and self._job is None)
         self._has_launched = True
         (context or self._pool.shared(self._settings.range_index)).launch(self._settings, stream)
 
@@ -147,21 +144,24 @@ class RtxExecution(TensorRtExecution):
     def warm_up(self, stream: Stream) -> None:
         """Put one execute on the stream, on a context of this execution alone; waits for its kernels.
 
-        Raises EngineError, CaptureError where it cannot be captured.
+        The first time in no capture: TensorRT-RTX is asked behind it. Raises EngineError, CaptureError where it cannot
+        be captured.
         """
-        self.prepare(stream)
+        own = self._take_own()
         if self._job is not None:
             wait([self._job])
-        own = self._take_own()
+            own = self._take_own()
         if own is None:
             raise EngineError("the kernels of a shape are not compiled")
         own.launch(self._settings, stream)
-        if not own.is_capturable(stream):
+        if not self._is_warm and not own.is_capturable(stream):
             raise CaptureError("TensorRT-RTX says that this execute is not stream capturable")
+        self._is_warm = True
 
     def release(self) -> None:
         """Return the context that prepare took; graphs that captured it must be closed."""
         super().release()
+        self._is_warm = False
         if self._job is not None:
             self._rtx_pool.abandon(self._job)
             self._job = None

@@ -116,7 +116,7 @@ def test_a_released_context_is_reused_by_the_next_warm_up(
         tensors = bench.tensors(rows)
         execution = engine.bind(tensors)
         execution.warm_up(bench.stream)
-        replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))  # noqa: B023
+        replay = bench.device.capture(bench.stream, lambda: execution.warm_up(bench.stream))  # noqa: B023
         assert replay is not None
         replay.launch(bench.stream)
         np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(rows, 4)), rtol=1e-6)
@@ -137,7 +137,7 @@ def test_an_engine_that_cannot_be_captured_still_launches(folder: Path) -> None:
         execution = engine.bind(tensors)
         execution.warm_up(bench.stream)
         with pytest.raises(CaptureError, match="not stream capturable"):
-            bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
+            bench.device.capture(bench.stream, lambda: execution.warm_up(bench.stream))
         execution.launch(bench.stream)
         np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), rtol=1e-6)
         execution.release()

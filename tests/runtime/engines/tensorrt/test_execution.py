@@ -1,4 +1,4 @@
-"""Which context an execution launches on: the shared one, or its own after warm-up."""
+"""Which context an execution launches on: the shared one; its own where it is warmed up or captured."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RecordingPool:
 
 
 @pytest.mark.parametrize("range_index", [0, 2])
-def test_launches_use_the_shared_context_except_between_warm_up_and_release(range_index: int) -> None:
+def test_launches_use_the_shared_context_and_warm_ups_one_of_their_own(range_index: int) -> None:
     with simulated():
         from runtime.engines.tensorrt.execution import TensorRtExecution
         from runtime.engines.tensorrt.library import ContextSettings
@@ -51,5 +51,5 @@ def test_launches_use_the_shared_context_except_between_warm_up_and_release(rang
         execution.release()
         assert pool.num_taken == 0
         execution.launch(stream)
-        names = ("shared", "own", "own", "own", "shared")
+        names = ("shared", "own", "own", "shared", "shared")
         assert pool.calls == [(f"{name} {range_index}", settings) for name in names]

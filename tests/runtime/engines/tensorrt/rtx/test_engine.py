@@ -172,7 +172,7 @@ def test_an_execution_is_ready_for_a_capture_once_its_kernels_are_there(
     engine._specializer.settle()
     assert execution.prepare(bench.stream)
     execution.warm_up(bench.stream)
-    replay = bench.device.capture(bench.stream, lambda: execution.launch(bench.stream))
+    replay = bench.device.capture(bench.stream, lambda: execution.warm_up(bench.stream))
     assert replay is not None
     replay.launch(bench.stream)
     np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), **CLOSE)
@@ -192,6 +192,9 @@ def test_without_asking_before_no_execute_is_captured(gpu: Machine, bench: Bench
     with pytest.raises(CaptureError, match="not stream capturable"):
         execution.warm_up(bench.stream)
     assert not execution.prepare(bench.stream)
+    for _ in range(2):
+        execution.launch(bench.stream)
+    engine._specializer.settle()
     before = gpu.counters["fallback_executes"]
     execution.launch(bench.stream)
     assert gpu.counters["fallback_executes"] == before
