@@ -45,6 +45,7 @@ NAVIGATION = {
         "Python": f"{PAGES}/python.md",
     },
     "Inside": {
+        "Architecture": f"{PAGES}/architecture.md",
         "How a tick works": f"{PAGES}/tick.md",
         "The runtime": "runtime/README.md",
         "Measure": "profiling/README.md",
