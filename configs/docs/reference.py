@@ -341,7 +341,8 @@ def _documented(name: str, item: Any) -> str:
         return f"### {name}\n\n```python\n{_annotation(item)}\n```\n"
     parts = [f"### {name}\n\n{_text(item)}\n"]
     if not issubclass(item, Exception):
-        members = {key: value for key, value in vars(item).items() if not key.startswith("_")}
+        inherited = [base for base in reversed(item.__mro__) if base.__module__ == item.__module__]
+        members = {key: value for kind in inherited for key, value in vars(kind).items() if not key.startswith("_")}
         parts += [_member(name, key, value) for key, value in members.items() if inspect.getdoc(value)]
     return "\n".join(parts)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from runtime.audio.encoding import AudioWriter
+from runtime.sessions.hosting.session_client import Hearing
 from runtime.sessions.playback.audio_ring import AudioRing
 from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import Ready, ServerMessage
@@ -21,7 +22,7 @@ RING_S = 4.0
 STEREO = ([0, 0], [0, 1])  # the channels of stereo, of mono and of more
 
 
-class AudioStream:
+class AudioStream(Hearing):
     """The listener of a session. The host's thread puts audio and messages; all else is the event loop's.
 
     `ring` has what can still change; `newest_seq` is the newest whose audio has come. on_change: called after audio has
@@ -56,10 +57,6 @@ class AudioStream:
     def close(self) -> None:
         """Ignore everything from now on."""
         self._is_closed = True
-
-    def clock(self) -> float:
-        """The session's time: the seconds of audio that were taken. Any thread."""
-        return self.ring.playhead_sample / self.ring.sample_rate_hz
 
     def begin_at(self, seq: int) -> None:
         """Give nothing that was made before `seq`."""

@@ -15,20 +15,8 @@ from runtime.errors import NonFiniteError, RequestError, TickError
 from runtime.requests.option_types import MAX_PROMPTS
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.inbox import SHARE, timed
-from runtime.sessions.protocol.messages import (
-    MAX_MESSAGES_PER_S,
-    Ack,
-    Closed,
-    LivePrompt,
-    Open,
-    Pause,
-    Play,
-    Problem,
-    Reset,
-    ServerMessage,
-    SetControls,
-    SetPrompts,
-)
+from runtime.sessions.hosting.session_client import SessionClient
+from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S, Closed, Open, Pause, Play, Problem, ServerMessage
 from server.asgi.connection import abort_of, charged_to, first_completed
 from server.asgi.shares import RateLimit, client_of
 from server.compat.lyria_audio import AHEAD_S, LEAST_AHEAD_S, AudioStream, Pace
@@ -73,15 +61,15 @@ class LyriaConnection:
         model = self._host.model
         self._wake = asyncio.Event()
         self._stream = AudioStream(model.sample_rate_hz, model.channels, self._wake.set, self._take)
+        self._client = SessionClient(self._host, self._stream, client_of(websocket.scope))
         self._pace = Pace()
-        self._session = ""
-        self._seq = self._reset_seq = 0
+        self._reset_seq = 0
         self._is_playing = False
         self._is_fresh = False  # What plays next does not continue what was played.
         self._prompts, self._config = ClientContent(weighted_prompts=[]), MusicGenerationConfig()
         self._filtered: set[str] = set()
         self._refusal = lru_cache(MAX_WEIGHTED_PROMPTS)(self._find_refusal)
-        self._items: list[LivePrompt] = []
+        self._items: list[dict[str, Any]] = []
         self._values = self._heard_config()[1]
         self._metadata = {0: source_metadata(self._prompts, self._config)}  # by seq
         self._outgoing: deque[bytes] = deque()
@@ -98,8 +86,8 @@ class LyriaConnection:
         finally:
             ending.cancel()
             self._stream.close()
-            if self._session:
-                self._host.end(self._session, "closed")
+            if self._client.id:
+                self._client.end()
         for task in tasks:
             if not task.cancelled():
                 task.result()
@@ -132,19 +120,14 @@ class LyriaConnection:
             raise RequestError(f"no setup within {OPEN_TIMEOUT_S:g} s") from None
         if not isinstance(content, Setup):
             raise ViolationError("The first message is setup.")
-        await run_in_threadpool(self._open_session)
+        # In a worker thread: the client has the session's id then, so that a cancelled task ends it, too.
+        await run_in_threadpool(self._client.open, Open(mode="extend", paused=True, plan=False))
         self._send(setupComplete={})
-
-    def _open_session(self) -> None:
-        """In a worker thread: it sets the session's id, so that a cancelled task ends it, too."""
-        client = client_of(self._websocket.scope)
-        opened = Open(mode="extend", paused=True, plan=False)
-        self._session = self._host.open(opened, self._stream, client, self._stream.clock)
 
     async def _process(self) -> None:
         limit = RateLimit(MAX_MESSAGES_PER_S, 1.0)
         while True:
-            await has_room(self._host, self._session)
+            await has_room(self._host, self._client.id)
             data = await receive(self._websocket)
             await asyncio.sleep(limit.wait_s(1 + len(data) // KIB))
             try:
@@ -182,19 +165,18 @@ class LyriaConnection:
         if self._is_fresh:
             self._reset()
             self._stream.begin_at(self._reset_seq)
-        self._host.post(self._session, Play())
+        self._client.post(Play())
         self._is_playing, self._is_fresh = True, False
         self._pace.play()
-        self._acknowledge()
+        self._client.acknowledge()
 
     def _reset(self) -> None:
-        self._reset_seq = self._next_seq()
-        self._host.post(self._session, Reset(seq=self._reset_seq))
+        self._reset_seq = self._client.send("reset", {})
 
     def _hold(self, *, is_stop: bool, is_reset: bool) -> None:
         """PAUSE and STOP; also RESET_CONTEXT while nothing plays."""
         if self._is_playing and not is_reset:
-            self._host.post(self._session, Pause())
+            self._client.post(Pause())
             self._pace.pause()
             self._is_playing = False
         if is_stop:
@@ -209,18 +191,17 @@ class LyriaConnection:
             self._send(filteredPrompt={"text": text, "filteredReason": refused[text]})
         self._filtered |= refused.keys()
         items = [
-            LivePrompt(text=", ".join([prompt.text, *words]), weight=prompt.weight / played[0].weight)
-            for prompt in played
+            {"text": ", ".join([prompt.text, *words]), "weight": prompt.weight / played[0].weight} for prompt in played
         ]
         if words and not played:
-            items = [LivePrompt(text=", ".join(words))]
+            items = [{"text": ", ".join(words)}]
         if values != self._values:
-            self._host.post(self._session, SetControls(seq=self._next_seq(), values=values))
+            self._client.send("set", {"values": values})
         if items != self._items:
-            self._host.post(self._session, SetPrompts(seq=self._next_seq(), items=items))
+            self._client.send("prompts", {"items": items})
         self._values, self._items = values, items
-        made = {**self._metadata, self._seq: source_metadata(ClientContent(weighted_prompts=played), self._config)}
-        self._metadata = dict(list(made.items())[-MAX_CONFIGURATIONS:])
+        made_with = source_metadata(ClientContent(weighted_prompts=played), self._config)
+        self._metadata = dict([*self._metadata.items(), (self._client.seq, made_with)][-MAX_CONFIGURATIONS:])
         await asyncio.sleep(cost_s * (1.0 / SHARE - 1.0))  # a connection may take no more of a thread
 
     def _playable(self, config: MusicGenerationConfig) -> MusicGenerationConfig:
@@ -264,10 +245,6 @@ class LyriaConnection:
         except RequestError as error:
             return error.what
         return f"it is too long: {num_tokens} tokens, this model takes {limit}" if num_tokens > limit else ""
-
-    def _next_seq(self) -> int:
-        self._seq += 1
-        return self._seq
 
     # What the client gets.
 
@@ -345,7 +322,7 @@ class LyriaConnection:
             self._warn(str(error))
             return self._outgoing.popleft()
         finally:
-            self._acknowledge()
+            self._client.acknowledge()
         self._pace.send()
         return audio_message(pcm, self._made_with(seq))
 
@@ -354,11 +331,6 @@ class LyriaConnection:
         newest = max((known for known in self._metadata if known <= seq), default=min(self._metadata))
         self._metadata = {known: value for known, value in self._metadata.items() if known >= newest}
         return self._metadata[newest]
-
-    def _acknowledge(self) -> None:
-        """Tell the session where the stream is, which is its time."""
-        ring = self._stream.ring
-        self._host.post(self._session, Ack(playhead_sample=ring.playhead_sample, worst_lead_s=ring.take_worst_lead_s()))
 
 
 def _sentence(what: str, fix: str | None) -> str:

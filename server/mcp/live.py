@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import ExitStack
-from itertools import count
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -15,7 +13,8 @@ from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import FORMATS
 from runtime.errors import RequestError, TickError, UnknownSessionError
 from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.protocol.messages import Ack, Closed, Open, Plan, Ready, ServerMessage, client_message
+from runtime.sessions.hosting.session_client import SessionClient
+from runtime.sessions.protocol.messages import Open, Plan, Ready, client_message
 from runtime.threads import Workers
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.shares import Shares
@@ -24,7 +23,6 @@ from server.mcp.work import Progress, ToolClient
 from server.routes.generation_file import append_bytes
 from server.service.codec_workers import run_to_end
 from server.service.service import Service
-from tickrt.live import PACED
 from tickrt.receiver import Receiver
 
 # A session that no tool has used for so long ends.
@@ -39,66 +37,12 @@ MAX_RECORDING = 4
 HEADER_BYTES = 64 * 1024
 
 
-class _Listener(Receiver):
-    """What a session has sent; `ready`: its first message."""
+class AssistantSession(SessionClient[Receiver]):
+    """One session. Its time is that of the audio which was read. Event loop's thread, but for `open` and `read`."""
 
-    def __init__(self, sample_rate_hz: int, channels: int) -> None:
-        super().__init__(sample_rate_hz, channels)
-        self.ready: Future[Ready] = Future()
-        self.ended = ""
-
-    def on_message(self, message: ServerMessage) -> None:
-        """On the host's thread."""
-        super().on_message(message)
-        if isinstance(message, Ready) and not self.ready.done():
-            self.ready.set_result(message)
-        if isinstance(message, Closed):
-            self.ended = message.reason
-
-
-class LiveSession:
-    """One session. Its time is that of the audio which was read. Event loop's thread."""
-
-    def __init__(self, host: SessionHost, message: Open, client: str) -> None:
-        rate_hz = host.model.sample_rate_hz
-        self.listener = _Listener(rate_hz, host.model.channels)
-        # Held from the choice of a number until its message is handled, so that messages go in the order of numbers.
-        self._sending, self._seqs = asyncio.Lock(), count(1)
-        self._host, self._rate_hz = host, rate_hz
-        self._message, self._client = message, client
-        self.id = ""
-        self.is_recording = self._has_plan = False
-
-    async def open(self, threads: Workers) -> Ready:
-        """Open it, in a thread. Cancelled, it leaves no session. Raises ProblemError, TickError."""
-        try:
-            await run_to_end(threads.submit(self._open))
-            self._acknowledge()
-            # Until the host's thread has opened it.
-            ready = await asyncio.wait_for(asyncio.wrap_future(self.listener.ready), ANSWER_S)
-        except TimeoutError:
-            self.end("no answer")
-            raise unavailable("busy", "the session does not answer now") from None
-        except asyncio.CancelledError:
-            self.end("cancelled")
-            raise
-        self._has_plan = ready.plan is not None
-        return ready
-
-    def _open(self) -> None:
-        ring, rate_hz = self.listener.ring, self._rate_hz
-        self.id = self._host.open(
-            self._message, self.listener, self._client, clock=lambda: ring.playhead_sample / rate_hz
-        )
-
-    def end(self, reason: str) -> None:
-        """End it."""
-        self._host.end(self.id, reason)
-
-    @property
-    def position_s(self) -> float:
-        """How much of it was recorded, in seconds."""
-        return round(self.listener.ring.playhead_sample / self._rate_hz, 3)
+    def __init__(self, host: SessionHost, client: str) -> None:
+        super().__init__(host, Receiver(host.model.sample_rate_hz, host.model.channels), client)
+        self.is_recording = False
 
     @property
     def plan(self) -> Plan | None:
@@ -107,7 +51,7 @@ class LiveSession:
 
     def check_plan(self) -> None:
         """Raises RequestError where it has none."""
-        if not self._has_plan:
+        if self.listener.ready.result().plan is None:
             fix = "open one with mode extend, of a model that plans"
             raise RequestError("the session has no plan", field="session", fix=fix)
 
@@ -121,23 +65,16 @@ class LiveSession:
         told = (words.model_dump(include=set(named)) for words in self.listener.words)
         return [{name: words[name] for name in named if words[name] or name == "text"} for words in told]
 
-    async def send(self, kind: str, members: Mapping[str, Any]) -> None:
-        """Send a message, and wait until it is handled. Raises RequestError and other TickErrors, ProblemError."""
-        async with self._sending:
-            seq = next(self._seqs)
-            message = client_message({"type": kind, "seq": seq, **members})
-            if kind in PACED and members.get("at") is None:
-                self.listener.expect(seq)
-            answered: Future[TickError | None] = Future()
-            self._host.post(self.id, message, None, answered.set_result)
-            try:
-                # Until the host's thread has handled the message.
-                error = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(answered)), ANSWER_S)
-            except TimeoutError:
-                raise unavailable("busy", "the session does not answer now") from None
-            if error is not None:
-                self.listener.expect(0)
-                raise _as_told(error)
+    async def handled(self, kind: str, members: Mapping[str, Any]) -> None:
+        """Send a change, and wait until it is handled. Raises RequestError and other TickErrors, ProblemError."""
+        change = self.change(kind, members)
+        try:
+            # Until the host's thread has handled the message.
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(change)), ANSWER_S)
+        except TimeoutError:
+            raise unavailable("busy", "the session does not answer now") from None
+        except TickError as error:
+            raise _as_told(error) from None
 
     async def following(self, is_there: Callable[[], bool]) -> None:
         """Wait a little for what follows a message."""
@@ -154,12 +91,8 @@ class LiveSession:
     def read(self, samples: int) -> Any:
         """The next samples `[n, channels]`, at most so many; blocks. Raises the session's error instead."""
         pcm = self.listener.read(samples)
-        self._acknowledge()
+        self.acknowledge()
         return pcm
-
-    def _acknowledge(self) -> None:
-        ring = self.listener.ring
-        self._host.post(self.id, Ack(playhead_sample=ring.playhead_sample, worst_lead_s=ring.take_worst_lead_s()))
 
 
 def _as_told(error: TickError) -> TickError:
@@ -169,12 +102,12 @@ def _as_told(error: TickError) -> TickError:
     return error
 
 
-class LiveSessions:
+class AssistantSessions:
     """The live sessions that assistants have opened, by id, each until it ends or was not used for IDLE_S."""
 
     def __init__(self, service: Service, files: FileStore) -> None:
         self._service, self._files = service, files
-        self._sessions: dict[str, LiveSession] = {}
+        self._sessions: dict[str, AssistantSession] = {}
         self._idle: dict[str, asyncio.TimerHandle] = {}
         self._recording = Shares("records passages", MAX_RECORDING, service.client_share)
         self._threads = Workers(MAX_RECORDING, "mcp-live", waits=True)
@@ -186,18 +119,28 @@ class LiveSessions:
             self.end(session_id, "shutdown")
         self._threads.shutdown(wait=False)
 
-    async def open(self, members: Mapping[str, Any], client: ToolClient) -> tuple[LiveSession, Ready]:
-        """Open a session. Raises ProblemError, RequestError, SessionsFullError."""
+    async def open(self, members: Mapping[str, Any], client: ToolClient) -> tuple[AssistantSession, Ready]:
+        """Open a session; cancelled, it leaves none. Raises ProblemError, RequestError, SessionsFullError."""
         host = self._service.live_host()
         message = client_message({"type": "open", **members, "format": "f32"})
         assert isinstance(message, Open)
-        session = LiveSession(host, message, client.address)
-        ready = await session.open(self._threads)
+        session = AssistantSession(host, client.address)
+        try:
+            await run_to_end(self._threads.submit(session.open, message))
+            session.acknowledge()
+            # Until the host's thread has opened it.
+            ready = await asyncio.wait_for(asyncio.wrap_future(session.listener.ready), ANSWER_S)
+        except TimeoutError:
+            session.end("no answer")
+            raise unavailable("busy", "the session does not answer now") from None
+        except asyncio.CancelledError:
+            session.end("cancelled")
+            raise
         self._sessions[session.id] = session
         self._touch(session)
         return session, ready
 
-    def get(self, session_id: object) -> LiveSession:
+    def get(self, session_id: object) -> AssistantSession:
         """A session that is open. Raises UnknownSessionError."""
         session = self._sessions.get(session_id) if isinstance(session_id, str) else None
         if session is None or session.listener.ended:
@@ -220,13 +163,13 @@ class LiveSessions:
         if session is not None:
             session.end(reason)
 
-    def _touch(self, session: LiveSession) -> None:
+    def _touch(self, session: AssistantSession) -> None:
         if (before := self._idle.pop(session.id, None)) is not None:
             before.cancel()
         self._idle[session.id] = asyncio.get_running_loop().call_later(IDLE_S, self.end, session.id, "not used")
 
     async def record(
-        self, session: LiveSession, seconds: float, file_format: str, client: ToolClient, progress: Progress
+        self, session: AssistantSession, seconds: float, file_format: str, client: ToolClient, progress: Progress
     ) -> MadeFile:
         """The next `seconds` of a session as a file. Raises ProblemError, TickError; nothing of the file stays then."""
         if session.is_recording:
@@ -237,7 +180,7 @@ class LiveSessions:
         rate_hz, channels = host.model.sample_rate_hz, host.model.channels
         samples = round(seconds * rate_hz)
         writer = AudioWriter(file_format, rate_hz, channels, total_samples=samples)
-        name, from_s = self._files.new_name("passage", FORMATS[file_format].suffix), session.position_s
+        name, from_s = self._files.new_name("passage", FORMATS[file_format].suffix), round(session.position_s, 3)
         progress.total = seconds
         with ExitStack() as stack:
             stack.enter_context(service.admission.limit_client(client.address))
@@ -252,10 +195,10 @@ class LiveSessions:
                 progress.text = f"recorded {progress.done:.1f} s of {seconds:g} s"
                 self._touch(session)
             await run_in_threadpool(append_bytes, self._files.path_of(name), writer.close())
-            facts = {"session": session.id, "from_s": from_s, "to_s": session.position_s, "seconds": seconds}
+            facts = {"session": session.id, "from_s": from_s, "to_s": round(session.position_s, 3), "seconds": seconds}
             return self._files.add(name, FORMATS[file_format].media_type, room, facts, {})
 
-    async def _record_part(self, session: LiveSession, samples: int, writer: AudioWriter, name: str) -> None:
+    async def _record_part(self, session: AssistantSession, samples: int, writer: AudioWriter, name: str) -> None:
         """Read and write what follows, in a thread. A session that makes no audio for too long ends."""
         path, timeout_s = self._files.path_of(name), self._service.settings.queue_timeout_s
 

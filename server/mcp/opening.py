@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from server.mcp.files import FileStore
-from server.mcp.live import LiveSessions
+from server.mcp.live import AssistantSessions
 from server.mcp.making import Maker
 from server.mcp.tools import Tools
 from server.service.service import Service
@@ -16,4 +16,4 @@ def open_tools(service: Service, folder: Path | None = None) -> Tools:
     settings = service.settings
     files = FileStore(folder, settings.results_bytes, settings.result_keep_s, service.client_share)
     maker = Maker(service, files, reads_paths=folder is not None)
-    return Tools(service, files, maker, LiveSessions(service, files))
+    return Tools(service, files, maker, AssistantSessions(service, files))

@@ -20,7 +20,7 @@ from runtime.untrusted import check_members
 from server.asgi.problems import Finding, ProblemError, first_findings, invalid_request
 from server.asgi.request_body import validate
 from server.mcp.files import FileStore, MadeFile
-from server.mcp.live import LiveSession, LiveSessions
+from server.mcp.live import AssistantSession, AssistantSessions
 from server.mcp.making import Maker
 from server.mcp.schemas import (
     Nothing,
@@ -91,7 +91,7 @@ class Tools:
     service: Service
     files: FileStore
     maker: Maker
-    live: LiveSessions
+    live: AssistantSessions
     work: Work = field(default_factory=Work)
     _made: tuple[object, dict[str, ToolEntry]] | None = None
 
@@ -247,12 +247,12 @@ class Tools:
 
     async def _live_set(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
         session, members = self._session(arguments)
-        await session.send("set", members)
+        await session.handled("set", members)
         return _about(session, {"set": members["values"]})
 
     async def _live_prompts(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
         session, members = self._session(arguments)
-        await session.send("prompts", members)
+        await session.handled("prompts", members)
         texts = {item["text"] for item in members["items"]} - {""}
         await session.following(lambda: texts <= session.texts())
         return _about(session, {}, prompts=session.words())
@@ -262,7 +262,7 @@ class Tools:
         session.check_plan()
         before, sections = session.plan, members.get("sections")
         if members:
-            await session.send("set_plan", members)
+            await session.handled("set_plan", members)
         if members and sections:
             await session.following(lambda: session.has_planned(members["start_s"], sections[0]["kind"]))
         elif members or before is None:
@@ -282,7 +282,7 @@ class Tools:
         self.live.end(session.id, "closed")
         return Answer({"session": session.id, "closed": True})
 
-    def _session(self, arguments: Mapping[str, Any]) -> tuple[LiveSession, dict[str, Any]]:
+    def _session(self, arguments: Mapping[str, Any]) -> tuple[AssistantSession, dict[str, Any]]:
         """The session that arguments name, and the others. Raises UnknownSessionError."""
         members = dict(arguments)
         return self.live.get(members.pop("session")), members
@@ -296,8 +296,8 @@ def _flag(values: dict[str, Any], name: str) -> bool:
     return flag
 
 
-def _about(session: LiveSession, facts: Mapping[str, Any], **more: Any) -> Answer:
-    return Answer({"session": session.id, "position_s": session.position_s, **facts, **more})
+def _about(session: AssistantSession, facts: Mapping[str, Any], **more: Any) -> Answer:
+    return Answer({"session": session.id, "position_s": round(session.position_s, 3), **facts, **more})
 
 
 def _understood(pipeline: Pipeline, text: str) -> dict[str, Any]:

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import json
-import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
-from itertools import count
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.audio.formats import Pcm
-from runtime.errors import DrainingError, TickError
+from runtime.errors import DrainingError
 from runtime.requests.prompt_words import BoundMood, PromptMeaning, PromptWords
+from runtime.sessions.hosting.session_client import SessionClient, SessionProvider
 from runtime.sessions.playback.note_stream import NoteEvent
-from runtime.sessions.protocol.messages import (
-    Ack,
-    Beat,
-    ClientMessage,
-    Open,
-    Plan,
-    ReferenceKind,
-    Reply,
-    State,
-    parse_client_message,
-)
+from runtime.sessions.protocol.messages import Beat, Open, Plan, ReferenceKind, State, parse_client_message
 from runtime.threads import Process
 from tickrt.audio import Audio
 from tickrt.midi import Input, MidiClock, Output, Played
@@ -39,23 +26,13 @@ from tickrt.receiver import Receiver
 REPLY_TIMEOUT_S = 60.0
 CHUNK_S = 0.1
 PlayMode = Literal["echo", "hold", "at"]
-PACED = ("set", "prompts", "source", "structure", "timbre", "adapter", "reset")
 
 
-class Sessions(Protocol):
-    """Where live sessions run: in this process, or on servers."""
+class ModelSessions(SessionProvider, Protocol):
+    """Where the live sessions of a model run, and what it does beside them."""
 
     sample_rate_hz: int
     channels: int
-
-    def open(self, message: Open, receiver: Receiver) -> str:
-        """Open a session; returns its id."""
-
-    def post(self, session_id: str, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
-        """Pass on a message; `reply` gets the error, or None."""
-
-    def end(self, session_id: str) -> None:
-        """End a session."""
 
     def add_source(self, kind: ReferenceKind, source: Source, sample_rate_hz: int | None) -> str:
         """Make a source known that is used as `kind`; returns its id. Raises RequestError."""
@@ -70,30 +47,22 @@ class Sessions(Protocol):
         """PCM of a session as an Audio."""
 
 
-class Live:
-    """A live session, made by Model.live() or TickRT.live(); a context manager, an iterator without end over audio.
+class LiveAudio:
+    """What a live session plays: a context manager, an iterator without end over audio."""
 
-    Iterating gives PCM float32 `[n, channels]`, full scale -1..1. What was taken counts as played: the session goes on
-    as fast as it is read, in real time or faster, and skips nothing. A change is heard in the audio that was not taken
-    yet, as soon as the model has made it; until then audio is not given faster than in real time. One thread iterates;
-    any thread may change. Methods raise RequestError where an argument is wrong; then nothing has changed. After
-    close() they raise DrainingError.
-    """
-
-    def __init__(self, sessions: Sessions, message: Open, chunk_s: float, owner: object) -> None:
+    def __init__(self, sessions: ModelSessions, message: Open, chunk_s: float, owner: object) -> None:
         self._sessions, self._owner = sessions, owner
         self._receiver = receiver = Receiver(sessions.sample_rate_hz, sessions.channels)
+        self._client = client = SessionClient(sessions, receiver)
         self._played, self._clocks = Played(sessions.sample_rate_hz), list[MidiClock]()
         self._chunk_samples = max(1, round(chunk_s * sessions.sample_rate_hz))
-        # Held from the choice of a number until its message is handled, so that messages go in the order of numbers.
-        self._sending, self._seqs = threading.Lock(), count(1)
         self._texts = [prompt.text for prompt in message.prompts]
         self._negative_prompt = str(message.controls.get("negative_prompt") or "")
         self._has_notes = "notes" in message.events
-        self._id = sessions.open(message, receiver)
+        client.open(message)
         self._process = Process()
-        self._closing = weakref.finalize(self, self._process.call, sessions.end, self._id)
-        self._acknowledge()
+        self._closing = weakref.finalize(self, self._process.call, client.end)
+        client.acknowledge()
 
     def __enter__(self) -> Self:
         return self
@@ -164,7 +133,7 @@ class Live:
             self._check_open()
             parts.append(self._receiver.read(samples))
             samples -= len(parts[-1])
-            self._acknowledge()
+            self._client.acknowledge()
         return np.concatenate(parts)
 
     def record(self, seconds: float) -> Audio:
@@ -180,6 +149,22 @@ class Live:
     def beat(self) -> Beat | None:
         """The newest bar line of what was received, as `state` has it; None where no beat is known."""
         return None if self.state is None else self.state.beat
+
+    def _check_open(self) -> None:
+        self._process.check()
+        if not self._closing.alive:
+            raise DrainingError("the live session is closed", fix="open another one, or use it inside of the `with`")
+
+
+class Live(LiveAudio):
+    """A live session, made by Model.live() or TickRT.live(); a context manager, an iterator without end over audio.
+
+    Iterating gives PCM float32 `[n, channels]`, full scale -1..1. What was taken counts as played: the session goes on
+    as fast as it is read, in real time or faster, and skips nothing. A change is heard in the audio that was not taken
+    yet, as soon as the model has made it; until then audio is not given faster than in real time. One thread iterates;
+    any thread may change. Methods raise RequestError where an argument is wrong; then nothing has changed. After
+    close() they raise DrainingError.
+    """
 
     def set(self, *, ramp_ms: float = 0.0, at: At = None, **controls: Unpack[Controls]) -> None:
         """Change controls; None goes back to the default. ramp_ms: numbers move to their new value in this time.
@@ -331,36 +316,10 @@ class Live:
         self._send("notes", None, items=played, layer=layer, exact=exact, **times)
 
     def _send(self, type: str, pcm: NDArray[np.float32] | None = None, **members: Any) -> None:
-        """Post a message that changes sound."""
-        with self._sending:
-            seq = next(self._seqs)
-            if type in PACED and members.get("at") is None:
-                self._receiver.expect(seq)
-            try:
-                self._post({"type": type, "seq": seq, **members}, pcm)
-            except TickError:
-                self._receiver.expect(0)
-                raise
-
-    def _post(self, members: dict[str, Any], pcm: NDArray[np.float32] | None = None) -> None:
-        """Post a message, and wait until it is handled."""
+        """Send a message that changes sound, and wait until it is handled."""
         self._check_open()
-        reply: Future[TickError | None] = Future()
-        self._sessions.post(self._id, parse_client_message(json.dumps(members)), pcm, reply.set_result)
-        # Until the host's thread has handled the message.
-        error = reply.result(REPLY_TIMEOUT_S)
-        if error is not None:
-            raise error
-
-    def _check_open(self) -> None:
-        self._process.check()
-        if not self._closing.alive:
-            raise DrainingError("the live session is closed", fix="open another one, or use it inside of the `with`")
-
-    def _acknowledge(self) -> None:
-        ring = self._receiver.ring
-        ack = Ack(playhead_sample=ring.playhead_sample, worst_lead_s=ring.take_worst_lead_s())
-        self._sessions.post(self._id, ack)
+        # Until where the session runs has handled the message.
+        self._client.change(type, members, pcm).result(REPLY_TIMEOUT_S)
 
 
 def open_message(prompts: Prompt, controls: Mapping[str, Any], **members: Any) -> Open:

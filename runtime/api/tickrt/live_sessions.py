@@ -14,59 +14,45 @@ from runtime.requests.prompt_words import PromptWords
 from runtime.requests.segments import Latents
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.slots import HostLimits
-from runtime.sessions.protocol.messages import ClientMessage, Open, ReferenceKind, Reply, control_of
+from runtime.sessions.protocol.messages import ClientMessage, ReferenceKind, Reply, control_of
 from tickrt.audio import Audio
 from tickrt.live import REPLY_TIMEOUT_S
 from tickrt.options import Source
-from tickrt.receiver import Receiver
 
 NO_LIMITS = HostLimits(max_sessions=2**31, client_sessions=0, max_refresh_s=float("inf"), message_share=float("inf"))
 
 
-class LiveSessions:
-    """The live sessions of one model: their host, and the sources that they are about to use."""
+class LiveSessions(SessionHost):
+    """The live sessions of one model, and the sources that they are about to use."""
 
     def __init__(self, pipeline: Pipeline, read_source: Callable[[Source, int | None], Latents]) -> None:
-        self.host = SessionHost(pipeline, sources=self._source, limits=NO_LIMITS)
-        self.sample_rate_hz, self.channels = self.host.model.sample_rate_hz, self.host.model.channels
-        self._pipeline, self._read_source = pipeline, read_source
-        self._sources: dict[str, Latents] = {}
+        super().__init__(pipeline, sources=self._latents_of, limits=NO_LIMITS)
+        self.sample_rate_hz, self.channels = self.model.sample_rate_hz, self.model.channels
+        self._read_source, self._read = read_source, dict[str, Latents]()
         self._numbers = count()
-        self.host.start()
-
-    def close(self) -> None:
-        """End all sessions."""
-        self.host.close("the model is closed")
-
-    def open(self, message: Open, receiver: Receiver) -> str:
-        """Open a session; its time is what its receiver has read. Returns its id."""
-        return self.host.open(message, receiver, clock=lambda: receiver.ring.playhead_sample / self.sample_rate_hz)
+        self.start()
 
     def post(self, session_id: str, message: ClientMessage, pcm: Pcm | None = None, reply: Reply | None = None) -> None:
         """Pass on a message, once the session takes more of them."""
-        room = self.host.room(session_id)
+        room = self.room(session_id)
         if room is not None:
             # Until the host has taken earlier messages of this session.
             room.result(REPLY_TIMEOUT_S)
-        self.host.post(session_id, message, pcm, reply)
-
-    def end(self, session_id: str) -> None:
-        """End a session."""
-        self.host.end(session_id, "closed")
+        super().post(session_id, message, pcm, reply)
 
     def add_source(self, kind: ReferenceKind, source: Source, sample_rate_hz: int | None) -> str:
         """Load a source; returns its id. Raises RequestError, at once where the bundle has no such part."""
-        control_of(kind, self.host.model.untaken)
+        control_of(kind, self.model.untaken)
         source_id = str(next(self._numbers))
-        self._sources[source_id] = self._read_source(source, sample_rate_hz)
+        self._read[source_id] = self._read_source(source, sample_rate_hz)
         return source_id
 
     def remove_source(self, source_id: str | None) -> None:
         """Forget a source; the session that uses it has it."""
-        self._sources.pop(source_id or "", None)
+        self._read.pop(source_id or "", None)
 
-    def _source(self, source_id: str) -> Latents:
-        return self._sources[source_id]
+    def _latents_of(self, source_id: str) -> Latents:
+        return self._read[source_id]
 
     def words(self, texts: Sequence[str], negative: str) -> PromptWords:
         """Which words of prompts and a negative prompt are understood; none where the bundle takes no text."""

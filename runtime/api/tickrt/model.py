@@ -214,7 +214,7 @@ class Model:
         with self._opening:
             if self._live is None:
                 self._live = LiveSessions(self._pipeline, partial(_latents, self._pipeline))
-                self._resources.callback(self._live.close)
+                self._resources.callback(self._live.close, "the model is closed")
             return self._live
 
     def _check_open(self) -> None:

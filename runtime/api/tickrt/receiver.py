@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.notes.score import Score
+from runtime.sessions.hosting.session_client import Hearing
 from runtime.sessions.playback.audio_ring import AudioRing
 from runtime.sessions.playback.note_stream import NoteEvent, NoteStream
 from runtime.sessions.protocol.frames import AudioChunk
@@ -35,14 +37,17 @@ PACE_SLACK_S, PACE_MAX_S = 0.2, 10.0
 RESUMED_S = 10.0
 
 
-class Receiver:
+class Receiver(Hearing):
     """The listener of a session: its audio, its last state, and why it has stopped. Filled by the host's thread.
 
-    words: of its prompts and negative prompt, as they were found last. layers: of the model's notes.
+    ready: the first message. ended: why the session has ended, "" before it has. words: of its prompts and negative
+    prompt, as they were found last. layers: of the model's notes.
     """
 
     def __init__(self, sample_rate_hz: int, channels: int) -> None:
         self.ring = AudioRing(sample_rate_hz, channels)
+        self.ready: Future[Ready] = Future()
+        self.ended = ""
         self.state: State | None = None
         self.plan: Plan | None = None
         self.seed = 0
@@ -72,6 +77,8 @@ class Receiver:
                     self.seed, self.words = message.controls.seed, message.controls.prompt_words
                     if message.notice:
                         logger.warning("session %s: %s", message.session, message.notice)
+                    if not self.ready.done():
+                        self.ready.set_result(message)
                 case State():
                     self.state = message
                 case TrackedNotes():
@@ -80,16 +87,21 @@ class Receiver:
                     self.plan = message
                 case Applied(seq=seq, first_sample=first_sample):
                     self.words = self.words if message.prompt_words is None else message.prompt_words
-                    if seq >= self._pending_seq and first_sample is not None:
-                        self._pending_seq = 0
+                    if first_sample is not None:
+                        self._heard(seq)
                 case Problem():
                     self._error = error_of(message)
-                    if (message.seq or 0) >= self._pending_seq:
-                        self._pending_seq = 0
+                    self._heard(message.seq or 0)
                 case Closed():
+                    self.ended = message.reason
                     self._end = self._end or DrainingError(f"the session has ended: {message.reason}")
                     self.notes.clear(self.ring.playhead_sample)
             self._changed.notify_all()
+
+    def _heard(self, seq: int) -> None:
+        """A change is heard, or never will be: it is waited for no more, nor are those before it."""
+        if seq >= self._pending_seq:
+            self._pending_seq = 0
 
     def _continues(self, ready: Ready) -> bool:
         """Whether what is there fits to a session that was resumed: it goes back a little at most, without a hole."""
@@ -103,10 +115,16 @@ class Receiver:
             self._changed.notify_all()
 
     def expect(self, seq: int) -> None:
-        """A change is sent: until it is heard, read() is not faster than real time, which would outrun it. 0: none."""
+        """A change is sent: until it is heard, read() is not faster than real time, which would outrun it."""
         with self._changed:
             self._pending_seq = seq
             self._pending_s, self._pending_sample = time.monotonic(), self.ring.playhead_sample
+
+    def forget(self, seq: int) -> None:
+        """A change was refused."""
+        with self._changed:
+            self._heard(seq)
+            self._changed.notify_all()
 
     def read(self, most: int) -> NDArray[np.float32]:
         """The next samples, at most `most`; blocks until there is one. Raises the session's error instead."""

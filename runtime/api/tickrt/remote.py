@@ -25,6 +25,7 @@ from runtime.audio.formats import Pcm
 from runtime.errors import DrainingError, RequestError, TickError
 from runtime.input_files import open_file, warn_of_losses
 from runtime.requests.prompt_words import PromptWords
+from runtime.sessions.hosting.services import Clock
 from runtime.sessions.protocol.backoff import backoff_s
 from runtime.sessions.protocol.frames import decode_chunk
 from runtime.sessions.protocol.messages import (
@@ -129,8 +130,8 @@ class RemoteSession:
 
     # What Live calls.
 
-    def open(self, message: Open, receiver: Receiver) -> str:
-        """Begin to receive. Returns the session's id."""
+    def open(self, message: Open, receiver: Receiver, client: str = "", clock: Clock | None = None) -> str:
+        """Begin to receive. Returns the session's id. Its time is what is acknowledged."""
         self._receiver = receiver
         receiver.on_message(self._ready)
         self._thread.start()
@@ -148,7 +149,7 @@ class RemoteSession:
         if reply is not None:
             reply(DrainingError("the session has ended") if self._is_ended.is_set() else None)
 
-    def end(self, session_id: str) -> None:
+    def end(self, session_id: str, reason: str = "closed") -> None:
         """End the session: wait a little for the server's word, as it may not read after it cannot send any more."""
         self._is_ended.set()  # First: a connection that is being resumed is closed then.
         self._send(Close())

@@ -364,7 +364,7 @@ def test_a_session_that_was_ended_is_not_resumed(second: Served) -> None:
     with tickrt.TickRT(second.url, key=KEY).live("a", seed=3) as live:
         live.read(800)
         assert second.service.host is not None
-        second.service.host.end(live._id, "deleted")
+        second.service.host.end(live._client.id, "deleted")
         with pytest.raises(TickError, match="deleted"):
             live.read(600 * RATE_HZ)
     eventually(lambda: not second.service.host.stats().open)  # type: ignore[union-attr]

@@ -119,7 +119,7 @@ PROPERTIES: dict[str, Callable[[Any], bool]] = {
 
 
 def test_every_method_and_property_is_in_the_tables() -> None:
-    members = {name: member for name, member in vars(tickrt.Live).items() if not name.startswith("_")}
+    members = {name: member for name, member in inspect.getmembers(tickrt.Live) if not name.startswith("_")}
     assert {name for name, member in members.items() if inspect.isfunction(member)} == set(CHANGES)
     assert {name for name, member in members.items() if isinstance(member, property)} == set(PROPERTIES)
 
