@@ -1,19 +1,28 @@
-"""Threads that serve many: each shows whether it still does, so that a process whose thread has ended ends, too."""
+"""Threads that serve many: each shows whether it still does, so that a process whose thread has ended ends, too.
+
+Processes that one starts for its own work end with it, however it ends.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Thread, current_thread, get_ident
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from runtime.errors import ForkedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# What a process that was told to end may take for it.
+CANCEL_S = 1.0
 
 
 class Process:
@@ -31,6 +40,47 @@ class Process:
         """Do something, in a fork nothing."""
         if os.getpid() == self._id:
             work(*args, **kwargs)
+
+
+def start_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen[Any]:
+    """Run Python code with modules from where this process has them, and not from the working directory.
+
+    options: Popen's. Where stdin is a pipe, and the code calls end_with_parent, it ends with this process.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    return subprocess.Popen([sys.executable, "-P", "-c", code, *arguments], env=environment, **options)
+
+
+def _read_input() -> None:
+    while os.read(0, 4096):
+        pass
+
+
+def _interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def end_with_parent(
+    closed: Callable[[], object] = _read_input,
+    cancel: Callable[[], object] = _interrupt,
+    *,
+    grace_s: float = 2 * CANCEL_S,
+) -> None:
+    """End this process soon after the process that started it has closed its pipe, also because it was killed.
+
+    closed: returns then; by default when stdin ends. cancel: asks what runs to end, by default as Ctrl-C does. What
+    goes on for grace_s is ended with this process and, where it leads their group, with those that it started.
+    """
+
+    def watch() -> None:
+        closed()
+        cancel()
+        time.sleep(grace_s)
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    Thread(target=watch, name="parent", daemon=True).start()
 
 
 class Heartbeat:

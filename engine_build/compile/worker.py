@@ -13,13 +13,13 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import Queue
@@ -27,8 +27,8 @@ from typing import Any
 
 from engine_build.compile.watchdog import WATCHDOG_S, Watchdog, available_bytes
 from runtime.errors import BuildError, TickError
+from runtime.threads import CANCEL_S, end_with_parent, start_python
 
-CANCEL_S = 1.0
 STDERR_LINES = 5
 CRASH_FIX = "run the command again; if it crashes again, set a lower optimization_level in [build]"
 STALL_FIX = (
@@ -178,14 +178,13 @@ class Worker:
         self._stderr.truncate()
         self._connection, theirs = Pipe()
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"from {__name__} import main; main({theirs.fileno()})"],
+            self._process = start_python(
+                f"from {__name__} import main; main({theirs.fileno()})",
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
             )
         return self._connection
 
@@ -220,8 +219,13 @@ def main(descriptor: int) -> None:
     requests: Queue[tuple[Task, Any] | None] = Queue()
     # `lock` keeps messages whole: the builder's own threads log at the same time.
     cancelled, lock = threading.Event(), threading.Lock()
+
+    def cancel() -> None:
+        cancelled.set()
+        requests.put(None)
+
     # It reads ahead while a task runs, and so sees at once that the parent has closed the pipe.
-    threading.Thread(target=_receive, args=(connection, requests, cancelled), daemon=True).start()
+    end_with_parent(partial(_receive, connection, requests), cancel, grace_s=CANCEL_S)
 
     def send(*message: Any) -> None:
         """Also called by TensorRT's threads, through which no exception may pass: a closed pipe is no error."""
@@ -241,16 +245,10 @@ def main(descriptor: int) -> None:
             send("done", result)
 
 
-def _receive(
-    connection: Connection[Any, Any], requests: Queue[tuple[Task, Any] | None], cancelled: threading.Event
-) -> None:
+def _receive(connection: Connection[Any, Any], requests: Queue[tuple[Task, Any] | None]) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             requests.put(connection.recv())
-    cancelled.set()
-    requests.put(None)
-    time.sleep(CANCEL_S)  # no longer than the parent waits, where there is one
-    _kill_group(os.getpid())
 
 
 def _kill_group(leader: int) -> None:

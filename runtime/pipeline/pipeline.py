@@ -21,7 +21,7 @@ from runtime.audio.formats import Pcm, is_latents_file, read_latents
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, build_command, load_deployment
 from runtime.config.identity import ModelIdentity
-from runtime.config.targets import Target
+from runtime.config.targets import PLAN_TARGETS, Target
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine, EngineSet, RunnableGraph, condition_width
@@ -113,10 +113,15 @@ class Pipeline:
         """Replace the tick's engines with those that are in the deployment's folder now.
 
         merged: the adapters in the decoder's weights from now on, with their strengths (default: those that are). The
-        new engines are opened and warmed up before the old ones are closed; generations in flight continue with the
-        next tick. Raises EngineError, AdapterError, RequestError where the new ones cannot be opened or do not fit; the
-        old ones then stay.
+        plans of them that this card has not executed are, in a process of their own; then they are opened and warmed up
+        before the old ones are closed. Generations in flight continue with the next tick. Raises EngineError,
+        AdapterError, RequestError where the new ones end that process, cannot be opened or do not fit; the old ones
+        then stay.
         """
+        if (target := self.deployment.target) in PLAN_TARGETS:
+            from runtime.engines.tensorrt.trials import refuse_crashing
+
+            refuse_crashing(self.deployment.engine_folder(), target)
         engines = open_engines(self.deployment, self.device, merged=self.engines.merged if merged is None else merged)
         try:
             warm_up(engines, self.bundle, self.deployment)

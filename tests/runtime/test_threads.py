@@ -3,15 +3,19 @@
 import ctypes
 import gc
 import re
+import subprocess
+import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 from helpers.http_harness import eventually
 from helpers.panics import Panic, panic
 from helpers.paths import ROOT
+from helpers.processes import is_running
 
 from runtime.threads import Heartbeat, ServingThread, Workers
 
@@ -91,6 +95,47 @@ OTHERS = {
     "server/cluster/replica.py": "the server of a replica, which Ray checks",
     "runtime/task_progress.py": "says what a command is at, and ends with it",
 }
+
+
+STUBBORN = "signal.signal(signal.SIGINT, signal.SIG_IGN); "
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+@pytest.mark.parametrize("way", ["killed", "ends", "closes"])
+def test_a_process_ends_with_the_one_that_started_it(way: str, obeys: bool, tmp_path: Path) -> None:
+    """It is told as by Ctrl-C, and ended where it goes on."""
+    told = tmp_path / "told"
+    child = (
+        "import pathlib, signal, time; from runtime.threads import end_with_parent\n"
+        f"{'' if obeys else STUBBORN}end_with_parent()\n"
+        f"try:\n    print(flush=True)\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    pathlib.Path({str(told)!r}).touch()"
+    )
+    after = {"killed": "time.sleep(600)", "ends": "", "closes": "started.stdin.close(); time.sleep(600)"}[way]
+    parent = (
+        "import subprocess, time; from runtime.threads import start_python; PIPE = subprocess.PIPE; "
+        f"started = start_python({child!r}, stdin=PIPE, stdout=PIPE); "
+        f"started.stdout.readline(); print(started.pid, flush=True); {after}"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = process.stdout.readline().strip()
+        assert pid
+        if way == "killed":
+            process.kill()
+        eventually(lambda: not is_running(pid), 3)
+        process.kill()
+    assert told.exists() == obeys
+
+
+def test_what_starts_python_for_its_own_work_ends_with_it() -> None:
+    """A cluster's processes have their own supervision."""
+    made = {
+        str(path.relative_to(ROOT))
+        for package in ("runtime", "server", "engine_build")
+        for path in (ROOT / package).rglob("*.py")
+        if "sys.executable" in path.read_text(encoding="utf-8")
+    }
+    assert made == {"runtime/threads.py", "server/cluster/ray_cluster.py", "server/cluster/local_cluster.py"}
 
 
 def test_threads_that_serve_many_are_made_of_these_classes() -> None:

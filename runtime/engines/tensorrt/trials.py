@@ -7,7 +7,6 @@ that ended its process (tickrt-build tries what it builds itself).
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from runtime.engines.manifest import MANIFEST_SUFFIX, Identity, Manifest, read_m
 from runtime.errors import EngineError, TickError
 from runtime.folders import own_entries
 from runtime.stored_files import read_stored
+from runtime.threads import end_with_parent, start_python
 
 TRIED_SUFFIX = ".tried.json"
 # Of all plans of a deployment together; kernels of RTX plans are compiled within it.
@@ -138,6 +138,16 @@ def first_executes(folder: Path, target: Target, limit_s: float = LIMIT_S) -> di
     return crashed
 
 
+def refuse_crashing(folder: Path, target: Target) -> None:
+    """As first_executes(). Raises EngineError that names a plan that ends its process, StoreUnavailableError."""
+    for name, how in first_executes(folder, target).items():
+        raise EngineError(
+            f"engine {name!r} ended its process ({how}) at its first execute on this card",
+            fix="tickrt-build builds it again, at a lower optimization level; then another precision for its kind of "
+            "engine in [build], or another release of the library",
+        )
+
+
 def _keep(folder: Path, trial: Trial, name: str) -> None:
     """Where the folder cannot be written, the engine is tried at the next start again."""
     with contextlib.suppress(OSError):
@@ -146,10 +156,9 @@ def _keep(folder: Path, trial: Trial, name: str) -> None:
 
 def _run(folder: Path, names: Sequence[str], limit_s: float) -> tuple[list[str], str, str]:
     """The engines that ran; the one that ended the process ("": none), and how it did."""
-    command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(folder), *names]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    code = f"from {__name__} import main; main()"
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment) as process:
+        with start_python(code, str(folder), *names, stdin=subprocess.PIPE, stdout=said, stderr=said) as process:
             try:
                 status = process.wait(limit_s)
                 how = f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
@@ -168,7 +177,8 @@ def _run(folder: Path, names: Sequence[str], limit_s: float) -> tuple[list[str],
 
 
 def main() -> None:
-    """The process: `FOLDER NAME ...`; says which engine begins, and which has ended."""
+    """The process: `FOLDER NAME ...`; says which engine begins, and which has ended. Ends with its parent."""
+    end_with_parent()
     from runtime.devices.cuda import CudaDevice
 
     folder, *names = sys.argv[1:]

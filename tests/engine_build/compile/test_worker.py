@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.factories import folder_of
+from helpers.processes import is_running
 from simulator.fixture import child_environment
 
 from engine_build.compile.builder import build_deployment
@@ -191,14 +192,6 @@ def test_a_process_that_hangs_once_costs_a_warning(tasks: Any, tmp_path: Path) -
 
 def children_of(pid: int) -> set[str]:
     return set(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split())
-
-
-def is_running(pid: str) -> bool:
-    """Whether a process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def faults(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:

@@ -388,9 +388,7 @@ def test_out_of_memory_at_the_first_allocation(late: Machine) -> None:
     device.close()
 
 
-def test_memory_and_streams_are_taken_with_the_lock_held(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_and_streams_are_taken_with_the_lock_held(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     def note(owner: Any, name: str) -> None:
         call = getattr(owner, name)
 

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import tiny_deployment
+from helpers.http_harness import eventually
+from helpers.paths import ROOT
+from helpers.processes import is_running
 
 from runtime.config.deployment import load_deployment
 from runtime.engines.tensorrt import trials
@@ -86,6 +89,37 @@ def test_a_failed_build_raises_its_message(tmp_path: Path, capsys: pytest.Captur
     assert caught.value.fix == "copy or export the file again"
     assert caught.value.what.count("\n") == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("start", "module"),
+    [
+        ("runtime.pipeline.building import build_engines as f; f(path, 'cpu', quiet=True)", "engine_build/cli.py"),
+        ("runtime.engines.tensorrt.trials import _run as f; f(path, ['decoder'], 600.0)", "cuda/bindings/runtime.py"),
+    ],
+)
+def test_what_it_has_started_ends_soon_after_a_process_that_is_killed(start: str, module: str, tmp_path: Path) -> None:
+    """A build, and the first execute of plans, also where they take no notice."""
+    pid = tmp_path / "pid"
+    stub = tmp_path / module
+    stub.parent.mkdir(parents=True)
+    stub.write_text(
+        f"import os, signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        f"open({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    for package in (stub.parent, *stub.parent.parents):
+        if package != tmp_path and package.is_relative_to(tmp_path):
+            (package / "__init__.py").touch()
+    name, _, call = start.partition(" import ")
+    code = (
+        f"import sys, pathlib; from {name} import {call.partition('; ')[0]}; path = pathlib.Path({str(tmp_path)!r}); "
+        f"sys.path.insert(0, str(path)); {call.partition('; ')[2]}"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
+        eventually(lambda: pid.exists() and pid.read_text(), 60)
+        assert is_running(pid.read_text())
+        process.kill()
+    eventually(lambda: not is_running(pid.read_text()), 3)
 
 
 @pytest.mark.shipped

@@ -1,5 +1,6 @@
 """Opening a deployment: which engines, which lengths, which sources, and errors with the build command."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 from conftest import Built
+from helpers.backends import SIMULATED
 from helpers.factories import TinySpec, tiny_deployment
 from helpers.generations import generate
 from helpers.reads import bundle_reads
@@ -18,7 +20,7 @@ from runtime.audio.formats import latents_bytes
 from runtime.config.deployment import load_deployment
 from runtime.config.identity import ModelIdentity
 from runtime.config.targets import ShapeRange
-from runtime.errors import ConfigError, EngineMismatchError, EngineNotBuiltError, RequestError
+from runtime.errors import ConfigError, EngineError, EngineMismatchError, EngineNotBuiltError, RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import parse_options
@@ -108,6 +110,34 @@ def test_opening_a_deployment_reads_its_bundle_once(built: Built, monkeypatch: p
     with open_pipeline(config, target="cpu") as pipeline:
         pipeline.reload()
         assert reads == [pipeline.bundle.folder / "bundle.toml"]
+
+
+def test_a_reload_executes_plans_from_elsewhere_in_a_process_of_its_own_first(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here, where a server runs, what ends its process must not be executed."""
+    deployment = built(max_rows=16, backend=SIMULATED[0])
+    shutil.copytree(deployment.engines, tmp_path / "engines")
+    deployment = deployment.model_copy(update={"engines": tmp_path / "engines"})
+    for path in deployment.engine_folder().glob("*.tried.json"):
+        path.unlink()  # they come from another machine
+    with SIMULATED[0].running(), open_pipeline(deployment) as pipeline:
+        old = pipeline.engines
+        request = next(pipeline.warm_up_requests())
+        before = generate(pipeline.loop, request)
+        monkeypatch.setenv("SIMULATED_FAULTS", json.dumps({"crash_above_level": -1}))
+        with pytest.raises(EngineError, match=r"ended its process \(signal SIGSEGV\) at its first execute") as caught:
+            pipeline.reload()
+        assert "tickrt-build" in caught.value.fix
+        assert pipeline.engines is old
+        np.testing.assert_array_equal(generate(pipeline.loop, replace(request, id="again")), before)
+        monkeypatch.delenv("SIMULATED_FAULTS")
+        for path in deployment.engine_folder().glob("*.tried.json"):
+            path.unlink()
+        pipeline.reload()
+        assert pipeline.engines is not old
+        assert len(list(deployment.engine_folder().glob("*.tried.json"))) == len(pipeline.all_engines())
+        np.testing.assert_array_equal(generate(pipeline.loop, replace(request, id="new")), before)
 
 
 def test_missing_engines_are_reported_with_the_build_command(tmp_path: Path) -> None:
