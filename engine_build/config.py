@@ -21,7 +21,7 @@ from runtime.errors import ConfigError, EngineError
 
 Features = frozenset[str]
 # Raised with every change to what a precision recipe does to a graph: engines of an older version are rebuilt.
-RECIPE_VERSION = 5
+RECIPE_VERSION = 6
 # Likewise with every change to how cpu_graph and with_slot_sums rewrite graphs.
 CPU_GRAPH_VERSION = 4
 Optimization = Literal["basic", "extended", "all"]

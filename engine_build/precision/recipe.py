@@ -2,8 +2,7 @@
 
 "fp8", and "int8" on GPUs, are the recipe bf16 with 8-bit products in it, as a Quantization says; "int8" without one, or
 with one by token, is for CPUs. Strongly typed TensorRT and ONNX Runtime's CUDA provider both compute in the types of
-the graph. Inputs and outputs stay float32, but for caches, which are float16 in fp16: numpy has no bfloat16, so in bf16
-they are float32.
+the graph. Inputs and outputs stay float32, but for caches, which are of 16 bits where the target takes them so.
 """
 
 from __future__ import annotations
@@ -47,16 +46,15 @@ RECIPES: Mapping[str, Recipe] = {
     "fp16": Recipe("fp16", TensorProto.FLOAT16, 2.0**15, is_narrow=True),
     "bf16": Recipe("bf16", TensorProto.BFLOAT16, 2.0**127),
 }
-# Operators whose inputs would be of a type that numpy lacks, by recipe.
-WITHOUT_DTYPE: Mapping[str, frozenset[str]] = {"bf16": frozenset({CACHE_UPDATE})}
 # Operators without a bf16 kernel, by target. For ONNX Runtime: docs/OperatorKernels.md of its source, at opset
-# onnxruntime_compiler.CUDA_OPSET. For TensorRT: what TensorRT-RTX 1.7 refuses.
+# onnxruntime_compiler.CUDA_OPSET; and updates of caches, because its sessions take no arrays of bfloat16. For TensorRT:
+# what TensorRT-RTX 1.7 refuses.
 WITHOUT_KERNEL: Mapping[tuple[str, str], frozenset[str]] = {
     ("tensorrt", "bf16"): frozenset({"ConvTranspose", "HardSwish", "Mish"}),
     ("tensorrt-rtx", "bf16"): frozenset({"ConvTranspose", "HardSwish", "Mish"}),
     ("cuda", "bf16"): frozenset({
         "Clip", "Conv", "ConvTranspose", "Einsum", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu",
-        "Reciprocal", "Softplus", "Swish",
+        "Reciprocal", "Softplus", "Swish", CACHE_UPDATE,
     }),
 }  # fmt: skip
 
@@ -75,6 +73,11 @@ class NodePrecision:
 def without_kernel(target: str, recipe: str) -> frozenset[str]:
     """Operators that stay in fp32 because a target has no kernel for them in the recipe's precision."""
     return WITHOUT_KERNEL.get((target, EIGHT_BITS_BASE if recipe in EIGHT_BITS else recipe), frozenset())
+
+
+def has_low_caches(target: str, recipe: str) -> bool:
+    """Whether keys and values are stored in the recipe's 16 bits, on GPUs."""
+    return recipe in RECIPES and CACHE_UPDATE not in without_kernel(target, recipe)
 
 
 def without_type(view: GraphView, kind: int) -> frozenset[str]:
@@ -196,7 +199,7 @@ def _rules(
     if found.is_narrow:
         graph, wide = in_range(graph, weights)
     view = GraphView(graph)
-    kept = frozenset(without) | without_type(view, found.kind) | WITHOUT_DTYPE.get(recipe, frozenset())
+    kept = frozenset(without) | without_type(view, found.kind)
     return view, node_rules(view, kept, wide)
 
 

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 from engine_build.compile.rebuild_check import TICK_KINDS, RebuildDecision, engine_precision, tensor_bytes
 from engine_build.config import BuildConfig
 from engine_build.graphs.reference_session import model_of
+from engine_build.precision.recipe import has_low_caches
 from engine_build.specs.engine_spec import EngineSpec, input_shapes
 from runtime.config.deployment import RuntimeConfig
 from runtime.config.targets import PLAN_TARGETS, Target
@@ -67,8 +68,8 @@ def expected_memory(
 
 
 def cache_bytes(spec: EngineSpec, target: Target, precision: str) -> int:
-    """Keys and values of all rows of a planner's graph: float16 in fp16 on GPUs, else float32."""
-    return _float32_caches(spec) // (2 if precision == "fp16" and target != "cpu" else 1)
+    """Keys and values of all rows of a planner's graph, in a precision of the target."""
+    return _float32_caches(spec) // (1 + has_low_caches(target, precision))
 
 
 def kernel_bytes(spec: EngineSpec, precision: str) -> int:
@@ -78,7 +79,7 @@ def kernel_bytes(spec: EngineSpec, precision: str) -> int:
     """
     caches = sum(port.letters == CACHE for port in spec.inputs)
     largest = [np.dtype(port.dtype).itemsize * _elements(spec, port.letters) for port in spec.inputs]
-    return 2 * max(largest, default=0) // (2 if caches and precision == "fp16" else 1)
+    return 2 * max(largest, default=0) // (1 + (caches > 0 and has_low_caches("tensorrt-rtx", precision)))
 
 
 def peak_bytes(model: onnx.ModelProto, values: Values, width: int) -> int:

@@ -162,7 +162,7 @@ def make_feeds(
         shape, dtype = shapes[name], np.dtype(info.dtype)
         if name in masks:
             feeds[name] = np.ones(shape, dtype)
-        elif dtype.kind == "f":
+        elif dtype.kind not in "iub":
             feeds[name] = random.standard_normal(shape).astype(dtype)
         else:
             feeds[name] = np.zeros(shape, dtype)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import ml_dtypes  # noqa: F401  by it numpy knows bfloat16 and the 8-bit types of engines by their names
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runtime.config.explain import explain

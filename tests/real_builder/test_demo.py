@@ -21,10 +21,11 @@ PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8")
 DECODERS = 2
 
 
-@pytest.mark.parametrize("name", ["planner", "decoder"])
-def test_planner_and_decoder_build(name: str) -> None:
+@pytest.mark.parametrize(("name", "precision"), [("planner", "fp32"), ("planner", "bf16"), ("decoder", "fp32")])
+def test_planner_and_decoder_build(name: str, precision: str) -> None:
+    """In bf16 the planner's caches are inputs and outputs in it."""
     need_builder()
-    request, decisions = decisions_of(DEMO, "fp32")
+    request, decisions = decisions_of(DEMO, precision)
     verdict = judge(request, next(item for item in decisions if item.spec.name == name))
     assert verdict.engine_mb > 1.0
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers.factories import TinySpec
+from helpers.factories import TinySpec, tiny_deployment
 from onnx import helper, numpy_helper
 
 from engine_build.compile.tasks import RunRequest, _smaller, run_engine
+from engine_build.compile.verify import verify_outputs
 from engine_build.config import load_request
+from engine_build.graphs.reference_session import graph_session
 from engine_build.specs.engine_specs import engine_specs
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest
@@ -56,6 +58,27 @@ def test_a_cancelled_run_ends_at_the_next_sample(path: Path, build_one: Build) -
     cancelled.set()
     with pytest.raises(BuildError, match="cancelled"):
         run_engine(run_request(path, 1), cancelled, lambda severity, text: None)
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_caches_in_16_bits_are_compared_with_those_of_the_graph(
+    tmp_path: Path, build_one: Build, precision: str, kind: str
+) -> None:
+    more = f'[build]\nstep_variants = ["plain"]\nprecision = "{precision}"\n'
+    path = tiny_deployment(tmp_path, conditions=True, planner={}, more=more)
+    manifest = build_one(path, "planner")
+    assert {info.dtype for info in manifest.inputs if info.name.startswith("past_")} == {kind}
+    assert 1e-4 < manifest.error["max_rel"] <= manifest.build["tolerance"]
+    request = load_request(path)
+    spec = next(spec for spec in engine_specs(request) if spec.name == "planner")
+    folder, count = request.deployment.engine_folder("tensorrt"), len(spec.samples)
+    asked = RunRequest(spec.name, folder, spec.inputs, spec.outputs, spec.samples, count)
+    outputs, _ = run_engine(asked, threading.Event(), lambda severity, text: None)
+    graph, tolerance = graph_session(spec.graph, request.options), manifest.build["tolerance"]
+    assert verify_outputs(spec, graph, outputs, tolerance)["max_rel"] == pytest.approx(manifest.error["max_rel"])
+    outputs[-1][spec.outputs[-1].name] *= 1.5
+    with pytest.raises(BuildError, match=r"'planner' is off by 0\.5"):
+        verify_outputs(spec, graph, outputs, tolerance)
 
 
 def more_sizes(request: RunRequest, **sizes: int) -> RunRequest:

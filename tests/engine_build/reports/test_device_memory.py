@@ -16,14 +16,16 @@ from engine_build.cli import app
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import BuildConfig, load_request
+from engine_build.graphs.graph_file import graph_of
 from engine_build.graphs.graph_writer import GraphWriter
+from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensor_roles import Port
+from engine_build.precision.recipe import RecipeName, apply_recipe, without_kernel
 from engine_build.reports.device_memory import cache_bytes, expected_memory, kernel_bytes, peak_bytes
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
-from runtime.config.targets import Target
+from runtime.config.targets import PLAN_TARGETS, Target
 from runtime.devices.device import HostDevice
-from runtime.engines.manifest import TensorInfo
 from runtime.engines.value_shapes import value_shapes
 from runtime.language.kv_cache import KvCache
 
@@ -40,23 +42,27 @@ def planner_of(path: Path) -> EngineSpec:
     return next(spec for spec in engine_specs(load_request(path)) if spec.name == "planner")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_caches_are_counted_as_the_runtime_takes_them(path: Path, precision: str) -> None:
+@pytest.mark.parametrize(("target", "precision", "width"), [
+    ("cpu", "fp32", 4), ("cuda", "fp16", 2), ("cuda", "bf16", 4),
+    *((target, *pair) for target in PLAN_TARGETS for pair in (("fp32", 4), ("fp16", 2), ("bf16", 2))),
+])  # fmt: skip
+def test_caches_are_counted_as_the_runtime_takes_them(
+    path: Path, target: Target, precision: RecipeName, width: int
+) -> None:
     spec, request = planner_of(path), load_request(path)
     planner = request.bundle.planner
     assert planner is not None
 
-    dtype = "float16" if precision == "fp16" else "float32"
-    shapes = {info.name: info.shape for info in spec.graph.inputs}
-    inputs = {name: TensorInfo(name=name, dtype=dtype, shape=("R", *shapes[name][1:])) for name in planner.inputs.past}
+    built = graph_of(apply_recipe(model_of(spec.graph), precision, without=without_kernel(target, precision)))
+    inputs = {info.name: info for info in built.inputs}
     device = HostDevice()
     rows = 2 * request.deployment.runtime.planner_sequences
     cache = KvCache(device, device.stream(), SimpleNamespace(inputs=inputs), planner, rows)  # type: ignore[arg-type]
-    assert sum(tensor.size_bytes for tensor in cache._tensors) == cache_bytes(spec, "tensorrt", precision) > 0
-    assert cache_bytes(spec, "cpu", precision) == cache_bytes(spec, "tensorrt", "bf16")
+    assert {tensor.dtype.itemsize for tensor in cache._tensors} == {width}
+    assert sum(tensor.size_bytes for tensor in cache._tensors) == cache_bytes(spec, target, precision) > 0
 
 
-@pytest.mark.parametrize(("precision", "most_gib"), [("fp16", 3.7), ("bf16", 7.3)])
+@pytest.mark.parametrize(("precision", "most_gib"), [("fp16", 3.7), ("bf16", 3.7), ("fp32", 7.3)])
 def test_a_planner_of_published_size_is_bounded(path: Path, precision: str, most_gib: float) -> None:
     """1.7 B parameters: 28 layers of 8 key heads of width 128, 4096 positions, 4 sequences with guidance."""
     names = [f"past.{index}" for index in range(2 * 28)]

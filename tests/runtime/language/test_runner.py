@@ -82,9 +82,11 @@ def planned(built: Built) -> Iterator[Planned]:
     """
     closing = ExitStack()
 
-    def open_loop(window: int = LINEAR, on: Backend = CPU, *, draft: bool = False, **runtime: Any) -> TickLoop:
+    def open_loop(
+        window: int = LINEAR, on: Backend = CPU, *, draft: bool = False, build: str = "", **runtime: Any
+    ) -> TickLoop:
         closing.enter_context(on.running())
-        deployment = built(planner=TINY, more=FEW_VARIANTS, codec=False, text_encoder=False, backend=on)
+        deployment = built(planner=TINY, more=FEW_VARIANTS + build, codec=False, text_encoder=False, backend=on)
         deployment = deployment.model_copy(update={"runtime": deployment.runtime.model_copy(update=runtime)})
         bundle, device = load_bundle(deployment.bundle), open_device(on.target)
         assert bundle.planner is not None
@@ -733,6 +735,25 @@ def test_on_a_gpu_decodes_and_verifies_are_replayed_with_the_same_tokens(planned
     assert loop.launch_counts.failed == 0
     for request in requests:
         np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
+
+
+def test_on_a_gpu_caches_in_bf16_are_half_as_large_and_continue_bit_identically(planned: Planned) -> None:
+    request, inbox = sequence("a", constraint=Song(44), max_tokens=60, **GUIDED), Inbox()
+    loop = planned(on=SIMULATED_RTX, build='precision = "bf16"\n')
+    loop.submit_sequence(request, inbox)
+    for _ in range(5):
+        loop.tick()
+    state = snapshot(loop, "a")
+    assert state is not None
+    finish(loop)
+    loop.submit_sequence(sequence("b", 30), inbox)
+    loop.tick()
+    loop.submit_sequence(replace(request, id="again"), inbox, state)
+    finish(loop)
+    np.testing.assert_array_equal(inbox.latents("again"), inbox.latents("a"))
+    arrays = [array for row in state.caches[0] for array in row]
+    assert {(array.dtype.name, array.itemsize) for array in arrays} == {("bfloat16", 2)}
+    assert all(np.abs(array.astype(np.float32)).max() > 0 for array in arrays)
 
 
 @pytest.mark.parametrize("draft", [False, True])

@@ -23,7 +23,7 @@ from ._enums import (
     Severity,
     TensorIOMode,
 )
-from ._graph import NUMPY, open_graph
+from ._graph import ELEMENTS, NUMPY, open_graph
 from ._plan import Plan, PlanDamagedError, TensorPlan, load_error, unpack
 from ._rules import from_library_thread, machine, need_driver, remember
 
@@ -194,8 +194,15 @@ class ICudaEngine:
         if key not in self._outputs_of:
             feeds = {i.name: np.zeros(shapes[i.name], NUMPY[DataType[i.dtype]]) for i in self._inputs()}
             names = [item.name for item in self._plan.tensors if not item.is_input]
-            results = self._session.run(names, feeds)
-            self._outputs_of[key] = {name: tuple(r.shape) for name, r in zip(names, results, strict=True)}
+            binding = self._session.io_binding()
+            for item in self._inputs():
+                feed = feeds[item.name]
+                binding.bind_input(item.name, "cpu", 0, ELEMENTS[DataType[item.dtype]], feed.shape, feed.ctypes.data)
+            for name in names:
+                binding.bind_output(name)
+            self._session.run_with_iobinding(binding)
+            results = binding.get_outputs()
+            self._outputs_of[key] = {name: tuple(r.shape()) for name, r in zip(names, results, strict=True)}
         return self._outputs_of[key]
 
     def __del__(self) -> None:

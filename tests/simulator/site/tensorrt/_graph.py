@@ -1,7 +1,7 @@
 """ONNX graphs inside plans: their tensors, their nodes, and an ONNX Runtime session that executes them.
 
 ONNX Runtime's CPU provider has few operators in bfloat16. They are executed in float32, with the values rounded to
-bfloat16 where the graph casts to it.
+bfloat16 where the graph casts to it, and where it stores an output so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -27,9 +28,11 @@ DTYPES = {
     TensorProto.BOOL: DataType.BOOL,
     TensorProto.UINT8: DataType.UINT8,
 }
+ELEMENTS = {kind: element for element, kind in DTYPES.items()}
 NUMPY = {
     DataType.FLOAT: np.float32,
     DataType.HALF: np.float16,
+    DataType.BF16: ml_dtypes.bfloat16,
     DataType.INT8: np.int8,
     DataType.INT32: np.int32,
     DataType.INT64: np.int64,
@@ -74,7 +77,15 @@ def open_graph(data: bytes) -> tuple[onnxruntime.InferenceSession, dict[str, str
 
 def _has_bfloat16(graph: onnx.GraphProto) -> bool:
     casts = (a.i for node in graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to")
-    return TensorProto.BFLOAT16 in (*casts, *(item.data_type for item in graph.initializer))
+    return TensorProto.BFLOAT16 in (
+        *casts,
+        *(item.data_type for item in graph.initializer),
+        *map(_element, graph.input),
+    )
+
+
+def _element(value: onnx.ValueInfoProto) -> int:
+    return int(value.type.tensor_type.elem_type)
 
 
 def _to_float32(graph: onnx.GraphProto) -> None:
@@ -87,8 +98,24 @@ def _to_float32(graph: onnx.GraphProto) -> None:
             if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == TensorProto.BFLOAT16:
                 attribute.t.CopyFrom(_wide(attribute.t, attribute.t.name))
         nodes += _rounded(node)
+    nodes = _cast_at_the_border(graph, nodes)
     del graph.node[:], graph.value_info[:]
     graph.node.extend(nodes)
+
+
+def _cast_at_the_border(graph: onnx.GraphProto, nodes: list[Any]) -> list[Any]:
+    """Inputs and outputs in bfloat16 are memory of the caller."""
+    inputs = [item.name for item in graph.input if _element(item) == TensorProto.BFLOAT16]
+    outputs = [item.name for item in graph.output if _element(item) == TensorProto.BFLOAT16]
+    inner = {name: f"{name}__float" for name in (*inputs, *outputs)}
+    for node in nodes:
+        node.input[:] = [inner.get(name, name) for name in node.input]
+        node.output[:] = [inner.get(name, name) for name in node.output]
+    return [
+        *(helper.make_node("Cast", [name], [inner[name]], to=TensorProto.FLOAT) for name in inputs),
+        *nodes,
+        *(helper.make_node("Cast", [inner[name]], [name], to=TensorProto.BFLOAT16) for name in outputs),
+    ]
 
 
 def _wide(tensor: TensorProto, name: str | None = None) -> TensorProto:

@@ -9,10 +9,8 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ._enums import DataType
-from ._graph import NUMPY
+from ._graph import ELEMENTS
 
 if TYPE_CHECKING:
     from ._context import IExecutionContext
@@ -59,9 +57,8 @@ class Launch:
             self._machine.memory(address, size, self.what).fill(POISON)
         binding = self._session.io_binding()
         for operand in self._operands:
-            dtype = np.dtype(NUMPY[operand.dtype])
             bind = binding.bind_input if operand.is_input else binding.bind_output
-            bind(operand.name, "cpu", 0, dtype, operand.shape, self._host_address(operand))
+            bind(operand.name, "cpu", 0, ELEMENTS[operand.dtype], operand.shape, self._host_address(operand))
         try:
             self._session.run_with_iobinding(binding)
         except RuntimeError as error:
