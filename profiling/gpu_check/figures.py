@@ -111,9 +111,15 @@ def _engines(folder: Path) -> Found:
         yield "codec, audio over noise", facts["snr_db"], "dB", None
 
 
+def _rows(result: Any) -> Found:
+    """As it was written: what, its value, unit and limit."""
+    for what, value, unit, limit in result:
+        yield what, float(value), unit, limit
+
+
 READERS = {
     "card": _card, "captured": _captured, "bench": _bench, "live": _live, "profile": _profile, "planner": _planner,
-    "engines": _engines,
+    "engines": _engines, "rtx": _rows,
 }  # fmt: skip
 
 

@@ -14,11 +14,12 @@ from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import ShapeRanges, Target
 from runtime.devices.cuda_calls import Gpu
 
-BUILD, BENCH, PROFILE, CARD = (
+BUILD, BENCH, PROFILE, CARD, RTX = (
     "engine_build.cli",
     "profiling.bench_cli",
     "profiling.profile_cli",
     "profiling.gpu_check.card",
+    "profiling.gpu_check.rtx",
 )
 TINY = "tiny"
 # The bundles that are prepared. The first one is shipped.
@@ -100,12 +101,15 @@ def check_steps(folder: Path, source: Path, gpu: Gpu | None) -> list[CheckStep]:
         maker.step("full-live", 55, BENCH, of="full", more=live, kind="live"),
     ]
     for name, build_s, bench_s in (
-        ("rtx" if is_rtx else "second", 40, 20),
+        ("rtx", 15, 10) if is_rtx else ("second", 40, 20),
         ("hybrid", 25, 8),
         *([("fp8", 30, 8)] if has_fp8 else []),
     ):
         depth = ("--depth", str(SECOND_ROWS[-1] if name == "second" else ROWS[-1]), "--ticks", "16")
         steps += maker.built(name, build_s)
+        if name == "rtx":
+            own = (("kernels", 8), ("close", 15), ("reload", 12))
+            steps += [maker.step(f"rtx-{word}", limit_s, RTX, word, of=name, kind="rtx") for word, limit_s in own]
         steps.append(maker.step(f"{name}-ticks", bench_s, BENCH, of=name, more=depth, kind="bench"))
     steps += maker.built("planner", 35)
     steps.append(maker.step("planner-ticks", 15, BENCH, of="planner", more=("--planner",), kind="planner"))
