@@ -68,8 +68,8 @@ def close(config: Config, json_path: Json, target: OnTarget = "tensorrt-rtx") ->
     write_json(json_path, [("end of a context that compiles", ms, "ms", None)])
 
 
-@app.command()
-def reload(config: Config, json_path: Json, target: OnTarget = "tensorrt-rtx") -> None:
+@app.command("reload")
+def reload_engines(config: Config, json_path: Json, target: OnTarget = "tensorrt-rtx") -> None:
     """Engines opened again and swapped below a loop, while those before them still compile: the same latents."""
     deployment = load_deployment(config).model_copy(update={"target": target})
     with ExitStack() as stack:
@@ -141,10 +141,5 @@ def _timed(call: Callable[[], T]) -> tuple[float, T]:
     return 1e3 * (time.perf_counter() - began), result
 
 
-def main() -> None:
-    """Entry point of python -m profiling.gpu_check.rtx."""
-    app(prog_name="python -m profiling.gpu_check.rtx")
-
-
 if __name__ == "__main__":
-    main()
+    app(prog_name="python -m profiling.gpu_check.rtx")
