@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from configs.demo.recipe.evaluation.played import LiveClient
 from configs.demo.recipe.evaluation.player import Player
 from configs.demo.recipe.evaluation.report import Measured, Row
+from configs.demo.recipe.evaluation.session_run import PlayedRun
 from configs.demo.recipe.instruments import LAYERS, pitch_channels
 from configs.demo.recipe.latents import SAMPLE_RATE_HZ, SILENCE, FloatArray
 from runtime.notes.score import Note
@@ -42,7 +42,7 @@ def measure(player: Player) -> Measured:
 
 def echo_row(player: Player, bpm: int, bars: int, seed: int = 0) -> Row:
     """How many notes come back at their place: as told, and as heard in the melody's audio; with how many others."""
-    client, rng = LiveClient(player, PROMPT.format(bpm), seed), np.random.default_rng(seed)
+    client, rng = PlayedRun(player, PROMPT.format(bpm), seed), np.random.default_rng(seed)
     client.play(1.0)
     lines = client.bar_lines()
     first = next(i for i, line in enumerate(lines) if line > client.now_s)

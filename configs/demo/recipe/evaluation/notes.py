@@ -15,9 +15,9 @@ from configs.demo.recipe.corpus.form import Note as CorpusNote
 from configs.demo.recipe.corpus.rendering import notes_of, write_levels
 from configs.demo.recipe.corpus.songs import Song
 from configs.demo.recipe.evaluation import midi
-from configs.demo.recipe.evaluation.played import LiveClient
 from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
+from configs.demo.recipe.evaluation.session_run import PlayedRun
 from configs.demo.recipe.instruments import LAYERS, keys_of, pitch_channels
 from configs.demo.recipe.latents import CANVAS_FRAMES, FRAME_RATE_HZ, FloatArray, latents_from_levels
 from runtime.config.bundle import Bundle
@@ -80,7 +80,7 @@ def given_row(player: Player, *, num_melodies: int = NUM_MELODIES, **options: An
 
 def echo_row(player: Player, seed: int, *, exact: bool) -> Row:
     """Bars that a client plays to a live session, each one bar before it is to be heard again."""
-    client, rng = LiveClient(player, ECHO_PROMPT, seed), np.random.default_rng(seed)
+    client, rng = PlayedRun(player, ECHO_PROMPT, seed), np.random.default_rng(seed)
     client.play(1.0)
     lines = client.bar_lines()
     first, expected, spans = next(i for i, line in enumerate(lines) if line > client.now_s), list[Note](), []
