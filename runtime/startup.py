@@ -34,7 +34,7 @@ COMMANDS = {
     "tickrt-bench": "profiling.bench_cli",
     "tickrt-profile": "profiling.profile_cli",
     "tickrt-cluster": "server.cluster.cli",
-    "tickrt-mcp": "server.mcp.cli",
+    "tickrt-mcp": "server.protocols.mcp.cli",
 }
 
 

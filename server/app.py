@@ -18,17 +18,18 @@ from server.asgi.headers import GENERATION_HEADERS
 from server.asgi.middleware import PlacesMiddleware, RequestContextMiddleware
 from server.asgi.openapi import openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
-from server.compat import acestep, lyria
-from server.compat.errors import ErrorShapeMiddleware
-from server.compat.osc.opening import open_osc
 from server.config import ServerSettings
 from server.live import page_routes as page
 from server.live import routes as live
-from server.mcp import routes as mcp
+from server.protocols.acestep import routes as acestep
+from server.protocols.errors import ErrorShapeMiddleware
+from server.protocols.lyria import routes as lyria
+from server.protocols.mcp import routes as mcp
+from server.protocols.osc.opening import open_osc
 from server.routes import adapters, generations, health, models, sources, tick_profile
 from server.service.service import Service
 
-COMPAT = {"lyria": lyria, "acestep": acestep, "mcp": mcp}
+PROTOCOLS = {"lyria": lyria, "acestep": acestep, "mcp": mcp}
 DESCRIPTION = """Flow-matching diffusion as a live stream: text and audio in, audio out while it is generated.
 
 Live sessions are played over a WebSocket: [the protocol of WS /v1/live](docs/live). So are those of Google's Lyria
@@ -62,7 +63,7 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
     routers = [module.router for module in (generations, sources, models, adapters, health, live, page)]
     if settings.admin_key is not None:
         routers += [tick_profile.router, adapters.admin_router, health.admin_router]
-    routers += [COMPAT[name].router for name in settings.clients]
+    routers += [PROTOCOLS[name].router for name in settings.clients]
     for router in routers:
         app.include_router(router)
     install_handlers(app)
@@ -85,9 +86,9 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
         )
     body_key_paths = acestep.BODY_KEY_PATHS if "acestep" in settings.clients else ()
     app.add_middleware(AuthMiddleware, settings=settings, body_key_paths=body_key_paths)
-    shapes = {path: shape for name in settings.clients for path, shape in COMPAT[name].ERROR_SHAPES.items()}
+    shapes = {path: shape for name in settings.clients for path, shape in PROTOCOLS[name].ERROR_SHAPES.items()}
     app.add_middleware(ErrorShapeMiddleware, shapes=shapes)
-    app.add_middleware(RequestContextMiddleware, metrics=service.metrics)
+    app.add_middleware(RequestContextMiddleware, requests=service.metrics.requests)
 
 
 def _openapi_of(app: FastAPI, service: Service) -> tuple[Callable[[], dict[str, Any]], Callable[[], bytes]]:

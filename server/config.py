@@ -39,7 +39,7 @@ MAX_ADDRESSES = 768
 # As browsers send it: lower case, no path, the port only where it is not the scheme's own.
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 PATHS = ("state", "certificate", "private_key")
-# Other people's clients that are answered (server/compat, server/mcp).
+# Other people's clients that are answered (server/protocols, server/protocols/mcp).
 Client = Literal["lyria", "acestep", "mcp"]
 CLIENTS: tuple[Client, ...] = get_args(Client)
 

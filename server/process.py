@@ -37,7 +37,7 @@ from server.asgi.tls import tls_context
 from server.asgi.websocket import WebSocketProtocol
 from server.config import MIB, ServerSettings
 from server.service.liveness import OVERDUE, not_live
-from server.service.service import Service
+from server.service.service import SWITCH_INTERVAL_S, Service
 
 ABORT_TIMEOUT_S = 2.0
 HANG_TIMEOUT_S = 60.0
@@ -46,8 +46,6 @@ CLOSE_TIMEOUT_S = 10.0
 PING_S = 10.0
 # 10 s of float32 stereo at 48 kHz, the longest piece of audio that a client may write at once.
 MAX_WEBSOCKET_MESSAGE_BYTES = 4 * MIB
-# How long a busy Python thread may hold the interpreter while the tick thread waits for it; Python's default is 0.005.
-SWITCH_INTERVAL_S = 0.0005
 # Connections that wait to be accepted; the event loop accepts as many at once before it counts any of them.
 BACKLOG = 64
 # Files that are not connections: engines, stores, uploads, connections that are being accepted or closed.

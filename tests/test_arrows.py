@@ -35,9 +35,8 @@ CONTROL = PLAYBACK | STORAGE | {"runtime.sessions.control"}
 GENERATIONS = CONTROL | {"runtime.sessions.generations"}
 SESSION = GENERATIONS | {"runtime.sessions.session"}
 SESSIONS = PIPELINE | {"runtime.sessions"}
-ASGI = {"runtime", "server.config", "server.metrics"}
-REPLICAS = ASGI | {"server.asgi", "server.replicas"}
-SERVICE = REPLICAS | {"server.sources", "server.service"}
+ASGI = {"runtime", "server.config"}
+SERVICE = ASGI | {"server.asgi", "server.service"}
 MAY_IMPORT = {
     "runtime.errors": set[str](),
     "runtime.failures": {"runtime.errors"},
@@ -74,17 +73,13 @@ MAY_IMPORT = {
     "configs": {"runtime", "engine_build"},
     "configs.docs": {"runtime", "engine_build", "server", "profiling", "tickrt"},
     "server.config": {"runtime"},
-    "server.metrics": {"runtime"},
     "server.asgi": ASGI,
-    "server.sources": ASGI | {"server.asgi"},
-    "server.replicas": REPLICAS,
     "server.service": SERVICE,
     "server.process": SERVICE,
     "server.routes": SERVICE,
     "server.live": SERVICE,
-    "server.compat": SERVICE | {"server.live", "server.routes"},
-    "server.mcp": SERVICE | {"server.process", "server.routes", "tickrt"},
-    "server.app": SERVICE | {"server.live", "server.routes", "server.compat", "server.mcp"},
+    "server.protocols": SERVICE | {"server.live", "server.routes", "tickrt"},
+    "server.app": SERVICE | {"server.live", "server.routes", "server.protocols"},
     "server.cluster": {"runtime", "server"},
     "server": {"runtime", "server"},
     "profiling": {"runtime", "tickrt", "server.cluster"},
@@ -144,8 +139,8 @@ HEAVY = {
     "redis": {"runtime/sessions/storage/redis_store.py"},
     "ray": {"server/cluster/ray_serve.py"},
     "psutil": {"server/cluster/local_cluster.py", "profiling/full_size.py"},
-    "pythonosc": {"server/compat/osc/packets.py"},
-    "mcp": {"server/mcp/protocol.py", "server/mcp/endpoint.py", "server/mcp/stdio.py"},
+    "pythonosc": {"server/protocols/osc/packets.py"},
+    "mcp": {"server/protocols/mcp/protocol.py", "server/protocols/mcp/endpoint.py", "server/protocols/mcp/stdio.py"},
     "fastapi": {"server/"},
     "uvicorn": {"server/"},
 }
@@ -249,7 +244,7 @@ def test_no_import_cycle() -> None:
         ("server/app.py", "from engine_build import builder"),
         ("engine_build/reports/end_to_end.py", "from configs.demo.recipe import words"),
         ("server/app.py", "from profiling import bench"),
-        ("server/service/service.py", "from server.compat.osc.server import OscServer"),
+        ("server/service/service.py", "from server.protocols.osc.server import OscServer"),
         ("server/asgi/middleware.py", "from server.service.service import Service"),
         ("profiling/bench_cli.py", "import server"),
         ("runtime/denoise/bucket.py", "from runtime.tick.loop import TickLoop"),

@@ -31,14 +31,14 @@ from runtime.untrusted import MAX_JSON_MEMBERS, parse_json_object
 from server.asgi.openapi import GenerationBody, body_schema
 from server.asgi.problems import MAX_FINDINGS, ProblemError
 from server.asgi.request_body import validate
-from server.compat import lyria_messages
-from server.compat.acestep_fields import ALIASES, Fields
-from server.compat.acestep_request import NEUTRAL, task_request
-from server.compat.osc import packets as osc_packets
-from server.compat.osc.addresses import AddressTable
-from server.mcp.prompts import PROMPTS
-from server.mcp.schemas import RecordArguments, VocabularyArguments, message_schema, model_schema
-from server.mcp.tools import ToolEntry
+from server.protocols.acestep.fields import ALIASES, Fields
+from server.protocols.acestep.request import NEUTRAL, task_request
+from server.protocols.lyria import messages as lyria_messages
+from server.protocols.mcp.prompts import PROMPTS
+from server.protocols.mcp.schemas import RecordArguments, VocabularyArguments, message_schema, model_schema
+from server.protocols.mcp.tools import ToolEntry
+from server.protocols.osc import packets as osc_packets
+from server.protocols.osc.addresses import AddressTable
 
 Take = Callable[[Any], object]
 REFUSALS = (TickError, ProblemError)

@@ -44,8 +44,8 @@ from runtime.engines.manifest import (
 from runtime.engines.tensorrt.trials import Trial, crashed_levels, keep_trial, trial_of
 from runtime.errors import TickError
 from runtime.sessions.storage.sqlite_store import open_sqlite_store
-from server.sources.folder import SourceFolder
-from server.sources.temporary_folder import PREFIX, TemporaryFolder, remove_abandoned
+from server.service.source_folder import SourceFolder
+from server.service.temporary_folder import PREFIX, TemporaryFolder, remove_abandoned
 
 PACKAGES = ("runtime", "server", "engine_build", "profiling")
 
@@ -340,14 +340,14 @@ def check_parts(folder: Path) -> None:
 
 
 STORES = [
-    Store("sources", ("server.sources.folder",), fill_sources, use_sources, check_sources),
+    Store("sources", ("server.service.source_folder",), fill_sources, use_sources, check_sources),
     Store("sessions", ("runtime.stored_files",), fill_sessions, use_sessions, check_sessions),
     Store("engines", ENGINE_MODULES, fill_engines, use_engines, check_engines),
     Store("timing cache", (), fill_times, use_times, check_times),
     Store("kernel cache", (), play, play, check_kernels),
     Store("export", ("engine_build.export.resume",), fill_export, use_export, check_export),
     Store("files", ("runtime.audio.files",), fill_file, use_file, check_file),
-    Store("temporary folders", ("server.sources.temporary_folder",), fill_temporary, remove_abandoned, check_temporary),
+    Store("temporary folders", ("server.service.temporary_folder",), fill_temporary, remove_abandoned, check_temporary),
     Store("parts", ("profiling.gpu_check.unpack", "profiling.gpu_check.prepare"), fill_parts, use_parts, check_parts),
 ]  # fmt: skip
 
@@ -390,10 +390,10 @@ def inject(store: Store, tmp_path: Path, codes: Sequence[int], *, stay: bool) ->
 # for that; and why.
 EXCUSED = {
     "runtime.audio.playback": "a temporary file of one playback",
-    "server.compat.acestep_tasks": "results in a temporary folder, which expire",
-    "server.mcp.files": "results under random names; those that are kept are never removed",
+    "server.protocols.acestep.tasks": "results in a temporary folder, which expire",
+    "server.protocols.mcp.files": "results under random names; those that are kept are never removed",
     "server.cluster.local_cluster": "sockets",
-    "server.sources.shared": "no files but keys of a Redis: tests/server/sources/test_shared.py",
+    "server.service.shared_sources": "no files but keys of a Redis: tests/server/service/test_shared_sources.py",
     "server.cluster.ray_cluster": "what a running cluster was started with",
     "engine_build.reports.inventory": "tickrt-build clean, which is asked to",
     "engine_build.shipping": "a new folder, refused where one has files",

@@ -22,9 +22,9 @@ from runtime.requests.options import GenerationOptions, given_options, parse_opt
 from runtime.sessions.control.controls import check_controls
 from server.asgi.openapi import body_model
 from server.asgi.problems import ProblemError
-from server.compat.acestep_fields import THEIR_NAMES, Fields
-from server.compat.acestep_request import task_request
-from server.compat.lyria_messages import MusicGenerationConfig, Scale
+from server.protocols.acestep.fields import THEIR_NAMES, Fields
+from server.protocols.acestep.request import task_request
+from server.protocols.lyria.messages import MusicGenerationConfig, Scale
 from tickrt.options import plain_options
 
 WORDS: Mapping[str, Mapping[Any, Any]] = {

@@ -25,7 +25,7 @@ NAVIGATION = {
         "Generate": f"{PAGES}/generate.md",
         "Serve": "server/README.md",
         "Clients": "server/clients/README.md",
-        "Other people's clients": "server/compat/README.md",
+        "Other people's clients": "server/protocols/README.md",
         "Many machines": f"{PAGES}/machines.md",
         "How many machines": "server/cluster/README.md",
         "Images": "configs/images/README.md",

@@ -20,8 +20,8 @@ import psutil
 
 from runtime.errors import ConfigError, StoreError, TickError
 from server.cluster.edge import AdminSocket, parse_servers
-from server.replicas.lease import Lease
-from server.replicas.leases import Leases
+from server.service.lease import Lease
+from server.service.leases import Leases
 
 FOLDER = "CLUSTER_FOLDER"
 HAPROXY_CONFIG = Path(__file__).with_name("haproxy.cfg")

@@ -28,10 +28,10 @@ from server.asgi.shares import RateLimit, client_of
 from server.config import ServerSettings
 from server.live.incoming import Incoming, ViolationError, WriteError, num_counted, parse_text
 from server.live.outbox import Outbox
-from server.metrics.live_metrics import LiveMetrics
+from server.service.live_metrics import LiveMetrics
 
 if TYPE_CHECKING:
-    from server.replicas.leases import Membership
+    from server.service.leases import Membership
 
 OPEN_TIMEOUT_S = 10.0
 MAX_PROBLEMS = 15

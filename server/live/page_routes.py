@@ -36,7 +36,7 @@ POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'n
 # Swagger UI has styles and icons in its elements, and plays responses from blobs.
 DOCS_POLICY = f"{POLICY}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; media-src 'self' blob:"
 # Documents beside the code, as the documentation links to them.
-DOCUMENTS = {"live": "live/PROTOCOL.md", "clients": "compat/README.md"}
+DOCUMENTS = {"live": "live/PROTOCOL.md", "clients": "protocols/README.md"}
 HEADERS = {
     # The browser keeps the files and asks with their tag whether they changed.
     "Cache-Control": "no-cache",

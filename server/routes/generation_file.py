@@ -12,9 +12,9 @@ from starlette.concurrency import run_in_threadpool
 from runtime.errors import StoreError, TickError
 from server.asgi.connection import first_completed
 from server.asgi.problems import ProblemError, draining
-from server.metrics.metrics import Outcome
 from server.routes.generation_job import GenerationJob, Tally, outcome_of
 from server.routes.generation_stream import chunks
+from server.service.metrics import Outcome
 
 logger = logging.getLogger("tickrt.server")
 

@@ -18,10 +18,10 @@ from runtime.pipeline.stem_files import STEM_BITS, stems_bytes
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import SMALL_BYTES
 from server.config import MIB
-from server.metrics.metrics import Metrics, Outcome
 from server.routes.checked_request import CheckedRequest, ReadRequest
 from server.service.admission import Permit
 from server.service.generation_cards import GenerationCard
+from server.service.metrics import Metrics, Outcome
 
 if TYPE_CHECKING:
     from runtime.pipeline.generation import LongGeneration

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response, Security
 from pydantic import BaseModel
 
 from server.asgi.openapi import problem_responses
-from server.metrics.metrics import CONTENT_TYPE
 from server.routes.tick_profile import check_admin
 from server.service.liveness import not_live, not_ready
+from server.service.metrics import CONTENT_TYPE
 from server.service.service import Service, service_of
 
 router = APIRouter(tags=["operation"])

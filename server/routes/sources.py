@@ -13,7 +13,7 @@ from server.asgi.openapi import SOURCE_ID, problem_responses, upload_body
 from server.asgi.request_body import read_file
 from server.asgi.shares import client_of
 from server.service.service import Service, service_of
-from server.sources.source import Source
+from server.service.source import Source
 
 router = APIRouter(prefix="/v1/sources", tags=["sources"])
 SourceId = Annotated[str, Path(pattern=SOURCE_ID)]

@@ -8,16 +8,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
-from runtime.errors import TickError
+from runtime.errors import ConfigError, TickError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.sessions.hosting.host import SessionHost
 from runtime.sessions.hosting.slots import HostLimits, TickTimes
+from runtime.sessions.storage.sqlite_store import open_sqlite_store
+from runtime.sessions.storage.store import SessionStore
 from runtime.threads import Watched
 from runtime.tick.events import Event, Failed, Finished
 from server.asgi.openapi import body_model
@@ -26,19 +28,25 @@ from server.asgi.request_body import HELD_SHARE, Bodies
 from server.asgi.shares import Shares
 from server.asgi.turns import Turns
 from server.config import ServerSettings
-from server.metrics.live_metrics import LiveMetrics
-from server.metrics.metrics import Metrics
-from server.replicas.lease import Lease, ReplicaState
 from server.service.admission import Admission
 from server.service.codec_workers import FirstAudioTracker
 from server.service.generation_cards import GenerationCards
 from server.service.heap import keep_heap_small
-from server.service.opening import open_membership, open_session_store, open_source_files
-from server.sources.store import SourceStore
+from server.service.lease import Lease, ReplicaState
+from server.service.live_metrics import LiveMetrics
+from server.service.metrics import Metrics
+from server.service.source import SourceFiles
+from server.service.source_folder import SourceFolder
+from server.service.source_store import SourceStore
+
+if TYPE_CHECKING:
+    from server.service.leases import Membership
 
 WARM_UP_TIMEOUT_S = 300.0
 # To decode and encode one source, of which 600 s take a tenth of it on two cores; and until the turn for that.
 FILES_TIMEOUT_S = 60.0
+# How long a busy Python thread may hold the interpreter while the tick thread waits for it; Python's default is 0.005.
+SWITCH_INTERVAL_S = 0.0005
 logger = logging.getLogger("tickrt.server")
 
 
@@ -343,3 +351,32 @@ def service_of(request: HTTPConnection) -> Service:
     """The service of the app that received this request or WebSocket."""
     service: Service = request.app.state.service
     return service
+
+
+def open_session_store(settings: ServerSettings) -> SessionStore | None:
+    """Where live sessions survive the server; None where the settings name no place. Raises ConfigError."""
+    if settings.redis is None:
+        return None if settings.state is None else open_sqlite_store(settings.state)
+    try:
+        from runtime.sessions.storage.redis_store import open_redis_store
+    except ModuleNotFoundError:
+        raise ConfigError("[server] redis needs the package redis", fix="pip install 'tickrt[redis]'") from None
+    return open_redis_store(settings.redis.get_secret_value(), keep_s=settings.session_keep_s)
+
+
+def open_source_files(settings: ServerSettings) -> SourceFiles:
+    """Where sources are kept: in the Redis that servers share, or in a folder. Raises ConfigError."""
+    if settings.redis is None:
+        return SourceFolder(None if settings.state is None else settings.state / "sources")
+    from server.service.shared_sources import SharedSources
+
+    return SharedSources(settings.redis.get_secret_value())
+
+
+def open_membership(settings: ServerSettings, own: Callable[[], Lease]) -> Membership | None:
+    """What this server knows of other replicas; None where it is none. Raises ConfigError."""
+    if settings.replica is None or settings.redis is None:
+        return None
+    from server.service.leases import Leases, Membership
+
+    return Membership(Leases(settings.redis.get_secret_value()), own)

@@ -1,4 +1,4 @@
-"""The lines that server/compat/README.md shows for ACE-Step's API, on the demo: what is asked for is heard."""
+"""The lines that server/protocols/README.md shows for ACE-Step's API, on the demo: what is asked for is heard."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from mcp.client import Client
 
 pytestmark = pytest.mark.clients
 INSPECTOR = ROOT / "build" / "clients" / "node_modules" / ".bin" / "mcp-inspector"
-PROGRAM = "from server.mcp.cli import main; main()"
+PROGRAM = "from server.protocols.mcp.cli import main; main()"
 
 
 def environment() -> dict[str, str]:

@@ -17,7 +17,7 @@ from helpers.paths import ROOT
 
 from server.cluster.local_cluster import LocalCluster, find_program
 from server.cluster.ray_cluster import AppliedConfig, RayCluster
-from server.replicas.lease import Lease
+from server.service.lease import Lease
 
 APPLIED = AppliedConfig("/configs/demo.toml", "demo", "http://127.0.0.1:8000", "127.0.0.1:6379", (2, 2), 0)
 COMMAND_TIMEOUT_S = 300.0

@@ -1,4 +1,4 @@
-"""The lines that server/compat/README.md shows for a client."""
+"""The lines that server/protocols/README.md shows for a client."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from helpers.paths import ROOT
 
 def shown(section: str, language: str) -> list[str]:
     """The code blocks in `language` of one section."""
-    text = (ROOT / "server/compat/README.md").read_text(encoding="utf-8")
+    text = (ROOT / "server/protocols/README.md").read_text(encoding="utf-8")
     found = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     return re.findall(rf"^```{language}\n(.*?)^```", found, re.MULTILINE | re.DOTALL)

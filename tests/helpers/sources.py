@@ -7,8 +7,8 @@ from helpers.lock_check import lock_checked
 from numpy.typing import NDArray
 
 from runtime.errors import RequestError
-from server.sources.source import SourceFiles
-from server.sources.store import SourceStore
+from server.service.source import SourceFiles
+from server.service.source_store import SourceStore
 
 C = 2
 

@@ -49,9 +49,9 @@ from profiling.bench.live.script import Script, run_client
 from profiling.server_process import ServerProcess, server_process
 from runtime.sessions.storage.sqlite_store import open_sqlite_store
 from runtime.sessions.storage.store import DOCUMENT, _seal
-from server.compat.osc.packets import build_packet, parse_packet
-from server.compat.osc.server import open_udp_socket
 from server.process import PING_S
+from server.protocols.osc.packets import build_packet, parse_packet
+from server.protocols.osc.server import open_udp_socket
 
 MAX_GAP_S, MAX_HEALTH_S, MAX_TURN_S = 0.5, 0.1, 1.0
 # Where the codec is short of time, audio is decoded, and arrives, in windows of up to 0.96 s: a third of the work.

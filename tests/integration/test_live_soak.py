@@ -37,7 +37,7 @@ from runtime.sessions.protocol.messages import (
     SetControls,
     SetPrompts,
 )
-from server.metrics.metrics import Outcome
+from server.service.metrics import Outcome
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "2"))
 SESSIONS = 8

@@ -28,7 +28,7 @@ from runtime.requests.options import GenerationOptions, parse_options
 from runtime.sessions.control.controls import CONTROL_NAMES
 from runtime.sessions.protocol.messages import Applied, Problem
 from runtime.terminal import EXIT_INVALID
-from server.compat.osc.addresses import AddressTable
+from server.protocols.osc.addresses import AddressTable
 
 TABLE = """
 [options]

@@ -26,7 +26,7 @@ import tickrt
 from runtime.config.deployment import Deployment
 from server.cluster.local_cluster import free_port
 from server.cluster.ray_cluster import RayCluster
-from server.replicas.lease import Lease
+from server.service.lease import Lease
 
 pytestmark = [pytest.mark.slow, needs_programs("haproxy", "redis-server"), needs_ray()]
 # A session takes half of a replica's places: two of them ask for a second replica. Ray Serve hears of them each second.

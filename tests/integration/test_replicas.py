@@ -17,8 +17,8 @@ from websockets.exceptions import InvalidStatus
 import tickrt
 from runtime.config.deployment import Deployment
 from runtime.sessions.protocol.messages import Applied, Closed, Problem
-from server.replicas.lease import Lease
-from server.replicas.leases import Leases
+from server.service.lease import Lease
+from server.service.leases import Leases
 
 BODY = {"prompt": "a", "seed": 1, "seconds": 0.64}
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from helpers.http_harness import Served, connected, eventually, raw_request, read_all
 
-from server.metrics.metrics import Outcome
+from server.service.metrics import Outcome
 
 Serve = Callable[..., Served]
 CLIENTS = 8

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster
 from server.cluster.ray_cluster import RayCluster
-from server.replicas.lease import Lease
+from server.service.lease import Lease
 
 pytestmark = [pytest.mark.page, needs_programs("haproxy", "redis-server")]
 RATE_HZ, BLOCK = 48000, 128

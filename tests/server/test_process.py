@@ -37,13 +37,13 @@ from server.process import (
     ABORT_TIMEOUT_S,
     HANG_TIMEOUT_S,
     RESERVED_FILES,
-    SWITCH_INTERVAL_S,
     TickServer,
     connection_limit,
     open_socket,
     serve,
     url_of,
 )
+from server.service.service import SWITCH_INTERVAL_S
 
 Serve = Callable[..., Served]
 

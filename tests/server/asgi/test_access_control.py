@@ -21,8 +21,8 @@ from starlette.types import Scope
 
 from runtime.config.deployment import Deployment
 from server.asgi.access_control import is_allowed_host, is_allowed_origin, is_open, take_query_keys
-from server.compat import acestep
 from server.config import ServerSettings
+from server.protocols.acestep import routes as acestep
 
 Serve = Callable[..., Served]
 KEY = "correct-horse"

@@ -15,7 +15,7 @@ from starlette.types import Message
 from server.asgi.headers import MAX_BYTES, VALUE_BYTES, fitting, percent_encoded, sendable
 from server.asgi.middleware import RequestContextMiddleware
 from server.config import MAX_ADDRESSES
-from server.metrics.metrics import Metrics
+from server.service.metrics import Metrics
 
 
 @settings(max_examples=50)
@@ -59,7 +59,7 @@ def test_every_response_of_the_app_passes_there(kind: str, value: str) -> None:
         messages.append(message)
 
     messages: list[Message] = []
-    middleware, nothing = RequestContextMiddleware(app, Metrics()), None
+    middleware, nothing = RequestContextMiddleware(app, Metrics().requests), None
     scope = {"type": kind, "method": "GET", "path": "/", "headers": []}
     asyncio.run(middleware(scope, nothing, send))  # type: ignore[arg-type]
     assert b"X-Evil" not in (head := sent_head(messages[0]["headers"]).split(b"\r\n"))

@@ -20,7 +20,7 @@ from helpers.http_harness import (
 from starlette.types import Message
 
 from server.asgi.middleware import RequestContextMiddleware
-from server.metrics.metrics import Metrics
+from server.service.metrics import Metrics
 
 Serve = Callable[..., Served]
 
@@ -108,7 +108,7 @@ def test_an_exception_in_the_app_counts_as_500() -> None:
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
     with pytest.raises(LookupError):
-        asyncio.run(RequestContextMiddleware(broken, metrics)(scope, receive, send))
+        asyncio.run(RequestContextMiddleware(broken, metrics.requests)(scope, receive, send))
     assert metrics.requests.labels("GET", "unmatched", "500")._value.get() == 1
 
 

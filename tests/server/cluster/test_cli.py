@@ -16,7 +16,7 @@ from runtime.errors import ConfigError
 from server.cluster import cli
 from server.cluster.ray_cluster import RayCluster
 from server.process import open_socket
-from server.replicas.lease import Lease
+from server.service.lease import Lease
 
 
 @pytest.fixture

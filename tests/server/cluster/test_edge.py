@@ -27,8 +27,8 @@ from runtime.config.deployment import Deployment
 from server.cluster import edge
 from server.cluster.edge import BACKENDS, AdminSocket, EdgeServer, commands, parse_servers, run
 from server.cluster.local_cluster import free_port
-from server.replicas.lease import Lease
-from server.replicas.leases import RENEW_S, Leases
+from server.service.lease import Lease
+from server.service.leases import RENEW_S, Leases
 
 CONFIG = ROOT / "server" / "cluster" / "haproxy.cfg"
 ONE = Lease("one", "127.0.0.1:8001", "", "ready", 3, 10, 0.5)
@@ -364,7 +364,7 @@ def test_an_edge_survives_what_goes_wrong_in_a_round(
         if (error := next(rounds)) is not None:
             raise error
 
-    monkeypatch.setattr("server.replicas.leases.connect", lambda url: memory)
+    monkeypatch.setattr("server.service.leases.connect", lambda url: memory)
     monkeypatch.setattr(AdminSocket, "follow", follow)
     monkeypatch.setattr(edge, "time", SimpleNamespace(sleep=slept_s.append))
     run("memory", tmp_path / "edge.sock", rounds=3)
@@ -383,7 +383,7 @@ def test_an_edge_of_one_model_follows_its_replicas_only(
         memory = MemoryRedis()
         url = stack.enter_context(redis_server(tmp_path)).url if is_real else "memory"
         if not is_real:
-            monkeypatch.setattr("server.replicas.leases.connect", lambda url: memory)
+            monkeypatch.setattr("server.service.leases.connect", lambda url: memory)
         leases = Leases(url)
         for lease in (mine, other):
             leases.renew(lease)

@@ -15,7 +15,7 @@ from helpers.http_harness import eventually
 from runtime.config.deployment import Deployment
 from runtime.errors import ConfigError, TickError
 from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster, program
-from server.replicas.lease import Lease
+from server.service.lease import Lease
 
 
 @pytest.fixture

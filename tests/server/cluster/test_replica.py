@@ -18,9 +18,9 @@ from runtime.errors import TickError
 from server.asgi.problems import draining
 from server.cluster.autoscaling import Load
 from server.cluster.replica import ReplicaServer
-from server.replicas.leases import Leases
 from server.service import service
-from server.sources.folder import SourceFolder
+from server.service.leases import Leases
+from server.service.source_folder import SourceFolder
 
 
 @pytest.fixture(scope="module")

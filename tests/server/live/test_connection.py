@@ -34,7 +34,7 @@ from server.asgi.problems import draining
 from server.config import ServerSettings
 from server.live import connection
 from server.live.connection import LiveConnection, refuse
-from server.metrics.live_metrics import LiveMetrics
+from server.service.live_metrics import LiveMetrics
 
 
 @dataclass

@@ -31,11 +31,11 @@ from runtime.requests.options import parse_options
 from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.request_body import Upload
-from server.metrics.metrics import Metrics, Outcome
 from server.routes import generation_job
 from server.routes.checked_request import CheckedRequest, ReadRequest
 from server.routes.generation_job import AHEAD_BYTES, GenerationJob, outcome_of
 from server.routes.generations import GenerationResponse
+from server.service.metrics import Metrics, Outcome
 
 
 @pytest.mark.parametrize(("stream", "format_", "is_streamed"), [(True, "wav", True), (True, "latents", False)])

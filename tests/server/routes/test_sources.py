@@ -247,7 +247,7 @@ def test_a_full_disk_is_a_503_that_keeps_what_is_there(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("server.sources.folder.tempfile.NamedTemporaryFile", full)
+        patch.setattr("server.service.source_folder.tempfile.NamedTemporaryFile", full)
         response = upload(served, wav(0.6))
         assert "No space left on device" in problem(response, 503, "store_unavailable")["detail"]
         assert int(response.headers["retry-after"]) > 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -23,9 +24,10 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.tick.common_ticks import TICKS_PER_SHAPE
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
-from server.replicas.lease import Lease
-from server.replicas.leases import Membership
-from server.service.service import Service, play, warm_up
+from server.service.lease import Lease
+from server.service.leases import Membership
+from server.service.service import Service, open_session_store, open_source_files, play, warm_up
+from server.service.source_folder import SourceFolder
 
 Serve = Callable[..., Served]
 
@@ -296,3 +298,24 @@ def test_a_model_without_a_codec_is_warmed_up_by_its_steps_alone(built: Built, t
         assert pipeline.codec is None
         assert asyncio.run(opened(pipeline)) is None
         assert pipeline.loop.stats().ticks == 1
+
+
+def test_sessions_are_stored_where_the_settings_say(tmp_path: Path) -> None:
+    assert open_session_store(ServerSettings()) is None
+    store = open_session_store(ServerSettings(state=tmp_path / "state"))
+    assert store is not None
+    with store, pytest.raises(ConfigError, match="in use by another server"):
+        open_session_store(ServerSettings(state=tmp_path / "state"))
+
+
+def test_redis_without_its_package_is_a_config_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "runtime.sessions.storage.redis_store", None)
+    with pytest.raises(ConfigError) as error:
+        open_session_store(ServerSettings(redis="redis://127.0.0.1"))
+    assert "tickrt[redis]" in error.value.fix
+
+
+def test_sources_are_kept_where_sessions_are(tmp_path: Path) -> None:
+    files = open_source_files(ServerSettings(state=tmp_path))
+    assert isinstance(files, SourceFolder)
+    assert files.path == tmp_path / "sources"

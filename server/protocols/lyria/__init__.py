@@ -1,0 +1,1 @@
+"""Lyria RealTime: Google's SDKs and pages play live sessions."""

@@ -1,0 +1,201 @@
+"""Tools, resources and prompts as the SDK's server has them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import mcp.types as types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+from starlette.concurrency import run_in_threadpool
+
+from runtime.errors import TickError, did_you_mean
+from server.asgi.problems import ProblemError, problem_of
+from server.protocols.mcp.errors import problem_text
+from server.protocols.mcp.files import MadeFile
+from server.protocols.mcp.making import FILE_URI
+from server.protocols.mcp.prompts import PROMPTS
+from server.protocols.mcp.resources import TEMPLATES, ResourceEntry, read_resource, resources
+from server.protocols.mcp.schemas import CONTENT_BYTES
+from server.protocols.mcp.tools import Answer, ToolEntry, Tools
+from server.protocols.mcp.work import ToolClient
+
+INSTRUCTIONS = """TickRT makes music from text, in seconds. Ask vocabulary which words the model knows, then generate.
+A result has the uri of its file, its seed, and what of the prompt was played. cover and repaint take such a uri as
+source_id. live_open begins music that live_set and live_prompts change, and live_record records it. An error says what
+to do."""
+Context = ServerRequestContext[dict[str, Any], Any]
+
+
+def make_server(tools: Tools, version: str, client_of: Callable[[Any], tuple[str, str]]) -> Server[dict[str, Any]]:
+    """The SDK's server. client_of: a client's address and the URL that it calls, from its HTTP request; None: stdio."""
+    logging.getLogger("mcp").setLevel(logging.WARNING)  # below, it logs the ids of sessions
+
+    def address_of(ctx: Context) -> str:
+        return client_of(ctx.request)[0]
+
+    async def list_tools(ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_tool(entry) for entry in (await tools.entries()).values()])
+
+    async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        entries = await tools.entries()
+        entry = entries.get(params.name)
+        if entry is None:
+            what = f"there is no tool {params.name!r:.100}"
+            fix = did_you_mean(params.name, entries) or f"the tools are {', '.join(entries)}"
+            raise _protocol_error(ProblemError(404, "tool_not_found", what, fix=fix))
+        client = ToolClient(*client_of(ctx.request), _report_of(ctx))
+        try:
+            answer = await tools.call(entry, params.arguments or {}, client)
+            return await _result(answer, client, keeps=tools.files.keeps)
+        except (ProblemError, TickError) as error:
+            return _failure(error)
+
+    async def list_resources(ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
+        return types.ListResourcesResult(resources=[_resource(entry) for entry in resources(tools, address_of(ctx))])
+
+    async def list_templates(
+        ctx: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        templates = [
+            types.ResourceTemplate(uri_template=uri, name=name, description=description)
+            for uri, (name, description) in TEMPLATES.items()
+        ]
+        return types.ListResourceTemplatesResult(resource_templates=templates)
+
+    async def read(ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+        uri = str(params.uri)
+        try:
+            media_type, content = await read_resource(tools, uri)
+        except (ProblemError, TickError) as error:
+            raise _protocol_error(error) from None
+        return types.ReadResourceResult(contents=[_contents(uri, media_type, content)])
+
+    async def list_prompts(ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
+        return types.ListPromptsResult(prompts=[_prompt(name) for name in PROMPTS])
+
+    async def get_prompt(ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        try:
+            text = _prompt_text(params.name, params.arguments or {})
+        except ProblemError as error:
+            raise _protocol_error(error) from None
+        message = types.PromptMessage(role="user", content=types.TextContent(text=text))
+        return types.GetPromptResult(description=PROMPTS[params.name].description, messages=[message])
+
+    return Server(
+        "tickrt",
+        version=version,
+        title="TickRT",
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        on_list_resources=list_resources,
+        on_list_resource_templates=list_templates,
+        on_read_resource=read,
+        on_list_prompts=list_prompts,
+        on_get_prompt=get_prompt,
+    )
+
+
+def _report_of(ctx: Context) -> Callable[[float, float, str], Any]:
+    async def report(done: float, total: float, text: str) -> None:
+        """A client that has gone gets none."""
+        await ctx.session.report_progress(done, total, text)
+
+    return report
+
+
+def _tool(entry: ToolEntry) -> types.Tool:
+    hints = types.ToolAnnotations(
+        title=entry.title, read_only_hint=entry.is_reading, destructive_hint=False, open_world_hint=False
+    )
+    return types.Tool(
+        name=entry.name,
+        title=entry.title,
+        description=entry.description,
+        input_schema=entry.schema,
+        annotations=hints,
+    )
+
+
+async def _result(answer: Answer, client: ToolClient, *, keeps: bool) -> types.CallToolResult:
+    """Facts as JSON, a link to the file, and the file itself where it is wanted and small enough."""
+    file, facts, more = answer.file, dict(answer.facts), list[types.ContentBlock]()
+    if file is not None:
+        facts = {**_place(file, client, keeps=keeps), **facts}
+        more.append(_link(file))
+        if answer.has_audio and file.size_bytes > CONTENT_BYTES:
+            facts["notice"] = f"the audio has more than {CONTENT_BYTES} bytes: only its link is sent; mp3 takes less"
+        elif answer.has_audio:
+            data = base64.b64encode(await run_in_threadpool(file.read)).decode("ascii")
+            more.append(types.AudioContent(data=data, mime_type=file.media_type))
+    text = json.dumps(facts, ensure_ascii=False)
+    return types.CallToolResult(content=[types.TextContent(text=text), *more], structured_content=facts)
+
+
+def _place(file: MadeFile, client: ToolClient, *, keeps: bool) -> dict[str, Any]:
+    place = {"path": str(file.path)} if keeps else {"url": f"{client.url}mcp/files/{file.name}"}
+    return {"uri": f"{FILE_URI}{file.name}", **place, "media_type": file.media_type, "bytes": file.size_bytes}
+
+
+def _link(file: MadeFile) -> types.ResourceLink:
+    return types.ResourceLink(
+        uri=f"{FILE_URI}{file.name}", name=file.name, mime_type=file.media_type, size=file.size_bytes
+    )
+
+
+def _resource(entry: ResourceEntry) -> types.Resource:
+    return types.Resource(
+        uri=entry.uri,
+        name=entry.name,
+        description=entry.description,
+        mime_type=entry.media_type,
+        size=entry.size_bytes,
+    )
+
+
+def _contents(
+    uri: str, media_type: str, content: str | bytes
+) -> types.TextResourceContents | types.BlobResourceContents:
+    if isinstance(content, str):
+        return types.TextResourceContents(uri=uri, mime_type=media_type, text=content)
+    return types.BlobResourceContents(uri=uri, mime_type=media_type, blob=base64.b64encode(content).decode("ascii"))
+
+
+def _prompt(name: str) -> types.Prompt:
+    entry = PROMPTS[name]
+    arguments = [
+        types.PromptArgument(name=argument, description=text, required=argument not in entry.optional)
+        for argument, text in entry.arguments.items()
+    ]
+    return types.Prompt(name=name, title=entry.title, description=entry.description, arguments=arguments)
+
+
+def _prompt_text(name: str, arguments: dict[str, str]) -> str:
+    if name not in PROMPTS:
+        fix = did_you_mean(name, PROMPTS) or f"the prompts are {', '.join(PROMPTS)}"
+        raise ProblemError(404, "prompt_not_found", f"there is no prompt {name!r:.100}", fix=fix)
+    return PROMPTS[name].filled(arguments)
+
+
+def _failure(error: ProblemError | TickError) -> types.CallToolResult:
+    """A problem that the assistant reads."""
+    text, document = _told(error)
+    return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=document, is_error=True)
+
+
+def _protocol_error(error: ProblemError | TickError) -> MCPError:
+    """A problem of a request that is no tool's: its document is the error's data."""
+    text, document = _told(error)
+    return MCPError(types.INVALID_PARAMS, text, document)
+
+
+def _told(error: ProblemError | TickError) -> tuple[str, dict[str, Any]]:
+    problem = error if isinstance(error, ProblemError) else problem_of(error)
+    document = problem.document().model_dump(exclude_none=True)
+    return problem_text(document, problem.headers.get("Retry-After", "")), document

@@ -1,0 +1,314 @@
+"""The tools: what each of them takes, does and answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from runtime.errors import did_you_mean
+from runtime.pipeline.pipeline import Pipeline
+from runtime.requests.options import parse_options
+from runtime.requests.tasks import known_tasks
+from runtime.sessions.protocol.messages import Open, SetControls, SetPlan, SetPrompts
+from runtime.untrusted import check_members
+from server.asgi.problems import Finding, ProblemError, first_findings, invalid_request
+from server.asgi.request_body import validate
+from server.protocols.mcp.files import FileStore, MadeFile
+from server.protocols.mcp.live import AssistantSession, AssistantSessions
+from server.protocols.mcp.making import Maker
+from server.protocols.mcp.schemas import (
+    Nothing,
+    VocabularyArguments,
+    generation_schema,
+    message_schema,
+    model_schema,
+    record_model,
+    session_schema,
+    source_schema,
+)
+from server.protocols.mcp.work import Progress, ToolClient, Work
+from server.routes.adapters import adapter_list
+from server.routes.models import model_card
+from server.service.service import Service
+
+# How long a tool, and a list of tools, waits for engines that are being opened.
+OPENING_S, LISTING_S = 60.0, 20.0
+FIX = "see the tool's input schema"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a tool answers: facts, and a file; has_audio: the file itself is wanted, too."""
+
+    facts: dict[str, Any]
+    file: MadeFile | None = None
+    has_audio: bool = False
+
+
+Call = Callable[[Mapping[str, Any], ToolClient], Awaitable[Answer]]
+
+
+@dataclass(frozen=True)
+class ToolEntry:
+    """One tool. is_reading: it changes nothing. taken: names of what it takes; None: those of its schema."""
+
+    name: str
+    title: str
+    description: str
+    schema: dict[str, Any]
+    call: Call
+    is_reading: bool = False
+    taken: Collection[str] | None = None
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse arguments that it does not know, and what is missing. Raises ProblemError 422, MalformedJsonError."""
+        check_members(arguments)
+        if findings := first_findings(self._findings(arguments)):
+            raise invalid_request(findings, FIX)
+
+    def _findings(self, arguments: Mapping[str, Any]) -> Iterator[Finding]:
+        known = self.schema["properties"] if self.taken is None else self.taken
+        for name in arguments:
+            if name not in known:
+                yield Finding(
+                    pointer=f"/{name}", detail="is not known: " + (did_you_mean(name, known) or "leave it out")
+                )
+        for name in self.schema.get("required", ()):
+            if name not in arguments:
+                yield Finding(pointer=f"/{name}", detail="is missing")
+
+
+@dataclass
+class Tools:
+    """The tools of a server. Its files and live sessions are those of all assistants that use it."""
+
+    service: Service
+    files: FileStore
+    maker: Maker
+    live: AssistantSessions
+    work: Work = field(default_factory=Work)
+    _made: tuple[object, dict[str, ToolEntry]] | None = None
+
+    async def close(self) -> None:
+        """End what tools have begun, and remove temporary files."""
+        self.live.close()
+        await self.work.close()
+        self.files.close()
+
+    async def entries(self) -> dict[str, ToolEntry]:
+        """The tools by name. While engines are being opened for long, options lack the model's defaults."""
+        await self._opened(LISTING_S)
+        if self._made is None or self._made[0] is not self.service.body_model:
+            self._made = self.service.body_model, {entry.name: entry for entry in self._entries()}
+        return self._made[1]
+
+    async def call(self, entry: ToolEntry, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
+        """What a tool answers. Raises ProblemError, TickError."""
+        await self._opened(OPENING_S)
+        entry.check(arguments)
+        return await entry.call(arguments, client)
+
+    async def _opened(self, timeout_s: float) -> None:
+        if self.service.pipeline is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.service.opened(), timeout_s)
+
+    def _entries(self) -> Iterator[ToolEntry]:
+        service = self.service
+        yield ToolEntry(
+            "generate",
+            "Generate music",
+            "Make audio from a text. Everything but the prompt has the model's defaults. Answers with a link to the "
+            "file, its seed, and what of the prompt was understood: the same seed and options make the same music.",
+            generation := generation_schema(service),
+            partial(self._generate, {}),
+        )
+        if service.pipeline is None or service.pipeline.codec is None or service.pipeline.codec.can_encode:
+            yield from self._source_tools(generation)
+        yield ToolEntry(
+            "vocabulary",
+            "Words that the model understands",
+            "The words that prompts may have, where that is a closed list; with a text, what of it is played, which "
+            "words are not known, and known ones that are written like them.",
+            model_schema(VocabularyArguments),
+            self._vocabulary,
+            is_reading=True,
+        )
+        yield ToolEntry(
+            "models",
+            "Models",
+            "The model that runs: its audio, limits, tasks, defaults, formats and adapters.",
+            model_schema(Nothing),
+            self._models,
+            is_reading=True,
+        )
+        if service.pipeline is None or not service.pipeline.live_refusal:
+            yield from self._live_tools()
+
+    def _source_tools(self, generation: dict[str, Any]) -> Iterator[ToolEntry]:
+        cover, repaint = ("task", "mask", "repaint"), ("task", "mask")
+        yield ToolEntry(
+            "cover",
+            "Cover",
+            "Make new audio from a source that keeps its outline, in the style of the prompt. denoise says how far it "
+            "goes: 0.3 stays close, 0.9 hardly keeps anything. Takes the other options of generate, too.",
+            source_schema(generation, ["source_id"], cover),
+            partial(self._generate, {"task": "cover"}),
+            taken=generation["properties"].keys() - cover,
+        )
+        yield ToolEntry(
+            "repaint",
+            "Repaint",
+            "Make parts of a source anew, and keep the rest as it is. repaint lists the parts, in seconds. Takes the "
+            "other options of generate, too.",
+            source_schema(generation, ["source_id", "repaint"], repaint),
+            partial(self._generate, {"task": "repaint"}),
+            taken=generation["properties"].keys() - repaint,
+        )
+
+    def _live_tools(self) -> Iterator[ToolEntry]:
+        host = self.service.host
+        yield ToolEntry(
+            "live_open",
+            "Open a live session",
+            "Begin music that is changed while it plays: a loop, or music without an end (mode extend). Its time "
+            "passes only while live_record records. It ends 10 minutes after the last tool that used it.",
+            message_schema(Open),
+            self._live_open,
+        )
+        yield ToolEntry(
+            "live_set",
+            "Change controls",
+            "Change controls of a live session: what is left out stays, null is the default. ramp_ms moves numbers.",
+            message_schema(SetControls, host=host, controls="values"),
+            self._live_set,
+        )
+        yield ToolEntry(
+            "live_prompts",
+            "Change prompts",
+            "Replace the prompts of a live session: one, or several with weights, which blend.",
+            message_schema(SetPrompts),
+            self._live_prompts,
+        )
+        yield ToolEntry(
+            "live_plan",
+            "Plan",
+            "The plan of a live session: its sections. With start_s and sections, or codes, what is planned from there "
+            "on is replaced. For models that plan, in mode extend.",
+            message_schema(SetPlan, optional=True),
+            self._live_plan,
+        )
+        yield ToolEntry(
+            "live_record",
+            "Record a passage",
+            "Play on for some seconds and record them: changes are heard from where they were made.",
+            model_schema(record_model(self.service)),
+            self._live_record,
+        )
+        yield ToolEntry("live_close", "Close", "End a live session.", session_schema(), self._live_close)
+
+    async def _generate(self, fixed: Mapping[str, Any], arguments: Mapping[str, Any], client: ToolClient) -> Answer:
+        values, progress = {**arguments, **fixed}, Progress()
+        has_audio = _flag(values, "return_audio")
+        file = await self.work.run(self.maker.make(values, client, progress), progress, client.report)
+        return Answer(file.facts, file, has_audio)
+
+    async def _vocabulary(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
+        pipeline, text = self.service.ready_pipeline(), validate(VocabularyArguments, dict(arguments), FIX).text
+        if pipeline.text_encoder is None:
+            raise ProblemError(501, "no_text", f"bundle {pipeline.bundle.name!r} takes no text")
+        if text is None:
+            words = pipeline.text_encoder.vocabulary
+            return Answer({"is_closed": words is not None, "words": list(words or ())})
+        return Answer(await run_in_threadpool(_understood, pipeline, text))
+
+    async def _models(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
+        pipeline = self.service.ready_pipeline()
+        card = model_card(pipeline, self.service.settings.max_seconds).model_dump(exclude={"vocabulary"})
+        adapters = [adapter.model_dump(exclude={"modules"}) for adapter in adapter_list(pipeline.engines).data]
+        live = not pipeline.live_refusal
+        return Answer({"models": [{**card, "tasks": known_tasks(pipeline.bundle), "adapters": adapters, "live": live}]})
+
+    async def _live_open(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
+        named = await self.maker.sources(arguments, client.address)
+        opening = self.live.open({**arguments, **named}, client)
+        session, ready = await self.work.run(opening, Progress(), client.report)
+        controls = ready.controls.values
+        plan = None if ready.plan is None else ready.plan.model_dump()
+        facts = {"mode": ready.mode, "canvas_s": ready.canvas.seconds, "seed": ready.controls.seed, "plan": plan}
+        losses = {"losses": ready.losses} if ready.losses else {}
+        return _about(session, facts, prompts=session.words(), controls=controls, **losses)
+
+    async def _live_set(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
+        session, members = self._session(arguments)
+        await session.handled("set", members)
+        return _about(session, {"set": members["values"]})
+
+    async def _live_prompts(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
+        session, members = self._session(arguments)
+        await session.handled("prompts", members)
+        texts = {item["text"] for item in members["items"]} - {""}
+        await session.following(lambda: texts <= session.texts())
+        return _about(session, {}, prompts=session.words())
+
+    async def _live_plan(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
+        session, members = self._session(arguments)
+        session.check_plan()
+        before, sections = session.plan, members.get("sections")
+        if members:
+            await session.handled("set_plan", members)
+        if members and sections:
+            await session.following(lambda: session.has_planned(members["start_s"], sections[0]["kind"]))
+        elif members or before is None:
+            await session.following(lambda: session.plan is not before)
+        plan = None if session.plan is None else session.plan.model_dump(exclude={"type"})
+        return _about(session, {"plan": plan})
+
+    async def _live_record(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
+        asked = validate(record_model(self.service), dict(arguments), FIX)
+        session, progress = self.live.get(asked.session), Progress()
+        work = self.live.record(session, asked.seconds, asked.response_format, client, progress)
+        file = await self.work.run(work, progress, client.report)
+        return Answer(file.facts, file, asked.return_audio)
+
+    async def _live_close(self, arguments: Mapping[str, Any], client: ToolClient) -> Answer:
+        session, _ = self._session(arguments)
+        self.live.end(session.id, "closed")
+        return Answer({"session": session.id, "closed": True})
+
+    def _session(self, arguments: Mapping[str, Any]) -> tuple[AssistantSession, dict[str, Any]]:
+        """The session that arguments name, and the others. Raises UnknownSessionError."""
+        members = dict(arguments)
+        return self.live.get(members.pop("session")), members
+
+
+def _flag(values: dict[str, Any], name: str) -> bool:
+    """Take a flag out of arguments. Raises ProblemError 422."""
+    flag = values.pop(name, False)
+    if not isinstance(flag, bool):
+        raise invalid_request([Finding(pointer=f"/{name}", detail="expected true or false")], FIX)
+    return flag
+
+
+def _about(session: AssistantSession, facts: Mapping[str, Any], **more: Any) -> Answer:
+    return Answer({"session": session.id, "position_s": round(session.position_s, 3), **facts, **more})
+
+
+def _understood(pipeline: Pipeline, text: str) -> dict[str, Any]:
+    """What of a prompt is understood and played. Raises RequestError, EngineError."""
+    options = parse_options({"prompt": text})
+    words, meanings = pipeline.prompt_words(options), pipeline.meanings(options, 0)
+    assert words is not None
+    return {
+        "understood": list(words.understood),
+        "unknown": list(words.unknown),
+        "near": {word: list(near) for word, near in words.near.items()},
+        "plays": [str(meaning) for meaning in meanings],
+        "meaning": [meaning.values["meaning"] for meaning in meanings],
+    }

@@ -1,0 +1,411 @@
+"""What a client's messages do to its live session, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Built
+from helpers.backends import FEW_VARIANTS
+from helpers.factories import tiny_deployment
+from helpers.http_harness import Served, eventually, open_websocket, serving
+from helpers.lyria_client import PATH, LyriaClient, lyria
+
+from runtime.sessions.hosting.inbox import SHARE
+from runtime.sessions.protocol.messages import Ack, ClientMessage, Reset, SetControls, SetPrompts
+from server.protocols.lyria import connection as lyria_connection
+
+CONTROLS = """
+[controls]
+density = { words = ["sparse", "", "dense"] }
+mute_drums = { words = ["", "quiet"] }
+temperature = { option = "ode_noise", range = [0.0, 0.3] }
+"""
+WORDS = ("calm", "loud", "sparse", "dense", "quiet")
+
+
+@pytest.fixture(scope="module")
+def server(built: Built) -> Iterator[Served]:
+    """A mono model at 8 kHz that knows a few words."""
+    deployment = built(words=WORDS, audio_channels=1, max_rows=16)
+    path = deployment.bundle / "bundle.toml"
+    if CONTROLS not in path.read_text():
+        path.write_text(path.read_text() + CONTROLS)
+    with serving(deployment, max_sessions=2, client_sessions=0) as served:
+        yield served
+
+
+@pytest.fixture
+def posted(server: Served, monkeypatch: pytest.MonkeyPatch) -> list[ClientMessage]:
+    """What sessions get, without reports of the playhead."""
+    return noted(server, monkeypatch)
+
+
+def noted(server: Served, monkeypatch: pytest.MonkeyPatch) -> list[ClientMessage]:
+    host, messages = server.service.live_host(), list[ClientMessage]()
+    post = host.post
+
+    def note(session: str, message: ClientMessage, *more: Any) -> None:
+        if not isinstance(message, Ack):
+            messages.append(message)
+        post(session, message, *more)
+
+    monkeypatch.setattr(host, "post", note)
+    return messages
+
+
+@pytest.fixture
+def client(server: Served, posted: list[ClientMessage]) -> Iterator[LyriaClient]:
+    with lyria(server) as connected:
+        yield connected
+    eventually(lambda: not server.service.live_host().sessions())
+
+
+def settle(client: LyriaClient) -> str:
+    """Wait until all that was sent is handled: the warning that answers a wrong message."""
+    client.send(musicGenerationConfig={"bpm": 1})
+    return str(client.receive_until("warning"))
+
+
+def ask(client: LyriaClient) -> None:
+    """Send what is answered by a filteredPrompt and changes nothing."""
+    client.send(clientContent={"weightedPrompts": [{"text": "blorf", "weight": 1}]})
+
+
+def types(messages: list[ClientMessage]) -> list[str]:
+    return [message.type for message in messages]
+
+
+def test_messages_before_the_setup_is_complete_and_audio(server: Served) -> None:
+    with open_websocket(server, PATH) as websocket:
+        client = LyriaClient(websocket)
+        client.send(setup={"model": "models/lyria-realtime-exp"})
+        client.send(client_content={"weighted_prompts": [{"text": "calm", "weight": "2"}]})
+        client.send(music_generation_config={"temperature": "1.5", "mute_drums": True})
+        client.send(playback_control="PLAY")
+        pcm = client.audio(1.0)
+    assert client.messages == [{"setupComplete": {}}]
+    assert np.abs(pcm).max() > 0.0
+    assert np.array_equal(pcm[:, 0], pcm[:, 1])
+    assert client.metadata == {
+        "clientContent": {"weightedPrompts": [{"text": "calm", "weight": 2.0}]},
+        "musicGenerationConfig": {"temperature": 1.5, "muteDrums": True},
+    }
+
+
+def test_playback(client: LyriaClient, posted: list[ClientMessage]) -> None:
+    expected: list[str] = []
+    for control, more in (
+        ("PLAY", ["play"]),
+        ("PAUSE", ["pause"]),
+        ("PLAY", ["play"]),
+        ("RESET_CONTEXT", ["reset"]),
+        ("STOP", ["pause"]),
+        ("STOP", []),
+        ("PLAY", ["reset", "play"]),
+        ("PLAY", []),
+        ("PAUSE", ["pause"]),
+        ("RESET_CONTEXT", []),
+        ("PLAY", ["reset", "play"]),
+    ):
+        client.send(playbackControl=control)
+        ask(client)
+        client.receive_until("filteredPrompt")
+        expected += more
+        assert types(posted) == expected, control
+        if posted[-1].type == "pause":
+            ask(client)
+            assert "filteredPrompt" in client.receive(), "audio while nothing plays"
+        else:
+            client.audio(0.2)
+
+
+def test_after_a_reset_the_client_waits_for_new_music_as_long_as_it_has_audio(
+    client: LyriaClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lyria_connection, "LEAST_AHEAD_S", -1e6)  # It always has.
+    client.send(playbackControl="PLAY")
+    client.audio(0.2)
+    client.send(playbackControl="RESET_CONTEXT")
+    client.send(musicGenerationConfig={"seed": 5})
+    client.send(playbackControl="RESET_CONTEXT")
+    ask(client)
+    client.receive_until("filteredPrompt")
+    heard = []
+    for _ in range(8):  # It begins with what can no longer be replaced; without the wait, there are 2 s of it.
+        client.audio(0.2)
+        heard.append(client.metadata["musicGenerationConfig"])
+    assert {"seed": 5} in heard
+    first = heard.index({"seed": 5})
+    assert heard[first:] == [{"seed": 5}] * (8 - first)
+
+
+def test_what_plays_after_a_stop_is_new_music(client: LyriaClient) -> None:
+    """What was made before the stop and not sent is not sent any more."""
+    client.send(playbackControl="PLAY")
+    client.audio(3.0)
+    client.send(playbackControl="STOP")
+    client.send(musicGenerationConfig={"seed": 6})
+    settle(client)
+    client.send(playbackControl="PLAY")
+    client.audio(0.2)
+    assert client.metadata["musicGenerationConfig"] == {"seed": 6}
+
+
+def test_a_config_replaces_the_whole_config(client: LyriaClient, posted: list[ClientMessage]) -> None:
+    client.send(clientContent={"weightedPrompts": [{"text": "calm", "weight": 1}]})
+    client.send(musicGenerationConfig={"guidance": 4, "seed": 3, "density": 0.9, "temperature": 3, "topK": 4})
+    client.send(musicGenerationConfig={"density": 0.5, "muteDrums": True})
+    client.send(musicGenerationConfig={})
+    settle(client)
+    controls = [message.values for message in posted if isinstance(message, SetControls)]
+    texts = [[item.text for item in message.items] for message in posted if isinstance(message, SetPrompts)]
+    nothing = {"guidance": None, "seed": None, "ode_noise": None}
+    assert controls == [{"guidance": 4.0, "seed": 3, "ode_noise": pytest.approx(0.3)}, nothing]
+    assert texts == [["calm"], ["calm, dense"], ["calm, quiet"], ["calm"]]
+
+
+def test_many_configs_before_it_plays(client: LyriaClient) -> None:
+    for seed in range(50):
+        client.send(musicGenerationConfig={"seed": seed})
+    client.send(playbackControl="PLAY")
+    client.audio(0.2)
+    assert client.metadata["musicGenerationConfig"] == {"seed": 49}
+
+
+def test_a_config_is_heard_without_prompts(client: LyriaClient, posted: list[ClientMessage]) -> None:
+    client.send(musicGenerationConfig={"density": 0.0})
+    settle(client)
+    (prompts,) = (message for message in posted if isinstance(message, SetPrompts))
+    assert [item.text for item in prompts.items] == ["sparse"]
+
+
+def test_weights_are_relative_and_what_is_refused_is_told_once(
+    client: LyriaClient, posted: list[ClientMessage]
+) -> None:
+    long = " ".join(["calm"] * 40)
+    given = [("calm", 0.01), ("loud", 0.02), ("quiet", 0.0), ("blorf", 1.0), (long, 1.0)]
+    client.send(clientContent={"weightedPrompts": [{"text": text, "weight": weight} for text, weight in given]})
+    client.send(musicGenerationConfig={"density": 1.0})
+    settle(client)
+    prompts = [message for message in posted if isinstance(message, SetPrompts)][-1]
+    assert [(item.text, item.weight) for item in prompts.items] == [("loud, dense", 1.0), ("calm, dense", 0.5)]
+    reasons = [m["filteredPrompt"] for m in client.messages if "filteredPrompt" in m]
+    assert len(reasons) == 2
+    told = {item["text"]: item["filteredReason"] for item in reasons}
+    assert told == {
+        "blorf": "this model understands no word of it",
+        long: "it is too long: 41 tokens, this model takes 32",
+    }
+
+
+def test_the_heaviest_8_prompts_play(client: LyriaClient, posted: list[ClientMessage]) -> None:
+    texts = [" ".join(["calm"] * count) for count in range(1, 10)]
+    prompts = [{"text": text, "weight": index + 1} for index, text in enumerate(texts)]
+    client.send(clientContent={"weightedPrompts": prompts})
+    assert "heaviest" in client.receive_until("warning")
+    settle(client)
+    (message,) = (message for message in posted if isinstance(message, SetPrompts))
+    assert {item.text for item in message.items} == set(texts[1:])
+
+
+def test_wrong_values_are_warnings_and_change_nothing(
+    server: Served, client: LyriaClient, posted: list[ClientMessage]
+) -> None:
+    with lyria(server) as neighbour:
+        neighbour.send(playbackControl="PLAY")
+        client.send(playbackControl="PLAY")
+        client.audio(0.2)
+        before = list(posted)
+        wrong = [
+            {"musicGenerationConfig": {"bpm": 300}},
+            {"musicGenerationConfig": {"scale": "H_MAJOR"}},
+            {"musicGenerationConfig": {"density": "NaN"}},
+            {"clientContent": {"weightedPrompts": [{"text": "calm", "weight": 0}]}},
+            {"clientContent": {"weightedPrompts": []}},
+            {"playbackControl": "LOUDER"},
+        ]
+        for members in wrong:
+            client.send(**members)
+            client.receive_until("warning")
+        assert posted == before
+        client.audio(0.5)
+        neighbour.audio(0.4)
+        assert neighbour.messages == [{"setupComplete": {}}]
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "reason"),
+    [
+        ("{", 1007, "Invalid JSON payload received. not valid JSON"),
+        (b"\xff", 1007, "Invalid JSON payload received."),
+        ('{"setup": {"model": "again"}}', 1007, "setup is only in the first message."),
+        ('{"tempo": 3}', 1007, 'Invalid JSON payload received. Unknown name "tempo": Cannot find field.'),
+        (" " * (2**20 + 1), 1009, "The message is larger than 1048576 bytes."),
+    ],
+)
+def test_what_is_no_message_closes_the_connection(
+    client: LyriaClient, data: str | bytes, code: int, reason: str
+) -> None:
+    client.websocket.send(data)
+    closed = client.closed()
+    assert closed[0] == code
+    assert closed[1].startswith(reason)
+
+
+@pytest.mark.parametrize("first", [{"playbackControl": "PLAY"}, {"setup": {}}, {"setup": {"model": ""}}])
+def test_the_first_message_is_the_setup(server: Served, first: dict[str, Any]) -> None:
+    with open_websocket(server, PATH) as websocket:
+        client = LyriaClient(websocket)
+        client.send(**first)
+        code, reason = client.closed()
+    assert (code, "setup" in reason) == (1007 if "playbackControl" in first else 1008, True)
+
+
+def deployment_with(tmp_path_factory: pytest.TempPathFactory, table: str) -> Path:
+    """A deployment of a tiny model whose bundle.toml ends with this."""
+    folder = tmp_path_factory.mktemp("tables")
+    path = tiny_deployment(folder, conditions=True, max_rows=16, more=FEW_VARIANTS)
+    bundle = folder / "tiny" / "bundle.toml"
+    bundle.write_text(f"{bundle.read_text(encoding='utf-8')}\n{table}", encoding="utf-8")
+    return path
+
+
+def test_what_the_model_cannot_play_is_the_nearest_and_said_to_be(
+    built: Built, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lyria's clients may send 60 to 200 bpm and a guidance up to 6; a chunk's metadata have what it was made with."""
+    table = '[options]\nbpm = { min = 60, max = 180 }\nguidance = { max = 4 }\n[controls]\nbpm = { option = "bpm" }\n'
+    path = deployment_with(tmp_path_factory, table)
+    with serving(built(path), max_sessions=2, client_sessions=0) as served, lyria(served) as connected:
+        messages = noted(served, monkeypatch)
+        connected.send(musicGenerationConfig={"bpm": 200, "guidance": 5, "density": 0.5})
+        first, second = (connected.receive_until("warning") for _ in range(2))
+        assert first == "guidance is 5, this model takes 0 to 4 ([options.guidance] of its bundle); 4 is played"
+        assert (
+            second
+            == "bpm is 200, this model takes whole numbers from 60 to 180 ([options.bpm] of its bundle); 180 is played"
+        )
+        connected.send(clientContent={"weightedPrompts": [{"text": "calm", "weight": 1}]})
+        connected.send(playbackControl="PLAY")
+        chunk = connected.receive_until("serverContent")["audioChunks"][0]
+        made = chunk["sourceMetadata"]["musicGenerationConfig"]
+        assert made == {"bpm": 180, "guidance": 4, "density": 0.5}
+        (values,) = [message.values for message in messages if isinstance(message, SetControls)]
+        assert (values["bpm"], values["guidance"]) == (180, 4)
+
+
+def test_a_reset_begins_anew_with_the_tempo_and_the_scale_that_were_set_before_it(
+    built: Built, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = '[controls]\nbpm = { option = "bpm" }\nscale = { option = "key" }\n'
+    path = deployment_with(tmp_path_factory, table)
+    with serving(built(path), max_sessions=2, client_sessions=0) as served, lyria(served) as connected:
+        messages = noted(served, monkeypatch)
+        connected.send(musicGenerationConfig={"bpm": 120, "scale": "C_MAJOR_A_MINOR"})
+        connected.send(clientContent={"weightedPrompts": [{"text": "calm", "weight": 1}]})
+        connected.send(playbackControl="PLAY")
+        connected.audio(0.5)
+        changed = {"bpm": 90, "scale": "D_FLAT_MAJOR_B_FLAT_MINOR"}
+        connected.send(musicGenerationConfig=changed)
+        connected.send(playbackControl="RESET_CONTEXT")
+        while connected.metadata["musicGenerationConfig"] != changed:
+            connected.audio(0.2)
+        connected.audio(1.0)
+        assert connected.metadata["musicGenerationConfig"] == changed
+    steering = [message for message in messages if isinstance(message, SetControls | Reset)]
+    assert [message.type for message in steering] == ["set", "set", "reset"]
+    tempos = [
+        (message.values["bpm"], message.values["key"]) for message in steering if isinstance(message, SetControls)
+    ]
+    assert tempos == [(120, "C major"), (90, "Db major")]
+    assert [message.at for message in steering if isinstance(message, SetControls)] == [None, None]
+
+
+def test_warnings_without_an_end_close_the_connection(client: LyriaClient) -> None:
+    for _ in range(16):
+        client.send(playbackControl="LOUDER")
+    assert client.closed() == (1008, "more than 15 warnings in 5 s")
+
+
+def test_more_sessions_than_there_may_be_are_refused_with_a_reason(server: Served, client: LyriaClient) -> None:
+    with lyria(server), open_websocket(server, PATH) as websocket:
+        third = LyriaClient(websocket)
+        third.send(setup={"model": "m"})
+        code, reason = third.closed()
+    assert code == 1013
+    assert "2" in reason
+
+
+def test_a_session_that_is_deleted_closes_its_connection(server: Served, client: LyriaClient) -> None:
+    settle(client)
+    eventually(lambda: all(info.is_connected for info in server.service.live_host().sessions()))
+    (info,) = server.service.live_host().sessions()
+    with server.client() as http:
+        assert http.delete(f"/v1/sessions/{info.id}").status_code == 204
+    assert client.closed() == (1000, "the session has ended: deleted")
+
+
+def test_a_shutdown_says_so(serve: Callable[..., Served]) -> None:
+    with lyria(served := serve()) as client:
+        served.server.drain()
+        assert client.closed()[0] == 1001
+
+
+def test_new_prompts_take_a_share_of_a_thread_and_known_ones_nothing(
+    client: LyriaClient, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept_s, counted, sleep = list[float](), list[str](), asyncio.sleep
+    encoder = server.service.ready_pipeline().text_encoder
+    num_tokens = encoder.num_tokens  # type: ignore[union-attr]
+    monkeypatch.setattr(lyria_connection, "timed", lambda work: (work(), 100.0))
+    monkeypatch.setattr(encoder, "num_tokens", lambda text: counted.append(text) or num_tokens(text))
+
+    async def note(delay_s: float, *result: Any) -> Any:
+        slept_s.append(delay_s)
+        return await sleep(min(delay_s, 0.01), *result)
+
+    monkeypatch.setattr(lyria_connection.asyncio, "sleep", note)
+    for weight in (1, 2):
+        client.send(clientContent={"weightedPrompts": [{"text": "calm", "weight": weight}]})
+        settle(client)
+    assert counted == ["calm"]
+    assert sum(delay_s >= 100.0 * (1.0 / SHARE - 1.0) for delay_s in slept_s) == 2
+
+
+def connection() -> lyria_connection.LyriaConnection:
+    """What waits to be sent of a connection, without one."""
+    bare = lyria_connection.LyriaConnection.__new__(lyria_connection.LyriaConnection)
+    bare._outgoing, bare._wake, bare._end = deque(), asyncio.Event(), None
+    return bare
+
+
+def test_a_client_that_reads_no_messages_is_disconnected_after_those_that_wait() -> None:
+    bare = connection()
+    for number in range(lyria_connection.MAX_WAITING):
+        bare._send(warning=f"{number}")
+    assert (len(bare._outgoing), bare._end) == (lyria_connection.MAX_WAITING, None)
+    bare._wake.clear()
+    bare._send(warning="one too many")
+    assert (len(bare._outgoing), bare._wake.is_set()) == (lyria_connection.MAX_WAITING, True)
+    assert bare._end == (lyria_connection.CLOSE_CODES["refused"], "messages are not read")
+
+
+def test_the_first_reason_to_close_is_the_one_that_is_said_and_it_fits_into_a_frame() -> None:
+    bare = connection()
+    bare._close("a reason of no code", "\u00e4" * 200)
+    bare._close("shutdown", "later")
+    assert bare._end == (1000, "\u00e4" * 61), "123 bytes, without half a character"
+
+
+def test_what_was_made_before_the_newest_configuration_that_is_heard_is_forgotten() -> None:
+    bare = connection()
+    bare._metadata = {0: {"at": 0}, 3: {"at": 3}, 5: {"at": 5}, 9: {"at": 9}}
+    assert [bare._made_with(seq)["at"] for seq in (2, 5, 7)] == [0, 5, 5]
+    assert list(bare._metadata) == [5, 9]
+    assert bare._made_with(1) == {"at": 5}, "of the oldest that is known"

@@ -1,0 +1,147 @@
+"""tickrt-mcp as an assistant starts it: a process, whose standard output has nothing but the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.http_harness import TIMEOUT_S
+from helpers.mcp_client import ERAS, facts, link_of, problem_of
+from helpers.paths import ROOT
+from mcp import StdioServerParameters
+from mcp.client import Client
+
+from runtime.config.deployment import Deployment
+from runtime.requests.request import MAX_STEPS
+
+pytestmark = pytest.mark.shipped
+PROGRAM = "from server.protocols.mcp.cli import main; main()"
+
+
+@pytest.fixture
+def command(built: Callable[..., Deployment], tmp_path: Path) -> list[str]:
+    return [sys.executable, "-c", PROGRAM, str(built(max_rows=16).path), "--out", str(tmp_path / "my music")]
+
+
+def environment() -> dict[str, str]:
+    paths = [str(ROOT), str(ROOT / "runtime" / "api")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_files_are_made_in_the_folder_and_are_sources(command: list[str], tmp_path: Path, era: str) -> None:
+    async def run() -> None:
+        program, *arguments = command
+        parameters = StdioServerParameters(command=program, args=arguments, env=environment())
+        async with asyncio.timeout(TIMEOUT_S), Client(parameters, mode=era) as client:
+            result = await client.call_tool("generate", {"prompt": "a", "seconds": 1, "seed": 1})
+            made = facts(result)
+            path = Path(made["path"])
+            assert path.parent == tmp_path / "my music"
+            assert path.stat().st_size == made["bytes"] == link_of(result).size
+            for source in (made["path"], path.as_uri(), made["uri"]):
+                covered = facts(await client.call_tool("cover", {"prompt": "b", "source_id": source, "seed": 1}))
+                assert 1.0 <= covered["seconds"] < 1.1
+            endless = {"prompt": "a", "seconds": 600, "steps": MAX_STEPS}
+            begun = asyncio.Event()
+
+            async def note(done: float, total: float | None, text: str | None) -> None:
+                begun.set()
+
+            call = asyncio.create_task(client.call_tool("generate", endless, progress_callback=note))
+            await asyncio.wait([call, asyncio.create_task(begun.wait())], return_when=asyncio.FIRST_COMPLETED)
+            call.cancel()
+            await asyncio.wait([call])
+            assert call.cancelled()
+            missing = await client.call_tool("cover", {"prompt": "b", "source_id": str(tmp_path / "no.wav")})
+            assert "cannot be read: No such file" in problem_of(missing, "file_error")
+            endless_file = await client.call_tool("cover", {"prompt": "b", "source_id": os.devnull})
+            assert "cannot be read: it is a device" in problem_of(endless_file, "file_error")
+            session = facts(await client.call_tool("live_open", {"prompts": [{"text": "a"}]}))["session"]
+            passage = facts(await client.call_tool("live_record", {"session": session, "seconds": 1}))
+            assert Path(passage["path"]).is_file()
+        assert sorted(file.suffix for file in (tmp_path / "my music").iterdir()) == [".wav"] * 5
+
+    asyncio.run(run())
+
+
+def line(method: str, number: int | None = None, **params: object) -> str:
+    message = {"jsonrpc": "2.0", "method": method, "params": params}
+    return json.dumps(message if number is None else {**message, "id": number}) + "\n"
+
+
+def test_standard_output_has_nothing_but_the_protocol(command: list[str]) -> None:
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    lines = [line("initialize", 1, **about), line("notifications/initialized"), line("tools/list", 2)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("".join(lines))
+        process.stdin.flush()
+        answers = [json.loads(process.stdout.readline()) for _ in range(2)]
+        # It ends once standard input does.
+        rest, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert rest == ""
+    assert [answer["id"] for answer in answers] == [1, 2]
+    assert "generate" in {tool["name"] for tool in answers[1]["result"]["tools"]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_while_standard_input_is_open(command: list[str], number: int) -> None:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(line("ping", 1))
+        process.stdin.flush()
+        process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(TIMEOUT_S) == 130
+
+
+def test_engines_that_are_missing_are_said_by_the_tools(tmp_path: Path) -> None:
+    """The protocol is answered all the same, so that the assistant can tell why."""
+    from helpers.factories import tiny_deployment
+
+    path = tiny_deployment(tmp_path)
+
+    async def run() -> None:
+        arguments = ["-c", PROGRAM, str(path), "--out", str(tmp_path / "my music")]
+        parameters = StdioServerParameters(command=sys.executable, args=arguments, env=environment())
+        async with asyncio.timeout(TIMEOUT_S), Client(parameters) as client:
+            text = problem_of(await client.call_tool("generate", {"prompt": "a"}), "failed")
+            assert "Fix: tickrt-build" in text
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("home", [None, "/proc/none"])
+def test_without_a_folder_for_music_it_says_what_to_give(command: list[str], home: str | None) -> None:
+    """In a container: no user of this number, or a home that cannot be written."""
+    variables = {name: value for name, value in environment().items() if name not in ("HOME", "XDG_MUSIC_DIR")}
+    no_user = "import pwd; pwd.getpwuid = {}.__getitem__; "
+    program = [command[0], "-c", no_user + PROGRAM, command[3]]
+    done = subprocess.run(
+        program,
+        env=variables | ({} if home is None else {"HOME": home}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    words = "no home folder" if home is None else "/proc/none/Music/TickRT cannot be written"
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert words in done.stderr
+    assert "fix: --out FOLDER" in done.stderr

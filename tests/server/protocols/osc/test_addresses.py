@@ -1,0 +1,162 @@
+"""OSC addresses: drawn from the schema, and the messages that their arguments make."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from runtime.errors import RequestError
+from runtime.sessions.control.controls import LiveControls
+from runtime.sessions.protocol.messages import CLIENT_MESSAGES
+from server.protocols.osc.addresses import NO_ADDRESSES, Address, AddressKind, AddressTable
+
+VALUES: dict[str, Any] = {
+    "guidance": 3.0,
+    "dcw": {"mode": "double", "low": 0.0, "high": 0.1},
+    "prompts": [{"text": "a", "weight": 1.0}],
+    "adapters": [{"id": "soft", "strength": 0.5}],
+    "source": None,
+    "timbre": {"id": "abc", "strength": None},
+    "band": [0.0, 2.0],
+    "playing": True,
+}
+
+
+@pytest.fixture(scope="module")
+def table() -> AddressTable:
+    return AddressTable(LiveControls.model_json_schema())
+
+
+def found(table: AddressTable, name: str) -> Address:
+    address = table.find(name)
+    assert address is not None
+    return address
+
+
+def test_every_control_and_every_message_for_clients_has_an_address(table: AddressTable) -> None:
+    names = {address.name for address in table.all(VALUES)}
+    shown = {address.shows for address in table.all(VALUES)}
+    assert set(LiveControls.model_fields) <= shown
+    assert set(CLIENT_MESSAGES) - set(NO_ADDRESSES) <= names
+    assert {"dcw/low", "prompt/1/text", "prompt/1/weight", "adapter/soft", "blend", "playing", "mode"} <= names
+
+
+def test_what_a_model_does_not_take_has_no_address() -> None:
+    schema = LiveControls.model_json_schema()
+    del schema["properties"]["timbre_strength"]
+    names = {address.name for address in AddressTable(schema).all(VALUES)}
+    assert "structure" in names
+    assert not {"timbre", "timbre_strength"} & names
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "members"),
+    [
+        ("guidance", [5], {"type": "set", "values": {"guidance": 5.0}}),
+        ("guidance", [5.0, 1.0], {"type": "set", "values": {"guidance": [5.0, 1.0]}}),
+        ("guidance", [None], {"type": "set", "values": {"guidance": None}}),
+        ("steps", [7.6], {"type": "set", "values": {"steps": 8}}),
+        ("solver", [1.0], {"type": "set", "values": {"solver": "sde"}}),
+        ("solver", ["sde"], {"type": "set", "values": {"solver": "sde"}}),
+        ("track_classes", ["bass"], {"type": "set", "values": {"track_classes": ["bass"]}}),
+        ("dcw/low", [0.2], {"type": "set", "values": {"dcw": {"mode": "double", "low": 0.2, "high": 0.1}}}),
+        ("prompt/1/weight", [2], {"type": "prompts", "items": [{"text": "a", "weight": 2.0}]}),
+        ("prompt/2/text", ["b"], {"type": "prompts", "items": [VALUES["prompts"][0], {"text": "b", "weight": 1.0}]}),
+        ("blend", ["tokens"], {"type": "prompts", "items": VALUES["prompts"], "blend": "tokens"}),
+        ("adapter/warm", [1.5], {"type": "adapter", "id": "warm", "strength": 1.5}),
+        ("adapter/e\u0301te\u0301 (2)", [1.5], {"type": "adapter", "id": "\xe9t\xe9 (2)", "strength": 1.5}),
+        ("adapter", ["warm", None], {"type": "adapter", "id": "warm", "strength": None}),
+        ("source", ["abc", 0.5], {"type": "source", "id": "abc", "strength": 0.5}),
+        ("source", [""], {"type": "source", "id": None}),
+        ("band", [], {"type": "band", "start_s": None, "end_s": None}),
+        ("band", [1, 2.5], {"type": "band", "start_s": 1.0, "end_s": 2.5}),
+        ("seek", [1.5], {"type": "seek", "to_s": 1.5}),
+        ("seek", [1.5, "bar"], {"type": "seek", "to_s": 1.5, "at": "bar"}),
+        ("band", [None, None, 7.5], {"type": "band", "start_s": None, "end_s": None, "at": 7.5}),
+        ("muted", ["drums", "bass"], {"type": "mute", "layers": ["drums", "bass"]}),
+        ("muted", [""], {"type": "mute", "layers": []}),
+        ("muted", [], {"type": "mute", "layers": []}),
+        ("play", [], {"type": "play"}),
+        ("pause", [1.0], {"type": "pause"}),
+        ("playing", [0.0], {"type": "pause"}),
+    ],
+)
+def test_arguments_make_a_message(
+    table: AddressTable, name: str, arguments: list[Any], members: dict[str, Any]
+) -> None:
+    message = found(table, name).message(arguments, VALUES)
+    assert message is not None
+    dumped = message.model_dump()
+    assert {key: dumped[key] for key in members} == members
+
+
+def test_a_released_button_does_nothing(table: AddressTable) -> None:
+    assert found(table, "play").message([0.0], VALUES) is None
+    assert found(table, "play").message([False], VALUES) is None
+
+
+@pytest.mark.parametrize("name", ["gudance", "prompt/9/text", "prompt/0/text", "adapter/", "", "set", "write", "close"])
+def test_an_unknown_address(table: AddressTable, name: str) -> None:
+    assert table.find(name) is None
+    assert "no address" in table.unknown(name).what
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("guidance", []),
+        ("prompt/1/text", [1.0]),
+        ("prompt/1/weight", [math.nan]),
+        ("prompt/2/weight", [1.0]),
+        ("seek", ["a"]),
+        ("seek", [math.inf]),
+        ("play", [1, 1]),
+        ("mode", ["extend"]),
+        ("blend", [7.0]),
+    ],
+)
+def test_wrong_arguments_are_refused(table: AddressTable, name: str, arguments: list[Any]) -> None:
+    with pytest.raises(RequestError):
+        found(table, name).message(arguments, VALUES)
+
+
+def test_values_are_shown_at_the_addresses_that_have_them(table: AddressTable) -> None:
+    changed = {
+        "dcw": {"mode": "low", "low": 0.5, "high": 0.1},
+        "adapters": [{"id": "warm", "strength": 2.0}],
+        "prompts": [{"text": "b", "weight": 0.5}],
+        "source": {"id": "abc", "strength": 0.25},
+        "band": None,
+        "playing": False,
+        "muted": [],
+        "prompt_words": [],
+    }
+    assert dict(table.shown(VALUES, changed)) == {
+        "dcw/mode": ["low"],
+        "dcw/low": [0.5],
+        "dcw/high": [0.1],
+        "adapter/soft": [0.0],
+        "adapter/warm": [2.0],
+        "prompt/1/text": ["b"],
+        "prompt/1/weight": [0.5],
+        "source": ["abc", 0.25],
+        "muted": [""],
+        "playing": [0],
+    }
+
+
+def test_a_description_has_range_choices_and_value(table: AddressTable) -> None:
+    assert found(table, "guidance").description(VALUES) == ["f", 0.0, 50.0, "", 3.0]
+    assert found(table, "dcw/mode").description(VALUES) == ["s", None, None, "low|high|double|pix", "double"]
+    assert found(table, "timbre").description(VALUES) == ["sff", None, None, "", "abc"]
+    assert found(table, "play").description(VALUES) == ["", None, None, ""]
+
+
+def test_an_argument_of_another_type_is_left_for_the_message_to_refuse() -> None:
+    assert AddressKind("i").one("7") == "7"
+    assert math.isinf(AddressKind("i").one(math.inf))
+    assert AddressKind("s", choices=("a", "b")).one(5.0) == 5.0
+    assert AddressKind("s").one(2.0) == 2.0
+    assert AddressKind("f").one(True) == 1.0

@@ -1,0 +1,168 @@
+"""Leases in a redis-server, and in memory: who is there, who has room, and what ends with its replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from helpers.memory_redis import MemoryRedis
+from helpers.redis_server import RedisServer, redis_server
+
+from runtime.errors import StoreError
+from server.service.lease import LEASE_S, Lease
+from server.service.leases import RENEW_S, Leases, Membership
+
+ONE = Lease("one", "127.0.0.1:8001", "http://one", "ready", 3, 10, 0.5)
+TWO = Lease("two", "127.0.0.1:8002", "http://two", "ready", 1, 10, 2.0)
+
+
+@pytest.fixture(scope="module")
+def real_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(params=["server", "memory"])
+def redis(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RedisServer:
+    """A redis-server, and what is used of one."""
+    if request.param == "server":
+        real: RedisServer = request.getfixturevalue("real_redis")
+        return real
+    memory = MemoryRedis()
+    monkeypatch.setattr("server.service.leases.connect", lambda url: memory)
+    return RedisServer(cast(Any, None), "memory", memory)
+
+
+@pytest.fixture
+def leases(redis: RedisServer) -> Iterator[Leases]:
+    redis.client.flushdb()
+    leases = Leases(redis.url)
+    yield leases
+    leases.close()
+
+
+def known(*others: Lease) -> Membership:
+    membership = Membership.__new__(Membership)
+    membership.others = list(others)
+    return membership
+
+
+def test_a_lease_is_there_until_it_is_released_or_expires(leases: Leases, redis: RedisServer) -> None:
+    leases.renew(TWO)
+    leases.renew(ONE)
+    leases.renew(replace(ONE, state="full"))
+    assert leases.all() == [replace(ONE, state="full"), TWO]
+    assert 1e3 * RENEW_S < 1e3 * LEASE_S - 1000 < redis.client.pttl("tickrt:lease:one"), "one may be late"
+    assert 0 < redis.client.pttl("tickrt:lease:two") <= 3000
+    redis.client.delete("tickrt:lease:two")
+    assert [lease.name for lease in leases.all()] == ["one"]
+    assert redis.client.smembers("tickrt:replicas") == {b"one"}
+    leases.release("one")
+    assert leases.all() == []
+
+
+def test_a_lease_of_another_version_is_left_out(
+    leases: Leases, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    leases.renew(ONE)
+    leases.renew(TWO)
+    redis.client.set("tickrt:lease:one", b'{"name": "one", "addr": "127.0.0.1:8001"}')
+    assert leases.all() == [TWO]
+    assert "the lease of replica one cannot be read" in caplog.text
+    assert redis.client.smembers("tickrt:replicas") == {b"one", b"two"}
+
+
+def test_a_session_goes_where_the_smallest_share_is_taken() -> None:
+    assert known(ONE, TWO).with_room() == TWO
+    large = replace(ONE, sessions=9, capacity=100)
+    assert known(TWO, large).with_room() == large
+    assert known(ONE, replace(TWO, state="full")).with_room() == ONE
+    assert known(ONE, replace(TWO, url="")).with_room() == ONE
+    assert known(replace(ONE, sessions=10), replace(TWO, state="draining")).with_room() is None
+
+
+def test_the_shortest_wait_is_that_of_a_replica_that_takes_work() -> None:
+    full = replace(ONE, state="full", session_wait_s=30.0)
+    others = known(full, replace(full, queue_wait_s=0.25), replace(TWO, state="draining", queue_wait_s=0.0))
+    assert (others.session_wait_s(), others.queue_wait_s()) == (30.0, 0.25)
+    assert (known().session_wait_s(), known().queue_wait_s()) == (float("inf"), float("inf"))
+
+
+def test_an_edge_finds_room_at_replicas_without_a_url() -> None:
+    assert known(replace(ONE, url="")).edge_finds_room()
+    assert not known(TWO, replace(ONE, url="", state="full")).edge_finds_room()
+
+
+def test_an_edge_finds_another_replica_without_a_url_that_takes_work() -> None:
+    assert known(replace(ONE, url="", state="full")).edge_finds_another()
+    assert not known(TWO, replace(ONE, url="", state="draining")).edge_finds_another()
+
+
+def test_a_generation_goes_where_it_waits_less() -> None:
+    assert known(ONE, TWO).with_shorter_queue(3.0) == ONE
+    assert known(ONE, TWO).with_shorter_queue(0.5) is None
+    assert known(replace(ONE, state="loading"), TWO).with_shorter_queue(3.0) == TWO
+
+
+def test_a_member_renews_its_lease_knows_the_others_and_gives_it_up(redis: RedisServer, leases: Leases) -> None:
+    async def live() -> list[Lease]:
+        member = Membership(Leases(redis.url), lambda: ONE, renew_s=0.01)
+        running = asyncio.create_task(member.run())
+        async with asyncio.timeout(30.0):
+            while member.others != [TWO]:
+                await asyncio.sleep(0.01)
+        seen = leases.all()
+        running.cancel()
+        await asyncio.wait([running])
+        return seen
+
+    leases.renew(TWO)
+    assert asyncio.run(live()) == [ONE, TWO]
+    assert leases.all() == [TWO]
+
+
+def test_replicas_of_another_model_are_no_others(leases: Leases, redis: RedisServer) -> None:
+    member = Membership(Leases(redis.url), lambda: ONE)
+    leases.renew(TWO)
+    leases.renew(replace(TWO, name="three", model="another"))
+    member._renew(ONE)
+    assert member.others == [TWO]
+    member._release("one")
+
+
+def test_replicas_in_another_precision_get_no_work_and_are_told_of_once(
+    leases: Leases, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = replace(ONE, model="demo", precision="fp32+int8")
+    same = replace(own, name="same", sessions=9, queue_wait_s=1.0)
+    other = replace(own, name="other", precision="fp32", sessions=0, queue_wait_s=0.0)
+    loading = replace(other, name="loading", precision="", state="loading")
+    member = Membership(Leases(redis.url), lambda: own)
+    for lease in (same, other, loading):
+        leases.renew(lease)
+    member._renew(own)
+    member._renew(own)
+    assert {lease.name for lease in member.others} == {"same", "other", "loading"}
+    assert (member.with_room(), member.with_shorter_queue(3.0)) == (same, same)
+    (said,) = [record.getMessage() for record in caplog.records if "precision" in record.getMessage()]
+    assert said.startswith("replica other runs demo in fp32, this one in fp32+int8")
+    member._renew(replace(own, precision=""))
+    assert len([record for record in caplog.records if "precision" in record.getMessage()]) == 1
+    member._release("one")
+
+
+def test_without_redis_the_others_are_unknown(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    leases = Leases(redis.url)
+    member = Membership(leases, lambda: ONE)
+    member.others = [TWO]
+
+    def fail(lease: Lease) -> None:
+        raise StoreError("Redis is away")
+
+    monkeypatch.setattr(leases, "renew", fail)
+    member._renew(ONE)
+    assert member.others == []
+    leases.close()
