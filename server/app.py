@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.access_control import KEY_HEADERS, AuthMiddleware
 from server.asgi.headers import GENERATION_HEADERS
@@ -25,9 +27,11 @@ from server.protocols.acestep import routes as acestep
 from server.protocols.errors import ErrorShapeMiddleware
 from server.protocols.lyria import routes as lyria
 from server.protocols.mcp import routes as mcp
-from server.protocols.osc.opening import open_osc
 from server.routes import adapters, generations, health, models, sources, tick_profile
 from server.service.service import Service
+
+if TYPE_CHECKING:
+    from server.protocols.osc.server import OscServer
 
 PROTOCOLS = {"lyria": lyria, "acestep": acestep, "mcp": mcp}
 DESCRIPTION = """Flow-matching diffusion as a live stream: text and audio in, audio out while it is generated.
@@ -41,12 +45,16 @@ MCP_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Mcp-Method", "Mcp-Name
 
 def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> FastAPI:
     """The ASGI app. Its lifespan opens the pipeline in the background and closes it at the end."""
-    service = Service(open_pipeline, settings, open_osc(settings))
+    service, osc = Service(open_pipeline, settings), open_osc(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
+        playing = None if osc is None else asyncio.create_task(_play(osc, service))
         yield
+        if osc is not None and playing is not None:
+            playing.cancel()
+            osc.close()
         await service.close()
 
     app = FastAPI(
@@ -59,7 +67,7 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
         openapi_url=None,  # server/live/page_routes.py has it
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.service = service
+    app.state.service, app.state.osc = service, osc
     routers = [module.router for module in (generations, sources, models, adapters, health, live, page)]
     if settings.admin_key is not None:
         routers += [tick_profile.router, adapters.admin_router, health.admin_router]
@@ -70,6 +78,24 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
     _add_middleware(app, service)
     app.openapi, app.state.openapi_json = _openapi_of(app, service)  # type: ignore[method-assign]
     return app
+
+
+def open_osc(settings: ServerSettings) -> OscServer | None:
+    """Where OSC surfaces send to; None where the settings name no port. Raises ConfigError."""
+    if settings.osc_port is None:
+        return None
+    try:
+        from server.protocols.osc.server import OscServer
+    except ModuleNotFoundError:
+        raise ConfigError("[server] osc_port needs the package python-osc", fix="pip install 'tickrt[osc]'") from None
+    return OscServer(settings.osc_host, settings.osc_port, settings.osc_reply_port)
+
+
+async def _play(osc: OscServer, service: Service) -> None:
+    """Let OSC surfaces play the sessions, once there is what runs them."""
+    await service.opened()
+    if service.host is not None:
+        osc.start(service.host)
 
 
 def _add_middleware(app: FastAPI, service: Service) -> None:

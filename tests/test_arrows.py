@@ -140,7 +140,7 @@ HEAVY = {
     "ray": {"server/cluster/ray_serve.py"},
     "psutil": {"server/cluster/local_cluster.py", "profiling/full_size.py"},
     "pythonosc": {"server/protocols/osc/packets.py"},
-    "mcp": {"server/protocols/mcp/protocol.py", "server/protocols/mcp/endpoint.py", "server/protocols/mcp/stdio.py"},
+    "mcp": {"server/protocols/mcp/protocol.py", "server/protocols/mcp/endpoint.py"},
     "fastapi": {"server/"},
     "uvicorn": {"server/"},
 }

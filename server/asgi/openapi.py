@@ -1,9 +1,15 @@
-"""The model of the request body, its JSON schema, and the OpenAPI document."""
+"""The model of the request body, its JSON schema, and the OpenAPI document.
+
+examples.json has the groups of that, and examples by operation: parameters, bodies and answers. `answer` is that of an
+operation's first status 2xx: none where there is none, or bytes. `bodies` are several, named.
+"""
 
 from __future__ import annotations
 
+import json
 from copy import copy
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI
@@ -22,10 +28,12 @@ from runtime.requests.option_types import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL
 from runtime.requests.options import GenerationOptions
 from runtime.requests.tasks import known_tasks
 from runtime.requests.validation import untaken_options
-from server.asgi.examples import describe
 from server.asgi.headers import GENERATION_HEADERS, NUMBERS
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
 from server.asgi.request_body import FILE_PARTS
+
+_DATA: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
+EXAMPLES: dict[str, dict[str, Any]] = _DATA.pop("operations")
 
 SCHEMA_TYPE = "application/schema+json"
 REF = "#/components/schemas/{model}"
@@ -294,3 +302,25 @@ def _set_channels(node: Any, channels: int) -> None:
     if isinstance(node, list):
         for child in node:
             _set_channels(child, channels)
+
+
+def describe(document: dict[str, Any]) -> None:
+    """Add groups and links; give every operation its example, and the first sentence of its description as summary."""
+    document.update(_DATA)
+    for operation in (operation for path in document["paths"].values() for operation in path.values()):
+        sentence = operation["description"].partition("\n\n")[0].partition(". ")[0].rstrip(".")
+        operation["summary"] = sentence.replace("`", "")
+        _show(operation, EXAMPLES[operation["operationId"]])
+
+
+def _show(operation: dict[str, Any], example: dict[str, Any]) -> None:
+    for parameter in operation.get("parameters", ()):
+        if parameter["name"] in example.get("parameters", ()):
+            parameter["example"] = example["parameters"][parameter["name"]]
+    for name, key in (("body", "example"), ("bodies", "examples")):
+        if name in example:
+            operation["requestBody"]["content"]["application/json"][key] = example[name]
+    answers = [found for status, found in operation["responses"].items() if status.startswith("2")]
+    for content in (content for answer in answers for content in answer.get("content", {}).values()):
+        if "answer" in example:
+            content["example"] = example["answer"]

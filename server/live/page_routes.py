@@ -1,4 +1,5 @@
-"""The page that plays live sessions at /, the API documentation at /docs: static files with security headers.
+"""The page that plays live sessions at /, its client as one module for programs of other people (/page/tickrt.js), the
+API documentation at /docs: static files with security headers.
 
 /docs is Swagger UI (Apache-2.0), whose two files come with the package fastapi-offline.
 """
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,10 +19,16 @@ from fastapi import APIRouter, Request, Response
 
 from runtime.untrusted import quoted
 from server.asgi.problems import ProblemError
-from server.live.client_module import client_module
 from server.service.service import service_of
 
 FOLDER = Path(__file__).parent / "page"
+# In the order in which they need each other; only the last one's exports are those of the module.
+MODULES = ("audio/wav.js", "audio/ring.js", "audio/player.js", "connection.js", "client.js")
+# A module of its own, as audio threads load one: it becomes a text in the module.
+WORKLET_MODULES = ("audio/ring.js", "audio/worklet.js")
+WORKLET = 'new URL("worklet.js", import.meta.url)'
+IMPORT = re.compile(r"^import \{[^{}]*\} from \"[^\"]+\";\n", re.MULTILINE)
+EXPORT = re.compile(r"^export ", re.MULTILINE)
 CLIENT_FILE = "tickrt.js"
 SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 # Not by mimetypes: what that knows depends on the machine.
@@ -135,3 +144,18 @@ def _response(request: Request, file: StaticFile) -> Response:
     if any(name == "gzip" and parameters not in ("q=0", "q=0.0") for name, _, parameters in codings):
         return Response(file.packed, media_type=file.media_type, headers={**headers, "Content-Encoding": "gzip"})
     return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+@cache
+def client_module() -> str:
+    """One ES module without imports, which exports `Live`; its types are page/tickrt.d.ts."""
+    worklet = "\n".join(EXPORT.sub("", _text(name)) for name in WORKLET_MODULES)
+    source = f'URL.createObjectURL(new Blob([{json.dumps(worklet)}], {{ type: "text/javascript" }}))'
+    *parts, last = map(_text, MODULES)
+    joined = "\n".join([*(EXPORT.sub("", part) for part in parts), last])
+    assert WORKLET in joined
+    return joined.replace(WORKLET, source)
+
+
+def _text(name: str) -> str:
+    return IMPORT.sub("", (FOLDER / name).read_text(encoding="utf-8"))

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.asgi.problems import MEDIA_TYPE, http_problem
 
+# JSON-RPC's code of a request that is refused as such.
+INVALID_REQUEST = -32600
 # A problem document -> the JSON body that the client expects. The status stays.
 ErrorBody = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -73,3 +75,19 @@ class _ShapedSend:
         headers["content-type"], headers["content-length"] = kind, str(len(content))
         await self.send({**start, "headers": headers.raw})
         return {**message, "body": content}
+
+
+def problem_text(document: Mapping[str, Any], retry_after: str = "") -> str:
+    """A problem document as lines. retry_after: seconds, as in the header."""
+    what, findings = document["detail"], document.get("errors") or []
+    lines = [f"{document['title']}: {what}"]
+    lines += [f"- {item['pointer']}: {item['detail']}" for item in findings if item["detail"] not in what]
+    lines += [f"Fix: {document['fix']}"] if document.get("fix") else []
+    lines += [f"Try again in {retry_after} s."] if retry_after else []
+    return "\n".join(lines)
+
+
+def json_rpc_error(document: dict[str, Any]) -> dict[str, Any]:
+    """The body of a request to /mcp that is refused: the SDKs of clients show the error of a JSON-RPC answer alone."""
+    error = {"code": INVALID_REQUEST, "message": problem_text(document), "data": document}
+    return {"jsonrpc": "2.0", "id": None, "error": error}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
@@ -50,34 +50,20 @@ SWITCH_INTERVAL_S = 0.0005
 logger = logging.getLogger("tickrt.server")
 
 
-class Surfaces(Protocol):
-    """Control surfaces that play live sessions besides the clients of this server's routes."""
-
-    def start(self, host: SessionHost) -> None:
-        """Serve the host's sessions."""
-
-    def close(self) -> None:
-        """End."""
-
-
 class Service:
     """State of an app. `pipeline` is None until it is open and warm; `failure` is the cause if opening failed.
 
     `sources` exists once the pipeline does, and so does `host`, which runs the live sessions, unless the model has no
-    codec; `surfaces` play them, too. `store` keeps live sessions for the next start; None where the settings name no
-    place. `draining` is set soon after draining began: what is open without an end, a live session, ends then.
-    threads: those that serve many: where one has ended or is silent, the server is not live.
-    rendering, describing: make the texts of /metrics and /openapi.json. cards: what made generations. All but
-    `pipeline`, `sources` and `host` is used on the event loop's thread only. Raises ConfigError where the store cannot
-    be opened.
+    codec. `store` keeps live sessions for the next start; None where the settings name no place. `draining` is set soon
+    after draining began: what is open without an end, a live session, ends then. threads: those that serve many: where
+    one has ended or is silent, the server is not live. rendering, describing: make the texts of /metrics and
+    /openapi.json. cards: what made generations. All but `pipeline`, `sources` and `host` is used on the event loop's
+    thread only. Raises ConfigError where the store cannot be opened.
     """
 
-    def __init__(
-        self, open_pipeline: Callable[[], Pipeline], settings: ServerSettings, surfaces: Surfaces | None = None
-    ) -> None:
+    def __init__(self, open_pipeline: Callable[[], Pipeline], settings: ServerSettings) -> None:
         self.settings = settings
         self.store = open_session_store(settings)
-        self.surfaces = surfaces
         self.metrics = Metrics(settings.replica)
         self.live_metrics = LiveMetrics(self.metrics.registry)
         self.admission = Admission(
@@ -128,8 +114,6 @@ class Service:
         self.admission.drain()
         await self.opened()
         pipeline, self.pipeline = self.pipeline, None
-        if self.surfaces is not None:
-            self.surfaces.close()
         for task in (self._renewing, self._trimming):
             if task is not None:
                 task.cancel()
@@ -311,8 +295,6 @@ class Service:
         host.start()
         self.threads += host.threads
         self.live_metrics.watch(host)
-        if self.surfaces is not None:
-            self.surfaces.start(host)
         return host
 
     def _record_failure(self, opening: asyncio.Task[None]) -> None:

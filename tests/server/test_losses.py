@@ -95,7 +95,7 @@ class Doors:
         yield caplog.text
 
     def osc(self) -> Iterator[Any]:
-        surfaces: Any = self.served.service.surfaces
+        surfaces: Any = self.served.app.state.osc
         surface = SimpleUDPClient("127.0.0.1", surfaces.port, family=socket.AF_INET)
         with player(self.served) as client, closing(surface):
             client.open(**OPEN)

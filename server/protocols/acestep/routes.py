@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request
@@ -20,8 +21,7 @@ from server.asgi.openapi import their_responses
 from server.asgi.problems import ProblemError, model_not_found
 from server.asgi.request_body import Upload, validate
 from server.asgi.shares import client_of
-from server.protocols.acestep.described import INIT, QUERY, TASK, fields_body
-from server.protocols.acestep.fields import FILES, Fields, error_text, read_fields, refuse
+from server.protocols.acestep.fields import FILES, FORM, Fields, error_text, read_fields, refuse
 from server.protocols.acestep.request import MODEL_PREFIX, TaskRequest, task_request
 from server.protocols.acestep.tasks import Task, TaskStore
 from server.protocols.errors import ErrorBody
@@ -33,6 +33,8 @@ from server.service.liveness import not_ready
 from server.service.service import Service, service_of
 
 ENVIRONMENT = "tickrt"
+# What bodies may have, for the API documentation: more names and forms than these are taken.
+BODIES: dict[str, Any] = json.loads(Path(__file__).with_name("bodies.json").read_text(encoding="utf-8"))
 # Tasks that one request may ask for: results repeat prompts and lyrics.
 MAX_QUERIED = 100
 STATUS = {"running": 0, "succeeded": 1, "failed": 2}
@@ -54,6 +56,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.acestep = TaskStore(settings.results_bytes, settings.result_keep_s, app.state.service.client_share)
     yield
     await app.state.acestep.close()
+
+
+def _body(name: str, files: Iterable[str] = ()) -> dict[str, Any]:
+    """The OpenAPI entry of a request body: JSON, a form, or a form with files."""
+    properties, file = BODIES[name], BODIES["file"]
+    parts = {"type": "object", "properties": {**properties, **dict.fromkeys(files, file)}}
+    content = {kind: {"schema": {"type": "object", "properties": properties}} for kind in ("application/json", FORM)}
+    return {"requestBody": {"required": True, "content": {**content, "multipart/form-data": {"schema": parts}}}}
 
 
 router = APIRouter(tags=["ACE-Step"], lifespan=_lifespan)
@@ -98,7 +108,7 @@ async def get_models(request: Request) -> dict[str, Any]:
     return envelope(_inventory(service_of(request).ready_pipeline()))
 
 
-@router.post("/v1/init", responses=ERRORS, openapi_extra=fields_body(INIT))
+@router.post("/v1/init", responses=ERRORS, openapi_extra=_body("init"))
 async def init_model(request: Request) -> dict[str, Any]:
     """The model that runs; no other can be loaded."""
     pipeline = service_of(request).ready_pipeline()
@@ -120,7 +130,7 @@ async def get_stats(request: Request) -> dict[str, Any]:
     return envelope({"jobs": jobs, **queue, "avg_job_seconds": tasks.mean_duration_s})
 
 
-@router.post("/release_task", responses=ERRORS, openapi_extra=fields_body(TASK, FILES))
+@router.post("/release_task", responses=ERRORS, openapi_extra=_body("task", FILES))
 async def release_task(request: Request) -> dict[str, Any]:
     """Start a task. Everything that it takes is checked before."""
     service, tasks = service_of(request), _tasks_of(request)
@@ -142,7 +152,7 @@ async def release_task(request: Request) -> dict[str, Any]:
     return envelope({"task_id": task.id, "status": "queued", "queue_position": tasks.num_running})
 
 
-@router.post("/query_result", responses=ERRORS, openapi_extra=fields_body(QUERY))
+@router.post("/query_result", responses=ERRORS, openapi_extra=_body("query"))
 async def query_result(request: Request) -> dict[str, Any]:
     """The state of tasks, and where their audio is."""
     tasks = _tasks_of(request)

@@ -43,7 +43,7 @@ def tickrt_mcp(
     """
     log_to_stderr("warning")
     need_packages("mcp", extra="mcp")
-    from server.protocols.mcp.stdio import serve_stdio
+    from server.protocols.mcp.protocol import serve_stdio
 
     deployment, opener = load_deployment(config), open_tried_pipeline if config.is_file() else open_built_pipeline
 

@@ -23,9 +23,8 @@ from server.asgi.problems import ProblemError
 from server.asgi.request_body import read_all, reading
 from server.asgi.shares import Holding, Shares, client_of
 from server.config import KIB
-from server.protocols.mcp.opening import open_tools
 from server.protocols.mcp.protocol import make_server
-from server.protocols.mcp.tools import Tools
+from server.protocols.mcp.tools import Tools, open_tools
 from server.service.service import Service
 
 MAX_BODY_BYTES = 256 * KIB

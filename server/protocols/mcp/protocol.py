@@ -1,29 +1,36 @@
-"""Tools, resources and prompts as the SDK's server has them."""
+"""Tools, resources and prompts as the SDK's server has them; that server over standard input and output."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mcp.types as types
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 from starlette.concurrency import run_in_threadpool
 
 from runtime.errors import TickError, did_you_mean
+from runtime.terminal import EXIT_INTERRUPTED
 from server.asgi.problems import ProblemError, problem_of
-from server.protocols.mcp.errors import problem_text
+from server.protocols.errors import problem_text
 from server.protocols.mcp.files import MadeFile
 from server.protocols.mcp.making import FILE_URI
 from server.protocols.mcp.prompts import PROMPTS
 from server.protocols.mcp.resources import TEMPLATES, ResourceEntry, read_resource, resources
 from server.protocols.mcp.schemas import CONTENT_BYTES
-from server.protocols.mcp.tools import Answer, ToolEntry, Tools
+from server.protocols.mcp.tools import Answer, ToolEntry, Tools, open_tools
 from server.protocols.mcp.work import ToolClient
+from server.service.service import Service
 
 INSTRUCTIONS = """TickRT makes music from text, in seconds. Ask vocabulary which words the model knows, then generate.
 A result has the uri of its file, its seed, and what of the prompt was played. cover and repaint take such a uri as
@@ -199,3 +206,28 @@ def _told(error: ProblemError | TickError) -> tuple[str, dict[str, Any]]:
     problem = error if isinstance(error, ProblemError) else problem_of(error)
     document = problem.document().model_dump(exclude_none=True)
     return problem_text(document, problem.headers.get("Retry-After", "")), document
+
+
+async def serve_stdio(service: Service, folder: Path, version: str) -> None:
+    """Serve until standard input ends; files are made in `folder`. SIGINT and SIGTERM end the process."""
+    tools = open_tools(service, folder)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopping.set))
+    service.start()
+
+    async def serve() -> None:
+        server = make_server(tools, version, lambda _: ("", ""))
+        async with stdio_server() as (reading, writing):
+            await server.run(reading, writing, server.create_initialization_options())
+
+    serving, stopped = asyncio.create_task(serve()), asyncio.create_task(stopping.wait())
+    # Until the assistant has closed standard input, or a signal.
+    await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await tools.close()
+    await service.close()
+    if not serving.done():
+        os._exit(EXIT_INTERRUPTED)  # a thread waits for standard input, which nothing else ends
+    stopped.cancel()
+    serving.result()

@@ -14,13 +14,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from server.asgi.problems import ProblemError, draining
-from server.protocols.mcp.errors import error_body
+from server.protocols.errors import json_rpc_error
 from server.service.service import Service, service_of
 
 if TYPE_CHECKING:
     from server.protocols.mcp.endpoint import Endpoint
 
-ERROR_SHAPES = {"/mcp": error_body}
+ERROR_SHAPES = {"/mcp": json_rpc_error}
 
 
 class _Opening:

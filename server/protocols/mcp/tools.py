@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -312,3 +313,11 @@ def _understood(pipeline: Pipeline, text: str) -> dict[str, Any]:
         "plays": [str(meaning) for meaning in meanings],
         "meaning": [meaning.values["meaning"] for meaning in meanings],
     }
+
+
+def open_tools(service: Service, folder: Path | None = None) -> Tools:
+    """The tools of a service. folder: where files stay; then sources may be paths, too. Raises ConfigError."""
+    settings = service.settings
+    files = FileStore(folder, settings.results_bytes, settings.result_keep_s, service.client_share)
+    maker = Maker(service, files, reads_paths=folder is not None)
+    return Tools(service, files, maker, AssistantSessions(service, files))

@@ -19,8 +19,7 @@ from runtime.config.bundle import load_bundle
 from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
 from server.app import create_app
-from server.asgi.examples import EXAMPLES
-from server.asgi.openapi import body_model, body_schema, problem_responses
+from server.asgi.openapi import EXAMPLES, body_model, body_schema, problem_responses
 from server.config import ServerSettings
 
 Serve = Callable[..., Served]

@@ -32,7 +32,7 @@ from runtime.audio.formats import FORMATS, FormatName
 from runtime.audio.metadata import read_metadata
 from runtime.errors import EngineError
 from runtime.pipeline.generation import LongGeneration
-from server.asgi.examples import EXAMPLES
+from server.asgi.openapi import EXAMPLES
 from server.service.admission import Permit
 from server.service.generation_cards import MEANINGS_BYTES
 

@@ -27,9 +27,9 @@ from pythonosc.udp_client import SimpleUDPClient
 from runtime.config.deployment import Deployment
 from runtime.errors import ConfigError
 from runtime.sessions.protocol.messages import Applied, Changed, Problem, State
+from server.app import open_osc
 from server.config import ServerSettings
 from server.live.connection import MAX_PROBLEMS
-from server.protocols.osc.opening import open_osc
 from server.protocols.osc.server import MAX_SURFACES, SURFACE_KEEP_S, OscServer, open_udp_socket
 from server.protocols.osc.turns import BYTES_PER_MESSAGE
 
@@ -85,8 +85,8 @@ def surface(served: Served) -> Iterator[Surface]:
 
 
 def osc_port(served: Served) -> int:
-    assert isinstance(served.service.surfaces, OscServer)
-    return served.service.surfaces.port
+    assert isinstance(served.app.state.osc, OscServer)
+    return served.app.state.osc.port
 
 
 def is_changed(item: Any) -> bool:
