@@ -16,8 +16,7 @@ from itertools import count
 from time import thread_time
 from typing import Any
 
-from server.asgi.shares import network_of
-from server.asgi.turns import CpuBudget
+from server.asgi.shares import Budget, network_of
 
 # What is read at once, and the first part of it that is parsed: chunks and frames of a few bytes take 1 us a byte.
 READ_BYTES, PIECE_BYTES = 16 * 1024, 512
@@ -77,7 +76,7 @@ class FairReads:
     def __init__(self) -> None:
         self.new, self.requests, self.websockets = ConnectionKind(), ConnectionKind(), ConnectionKind()
         self._virtual_s = 0.0
-        self._budget = CpuBudget(SHARE, BURST_S, MAX_DEBT_S, self._now_s)
+        self._budget = Budget(SHARE, BURST_S, MAX_DEBT_S, self._now_s)
         self._number = count()
         self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by account: how much, and when
         self._is_running = False

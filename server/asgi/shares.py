@@ -57,15 +57,15 @@ class Holding:
 
     def touch(self) -> None:
         """It is used now."""
-        self.shares.touch(self)
+        self.shares._touch(self)
 
     def grow(self, size: int) -> None:
-        """Hold so many units more. Raises ProblemError 429 or 503."""
-        self.shares.grow(self, size)
+        """Hold so many units more, where it is not over; it is used now. Raises ProblemError 429 or 503."""
+        self.shares._grow(self, size)
 
     def release(self) -> None:
         """Hold nothing any more; again does nothing."""
-        self.shares.release(self)
+        self.shares._release(self)
 
 
 class Shares:
@@ -116,22 +116,19 @@ class Shares:
         finally:
             holding.release()
 
-    def touch(self, holding: Holding) -> None:
-        """A holding is used now."""
+    def _touch(self, holding: Holding) -> None:
         of_client = self._by_client.get(holding.client, {})
         if holding in of_client:
             for held in (self._held, of_client):
                 held[holding] = held.pop(holding)
 
-    def grow(self, holding: Holding, size: int) -> None:
-        """Give a holding more units, where it is not over; it is used now. Raises ProblemError 429 or 503."""
+    def _grow(self, holding: Holding, size: int) -> None:
         if holding in self._held:
-            self.touch(holding)
+            self._touch(holding)
             self._make_room(holding.client, size, holding)
             self._count(holding, size)
 
-    def release(self, holding: Holding) -> None:
-        """A holding is over; again does nothing."""
+    def _release(self, holding: Holding) -> None:
         if holding not in self._held:
             return
         self._count(holding, -holding.size)
@@ -211,3 +208,25 @@ class RateLimit:
             wait_s = max(0.0, self._times[0] + self._period_s - now_s) if is_full else 0.0
             self._times.append(now_s + wait_s)
         return wait_s
+
+
+class Budget:
+    """What may be used: `rate` a second; after a quiet time `burst` at once. A debt is paid by a pause.
+
+    max_debt: keeps the pause short. clock: seconds.
+    """
+
+    def __init__(self, rate: float, burst: float, max_debt: float = math.inf, clock: Clock = time.monotonic) -> None:
+        self._rate, self._burst, self._max_debt, self._clock = rate, burst, max_debt, clock
+        self._left, self._at_s = burst, 0.0
+
+    def charge(self, used: float) -> None:
+        """Count what is used."""
+        self._left = max(-self._max_debt, self._left - used)
+
+    def pause_s(self) -> float:
+        """How long it takes until something may be used again."""
+        now_s = self._clock()
+        self._left = min(self._burst, self._left + self._rate * (now_s - self._at_s))
+        self._at_s = now_s
+        return max(0.0, -self._left / self._rate)

@@ -13,34 +13,12 @@ from typing import Any, ParamSpec, TypeVar
 from starlette.concurrency import run_in_threadpool
 
 from server.asgi.problems import unavailable
-from server.asgi.shares import SMOOTHING, Clock
+from server.asgi.shares import SMOOTHING, Budget, Clock
 
 # How long work waits for its turn; the longest pause after other work; what work may take at once after a quiet time.
 MAX_WAIT_S, MAX_PAUSE_S, BURST_S = 8.0, 2.0, 0.05
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class CpuBudget:
-    """CPU time that work may take: `share` of the time; after a quiet time `burst_s` at once.
-
-    A debt is paid by a pause, which `max_debt_s` keeps short. clock: seconds.
-    """
-
-    def __init__(self, share: float, burst_s: float, max_debt_s: float, clock: Clock) -> None:
-        self._share, self._burst_s, self._max_debt_s, self._clock = share, burst_s, max_debt_s, clock
-        self._left_s, self._at_s = burst_s, 0.0
-
-    def charge(self, used_s: float) -> None:
-        """Count what work has used."""
-        self._left_s = max(-self._max_debt_s, self._left_s - used_s)
-
-    def pause_s(self) -> float:
-        """How long it takes until there is time for work again."""
-        now_s = self._clock()
-        self._left_s = min(self._burst_s, self._left_s + self._share * (now_s - self._at_s))
-        self._at_s = now_s
-        return max(0.0, -self._left_s / self._share)
 
 
 class Turns:
@@ -52,7 +30,7 @@ class Turns:
 
     def __init__(self, what: str, share: float, max_wait_s: float = MAX_WAIT_S, clock: Clock = time.monotonic) -> None:
         self._what, self._share, self._max_wait_s = what, share, max_wait_s
-        self._budget = CpuBudget(share, BURST_S, share * MAX_PAUSE_S, clock)
+        self._budget = Budget(share, BURST_S, share * MAX_PAUSE_S, clock)
         self._tags: dict[str, float] = {}  # what each client has used, from the virtual time on
         self._virtual_s = self._used_s = self._mean_s = 0.0
         self._number = count()

@@ -23,6 +23,7 @@ from server.asgi.connection import ABORT_EXTENSION, CHARGE_EXTENSION, FLUSH_S
 from server.asgi.fair_reads import BoundedReads, FairTransport, charged
 from server.asgi.headers import sendable
 from server.asgi.problems import MEDIA_TYPE, REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
+from server.asgi.shares import RateLimit
 
 GOING_AWAY = 1001
 INVALID_DATA = 1007
@@ -53,7 +54,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
         self.conn.debug = False  # its debug log has the handshake with the API key
         self._on_opened = on_opened
         self._has_failed = self._is_open = False
-        self._second_s, self._num_small = 0.0, 0
+        self._small = RateLimit(MAX_MESSAGES_PER_S, 1.0)
         self._unfinished_bytes = 0
         self._inner_app: Any = self.app
         self.app = self._run_app
@@ -190,11 +191,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
 
     def _count(self) -> bool:
         """Count what costs time and has next to nothing in it; whether that is still within the limit."""
-        now_s = self.loop.time()
-        if now_s - self._second_s >= 1.0:
-            self._second_s, self._num_small = now_s, 0
-        self._num_small += 1
-        if self._num_small > MAX_MESSAGES_PER_S:
+        if not self._small.take():
             self._fail(POLICY_VIOLATION, f"more than {MAX_MESSAGES_PER_S} control frames and small fragments a second")
         return not self._has_failed
 

@@ -18,8 +18,8 @@ import typer
 
 from runtime.errors import StoreError
 from runtime.terminal import log_to_stderr
-from server.service.lease import Lease
-from server.service.leases import RENEW_S, Leases
+from server.service.lease import RENEW_S, Lease
+from server.service.leases import Leases
 
 BACKENDS = ("sessions", "opens", "tasks", "work")
 TIMEOUT_S = 5.0

@@ -21,7 +21,7 @@ from ray.serve.schema import ApplicationStatusOverview
 from runtime.errors import TickError
 from runtime.terminal import log_to_stderr
 from server.cluster.replica import ReplicaServer
-from server.service.leases import RENEW_S
+from server.service.lease import RENEW_S
 
 # The lease says so once it is renewed, the edge reads the leases once a second, and checks a new replica.
 EDGE_S = RENEW_S + RENEW_S + 0.5

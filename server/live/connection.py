@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -29,9 +28,7 @@ from server.config import ServerSettings
 from server.live.incoming import Incoming, ViolationError, WriteError, num_counted, parse_text
 from server.live.outbox import Outbox
 from server.service.live_metrics import LiveMetrics
-
-if TYPE_CHECKING:
-    from server.service.leases import Membership
+from server.service.membership import Membership
 
 OPEN_TIMEOUT_S = 10.0
 MAX_PROBLEMS = 15
@@ -63,7 +60,7 @@ class LiveConnection:
         host: SessionHost,
         settings: ServerSettings,
         metrics: LiveMetrics,
-        membership: Membership | None = None,
+        membership: Membership,
     ) -> None:
         self._membership = membership
         self._websocket = websocket
@@ -119,11 +116,10 @@ class LiveConnection:
 
     def _elsewhere(self, error: SessionsFullError) -> str | None:
         """The URL of another server that has room; else the error gets the shortest wait of all servers."""
-        if self._membership is None or error.is_of_client:
+        if error.is_of_client:
             return None
-        other = self._membership.with_room()
         error.retry_after_s = min(error.retry_after_s, self._membership.session_wait_s())
-        return None if other is None else other.url
+        return self._membership.room_url()
 
     async def _open(self, session: str | None) -> Incoming:
         """Take the first message. Raises TickError where no session can be opened or resumed."""

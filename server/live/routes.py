@@ -72,7 +72,7 @@ async def _serve(websocket: WebSocket, session: str | None) -> None:
     try:
         host = service.live_host()
     except ProblemError as error:
-        await refuse(websocket, error, service.session_elsewhere())
+        await refuse(websocket, error, service.membership.room_url())
         return
     connection = LiveConnection(websocket, host, service.settings, service.live_metrics, service.membership)
     await connection.run(session, service.draining)
@@ -83,7 +83,7 @@ async def list_sessions(request: Request) -> SessionList:
     """All live sessions of all replicas, also those that are kept for a client that may come back."""
     service = service_of(request)
     cards = [_card(info) for info in service.live_host().sessions()]
-    for answer in await ask_all(request, service.others):
+    for answer in await ask_all(request, service.membership.others):
         cards += SessionList.model_validate_json(answer).data
     return SessionList(data=cards)
 
@@ -182,7 +182,7 @@ async def _stems(service: Service, host: SessionHost, session: str, client: str)
 
 async def _from_owner(request: Request, timeout_s: float = TIMEOUT_S) -> bytes:
     """What the replica answers that has the session. Raises UnknownSessionError where none has it."""
-    answer = await ask_owner(request, service_of(request).others, timeout_s)
+    answer = await ask_owner(request, service_of(request).membership.others, timeout_s)
     if answer is not None:
         return answer
     raise UnknownSessionError("there is no live session with this id", fix="GET /v1/sessions lists them")

@@ -76,7 +76,7 @@ async def get_generation(request: Request, generation_id: str) -> Response:
     For `result_keep_s` from its begin, and longer from its end where it has a plan; the newest ones of a client.
     """
     service = service_of(request)
-    card = service.cards.get(generation_id) or await ask_owner(request, service.others)
+    card = service.cards.get(generation_id) or await ask_owner(request, service.membership.others)
     if card is None:
         what = "there is no generation with this id, or not any more"
         fix = f"ask within {service.settings.result_keep_s:g} s; its file has the same in its metadata"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# A replica that has not renewed its lease for so long is gone.
-LEASE_S = 3.0
+# A replica that has not renewed its lease for so long is gone; how often it does.
+LEASE_S, RENEW_S = 3.0, 1.0
 
 # ready: takes all work. full: its sessions go on, no new ones. draining: hands its sessions over.
 ReplicaState = Literal["loading", "ready", "full", "draining"]

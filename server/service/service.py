@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -31,22 +33,26 @@ from server.config import ServerSettings
 from server.service.admission import Admission
 from server.service.codec_workers import FirstAudioTracker
 from server.service.generation_cards import GenerationCards
-from server.service.heap import keep_heap_small
 from server.service.lease import Lease, ReplicaState
 from server.service.live_metrics import LiveMetrics
+from server.service.membership import Membership
 from server.service.metrics import Metrics
 from server.service.source import SourceFiles
 from server.service.source_folder import SourceFolder
 from server.service.source_store import SourceStore
 
 if TYPE_CHECKING:
-    from server.service.leases import Membership
+    from server.service.leases import Leases
 
 WARM_UP_TIMEOUT_S = 300.0
 # To decode and encode one source, of which 600 s take a tenth of it on two cores; and until the turn for that.
 FILES_TIMEOUT_S = 60.0
 # How long a busy Python thread may hold the interpreter while the tick thread waits for it; Python's default is 0.005.
 SWITCH_INTERVAL_S = 0.0005
+# Of glibc's heap, from which arrays, encoders and ONNX Runtime have their memory: a parameter of its mallopt.
+M_ARENA_MAX = -8
+ARENAS = 2
+TRIM_S = 10.0
 logger = logging.getLogger("tickrt.server")
 
 
@@ -90,19 +96,17 @@ class Service:
         self._open_pipeline = open_pipeline
         self._opening: asyncio.Task[None] | None = None
         self._replacing = asyncio.Lock()
-        self.membership = open_membership(settings, self.lease)
+        self.membership = Membership(open_leases(settings), self.lease)
         self._renewing: asyncio.Task[None] | None = None
         self._trimming: asyncio.Task[None] | None = None
-        if self.membership is not None:
-            self.admission.wait_elsewhere_s = self.membership.queue_wait_s
+        self.admission.wait_elsewhere_s = self.membership.queue_wait_s
 
     def start(self) -> None:
         """Open and warm up the pipeline in the background."""
         self._trimming = asyncio.create_task(keep_heap_small())
         self._opening = asyncio.create_task(self._open())
         self._opening.add_done_callback(self._record_failure)
-        if self.membership is not None:
-            self._renewing = asyncio.create_task(self.membership.run())
+        self._renewing = asyncio.create_task(self.membership.run())
 
     async def opened(self) -> None:
         """Wait until the pipeline is open or opening has failed."""
@@ -175,33 +179,22 @@ class Service:
             raise ProblemError(501, code, pipeline.live_refusal)
         return self.host
 
-    @property
-    def others(self) -> list[Lease]:
-        """The other replicas."""
-        return [] if self.membership is None else self.membership.others
-
     def check_room(self) -> None:
         """Refuse a session that an edge can send on. Raises ProblemError 503 where only other replicas have room."""
         is_full = self.host is not None and self.host.session_wait_s > 0
-        if is_full and self.membership is not None and self.membership.edge_finds_room():
+        if is_full and self.membership.edge_finds_room():
             raise unavailable("sessions_full", "this replica has no room, another one has")
 
     def check_draining(self) -> None:
         """Refuse a client that an edge can send on. Raises ProblemError 503 while this replica drains."""
-        if self.admission.is_draining and self.membership is not None and self.membership.edge_finds_another():
+        if self.admission.is_draining and self.membership.edge_finds_another():
             raise draining()
-
-    def session_elsewhere(self) -> str | None:
-        """The URL of another replica that has room for a live session."""
-        other = None if self.membership is None else self.membership.with_room()
-        return None if other is None else other.url
 
     def generation_elsewhere(self) -> str | None:
         """The URL of another replica where a generation waits less than here, if all places here are taken."""
-        if self.membership is None or self.admission.num_pending < self.admission.capacity:
+        if self.admission.num_pending < self.admission.capacity:
             return None
-        other = self.membership.with_shorter_queue(self.admission.projected_wait_s())
-        return None if other is None else other.url
+        return self.membership.queue_url(self.admission.projected_wait_s())
 
     def lease(self) -> Lease:
         """What this server says of itself to other replicas and to the edge."""
@@ -355,10 +348,24 @@ def open_source_files(settings: ServerSettings) -> SourceFiles:
     return SharedSources(settings.redis.get_secret_value())
 
 
-def open_membership(settings: ServerSettings, own: Callable[[], Lease]) -> Membership | None:
-    """What this server knows of other replicas; None where it is none. Raises ConfigError."""
+def open_leases(settings: ServerSettings) -> Leases | None:
+    """The leases of replicas; None where this server is none. Raises ConfigError."""
     if settings.replica is None or settings.redis is None:
         return None
-    from server.service.leases import Leases, Membership
+    from server.service.leases import Leases
 
-    return Membership(Leases(settings.redis.get_secret_value()), own)
+    return Leases(settings.redis.get_secret_value())
+
+
+async def keep_heap_small() -> None:
+    """Give what is freed back to the system, until cancelled. Does nothing where the C library is not glibc.
+
+    By default glibc makes an arena for each thread, up to eight for a core, and each keeps the most that was ever used.
+    """
+    library = ctypes.CDLL(None) if os.name == "posix" else None
+    if library is None or not hasattr(library, "gnu_get_libc_version"):
+        return
+    library.mallopt(M_ARENA_MAX, ARENAS)
+    while True:
+        await asyncio.sleep(TRIM_S)
+        await run_in_threadpool(library.malloc_trim, 0)  # milliseconds, in which Python's threads run

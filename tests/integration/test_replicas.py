@@ -30,7 +30,6 @@ def free_port() -> int:
 
 
 def others(served: Served) -> list[Lease]:
-    assert served.service.membership is not None
     return served.service.membership.others
 
 

@@ -7,7 +7,6 @@ dropped where too much waits.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S
-from server.asgi.shares import Clock, RateLimit
+from server.asgi.shares import Budget, Clock, RateLimit
 from server.live.connection import MAX_PROBLEMS, PROBLEM_PERIOD_S
 
 # So many bytes, of a packet or of an answer, count as one message.
@@ -39,19 +38,6 @@ def size_count(num_bytes: int) -> int:
 
 
 @dataclass(eq=False)
-class Limit:
-    """At most `per_s` a second, after a quiet time `burst` at once. free_s: when it is kept to again."""
-
-    per_s: float
-    burst: float
-    free_s: float = -math.inf
-
-    def charge(self, count: float, now_s: float) -> None:
-        """Count what is used."""
-        self.free_s = max(self.free_s, now_s - self.burst / self.per_s) + count / self.per_s
-
-
-@dataclass(eq=False)
 class Job:
     """Work that waits. count: what its next part counts."""
 
@@ -71,7 +57,7 @@ class Client:
     """
 
     problems: RateLimit
-    limit: Limit = field(default_factory=lambda: Limit(MAX_MESSAGES_PER_S, MAX_MESSAGES_PER_S))
+    limit: Budget
     used: float = 0.0
     num_bytes: int = 0
     answers: deque[Job] = field(default_factory=deque)
@@ -109,7 +95,7 @@ class ClientTurns:
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self._limit = Limit(MAX_OF_ALL_PER_S, BURST_OF_ALL)
+        self._limit = Budget(MAX_OF_ALL_PER_S, BURST_OF_ALL, clock=clock)
         self._clients: dict[str, Client] = {}  # who was heard last is the last
         self._waiting: dict[Client, None] = {}
         self._used = 0.0  # what each of those that wait has used, at least
@@ -117,7 +103,7 @@ class ClientTurns:
 
     def client(self, name: str) -> Client:
         """An address, which is heard or answered now."""
-        client = self._clients.pop(name, None) or Client(RateLimit(MAX_PROBLEMS, PROBLEM_PERIOD_S, self._clock))
+        client = self._clients.pop(name, None) or self._new_client()
         self._clients[name] = client
         if len(self._clients) > MAX_CLIENTS:
             del self._clients[next(iter(self._clients))]
@@ -151,14 +137,17 @@ class ClientTurns:
         """Do some parts of work, of those clients that have kept to their limit."""
         try:
             for _ in range(MAX_PARTS):
-                now_s = self._clock()
-                ready = [client for client in self._waiting if client.limit.free_s <= now_s]
-                if self._limit.free_s <= now_s and ready:
-                    self._do_part(min(ready, key=attrgetter("order")), now_s)
+                ready = [client for client in self._waiting if not client.limit.pause_s()]
+                if ready and not self._limit.pause_s():
+                    self._do_part(min(ready, key=attrgetter("order")))
         finally:
             self._go_on()
 
-    def _do_part(self, client: Client, now_s: float) -> None:
+    def _new_client(self) -> Client:
+        problems = RateLimit(MAX_PROBLEMS, PROBLEM_PERIOD_S, self._clock)
+        return Client(problems, Budget(MAX_MESSAGES_PER_S, MAX_MESSAGES_PER_S, clock=self._clock))
+
+    def _do_part(self, client: Client) -> None:
         self._used = max(self._used, min(waiting.used for waiting in self._waiting))
         try:
             count = client.do_part()
@@ -166,7 +155,7 @@ class ClientTurns:
             if not client.jobs:
                 del self._waiting[client]
         for limit in (client.limit, self._limit):
-            limit.charge(count, now_s)
+            limit.charge(count)
 
     def _add(self, client: Client, jobs: deque[Job], job: Job) -> None:
         jobs.append(job)
@@ -181,5 +170,5 @@ class ClientTurns:
             self._timer.cancel()
             self._timer = None
         if self._waiting:
-            free_s = max(self._limit.free_s, min(client.limit.free_s for client in self._waiting))
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, free_s - self._clock()), self.run)
+            pause_s = max(self._limit.pause_s(), min(client.limit.pause_s() for client in self._waiting))
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self.run)

@@ -11,7 +11,8 @@ import pytest
 
 from server.asgi import turns
 from server.asgi.problems import ProblemError
-from server.asgi.turns import MAX_PAUSE_S, CpuBudget, Turns
+from server.asgi.shares import Budget
+from server.asgi.turns import MAX_PAUSE_S, Turns
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_debt_is_paid_by_a_pause_that_is_bounded() -> None:
     now_s = [0.0]
-    budget = CpuBudget(0.25, 0.05, 0.5, lambda: now_s[0])
+    budget = Budget(0.25, 0.05, 0.5, lambda: now_s[0])
     budget.charge(0.05)
     assert budget.pause_s() == 0.0
     budget.charge(0.1)

@@ -27,8 +27,8 @@ from runtime.config.deployment import Deployment
 from server.cluster import edge
 from server.cluster.edge import BACKENDS, AdminSocket, EdgeServer, commands, parse_servers, run
 from server.cluster.local_cluster import free_port
-from server.service.lease import Lease
-from server.service.leases import RENEW_S, Leases
+from server.service.lease import RENEW_S, Lease
+from server.service.leases import Leases
 
 CONFIG = ROOT / "server" / "cluster" / "haproxy.cfg"
 ONE = Lease("one", "127.0.0.1:8001", "", "ready", 3, 10, 0.5)

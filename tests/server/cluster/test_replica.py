@@ -62,7 +62,7 @@ def test_engines_that_are_not_built_are_reported(tmp_path: Path, redis: RedisSer
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas do without the Redis that they share."""
-    monkeypatch.setattr(service, "open_membership", lambda settings, own: None)
+    monkeypatch.setattr(service, "open_leases", lambda settings: None)
     monkeypatch.setattr(service, "open_session_store", lambda settings: None)
     monkeypatch.setattr(service, "open_source_files", lambda settings: SourceFolder(tmp_path))
 

@@ -35,6 +35,7 @@ from server.config import ServerSettings
 from server.live import connection
 from server.live.connection import LiveConnection, refuse
 from server.service.live_metrics import LiveMetrics
+from server.service.membership import Membership
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Stage:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     session: str | None = None
     draining: asyncio.Event | None = None
-    membership: Any = None
+    membership: Any = field(default_factory=lambda: Membership(None, pytest.fail))
     client: TestClient = field(init=False)
 
     def __post_init__(self) -> None:
@@ -177,7 +178,7 @@ def test_a_full_server_says_when_to_try_again(stage: Stage) -> None:
 @pytest.mark.parametrize(("others_s", "wait_s"), [(1.5, 1.5), (9.0, 4.0)])
 def test_where_all_servers_are_full_the_shortest_wait_is_said(stage: Stage, others_s: float, wait_s: float) -> None:
     stage.host.refusal = SessionsFullError("64 sessions are open", retry_after_s=4.0)
-    stage.membership = SimpleNamespace(with_room=lambda: None, session_wait_s=lambda: others_s)
+    stage.membership = SimpleNamespace(room_url=lambda: None, session_wait_s=lambda: others_s)
     with stage.client.websocket_connect("/") as websocket:
         websocket.send_json({"type": "open"})
         problem, closed, _ = received_end(websocket)
@@ -190,7 +191,7 @@ def test_another_server_is_named_that_has_room_but_not_for_a_client_with_too_man
     stage: Stage, is_of_client: bool
 ) -> None:
     stage.host.refusal = SessionsFullError("full", retry_after_s=4.0, is_of_client=is_of_client)
-    stage.membership = SimpleNamespace(with_room=lambda: SimpleNamespace(url="ws://b"), session_wait_s=lambda: 9.0)
+    stage.membership = SimpleNamespace(room_url=lambda: "ws://b", session_wait_s=lambda: 9.0)
     with stage.client.websocket_connect("/") as websocket:
         websocket.send_json({"type": "open"})
         _, closed, code = received_end(websocket)

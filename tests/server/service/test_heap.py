@@ -10,8 +10,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from server.service import heap
-from server.service.heap import keep_heap_small
+from server.service import service
+from server.service.service import keep_heap_small
 
 MIB = 2**20
 GLIBC = os.name == "posix" and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
@@ -23,7 +23,7 @@ def rss_mib() -> float:
 
 @pytest.mark.skipif(not GLIBC, reason="needs glibc")
 def test_what_is_freed_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "TRIM_S", 0.0)
+    monkeypatch.setattr(service, "TRIM_S", 0.0)
     blocks = [b"x" * 100_000 for _ in range(1000)]
     last = blocks[-1]  # above all others: without a trim they stay
     del blocks[:]

@@ -12,8 +12,9 @@ from helpers.memory_redis import MemoryRedis
 from helpers.redis_server import RedisServer, redis_server
 
 from runtime.errors import StoreError
-from server.service.lease import LEASE_S, Lease
-from server.service.leases import RENEW_S, Leases, Membership
+from server.service.lease import LEASE_S, RENEW_S, Lease
+from server.service.leases import Leases
+from server.service.membership import Membership
 
 ONE = Lease("one", "127.0.0.1:8001", "http://one", "ready", 3, 10, 0.5)
 TWO = Lease("two", "127.0.0.1:8002", "http://two", "ready", 1, 10, 2.0)
@@ -45,7 +46,7 @@ def leases(redis: RedisServer) -> Iterator[Leases]:
 
 
 def known(*others: Lease) -> Membership:
-    membership = Membership.__new__(Membership)
+    membership = Membership(None, lambda: ONE)
     membership.others = list(others)
     return membership
 
@@ -76,12 +77,12 @@ def test_a_lease_of_another_version_is_left_out(
 
 
 def test_a_session_goes_where_the_smallest_share_is_taken() -> None:
-    assert known(ONE, TWO).with_room() == TWO
+    assert known(ONE, TWO).room_url() == TWO.url
     large = replace(ONE, sessions=9, capacity=100)
-    assert known(TWO, large).with_room() == large
-    assert known(ONE, replace(TWO, state="full")).with_room() == ONE
-    assert known(ONE, replace(TWO, url="")).with_room() == ONE
-    assert known(replace(ONE, sessions=10), replace(TWO, state="draining")).with_room() is None
+    assert known(TWO, large).room_url() == large.url
+    assert known(ONE, replace(TWO, state="full")).room_url() == ONE.url
+    assert known(ONE, replace(TWO, url="")).room_url() == ONE.url
+    assert known(replace(ONE, sessions=10), replace(TWO, state="draining")).room_url() is None
 
 
 def test_the_shortest_wait_is_that_of_a_replica_that_takes_work() -> None:
@@ -102,9 +103,9 @@ def test_an_edge_finds_another_replica_without_a_url_that_takes_work() -> None:
 
 
 def test_a_generation_goes_where_it_waits_less() -> None:
-    assert known(ONE, TWO).with_shorter_queue(3.0) == ONE
-    assert known(ONE, TWO).with_shorter_queue(0.5) is None
-    assert known(replace(ONE, state="loading"), TWO).with_shorter_queue(3.0) == TWO
+    assert known(ONE, TWO).queue_url(3.0) == ONE.url
+    assert known(ONE, TWO).queue_url(0.5) is None
+    assert known(replace(ONE, state="loading"), TWO).queue_url(3.0) == TWO.url
 
 
 def test_a_member_renews_its_lease_knows_the_others_and_gives_it_up(redis: RedisServer, leases: Leases) -> None:
@@ -128,9 +129,9 @@ def test_replicas_of_another_model_are_no_others(leases: Leases, redis: RedisSer
     member = Membership(Leases(redis.url), lambda: ONE)
     leases.renew(TWO)
     leases.renew(replace(TWO, name="three", model="another"))
-    member._renew(ONE)
+    member.renew(ONE)
     assert member.others == [TWO]
-    member._release("one")
+    member.close()
 
 
 def test_replicas_in_another_precision_get_no_work_and_are_told_of_once(
@@ -143,15 +144,15 @@ def test_replicas_in_another_precision_get_no_work_and_are_told_of_once(
     member = Membership(Leases(redis.url), lambda: own)
     for lease in (same, other, loading):
         leases.renew(lease)
-    member._renew(own)
-    member._renew(own)
+    member.renew(own)
+    member.renew(own)
     assert {lease.name for lease in member.others} == {"same", "other", "loading"}
-    assert (member.with_room(), member.with_shorter_queue(3.0)) == (same, same)
+    assert (member.room_url(), member.queue_url(3.0)) == (same.url, same.url)
     (said,) = [record.getMessage() for record in caplog.records if "precision" in record.getMessage()]
     assert said.startswith("replica other runs demo in fp32, this one in fp32+int8")
-    member._renew(replace(own, precision=""))
+    member.renew(replace(own, precision=""))
     assert len([record for record in caplog.records if "precision" in record.getMessage()]) == 1
-    member._release("one")
+    member.close()
 
 
 def test_without_redis_the_others_are_unknown(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +164,6 @@ def test_without_redis_the_others_are_unknown(redis: RedisServer, monkeypatch: p
         raise StoreError("Redis is away")
 
     monkeypatch.setattr(leases, "renew", fail)
-    member._renew(ONE)
+    member.renew(ONE)
     assert member.others == []
     leases.close()

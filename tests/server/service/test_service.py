@@ -25,7 +25,6 @@ from runtime.tick.common_ticks import TICKS_PER_SHAPE
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
 from server.service.lease import Lease
-from server.service.leases import Membership
 from server.service.service import Service, open_session_store, open_source_files, play, warm_up
 from server.service.source_folder import SourceFolder
 
@@ -173,7 +172,6 @@ def test_the_planner_s_common_ticks_are_rehearsed_where_kernels_are_compiled(
 def test_a_server_that_drains_refuses_what_an_edge_can_send_on() -> None:
     async def drain(*others: Lease) -> None:
         service = Service(lambda: pytest.fail("is not opened"), ServerSettings())
-        service.membership = Membership.__new__(Membership)
         service.membership.others = list(others)
         service.check_draining()
         service.admission.drain()
@@ -194,7 +192,6 @@ def test_a_generation_that_waits_is_sent_where_it_waits_less() -> None:
         service = Service(lambda: pytest.fail("is not opened"), ServerSettings(client_in_flight=0))
         service.admission.capacity, service.admission.ticks_s = 1, lambda num_steps: num_steps / 10
         alone = service.generation_elsewhere()
-        service.membership = Membership.__new__(Membership)
         service.membership.others = list(others)
         free = service.generation_elsewhere()
         service.admission.admit("a").remaining_steps = 80
@@ -228,7 +225,6 @@ def test_a_full_server_refuses_a_session_that_an_edge_can_send_on() -> None:
         service.check_room()
         service.host = None if wait_s is None else cast(Any, SimpleNamespace(session_wait_s=wait_s))
         service.check_room()
-        service.membership = Membership.__new__(Membership)
         service.membership.others = list(others)
         service.check_room()
 
