@@ -37,7 +37,6 @@ END_OF_HEADERS = re.compile(rb"\n\r?\n")
 KEY = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
 # After these the connection is closed: without access a client gets one answer for each.
 UNAUTHORIZED = (401, 403)
-FLUSH_S = 2.0
 # What is written at once, and may wait in the process for a client to read it; a response may be much larger.
 WRITE_BYTES = 16 * 1024
 # What is written in one turn of the connection.
@@ -61,6 +60,28 @@ def make_protocol(
     return type("TickProtocol", (BoundedProtocol,), {**limits, **shared})
 
 
+class Deadline:
+    """Calls `act` after `delay_s`, unless it is stopped before; may be started again."""
+
+    def __init__(self, delay_s: float, act: Callable[[], None]) -> None:
+        self._delay_s, self._act = delay_s, act
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin, where it has not begun."""
+        self._timer = self._timer or asyncio.get_running_loop().call_later(self._delay_s, self._end)
+
+    def stop(self) -> None:
+        """Do not act."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self) -> None:
+        self._timer = None
+        self._act()
+
+
 class BoundedProtocol(H11Protocol, BoundedReads):
     """One connection. Endpoints get `abort(flush)` as the scope's extension "tickrt.abort".
 
@@ -81,8 +102,8 @@ class BoundedProtocol(H11Protocol, BoundedReads):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._headers_end = Deadline(self.header_timeout_s, self._on_header_timeout)
+        self._write_end = Deadline(self.write_timeout_s, lambda: self.transport.abort())
         self._is_half_closed = False
         self._refusal: ProblemError | None = None
         self._framing_bytes = self._payload_bytes = 0
@@ -103,25 +124,27 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         if len(self.connections) > self.idle.limit:
             self.idle.evict()
         self._wait_for_place()
-        self._start_header_timer()
+        self._headers_end.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
         self._end_waiting()
-        self._stop_write_timer()
+        self._write_end.stop()
         super().connection_lost(exc)
         self.transport.end()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; every further request on the connection has the same header deadline."""
-        if self._dropped_bytes is not None:
-            self._drop(data)
+        if self._dropped_bytes is not None:  # it was answered, and is about to be closed
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes >= LINGER_BYTES:
+                self.flow.pause_reading()
             return
         if self._is_answering():
             self._keep_for_later(data)
             return
         if self.cycle is None or self.cycle.response_complete:
-            self._start_header_timer()
+            self._headers_end.start()
         cycle, kept = self.cycle, 0 if self.cycle is None else len(self.cycle.body)
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
@@ -178,17 +201,12 @@ class BoundedProtocol(H11Protocol, BoundedReads):
     def pause_writing(self) -> None:
         """The client reads slower than the server writes; it has `write_timeout_s` to catch up."""
         super().pause_writing()
-        self._write_timer = self.loop.call_later(self.write_timeout_s, self.transport.abort)
+        self._write_end.start()
 
     def resume_writing(self) -> None:
         """The client caught up."""
-        self._stop_write_timer()
+        self._write_end.stop()
         super().resume_writing()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that was idle for the keep-alive time."""
-        super().timeout_keep_alive_handler()
-        self._limit_closing()
 
     def send_400_response(self, msg: str) -> None:
         """Answer malformed HTTP with a problem document."""
@@ -197,28 +215,24 @@ class BoundedProtocol(H11Protocol, BoundedReads):
     def abort(self, flush: bool) -> None:
         """Close the connection without ending the response; with `flush`, send first what was already written."""
         self.cycle.disconnected = True
-        if not flush:
-            self.transport.abort()
-        self.transport.close()
-        self._limit_closing()
+        super().abort(flush)
 
     def _with_abort(self, app: Any) -> ASGIApp:
         async def with_abort(scope: Scope, receive: Receive, send: Send) -> None:
-            self._stop_header_timer()
+            self._headers_end.stop()
             if has_two_lengths(scope):
                 self.send_400_response("the request has both Transfer-Encoding and Content-Length")
                 return
             scope.setdefault("extensions", {})[ABORT_EXTENSION] = self.abort
             scope["extensions"] |= {
                 CHARGE_EXTENSION: self.transport.charge,
-                PLACE_EXTENSION: self._leave_idle,
+                PLACE_EXTENSION: self._end_waiting,
                 REFUSAL_EXTENSION: self._refusal,
             }
             await charged(app(scope, receive, partial(self._send, send)), self.transport.charge)
             if self._is_early:
                 await self._linger()
                 await send({"type": "http.response.body"})
-            self._limit_closing()
 
         return with_abort
 
@@ -251,12 +265,6 @@ class BoundedProtocol(H11Protocol, BoundedReads):
                     cycle.message_event.clear()
                     await cycle.message_event.wait()
 
-    def _drop(self, data: bytes) -> None:
-        """Bytes of a request that was answered; its connection is about to be closed."""
-        self._dropped_bytes = (self._dropped_bytes or 0) + len(data)
-        if self._dropped_bytes >= LINGER_BYTES:
-            self.flow.pause_reading()
-
     def _count_framing(self, received: int, payload: int) -> None:
         """Refuse a body that is framing for the most part, above a limit.
 
@@ -283,14 +291,12 @@ class BoundedProtocol(H11Protocol, BoundedReads):
         if self.cycle is not None:
             self.cycle.disconnected = True
         self.transport.close()
-        self._limit_closing()
 
     def _end_half_closed(self) -> None:
         """Close the connection of a client that sends no more, after its last response."""
         if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
             self.send_400_response("the request ends before its end")
         self.transport.close()
-        self._limit_closing()
 
     def _should_upgrade(self) -> bool:
         """Whether the WebSocket protocol takes the request; a handshake that it could not read is answered as HTTP."""
@@ -325,43 +331,19 @@ class BoundedProtocol(H11Protocol, BoundedReads):
             self.transport.write(self.conn.send(interim) or b"")
         self.loop.call_later(delay_s, self._probe, min(2 * delay_s, MAX_PROBE_S))
 
-    def _limit_closing(self) -> None:
-        """Abort a closing connection after FLUSH_S, so that a client that does not read cannot keep it open."""
-        if self.transport.is_closing():
-            self.loop.call_later(FLUSH_S, self.transport.abort)
-
     def _wait_for_place(self) -> None:
         """Be one of the connections without a place; the last one, where it had one."""
         if self in self.connections and self._idle is None:
             self._idle = self.idle.take(self.transport.address, evict=self.transport.abort)
 
-    def _leave_idle(self) -> None:
-        """It has a place, or has ended."""
+    def _end_waiting(self) -> None:
+        """The connection has its place, or ends: no deadline for headers, it is none of those without a place."""
+        self._headers_end.stop()
         if self._idle is not None:
             self._idle.release()
             self._idle = None
 
-    def _end_waiting(self) -> None:
-        """The connection has its request, or ends: no deadline for headers, no place among those without."""
-        self._stop_header_timer()
-        self._leave_idle()
-
-    def _start_header_timer(self) -> None:
-        if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.header_timeout_s, self._on_header_timeout)
-
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-
     def _on_header_timeout(self) -> None:
-        self._header_timer = None
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
 

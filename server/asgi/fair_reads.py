@@ -20,6 +20,8 @@ from server.asgi.shares import Budget, network_of
 
 # What is read at once, and the first part of it that is parsed: chunks and frames of a few bytes take 1 us a byte.
 READ_BYTES, PIECE_BYTES = 16 * 1024, 512
+# How long a client may take to read what was written, once its connection is closing.
+FLUSH_S = 2.0
 # CPU time of one connection's turn, and about that of accepting and closing one, counted with its first turn.
 TURN_S, CONNECTION_S = 0.0005, 0.0003
 # CPU time of the turns in one iteration of the event loop, with about what each makes tasks do, which is counted later.
@@ -221,6 +223,15 @@ class FairTransport:
         """Send bytes."""
         self.write(b"".join(parts))
 
+    def close(self) -> None:
+        """Send what was written, then close."""
+        self._transport.close()
+        self.abort_later()
+
+    def abort_later(self) -> None:
+        """Abort after FLUSH_S: a client that does not read cannot keep a closing connection open."""
+        asyncio.get_running_loop().call_later(FLUSH_S, self._transport.abort)
+
     def end(self) -> None:
         """The connection has ended: nothing of it is kept, though its protocols and transports know each other."""
         self._kept = b""
@@ -314,6 +325,12 @@ class BoundedReads(asyncio.BufferedProtocol, asyncio.Protocol):
 
     transport: FairTransport
     _buffer = memoryview(b"")
+
+    def abort(self, flush: bool) -> None:
+        """Close the connection at once; with `flush`, send first what was already written."""
+        if not flush:
+            self.transport.abort()
+        self.transport.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go."""

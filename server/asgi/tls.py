@@ -69,7 +69,7 @@ class TlsTransport(FairTransport):
         if not self._can_write:
             self._transport.abort()
         self._end_writing()
-        self._transport.close()
+        super().close()
 
     def _parse(self, size: int) -> None:
         if self._has_more or self._kept:

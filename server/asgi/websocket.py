@@ -19,7 +19,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 
 from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S
-from server.asgi.connection import ABORT_EXTENSION, CHARGE_EXTENSION, FLUSH_S
+from server.asgi.connection import ABORT_EXTENSION, CHARGE_EXTENSION
 from server.asgi.fair_reads import BoundedReads, FairTransport, charged
 from server.asgi.headers import sendable
 from server.asgi.problems import MEDIA_TYPE, REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
@@ -58,13 +58,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
         self._unfinished_bytes = 0
         self._inner_app: Any = self.app
         self.app = self._run_app
-
-    def abort(self, flush: bool) -> None:
-        """Close the connection without a closing handshake; with `flush`, send first what was already written."""
-        if not flush:
-            self.transport.abort()
-        self.transport.close()
-        self._limit_closing()
 
     def shutdown(self) -> None:
         """Close because the server stops."""
@@ -143,11 +136,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
         if self.close_sent:
             self.transport.close()
 
-    def keepalive_timeout(self) -> None:
-        """Close because the client did not answer a ping."""
-        super().keepalive_timeout()
-        self._limit_closing()
-
     async def send(self, message: Any) -> None:
         """Take a message of the endpoint's. Raises ClientDisconnected where the connection was closed below it."""
         await self.writable.wait()
@@ -173,7 +161,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
                 self.handshake_complete = True  # it was refused
             if self.handshake_complete and not self.close_sent and not self.transport.is_closing():
                 self._send_close(INTERNAL_ERROR)
-            self._limit_closing()
+            self.transport.abort_later()
 
     def _takes_control(self) -> bool:
         if not self.frames:
@@ -220,7 +208,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
     def _end_writing(self) -> None:
         """Close after what was written: with something of the client unread, a close resets, and loses that."""
         self.transport.write_eof()
-        self._limit_closing()
+        self.transport.abort_later()
 
     def _refuse_handshake(self, what: str) -> None:
         """Answer a handshake that is none with a problem document."""
@@ -231,15 +219,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
         status = HTTPStatus.BAD_REQUEST
         self.transport.write(Response(status.value, status.phrase, HandshakeHeaders(headers), body).serialize())
         self.transport.close()
-        self._limit_closing()
 
     def _send_close(self, code: int, reason: str = "") -> None:
         self.conn.send_close(code, reason)
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
-
-    def _limit_closing(self) -> None:
-        self.loop.call_later(FLUSH_S, self.transport.abort)
 
 
 @dataclass
