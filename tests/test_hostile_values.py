@@ -123,7 +123,7 @@ def tables() -> dict[str, Take]:
         found[f"live {kind}"] = lambda value, kind=kind: client_message({**value, "type": kind})
     found["lyria"] = lambda value: lyria_messages.parse_message(json.dumps({"setup": value}))
     for name, schema in tool_schemas().items():
-        found[f"tool {name}"] = ToolEntry(name, "", "", schema, None).check  # type: ignore[arg-type]
+        found[f"tool {name}"] = ToolEntry(name, schema, None).check  # type: ignore[arg-type]
     for name, prompt in PROMPTS.items():
         found[f"prompt {name}"] = lambda value, prompt=prompt: prompt.filled({key: str(value[key]) for key in value})
     found["controls"] = lambda value: check_controls(value, MODEL)
@@ -191,7 +191,7 @@ def test_no_more_findings_are_made_than_are_told(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", sorted(tool_schemas()))
 def test_a_tool_does_not_look_at_more_members_than_a_request_has(name: str) -> None:
-    entry = ToolEntry(name, "", "", tool_schemas()[name], None)  # type: ignore[arg-type]
+    entry = ToolEntry(name, tool_schemas()[name], None)  # type: ignore[arg-type]
     with pytest.raises(TickError, match=f"more than {MAX_JSON_MEMBERS} members"):
         entry.check({"items": [{f"k{index}": 0 for index in range(MAX_JSON_MEMBERS + 1)}]})
 

@@ -116,6 +116,7 @@ def test_every_file_beside_the_code_is_in_the_wheel() -> None:
     found = {file for name in PACKAGES for file in (ROOT / name).rglob("*.*") if file.suffix not in (".py", ".pyc")}
     assert ROOT / "server/asgi/examples.json" in shipped
     assert ROOT / "server/protocols/acestep/bodies.json" in shipped
+    assert ROOT / "server/protocols/mcp/texts.json" in shipped
     left = {file for file in found - shipped if file.name not in ("README.md", "py.typed")}
     assert [file for file in left if not file.is_relative_to(ROOT / "server/clients")] == []
 

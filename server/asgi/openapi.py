@@ -1,7 +1,7 @@
 """The model of the request body, its JSON schema, and the OpenAPI document.
 
-examples.json has the groups of that, and examples by operation: parameters, bodies and answers. `answer` is that of an
-operation's first status 2xx: none where there is none, or bytes. `bodies` are several, named.
+examples.json has its texts and groups, and examples by operation: parameters, bodies and answers. `answer` is that of
+an operation's first status 2xx: none where there is none, or bytes. `bodies` are several, named.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from server.asgi.request_body import FILE_PARTS
 
 _DATA: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
 EXAMPLES: dict[str, dict[str, Any]] = _DATA.pop("operations")
+STATUSES, PARTS = _DATA.pop("statuses"), _DATA.pop("parts")
 
 SCHEMA_TYPE = "application/schema+json"
 REF = "#/components/schemas/{model}"
@@ -43,37 +44,6 @@ SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
-CONDITION = {
-    "type": "string",
-    "format": "binary",
-    "description": 'Condition tokens in place of the prompt: safetensors with a tensor "condition", F32 [L, D], D the '
-    "decoder's condition width; [1, D] where its condition is one vector.",
-}
-NOTES = {
-    "type": "string",
-    "format": "binary",
-    "description": "A MIDI file with notes to play, in place of `notes`.",
-}
-FILE = {"type": "string", "format": "binary", "description": "wav, flac, ogg, mp3, ... or latents (safetensors)"}
-STATUS_TEXTS = {
-    400: "The body is malformed",
-    401: "The API key is missing or wrong",
-    403: "The page's origin or the admin key is not accepted",
-    404: "Not found",
-    405: "The method is not allowed",
-    408: "The body did not arrive in time",
-    409: "Another profile is being recorded",
-    413: "The body is too large",
-    415: "The content type is not supported",
-    422: "The request is invalid",
-    429: "The client has reached its limit of generations in flight",
-    500: "The generation, or the change of engines, failed",
-    501: "The model makes no audio",
-    503: "At capacity, loading, or shutting down; retry after Retry-After",
-    504: "No slot became free in time",
-}
-
-
 SOURCE_ID = "^[0-9a-f]{64}$"
 SourceId = Annotated[str, Field(pattern=SOURCE_ID)]
 
@@ -207,7 +177,7 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     retry = {"Retry-After": {"description": "Seconds to wait", "schema": {"type": "string", "pattern": "^[0-9]+$"}}}
     return {
         status: {
-            "description": STATUS_TEXTS[status],
+            "description": STATUSES[str(status)],
             "content": content,
             **({"headers": retry} if status in (429, 503) else {}),
         }
@@ -232,7 +202,7 @@ def audio_response() -> dict[int | str, dict[str, Any]]:
 def request_body() -> dict[str, Any]:
     """The OpenAPI entry of the request body: JSON or multipart."""
     body = {"$ref": REF.format(model="GenerationBody")}
-    files = dict.fromkeys(FILE_PARTS, FILE) | {"condition": CONDITION, "notes": NOTES}
+    files = dict.fromkeys(FILE_PARTS, PARTS["file"]) | {name: PARTS[name] for name in ("condition", "notes")}
     form = {
         "type": "object",
         "required": ["request"],
@@ -253,13 +223,18 @@ def request_body() -> dict[str, Any]:
 def their_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI entries of errors that have the shape of another server's, as its clients read them."""
     content = {"application/json": {"schema": {"type": "object"}}}
-    return {status: {"description": STATUS_TEXTS[status], "content": content} for status in statuses}
+    return {status: {"description": STATUSES[str(status)], "content": content} for status in statuses}
 
 
 def upload_body() -> dict[str, Any]:
     """The OpenAPI entry of an uploaded file: the body itself, or a form's only part."""
-    form = {"type": "object", "required": ["source"], "additionalProperties": False, "properties": {"source": FILE}}
-    content = {"application/octet-stream": {"schema": FILE}, "multipart/form-data": {"schema": form}}
+    form = {
+        "type": "object",
+        "required": ["source"],
+        "additionalProperties": False,
+        "properties": {"source": PARTS["file"]},
+    }
+    content = {"application/octet-stream": {"schema": PARTS["file"]}, "multipart/form-data": {"schema": form}}
     return {"required": True, "content": content}
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from server.asgi.problems import Finding, first_findings, invalid_request
 
+# Of tools and prompts, as assistants and people read them.
+TEXTS: dict[str, Any] = json.loads(Path(__file__).with_name("texts.json").read_text(encoding="utf-8"))
 MAX_ARGUMENT = 2000
 
 
@@ -37,40 +42,4 @@ class PromptEntry:
         )
 
 
-PROMPTS = {
-    "song": PromptEntry(
-        "Make music",
-        "A piece of music from a description.",
-        {"about": "What it should sound like.", "seconds": "Its length. Default: 10."},
-        "Make {seconds} seconds of music: {about}. First look with the tool vocabulary which words the model knows, "
-        "and write the prompt with these. Then call generate, tell me where the file is, what of the prompt was "
-        "played, and the seed.",
-        {"seconds": "10"},
-    ),
-    "cover": PromptEntry(
-        "Cover a recording",
-        "The same music in another style, close and far.",
-        {"file": "The recording: the uri of a file that was made here, or a path.", "style": "The new style."},
-        "Make three covers of {file} in the style: {style}. Call cover with source_id {file} and denoise 0.4, 0.6 and "
-        "0.8, and the same seed for all three. Tell me where the files are, and how they differ.",
-        {},
-    ),
-    "fix_a_part": PromptEntry(
-        "Make a part anew",
-        "Another take of some seconds of a recording; the rest stays.",
-        {"file": "The recording.", "from_s": "Where the part begins, in seconds.", "to_s": "Where it ends."},
-        "Call repaint with source_id {file} and the part from {from_s} to {to_s} seconds, with two different seeds. "
-        "Tell me where both files are.",
-        {},
-    ),
-    "jam": PromptEntry(
-        "Play live",
-        "Music that changes while it plays, as one recording after the other.",
-        {"begin": "How it begins.", "end": "How it ends."},
-        "Play music that changes from: {begin}, to: {end}. Open a session with live_open in mode extend and the first "
-        "description as its prompt. Record 8 seconds with live_record. Then blend both descriptions in three steps "
-        "with live_prompts (weights 0.7 and 0.3, 0.3 and 0.7, then the second alone), and record 8 seconds after each. "
-        "Close the session, and tell me where the files are.",
-        {},
-    ),
-}
+PROMPTS = {name: PromptEntry(**prompt) for name, prompt in TEXTS["prompts"].items()}

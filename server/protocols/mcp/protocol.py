@@ -25,7 +25,7 @@ from server.asgi.problems import ProblemError, problem_of
 from server.protocols.errors import problem_text
 from server.protocols.mcp.files import MadeFile
 from server.protocols.mcp.making import FILE_URI
-from server.protocols.mcp.prompts import PROMPTS
+from server.protocols.mcp.prompts import PROMPTS, TEXTS
 from server.protocols.mcp.resources import TEMPLATES, ResourceEntry, read_resource, resources
 from server.protocols.mcp.schemas import CONTENT_BYTES
 from server.protocols.mcp.tools import Answer, ToolEntry, Tools, open_tools
@@ -118,16 +118,11 @@ def _report_of(ctx: Context) -> Callable[[float, float, str], Any]:
 
 
 def _tool(entry: ToolEntry) -> types.Tool:
+    texts = TEXTS["tools"][entry.name]
     hints = types.ToolAnnotations(
-        title=entry.title, read_only_hint=entry.is_reading, destructive_hint=False, open_world_hint=False
+        title=texts["title"], read_only_hint=entry.is_reading, destructive_hint=False, open_world_hint=False
     )
-    return types.Tool(
-        name=entry.name,
-        title=entry.title,
-        description=entry.description,
-        input_schema=entry.schema,
-        annotations=hints,
-    )
+    return types.Tool(name=entry.name, **texts, input_schema=entry.schema, annotations=hints)
 
 
 async def _result(answer: Answer, client: ToolClient, *, keeps: bool) -> types.CallToolResult:

@@ -57,11 +57,9 @@ Call = Callable[[Mapping[str, Any], ToolClient], Awaitable[Answer]]
 
 @dataclass(frozen=True)
 class ToolEntry:
-    """One tool. is_reading: it changes nothing. taken: names of what it takes; None: those of its schema."""
+    """One tool (its texts: texts.json). is_reading: it changes nothing. taken: what it takes; None: as its schema."""
 
     name: str
-    title: str
-    description: str
     schema: dict[str, Any]
     call: Call
     is_reading: bool = False
@@ -122,33 +120,11 @@ class Tools:
 
     def _entries(self) -> Iterator[ToolEntry]:
         service = self.service
-        yield ToolEntry(
-            "generate",
-            "Generate music",
-            "Make audio from a text. Everything but the prompt has the model's defaults. Answers with a link to the "
-            "file, its seed, and what of the prompt was understood: the same seed and options make the same music.",
-            generation := generation_schema(service),
-            partial(self._generate, {}),
-        )
+        yield ToolEntry("generate", generation := generation_schema(service), partial(self._generate, {}))
         if service.pipeline is None or service.pipeline.codec is None or service.pipeline.codec.can_encode:
             yield from self._source_tools(generation)
-        yield ToolEntry(
-            "vocabulary",
-            "Words that the model understands",
-            "The words that prompts may have, where that is a closed list; with a text, what of it is played, which "
-            "words are not known, and known ones that are written like them.",
-            model_schema(VocabularyArguments),
-            self._vocabulary,
-            is_reading=True,
-        )
-        yield ToolEntry(
-            "models",
-            "Models",
-            "The model that runs: its audio, limits, tasks, defaults, formats and adapters.",
-            model_schema(Nothing),
-            self._models,
-            is_reading=True,
-        )
+        yield ToolEntry("vocabulary", model_schema(VocabularyArguments), self._vocabulary, is_reading=True)
+        yield ToolEntry("models", model_schema(Nothing), self._models, is_reading=True)
         if service.pipeline is None or not service.pipeline.live_refusal:
             yield from self._live_tools()
 
@@ -156,18 +132,12 @@ class Tools:
         cover, repaint = ("task", "mask", "repaint"), ("task", "mask")
         yield ToolEntry(
             "cover",
-            "Cover",
-            "Make new audio from a source that keeps its outline, in the style of the prompt. denoise says how far it "
-            "goes: 0.3 stays close, 0.9 hardly keeps anything. Takes the other options of generate, too.",
             source_schema(generation, ["source_id"], cover),
             partial(self._generate, {"task": "cover"}),
             taken=generation["properties"].keys() - cover,
         )
         yield ToolEntry(
             "repaint",
-            "Repaint",
-            "Make parts of a source anew, and keep the rest as it is. repaint lists the parts, in seconds. Takes the "
-            "other options of generate, too.",
             source_schema(generation, ["source_id", "repaint"], repaint),
             partial(self._generate, {"task": "repaint"}),
             taken=generation["properties"].keys() - repaint,
@@ -175,44 +145,12 @@ class Tools:
 
     def _live_tools(self) -> Iterator[ToolEntry]:
         host = self.service.host
-        yield ToolEntry(
-            "live_open",
-            "Open a live session",
-            "Begin music that is changed while it plays: a loop, or music without an end (mode extend). Its time "
-            "passes only while live_record records. It ends 10 minutes after the last tool that used it.",
-            message_schema(Open),
-            self._live_open,
-        )
-        yield ToolEntry(
-            "live_set",
-            "Change controls",
-            "Change controls of a live session: what is left out stays, null is the default. ramp_ms moves numbers.",
-            message_schema(SetControls, host=host, controls="values"),
-            self._live_set,
-        )
-        yield ToolEntry(
-            "live_prompts",
-            "Change prompts",
-            "Replace the prompts of a live session: one, or several with weights, which blend.",
-            message_schema(SetPrompts),
-            self._live_prompts,
-        )
-        yield ToolEntry(
-            "live_plan",
-            "Plan",
-            "The plan of a live session: its sections. With start_s and sections, or codes, what is planned from there "
-            "on is replaced. For models that plan, in mode extend.",
-            message_schema(SetPlan, optional=True),
-            self._live_plan,
-        )
-        yield ToolEntry(
-            "live_record",
-            "Record a passage",
-            "Play on for some seconds and record them: changes are heard from where they were made.",
-            model_schema(record_model(self.service)),
-            self._live_record,
-        )
-        yield ToolEntry("live_close", "Close", "End a live session.", session_schema(), self._live_close)
+        yield ToolEntry("live_open", message_schema(Open), self._live_open)
+        yield ToolEntry("live_set", message_schema(SetControls, host=host, controls="values"), self._live_set)
+        yield ToolEntry("live_prompts", message_schema(SetPrompts), self._live_prompts)
+        yield ToolEntry("live_plan", message_schema(SetPlan, optional=True), self._live_plan)
+        yield ToolEntry("live_record", model_schema(record_model(self.service)), self._live_record)
+        yield ToolEntry("live_close", session_schema(), self._live_close)
 
     async def _generate(self, fixed: Mapping[str, Any], arguments: Mapping[str, Any], client: ToolClient) -> Answer:
         values, progress = {**arguments, **fixed}, Progress()
