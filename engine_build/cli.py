@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from engine_build.compile.builder import build
 from engine_build.compile.environment import build_environment, probe_environment
-from engine_build.compile.rebuild_check import check_graphs, check_rebuilds
+from engine_build.compile.rebuild_check import card_of, check_graphs, check_rebuilds
 from engine_build.config import BuildConfig, BuildRequest, choose_precision, for_target, load_request, read_options
 from engine_build.new_bundle.init import InitOptions, init, parse_roles
 from engine_build.new_bundle.roles import NAMES
@@ -106,18 +107,20 @@ def list_command(config: Config, target: OneTarget = None, as_json: AsJson = Fal
     """List a deployment's built engines: target, size, error, and whether they run on this machine."""
     deployment = load_deployment(config)
     options, folders = read_options(deployment), inventory.engine_folders(deployment, target)
-    found = [
-        entry
-        for name, folder in folders
-        for entry in inventory.entries(folder, probe_environment(name, for_target(options, deployment, name)))
-    ]
+    found = list[inventory.InventoryEntry]()
+    cards = dict[Target, Mapping[str, str] | None]()
+    for name, folder in folders:
+        environment = probe_environment(name, for_target(options, deployment, name))
+        found += (own := list(inventory.entries(folder, environment)))
+        built = [card for entry in own if entry.manifest is not None and (card := card_of(entry.manifest))]
+        cards[name] = built[0] if built and environment.missing is not None else None
     if as_json:
         Terminal().out(json.dumps([entry.as_json() for entry in found], indent=1), highlight=False)
     else:
         terminal = Terminal()
         print_entries(terminal, found, shown_path(deployment.engines))
         for name, _ in folders if options.of("decoder").precision == "auto" else ():
-            chosen = choose_precision(deployment, name)
+            chosen = choose_precision(deployment, name, card=cards[name])
             print_line(f'precision = "auto" on the target {name}: {chosen.precision}, {chosen.reason}', terminal)
 
 

@@ -88,32 +88,62 @@ def check_rebuilds(
 ) -> list[RebuildDecision]:
     """The decision for every engine of a deployment. Raises ConfigError, BuildError.
 
-    `environment`: default this machine. Where it lacks something, an engine's own device and versions count as wanted.
+    `environment`: default this machine. Where it lacks something, an engine's own device and versions count as wanted,
+    and what `[build]` leaves to the card is as on the card of the engine.
     """
     folder, options = request.deployment.engine_folder(target), for_target(request.options, request.deployment, target)
     options.check_target(target)
     merged = _merged(request.deployment, target)
     environment = environment or build_environment(target, options)
-    found = [
-        _check_engine(
-            spec,
-            _lowered(identity(spec, target, options, environment, merged), folder, environment),
-            folder,
-            force,
-            environment,
-        )
-        for spec in engine_specs(request)
-    ]
+    found = list[RebuildDecision]()
+    for spec in engine_specs(request):
+        last, problem = _last_build(folder, spec.name)
+        if last is not None and environment.missing is not None:
+            own = for_target(request.options, request.deployment, target, card_of(last))
+            wanted = identity(spec, target, own, environment, merged).model_copy(
+                update={"tool_versions": last.tool_versions, "device": last.device}
+            )
+        else:
+            wanted = identity(spec, target, options, environment, merged)
+        card = environment.card or _tried_on(last, folder)
+        problem = problem or "--force" * force
+        found.append(_check_engine(spec, _lowered(wanted, folder, card), folder, last, problem))
     return [_kept_quiet(decision, request, options) for decision in found]
 
 
-def _lowered(wanted: Identity, folder: Path, environment: BuildEnvironment) -> Identity:
-    """A plan at the highest optimization level, up to the wanted one, at which it did not crash on this card."""
-    if not environment.card:
+def _last_build(folder: Path, name: str) -> tuple[Manifest | None, str]:
+    """The manifest of an engine's last build, or why there is none."""
+    try:
+        return read_manifest(manifest_path(folder, name)), ""
+    except EngineNotBuiltError:
+        return None, "not built yet"
+    except EngineMismatchError:
+        return None, "its manifest is damaged or of another version"
+
+
+def card_of(manifest: Manifest) -> dict[str, str]:
+    """The card on which an engine was built, as for_target takes it; empty where it was built without one."""
+    names = ("gpu", "compute_capability")
+    return {name: manifest.facts[name] for name in names} if set(names) <= manifest.facts.keys() else {}
+
+
+def _tried_on(last: Manifest | None, folder: Path) -> Mapping[str, str]:
+    """The card that executed an engine first, as of its trials; empty where none is known."""
+    if last is None or last.target not in PLAN_TARGETS:
+        return {}
+    from runtime.engines.tensorrt.trials import read_trials
+
+    cards = [trial.card for trial in read_trials(folder, last.name) if trial.engine_sha256 == last.engine_sha256]
+    return cards[-1] if cards else {}
+
+
+def _lowered(wanted: Identity, folder: Path, card: Mapping[str, str]) -> Identity:
+    """A plan at the highest optimization level, up to the wanted one, at which it did not crash on a card."""
+    if not card:
         return wanted
     from runtime.engines.tensorrt.trials import crashed_levels
 
-    crashed = crashed_levels(wanted, folder, environment.card)
+    crashed = crashed_levels(wanted, folder, card)
     while wanted.build["optimization_level"] in crashed and (lower := lowered(wanted)) is not None:
         wanted = lower
     return wanted
@@ -306,18 +336,11 @@ def unwanted_manifests(folder: Path, decisions: list[RebuildDecision]) -> list[P
 
 
 def _check_engine(
-    spec: EngineSpec, wanted: Identity, folder: Path, force: bool, environment: BuildEnvironment
+    spec: EngineSpec, wanted: Identity, folder: Path, last: Manifest | None, problem: str
 ) -> RebuildDecision:
-    try:
-        last = read_manifest(manifest_path(folder, spec.name))
-    except EngineNotBuiltError:
-        return RebuildDecision(spec, wanted, "build", "not built yet", None)
-    except EngineMismatchError:
-        return RebuildDecision(spec, wanted, "build", "its manifest is damaged or of another version", None)
-    if force:
-        return RebuildDecision(spec, wanted, "build", "--force", last)
-    if environment.missing is not None:
-        wanted = wanted.model_copy(update={"tool_versions": last.tool_versions, "device": last.device})
+    """problem: why it is built in any case."""
+    if last is None or problem:
+        return RebuildDecision(spec, wanted, "build", problem, last)
     matches, reason = metadata_matches(last, wanted)
     if not matches:
         return RebuildDecision(spec, wanted, "build", reason, last)

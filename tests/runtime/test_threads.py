@@ -108,7 +108,8 @@ def test_a_process_ends_with_the_one_that_started_it(way: str, obeys: bool, tmp_
     child = (
         "import pathlib, signal, time; from runtime.threads import end_with_parent\n"
         f"{'' if obeys else STUBBORN}end_with_parent()\n"
-        f"try:\n    print(flush=True)\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    pathlib.Path({str(told)!r}).touch()"
+        "try:\n    print(flush=True)\n    time.sleep(600)\n"
+        f"except KeyboardInterrupt:\n    pathlib.Path({str(told)!r}).touch()"
     )
     after = {"killed": "time.sleep(600)", "ends": "", "closes": "started.stdin.close(); time.sleep(600)"}[way]
     parent = (

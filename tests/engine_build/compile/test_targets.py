@@ -57,6 +57,27 @@ def test_a_deployment_is_built_and_reused(tmp_path: Path) -> None:
 
 
 @pytest.mark.shipped
+@pytest.mark.parametrize("faults", ["{}", '{"crash_above_level": 2}'])
+def test_where_there_is_no_card_engines_are_as_wanted_for_the_card_that_they_were_built_for(
+    faults: str, tmp_path: Path
+) -> None:
+    """What [build] leaves to the card: precisions, levels of codecs, and levels that end a plan's process there."""
+    path = tiny_deployment(
+        tmp_path, text_encoder=False, more='[build]\nstep_variants = ["plain"]\nprecision = "auto"\n'
+    )
+    card = {"SIMULATED_GPU_NAME": "NVIDIA GeForce RTX 5090", "SIMULATED_CC": "12.0"}
+    built = command(path, **card, SIMULATED_FAULTS=faults)
+    assert built.returncode == 0, built.stderr
+    for nowhere in ({"SIMULATED_NO_DRIVER": "1"}, {"SIMULATED_DEVICES": "0"}):
+        found = command(path, "--dry-run", **nowhere).stdout
+        assert (found.count("  reuse  "), found.count("  build  ")) == (9, 0), found
+        listed = command(path, "list", **nowhere).stdout
+        assert 'precision = "auto" on the target tensorrt: fp16, NVIDIA GeForce RTX 5090 is a consumer\'s' in listed
+    path.write_text(path.read_text().replace('"auto"', '"bf16"'))
+    assert "build.precision is 'fp16', wanted 'bf16'" in command(path, "--dry-run", SIMULATED_NO_DRIVER="1").stdout
+
+
+@pytest.mark.shipped
 def test_engines_of_tensorrt_rtx_are_built_without_a_gpu_and_measured_on_the_first_card(tmp_path: Path) -> None:
     more = FEW + 'capabilities = ["SM89"]\n'
     path = tiny_deployment(tmp_path / "here", codec=False, text_encoder=False, more=more)
