@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from profiling.layers.ceilings import best_of, busy_text, measure_ceilings, parse_peaks
-from profiling.layers.measure import measure, sizes_of
+from profiling.layers.measure import measure, sizes_of, usual_frames
 from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile
 from profiling.output import check_folders, open_console, write_json
@@ -53,7 +53,7 @@ def run(
         ),
     ] = "decoder",
     rows: Annotated[int, typer.Option(min=1, help="Rows (for step engines: slots).")] = 1,
-    frames: Annotated[int | None, typer.Option(min=1, help="Frames. Default: the bundle's canvas.")] = None,
+    frames: Annotated[int | None, typer.Option(min=1, help="Frames. Default: the canvas, or a window.")] = None,
     tokens: Annotated[
         int | None, typer.Option(min=1, help="Condition tokens. Default: 16, or the nearest that the shapes hold.")
     ] = None,
@@ -86,9 +86,10 @@ def run(
         deployment = load_deployment(config)
         deployment = deployment.model_copy(update={"target": target or deployment.target})
         bundle = deployment.loaded_bundle
-        frames = frames or bundle.latents.canvas_frames
+        name = SHORT_NAMES.get(engine, engine)
+        frames = frames or usual_frames(bundle, name)
         sizes = sizes_of(bundle, rows, frames, tokens or deployment.shapes[0].tokens.nearest(TOKENS))
-        profile = _profile(deployment, SHORT_NAMES.get(engine, engine), sizes, runs, peaks=peaks, ceilings=ceilings)
+        profile = _profile(deployment, name, sizes, runs, peaks=peaks, ceilings=ceilings)
         show(profile, top, depth, open_console(json_path))
         if json_path is not None:
             write_json(json_path, profile_records(profile))

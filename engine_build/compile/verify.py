@@ -26,8 +26,9 @@ Arrays = Mapping[str, NDArray[Any]]
 def verify(spec: EngineSpec, graph_session: Any, engine_session: Any, tolerance: float) -> dict[str, float]:
     """Run graph and engine, both as ONNX Runtime sessions, and measure the difference.
 
-    Returns max_abs, and max_rel: an output's largest error over its largest value. Raises BuildError where max_rel is
-    above `tolerance`, and where either gives a value that is not finite.
+    Returns max_abs; max_rel: an output's largest error over its largest value; rms_rel: the root mean square of its
+    error over that of its values. Raises BuildError where max_rel is above `tolerance`, and where either gives a value
+    that is not finite.
     """
     return _measure(spec, _outputs(graph_session, spec), _outputs(engine_session, spec), tolerance)
 
@@ -56,7 +57,7 @@ def _outputs(session: Any, spec: EngineSpec) -> Iterator[Arrays]:
 def _measure(
     spec: EngineSpec, expected: Iterable[Arrays], found: Iterable[Arrays], tolerance: float
 ) -> dict[str, float]:
-    error = {"max_abs": 0.0, "max_rel": 0.0}
+    error = {"max_abs": 0.0, "max_rel": 0.0, "rms_rel": 0.0}
     # The engine's outputs come first in zip: where there are fewer of them, the graph is not run for the others.
     for sizes, given, wanted in zip(spec.samples, found, expected, strict=False):
         for port in spec.outputs:
@@ -90,10 +91,15 @@ def _error(where: str, expected: NDArray[Any], found: NDArray[Any]) -> dict[str,
     for name, values in (("graph", expected), ("engine", found)):
         if not np.isfinite(values).all():
             raise BuildError(f"{where}: the {name} gives values that are not finite", fix="check the weights")
-    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
-    largest = float(difference.max(initial=0.0))
-    peak = float(np.abs(expected.astype(np.float64)).max(initial=0.0))
-    return {"max_abs": largest, "max_rel": largest / max(peak, SMALLEST_PEAK)}
+    exact = expected.astype(np.float64)
+    error = found.astype(np.float64) - exact
+    largest, peak = (float(np.abs(values).max(initial=0.0)) for values in (error, exact))
+    noise, size = (float(np.sqrt(np.square(values).sum())) for values in (error, exact))
+    return {
+        "max_abs": largest,
+        "max_rel": largest / max(peak, SMALLEST_PEAK),
+        "rms_rel": noise / max(size, SMALLEST_PEAK),
+    }
 
 
 def _where(spec: EngineSpec, port: Port, sizes: Sizes) -> str:

@@ -58,7 +58,8 @@ class BenchSession:
         """One run, as a JSON object and as measured; a task of the progress. Raises TickError."""
         with self.progress.task(load.text), self.stream(load) as stream:
             measured = stream.run(ticks, 2 * load.steps, competitors_of, self.progress.update)
-        return result_of(measured, self.bundle, self.deployment, self.engines), measured
+            free_mib = self.device.free_bytes >> 20
+        return {**result_of(measured, self.bundle, self.deployment, self.engines), "free_mib": free_mib}, measured
 
 
 @contextmanager

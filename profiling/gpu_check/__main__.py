@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from profiling.gpu_check.figures import Summary, figures, markdown, put_table, read_json, read_summary
-from profiling.gpu_check.prepare import EXPORT_PACKAGES, PREPARED, export_all, is_exported, pack, read_machine
+from profiling.gpu_check.figures import (
+    TABLES,
+    Summary,
+    figures,
+    put_tables,
+    read_json,
+    read_summary,
+    show_times,
+    wide_terminal,
+)
+from profiling.gpu_check.prepare import EXPORT_PACKAGES, LAYERS, PREPARED, export_all, is_exported, pack, read_machine
 from profiling.gpu_check.running import ROOT, CheckOutcome, run_steps
 from profiling.gpu_check.steps import check_steps, write_deployments
 from profiling.output import write_json
@@ -20,6 +30,7 @@ from runtime.errors import ConfigError, EngineError, TickError
 from runtime.terminal import EXIT_OVER_LIMIT, Terminal, print_error, print_line, shown_path
 
 MINUTES = 10.0
+DOCUMENTS = (ROOT / "README.md", ROOT / "profiling" / "README.md")
 RESULTS, SOURCE = Path("build/gpu-check"), Path("build/gpu-check-source")
 
 app = CommandLine(cls=DefaultCommandGroup)
@@ -34,18 +45,26 @@ def gpu_check() -> None:
 def run(
     out: Annotated[Path, typer.Option(help="The folder of results.")] = RESULTS,
     source: Annotated[Path, typer.Option(help="The folder with what was prepared.")] = SOURCE,
-    minutes: Annotated[float, typer.Option(min=0.0, help="Steps end after this time.")] = MINUTES,
+    minutes: Annotated[
+        float, typer.Option(min=0.0, help="Steps end after this time; with more than ten each has more.")
+    ] = MINUTES,
     only: Annotated[str, typer.Option(help="Names of steps, with commas between them. Default: all.")] = "",
 ) -> None:
-    """Run all steps; print the figures against their limits. summary.json and summary.txt are complete after each."""
-    folder, console = out.resolve(), Terminal()
+    """Print the minutes of all steps, run them; print the figures against their limits.
+
+    A step ends at its limit, later by what those before it have left. summary.json and summary.txt are complete after
+    each.
+    """
+    folder, console = out.resolve(), wide_terminal()
     folder.mkdir(parents=True, exist_ok=True)
     write_deployments(folder, source.resolve())
     every = check_steps(folder, source.resolve(), _gpu())
     wanted = {name for name in only.split(",") if name}
     if unknown := sorted(wanted - {step.name for step in every}):
         raise ConfigError(f"there is no step {unknown[0]}", fix=", ".join(step.name for step in every))
-    steps = [step for step in every if not wanted or step.name in wanted]
+    slower = max(1.0, minutes / MINUTES)
+    steps = [replace(each, limit_s=each.limit_s * slower) for each in every if not wanted or each.name in wanted]
+    show_times(steps, console)
     summary = Summary({"commit": _commit(source), "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}, [], [])
     by_name, is_saved = {step.name: step for step in steps}, True
     for outcome in run_steps(steps, folder, minutes):
@@ -59,7 +78,7 @@ def run(
                 outcome = CheckOutcome(outcome.name, "failed", outcome.seconds, error.what)
         summary.outcomes.append(outcome)
         note = f": {outcome.note}" if outcome.status != "done" else ""
-        print_line(f"{outcome.name}: {outcome.status}, {outcome.seconds:.0f} s{note}", console)
+        print_line(f"{outcome.name}: {outcome.status}, {outcome.seconds:.0f} s of {step.limit_s:.0f}{note}", console)
         is_saved = _save(summary, folder)
     summary.show(console)
     if not summary.is_good or not is_saved:
@@ -77,6 +96,7 @@ def prepare(
         typer.Option(help="What `python unpack.py describe` prints there. Default: Python 3.12 on x86-64, no package."),
     ] = None,
     wheels: Annotated[bool, typer.Option(help="With --out: with the packages that the machine lacks.")] = True,
+    layers: Annotated[int, typer.Option(min=1, max=LAYERS, help="Of the whole decoder; fewer for a trial.")] = LAYERS,
 ) -> None:
     """Export what the steps build, with random weights. Needs no GPU; needs pip install 'tickrt[export]'.
 
@@ -85,7 +105,7 @@ def prepare(
     found = read_machine(machine)
     if not is_exported(source):
         need_packages(*EXPORT_PACKAGES, extra="export")
-    export_all(source.resolve())
+    export_all(source.resolve(), layers)
     write_json(source / PREPARED, {"commit": this_commit()})
     if out is None:
         print_line(f"{shown_path(source)} is complete: python -m profiling.gpu_check --source {shown_path(source)}")
@@ -98,18 +118,22 @@ def prepare(
 @app.command()
 def table(
     summary: Annotated[Path, typer.Argument(help="A summary.json.")] = RESULTS / "summary.json",
-    document: Annotated[Path, typer.Option(help="A document with marks where the table belongs.")] = ROOT
-    / "profiling"
-    / "README.md",
-    show: Annotated[bool, typer.Option("--print", help="Print it, and leave the document as it is.")] = False,
+    document: Annotated[
+        list[Path] | None,
+        typer.Option(help="A document with marks where a table belongs. Default: both that have some.", metavar="PATH"),
+    ] = None,
+    show: Annotated[bool, typer.Option("--print", help="Print them, and leave the documents as they are.")] = False,
 ) -> None:
-    """Put the figures of a summary into a document, as Markdown, with card, versions, commit and date."""
-    text = markdown(read_summary(summary))
-    if show:
-        Terminal().out(text, highlight=False)
-    else:
-        put_table(document, text)
-        print_line(f"{document} has the figures of {summary}")
+    """Put the figures of a summary into documents, as Markdown, with card, versions, commit and date.
+
+    Between the marks `brief` is what one asks first, between the marks `figures` all of it.
+    """
+    found = read_summary(summary)
+    for path in () if show else document or DOCUMENTS:
+        put_tables(path, found)
+        print_line(f"{path} has the figures of {summary}")
+    for make in TABLES.values() if show else ():
+        Terminal().out(make(found), highlight=False)
 
 
 def _save(summary: Summary, folder: Path) -> bool:

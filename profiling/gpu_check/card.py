@@ -1,9 +1,8 @@
-"""What a card is, and whether a captured graph gives what plain launches give: as commands that write JSON."""
+"""What a card is, what captured graphs give and cost, and how soon audio is decoded: as commands that write JSON."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -14,13 +13,13 @@ import typer
 from profiling.bench.session import open_session
 from profiling.bench.steady_stream import Latents
 from profiling.bench.workload import with_runtime, workload_of
+from profiling.gpu_check.beside import measure_decodes
 from profiling.output import write_json
 from runtime.command_line import CommandLine, Config, Group
-from runtime.config.deployment import load_deployment
+from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
 from runtime.devices import cuda_calls
-from runtime.errors import EngineError
-from runtime.tick.record import TickRecord
+from runtime.pipeline.pipeline import open_pipeline
 
 # Graphs are captured of what comes back.
 DEPTH, TIMES = 4, 12
@@ -28,6 +27,7 @@ PACKAGES = ("tickrt", "numpy", "tensorrt-cu13", "tensorrt-rtx", "cuda-python", "
 
 app = CommandLine(add_completion=False, cls=Group)
 Json = Annotated[Path, typer.Option("--json", help="Where the result is written.")]
+Of = Annotated[Target, typer.Option(help="Target.")]
 
 
 @app.command()
@@ -52,30 +52,44 @@ def _version(name: str) -> str:
 
 
 @app.command()
-def captured(config: Config, json_path: Json, target: Annotated[Target, typer.Option()] = "tensorrt") -> None:
-    """Generations by plain launches and by captured graphs: the largest difference, which has to be 0."""
-    deployment = load_deployment(config).model_copy(update={"target": target})
+def captured(config: Config, json_path: Json, target: Of = "tensorrt") -> None:
+    """Generations by plain launches and by captured graphs: the largest difference, which has to be 0; what a graph
+    takes to make, and of the device's memory."""
+    deployment = _deployment(config, target)
     load = workload_of(deployment, DEPTH)
-    latents, replays = list[list[Latents]](), [0, 0]
+    latents = list[list[Latents]]()
     with open_session(deployment) as session:
         for capture in (False, True):
             with session.stream(load, with_runtime(deployment, capture=capture)) as stream:
-                stream.loop.observers.append(partial(_count, replays, capture))
                 for _ in range(TIMES):
                     last = stream.play()
-                    if replays[capture]:
+                    if (counts := stream.loop.launch_counts).replayed:
                         break
-            latents.append(last)
-    difference = max(float(np.abs(one - two).max()) for one, two in zip(*latents, strict=True))
-    write_json(json_path, {"difference": difference, "replayed": replays[1]})
-    if replays[0] or not replays[1]:
-        raise EngineError(f"{replays[1]} ticks were replayed with captured graphs, {replays[0]} without them")
-    if difference:
-        raise EngineError(f"captured graphs give other latents than plain launches: off by {difference:.1e}")
+                latents.append(last)
+    found = {
+        "difference": max(float(np.abs(one - two).max()) for one, two in zip(*latents, strict=True)),
+        "replayed": counts.replayed,
+        "captured": counts.captured,
+        "graph_ms": 1e3 * counts.creation_s / max(counts.captured, 1),
+        "graph_mib": counts.creation_bytes / max(counts.captured, 1) / (1 << 20),
+    }
+    write_json(json_path, found)
 
 
-def _count(replays: list[int], capture: bool, record: TickRecord) -> None:
-    replays[capture] += record.replayed
+@app.command()
+def decodes(
+    config: Config,
+    json_path: Json,
+    target: Of = "tensorrt",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of each of the two measurements.")] = 4.0,
+) -> None:
+    """How long audio takes to decode, by its urgency, alone and beside ticks; generations in these and alone."""
+    with open_pipeline(_deployment(config, target)) as pipeline:
+        write_json(json_path, measure_decodes(pipeline, seconds))
+
+
+def _deployment(config: Path, target: Target) -> Deployment:
+    return load_deployment(config).model_copy(update={"target": target})
 
 
 def main() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from io import StringIO
+from itertools import accumulate
+from math import log10
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,34 @@ from runtime.engines.manifest import MANIFEST_SUFFIX, manifest_path, read_manife
 from runtime.errors import ConfigError
 from runtime.input_files import MAX_JSON_BYTES, read_file
 from runtime.tables import markdown_table, print_table
-from runtime.terminal import Terminal
+from runtime.terminal import Terminal, print_line
 from runtime.untrusted import plain_utf8
 
-BEGIN, END = "<!-- gpu-check: what is between these marks is written by a command -->", "<!-- gpu-check ends -->"
+# Around the table NAME in a document.
+BEGIN, END = "<!-- gpu-check {}: what is between these marks is written by a command -->", "<!-- gpu-check {} ends -->"
+# Tables are not cut to terminals that are narrower.
+WIDTH = 120
+SNR = "codec, audio over noise on the card"
+DEPTHS, CODECS = (1, 4, 8), ("fp32", "tf32", "fp16")
+# What one asks first, and the steps with their figures that say it.
+BRIEF: Mapping[str, Sequence[tuple[str, str]]] = {
+    "tick of 60 s at depth 1 / 4 / 8": [("full-ticks", f"tick, depth {depth}") for depth in DEPTHS],
+    "tick at depth 8, products in fp16": [("hybrid-ticks", "tick, depth 8")],
+    "codec, its longest window, float32 / TF32 / fp16": [(f"codec-{name}-time", "execute") for name in CODECS],
+    "audio over the codec's noise, the same": [(f"codec-{name}-build", SNR) for name in CODECS],
+    "half a second of live audio, p95, without / beside ticks": [
+        ("full-decodes", f"decoding, playing, {where} ticks, p95") for where in ("without", "beside")
+    ],
+    "a control to its sound, 4 sessions, p95, step / generation parameter": [
+        ("full-live", "step parameter to sound, first, p95"),
+        ("full-live", "generation parameter to sound, full, p95"),
+    ],
+    "planner of 0.6 B, 4 sequences": [("planner-ticks", "4 sequences, tokens")],
+}
 # In names of kernels that compute attention in one piece.
 FUSED_ATTENTION = ("fmha", "mha", "flash", "fused_attention")
-NOTE_WIDTH = 80
+# Of an engine that gives what its graph gives: 180 dB.
+LEAST_NOISE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -50,7 +74,10 @@ def _card(result: Any) -> Found:
 
 def _captured(result: Any) -> Found:
     yield "largest difference to plain launches", result["difference"], "", 0.0
-    yield "ticks replayed", result["replayed"], "", None
+    yield "runs without a replayed tick", float(not result["replayed"]), "", 0.0
+    yield "graphs captured", result["captured"], "", None
+    yield "a graph, creation", result["graph_ms"], "ms", None
+    yield "a graph, memory of the card", result["graph_mib"], "MiB", None
 
 
 def _bench(result: Any) -> Found:
@@ -63,6 +90,17 @@ def _bench(result: Any) -> Found:
             yield f"{name}, {where}", point[name], "", limit
         if "resident_mib" in point:
             yield f"memory of the process, {where}", point["resident_mib"], "MiB", None
+            yield f"memory of the card left, {where}", point["free_mib"], "MiB", None
+
+
+def _decodes(result: Any) -> Found:
+    """By urgency: the level of the device's priority."""
+    for where in ("alone", "beside"):
+        for urgency, times_ms in result[where].items():
+            text = "beside ticks" if where == "beside" else "without ticks"
+            yield f"decoding, {urgency}, {text}, p95", times_ms["p95"], "ms", None
+    yield "ticks beside", result["ticks_per_s"], "1/s", None
+    yield "largest difference to generations alone", result["difference"], "", result["allowed"]
 
 
 def _live(result: Any) -> Found:
@@ -107,8 +145,10 @@ def _engines(folder: Path) -> Found:
         if name in found and found[name].is_measured:
             tolerance = found[name].build.get("tolerance")
             yield f"{name}, error", found[name].error["max_rel"], "", tolerance
-    if "snr_db" in (facts := found["codec_decode"].facts if "codec_decode" in found else {}):
-        yield "codec, audio over noise", facts["snr_db"], "dB", None
+    if (codec := found.get("codec_decode")) and "rms_rel" in codec.error:
+        yield SNR, -20 * log10(max(codec.error["rms_rel"], LEAST_NOISE)), "dB", None
+    if codec and "snr_db" in codec.facts:
+        yield "codec, audio over noise, emulated", codec.facts["snr_db"], "dB", None
 
 
 def _rows(result: Any) -> Found:
@@ -118,8 +158,8 @@ def _rows(result: Any) -> Found:
 
 
 READERS = {
-    "card": _card, "captured": _captured, "bench": _bench, "live": _live, "profile": _profile, "planner": _planner,
-    "engines": _engines, "rtx": _rows,
+    "card": _card, "captured": _captured, "bench": _bench, "decodes": _decodes, "live": _live, "profile": _profile,
+    "planner": _planner, "engines": _engines, "rtx": _rows,
 }  # fmt: skip
 
 
@@ -163,7 +203,7 @@ class Summary:
             "steps": [asdict(each) for each in self.outcomes],
             "figures": [asdict(each) for each in self.figures],
         }
-        text = Terminal(width=160, record=True, file=_Nowhere())
+        text = wide_terminal(record=True, file=StringIO())
         self.show(text)
         write_atomically(folder / "summary.json", json.dumps(found, indent=1).encode() + b"\n")
         write_atomically(folder / "summary.txt", text.export_text().encode())
@@ -171,25 +211,14 @@ class Summary:
     def show(self, console: Console) -> None:
         """Print the tables of steps and of figures."""
         console.print(about_text(self.about), highlight=False)
-        rows = [
-            [each.name, each.status, f"{each.seconds:.0f}", "" if each.status == "done" else each.note[:NOTE_WIDTH]]
-            for each in self.outcomes
-        ]
-        print_table(console, "steps", ("step", "ended", "s", "why"), rows, num_text=1)
+        rows = [[each.name, f"{each.seconds:.0f}", each.status] for each in self.outcomes]
+        print_table(console, "steps", ("step", "s", "ended"), rows)
+        for each in self.outcomes:
+            if each.status != "done":
+                print_line(f"{each.name}: {each.status}, {each.note}", console)
         cells = [[each.step, each.what, *_cells(each)] for each in self.figures]
         if cells:
             print_table(console, "figures", ("step", "figure", "value", "limit", ""), cells, num_text=2)
-
-
-class _Nowhere:
-    """A file that keeps nothing."""
-
-    def write(self, text: str) -> int:
-        """Nothing."""
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing."""
 
 
 def read_summary(path: Path) -> Summary:
@@ -211,24 +240,60 @@ def about_text(about: Mapping[str, Any]) -> str:
 
 
 def _cells(figure: Figure) -> Sequence[str]:
-    limit = "" if figure.limit is None else f"{figure.limit:g}"
+    limit = "" if figure.limit is None else f"{figure.limit:.3g}"
     return f"{figure.value:.4g} {figure.unit}".strip(), limit, figure.verdict
+
+
+def wide_terminal(**settings: Any) -> Terminal:
+    """A terminal, or what WIDTH columns show where it is narrower."""
+    return Terminal(width=max(WIDTH, Terminal().width), **settings)
+
+
+def show_times(steps: Sequence[CheckStep], console: Console) -> None:
+    """Print how long every step may take, and when it ends at the latest, in minutes."""
+    ends = accumulate(step.limit_s / 60 for step in steps)
+    rows = [[step.name, f"{step.limit_s:.0f}", f"{end:.1f}"] for step, end in zip(steps, ends, strict=True)]
+    print_table(console, "planned", ("step", "s", "until, min"), rows)
 
 
 def markdown(summary: Summary) -> str:
     """What was measured, on what and when, and what was not."""
-    lines = [f"Measured by `make gpu-check`: {about_text(summary.about)}.", ""]
     rows = ([each.step, each.what, *_cells(each)] for each in summary.figures)
-    lines += markdown_table(("step", "figure", "value", "limit", ""), rows, num_text=5)
-    lines += ["", *(f"- {each.name}: {each.status}, {each.note}" for each in summary.outcomes if each.status != "done")]
-    return "\n".join(lines).rstrip()
+    table = markdown_table(("step", "figure", "value", "limit", ""), rows, num_text=5)
+    missing = (f"- {each.name}: {each.status}, {each.note}" for each in summary.outcomes if each.status != "done")
+    return "\n".join([_measured(summary), "", *table, "", *missing]).rstrip()
 
 
-def put_table(document: Path, table: str) -> None:
-    """Put a table between the marks of a document. Raises ConfigError where it has none, FileError, OSError."""
-    text = document.read_bytes().decode()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ConfigError(f"{document} has no place for the table", fix=f"lines {BEGIN} and {END} where it belongs")
-    write_atomically(document, f"{before}{BEGIN}\n{table}\n{END}{after}".encode())
+def brief(summary: Summary) -> str:
+    """The figures of BRIEF, on what and when."""
+    found = {(each.step, each.what): each for each in summary.figures}
+    rows = ([label, _together([found.get(key) for key in keys])] for label, keys in BRIEF.items())
+    return "\n".join([_measured(summary), "", *markdown_table(("", "measured"), rows)])
+
+
+def _measured(summary: Summary) -> str:
+    return f"Measured by `make gpu-check`: {about_text(summary.about)}."
+
+
+def _together(figures: Sequence[Figure | None]) -> str:
+    """ "14.2 / 28.1 ms"; a dash where one was not measured."""
+    unit = next((each.unit for each in figures if each is not None), "")
+    return f"{' / '.join('–' if each is None else f'{each.value:.3g}' for each in figures)} {unit}".strip()
+
+
+TABLES: Mapping[str, Callable[[Summary], str]] = {"brief": brief, "figures": markdown}
+
+
+def put_tables(document: Path, summary: Summary) -> None:
+    """Put tables between their marks in a document. Raises ConfigError where it has none, FileError, OSError."""
+    text, has_place = document.read_bytes().decode(), False
+    for name, make in TABLES.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = text.partition(begin)
+        _, found, after = rest.partition(end)
+        if found:
+            text, has_place = f"{before}{begin}\n{make(summary)}\n{end}{after}", True
+    if not has_place:
+        marks = f"lines {BEGIN.format('brief')} and {END.format('brief')} where it belongs"
+        raise ConfigError(f"{document} has no place for a table", fix=marks)
+    write_atomically(document, text.encode())

@@ -35,13 +35,14 @@ NO_DECODER = (
     "--layers", "1", "--hidden", "64", "--intermediate", "64", "--heads", "2", "--kv-heads", "1", "--head-dim", "32",
     "--condition", "64",
 )  # fmt: skip
-# Bundle -> the exporter's words.
+# Bundle -> the exporter's words; of "full" without the number of layers.
 EXPORTS: Mapping[str, tuple[str, ...]] = {
     "codec": ("acestep", "--random", *NO_DECODER),
     "planner": ("acestep", "--random", "--planner", "0.6b", *NO_DECODER),
     "two-layers": ("acestep", "--random", "--layers", "2"),
-    "full": ("acestep", "--random", "--layers", "24"),
+    "full": ("acestep", "--random", "--layers"),
 }
+LAYERS = 24
 PREPARED = "prepared.json"
 # What does not travel as it is.
 WORK = "work"
@@ -55,15 +56,19 @@ OLDEST_GLIBC = 17
 NO_WHEEL = "No matching distribution found for "
 
 
-def export_all(source: Path) -> None:
-    """Export the bundles that `source` lacks; an export that was interrupted goes on. Raises BuildError, OSError."""
+def export_all(source: Path, layers: int = LAYERS) -> None:
+    """Export the bundles that `source` lacks; an export that was interrupted goes on. Raises BuildError, OSError.
+
+    layers: of the decoder that is measured as the whole model.
+    """
     source.mkdir(parents=True, exist_ok=True)
     for name, words in EXPORTS.items():
         if is_exported(source, name):
             continue
+        more = (str(layers),) if name == "full" else ()
         where = ("--canvas-seconds", SECONDS, "--out", str(source / name), "--deployment", str(source / f"{name}.toml"))
         with waiting(f"exporting {name}"):
-            call(f"the export of {name}", "-m", EXPORT, *words, *where)
+            call(f"the export of {name}", "-m", EXPORT, *words, *more, *where)
 
 
 def is_exported(source: Path, *names: str) -> bool:
@@ -203,7 +208,7 @@ def _wheels(source: Path, machine: Mapping[str, Any], missing: list[str]) -> dic
     tags = _tags(machine)
     words = ["--target", str(folder / "none"), "--constraint", str(constraints), *tags]
     with waiting("finding packages"):
-        resolved = _resolved(words, _requirements(), missing)
+        resolved = _resolved(words, [each for each in _requirements() if not _is_there(each, machine)], missing)
     found = {}
     for each in resolved:
         name, version = canonical(each["metadata"]["name"]), each["metadata"]["version"]
@@ -236,6 +241,14 @@ def _resolved(words: list[str], requirements: list[str], missing: list[str]) -> 
                 raise
             requirements = left
             missing.append(f"the package {name}: pip finds no wheel ($PIP_EXTRA_INDEX_URL names an index that has one)")
+
+
+def _is_there(requirement: str, machine: Mapping[str, Any]) -> bool:
+    """Whether the machine has it, which no index need have: some images bring their own builds."""
+    from packaging.requirements import Requirement  # of the packages of an export; a card needs none
+
+    version = machine["packages"].get(canonical(requirement))
+    return version is not None and Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
 def canonical(requirement: str) -> str:

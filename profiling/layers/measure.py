@@ -55,6 +55,13 @@ def sizes_of(bundle: Bundle, rows: int, frames: int, tokens: int) -> dict[str, i
     return sizes
 
 
+def usual_frames(bundle: Bundle, engine: str) -> int:
+    """The canvas, or, of the codec where that is less, what one execute takes: a window with both margins."""
+    half = bundle.codec and bundle.codec.halves.get(engine.removeprefix("codec_"))
+    canvas = bundle.latents.canvas_frames
+    return min(canvas, half.window_frames + 2 * half.margin_frames) if half else canvas
+
+
 def letters_of(engine: Engine, bundle: Bundle) -> dict[str, str]:
     """Input name -> its shape letters. What the graph's author called the dimensions does not count."""
     kind, features = engine.name.partition(".")[0], features_of(engine.name)

@@ -65,7 +65,7 @@ class TinySpec:
     calls R, T and L; an empty name leaves the dimension without one, "{}" in a name is the tensor's. conditions:
     lyrics, timbre, metadata and tasks. planner: arguments of save_planner; with a planner there is structure, too.
     meaning: the text's graph says which names of `MEANING` a text means, whose words the tokenizer then knows, and a
-    genre is drawn. notes: it has [notes], with envelopes where asked.
+    genre is drawn. null: it has a null condition of one token. notes: it has [notes], with envelopes where asked.
     stems: and [stems]: its codec sums what the channels of these give. tracks: [stems] with tracks to extract, for
     which it needs conditions. group_frames: its codec works in groups of so many frames, in half of its layers shifted
     by one; it takes whole groups alone, and no position. seconds: the text's graph takes the canvas's seconds, and
@@ -111,6 +111,7 @@ class TinySpec:
     sampler: str = "shift = 3.0"
     rule: str = ""
     latents: str = ""
+    null: bool = False
 
     @property
     def known_words(self) -> tuple[str, ...]:
@@ -157,6 +158,9 @@ def tiny_bundle(folder: Path, spec: TinySpec | None = None, **changes: object) -
     spec = spec or TinySpec(**changes)  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(tiny_decoder(spec), folder / "decoder.onnx")
+    if spec.null:
+        tokens = np.random.default_rng(spec.seed).standard_normal((1, spec.condition_width), np.float32)
+        np.save(folder / "null_condition.npy", tokens)
     if spec.codec:
         onnx.save(tiny_codec_decode(spec), folder / "codec_decode.onnx")
         if spec.encode:
@@ -459,6 +463,7 @@ canvas_frames = {spec.canvas_frames}
 
 [decoder]
 graph = "decoder.onnx"
+{'null_condition = "null_condition.npy"' if spec.null else ""}
 [decoder.inputs]
 latents = "{p}hidden_states"
 time = "{p}timestep"

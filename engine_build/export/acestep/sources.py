@@ -80,7 +80,9 @@ VAE_CONFIG: Final[Mapping[str, Any]] = {"downsampling_ratios": [2, 4, 4, 6, 10],
 # Small enough that 24 layers of residuals stay near 1, large enough that every layer changes something.
 WEIGHT_STD: Final = 0.02
 SILENCE_STD: Final = 0.5
-TEXT_PARTS: Final = (CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER, AUDIO_TOKENIZER, AUDIO_DETOKENIZER)
+# What makes hints of a planner's codes.
+STRUCTURE_PARTS: Final = (AUDIO_TOKENIZER, AUDIO_DETOKENIZER)
+TEXT_PARTS: Final = (CONDITION_ENCODER, TEXT_ENCODER, TOKENIZER, *STRUCTURE_PARTS)
 
 
 def is_xl(config: Mapping[str, Any]) -> bool:
@@ -203,7 +205,7 @@ class RandomWeights:
     """The published configuration with seeded random weights: the same graphs and the same work, no music.
 
     `transformer_changes`, `vae_changes` and `text_changes` replace values of the configuration; text_changes None: no
-    text encoder, nor what belongs to it. planner, draft: sizes of language models.
+    text encoder, nor what belongs to it. planner, draft: sizes of language models; structure comes with them.
     """
 
     seed: int = 0
@@ -222,6 +224,7 @@ class RandomWeights:
     def has(self, part: str) -> bool:
         """The decoder, the codec, one token as the null condition, and what was asked for."""
         is_asked = self.text_changes is not None and part in TEXT_PARTS
+        is_asked |= self.planner is not None and part in STRUCTURE_PARTS
         return is_asked or part in (TRANSFORMER, VAE, NULL) or part in self._language_models
 
     def load(self, part: str) -> Any:

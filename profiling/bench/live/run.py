@@ -35,6 +35,7 @@ ARRIVAL_S = 0.2  # Between two clients, where the server decides from what it me
 
 IDLE_S = 1.0
 GENERATION_TIMEOUT_S = 120.0
+BACKGROUND_PROMPT = "calm pads in D minor"
 MIB = 1 << 20
 MEMORY, CPU = "process_resident_memory_bytes", "process_cpu_seconds_total"
 PREEMPTIONS = "tickrt_preemptions_total"
@@ -103,7 +104,9 @@ def measure_live(deployment: Deployment, load: LiveLoad) -> dict[str, Any]:
     running = server_process(deployment.path, settings, options=("--target", deployment.target))
     with running as server, TaskProgress([1.0] * len(load.runs)) as progress:
         idle = _idle_usage(server)
-        points = [_measure(server, deployment.target, load, script, n, progress, idle) for n, script in load.runs]
+        has_text = deployment.loaded_bundle.text_encoder is not None
+        runs = [(sessions, replace(script, has_text=has_text)) for sessions, script in load.runs]
+        points = [_measure(server, deployment.target, load, script, n, progress, idle) for n, script in runs]
     if load.compares_plans:
         note_planning(points)
     manifest = read_manifest(manifest_path(deployment.engine_folder(), "decoder"))
@@ -137,7 +140,8 @@ def _measure(
     idle: Mapping[str, float],
 ) -> dict[str, Any]:
     before, cpu_s, begin_s = server.metrics(), time.process_time(), time.monotonic()
-    with progress.task(f"{sessions} live sessions"), generating(server.url, load.background) as background_s:
+    prompt = BACKGROUND_PROMPT if script.has_text else ""
+    with progress.task(f"{sessions} live sessions"), generating(server.url, load.background, prompt) as background_s:
         ended = asyncio.run(_run_clients(server.url, script, sessions, progress, load.admission))
     wall_s = time.monotonic() - begin_s
     after = server.metrics()
@@ -154,7 +158,7 @@ def _measure(
 
 
 @contextmanager
-def generating(url: str, clients: int) -> Iterator[Sequence[float]]:
+def generating(url: str, clients: int, prompt: str = BACKGROUND_PROMPT) -> Iterator[Sequence[float]]:
     """Clients that generate one canvas after the other over HTTP until the block ends; how long each took, in seconds.
 
     Raises TickError where the server refuses one, OSError where it is gone.
@@ -167,7 +171,7 @@ def generating(url: str, clients: int) -> Iterator[Sequence[float]]:
             if is_over.is_set():
                 return
             begin_s = time.monotonic()
-            body = json.dumps({"prompt": "calm pads in D minor", "seed": seed}).encode()
+            body = json.dumps({"prompt": prompt, "seed": seed}).encode()
             asked = Request(f"{url}/v1/audio/generations", body, {"content-type": "application/json"})
             try:
                 with urlopen(asked, timeout=GENERATION_TIMEOUT_S) as answer:

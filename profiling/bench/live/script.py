@@ -27,7 +27,8 @@ PROMPTS = ("calm pads in D minor", "fast drums and bass", "bright arpeggio in C 
 class Script:
     """The mode of the session, the mean time between two controls, and for how long controls are changed.
 
-    plan: whether it plays by a plan; None: as the server's default is.
+    plan: whether it plays by a plan; None: as the server's default is. has_text: whether the model takes prompts; of
+    one that takes none the seed is the generation parameter.
     """
 
     mode: Mode
@@ -35,6 +36,7 @@ class Script:
     change_s: float
     plan: bool | None = None
     format: AudioFormat = "s16"
+    has_text: bool = True
 
     @property
     def duration_s(self) -> float:
@@ -72,14 +74,14 @@ async def run_client(url: str, script: Script, index: int, beside: Beside = idle
     beside: runs while the script plays, and is cancelled at its end.
     """
     rng = random.Random(index)
-    prompts = [LivePrompt(text=PROMPTS[index % len(PROMPTS)])]
+    prompts = [LivePrompt(text=PROMPTS[index % len(PROMPTS)])] if script.has_text else []
     opening = Open(mode=script.mode, prompts=prompts, seed=index, plan=script.plan, format=script.format)
     controls: list[Control] = []
     async with live_client(url, opening) as client, running(beside(client)):
         begin_s = time.monotonic() + WARM_UP_S
         for seq, at_s in zip(count(1), control_times(script, rng), strict=False):
             await asyncio.sleep(begin_s + at_s - time.monotonic())
-            controls.append(await change(client, seq, index))
+            controls.append(await change(client, script, seq, index))
         await asyncio.sleep(begin_s + script.change_s + SETTLE_S - time.monotonic())
         await client.send(Close())
     return ClientRun(controls, client)
@@ -105,12 +107,15 @@ def control_times(script: Script, rng: random.Random) -> Iterator[float]:
         at_s += script.interval_s * rng.uniform(0.75, 1.25)
 
 
-async def change(client: LiveClient, seq: int, index: int) -> Control:
-    """Change the next control: guidance, then the prompt."""
+async def change(client: LiveClient, script: Script, seq: int, index: int) -> Control:
+    """Change the next control: guidance, then the prompt, or the seed where there is none."""
     changes, sent_s = (seq - 1) // 2, time.monotonic()
     if seq % 2:
         await client.send(SetControls(seq=seq, values={"guidance": GUIDANCE[changes % len(GUIDANCE)]}))
         return Control("step_parameter", seq, sent_s)
-    text = PROMPTS[(index + 1 + changes) % len(PROMPTS)]
-    await client.send(SetPrompts(seq=seq, items=[LivePrompt(text=text)]))
+    if script.has_text:
+        text = PROMPTS[(index + 1 + changes) % len(PROMPTS)]
+        await client.send(SetPrompts(seq=seq, items=[LivePrompt(text=text)]))
+    else:
+        await client.send(SetControls(seq=seq, values={"seed": seq}))
     return Control("generation_parameter", seq, sent_s)

@@ -20,12 +20,12 @@ PROMPT = "house, 124 bpm"
 
 
 def measure_first_audio(deployment: Deployment) -> list[dict[str, Any]]:
-    """One point per length: medians in ms, and their ratio; [] where generations are not planned or have no audio.
+    """One point per length: medians in ms, and their ratio; [] where songs are not planned, have no audio, or no text.
 
     sections_ms: until the sections are there; codes_ms: until the codes of the first segment are. Raises TickError.
     """
     with open_pipeline(deployment) as pipeline:
-        if pipeline.planner is None or pipeline.codec is None:
+        if pipeline.planner is None or pipeline.codec is None or pipeline.text_encoder is None:
             return []
         return [_point(pipeline, seconds) for seconds in SECONDS]
 

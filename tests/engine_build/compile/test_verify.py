@@ -39,7 +39,7 @@ def decoder(change: Callable[[np.ndarray], np.ndarray] = lambda weight: weight) 
 
 
 def test_an_equal_engine_has_no_error(specs: dict[str, EngineSpec]) -> None:
-    assert verify(specs["decoder"], decoder(), decoder(), 1e-9) == {"max_abs": 0.0, "max_rel": 0.0}
+    assert verify(specs["decoder"], decoder(), decoder(), 1e-9) == {"max_abs": 0.0, "max_rel": 0.0, "rms_rel": 0.0}
 
 
 @pytest.mark.parametrize("factor", [1.001, 0.9])
@@ -47,6 +47,7 @@ def test_the_error_is_measured_against_the_largest_output(specs: dict[str, Engin
     off = decoder(lambda weight: weight * np.float32(factor))
     error = verify(specs["decoder"], decoder(), off, 1.0)
     assert error["max_rel"] == pytest.approx(abs(factor - 1), rel=1e-2)
+    assert error["rms_rel"] == pytest.approx(abs(factor - 1), rel=1e-2)
     assert error["max_abs"] > 0
     with pytest.raises(BuildError, match=r"'decoder' is off by .* expected at most 0\.0005"):
         verify(specs["decoder"], decoder(), off, 5e-4)

@@ -45,7 +45,7 @@ def test_a_stream_runs_by_the_deployment_that_it_is_given(built: Built) -> None:
 def test_a_measurement_and_its_result_agree(built: Built) -> None:
     with open_session(built()) as session:
         result, measured = session.measure(LOAD, ticks=3)
-    assert (result["kind"], result["depth"], result["ticks"]) == ("tick", 2, 3)
+    assert (result["kind"], result["depth"], result["ticks"], result["free_mib"]) == ("tick", 2, 3, 0)
     assert result["overhead_ms"] == pytest.approx(measured.overhead_ms.median, abs=1e-4)
     assert len(measured.allocations) == 2 * LOAD.steps
 

@@ -177,21 +177,23 @@ def test_wheels_are_those_that_the_machine_lacks(tmp_path: Path, monkeypatch: py
         asked.append(words)
         if "download" in words:
             (tmp_path / "work" / "wheels" / "rich-14.0-py3-none-any.whl").write_bytes(b"")
-        elif any(word.startswith("tensorrt-cu13") for word in words):
+        assert not any(word.startswith("tensorrt-rtx") for word in words), "the machine has it"
+        if any(word.startswith("tensorrt-cu13") for word in words):
             raise BuildError(f"{what} failed: ERROR: {prepare.NO_WHEEL}tensorrt-cu13<12,>=10.16")
         urls = {"url": "https://index/rich-14.0-py3-none-any.whl#sha256=0"}
         found = [{"metadata": {"name": n, "version": v}, "download_info": urls} for n, v in installs]
         return json.dumps({"install": found})
 
     monkeypatch.setattr(prepare, "call", call)
-    machine = {**prepare.MACHINE, "packages": {"numpy": "2.4"}}
+    rtx = {"tensorrt-rtx": "1.7.1.116"}  # of a build that no index has
+    machine = {**prepare.MACHINE, "packages": {"numpy": "2.4", **rtx}}
     missing: list[str] = []
     assert list(prepare._wheels(tmp_path, machine, missing)) == ["rich-14.0-py3-none-any.whl"]
     assert [each.partition(":")[0] for each in missing] == ["the package tensorrt-cu13"]
     assert sum("download" in words for words in asked) == 1
     assert "manylinux_2_35_x86_64" in asked[0]
     assert "manylinux_2_36_x86_64" not in asked[0]
-    assert (tmp_path / "work" / "wheels" / "constraints.txt").read_text() == "numpy==2.4\n"
+    assert (tmp_path / "work" / "wheels" / "constraints.txt").read_text() == "numpy==2.4\ntensorrt-rtx==1.7.1.116\n"
     assert canonical("Tensorrt_cu13>=10; python_version > '3'") == "tensorrt-cu13"
 
 

@@ -34,6 +34,7 @@ from profiling.layers.measure import (
     sizes_of,
     source_path,
     spread_notes,
+    usual_frames,
 )
 from profiling.layers.origins import Origins, graphs_of, read_graph
 from profiling.layers.timings import Profile, Wall, layer_timings
@@ -270,3 +271,15 @@ def test_a_text_graph_with_seconds_and_a_codec_in_groups_have_profiles(name: str
     deployment = built(**SECOND_FAMILY)
     sizes = sizes_of(load_bundle(deployment.bundle), rows=1, frames=16, tokens=4)
     assert_adds_up(measure(deployment, HostDevice(), name, sizes, runs=1))
+
+
+def test_the_usual_frames_of_a_codec_are_a_window_that_its_engine_takes(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path)
+    bundle = load_deployment(path).loaded_bundle
+    codec = bundle.codec
+    assert codec is not None
+    canvas = bundle.latents.canvas_frames
+    assert usual_frames(bundle, "decoder") == canvas <= usual_frames(bundle, "codec_decode") == canvas
+    short = codec.decode.model_copy(update={"window_frames": 16})
+    bundle = bundle.model_copy(update={"codec": codec.model_copy(update={"decode": short})})
+    assert (usual_frames(bundle, "codec_decode"), usual_frames(bundle, "step.plain")) == (18, canvas)

@@ -201,3 +201,10 @@ def test_random_weights_have_all_parts_where_they_are_asked_for() -> None:
     assert source.load("condition_encoder").silence_latent.std() > 0.1
     ids = source.load("tokenizer")("a song").input_ids
     assert (len(ids), ids[-1]) == (7, 0)
+
+
+def test_random_structure_comes_with_a_planner_whose_codes_it_makes_hints_of() -> None:
+    parts = ("audio_tokenizer", "audio_token_detokenizer")
+    assert [RandomWeights(planner="0.6b").has(part) for part in parts] == [True, True]
+    assert [RandomWeights().has(part) for part in parts] == [False, False]
+    assert not RandomWeights(planner="0.6b").has("text_encoder")

@@ -113,6 +113,7 @@ class Bench:
         self.now_s = self.cpu_s = 0.0
         self.asked: list[Any] = []
         self.arrivals_s: list[float] = []
+        self.prompts, self.scripts = set[str](), list[Script]()
         clock = SimpleNamespace(sleep=self.pass_s, monotonic=lambda: self.now_s, process_time=lambda: self.cpu_s)
         replaced = {
             "time": clock, "server_process": self.serve, "run_client": self.play, "generating": self.generating,
@@ -139,11 +140,13 @@ class Bench:
         yield SimpleNamespace(url="http://server", metrics=lambda: next(self.readings))
 
     @contextmanager
-    def generating(self, url: str, clients: int) -> Iterator[Sequence[float]]:
+    def generating(self, url: str, clients: int, prompt: str) -> Iterator[Sequence[float]]:
         self.asked.append((url, clients))
+        self.prompts.add(prompt)
         yield [1.0, 9.0, 2.0] if clients else []
 
     async def play(self, url: str, script: Script, index: int) -> ClientRun:
+        self.scripts.append(script)
         if index == 1:
             raise SessionRefusedError("full", retry_after_s=4.0)
         self.pass_s(10.0)
@@ -167,6 +170,16 @@ def test_a_run_beside_generations_has_what_server_and_clients_used(
     assert {name: result[name] for name in figures} == pytest.approx(figures)
     assert (result["kind"], result["sessions"], result["runs"], result["bundle"]) == ("live", 2, 1, "tiny")
     assert (result["asked"], result["refused"], result["refusal"]) == (2, 1, "full")
+
+
+@pytest.mark.parametrize("has_text", [True, False])
+def test_a_model_without_text_is_played_without_prompts(
+    built: Built, monkeypatch: pytest.MonkeyPatch, has_text: bool
+) -> None:
+    bench = Bench(monkeypatch, *[reading(0.0, 0.0, 0.0)] * 4)
+    measure_live(built(text_encoder=has_text, null=True), LiveLoad((1,), SCRIPT, background=1))
+    assert [script.has_text for script in bench.scripts] == [has_text]
+    assert [bool(prompt) for prompt in bench.prompts] == [has_text]
 
 
 def test_a_sweep_is_not_limited_by_the_server_and_a_refusal_ends_it(

@@ -26,7 +26,8 @@ def test_controls_have_a_random_phase_and_no_fixed_interval() -> None:
     assert first[0] != second[0]
 
 
-def test_a_client_changes_guidance_and_prompt_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def played(monkeypatch: pytest.MonkeyPatch, script: Script) -> tuple[list[ClientMessage], module.ClientRun]:
+    """What a client with a short script sends, and its run."""
     monkeypatch.setattr(module, "WARM_UP_S", 0.01)
     monkeypatch.setattr(module, "SETTLE_S", 0.01)
     received: list[ClientMessage] = []
@@ -37,9 +38,14 @@ def test_a_client_changes_guidance_and_prompt_in_turn(monkeypatch: pytest.Monkey
 
     async def play() -> module.ClientRun:
         async with scripted_server(answer) as url:
-            return await run_client(url, Script("extend", 0.02, 0.2), 3)
+            return await run_client(url, script, 3)
 
     run = asyncio.run(play())
+    return received, run
+
+
+def test_a_client_changes_guidance_and_prompt_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    received, run = played(monkeypatch, Script("extend", 0.02, 0.2))
     changes = [message for message in received if isinstance(message, SetControls | SetPrompts)]
     assert [message.seq for message in changes] == list(range(1, len(changes) + 1))
     assert [control.seq for control in run.controls] == [message.seq for message in changes]
@@ -51,3 +57,14 @@ def test_a_client_changes_guidance_and_prompt_in_turn(monkeypatch: pytest.Monkey
     opened = received[0]
     assert isinstance(opened, Open)
     assert (opened.mode, opened.seed, isinstance(received[-1], Close)) == ("extend", 3, True)
+
+
+def test_a_client_of_a_model_without_text_changes_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    (opened, *changes), run = played(monkeypatch, Script("loop", 0.02, 0.2, has_text=False))
+    assert isinstance(opened, Open)
+    assert opened.prompts == []
+    values = [message.values for message in changes if isinstance(message, SetControls)]
+    names = {"step_parameter": ["guidance"], "generation_parameter": ["seed"]}
+    assert [*map(list, values)] == [names[control.kind] for control in run.controls]
+    seeds = [value["seed"] for value in values if "seed" in value]
+    assert len(set(seeds)) == len(seeds) > 0

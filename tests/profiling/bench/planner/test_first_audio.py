@@ -29,5 +29,7 @@ def test_every_length_has_its_times_in_their_order(built: Built, monkeypatch: py
     assert f"first audio of 2 s: {point['planned_ms']:.0f} ms with a plan" in text.getvalue()
 
 
-def test_a_bundle_that_does_not_plan_has_none(built: Built) -> None:
+def test_a_bundle_that_does_not_plan_or_takes_no_text_has_none(built: Built) -> None:
     assert measure_first_audio(built(max_rows=16)) == []
+    planner = {"capacity": 1024, "plan": True}
+    assert measure_first_audio(built(planner=planner, text_encoder=False, null=True, more=FEW_VARIANTS)) == []
