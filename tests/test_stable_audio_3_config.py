@@ -32,7 +32,7 @@ def published(size: str, folder: Path) -> Bundle:
         decode_margin_frames=2 if size == "small" else 12,
         encode_margin_frames=2 if size == "small" else 12,
         align_frames=2 if size == "small" else 1,
-        tokens=257,
+        tokens=(1, 257),
         is_distilled=True,
         logsnr=(-6.2, 2.0),
         has_null_condition=False,

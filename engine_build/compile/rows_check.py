@@ -49,6 +49,11 @@ MASK_FIX = (
     "bundle.toml"
 )
 
+COUNTS_FIX = (
+    "export it so that the logarithm of condition_mask is added to the scores of attention; if it is not, leave "
+    "mask_counts out of bundle.toml"
+)
+
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 
@@ -89,6 +94,8 @@ class _Check:
                 self._compare(self._alone(kept), kept, 1, "is not what it is alone")
         if "L" in self._spec.padded:
             self._compare_padded()
+        for mask in (port for port in self._spec.inputs if port.values == "copies"):
+            self._compare_counted(mask)
 
     def _compare_again(self) -> None:
         """Several times: of few numbers, two draws may be equal."""
@@ -110,17 +117,37 @@ class _Check:
                 where = self._node(feeds, _RowIn(kept, (self._rows, rows), limit).is_equal)
                 raise self._refused(f"a row's {port.name!r} {what}: by {off:.2g} of its largest value", ROWS_FIX, where)
 
+    def _compare_counted(self, mask: Port) -> None:
+        """Whether rows give the same with one token more that counts twice as with two more that are equal."""
+        once, twice = self._execute(self._with_token(mask, [2])), self._with_token(mask, [1, 1])
+        self._same(once, twice, "a token that counts twice differs from two", COUNTS_FIX)
+
+    def _with_token(self, mask: Port, counts: Sequence[int]) -> dict[str, Array]:
+        """The inputs with a token in front, as often as there are counts of it; it is the first one, negated."""
+        feeds = dict(self._feeds)
+        for port in self._token_inputs():
+            values = feeds[port.name]
+            copies = np.repeat(-values[:, :1], len(counts), axis=1)
+            front = np.broadcast_to(counts, copies.shape).astype(values.dtype) if port == mask else copies
+            feeds[port.name] = np.concatenate((front, values), axis=1)
+        return feeds
+
     def _compare_padded(self) -> None:
         """Whether rows give the same with more tokens, which the mask leaves out."""
         feeds = dict(self._feeds)
-        for port in (port for port in self._spec.inputs if "L" in port.letters):
+        for port in self._token_inputs():
             widths = [(0, MORE_TOKENS if letter == "L" else 0) for letter in port.letters]
             feeds[port.name] = np.pad(feeds[port.name], widths)
+        self._same(self._first, feeds, "tokens that condition_mask leaves out change it", MASK_FIX)
+
+    def _same(self, wanted: Arrays, feeds: Arrays, what: str, fix: str) -> None:
+        """Raises BuildError where these inputs do not give what is wanted."""
         found = self._execute(feeds)
-        if (off := max(_difference(self._first[name], found[name]) for name in self._outputs)) > ALONE_LIMIT:
-            raise self._refused(
-                f"tokens that condition_mask leaves out change it by {off:.2g} of its largest value", MASK_FIX
-            )
+        if (off := max(_difference(wanted[name], found[name]) for name in self._outputs)) > ALONE_LIMIT:
+            raise self._refused(f"{what} by {off:.2g} of its largest value", fix)
+
+    def _token_inputs(self) -> Iterator[Port]:
+        return (port for port in self._spec.inputs if "L" in port.letters)
 
     def _beside_others(self, kept: int) -> dict[str, Array]:
         """Other inputs of the same sizes, with one row of the first."""

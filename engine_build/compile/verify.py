@@ -17,6 +17,8 @@ from runtime.errors import BuildError
 SMALLEST_PEAK = 1e-6
 FREE_LETTER = "P"
 SEED = 20_251_120
+# Copies of a token stay below, in a mask that counts.
+MOST_COUNTED = 4
 # The size of sample values whose products would be large.
 SCALES = {"normal": 1.0, "tenth": 0.1, "small": 0.02}
 
@@ -127,10 +129,11 @@ def _sample(port: Port, sizes: Mapping[str, int], random: np.random.Generator) -
         return found.astype(port.dtype)
     if port.values == "flag":
         return random.random(shape) < 0.5
-    if port.values == "keep":
+    if port.values in ("keep", "copies"):
         kept = random.random(shape) < 0.7
         kept[..., 0] = True
-        return kept.astype(port.dtype)
+        counts = random.integers(1, MOST_COUNTED, shape) if port.values == "copies" else 1
+        return (kept * counts).astype(port.dtype)
     if port.values == "unit":
         return random.uniform(0.05, 1.0, shape).astype(port.dtype)
     return (random.standard_normal(shape) * SCALES[port.values]).astype(port.dtype)

@@ -49,7 +49,8 @@ class Port:
     """One tensor of a graph: its role (the key in bundle.toml), name, shape letters and dtype.
 
     `values`: sample values for verification: normal, tenth (of normal), small, unit (0..1), keep (0 or 1, the first 1),
-    count (0..limit-1), flag, ramp (0, 1, 2, ...), size (the limit itself). Of an output: IN_PLACE or nothing.
+    copies (0 or more, the first 1 or more), count (0..limit-1), flag, ramp (0, 1, 2, ...), size (the limit itself). Of
+    an output: IN_PLACE or nothing.
     """
 
     role: str

@@ -15,6 +15,7 @@ from runtime.config.bundle import Bundle
 from runtime.devices.device import Level
 from runtime.engines.manifest import TensorInfo
 from runtime.pipeline.text_encoder import TextEncoder
+from runtime.requests.request import Condition
 from runtime.requests.timesteps import log_snr_schedule, schedule
 
 STEPS, STEPS_OF_LARGE_GRAPHS = 8, 2
@@ -102,13 +103,16 @@ def _conditions(
         return
     null, *given = _tokens(bundle, graph, ("", *prompts), threads)
     for positive in given:
-        tokens = [positive if names.condition_mask is None else null, positive]
+        rows = [Condition(positive if names.condition_mask is None else null), Condition(positive)]
+        rows = [row.merged() for row in rows] if bundle.decoder.mask_counts else rows
+        tokens = [row.tokens for row in rows]
         longest = max(len(row) for row in tokens)
         stacked = np.stack([np.pad(row, ((0, longest - len(row)), (0, 0))) for row in tokens])  # [2,L,D]
         found = {names.condition: stacked if len(_condition_shape(bundle, graph)) == 3 else stacked[:, 0]}
         if names.condition_mask is not None:
-            mask = [[float(index < len(row)) for index in range(longest)] for row in tokens]
-            found[names.condition_mask] = np.array(mask, np.float32)
+            mask = found[names.condition_mask] = np.zeros((2, longest), np.float32)
+            for index, row in enumerate(rows):
+                mask[index, : len(row.tokens)] = row.counts
         yield found
 
 

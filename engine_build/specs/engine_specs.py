@@ -34,7 +34,7 @@ from engine_build.specs.shape_ranges import (
     token_ranges,
 )
 from runtime.audio.codec import MAX_BATCH
-from runtime.config.bundle import Bundle, DecoderInputs
+from runtime.config.bundle import Bundle, DecoderSpec
 from runtime.config.codec import CodecSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.deployment import Deployment
@@ -73,7 +73,7 @@ def engine_specs(request: BuildRequest) -> list[EngineSpec]:
 def _decoder_spec(bundle: Bundle, deployment: Deployment) -> EngineSpec:
     names = bundle.decoder.inputs
     graph = decoder_graph(bundle)
-    ports = _decoder_ports(graph, names)
+    ports = _decoder_ports(graph, bundle.decoder)
     outputs = (Port("decoder.outputs.velocity", bundle.decoder.outputs.velocity, "RTC"),)
     known = {"C": bundle.latents.channels, "X": bundle.context_channels}
     sizes = check_ports(graph, ports, outputs, known)
@@ -125,12 +125,14 @@ def _adapted_decoder_spec(bundle: Bundle, deployment: Deployment, decoder: Engin
     )
 
 
-def _decoder_ports(graph: Graph, names: DecoderInputs) -> list[Port]:
+def _decoder_ports(graph: Graph, decoder: DecoderSpec) -> list[Port]:
+    names = decoder.inputs
     ranks = {info.name: len(info.shape) for info in graph.inputs}
     letters = names.letters(ranks.get(names.condition or "", 3))
     # A sum of many random tokens may ask for what no prompt does: the demo's tempo, multiplied by the time of a late
     # frame, would show how float32 rounds.
-    values = {"time": "unit", "condition_mask": "keep", "condition": "tenth"}
+    mask = "copies" if decoder.mask_counts else "keep"
+    values = {"time": "unit", "condition_mask": mask, "condition": "tenth"}
     return [
         Port(f"decoder.inputs.{role}", name, letters[name], values=values.get(role, "normal"))
         for role, name in names.model_dump(exclude_none=True).items()

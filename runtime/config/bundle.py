@@ -103,13 +103,21 @@ class DecoderSpec(TomlTable):
     """The denoiser's graph and its tensor roles.
 
     null_condition: a .npy file with the null condition's tokens, float32 `[L, D]`, for models that learn them; without
-    it the text encoder encodes the empty text.
+    it the text encoder encodes the empty text. mask_counts: the mask says how often a token counts, so that equal
+    tokens are one.
     """
 
     graph: FileName
     null_condition: FileName | None = None
+    mask_counts: bool = False
     inputs: DecoderInputs
     outputs: DecoderOutputs
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> Self:
+        if self.mask_counts and self.inputs.condition_mask is None:
+            raise ValueError("mask_counts is said of a condition_mask: name that too")
+        return self
 
 
 class ContextSpec(TomlTable):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import gcd, prod
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,13 @@ from runtime.devices.packed_vectors import PackedVectors, host_view
 from runtime.engines.adapters import ROW_WEIGHTS, AdapterUse
 from runtime.engines.context import TickContext
 from runtime.engines.engine import condition_shape, condition_width
+from runtime.requests.request import Condition
 
 # Where an execute's part of a tensor may begin, in elements of 4 bytes: GPUs want addresses that are multiples of 256.
 ALIGNED = 64
-Held = dict[int, NDArray[Any]]
+# What a row is written from; by place, what lies there.
+Values = tuple[Any, ...]
+Held = dict[int, Values]
 
 
 class Buffer:
@@ -100,7 +104,7 @@ class RowBuffers:
         # [capacity, most Q], flat
         self._weights = Buffer(device, capacity * self._weights_stride, np.float32) if adapter_rank else None
         self.layout: RowLayout | None = None
-        # Of each execute: place -> the array that lies there.
+        # Of each execute.
         self._conditions: dict[tuple[int, int], Held] = {}
         self._contexts: dict[int, Held] = {}
 
@@ -109,7 +113,7 @@ class RowBuffers:
         self._forget_moved(layout)
         for begin, end, tokens in layout.executes:
             for place, row in enumerate(layout.rows[begin:end]):
-                self._set_condition(place, row.condition.tokens, begin, tokens)
+                self._set_condition(place, row.condition, begin, tokens)
                 if self.context is not None and row.request.context is not None:
                     self._set_context(place, row.request.context, begin)
         self.row_slots.array(len(layout.rows))[:] = [row.slot_index for row in layout.rows]  # [R]
@@ -177,23 +181,24 @@ class RowBuffers:
         if begins != list(self._contexts):
             self._contexts = {begin: {} for begin in begins}
 
-    def _set_condition(self, place: int, values: NDArray[Any], begin: int, tokens: int) -> None:
+    def _set_condition(self, place: int, condition: Condition, begin: int, tokens: int) -> None:
         """Have a condition, padded to the execute's tokens, and its mask at a place of an execute."""
-        held = self._conditions[begin, tokens]
-        if held.get(place) is values:
+        held, values = self._conditions[begin, tokens], (condition.tokens, condition.counts)
+        if _are_same(held.get(place), values):
             return
         source, held[place] = self._source(held, values), values
         start, mask_start = begin * self._condition_stride, begin * self._mask_stride
         if source is None:
-            self._write_condition(values, tokens, start + place * tokens * self.width, mask_start + place * tokens)
+            self._write_condition(condition, tokens, start + place * tokens * self.width, mask_start + place * tokens)
             return
         if self.condition is not None:
             self._copy(self.condition, start, tokens * self.width, source, place)
         if self.mask is not None:
             self._copy(self.mask.tensor, mask_start, tokens, source, place)
 
-    def _write_condition(self, values: NDArray[Any], tokens: int, start: int, mask_start: int) -> None:
+    def _write_condition(self, condition: Condition, tokens: int, start: int, mask_start: int) -> None:
         """Upload one row's condition, padding and mask."""
+        values = condition.tokens
         if self.condition is not None:
             self._upload(self.condition.view(*values.shape, start=start), values)  # [L of the row, D]
             if missing := tokens - len(values):
@@ -202,26 +207,26 @@ class RowBuffers:
                 self._upload(self.condition.view(missing, self.width, start=end), self._padding[:missing])
         if self.mask is not None:
             keep = self.mask.array(tokens, start=mask_start)  # [L]
-            keep[: len(values)] = 1
+            keep[: len(values)] = condition.counts
             keep[len(values) :] = 0
             self.mask.flush(tokens, self._stream, start=mask_start)
 
     def _set_context(self, place: int, values: NDArray[Any], begin: int) -> None:
         """Have a context at a place of an execute."""
         held = self._contexts[begin]
-        if held.get(place) is values:
+        if _are_same(held.get(place), (values,)):
             return
         assert self.context is not None
-        source, held[place] = self._source(held, values), values
+        source, held[place] = self._source(held, (values,)), (values,)
         start, size = begin * self._context_stride, self.frames * self.context_channels
         if source is None:
             self._upload(self.context.view(*values.shape, start=start + place * size), values)  # [T, X]
         else:
             self._copy(self.context, start, size, source, place)
 
-    def _source(self, held: Held, values: NDArray[Any]) -> int | None:
+    def _source(self, held: Held, values: Values) -> int | None:
         """Where a row lies already, also behind the rows of the tick before: one that moves needs no upload."""
-        return next((place for place, array in held.items() if array is values), None)
+        return next((place for place, found in held.items() if _are_same(found, values)), None)
 
     def _copy(self, tensor: Tensor, start: int, size: int, source: int, place: int) -> None:
         """Copy a row of `size` elements from place to place."""
@@ -230,6 +235,10 @@ class RowBuffers:
 
     def _upload(self, target: Tensor, values: NDArray[Any]) -> None:
         self._device.upload(target, values, self._stream)
+
+
+def _are_same(one: Values | None, other: Values) -> bool:
+    return one is not None and all(map(is_, one, other))
 
 
 def row_multiple(frames: int, channels: int) -> int:

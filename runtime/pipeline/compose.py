@@ -97,8 +97,8 @@ class RequestComposer:
         seed = draw_seed() if options.seed is None else options.seed
         return GenerationRequest(
             frames=segment.frames,
-            conditions=self._conditions(options, segment, inputs),
-            negatives=self._negatives(options, segment),
+            conditions=self._counted(self._conditions(options, segment, inputs)),
+            negatives=self._counted(self._negatives(options, segment)),
             steps=steps,
             shift=_first(options.shift, sampler.shift),
             timesteps=self._timesteps(options, steps, denoise),
@@ -153,6 +153,12 @@ class RequestComposer:
         """Whether a generation needs neither a text nor a condition."""
         takes_none = self.bundle.decoder.inputs.condition is None
         return takes_none or self.text_encoder is not None or self.bundle.null_condition() is not None
+
+    def _counted(self, conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
+        """With equal tokens as one, where the decoder counts them. Blends of tokens need each in its place: they come
+        before.
+        """
+        return tuple(one.merged() for one in conditions) if self.bundle.decoder.mask_counts else conditions
 
     def _conditions(
         self, options: GenerationOptions, segment: Segment, inputs: GenerationInputs

@@ -10,7 +10,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -36,17 +36,21 @@ class Condition:
     """One condition: `tokens` `[L, D]` float32, its weight over time, and the part of the schedule in which it is
     active.
 
-    Active at step k of K when `start <= k/K < end`. D is 0 for a decoder that takes no condition.
+    Active at step k of K when `start <= k/K < end`. D is 0 for a decoder that takes no condition. counts: how often
+    each token counts, float32 `[L]` or of all, for decoders whose mask says so.
     """
 
     tokens: Array
     weight: Curve = 1.0
     start: float = 0.0
     end: float = 1.0
+    counts: Array | float = 1.0
 
     def __post_init__(self) -> None:
         _set(self, "tokens", array(self.tokens, "condition.tokens", 2))
         _set(self, "weight", curve(self.weight, "condition.weight"))
+        if np.shape(self.counts) not in ((), (len(self.tokens),)) or not np.all(np.asarray(self.counts) > 0):
+            raise RequestError("needs a number above 0 for each token", field="condition.counts")
         if not 0.0 <= self.start < self.end:
             raise RequestError(f"needs 0 <= start < end, got {self.start}, {self.end}", field="condition.start")
 
@@ -54,6 +58,13 @@ class Condition:
     def none(cls) -> Condition:
         """What a generation of a decoder that takes no condition has: one token of width 0."""
         return cls(np.zeros((1, 0), np.float32))
+
+    def merged(self) -> Condition:
+        """The same with equal tokens that follow each other as one that counts as often: padding, above all."""
+        begins = np.append(True, (self.tokens[1:] != self.tokens[:-1]).any(axis=1))  # [L]
+        firsts = np.flatnonzero(begins)
+        counts = np.add.reduceat(np.broadcast_to(np.float32(self.counts), begins.shape), firsts)
+        return replace(self, tokens=self.tokens[firsts], counts=counts)
 
     def active(self, step: int, steps: int) -> bool:
         """Whether it takes part in step `step` of `steps`."""

@@ -70,6 +70,7 @@ class TinySpec:
     which it needs conditions. group_frames: its codec works in groups of so many frames, in half of its layers shifted
     by one; it takes whole groups alone, and no position. seconds: the text's graph takes the canvas's seconds, and
     makes one token more of them. sampler, rule: its own lines of [sampler] and [guidance].
+    mask_counts: bundle.toml says what is so, that the decoder's mean is of tokens as often as their mask says.
     """
 
     channels: int = 8
@@ -112,6 +113,7 @@ class TinySpec:
     rule: str = ""
     latents: str = ""
     null: bool = False
+    mask_counts: bool = False
 
     @property
     def known_words(self) -> tuple[str, ...]:
@@ -464,6 +466,7 @@ canvas_frames = {spec.canvas_frames}
 [decoder]
 graph = "decoder.onnx"
 {'null_condition = "null_condition.npy"' if spec.null else ""}
+mask_counts = {str(spec.mask_counts).lower()}
 [decoder.inputs]
 latents = "{p}hidden_states"
 time = "{p}timestep"

@@ -17,7 +17,7 @@ bundle = "bundle"
 [[shapes]]
 rows = { min = 1, opt = 4, max = 8 }
 frames = { min = 2, opt = 26, max = 26 }
-tokens = { min = 257, opt = 257, max = 257 }
+tokens = { min = 1, opt = 32, max = 257 }
 [runtime]
 depth = 4
 adapter_rank = 8

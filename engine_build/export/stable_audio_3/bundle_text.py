@@ -24,11 +24,12 @@ from engine_build.export.bundle_tables import (
 )
 from runtime.config.targets import Target
 
-# Of the decoder, by role. It has no mask of the condition: all of its tokens count, padding too.
+# Of the decoder, by role.
 INPUTS: Final = {
     "latents": "hidden_states",
     "time": "timestep",
     "condition": "encoder_hidden_states",
+    "condition_mask": "condition_mask",
     "context": "context_latents",
 }
 # Their authors' own (docs/workflows/inference.md): distilled checkpoints, and those before distillation.
@@ -64,7 +65,7 @@ class BundleFacts(FamilyFacts):
     """
 
     inputs: Mapping[str, str] = field(default_factory=lambda: INPUTS)
-    tokens: int
+    tokens: tuple[int, int]
     is_distilled: bool
     logsnr: tuple[float, float]
     adapters: Mapping[str, Any] = field(default_factory=dict)
@@ -73,11 +74,12 @@ class BundleFacts(FamilyFacts):
 
 def bundle_text(facts: BundleFacts) -> str:
     """bundle.toml."""
-    model = model_tables(facts)
+    model, decoder = model_tables(facts), decoder_tables(facts, SILENCE)
     tables: Tables = {
         **model,
         "latents": {**model["latents"], "most_unused": MOST_UNUSED},
-        **decoder_tables(facts, SILENCE),
+        **decoder,
+        "decoder": {**decoder["decoder"], "mask_counts": True},
         **codec_tables(facts),
         **_text_encoder_tables(facts),
         "sampler": _sampler(facts),
@@ -131,7 +133,6 @@ def deployment_text(facts: BundleFacts, bundle: Path, path: Path, target: Target
     ends = {canvas_frames(seconds, facts.frame_rate_hz, multiple) for seconds in LENGTHS_S}
     ends = {each for each in ends if each < facts.canvas_frames} | {facts.canvas_frames}
     firsts = [multiple, *(last + multiple for last in sorted(ends))]
-    tokens = (facts.tokens, facts.tokens)
-    shapes = [shape_range(facts, first, last, tokens) for first, last in zip(firsts, sorted(ends), strict=False)]
+    shapes = [shape_range(facts, first, last, facts.tokens) for first, last in zip(firsts, sorted(ends), strict=False)]
     variants = ("sde", "mask+sde") if facts.is_distilled else ("plain", "guidance", "mask", "guidance+mask")
     return small_deployment(facts, bundle, path, target, shapes, variants)

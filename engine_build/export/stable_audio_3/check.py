@@ -208,12 +208,14 @@ class Transformer:
 
     def velocity(self, x: Tensor, t: Tensor, condition: Tensor) -> Tensor:
         """With nothing known: a local condition of zeros. `[1, T, C]`, `[1]`, `[1, L, D]` -> `[1, T, C]`."""
-        found: Tensor = self.decoder(x, t, condition, torch.cat((torch.zeros_like(x), torch.ones_like(x)), dim=-1))
+        context = torch.cat((torch.zeros_like(x), torch.ones_like(x)), dim=-1)
+        found: Tensor = self.decoder(x, t, condition, torch.ones_like(condition[..., 0]), context)
         return found
 
     def velocity_without_local(self, x: Tensor, t: Tensor, condition: Tensor) -> Tensor:
         """As diffusers' pipeline has it: no local condition."""
-        found: Tensor = self.module(x.transpose(1, 2), t, condition, condition[:, 0], return_dict=False)[0]
+        counted = condition, torch.ones_like(condition[..., 0])
+        found: Tensor = self.module(x.transpose(1, 2), t, counted, condition[:, 0], return_dict=False)[0]
         return found.transpose(1, 2)
 
     def sample(self, facts: BundleFacts, padding_s: float = 0.0, times: Any = None) -> Tensor:

@@ -6,6 +6,7 @@ import math
 from typing import Any, Final
 
 import torch
+from diffusers.models.attention_dispatch import dispatch_attention_fn
 from torch import Tensor, nn
 
 # From 22 on convolutions are in bfloat16 too. From 23 on attention would be one operator, which TensorRT-RTX does not
@@ -75,22 +76,66 @@ class PointwiseLinear(nn.Module):
         return found
 
 
+class CountedEmbedder(nn.Sequential):
+    """Layers for the tokens of a (tokens, counts) pair, which travels as a pair with the attention bias from here."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Tokens `[B, L, D]`, counts `[B, L]` -> `[B, L, hidden]` and `[B, 1, 1, L]`.
+
+        n equal tokens weigh n times the exponential of one's score, that of the score + log n. For 0, the smallest n.
+        """
+        tokens, counts = pair
+        return super().forward(tokens), counts.clamp(min=torch.finfo(torch.float32).tiny).log()[:, None, None]
+
+
+class CountedAttention:
+    """diffusers' cross attention, differential or not, to tokens with an attention bias."""
+
+    def __call__(
+        self, attention: Any, hidden_states: Tensor, context: tuple[Tensor, Tensor], context_mask: None = None
+    ) -> Tensor:
+        """Frames `[B, T, hidden]` -> `[B, T, hidden]`."""
+        tokens, bias = context
+        *keys, values = attention.to_kv(tokens).chunk(3 if attention.use_differential else 2, dim=-1)
+        queries = attention.to_q(hidden_states).chunk(len(keys), dim=-1)
+
+        def heads(x: Tensor) -> Tensor:
+            return x.unflatten(-1, (attention.heads, attention.dim_heads))
+
+        def attended(query: Tensor, key: Tensor) -> Tensor:
+            query, key = attention.q_norm(heads(query)), attention.k_norm(heads(key))
+            return dispatch_attention_fn(query, key, heads(values), attn_mask=bias)
+
+        found, *subtracted = map(attended, queries, keys)
+        return attention.to_out(sum((-other for other in subtracted), found).flatten(2, 3))
+
+
 class ContextDecoder(nn.Module):
     """The transformer with TickRT's layout. Its weights stay where they are."""
 
     def __init__(self, transformer: Any) -> None:
         super().__init__()
         transformer.timestep_features = reduced_features(transformer.timestep_features)
+        transformer.to_cond_embed = CountedEmbedder(*transformer.to_cond_embed)
+        for block in transformer.transformer_blocks:
+            block.cross_attn.set_processor(CountedAttention())
         for name in ("preprocess_conv", "postprocess_conv"):
             setattr(transformer, name, PointwiseLinear(getattr(transformer, name)))
         self.decoder = transformer
 
     def forward(
-        self, hidden_states: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, context_latents: Tensor
+        self,
+        hidden_states: Tensor,
+        timestep: Tensor,
+        encoder_hidden_states: Tensor,
+        condition_mask: Tensor,
+        context_latents: Tensor,
     ) -> Tensor:
-        """Latents `[R, T, C]`, time `[R]`, condition `[R, L, D]`, context `[R, T, 2C]` -> velocity `[R, T, C]`.
+        """Latents `[R, T, C]`, time `[R]`, condition `[R, L, D]`, counts `[R, L]`, context `[R, T, 2C]` -> velocity
+        `[R, T, C]`.
 
         Token 0 of the condition is the duration: the transformer attends to it, and it is its global condition. The
+        mask says how often a token counts: padding is one token, and the transformer knows no order of tokens. The
         context's second half is 0 where its first half is known. Text to audio knows nothing: its local condition is
         zeros, as in the authors' code, and not absent, as in diffusers' pipeline.
         """
@@ -100,7 +145,7 @@ class ContextDecoder(nn.Module):
         velocity: Tensor = self.decoder(
             hidden_states.transpose(1, 2),
             timestep,
-            encoder_hidden_states,
+            (encoder_hidden_states, condition_mask),
             encoder_hidden_states[:, 0],
             local_add_cond=local.transpose(1, 2),
             return_dict=False,

@@ -71,8 +71,8 @@ def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
     config = transformer.config
     if config.local_add_cond_dim != 1 + config.io_channels or config.cond_token_dim != config.global_cond_dim:
         raise BuildError("the transformer is none for inpainting, or its duration is no token: its graph has neither")
-    tokens, multiple = 1 + traits.max_tokens, max(traits.chunk_frames, 1)
-    shape = DecoderShape(config.io_channels, config.cond_token_dim, multiple, (tokens, tokens), INPUTS)
+    tokens, multiple = (1, 1 + traits.max_tokens), max(traits.chunk_frames, 1)
+    shape = DecoderShape(config.io_channels, config.cond_token_dim, multiple, tokens, INPUTS)
     facts = decoder_facts(ContextDecoder(transformer).eval(), folder, shape, OPSET, layers=int(config.depth))
     matrices = linear_matrices(onnx.load(folder / DECODER, load_external_data=False))
     return {

@@ -222,7 +222,8 @@ class RandomWeights:
         """A module, the tokenizer, the padding `[D]`, or the null condition f32 `[1 + max_tokens, D]`."""
         if part == NULL:
             width = {"cond_token_dim": 768, **self.transformer_changes}["cond_token_dim"]
-            return torch.randn(1 + self.traits.max_tokens, width, generator=seeded(self.seed, NULL))
+            duration, padding = torch.randn(2, width, generator=seeded(self.seed, NULL))
+            return torch.stack((duration, *[padding] * self.traits.max_tokens))
         if part == TOKENIZER:
             return byte_tokenizer()
         text = {**TEXT_CONFIG, **(self.text_changes or {})}

@@ -270,6 +270,22 @@ def test_a_mask_that_leaves_tokens_in_is_refused(tmp_path: Path) -> None:
     assert "leave condition_mask out of bundle.toml" in caught.value.fix
 
 
+def test_a_mask_that_does_not_count_is_refused_where_it_is_said_to(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path, more=FEW, codec=False, text_encoder=False, mask_counts=True)
+    check(path)
+    model = tiny_decoder(TinySpec())
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            if name == "condition_mask":
+                node.input[index] = "kept"
+    model.graph.node.insert(0, helper.make_node("Min", ["condition_mask", "one"], ["kept"]))
+    model.graph.initializer.append(helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0]))
+    onnx.save(model, tmp_path / "tiny" / "decoder.onnx")
+    with pytest.raises(BuildError, match="a token that counts twice differs from two by") as caught:
+        check(path)
+    assert "leave mask_counts out of bundle.toml" in caught.value.fix
+
+
 def test_a_graph_that_takes_some_numbers_of_rows_only_is_refused(tmp_path: Path) -> None:
     def pair(w: GraphWriter, x: str, _: str) -> str:
         return w.op("Add", x, w.constant(np.ones((2, 1, C))))

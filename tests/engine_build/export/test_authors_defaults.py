@@ -118,7 +118,7 @@ def test_a_stable_audio_3_has_its_authors_defaults(tmp_path: Path, is_distilled:
     facts = stable_audio_3.BundleFacts(
         name="small-music",
         channels=256,
-        tokens=257,
+        tokens=(1, 257),
         is_distilled=is_distilled,
         logsnr=(-6.2, 2.0),
         text_encoder={"max_tokens": stable_audio_3.MAX_TOKENS},

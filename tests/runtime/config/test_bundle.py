@@ -226,6 +226,7 @@ def test_a_template_is_filled_with_prompt_and_whole_seconds(tmp_path: Path) -> N
         ({"text_encoder": False}, "sampler.guidance is not 1"),
         ({"guidance": 1.0}, "text_encoder needs decoder.inputs.condition"),
         ({"text_encoder": False, "guidance": 1.0, "mask": True}, "condition_mask belongs to a condition"),
+        ({"text_encoder": False, "guidance": 1.0, "mask_counts": True}, "mask_counts is said of a condition_mask"),
     ],
 )
 def test_what_needs_a_condition_is_refused_without_one(tmp_path: Path, changes: dict[str, object], says: str) -> None:

@@ -96,6 +96,15 @@ def test_conditions_are_padded_and_masked_and_contexts_are_those_of_their_slots(
         np.testing.assert_array_equal(reads["context"][index], contexts[index])
 
 
+def test_the_mask_says_how_often_a_token_counts(batch: Batch) -> None:
+    """Also where the same tokens count otherwise."""
+    tokens, counts = rand(3, D), np.array([1, 5, 2], np.float32)
+    slots = [live(index, conditions=(Condition(tokens, counts=each),)) for index, each in enumerate((1.0, counts, 1.0))]
+    (reads,) = batch.tensors(batch.lay_out(*slots))
+    for mask, each in zip(reads["condition_mask"], ([1, 1, 1], [1, 5, 2], [1, 1, 1]), strict=True):
+        assert mask.tolist() == [*each, *[0] * (len(mask) - 3)]
+
+
 def test_times_and_slots_follow_the_rows(batch: Batch) -> None:
     layout = batch.lay_out(live(0, **GUIDED), live(2, **GUIDED))
     assert len(layout.executes) == 2

@@ -111,6 +111,21 @@ def test_blended_tokens_are_one_row_and_agree_with_the_oracle(pipeline: Pipeline
     np.testing.assert_allclose(result, expected_latents(pipeline.loop, by_oracle), atol=1e-4, rtol=1e-4)
 
 
+def test_equal_tokens_are_one_where_the_decoder_counts_them(built: Built, pipeline: Pipeline) -> None:
+    tokens = np.random.default_rng(4).standard_normal((20, SPEC.condition_width)).astype(np.float32)
+    tokens[5:] = tokens[5]
+    with open_pipeline(built(mask_counts=True, more=FEW_VARIANTS)) as counting:
+        request = counting.request("", GenerationInputs(condition=tokens), seed=1)
+        (condition,) = request.conditions
+        np.testing.assert_array_equal(condition.tokens, tokens[:6])
+        np.testing.assert_array_equal(condition.counts, [1, 1, 1, 1, 1, 15])
+        as_given = replace(request, conditions=(Condition(tokens),))
+        wanted = expected_latents(counting.loop, as_given)
+        np.testing.assert_allclose(generate(counting.loop, request), wanted, atol=1e-4, rtol=1e-4)
+    (plain,) = pipeline.request("", GenerationInputs(condition=tokens), seed=1).conditions
+    np.testing.assert_array_equal(plain.tokens, tokens)
+
+
 def test_a_prompt_that_a_segment_does_not_hear_takes_no_row_of_it(pipeline: Pipeline) -> None:
     prompt = [{"text": "a", "weight": [1.0, 1.0, 0.0, 0.0]}, {"text": "b", "weight": [0.0, 0.0, 1.0, 1.0]}]
     options = parse_options({"prompt": prompt, "seed": 1})

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.errors import RequestError
 from runtime.requests.curves import curve, is_everywhere, is_finite
@@ -27,6 +29,17 @@ TOKENS = np.ones((3, 4), np.float32)
 
 def make(**changes: Any) -> GenerationRequest:
     return GenerationRequest(**{"frames": 8, "conditions": (Condition(TOKENS),), **changes})
+
+
+@given(st.lists(st.sampled_from([0.0, -0.0, 1.0]), min_size=1, max_size=8), st.integers(1, 3))
+def test_a_merged_condition_is_every_token_again_as_often_as_it_counts(values: list[float], count: int) -> None:
+    tokens = np.repeat(np.array(values, np.float32)[:, None], 2, axis=1)
+    merged = Condition(tokens, weight=0.5, end=0.7, counts=np.full(len(values), count, np.float32)).merged()
+    assert (merged.weight, merged.end) == (0.5, 0.7)
+    copies = np.asarray(merged.counts, np.int64) // count
+    np.testing.assert_array_equal(np.repeat(merged.tokens, copies, axis=0), tokens)
+    assert (merged.tokens[1:] != merged.tokens[:-1]).any(axis=1).all(), "equal tokens follow each other"
+    np.testing.assert_array_equal(merged.merged().counts, merged.counts)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +82,8 @@ def test_bad_requests_name_their_field(changes: dict[str, Any], says: str) -> No
     ("factory", "says"),
     [
         (lambda: Condition(np.ones(3)), r"condition\.tokens: expected 2 dimensions"),
+        (lambda: Condition(TOKENS, counts=np.ones(2)), r"condition\.counts: needs a number above 0 for each"),
+        (lambda: Condition(TOKENS, counts=0.0), r"condition\.counts: needs a number above 0"),
         (lambda: Condition(TOKENS, "loud"), r"condition\.weight: expected a number"),
         (lambda: Condition(TOKENS, 1.0, 0.5, 0.5), "start < end"),
         (lambda: Target(np.zeros((2, 2)), gate=2.0), r"target\.gate: needs 0 <= gate <= 1"),

@@ -15,6 +15,7 @@ from helpers.tiny_stable_audio_3 import CHANNELS, CONDITION_WIDTH, MAX_TOKENS, t
 from engine_build.graphs.cpu_graph import cpu_graph
 from engine_build.precision.recipe import explain
 from runtime.engines.value_shapes import value_shapes
+from runtime.requests.request import Condition
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -32,12 +33,14 @@ def inputs(rows: int, frames: int, known_frames: int) -> dict[str, np.ndarray]:
         "hidden_states": random.standard_normal((rows, frames, CHANNELS)).astype(np.float32),
         "timestep": np.linspace(1.0, 0.2739, rows).astype(np.float32),
         "encoder_hidden_states": random.standard_normal((rows, 1 + MAX_TOKENS, CONDITION_WIDTH)).astype(np.float32),
+        "condition_mask": np.ones((rows, 1 + MAX_TOKENS), np.float32),
         "context_latents": np.concatenate((known, mask), axis=-1).astype(np.float32),
     }
 
 
 def diffusers_velocity(transformer: Any, feeds: dict[str, np.ndarray], local: Any) -> np.ndarray:
-    latents, time, condition = (torch.from_numpy(feeds[name]) for name in list(feeds)[:3])
+    names = ("hidden_states", "timestep", "encoder_hidden_states")
+    latents, time, condition = (torch.from_numpy(feeds[name]) for name in names)
     with torch.no_grad():
         found = transformer(
             latents.transpose(1, 2),
@@ -62,6 +65,31 @@ def test_the_decoder_is_diffusers_own_forward(
     (found,) = onnxruntime.InferenceSession(str(bundle / "decoder.onnx")).run(None, feeds)
     assert np.abs(wanted).max() > 0.5
     assert np.abs(found - wanted).max() < 1e-5
+
+
+@pytest.mark.parametrize("texts", [(4,), (0, 40, 256)], ids=str)
+def test_padding_is_one_token_that_counts_as_often(bundle: Path, parts: dict[str, Any], texts: tuple[int, ...]) -> None:
+    """Against diffusers' own forward, which attends to all of it; also by the graph for the CPU, and by each alone."""
+    feeds = inputs(len(texts), 34, 0)
+    tokens = feeds["encoder_hidden_states"]
+    for row, text in zip(tokens, texts, strict=True):
+        row[1 + text :] = parts["transformer"].prompt_padding_embedding.numpy()
+    known, mask = np.split(feeds["context_latents"], 2, axis=-1)
+    keep = 1.0 - mask[..., :1]
+    local = torch.from_numpy(np.concatenate((keep, known * keep), axis=-1)).transpose(1, 2)
+    wanted = diffusers_velocity(parts["transformer"], feeds, local)
+    merged = [Condition(row).merged() for row in tokens]
+    length = max(len(row.tokens) for row in merged)
+    assert length == min(max(texts) + 2, 1 + MAX_TOKENS)
+    feeds["encoder_hidden_states"] = np.stack([np.pad(r.tokens, ((0, length - len(r.tokens)), (0, 0))) for r in merged])
+    feeds["condition_mask"] = np.stack([np.pad(row.counts, (0, length - len(row.tokens))) for row in merged])
+    model = onnx.load(bundle / "decoder.onnx")
+    for graph in (model, cpu_graph(model)):
+        session = onnxruntime.InferenceSession(graph.SerializeToString())
+        (found,) = session.run(None, feeds)
+        assert np.abs(found - wanted).max() < 1e-6 * np.abs(wanted).max()
+    uncounted = {**feeds, "condition_mask": np.minimum(feeds["condition_mask"], 1.0)}
+    assert np.abs(session.run(None, uncounted)[0] - wanted)[0].max() > 1e-2, "padding has no effect"
 
 
 def test_a_local_condition_of_zeros_is_not_none(bundle: Path, parts: dict[str, Any]) -> None:

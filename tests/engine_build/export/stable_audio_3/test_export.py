@@ -138,7 +138,7 @@ def test_deployments_have_the_lengths_up_to_the_canvas() -> None:
     facts: dict[str, Any] = {
         "name": "tiny", "description": "", "channels": 256, "frame_rate_hz": 11_025 / 1024, "frame_multiple": 2,
         "sample_rate_hz": 44_100, "audio_channels": 2, "hop_samples": 4096, "decode_margin_frames": 2,
-        "encode_margin_frames": 2, "tokens": 257, "is_distilled": True, "logsnr": (-6.2, 2.0),
+        "encode_margin_frames": 2, "tokens": (1, 257), "is_distilled": True, "logsnr": (-6.2, 2.0),
         "has_null_condition": False,
     }  # fmt: skip
     for canvas_s, ends in ((120.0, [324, 646, 1292]), (45.0, [324, 486])):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 from engine_build.compile.builder import build_deployment
 from runtime.config.deployment import load_deployment
 from runtime.errors import RequestError
-from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.compose import GenerationInputs, blend_tokens
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.requests.request import GenerationRequest
+from runtime.requests.request import Condition, GenerationRequest
 from runtime.requests.seeds import segment_seed
 from runtime.requests.timesteps import Purpose, noise
 from runtime.tick.events import Event, Finished
@@ -45,7 +46,7 @@ bundle = "{bundles[request.param]}"
 [[shapes]]
 rows = {{ min = 1, opt = 4, max = 8 }}
 frames = {{ min = 2, opt = 98, max = 98 }}
-tokens = {{ min = 257, opt = 257, max = 257 }}
+tokens = {{ min = 1, opt = 32, max = 257 }}
 [runtime]
 depth = 4
 threads = 1
@@ -159,6 +160,27 @@ def test_the_defaults_are_those_of_the_checkpoint(opened: Pipeline, model: Model
             opened.request(PROMPT, seed=1, steps=4, guidance=1.0),
         )
         assert np.abs(guided - plain).max() > 1e-3
+
+
+def test_blended_tokens_and_negative_prompts_are_those_of_all_tokens(opened: Pipeline) -> None:
+    """Of texts of different lengths: blended in their places, and only then is padding one token."""
+    encoder, asked = opened.text_encoder, {"seconds": 4.1, "seed": 3, "steps": 4, "negative_prompt": "Hiss"}
+    assert encoder is not None
+    is_guided = not opened.bundle.sampler.guidance_reason
+    prompts, weights = (PROMPT, "Distorted guitars, louder and louder"), (0.75, 0.25)
+    items = [{"text": text, "weight": weight} for text, weight in zip(prompts, weights, strict=True)]
+    request = opened.request(items, blend="tokens", guidance=3.0 if is_guided else 1.0, **asked)
+    seconds = request.frames / FRAME_RATE_HZ
+    tokens = blend_tokens([encoder.encode(text, seconds=seconds) for text in prompts], weights)
+    (blended,) = request.conditions
+    assert len(tokens) == 257 > 2 * len(blended.tokens)
+    np.testing.assert_array_equal(np.repeat(blended.tokens, np.asarray(blended.counts, int), axis=0), tokens)
+    negatives = (Condition(encoder.encode("Hiss", seconds=seconds)),)
+    in_full = replace(request, id="in full", conditions=(Condition(tokens),), negatives=negatives)
+    merged, wanted = generate(opened, request, in_full)
+    assert np.abs(merged - wanted).max() < 1e-6 * np.abs(wanted).max()
+    (alone,) = generate(opened, replace(request, id="alone"))
+    assert np.abs(alone - wanted).max() < 1e-6 * np.abs(wanted).max()
 
 
 def test_text_and_length_matter(opened: Pipeline) -> None:
