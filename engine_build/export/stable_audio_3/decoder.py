@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import sub
 from typing import Any, Final
 
 import torch
@@ -106,8 +108,8 @@ class CountedAttention:
             query, key = attention.q_norm(heads(query)), attention.k_norm(heads(key))
             return dispatch_attention_fn(query, key, heads(values), attn_mask=bias)
 
-        found, *subtracted = map(attended, queries, keys)
-        return attention.to_out(sum((-other for other in subtracted), found).flatten(2, 3))
+        found: Tensor = attention.to_out(reduce(sub, map(attended, queries, keys)).flatten(2, 3))
+        return found
 
 
 class ContextDecoder(nn.Module):
