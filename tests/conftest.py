@@ -34,6 +34,8 @@ from runtime.engines.loading import open_engines
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
 from runtime.tick.loop import TickLoop
 
+# Tests are rewritten as they are collected: to look for cycles among their syntax trees takes as long as to make them.
+gc.disable()
 # A run in the background inherits SIGINT as ignored, and would pass that on to the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # A busy machine is slow, not wrong.
@@ -71,6 +73,16 @@ def _fresh(command: Any) -> Any:
 # A process runs a command once; tests run it often, and making its parser takes longer than most of them.
 vars(typer.testing)["_get_command"] = lambda app: _fresh(_parser(app, os.environ.get(NO_SHELL)))
 
+
+class _Sessions(ort.SessionOptions):
+    """Threads that wait for work do not spin: beside graphs as small as the tests' they would do little else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+
+vars(ort)["SessionOptions"] = _Sessions
 
 _sessions: dict[tuple[Path, int, int, int], ort.InferenceSession] = {}
 _open_session = OnnxRuntimeEngine._open
@@ -110,9 +122,17 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     return result
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`make test` does not build the shipped demo, which takes longer than any of its tests."""
+    marks = {mark.name for mark in item.iter_markers()}
+    is_elsewhere = "recipe" in item.path.parts or marks & {"shipped", "docs", "slow"}
+    if "built_demo" in getattr(item, "fixturenames", ()) and not is_elsewhere:
+        raise pytest.UsageError(f"{item.nodeid} builds the shipped demo: mark it as shipped")
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: collections that tests ask for, and all others, pass over it."""
-    gc.collect()
+    gc.enable()
     gc.freeze()
     gc.unfreeze = lambda: None  # a bench that ends would make every later collection pass over all modules again
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from configs.demo.recipe.evaluation.player import Player
 from runtime.config.deployment import Deployment
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import parse_options
+
+pytestmark = pytest.mark.shipped
 
 # Prompts of other lengths; plain, guided, by other solvers, with noise in every step, and blended.
 GENERATIONS: tuple[dict[str, Any], ...] = (

@@ -18,6 +18,8 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
 
+pytestmark = pytest.mark.shipped
+
 NUM_SLOTS = 2
 
 
