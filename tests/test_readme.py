@@ -48,7 +48,7 @@ READMES = ("README.md", *(f"{package}/README.md" for package in (*PACKAGES, "con
 PAGES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "configs/docs/pages").glob("*.md")))
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in (*READMES, *PAGES) if (ROOT / name).is_file()}
 RUN = [pytest.param(name, marks=pytest.mark.docs if name in PAGES else pytest.mark.shipped) for name in TEXTS]
-README = TEXTS["README.md"]
+TROUBLE = TEXTS["configs/docs/pages/trouble.md"]
 ROOMS = ("configs", *PACKAGES, "tests")
 ADDRESS = "localhost:8000"
 DEMO_CONFIG = "configs/demo.toml"
@@ -341,7 +341,8 @@ def form_part(text: str) -> tuple[str, tuple[str | None, bytes, str]]:
 
 
 def test_every_command_is_shown() -> None:
-    assert {words[0] for words in commands_of("README.md", *COMMANDS)} == set(COMMANDS)
+    shown = (commands_of(document, *COMMANDS) for document in ("README.md", "configs/docs/pages/tour.md"))
+    assert {words[0] for commands in shown for words in commands} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("document", TEXTS)
@@ -423,7 +424,7 @@ def test_the_demo_planners_figures_are_the_bundles() -> None:
             assert cell.strip() in ("", ", ".join(figures))
 
 
-@pytest.mark.parametrize("key", re.findall(r"^\| `([^`]+)` \|", README.partition("## When something")[2], re.MULTILINE))
+@pytest.mark.parametrize("key", re.findall(r"^\| `([^`]+)` \|", TROUBLE, re.MULTILINE))
 def test_a_troubleshooting_key_is_a_real_error_text(key: str) -> None:
     parts = [part.strip(" ,") for part in key.split("…")]
     assert [part for part in parts if not any(part in text for text in source_texts())] == []

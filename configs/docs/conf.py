@@ -21,6 +21,7 @@ PAGES = "configs/docs/pages"
 # Title -> file, by sections. A README that is not named here comes last, under its own title.
 NAVIGATION = {
     "Guide": {
+        "A tour": f"{PAGES}/tour.md",
         "Play live": f"{PAGES}/live.md",
         "Generate": f"{PAGES}/generate.md",
         "Serve": "server/README.md",
@@ -43,6 +44,7 @@ NAVIGATION = {
         "The live protocol": "server/live/PROTOCOL.md",
         "Messages": f"{PAGES}/messages.md",
         "Python": f"{PAGES}/python.md",
+        "When something goes wrong": f"{PAGES}/trouble.md",
     },
     "Inside": {
         "Architecture": f"{PAGES}/architecture.md",
