@@ -84,13 +84,18 @@ def end_with_parent(
 
 
 class Heartbeat:
-    """When a thread was last seen at work. Its own thread calls `beat` and `rest`; any thread may ask."""
+    """When a thread was last seen at work. Its own thread calls `beat` and `rest`; any thread may ask.
+
+    usual_s: the longest that a piece of its work took lately; with each newer one an older one counts a tenth less.
+    """
 
     def __init__(self) -> None:
         self._last_s: float | None = None
+        self.usual_s = 0.0
 
     def beat(self) -> None:
         """It has work, and has done some just now."""
+        self.usual_s = max(self.silent_s, 0.9 * self.usual_s)
         self._last_s = time.monotonic()
 
     def rest(self) -> None:

@@ -131,7 +131,10 @@ class ServerSettings(BaseSettings):
     keep_alive_s: int = Field(default=5, ge=1, description="How long a connection stays open without a request.")
     drain_s: float = Field(default=30.0, ge=0, description="How long what is in flight may take at the end.")
     tick_timeout_s: float = Field(
-        default=5.0, gt=0, description="Age of the last tick, with work in flight, from which /health/live answers 503."
+        default=5.0,
+        gt=0,
+        description="Age of the last tick, with work in flight, from which /health/live answers 503; later where ticks "
+        "take long: after the time of 16.",
     )
     thread_timeout_s: float = Field(
         default=300.0,

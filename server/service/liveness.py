@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from runtime.threads import Watched
+from runtime.threads import ServingThread, Watched
 from server.asgi.problems import ProblemError, draining
 from server.service.service import Service
 
 # Ends the codes of threads that may go on yet.
 OVERDUE = "_overdue"
+# A large model on a CPU takes seconds for a row; more rows at once take as many times as long.
+SLOWER = 16.0
 
 
 def not_live(service: Service) -> ProblemError | None:
@@ -22,9 +24,11 @@ def not_live(service: Service) -> ProblemError | None:
 
 
 def _silence(service: Service, thread: Watched) -> ProblemError | None:
-    """That a thread has had work for too long."""
+    """That a thread has had work for too long, also for a machine as slow as this one was so far."""
     settings, silent_s = service.settings, thread.silent_s
-    if silent_s <= (settings.tick_timeout_s if thread.is_prompt else settings.thread_timeout_s):
+    limit_s = settings.tick_timeout_s if thread.is_prompt else settings.thread_timeout_s
+    usual_s = thread.heartbeat.usual_s if isinstance(thread, ServingThread) else 0.0
+    if silent_s <= max(limit_s, SLOWER * usual_s):
         return None
     what = f"the thread {thread.name!r} has work and has done none of it for {silent_s:.1f} s"
     return ProblemError(503, thread.name.replace("-", "_") + OVERDUE, what)

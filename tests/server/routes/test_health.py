@@ -127,6 +127,18 @@ def test_a_hanging_tick_loop_is_not_live_until_it_runs_again(serve: Serve) -> No
         eventually(lambda: served.server.exit_code == 0)
 
 
+def test_a_machine_whose_ticks_take_long_is_live_meanwhile(serve: Serve) -> None:
+    served = serve(depth=1, tick_timeout_s=0.05)
+    served.pipeline.loop.thread.heartbeat.usual_s = 1000.0
+    served.pause()
+    with ThreadPoolExecutor(1) as pool, served.client() as client:
+        pending = pool.submit(served.post)
+        eventually(lambda: served.pipeline.loop.thread.silent_s > 0.1)
+        assert client.get("/health/live").status_code == 200
+        served.resume()
+        assert pending.result().status_code == 200
+
+
 def test_a_worker_that_hangs_is_not_live_until_it_goes_on(serve: Serve) -> None:
     served, gate = serve(thread_timeout_s=0.1), threading.Event()
     assert served.pipeline.codec is not None
