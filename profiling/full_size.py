@@ -25,7 +25,7 @@ from profiling.output import write_json
 from profiling.server_process import server_process
 from runtime.command_line import CommandLine
 from runtime.tables import print_table
-from runtime.terminal import EXIT_OVER_LIMIT, Terminal
+from runtime.terminal import EXIT_OVER_LIMIT, Terminal, print_line
 
 PROMPT = "warm piano over soft drums"
 SAMPLE_S = 0.1
@@ -95,13 +95,17 @@ def run_step(model: str, step: str, words: Sequence[str], log: Path) -> StepResu
     return StepResult(model, step, status, round(time.monotonic() - started, 1), round(memory.peak_bytes / 1e9, 2))
 
 
-def serve_two(model: str, config: Path, seconds: float) -> StepResult:
+def serve_two(model: str, config: Path, seconds_each: float) -> StepResult:
     """Two requests at once to a server of its own; the time is that of both, the peak is the server's."""
-    bodies = [{"prompt": PROMPT, "seconds": seconds, "seed": seed} for seed in (1, 2)]
+    bodies = [{"prompt": PROMPT, "seconds": seconds_each, "seed": seed} for seed in (1, 2)]
+    status, seconds = "failed", 0.0
     with server_process(config) as server, PeakMemory(server.pid) as memory:
-        timings = asyncio.run(run_concurrently(server.url, bodies))
-    status = "done" if all(each.size_bytes for each in timings) else "failed"
-    return StepResult(model, SERVE, status, round(span_s(timings), 1), round(memory.peak_bytes / 1e9, 2))
+        try:
+            timings = asyncio.run(run_concurrently(server.url, bodies))
+            status, seconds = "done" if all(each.size_bytes for each in timings) else "failed", span_s(timings)
+        except (SystemExit, OSError) as error:
+            print_line(str(error))
+    return StepResult(model, SERVE, status, round(seconds, 1), round(memory.peak_bytes / 1e9, 2))
 
 
 def measure(model: str, folder: Path, export: Sequence[str], seconds: float) -> Iterator[StepResult]:

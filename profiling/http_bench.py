@@ -47,6 +47,8 @@ async def stream_one(url: str, body: dict[str, Any]) -> StreamTiming:
     writer.write(f"{head}connection: close\r\ncontent-length: {len(payload)}\r\n\r\n".encode() + payload)
     try:
         status = await reader.readline()
+        if not status:
+            raise SystemExit("error: the server closed the connection before it answered: its log says why")
         if b" 200 " not in status:
             raise SystemExit(f"error: {status.decode().strip()}: {(await reader.read(2000)).decode(errors='replace')}")
         await reader.readuntil(b"\r\n\r\n")

@@ -25,9 +25,12 @@ def not_live(service: Service) -> ProblemError | None:
 
 def _silence(service: Service, thread: Watched) -> ProblemError | None:
     """That a thread has had work for too long, also for a machine as slow as this one was so far."""
-    settings, silent_s = service.settings, thread.silent_s
-    limit_s = settings.tick_timeout_s if thread.is_prompt else settings.thread_timeout_s
-    usual_s = thread.heartbeat.usual_s if isinstance(thread, ServingThread) else 0.0
+    settings, silent_s, usual_s = service.settings, thread.silent_s, 0.0
+    limit_s = settings.thread_timeout_s
+    if isinstance(thread, ServingThread):
+        usual_s = thread.heartbeat.usual_s
+        if thread.is_prompt and usual_s:  # before, nobody knows how long it takes: the first tick compiles, and loads
+            limit_s = settings.tick_timeout_s
     if silent_s <= max(limit_s, SLOWER * usual_s):
         return None
     what = f"the thread {thread.name!r} has work and has done none of it for {silent_s:.1f} s"

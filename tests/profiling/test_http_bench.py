@@ -40,6 +40,16 @@ def test_a_refused_generation_ends_the_bench_with_the_problem(served: Served) ->
         measure(served.url, [{"prompt": "a", "steps": 0}], rounds=1)
 
 
+def test_a_server_that_ends_without_an_answer_is_told() -> None:
+    async def ask() -> None:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        async with server:
+            await stream_one(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", BODIES[0])
+
+    with pytest.raises(SystemExit, match="closed the connection before it answered"):
+        asyncio.run(ask())
+
+
 def test_a_folder_that_is_not_there_is_named_before_anything_is_measured() -> None:
     refused = CliRunner().invoke(cli, ["absent.toml", "--json", "absent/a.json"])
     assert refused.exit_code == 2
