@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from server.asgi.openapi import problem_responses
 from server.routes.tick_profile import check_admin
-from server.service.liveness import not_live, not_ready
+from server.service.liveness import check_ready, not_live, not_ready
 from server.service.metrics import CONTENT_TYPE
 from server.service.service import Service, service_of
 
@@ -50,9 +50,7 @@ async def get_live(request: Request) -> Liveness:
 async def get_ready(request: Request) -> Readiness:
     """200 once the engines are open and warm, until shutdown begins; 503 with the cause otherwise."""
     service = service_of(request)
-    problem = not_ready(service)
-    if problem is not None:
-        raise problem
+    check_ready(service)
     pipeline = service.ready_pipeline()
     stats = pipeline.loop.stats()
     return Readiness(

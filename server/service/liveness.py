@@ -37,6 +37,12 @@ def _silence(service: Service, thread: Watched) -> ProblemError | None:
     return ProblemError(503, thread.name.replace("-", "_") + OVERDUE, what)
 
 
+def check_ready(service: Service) -> None:
+    """Raises ProblemError 503 where new work is refused."""
+    if (problem := not_ready(service)) is not None:
+        raise problem
+
+
 def not_ready(service: Service) -> ProblemError | None:
     """Why new work is refused; None if it is accepted."""
     if service.admission.is_draining:

@@ -1,6 +1,8 @@
 """Prometheus metrics, one registry per app. Base units; labels never hold text of a user.
 
-Invariant: generations_started_total = the sum of generations_total over outcomes + generations_in_flight.
+Invariants: generations_started_total = the sum of generations_total over outcomes + generations_in_flight;
+live_sessions_started_total = the sum of live_sessions_ended_total over outcomes + live_sessions;
+live_generations_started_total = the sum of live_generations_ended_total over outcomes, where none is in flight.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -20,20 +23,25 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from runtime.engines.engine import Engine
 from runtime.errors import StoreError
 from runtime.tick.record import PHASES, LoopStats, TickRecord
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+if TYPE_CHECKING:
+    from runtime.sessions.hosting.host import SessionHost
+    from runtime.sessions.hosting.services import HostStats
+
 NAMESPACE = "tickrt"
+CONTENT_TYPE = CONTENT_TYPE_LATEST
 # Otherwise every counter has a second series, NAME_created, with the time at which it was made.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 PHASE_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+LATENCY_S = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.5, 5.0, 10.0)
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
@@ -114,10 +122,6 @@ class Metrics:
             "merged_adapter_strength", "Strengths of the adapters in the decoder's weights", "adapter"
         )
 
-    def watch_responses(self, reserved_bytes: Callable[[], int]) -> None:
-        """Read the memory reserved for responses on every scrape."""
-        self.response_bytes.set_function(reserved_bytes)
-
     def watch_sources(self, sizes_bytes: Callable[[], Iterable[int]]) -> None:
         """Read the sizes of all sources on every scrape; NaN where their store is away."""
 
@@ -185,3 +189,69 @@ class _Labelled(Collector):
             labelled = Metric(family.name, family.documentation, family.type, family.unit)
             labelled.samples = samples
             yield labelled
+
+
+class LiveMetrics:
+    """Metrics of all connections, and those of the host of the sessions, which are read on every scrape."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self.refused = self._counter("live_refused", "Live sessions that were refused, by the problem's code", "code")
+        self.dropped_chunks = self._counter(
+            "live_dropped_chunks", "Chunks of audio dropped for clients that do not read"
+        )
+        self.send_timeouts = self._counter("live_send_timeouts", "Connections aborted because the client did not read")
+        self._latency = Histogram(
+            "control_to_sound_seconds",
+            "From a control's message until the playhead reaches its sound: the first of it, all of it",
+            ("kind", "stage"),
+            namespace=NAMESPACE,
+            registry=registry,
+            buckets=LATENCY_S,
+        )
+
+    def watch(self, host: SessionHost) -> None:
+        """Publish what the host counts and measures."""
+        self._registry.register(HostCollector(host.stats))
+        host.control_observers.append(lambda kind, stage, s: self._latency.labels(kind, stage).observe(s))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, namespace=NAMESPACE, registry=self._registry)
+
+
+class HostCollector:
+    """Reads the host's counts on a scrape."""
+
+    def __init__(self, stats: Callable[[], HostStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as of now."""
+        stats = self._stats()
+        gauges = {
+            "live_sessions": ("Live sessions that are open, with a connection or kept for one", stats.open),
+            "live_connected": ("Live sessions with a connection", stats.connected),
+            "session_store_failed": (
+                "1 where snapshots of sessions are no longer stored",
+                stats.store_failure is not None,
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"{NAMESPACE}_{name}", text, value=float(value))
+        counters = {
+            "live_sessions_started": ("Live sessions opened, or taken over from the store", stats.opened),
+            "live_generations_started": ("Generations started for live sessions", stats.generations_started),
+            "live_refreshes": ("Generations finished for live sessions", stats.generations_ended.get("finished", 0)),
+            "underruns": ("Times that a client's playhead found no audio", stats.underruns),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(f"{NAMESPACE}_{name}", text, value=float(value))
+        outcomes = {
+            "live_sessions_ended": ("Live sessions that ended", stats.ended),
+            "live_generations_ended": ("Generations of live sessions that ended", stats.generations_ended),
+        }
+        for name, (text, numbers) in outcomes.items():
+            family = CounterMetricFamily(f"{NAMESPACE}_{name}", text, labels=["outcome"])
+            for outcome, number in numbers.items():
+                family.add_metric([outcome], number)
+            yield family

@@ -34,9 +34,8 @@ from server.service.admission import Admission
 from server.service.codec_workers import FirstAudioTracker
 from server.service.generation_cards import GenerationCards
 from server.service.lease import Lease, ReplicaState
-from server.service.live_metrics import LiveMetrics
 from server.service.membership import Membership
-from server.service.metrics import Metrics
+from server.service.metrics import LiveMetrics, Metrics
 from server.service.source import SourceFiles
 from server.service.source_folder import SourceFolder
 from server.service.source_store import SourceStore
@@ -78,7 +77,7 @@ class Service:
         # Of what the server has, for one client.
         self.client_share = 0.0 if settings.client_in_flight == 0 else 0.5
         self.places = Shares("answers requests", settings.max_connections, self.client_share)
-        self.metrics.watch_responses(lambda: self.admission.memory.used)
+        self.metrics.response_bytes.set_function(lambda: self.admission.memory.used)
         self.draining = asyncio.Event()
         self.bodies = Bodies(settings.body_budget_bytes, self.client_share)
         self.rendering, self.describing = Turns("tells its metrics", HELD_SHARE), Turns("describes itself", HELD_SHARE)

@@ -29,7 +29,7 @@ from server.routes.checked_request import CheckedRequest
 from server.routes.generation_job import MAX_TOLD_WORDS, GenerationJob
 from server.routes.sources import store_source
 from server.service.admission import Permit
-from server.service.liveness import not_ready
+from server.service.liveness import check_ready
 from server.service.service import Service, service_of
 
 ENVIRONMENT = "tickrt"
@@ -94,9 +94,7 @@ BODY_KEY_PATHS = ("/release_task", "/query_result")
 async def get_health(request: Request) -> dict[str, Any]:
     """Whether new tasks are accepted."""
     service = service_of(request)
-    problem = not_ready(service)
-    if problem is not None:
-        raise problem
+    check_ready(service)
     model = service.ready_pipeline().bundle.name
     data = {"status": "ok", "service": "TickRT", "models_initialized": True, "llm_initialized": False}
     return envelope({**data, "loaded_model": model, "loaded_lm_model": None})

@@ -5,15 +5,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 from helpers.http_harness import GENERATIONS, Served, connected, eventually, raw_request
+from prometheus_client import CollectorRegistry
 
 from runtime.pipeline.generation import LongGeneration
 from runtime.requests.options import parse_options
 from runtime.tick.events import Event, Finished, Progress, Started
 from runtime.tick.record import PHASES, TickRecord
-from server.service.metrics import Metrics, Outcome
+from server.service.metrics import LiveMetrics, Metrics, Outcome
 from server.service.service import WARM_UP_TIMEOUT_S
 
 Serve = Callable[..., Served]
@@ -134,3 +136,35 @@ def test_every_app_has_its_own_registry() -> None:
     first, second = Metrics(), Metrics()
     first.started.inc()
     assert b"tickrt_generations_started_total 0.0" in second.render()
+
+
+def test_what_the_host_counts_is_read_on_a_scrape() -> None:
+    registry = CollectorRegistry()
+    stats = SimpleNamespace(
+        open=2,
+        connected=1,
+        opened=5,
+        ended={"closed": 2, "expired": 1},
+        generations_started=12,
+        generations_ended={"finished": 9, "cancelled": 2},
+        underruns=4,
+        store_failure=None,
+    )
+    host = SimpleNamespace(stats=lambda: stats, control_observers=[])
+    LiveMetrics(registry).watch(host)  # type: ignore[arg-type]
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"tickrt_{name}", labels)
+
+    assert value("live_sessions") == 2
+    assert value("live_connected") == 1
+    assert value("live_refreshes_total") == 9
+    assert value("live_generations_started_total") == 12
+    assert value("underruns_total") == 4
+    assert value("session_store_failed") == 0
+    stats.store_failure = "no space left"
+    assert value("session_store_failed") == 1
+    ended = [value("live_sessions_ended_total", outcome=outcome) or 0 for outcome in stats.ended]
+    assert value("live_sessions_started_total") == sum(ended) + stats.open
+    host.control_observers[0]("step", "full", 0.12)
+    assert value("control_to_sound_seconds_count", kind="step", stage="full") == 1
