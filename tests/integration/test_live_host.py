@@ -8,67 +8,57 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from conftest import Built
+from helpers.http_harness import eventually
 
 from runtime.audio.formats import Pcm
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.sessions.hosting.host import SessionHost
+from runtime.sessions.hosting.session_client import SessionClient
 from runtime.sessions.hosting.slots import HostLimits
-from runtime.sessions.playback.audio_ring import AudioRing
-from runtime.sessions.protocol.frames import AudioChunk
 from runtime.sessions.protocol.messages import (
-    Ack,
     Applied,
-    Closed,
     LivePrompt,
     Open,
     Pause,
     Play,
-    Ready,
     ServerMessage,
     SetControls,
 )
 from runtime.tick.events import Event, Failed, Finished
+from tickrt.receiver import Receiver
 
 WAIT_S = 60.0
 MODES = ("loop", "extend")
 
 
-class Player:
+class Telling(Receiver):
+    """Keeps what it is told of changes."""
+
+    def __init__(self, sample_rate_hz: int, channels: int) -> None:
+        super().__init__(sample_rate_hz, channels)
+        self.applied: list[Applied] = []
+
+    def on_message(self, message: ServerMessage) -> None:
+        super().on_message(message)
+        self.applied += [message] if isinstance(message, Applied) else []
+
+
+class Player(SessionClient[Telling]):
     """A client whose playhead, and whose session's clock, is what it has read."""
 
     def __init__(self, host: SessionHost, message: Open) -> None:
-        self._host, rate_hz = host, host.model.sample_rate_hz
-        self.ring = AudioRing(rate_hz, host.model.channels)
-        self.messages: list[ServerMessage] = []
-        self._changed = threading.Condition()
-        self.id = host.open(message, self, clock=lambda: self.ring.playhead_sample / rate_hz)
-        host.post(self.id, Ack(playhead_sample=0))
-
-    def on_message(self, message: ServerMessage) -> None:
-        with self._changed:
-            self.messages.append(message)
-            self._changed.notify_all()
-
-    def on_audio(self, chunk: AudioChunk) -> None:
-        with self._changed:
-            self.ring.write(chunk.start_sample, chunk.pcm)
-            self._changed.notify_all()
+        super().__init__(host, Telling(host.model.sample_rate_hz, host.model.channels))
+        self.open(message)
+        self.acknowledge()
 
     def play(self, samples: int) -> Pcm:
         """The next samples, which are then played."""
-        pcm, done = np.empty((samples, self._host.model.channels), np.float32), 0
-        while done < samples:
-            with self._changed:
-                assert self._changed.wait_for(lambda: self.ring.end_sample > self.ring.playhead_sample, WAIT_S)
-                part = min(samples - done, self.ring.end_sample - self.ring.playhead_sample)
-                self.ring.read(pcm[done : done + part])
-            self._host.post(self.id, Ack(playhead_sample=self.ring.playhead_sample))
-            done += part
-        return pcm
-
-    def wait_for(self, kind: type[ServerMessage]) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: any(isinstance(item, kind) for item in self.messages), WAIT_S)
+        parts = list[Pcm]()
+        while samples:
+            parts.append(self.listener.read(samples))
+            self.acknowledge()
+            samples -= len(parts[-1])
+        return np.concatenate(parts)
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +86,14 @@ def test_sessions_that_play_at_once_sound_as_each_does_alone(host: SessionHost) 
         player = Player(host, opening(index))
         alone.append(player.play(samples))
         host.end(player.id, "closed")
-        player.wait_for(Closed)
+        eventually(lambda player=player: player.listener.ended)
     players = [Player(host, opening(index)) for index in range(8)]
     together = [
         np.concatenate(parts) for parts in zip(*(play_step(players, samples // 8) for _ in range(8)), strict=True)
     ]
     for pcm, expected in zip(together, alone, strict=True):
         np.testing.assert_allclose(pcm, expected, atol=1e-3)
-    assert all(player.ring.underruns == 0 for player in players)
+    assert all(player.listener.ring.underruns == 0 for player in players)
 
 
 def play_step(players: list[Player], samples: int) -> list[Pcm]:
@@ -142,9 +132,9 @@ def test_a_control_is_heard_with_http_generations_beside(
     for seed in range(8):
         pipeline.loop.submit(pipeline.request("a", seed=seed, steps=20), listen)
     host.post(player.id, SetControls(seq=1, values=values))
-    while not any(isinstance(item, Applied) and item.full_sample is not None for item in player.messages):
+    while not any(item.full_sample is not None for item in player.listener.applied):
         player.play(400)
-    (applied,) = [item for item in player.messages if isinstance(item, Applied) and item.full_sample is not None]
+    (applied,) = [item for item in player.listener.applied if item.full_sample is not None]
     assert applied.seq == 1
     assert applied.stages_ms is not None
     assert applied.stages_ms.finished is not None
@@ -169,14 +159,10 @@ def test_controls_of_one_session_leave_others_alone(host: SessionHost) -> None:
 def test_a_resumed_session_goes_on_at_its_playhead(host: SessionHost) -> None:
     player = Player(host, opening(0))
     player.play(3000)
-    (ready,) = [item for item in player.messages if isinstance(item, Ready)]
+    ready = player.listener.ready.result(WAIT_S)
     host.detach(player.id)
-    resumed = Player.__new__(Player)
-    resumed.__dict__.update(player.__dict__)
-    resumed.messages = []
+    resumed = Receiver(host.model.sample_rate_hz, host.model.channels)
     host.resume(player.id, ready.resume_token, resumed)
-    resumed.wait_for(Ready)
-    again = resumed.messages[0]
-    assert isinstance(again, Ready)
+    again = resumed.ready.result(WAIT_S)
     assert (again.resumed, again.next_sample) == (True, 3000)
     assert again.epoch > ready.epoch
