@@ -208,7 +208,7 @@ def _wheels(source: Path, machine: Mapping[str, Any], missing: list[str]) -> dic
     tags = _tags(machine)
     words = ["--target", str(folder / "none"), "--constraint", str(constraints), *tags]
     with waiting("finding packages"):
-        resolved = _resolved(words, [each for each in _requirements() if not _is_there(each, machine)], missing)
+        resolved = _resolved(words, _requirements(machine), missing)
     found = {}
     for each in resolved:
         name, version = canonical(each["metadata"]["name"]), each["metadata"]["version"]
@@ -243,14 +243,6 @@ def _resolved(words: list[str], requirements: list[str], missing: list[str]) -> 
             missing.append(f"the package {name}: pip finds no wheel ($PIP_EXTRA_INDEX_URL names an index that has one)")
 
 
-def _is_there(requirement: str, machine: Mapping[str, Any]) -> bool:
-    """Whether the machine has it, which no index need have: some images bring their own builds."""
-    from packaging.requirements import Requirement  # of the packages of an export; a card needs none
-
-    version = machine["packages"].get(canonical(requirement))
-    return version is not None and Requirement(requirement).specifier.contains(version, prereleases=True)
-
-
 def canonical(requirement: str) -> str:
     """The name of a package in a requirement, as indexes write it."""
     end = next((at for at, letter in enumerate(requirement) if not (letter.isalnum() or letter in "-_.")), None)
@@ -266,8 +258,10 @@ def _tags(machine: Mapping[str, Any]) -> list[str]:
     return ["--only-binary=:all:", "--implementation", "cp", "--python-version", machine["python"], *words]
 
 
-def _requirements() -> list[str]:
-    """What the project and its GPU extras ask for."""
+def _requirements(machine: Mapping[str, Any]) -> list[str]:
+    """What the project and its GPU extras ask for, without those of the extras that the machine has: images bring
+    builds of TensorRT that no index has."""
     project = tomllib.loads(plain_utf8((ROOT / "pyproject.toml").read_bytes()).decode())["project"]
     extras = [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
+    extras = [each for each in extras if canonical(each) not in machine["packages"]]
     return list(dict.fromkeys([*project["dependencies"], *extras]))
