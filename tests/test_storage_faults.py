@@ -23,7 +23,7 @@ from helpers.store_contract import assert_same, snapshot
 from simulator.fixture import Machine, simulated
 
 from engine_build.compile.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
-from engine_build.compile.rebuild_check import _check_engine
+from engine_build.compile.rebuild_check import _check_engine, _last_build
 from engine_build.compile.timing_cache import read_cache, updating
 from engine_build.export.__main__ import _write_deployment
 from engine_build.export.resume import Steps, working_folder
@@ -158,10 +158,9 @@ def use_engines(folder: Path) -> None:
     """An engine that is there is reused; one that is built anew takes its place."""
     engines, built = folder / "cpu", engine_manifest(b"old")
     spec: Any = SimpleNamespace(name="decoder", graph=SimpleNamespace(size_bytes=0))
-    environment: Any = SimpleNamespace(missing=None)
     with locked(engines):
         with suppress(TickError):
-            decision = _check_engine(spec, built, engines, False, environment)
+            decision = _check_engine(spec, built, engines, *_last_build(engines, spec.name))
             if decision.last is None or decision.last.engine_sha256 == built.engine_sha256:
                 assert decision.action == "reuse", decision.reason
         with suppress(TickError):

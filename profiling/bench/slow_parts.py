@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.denoise.bucket import DenoiseParts
-from runtime.denoise.row_buffers import Buffer, Held, RowBuffers
+from runtime.denoise.row_buffers import Buffer, Held, RowBuffers, Values
 from runtime.denoise.row_layout import RowLayout
 from runtime.denoise.slot_fields import FIELDS, LAYOUT
 from runtime.denoise.slot_state import SlotField, SlotState
@@ -78,7 +78,7 @@ class RewrittenRowBuffers(RowBuffers):
         super().lay_out(layout)
         self.layout = None
 
-    def _source(self, held: Held, values: NDArray[Any]) -> None:
+    def _source(self, held: Held, values: Values) -> None:
         """None: nothing is copied on the device."""
 
 
