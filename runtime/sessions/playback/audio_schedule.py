@@ -394,6 +394,7 @@ class AudioSchedule:
         self._playhead.underruns += pcm is None and not window.is_replacing and late < end
         if pcm is None or late >= end:
             return
+        is_late = late > start and not window.is_replacing  # the client had nothing from its start on
         if self._notes is not None:
             yield self._notes.told(window, window.start_sample + late, window.start_sample + end)
         yield AudioChunk(
@@ -403,7 +404,7 @@ class AudioSchedule:
             first_seq=window.first_seq,
             full_seq=window.full_seq,
             is_replacing=window.is_replacing,
-            is_after_underrun=window.is_after_underrun and not start,
+            is_after_underrun=is_late or (window.is_after_underrun and not start),
         )
 
 

@@ -59,6 +59,7 @@ def test_each_row_has_the_weights_that_its_strength_gives(
         "hidden_states": values["hidden_states"],
         "timestep": np.linspace(0.2, 1.0, rows, dtype=np.float32),
         "encoder_hidden_states": values["encoder_hidden_states"],
+        "condition_mask": np.ones((rows, 1 + MAX_TOKENS), np.float32),
     }
     context = np.zeros((rows, FRAMES, 2 * CHANNELS), np.float32)
     context[..., CHANNELS:] = 1.0

@@ -200,6 +200,19 @@ def test_the_first_chunk_after_an_underrun_says_so() -> None:
     assert [chunk.is_after_underrun for chunk in chunks if isinstance(chunk, AudioChunk)][:3] == [True, False, False]
 
 
+def test_a_window_that_was_cut_before_an_underrun_says_so_where_it_comes_late() -> None:
+    schedule = Schedule()
+    end = ranges(schedule.sent())[-1][1]
+    schedule.at(0.1).playhead.ack(Ack(playhead_sample=100))
+    (window,) = schedule.audio.windows()
+    late = end + 10
+    schedule.at(0.26).audio.skip_missing(schedule.playhead.ack(Ack(playhead_sample=late)))
+    schedule.audio.decoded(window, pcm_of(window))
+    (chunk,) = schedule.audio.sendable()
+    assert isinstance(chunk, AudioChunk)
+    assert (chunk.start_sample, chunk.is_after_underrun) == (late, True)
+
+
 def test_a_new_epoch_sends_again_from_the_playhead() -> None:
     schedule = Schedule()
     stale = schedule.audio.windows()
