@@ -28,6 +28,7 @@ from typing import Any
 
 import av
 import httpx
+import mido
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -99,7 +100,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "cover": {"prompt": "strings", "source": "fade", "denoise": 0.6},
     "structure": {"prompt": "strings", "structure": "fade", "structure_strength": 0.7},
     "timbre": {"prompt": "strings", "timbre": "fade", "timbre_strength": 0.6},
-    "repaint": {"prompt": "strings", "source": "fade", "repaint": [{"start": 2.0, "end": 4.0}]},
+    "repaint": {"prompt": "strings", "source": "fade", "repaint": [{"start_s": 2.0, "end_s": 4.0}]},
     "mask": {"prompt": "strings", "source": "fade", "mask": [0.0, 1.0]},
     "noise curve": {"prompt": "strings", "source": "fade", "initial_noise_curve": [0.2, 1.0]},
     "target": {"prompt": "strings", "source": "fade", "target_curve": 0.4, "target_gate": 0.5},
@@ -212,13 +213,16 @@ def steady(value: Any, name: str = "") -> Any:
 
 
 def content_hash(content: bytes, form: str) -> str:
-    """Of what is heard: samples of audio, tensors of latents; else the file's bytes."""
+    """Of what is heard: samples of audio, tensors of latents, notes; not what a file says of its making."""
     if form == "wav":
         with wave.open(io.BytesIO(content)) as file:
             content = file.readframes(file.getnframes())
     elif form == "latents":
         length = int.from_bytes(content[:8], "little")
         content = content[8 + length :]
+    elif form == "mid":
+        tracks = mido.MidiFile(file=io.BytesIO(content)).tracks
+        content = "".join(str(each) for track in tracks for each in track if each.type != "text").encode()
     elif form in ("flac", "mp3"):
         with av.open(io.BytesIO(content)) as file:
             content = b"".join(frame.to_ndarray().tobytes() for frame in file.decode(audio=0))
