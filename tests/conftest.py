@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from copy import copy
@@ -34,6 +35,8 @@ from runtime.engines.loading import open_engines
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
 from runtime.tick.loop import TickLoop
 
+# pytest imports this as tests.conftest, tests as conftest: it is one module, whose patches are made once.
+sys.modules["conftest"] = sys.modules[__name__]
 # Tests are rewritten as they are collected: to look for cycles among their syntax trees takes as long as to make them.
 gc.disable()
 # A run in the background inherits SIGINT as ignored, and would pass that on to the commands that tests interrupt.
