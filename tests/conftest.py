@@ -7,7 +7,6 @@ import hashlib
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from copy import copy
@@ -25,6 +24,7 @@ from helpers.backends import CPU, FEW_VARIANTS, Backend
 from helpers.factories import tiny_deployment
 from helpers.paths import DEMO
 from hypothesis import HealthCheck, settings
+from onnxruntime.capi import onnxruntime_pybind11_state
 from simulator.fixture import Machine
 
 from engine_build.compile.builder import build_deployment
@@ -35,8 +35,6 @@ from runtime.engines.loading import open_engines
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
 from runtime.tick.loop import TickLoop
 
-# pytest imports this as tests.conftest, tests as conftest: it is one module, whose patches are made once.
-sys.modules["conftest"] = sys.modules[__name__]
 # Tests are rewritten as they are collected: to look for cycles among their syntax trees takes as long as to make them.
 gc.disable()
 # A run in the background inherits SIGINT as ignored, and would pass that on to the commands that tests interrupt.
@@ -77,8 +75,11 @@ def _fresh(command: Any) -> Any:
 vars(typer.testing)["_get_command"] = lambda app: _fresh(_parser(app, os.environ.get(NO_SHELL)))
 
 
-class _Sessions(ort.SessionOptions):
-    """Threads that wait for work do not spin: beside graphs as small as the tests' they would do little else."""
+class _Sessions(onnxruntime_pybind11_state.SessionOptions):
+    """Threads that wait for work do not spin: beside graphs as small as the tests' they would do little else.
+
+    Of ONNX Runtime's own class: pytest may import this module under two names.
+    """
 
     def __init__(self) -> None:
         super().__init__()
