@@ -169,7 +169,7 @@ class LiveConnection:
                 if isinstance(item, Closed):
                     return
         except WebSocketDisconnect:
-            return
+            await asyncio.Event().wait()  # until what the client sent before, such as `close`, was received: see `run`
         except TimeoutError:
             self._metrics.send_timeouts.inc()
         abort_of(self._websocket.scope)(False)
