@@ -1,4 +1,4 @@
-"""A step's process: a module as `python -m` runs it, with an end for all that it has started, in whatever session."""
+"""A step's process: a module as `python -m` runs it, which also ends every process that it has started."""
 
 from __future__ import annotations
 

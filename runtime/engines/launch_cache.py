@@ -164,7 +164,7 @@ class HostTimes:
     def runs_before_capture(self) -> float:
         """How often a launch runs plainly before it is captured: as often as would have paid for its graph.
 
-        Whatever comes then, it costs at most twice what it would have cost to know it before. 1 where nothing has been
+        It costs at most twice what it would have cost to know it before. 1 where nothing has been
         measured; infinite where a graph saves nothing.
         """
         if not (self.plain_s and self.replay_s and self.creation_s):

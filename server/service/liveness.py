@@ -29,7 +29,7 @@ def _silence(service: Service, thread: Watched) -> ProblemError | None:
     limit_s = settings.thread_timeout_s
     if isinstance(thread, ServingThread):
         usual_s = thread.heartbeat.usual_s
-        if thread.is_prompt and usual_s:  # before, nobody knows how long it takes: the first tick compiles, and loads
+        if thread.is_prompt and usual_s:  # the first tick compiles and loads: its time is not known
             limit_s = settings.tick_timeout_s
     if silent_s <= max(limit_s, SLOWER * usual_s):
         return None
