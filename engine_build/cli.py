@@ -20,13 +20,13 @@ from engine_build.reports import dry_run, inventory
 from engine_build.reports.console import ConsoleReport, print_decisions, print_entries, print_inspection, size
 from engine_build.reports.device_memory import expected_memory
 from engine_build.shipping import check_shippable, ship
-from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Version
+from runtime.base.errors import ConfigError
+from runtime.commands.command_line import CommandLine, Config, DefaultCommandGroup, Version
+from runtime.commands.task_progress import waiting
+from runtime.commands.terminal import Terminal, exit_on_error, print_line, shown_path
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
-from runtime.errors import ConfigError
-from runtime.task_progress import waiting
-from runtime.terminal import Terminal, exit_on_error, print_line, shown_path
 
 THREADS_HELP = BuildConfig.model_fields["threads"].description
 INTERRUPTED = "interrupted; finished engines are kept, the unfinished one is removed"

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ar
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from engine_build.compile.watchdog import WATCHDOG_S
+from runtime.base.errors import ConfigError, EngineError
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.explain import TABLE, VALUE, TomlTable, validated
 from runtime.config.targets import ShapeRanges, Target
-from runtime.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES
 from runtime.devices.machine import cpu_flags, machine_of
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
-from runtime.errors import ConfigError, EngineError
+from runtime.tick.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES
 
 Features = frozenset[str]
 # Raised with every change to what a precision recipe does to a graph: engines of an older version are rebuilt.

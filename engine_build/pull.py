@@ -14,11 +14,11 @@ from engine_build.cli import build_engines
 from engine_build.compile.environment import probe_environment
 from engine_build.config import BuildConfig, load_request
 from engine_build.export.__main__ import NEEDED, OWN, export_bundle
-from runtime.command_line import CommandLine, Version, need_packages
+from runtime.base.errors import ConfigError, TickError, did_you_mean
+from runtime.commands.command_line import CommandLine, Version, need_packages
+from runtime.commands.terminal import Terminal, exit_on_error, print_line, shown_path
 from runtime.config.bundle import BUNDLE_FILE, load_bundle
 from runtime.config.targets import Target
-from runtime.errors import ConfigError, TickError, did_you_mean
-from runtime.terminal import Terminal, exit_on_error, print_line, shown_path
 
 if TYPE_CHECKING:
     from engine_build.export.hub import Selection

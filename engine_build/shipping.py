@@ -18,13 +18,13 @@ from typing import Any
 from engine_build.config import RTX_CAPABILITIES, read_options
 from engine_build.export.toml_text import table_text
 from engine_build.graphs.graph_file import data_files, read_graph
+from runtime.base.errors import BuildError, ConfigError
+from runtime.base.folders import own_entries
 from runtime.config.bundle import BUNDLE_FILE, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
 from runtime.engines.adapter_files import adapter_files
 from runtime.engines.manifest import MANIFEST_SUFFIX, manifest_path, measurement_path, read_manifest
-from runtime.errors import BuildError, ConfigError
-from runtime.folders import own_entries
 
 FILE, BUNDLE, ENGINES, ADAPTERS = "deployment.toml", "bundle", "engines", "adapters"
 TARGET: Target = "tensorrt-rtx"

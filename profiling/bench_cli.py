@@ -17,12 +17,12 @@ from profiling.bench.live.script import Script
 from profiling.bench.workload import GUIDANCE, with_runtime, workload_of
 from profiling.bench_runs import Bench
 from profiling.output import JSON_HELP, check_folders, open_console, write_json
-from runtime.command_line import CommandLine, Config, Version
+from runtime.base.errors import ConfigError
+from runtime.commands.command_line import CommandLine, Config, Version
+from runtime.commands.terminal import EXIT_OVER_LIMIT, exit_on_error
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
-from runtime.errors import ConfigError
-from runtime.sessions.protocol.messages import Mode
-from runtime.terminal import EXIT_OVER_LIMIT, exit_on_error
+from runtime.live.protocol.messages import Mode
 
 # Options by sections of the help.
 workload_option, runs_option, live_option, result_option = (

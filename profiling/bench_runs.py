@@ -32,10 +32,10 @@ from profiling.bench.result import print_result, shape_of
 from profiling.bench.session import open_session
 from profiling.bench.sweep import parse_sweep, plot_sweep, print_sweep, sweep_result
 from profiling.bench.workload import Workload, workload_of
-from runtime.command_line import need_packages
+from runtime.base.errors import ConfigError
+from runtime.commands.command_line import need_packages
+from runtime.commands.task_progress import waiting
 from runtime.config.deployment import Deployment
-from runtime.errors import ConfigError
-from runtime.task_progress import waiting
 
 VARIED = ("variant", "guidance", "depth")
 Measured = tuple[dict[str, Any], Callable[[Console], None]]

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from profiling.significance import NO_DIFFERENCE, RatioInterval, Rounds, ratio_interval
-from runtime.tables import print_table
-from runtime.untrusted import printable
+from runtime.base.untrusted import printable
+from runtime.commands.tables import print_table
 
 # Verdict on a change that is the machine's doing.
 MACHINE = "machine"

@@ -23,9 +23,9 @@ import typer
 from profiling.http_bench import run_concurrently, span_s
 from profiling.output import write_json
 from profiling.server_process import server_process
-from runtime.command_line import CommandLine
-from runtime.tables import print_table
-from runtime.terminal import EXIT_OVER_LIMIT, Terminal, print_line
+from runtime.commands.command_line import CommandLine
+from runtime.commands.tables import print_table
+from runtime.commands.terminal import EXIT_OVER_LIMIT, Terminal, print_line
 
 PROMPT = "warm piano over soft drums"
 SAMPLE_S = 0.1
@@ -117,7 +117,7 @@ def measure(model: str, folder: Path, export: Sequence[str], seconds: float) -> 
         (EXPORT, "", ("engine_build.export", *export, *place)),
         (BUILD, EXPORT, ("engine_build.cli", str(config), "--target", "cpu")),
         (BUILD_RTX, EXPORT, ("engine_build.cli", str(config), "--target", "tensorrt-rtx")),
-        (GENERATE, BUILD, ("runtime.cli", str(config), *asked)),
+        (GENERATE, BUILD, ("runtime.commands.generate", str(config), *asked)),
     )
     done = {""}
     for step, need, words in steps:

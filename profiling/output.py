@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from runtime.errors import ConfigError
-from runtime.terminal import Terminal
+from runtime.base.errors import ConfigError
+from runtime.commands.terminal import Terminal
 
 STANDARD_OUTPUT = Path("-")
 JSON_HELP = "Write the result as JSON to a file; - is standard output, the tables go to standard error then."

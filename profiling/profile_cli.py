@@ -19,15 +19,15 @@ from profiling.reports.diff import print_diff, read_saved
 from profiling.reports.html import page
 from profiling.reports.tables import markdown, show
 from profiling.reports.trtexec_json import layer_info, profile_records
-from runtime.command_line import CommandLine, Config, DefaultCommandGroup, Version
+from runtime.base.errors import EngineNotBuiltError
+from runtime.commands.command_line import CommandLine, Config, DefaultCommandGroup, Version
+from runtime.commands.task_progress import TaskProgress
+from runtime.commands.terminal import EXIT_OVER_LIMIT, Terminal, exit_on_error
 from runtime.config.deployment import Deployment, build_command, load_deployment
 from runtime.config.targets import Target
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.errors import EngineNotBuiltError
-from runtime.task_progress import TaskProgress
-from runtime.terminal import EXIT_OVER_LIMIT, Terminal, exit_on_error
 
 SHORT_NAMES = {"step": "step.plain", "codec": "codec_decode"}
 TOKENS = 16

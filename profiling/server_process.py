@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.errors import EngineError
+from runtime.base.errors import EngineError
 
 METRICS_TIMEOUT_S = 10.0
 STOP_S = 60.0

@@ -1,5 +1,5 @@
 """`python -m server` runs tickrt-serve."""
 
-from runtime.startup import serve
+from runtime.commands.startup import serve
 
 serve()

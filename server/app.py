@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.access_control import KEY_HEADERS, AuthMiddleware
 from server.asgi.headers import GENERATION_HEADERS

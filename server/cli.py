@@ -9,15 +9,15 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from runtime.command_line import CommandLine, Config, Version
+from runtime.base.errors import TickError
+from runtime.commands.command_line import CommandLine, Config, Version
+from runtime.commands.task_progress import OPENING, waiting
+from runtime.commands.terminal import log_to_stderr, print_line
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
-from runtime.errors import TickError
 from runtime.pipeline.building import open_built_pipeline, open_tried_pipeline
 from runtime.pipeline.pipeline import Pipeline
-from runtime.task_progress import OPENING, waiting
-from runtime.terminal import log_to_stderr, print_line
 from server.app import create_app
 from server.config import ServerSettings, load_settings, setting_help
 from server.process import ignore_reload_signal, open_socket, serve, url_of

@@ -24,10 +24,10 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from runtime.base.errors import ConfigError
+from runtime.base.folders import expanded
 from runtime.config.deployment import RuntimeConfig
 from runtime.config.explain import explain
-from runtime.errors import ConfigError
-from runtime.folders import expanded
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from runtime.command_line import CommandLine, Version, need_packages
-from runtime.terminal import log_to_stderr, print_line
+from runtime.commands.command_line import CommandLine, Version, need_packages
+from runtime.commands.terminal import log_to_stderr, print_line
 from server.cli import run
 from server.config import setting_help
 from server.process import ignore_reload_signal

@@ -30,8 +30,8 @@ except ImportError:  # Windows has no limit of open files that could be raised
 import uvicorn
 from fastapi import FastAPI
 
-from runtime.errors import ConfigError
-from runtime.terminal import EXIT_ENGINE
+from runtime.base.errors import ConfigError
+from runtime.commands.terminal import EXIT_ENGINE
 from server.asgi.connection import make_protocol
 from server.asgi.tls import tls_context
 from server.asgi.websocket import WebSocketProtocol

@@ -29,11 +29,11 @@ from simulator.fixture import Machine
 
 from engine_build.compile.builder import build_deployment
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.denoise.bucket import FASTEST, DenoiseParts
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
-from runtime.tick.loop import TickLoop
+from runtime.tick.denoise.bucket import FASTEST, DenoiseParts
+from runtime.tick.loop.tick_loop import TickLoop
 
 # Tests are rewritten as they are collected: to look for cycles among their syntax trees takes as long as to make them.
 gc.disable()

@@ -11,9 +11,9 @@ from helpers.paths import ROOT
 
 from engine_build.config import check_ranges, read_options
 from engine_build.export.acestep.bundle_text import BundleFacts, bundle_text
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
 

@@ -15,60 +15,48 @@ from helpers.imports import PACKAGES, Import, imports_of, module_graph, module_n
 from helpers.paths import ROOT
 
 # Package -> what it may import, besides itself. Inside runtime the arrows point one way; deferred imports count too.
-BASE = {"runtime.errors", "runtime.failures", "runtime.threads", "runtime.untrusted"}
-BASE |= {"runtime.folders", "runtime.input_files", "runtime.stored_files"}
+BASE = {"runtime.base"}
 CONFIG = BASE | {"runtime.config"}
 DEVICES = CONFIG | {"runtime.devices"}
 ENGINES = DEVICES | {"runtime.engines"}
 AUDIO = ENGINES | {"runtime.audio"}
-NOTES = AUDIO | {"runtime.notes"}
 REQUESTS = CONFIG | {"runtime.requests"}
-SCHEDULING = REQUESTS | {"runtime.scheduling"}
-DENOISE = SCHEDULING | ENGINES | {"runtime.denoise"}
-LANGUAGE = SCHEDULING | ENGINES | {"runtime.language"}
+MUSIC = REQUESTS | {"runtime.music"}
+SCHEDULING = REQUESTS | {"runtime.tick.scheduling"}
+DENOISE = SCHEDULING | ENGINES | {"runtime.tick.denoise"}
+LANGUAGE = SCHEDULING | ENGINES | {"runtime.tick.language"}
 TICK = DENOISE | LANGUAGE | {"runtime.tick"}
-PIPELINE = TICK | NOTES | {"runtime.pipeline"}
-PROTOCOL = REQUESTS | NOTES | {"runtime.sessions.protocol"}
-PLAYBACK = PROTOCOL | {"runtime.sessions.playback"}
-STORAGE = PROTOCOL | {"runtime.sessions.storage"}
-CONTROL = PLAYBACK | STORAGE | {"runtime.sessions.control"}
-GENERATIONS = CONTROL | {"runtime.sessions.generations"}
-SESSION = GENERATIONS | {"runtime.sessions.session"}
-SESSIONS = PIPELINE | {"runtime.sessions"}
+PIPELINE = TICK | AUDIO | MUSIC | {"runtime.pipeline"}
+PROTOCOL = AUDIO | MUSIC | {"runtime.live.protocol"}
+PLAYBACK = PROTOCOL | {"runtime.live.playback"}
+STORAGE = PROTOCOL | {"runtime.live.storage"}
+PARTS = PLAYBACK | STORAGE | {"runtime.live.parts"}
+SESSION = PARTS | {"runtime.live.session"}
+LIVE = PIPELINE | {"runtime.live"}
 ASGI = {"runtime", "server.config"}
 SERVICE = ASGI | {"server.asgi", "server.service"}
 MAY_IMPORT = {
-    "runtime.errors": set[str](),
-    "runtime.failures": {"runtime.errors"},
-    "runtime.threads": {"runtime.errors"},
-    "runtime.untrusted": {"runtime.errors"},
-    "runtime.folders": {"runtime.errors"},
-    "runtime.input_files": {"runtime.errors", "runtime.failures", "runtime.folders"},
-    "runtime.stored_files": {"runtime.errors"},
-    "runtime.terminal": BASE,
-    "runtime.command_line": ENGINES | {"runtime.terminal"},
-    "runtime.subcommands": {"runtime.command_line", "runtime.startup"},
-    "runtime.startup": set(),
+    "runtime": set[str](),
+    "runtime.base": set[str](),
     "runtime.config": CONFIG,
     "runtime.devices": DEVICES,
     "runtime.engines": ENGINES,
     "runtime.audio": AUDIO,
-    "runtime.notes": NOTES,
     "runtime.requests": REQUESTS,
-    "runtime.scheduling": SCHEDULING,
-    "runtime.denoise": DENOISE,
-    "runtime.language": LANGUAGE,
+    "runtime.music": MUSIC,
+    "runtime.tick.scheduling": SCHEDULING,
+    "runtime.tick.denoise": DENOISE,
+    "runtime.tick.language": LANGUAGE,
     "runtime.tick": TICK,
     "runtime.pipeline": PIPELINE,
-    "runtime.sessions.protocol": PROTOCOL,
-    "runtime.sessions.playback": PLAYBACK,
-    "runtime.sessions.storage": STORAGE,
-    "runtime.sessions.control": CONTROL,
-    "runtime.sessions.generations": GENERATIONS,
-    "runtime.sessions.session": SESSION,
-    "runtime.sessions": SESSIONS,
-    "runtime": {"runtime"},
-    "tickrt": SESSIONS | {"runtime.startup"},
+    "runtime.live.protocol": PROTOCOL,
+    "runtime.live.playback": PLAYBACK,
+    "runtime.live.storage": STORAGE,
+    "runtime.live.parts": PARTS,
+    "runtime.live.session": SESSION,
+    "runtime.live": LIVE,
+    "runtime.commands": PIPELINE,
+    "tickrt": LIVE | {"runtime.commands"},
     "engine_build": {"runtime"},
     "configs": {"runtime", "engine_build"},
     "configs.docs": {"runtime", "engine_build", "server", "profiling", "tickrt"},
@@ -96,7 +84,7 @@ HEAVY = {
     "tensorrt": {"runtime/engines/tensorrt/binding.py"},
     "tensorrt_rtx": {"runtime/engines/tensorrt/rtx/", "engine_build/compile/tensorrt_compiler.py"},  # types
     "cuda": {"runtime/devices/cuda_calls.py"},
-    "nvtx": {"runtime/tick/clock.py"},
+    "nvtx": {"runtime/tick/loop/clock.py"},
     "torch": {
         "server/clients/comfyui_tickrt.py",  # runs in ComfyUI
         "engine_build/export/checkpoint.py",
@@ -125,7 +113,7 @@ HEAVY = {
     "huggingface_hub": {"engine_build/export/hub.py"},
     "openvino": {"profiling/bench/peers/openvino_decoder.py"},
     "matplotlib": {"configs/demo/recipe/"},
-    "mido": {"runtime/notes/midi_file.py", "configs/demo/recipe/"},
+    "mido": {"runtime/music/midi_file.py", "configs/demo/recipe/"},
     "tokenizers": {
         "runtime/pipeline/text_encoder.py",
         "engine_build/export/checkpoint.py",
@@ -136,7 +124,7 @@ HEAVY = {
     "sounddevice": {"runtime/audio/playback.py"},
     "soundfile": set(),
     "polygraphy": {"engine_build/compile/verify.py"},
-    "redis": {"runtime/sessions/storage/redis_store.py"},
+    "redis": {"runtime/live/storage/redis_store.py"},
     "ray": {"server/cluster/ray_serve.py"},
     "psutil": {"server/cluster/local_cluster.py", "profiling/full_size.py"},
     "pythonosc": {"server/protocols/osc/packets.py"},
@@ -144,7 +132,7 @@ HEAVY = {
     "fastapi": {"server/"},
     "uvicorn": {"server/"},
 }
-SERVE_TIME = ("server.cli", "runtime.cli", "engine_build.cli", "profiling.bench_cli")
+SERVE_TIME = ("server.cli", "runtime.commands.generate", "engine_build.cli", "profiling.bench_cli")
 
 
 def package_of(name: str) -> str:
@@ -239,26 +227,26 @@ def test_no_import_cycle() -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("runtime/tick/loop.py", "from server.app import build"),
-        ("runtime/tick/loop.py", "def f():\n    import profiling.bench_cli"),
+        ("runtime/tick/loop/tick_loop.py", "from server.app import build"),
+        ("runtime/tick/loop/tick_loop.py", "def f():\n    import profiling.bench_cli"),
         ("server/app.py", "from engine_build import builder"),
         ("engine_build/reports/end_to_end.py", "from configs.demo.recipe import words"),
         ("server/app.py", "from profiling import bench"),
         ("server/service/service.py", "from server.protocols.osc.server import OscServer"),
         ("server/asgi/middleware.py", "from server.service.service import Service"),
         ("profiling/bench_cli.py", "import server"),
-        ("runtime/denoise/bucket.py", "from runtime.tick.loop import TickLoop"),
-        ("runtime/scheduling/scheduler.py", "from runtime.denoise import runner"),
-        ("runtime/scheduling/scheduler.py", "from runtime.devices.device import Device"),
+        ("runtime/tick/denoise/bucket.py", "from runtime.tick.loop.tick_loop import TickLoop"),
+        ("runtime/tick/scheduling/scheduler.py", "from runtime.tick.denoise import runner"),
+        ("runtime/tick/scheduling/scheduler.py", "from runtime.devices.device import Device"),
         ("runtime/requests/validation.py", "def f():\n    from runtime.engines.engine import Engine"),
         ("runtime/audio/codec.py", "import runtime.pipeline.pipeline"),
         ("runtime/devices/device.py", "if TYPE_CHECKING:\n    import runtime.engines.engine"),
-        ("runtime/config/bundle.py", "from runtime.cli import main"),
+        ("runtime/config/bundle.py", "from runtime.commands.generate import main"),
         ("runtime/pipeline/pipeline.py", "import tickrt"),
-        ("runtime/pipeline/pipeline.py", "from runtime.sessions.hosting.host import SessionHost"),
-        ("runtime/sessions/hosting/host.py", "from server.service.service import Service"),
-        ("runtime/sessions/control/controls.py", "from runtime.sessions.session.live_session import LiveSession"),
-        ("runtime/sessions/protocol/actions.py", "from runtime.pipeline.pipeline import Pipeline"),
+        ("runtime/pipeline/pipeline.py", "from runtime.live.hosting.host import SessionHost"),
+        ("runtime/live/hosting/host.py", "from server.service.service import Service"),
+        ("runtime/live/parts/controls.py", "from runtime.live.session.live_session import LiveSession"),
+        ("runtime/live/protocol/actions.py", "from runtime.pipeline.pipeline import Pipeline"),
         ("runtime/api/tickrt/model.py", "from engine_build.compile.builder import build"),
     ],
 )
@@ -289,6 +277,6 @@ def test_nothing_at_serve_time_imports_torch() -> None:
 
 def test_the_runtime_opens_without_any_engine_library() -> None:
     blocked = ", ".join(f"{name}=None" for name in ("onnxruntime", "tensorrt", "cuda", "torch", "nvtx"))
-    program = f"import sys; sys.modules.update({blocked})\nimport runtime.tick.loop, runtime.devices.device"
+    program = f"import sys; sys.modules.update({blocked})\nimport runtime.tick.loop.tick_loop, runtime.devices.device"
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr

@@ -17,17 +17,17 @@ from helpers.live_simulation import MODEL
 from helpers.paths import DEMO_BUNDLE
 from pydantic import BaseModel
 
-import runtime.errors
+import runtime.base.errors
+from runtime.base.errors import TickError
+from runtime.base.untrusted import MAX_JSON_MEMBERS, parse_json_object
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.explain import DEEP_KEY, validated
-from runtime.errors import TickError
-from runtime.pipeline.form.prompt import section_tags
+from runtime.live.parts.controls import LiveControls, check_controls
+from runtime.live.protocol.messages import CLIENT_MESSAGES, client_message
+from runtime.music.tempo import prompt_tempo
+from runtime.pipeline.songs.prompt import section_tags
 from runtime.pipeline.structure import parse_codes
-from runtime.requests.form.tempo import prompt_tempo
 from runtime.requests.options import GenerationOptions, parse_options
-from runtime.sessions.control.controls import LiveControls, check_controls
-from runtime.sessions.protocol.messages import CLIENT_MESSAGES, client_message
-from runtime.untrusted import MAX_JSON_MEMBERS, parse_json_object
 from server.asgi.openapi import GenerationBody, body_schema
 from server.asgi.problems import MAX_FINDINGS, ProblemError
 from server.asgi.request_body import validate
@@ -181,7 +181,7 @@ def test_the_places_that_are_measured_can_be_slow() -> None:
 
 def test_no_more_findings_are_made_than_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
-    monkeypatch.setattr(runtime.errors, "get_close_matches", lambda name, *_, **__: asked.append(name) or [])
+    monkeypatch.setattr(runtime.base.errors, "get_close_matches", lambda name, *_, **__: asked.append(name) or [])
     for name, take in tables().items():
         asked.clear()
         with pytest.raises(REFUSALS):

@@ -17,7 +17,7 @@ import pytest
 import typer
 from helpers.paths import ROOT
 
-from runtime.subcommands import MODULES
+from runtime.commands.subcommands import MODULES
 from server.cluster.edge import main as edge
 from server.cluster.local_cluster import HAPROXY_CONFIG
 from server.config import PREFIX, ServerSettings
@@ -164,7 +164,12 @@ def test_the_builder_gets_what_the_wheel_contains_and_no_more() -> None:
     demo = ROOT / "configs" / "demo"
     shipped = {file.relative_to(ROOT).as_posix() for pattern in data for file in demo.glob(pattern)}
     assert len(shipped) > 10
-    assert all(map(is_sent, [*shipped, "configs/demo.toml", "server/live/page/main.js", "LICENSE", "runtime/cli.py"]))
+    assert all(
+        map(
+            is_sent,
+            [*shipped, "configs/demo.toml", "server/live/page/main.js", "LICENSE", "runtime/commands/generate.py"],
+        )
+    )
     for path in (".git/config", ".venv/bin/python", "configs/.engines/demo/cpu/decoder.onnx", "tests/conftest.py",
                  "configs/demo/recipe/train.py", "configs/demo/page.png", "runtime/__pycache__/cli.pyc"):  # fmt: skip
         assert not is_sent(path), path

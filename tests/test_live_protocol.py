@@ -13,8 +13,8 @@ from helpers.live_player import Player, is_audio, player
 from helpers.paths import ROOT
 
 from runtime.config.deployment import Deployment
-from runtime.sessions.protocol.frames import HEADER
-from runtime.sessions.protocol.messages import (
+from runtime.live.protocol.frames import HEADER
+from runtime.live.protocol.messages import (
     CLIENT_MESSAGES,
     SERVER_MESSAGES,
     SUBPROTOCOL,

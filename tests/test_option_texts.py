@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from runtime.cli_options import NUMBERS, flag_values, option_flags
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
+from runtime.commands.generate_options import NUMBERS, flag_values, option_flags
+from runtime.live.parts.controls import CONTROL_NAMES, LiveControls
 from runtime.requests.options import GenerationOptions, parse_options
-from runtime.sessions.control.controls import CONTROL_NAMES, LiveControls
 from server.asgi.openapi import body_model
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import validate

@@ -37,11 +37,11 @@ from typer.testing import CliRunner
 
 from runtime.audio.formats import AUDIO_FORMATS
 from runtime.audio.metadata import read_metadata
+from runtime.base.errors import RequestError
+from runtime.commands.startup import COMMANDS
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.errors import RequestError
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.pipeline import Pipeline
-from runtime.startup import COMMANDS
 
 PACKAGES = ("engine_build", "profiling", "runtime", "server")
 READMES = ("README.md", *(f"{package}/README.md" for package in (*PACKAGES, "configs/demo", "server/clients")))
@@ -185,7 +185,7 @@ def invoke(words: list[str], playground: Path, small: Path) -> None:
         arguments = [str(small) if word == DEMO_CONFIG else word for word in arguments]
     with pytest.MonkeyPatch.context() as patch:
         if judge.cache_info().currsize:  # an earlier command has opened the demo
-            patch.setattr("runtime.cli.open_pipeline", lambda *_, **__: nullcontext(judge()))
+            patch.setattr("runtime.commands.generate.open_pipeline", lambda *_, **__: nullcontext(judge()))
         result = CliRunner().invoke(app, [*arguments, *shorter])
     assert result.exit_code == 0, f"{sentence(words)}\n{result.output}"
     assert "not understood" not in result.output

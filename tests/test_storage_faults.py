@@ -30,6 +30,7 @@ from engine_build.export.resume import Steps, working_folder
 from profiling.gpu_check.prepare import _write_parts
 from profiling.gpu_check.unpack import unpack
 from runtime.audio.files import complete_file
+from runtime.base.errors import TickError
 from runtime.engines.manifest import (
     EngineMeasurement,
     Manifest,
@@ -42,8 +43,7 @@ from runtime.engines.manifest import (
     write_measurement,
 )
 from runtime.engines.tensorrt.trials import Trial, crashed_levels, keep_trial, trial_of
-from runtime.errors import TickError
-from runtime.sessions.storage.sqlite_store import open_sqlite_store
+from runtime.live.storage.sqlite_store import open_sqlite_store
 from server.service.source_folder import SourceFolder
 from server.service.temporary_folder import PREFIX, TemporaryFolder, remove_abandoned
 
@@ -340,7 +340,7 @@ def check_parts(folder: Path) -> None:
 
 STORES = [
     Store("sources", ("server.service.source_folder",), fill_sources, use_sources, check_sources),
-    Store("sessions", ("runtime.stored_files",), fill_sessions, use_sessions, check_sessions),
+    Store("sessions", ("runtime.base.stored_files",), fill_sessions, use_sessions, check_sessions),
     Store("engines", ENGINE_MODULES, fill_engines, use_engines, check_engines),
     Store("timing cache", (), fill_times, use_times, check_times),
     Store("kernel cache", (), play, play, check_kernels),

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from runtime.audio.files import format_of
 from runtime.audio.formats import FORMATS
-from runtime.cli_options import flag_values
+from runtime.base.errors import RequestError
+from runtime.commands.generate_options import flag_values
 from runtime.config.bundle import load_bundle
 from runtime.config.words import NOTHING, is_instrumental, read_key, with_word
-from runtime.errors import RequestError
+from runtime.live.parts.controls import check_controls
 from runtime.requests.options import GenerationOptions, given_options, parse_options
-from runtime.sessions.control.controls import check_controls
 from server.asgi.openapi import body_model
 from server.asgi.problems import ProblemError
 from server.protocols.acestep.fields import THEIR_NAMES, Fields

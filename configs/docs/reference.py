@@ -16,22 +16,22 @@ import typer
 from typer.core import TyperGroup
 
 import tickrt
-from runtime.cli_options import NOTES, STEPS, TEXT, section_of
-from runtime.cli_options import SECTIONS as FLAG_SECTIONS
+from runtime.commands.generate_options import NOTES, STEPS, TEXT, section_of
+from runtime.commands.generate_options import SECTIONS as FLAG_SECTIONS
+from runtime.commands.startup import COMMANDS
+from runtime.commands.subcommands import InstalledCommand
 from runtime.config.bundle import load_bundle
+from runtime.live.protocol.messages import messages_schema
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.option_types import MAX_SECONDS
 from runtime.requests.options import GenerationOptions
-from runtime.sessions.protocol.messages import messages_schema
-from runtime.startup import COMMANDS
-from runtime.subcommands import InstalledCommand
 from server.app import create_app
 from server.asgi.openapi import body_model
 from server.config import ServerSettings
 
 DEMO = Path(__file__).resolve().parents[1] / "demo"
 BODY = "GenerationBody"
-# Sections of options that runtime.cli_options does not know, as they have flags with a syntax of their own.
+# Sections of options that generate_options.py does not know, as they have flags with a syntax of their own.
 SECTIONS = {"prompt": TEXT, "notes": NOTES}
 RESPONSE = "The response"
 MOST_COLUMNS = 88

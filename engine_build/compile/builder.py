@@ -34,6 +34,7 @@ from engine_build.config import (
 from engine_build.graphs.axis_names import decoder_graph
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.graphs.reference_session import model_of
+from runtime.base.errors import BuildError, StoreUnavailableError
 from runtime.config.deployment import Deployment, build_command
 from runtime.config.targets import Target
 from runtime.engines.manifest import (
@@ -46,7 +47,6 @@ from runtime.engines.manifest import (
     write_manifest,
     write_measurement,
 )
-from runtime.errors import BuildError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from engine_build.precision.quantization import Quantization

@@ -12,11 +12,11 @@ from pathlib import Path
 import filelock
 
 from engine_build.compile.rebuild_check import RebuildDecision, unwanted_manifests
+from runtime.base.errors import BuildError, EngineError
+from runtime.base.folders import own_entries
+from runtime.base.stored_files import unavailable_now
 from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, measurement_path, publish, read_manifest
 from runtime.engines.tensorrt.trials import trials_path
-from runtime.errors import BuildError, EngineError
-from runtime.folders import own_entries
-from runtime.stored_files import unavailable_now
 
 PARTIAL_SUFFIX = ".partial"
 PROBE_BYTES = 2**20

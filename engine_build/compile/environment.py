@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from engine_build.config import RTX_CAPABILITIES, BuildConfig
 from engine_build.graphs.reference_session import onnxruntime
+from runtime.base.errors import BuildError, TickError
 from runtime.config.targets import PLAN_TARGETS, Target
 from runtime.devices.machine import CPU_INFO, cpu_flags, driver_release, gpu_machine, machine
 from runtime.engines.loading import tool_versions
 from runtime.engines.onnxruntime_cuda import need_provider
-from runtime.errors import BuildError, TickError
 
 if TYPE_CHECKING:
     from runtime.devices.cuda_calls import Gpu

@@ -20,6 +20,7 @@ from engine_build.graphs.reference_session import (
     session,
 )
 from engine_build.graphs.slot_sums import with_slot_sums
+from runtime.base.errors import BuildError, EngineError
 from runtime.engines.graph_bodies import all_nodes, reads
 from runtime.engines.onnxruntime_cuda import (
     CUDA_PROVIDER,
@@ -28,7 +29,6 @@ from runtime.engines.onnxruntime_cuda import (
     kernels_missing,
     open_session,
 )
-from runtime.errors import BuildError, EngineError
 
 DATA_MIN_BYTES = 1024
 CUDA_OPSET = 18

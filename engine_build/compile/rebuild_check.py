@@ -29,6 +29,8 @@ from engine_build.graphs.tensorrt_preparation import PREPARATION, prepare
 from engine_build.graphs.tensorrt_rules import doubts, problems, too_large
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
 from engine_build.specs.engine_specs import engine_specs
+from runtime.base.errors import BuildError, EngineError, EngineMismatchError, EngineNotBuiltError
+from runtime.base.folders import own_entries
 from runtime.config.deployment import Deployment
 from runtime.config.targets import PLAN_TARGETS, Target
 from runtime.engines.adapter_files import read_catalog
@@ -43,8 +45,6 @@ from runtime.engines.manifest import (
     verify_file,
 )
 from runtime.engines.value_shapes import value_shapes
-from runtime.errors import BuildError, EngineError, EngineMismatchError, EngineNotBuiltError
-from runtime.folders import own_entries
 
 # The solver's results are the state itself; a structure code jumps where a value crosses a limit, and so does a token.
 EXACT_KINDS = ("rows", "step", "structure_encode", "sampler")

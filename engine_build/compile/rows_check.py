@@ -19,10 +19,10 @@ from engine_build.config import BuildConfig
 from engine_build.graphs.reference_session import graph_session, model_of, model_session, onnxruntime_errors, run_reason
 from engine_build.graphs.tensor_roles import IN_PLACE, Port
 from engine_build.specs.engine_spec import EngineSpec, Sizes
+from runtime.base.errors import BuildError
+from runtime.base.untrusted import quoted
 from runtime.engines.graph_bodies import reads
 from runtime.engines.value_shapes import RANDOM
-from runtime.errors import BuildError
-from runtime.untrusted import quoted
 
 # An odd number: a graph that works on halves of its batch does not take it.
 ROWS, ROWS_OF_LARGE = 3, 2

@@ -9,8 +9,8 @@ from engine_build.config import BuildConfig
 from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.reference_session import graph_session
 from runtime.audio.stems import layer_latents, summing
+from runtime.base.errors import BuildError
 from runtime.config.bundle import Bundle
-from runtime.errors import BuildError
 
 LIMIT_DB = -60.0
 FRAMES = 64

@@ -22,9 +22,9 @@ from engine_build.graphs.graph_file import Graph, data_files
 from engine_build.graphs.reference_session import graph_session, onnxruntime_errors, open_onnxruntime, run_reason
 from engine_build.graphs.tensorrt_preparation import prepared
 from engine_build.specs.engine_spec import sizes_at
+from runtime.base.errors import BuildError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
-from runtime.errors import BuildError
 
 # Running a large graph on the CPU for comparison takes minutes: only one shape of each length is compared.
 LARGE_GRAPH_SAMPLES = 2

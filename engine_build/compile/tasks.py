@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from engine_build.compile.worker import OnLog, PlanRequest
 from engine_build.graphs.tensor_roles import Port
+from runtime.base.errors import BuildError
 from runtime.engines.tensorrt.binding import bind
-from runtime.errors import BuildError
 
 SMALLEST_PEAK = 1e-6
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from engine_build.compile.timing_cache import read_cache, updating
 from engine_build.compile.worker import OnLog, PlanRequest
 from engine_build.graphs.tensorrt_rules import nested_control_flow
+from runtime.base.errors import BuildError
+from runtime.base.stored_files import set_aside
 from runtime.engines.tensorrt.binding import trt
-from runtime.errors import BuildError
-from runtime.stored_files import set_aside
 
 if TYPE_CHECKING:
     import tensorrt_rtx as rtx  # what only TensorRT-RTX has

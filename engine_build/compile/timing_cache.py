@@ -9,9 +9,9 @@ from pathlib import Path
 
 import filelock
 
+from runtime.base.errors import BuildError
+from runtime.base.stored_files import read_stored
 from runtime.engines.manifest import write_atomically
-from runtime.errors import BuildError
-from runtime.stored_files import read_stored
 
 TIMING_CACHE_FOLDER = "timing-cache"
 TIMING_CACHE_SUFFIX = ".timing"

@@ -12,7 +12,7 @@ from polygraphy.logger import G_LOGGER
 
 from engine_build.graphs.tensor_roles import Port
 from engine_build.specs.engine_spec import EngineSpec, Sizes
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 SMALLEST_PEAK = 1e-6
 FREE_LETTER = "P"

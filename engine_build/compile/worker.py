@@ -26,8 +26,8 @@ from queue import Queue
 from typing import Any
 
 from engine_build.compile.watchdog import WATCHDOG_S, Watchdog, available_bytes
-from runtime.errors import BuildError, TickError
-from runtime.threads import CANCEL_S, end_with_parent, start_python
+from runtime.base.errors import BuildError, TickError
+from runtime.base.threads import CANCEL_S, end_with_parent, start_python
 
 STDERR_LINES = 5
 CRASH_FIX = "run the command again; if it crashes again, set a lower optimization_level in [build]"

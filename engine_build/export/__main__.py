@@ -22,10 +22,10 @@ from engine_build.export.family import (
     say,
 )
 from engine_build.export.stable_audio_3.family import FAMILY as STABLE_AUDIO_3
-from runtime.command_line import CommandLine, DefaultCommandGroup, Group, need_packages
+from runtime.base.errors import ConfigError
+from runtime.commands.command_line import CommandLine, DefaultCommandGroup, Group, need_packages
+from runtime.commands.terminal import EXIT_OVER_LIMIT, print_line, shown_path
 from runtime.config.targets import Target
-from runtime.errors import ConfigError
-from runtime.terminal import EXIT_OVER_LIMIT, print_line, shown_path
 
 if TYPE_CHECKING:
     from engine_build.export.bundle_tables import FamilyFacts

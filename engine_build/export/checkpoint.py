@@ -14,9 +14,9 @@ import torch
 from pydantic_core import from_json
 
 from engine_build.export.stored_tensors import AGAIN, StoredTensor
-from runtime.errors import ConfigError
-from runtime.folders import own_entries
-from runtime.untrusted import plain_utf8
+from runtime.base.errors import ConfigError
+from runtime.base.folders import own_entries
+from runtime.base.untrusted import plain_utf8
 
 CONFIG: Final = "config.json"
 

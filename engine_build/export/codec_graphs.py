@@ -25,7 +25,7 @@ from engine_build.export.torch_export import (
     open_without_copies,
     release,
 )
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 MAX_BATCH: Final = 64
 EXAMPLE_FRAMES: Final = 9

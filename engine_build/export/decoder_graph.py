@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from engine_build.export.bundle_export import Facts, checked
 from engine_build.export.bundle_tables import DECODER, VELOCITY
 from engine_build.export.torch_export import MAX_BATCH, OPSET, export_graph, free, graph_error, module_outputs, release
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 # Axes by role, and of what size they are.
 AXES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from engine_build.export.bundle_export import GUIDE, BundleExport
-from runtime.errors import ConfigError, TickError
-from runtime.terminal import Terminal, print_line
+from runtime.base.errors import ConfigError, TickError
+from runtime.commands.terminal import Terminal, print_line
 
 if TYPE_CHECKING:
     from engine_build.export.check_report import CheckReport

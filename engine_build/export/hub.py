@@ -33,8 +33,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import ModelInfo, RepoFile
 from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
+from runtime.base.errors import ConfigError, FileError
 from runtime.engines.manifest import file_sha256
-from runtime.errors import ConfigError, FileError
 
 # ORG/NAME, a folder in it, a revision. A name on the hub begins with a letter or a digit.
 _ID: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)((?:/[A-Za-z0-9][\w.-]*)*)(?:@(\S+))?")

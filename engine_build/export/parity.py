@@ -23,16 +23,15 @@ from engine_build.export.check_report import Check, CheckFigure, measured
 from runtime.audio.decoding import read_audio
 from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.files import complete_file
-from runtime.audio.formats import Pcm
 from runtime.config.bundle import DcwSpec
+from runtime.config.codec import Latents, Pcm
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
 from runtime.pipeline.generation import LongGeneration, generate_audio
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
-from runtime.requests.segments import Latents
-from runtime.tick.events import Event, Failed, Finished
+from runtime.tick.loop.events import Event, Failed, Finished
 
 SEEDS: Final = (1, 2)
 # Of the reference's root mean square. Float32 in another order: 1e-6 a layer, over the steps of a generation.

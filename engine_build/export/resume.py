@@ -14,9 +14,9 @@ from typing import Any, Final
 import filelock
 from pydantic_core import from_json
 
+from runtime.base.errors import BuildError
+from runtime.base.stored_files import read_stored, reading
 from runtime.engines.manifest import write_atomically
-from runtime.errors import BuildError
-from runtime.stored_files import read_stored, reading
 
 RECORD_SUFFIX: Final = ".step.json"
 

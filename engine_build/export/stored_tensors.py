@@ -19,9 +19,9 @@ from pydantic_core import from_json
 from torch import Tensor, nn
 
 from engine_build.export.hub import preferred_weights
-from runtime.errors import ConfigError
-from runtime.folders import own_entries
-from runtime.untrusted import plain_utf8
+from runtime.base.errors import ConfigError
+from runtime.base.folders import own_entries
+from runtime.base.untrusted import plain_utf8
 
 MAX_HEADER_BYTES: Final = 100 << 20  # safetensors' own limit
 DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -15,10 +15,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from engine_build.graphs.graph_view import attribute, replace_nodes
+from runtime.base.errors import BuildError, ConfigError
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, ROW_WEIGHTS
 from runtime.engines.graph_bodies import reads
-from runtime.errors import BuildError, ConfigError
 
 SCOPE = "adapters"
 RANK = "adapter_rank"

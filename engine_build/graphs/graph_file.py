@@ -15,9 +15,9 @@ import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import helper
 
+from runtime.base.errors import BuildError, ConfigError
+from runtime.base.untrusted import quoted
 from runtime.engines.manifest import TensorInfo, file_sha256
-from runtime.errors import BuildError, ConfigError
-from runtime.untrusted import quoted
 
 LARGE_BYTES = 1 << 30
 M = TypeVar("M", bound=Message)

@@ -10,10 +10,10 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
+from runtime.base.errors import BuildError
 from runtime.engines import operator_flops as flops
 from runtime.engines.graph_bodies import reads
 from runtime.engines.operator_flops import PRODUCTS, Shape
-from runtime.errors import BuildError
 
 # Precision recipes leave float64 as it is.
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})

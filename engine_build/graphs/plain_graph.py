@@ -14,8 +14,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, defs, helper, inliner, numpy_helper
 
+from runtime.base.errors import BuildError
 from runtime.engines.graph_bodies import all_nodes, rename_reads, scopes
-from runtime.errors import BuildError
 
 # Attributes of Constant with numbers, and their type.
 NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}

@@ -12,8 +12,8 @@ import onnx
 from engine_build.config import BuildConfig
 from engine_build.graphs.graph_file import Graph, load_model
 from engine_build.graphs.plain_graph import plain
+from runtime.base.errors import BuildError
 from runtime.engines.onnxruntime_cuda import CPU_PROVIDER, DATA_FOLDER_ENTRY
-from runtime.errors import BuildError
 
 PREPACKING_ENTRY = "session.disable_prepacking"
 UPGRADE = "or pip install --upgrade onnxruntime"

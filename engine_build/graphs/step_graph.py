@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 
 from engine_build.graphs.graph_writer import GraphWriter
+from runtime.base.errors import BuildError
 from runtime.config.guidance import APG, GuidanceSpec
-from runtime.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES, TickTensor, rows_inputs, step_inputs
 from runtime.engines.engine import variant_name
-from runtime.errors import BuildError
+from runtime.tick.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES, TickTensor, rows_inputs, step_inputs
 
 BLEND_EPSILON = 1e-8
 NORM_EPSILON = 1e-12

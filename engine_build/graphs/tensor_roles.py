@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from runtime.base.errors import ConfigError
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import ConfigError
 
 if TYPE_CHECKING:  # the worker process imports Port and does not need onnx
     from engine_build.graphs.graph_file import Graph

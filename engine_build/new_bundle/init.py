@@ -14,10 +14,10 @@ from engine_build.graphs.graph_file import read_graph
 from engine_build.new_bundle.files import ModelFacts, bundle_text, deployment_text
 from engine_build.new_bundle.probe import LIMIT, CodecFacts, codec_facts, frame_counts
 from engine_build.new_bundle.roles import codec_roles, decoder_roles, listed
+from runtime.base.errors import ConfigError, FileError
+from runtime.commands.terminal import print_line, shown_path
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import ConfigError, FileError
-from runtime.terminal import print_line, shown_path
 
 DEPLOYMENT_FILE = "deployment.toml"
 FRAME_RATE_HZ = 25.0

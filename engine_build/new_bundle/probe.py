@@ -15,11 +15,11 @@ from engine_build.graphs.axis_names import with_axis_names
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.reference_session import exact_session, onnxruntime_errors, run_reason
 from engine_build.new_bundle.roles import AssignedRole
+from runtime.base.errors import ConfigError
+from runtime.base.untrusted import quoted
+from runtime.commands.task_progress import waiting
 from runtime.config.bundle import DecoderInputs
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import ConfigError
-from runtime.task_progress import waiting
-from runtime.untrusted import quoted
 
 # Lengths at which it is tried which multiples a graph takes: above its shortest, below its longest.
 LENGTHS = (64, 16, 1)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine_build.graphs.graph_file import Graph
+from runtime.base.errors import ConfigError, did_you_mean
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import ConfigError, did_you_mean
 
 Dimension = int | str
 # Parts of usual tensor names, by role; they decide where several shapes fit.

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine_build.graphs.graph_view import GraphView, replace_nodes
 from engine_build.precision.node_rules import NodeRule
+from runtime.base.errors import BuildError
 from runtime.engines.graph_bodies import reads, rename_reads
-from runtime.errors import BuildError
 
 DATA_MIN_BYTES = 1024
 DATA_ALIGNMENT_BYTES = 4096

@@ -28,8 +28,8 @@ from engine_build.precision.casts import InlineWeights
 from engine_build.precision.emulation import emulated
 from engine_build.precision.quantization import Quantization
 from engine_build.precision.recipe import NodePrecision, RecipeName, explain, write_recipe
+from runtime.base.errors import BuildError
 from runtime.engines.operator_flops import Shape
-from runtime.errors import BuildError
 
 SMALLEST_PEAK = 1e-6
 # Noise so far below the audio is not heard: codec_snr_db says why.

@@ -26,7 +26,7 @@ from engine_build.precision.node_rules import CACHE_UPDATE, NODE_RULES, NodeRule
 from engine_build.precision.normalize import normalized, raised, widened
 from engine_build.precision.quantization import Quantization, chosen_nodes, quantized
 from engine_build.precision.wide_values import in_range
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 RecipeName = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 

@@ -12,9 +12,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine_build.compile.rebuild_check import RebuildDecision, total_memory_bytes
 from engine_build.reports.inventory import InventoryEntry
+from runtime.commands.task_progress import at_intervals, duration_text
+from runtime.commands.terminal import Terminal, cells, print_line
 from runtime.engines.manifest import Manifest
-from runtime.task_progress import at_intervals, duration_text
-from runtime.terminal import Terminal, cells, print_line
 
 CHECKING = "checking graphs and engines"
 UNMEASURED = "error -: not measured yet; tickrt-build measures it"

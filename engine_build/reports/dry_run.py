@@ -18,11 +18,11 @@ from engine_build.reports.console import size
 from engine_build.reports.device_memory import MemoryPart
 from engine_build.specs.engine_spec import Range
 from engine_build.specs.shape_ranges import adapted_ranges, decoder_ranges, tick_ranges
+from runtime.base.errors import TickError
+from runtime.commands.terminal import print_line
 from runtime.config.deployment import Deployment
 from runtime.config.targets import Target
 from runtime.engines.adapters import ADAPTED_DECODER
-from runtime.errors import TickError
-from runtime.terminal import print_line
 
 SHOWN_OPTIONS = {
     "tensorrt": ("precision", *TENSORRT_OPTIONS, "timing_cache"),

@@ -24,7 +24,7 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
-from runtime.tick.events import Event, Failed, Finished
+from runtime.tick.loop.events import Event, Failed, Finished
 
 Latents = NDArray[np.float32]
 # How far below a piece's loudest mel band levels still count.

@@ -14,6 +14,8 @@ from typing import Any, get_args
 from engine_build.compile.engine_folder import PARTIAL_SUFFIX, lock_of, locked
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.timing_cache import TIMING_CACHE_FOLDER, TIMING_CACHE_SUFFIX
+from runtime.base.errors import EngineError, EngineMismatchError, EngineNotBuiltError
+from runtime.base.folders import own_entries
 from runtime.config.deployment import Deployment
 from runtime.config.targets import Target
 from runtime.devices.machine import machine
@@ -30,8 +32,6 @@ from runtime.engines.manifest import (
 )
 from runtime.engines.tensorrt.plan_file import KERNELS_SUFFIX, read_plan_header
 from runtime.engines.tensorrt.trials import trials_path
-from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
-from runtime.folders import own_entries
 
 PLAN_SUFFIX = ".plan"
 ENGINE_SUFFIXES = (".onnx", ".onnx.data", PLAN_SUFFIX)

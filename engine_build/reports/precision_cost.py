@@ -18,12 +18,12 @@ from engine_build.precision.recipe import RecipeName, without_kernel
 from engine_build.precision.sample_states import decoder_sample_states
 from engine_build.precision.sensitivity import BUDGET, quantization_for
 from engine_build.reports.end_to_end import compare_end_to_end
-from runtime.command_line import CommandLine, Config
+from runtime.commands.command_line import CommandLine, Config
+from runtime.commands.task_progress import TaskProgress
+from runtime.commands.terminal import Terminal, cells
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
-from runtime.task_progress import TaskProgress
-from runtime.terminal import Terminal, cells
 
 PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead", "slow piano in C major")
 

@@ -34,17 +34,17 @@ from engine_build.specs.shape_ranges import (
     token_ranges,
 )
 from runtime.audio.codec import MAX_BATCH
+from runtime.base.errors import ConfigError
+from runtime.base.untrusted import plain_utf8
 from runtime.config.bundle import Bundle, DecoderSpec
 from runtime.config.codec import CodecSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
 from runtime.config.deployment import Deployment
 from runtime.config.structure import StructureSpec
-from runtime.denoise.row_buffers import row_multiple
-from runtime.denoise.slot_fields import ADAPTERS, TickTensor, rows_inputs, step_inputs, written_states
 from runtime.engines.adapters import ADAPTED_DECODER, FACTORS_B, ROW_WEIGHTS
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
-from runtime.errors import ConfigError
-from runtime.untrusted import plain_utf8
+from runtime.tick.denoise.row_buffers import row_multiple
+from runtime.tick.denoise.slot_fields import ADAPTERS, TickTensor, rows_inputs, step_inputs, written_states
 
 # Of lyrics, whose graph attends over all of them at once.
 SAMPLE_TOKENS = 512

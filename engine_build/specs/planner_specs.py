@@ -12,11 +12,11 @@ from engine_build.graphs.graph_file import graph_of, read_graph
 from engine_build.graphs.planner_graph import sampler_graph
 from engine_build.graphs.tensor_roles import IN_PLACE, Port, check_free, check_ports
 from engine_build.specs.engine_spec import EngineSpec, Range, Sizes
+from runtime.base.errors import BuildError
 from runtime.config.bundle import Bundle
 from runtime.config.planner import PlannerGraphSpec, PlannerInputs, PlannerSpec
 from runtime.engines.loading import tool_versions
-from runtime.errors import BuildError
-from runtime.language.sampler_fields import SAMPLER_INPUTS, SAMPLER_OUTPUTS, SamplerTensor
+from runtime.tick.language.sampler_fields import SAMPLER_INPUTS, SAMPLER_OUTPUTS, SamplerTensor
 
 # The first release of ONNX Runtime with opset 24.
 ONNXRUNTIME = (1, 25)

@@ -25,11 +25,11 @@ from profiling.bench.steady_stream import Latents, SteadyStream, check_equal
 from profiling.bench.workload import Workload, with_runtime
 from profiling.provenance import SWITCHES, provenance
 from profiling.significance import thinned
+from runtime.base.errors import ConfigError
+from runtime.commands.tables import print_table
 from runtime.config.deployment import RuntimeConfig
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, Adapter, AdapterCatalog
 from runtime.engines.engine import Engine
-from runtime.errors import ConfigError
-from runtime.tables import print_table
 
 MOST_ADAPTERS = 2
 # Factors of this size change the velocity without ruining the latents.

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiling.bench.workload import SCALE, Workload
+from runtime.base.errors import CaptureError
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import Device, Replay
 from runtime.engines.engine import EngineSet, Execution, decoder_shapes
-from runtime.errors import CaptureError
 
 
 class DecoderBaseline:

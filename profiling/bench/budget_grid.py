@@ -13,8 +13,8 @@ from profiling.bench.session import BenchSession
 from profiling.bench.sweep import common_of
 from profiling.bench.workload import GUIDANCE, Workload, workload_of
 from profiling.significance import MAX_SAMPLES, thinned
+from runtime.commands.tables import print_table
 from runtime.config.deployment import Deployment
-from runtime.tables import print_table
 
 # Guidance and DCW of each row of the budgets.
 FEATURES = ((1.0, False), (GUIDANCE, False), (GUIDANCE, True))

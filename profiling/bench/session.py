@@ -11,14 +11,14 @@ from profiling.bench.result import result_of
 from profiling.bench.steady_stream import Competitors, Measurement, SteadyStream
 from profiling.bench.workload import Workload
 from profiling.provenance import this_commit
+from runtime.commands.task_progress import TaskProgress
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
-from runtime.denoise.bucket import FASTEST, DenoiseParts
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.engine import EngineSet
 from runtime.engines.loading import open_engines
-from runtime.task_progress import TaskProgress
+from runtime.tick.denoise.bucket import FASTEST, DenoiseParts
 
 
 class SharedEngines(EngineSet):

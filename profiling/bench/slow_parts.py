@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.denoise.bucket import DenoiseParts
-from runtime.denoise.row_buffers import Buffer, Held, RowBuffers, Values
-from runtime.denoise.row_layout import RowLayout
-from runtime.denoise.slot_fields import FIELDS, LAYOUT
-from runtime.denoise.slot_state import SlotField, SlotState
-from runtime.denoise.step_binding import StepBinding, table_shapes
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine, Execution
 from runtime.engines.launch_cache import Call, Launch, LaunchCache
+from runtime.tick.denoise.bucket import DenoiseParts
+from runtime.tick.denoise.row_buffers import Buffer, Held, RowBuffers, Values
+from runtime.tick.denoise.row_layout import RowLayout
+from runtime.tick.denoise.slot_fields import FIELDS, LAYOUT
+from runtime.tick.denoise.slot_state import SlotField, SlotState
+from runtime.tick.denoise.step_binding import StepBinding, table_shapes
 
 # A slot's own row begins at a multiple of so many elements: for GPUs, at a multiple of 256 bytes.
 ROW_STRIDE = 256

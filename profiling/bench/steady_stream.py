@@ -17,18 +17,18 @@ from profiling.bench.allocation_probe import AllocationProbe
 from profiling.bench.baseline import DecoderBaseline
 from profiling.bench.statistics import Quartiles, paired_difference, paired_ratio, time_in_turn
 from profiling.bench.workload import Workload, at_depth, make_request
+from runtime.base.errors import EngineError, TickError
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
-from runtime.denoise.bucket import FASTEST, DenoiseParts
 from runtime.devices.device import Device
 from runtime.engines.engine import EngineSet
 from runtime.engines.loading import settle_kernels
 from runtime.engines.manifest import Manifest
-from runtime.errors import EngineError, TickError
 from runtime.requests.request import GenerationRequest
-from runtime.tick.events import Event, Failed, Finished
-from runtime.tick.loop import TickLoop
-from runtime.tick.record import TickRecord
+from runtime.tick.denoise.bucket import FASTEST, DenoiseParts
+from runtime.tick.loop.events import Event, Failed, Finished
+from runtime.tick.loop.record import TickRecord
+from runtime.tick.loop.tick_loop import TickLoop
 
 VERIFY_STEPS = 4
 VERIFY_TOLERANCE = 1e-4

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from profiling.reports.svg_plot import svg
-from runtime.errors import ConfigError
-from runtime.tables import print_table
+from runtime.base.errors import ConfigError
+from runtime.commands.tables import print_table
 
 NAMES = ("depth", "frames", "steps")
 BAR = 12

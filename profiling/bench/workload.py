@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.engines.engine import EngineSet, condition_width
-from runtime.errors import ConfigError
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
 TOKENS = 16

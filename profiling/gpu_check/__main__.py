@@ -24,10 +24,10 @@ from profiling.gpu_check.running import ROOT, CheckOutcome, run_steps
 from profiling.gpu_check.steps import check_steps, write_deployments
 from profiling.output import write_json
 from profiling.provenance import this_commit
-from runtime.command_line import CommandLine, DefaultCommandGroup, need_packages
+from runtime.base.errors import ConfigError, EngineError, TickError
+from runtime.commands.command_line import CommandLine, DefaultCommandGroup, need_packages
+from runtime.commands.terminal import EXIT_OVER_LIMIT, Terminal, print_error, print_line, shown_path
 from runtime.devices.cuda_calls import Gpu, probe
-from runtime.errors import ConfigError, EngineError, TickError
-from runtime.terminal import EXIT_OVER_LIMIT, Terminal, print_error, print_line, shown_path
 
 MINUTES = 10.0
 DOCUMENTS = (ROOT / "README.md", ROOT / "profiling" / "README.md")

@@ -15,7 +15,7 @@ from profiling.bench.steady_stream import Latents
 from profiling.bench.workload import with_runtime, workload_of
 from profiling.gpu_check.beside import measure_decodes
 from profiling.output import write_json
-from runtime.command_line import CommandLine, Config, Group
+from runtime.commands.command_line import CommandLine, Config, Group
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
 from runtime.devices import cuda_calls

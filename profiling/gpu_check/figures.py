@@ -14,12 +14,12 @@ from typing import Any
 from rich.console import Console
 
 from profiling.gpu_check.running import CheckOutcome, CheckStep
+from runtime.base.errors import ConfigError
+from runtime.base.input_files import MAX_JSON_BYTES, read_file
+from runtime.base.untrusted import plain_utf8
+from runtime.commands.tables import markdown_table, print_table
+from runtime.commands.terminal import Terminal, print_line
 from runtime.engines.manifest import MANIFEST_SUFFIX, manifest_path, read_manifest, write_atomically
-from runtime.errors import ConfigError
-from runtime.input_files import MAX_JSON_BYTES, read_file
-from runtime.tables import markdown_table, print_table
-from runtime.terminal import Terminal, print_line
-from runtime.untrusted import plain_utf8
 
 # Around the table NAME in a document.
 BEGIN, END = "<!-- gpu-check {}: what is between these marks is written by a command -->", "<!-- gpu-check {} ends -->"

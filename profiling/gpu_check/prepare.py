@@ -21,11 +21,11 @@ from profiling.gpu_check import unpack
 from profiling.gpu_check.running import ROOT
 from profiling.gpu_check.steps import PLANS, write_deployments
 from profiling.gpu_check.weights import draw_weights
+from runtime.base.errors import BuildError, ConfigError
+from runtime.base.input_files import MAX_JSON_BYTES, read_file
+from runtime.base.untrusted import plain_utf8
+from runtime.commands.task_progress import waiting
 from runtime.config.bundle import BUNDLE_FILE
-from runtime.errors import BuildError, ConfigError
-from runtime.input_files import MAX_JSON_BYTES, read_file
-from runtime.task_progress import waiting
-from runtime.untrusted import plain_utf8
 
 EXPORT = "engine_build.export"
 EXPORT_PACKAGES = ("torch", "diffusers", "transformers", "onnxscript")

@@ -19,7 +19,7 @@ import typer
 from profiling.bench.steady_stream import SteadyStream, check_equal
 from profiling.bench.workload import workload_of
 from profiling.output import write_json
-from runtime.command_line import CommandLine, Config, Group
+from runtime.commands.command_line import CommandLine, Config, Group
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
 from runtime.devices.machine import open_device

@@ -18,8 +18,8 @@ from typing import IO
 from uuid import uuid4
 
 from profiling.gpu_check.child import MARK, end_all
-from runtime.task_progress import waiting
-from runtime.untrusted import one_line
+from runtime.base.untrusted import one_line
+from runtime.commands.task_progress import waiting
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = "profiling.gpu_check.child"

@@ -17,12 +17,12 @@ from onnx import TensorProto, helper, save
 
 from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile
+from runtime.base.errors import ConfigError, EngineError
 from runtime.config.targets import Target
 from runtime.devices.device import Device
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import Engine
 from runtime.engines.manifest import Manifest, TensorInfo
-from runtime.errors import ConfigError, EngineError
 
 # Per measurement; there is one before every round of a profile and one after the last.
 RUNS = 8

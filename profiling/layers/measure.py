@@ -22,13 +22,13 @@ from runtime.config.bundle import Bundle
 from runtime.config.conditions import TextGraphSpec, TimbreSpec
 from runtime.config.deployment import Deployment, build_command
 from runtime.config.targets import PLAN_TARGETS, Target
-from runtime.denoise.slot_fields import rows_inputs, step_inputs
 from runtime.devices.device import Device
 from runtime.devices.machine import machine
 from runtime.engines.engine import Engine, condition_shape, features_of, run_once, sized
 from runtime.engines.loading import open_engine, settle_kernels, tool_versions
 from runtime.engines.manifest import Manifest, manifest_path, read_manifest
 from runtime.engines.node_times import NodeTimes
+from runtime.tick.denoise.slot_fields import rows_inputs, step_inputs
 
 WARM_UP_RUNS = 3
 # Executes are measured in rounds, each with a new session of the profiler: their differences are the noise.

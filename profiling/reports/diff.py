@@ -19,7 +19,7 @@ from profiling.layers.origins import KERNEL_SUFFIX
 from profiling.layers.rollups import common_root, shown_module
 from profiling.reports.trtexec_json import not_a_profile, read_records
 from profiling.significance import NO_DIFFERENCE
-from runtime.untrusted import printable
+from runtime.base.untrusted import printable
 
 # Changes below this share of the sum are not called a change.
 LEAST_SHARE = 0.01

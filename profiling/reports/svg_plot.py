@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-from runtime.untrusted import printable
+from runtime.base.untrusted import printable
 
 WIDTH, HEIGHT = 720, 440
 LEFT, RIGHT, TOP, BOTTOM = 70, 24, 52, 58

@@ -18,15 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.codec_queue import CodecQueue
-from runtime.audio.formats import Latents, Pcm
 from runtime.audio.windows import Window, WindowCutter
+from runtime.base.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
 from runtime.config.bundle import Bundle
-from runtime.config.codec import CodecDecodeSpec
+from runtime.config.codec import CodecDecodeSpec, Latents, Pcm
 from runtime.devices.device import Level
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import RunnableGraph, run_once
 from runtime.engines.manifest import Manifest
-from runtime.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
 
 MAX_DEFAULT_SIZE = 4
 # Windows of one length that one execute decodes on a GPU.

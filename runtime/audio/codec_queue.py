@@ -14,9 +14,9 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
+from runtime.base.errors import DrainingError
+from runtime.base.threads import Workers
 from runtime.devices.device import Level
-from runtime.errors import DrainingError
-from runtime.threads import Workers
 
 T = TypeVar("T")
 MAX_SIZE = 16

@@ -28,10 +28,10 @@ from runtime.audio.containers import (
     wav_start,
     whole_share,
 )
-from runtime.audio.formats import LAYOUTS, Pcm
-from runtime.errors import FileError, NotAudioError, RequestError
-from runtime.failures import native_call
-from runtime.input_files import open_file, tell_lost_audio
+from runtime.audio.formats import LAYOUTS
+from runtime.base.errors import FileError, NotAudioError, RequestError, native_call
+from runtime.base.input_files import open_file, tell_lost_audio
+from runtime.config.codec import Pcm
 
 SOURCE_RATES_HZ = (4_000, 768_000)
 # Of one frame: the memory for it is taken before it is decoded. Formats in use have up to 65536.

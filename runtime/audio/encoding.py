@@ -17,9 +17,11 @@ import numpy as np
 from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
-from runtime.audio.formats import AUDIO_FORMATS, FORMATS, LAYOUTS, Pcm
-from runtime.audio.metadata import TAG, WAV_TAG
-from runtime.errors import NonFiniteError, RequestError
+from runtime.audio.formats import AUDIO_FORMATS, FORMATS, LAYOUTS
+from runtime.audio.metadata import WAV_TAG
+from runtime.base.errors import NonFiniteError, RequestError
+from runtime.base.midi_events import TAG
+from runtime.config.codec import Pcm
 
 UNKNOWN_SIZE = 0xFFFF_FFFF
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from runtime.audio.formats import FORMATS, format_name
-from runtime.errors import FileError, RequestError
-from runtime.folders import expanded
+from runtime.base.errors import FileError, RequestError
+from runtime.base.folders import expanded
 
 SUFFIXES = (*(item.suffix for item in FORMATS.values()), ".opus", ".raw")
 

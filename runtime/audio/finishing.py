@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.audio.formats import Pcm
 from runtime.audio.loudness import block_energies, loudness_lufs
+from runtime.config.codec import Pcm
 
 TARGET_LUFS = -16.0
 MAX_GAIN_DB = 12.0

@@ -10,14 +10,12 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import safetensors.numpy
-from numpy.typing import NDArray
 
-from runtime.errors import RequestError
-from runtime.input_files import open_file
-from runtime.untrusted import is_pair, quoted, safetensors_bytes, safetensors_header
+from runtime.base.errors import RequestError
+from runtime.base.input_files import open_file
+from runtime.base.untrusted import is_pair, quoted, safetensors_bytes, safetensors_header
+from runtime.config.codec import Latents
 
-Pcm = NDArray[np.float32]
-Latents = NDArray[np.float32]
 LAYOUTS = ("mono", "stereo", "2.1", "4.0", "5.0", "5.1", "6.1", "7.1")
 LATENTS_NAME = "latents"
 LATENT_DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")}

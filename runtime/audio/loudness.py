@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.audio.formats import Pcm
+from runtime.config.codec import Pcm
 
 STEP_S = 0.1
 STEPS_PER_BLOCK = 4

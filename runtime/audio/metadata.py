@@ -16,12 +16,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from runtime.audio.decoding import read_tags
 from runtime.audio.formats import FORMATS, is_latents_file
-from runtime.audio.midi_events import META, TEXT, read_midi
-from runtime.errors import FileError, RequestError
-from runtime.input_files import open_file, read_file
-from runtime.untrusted import safetensors_header
+from runtime.base.errors import FileError, RequestError
+from runtime.base.input_files import open_file, read_file
+from runtime.base.midi_events import META, TAG, TEXT, read_midi
+from runtime.base.untrusted import safetensors_header
 
-TAG = "TICKRT"
 WAV_TAG = b"ICMT"
 # What PyAV calls the wav tag.
 WAV_TAG_NAME = "COMMENT"

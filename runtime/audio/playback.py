@@ -14,8 +14,8 @@ from threading import Thread
 from typing import Any, Protocol
 
 from runtime.audio.encoding import AudioWriter
-from runtime.audio.formats import Pcm
-from runtime.errors import ConfigError, FileError
+from runtime.base.errors import ConfigError, FileError
+from runtime.config.codec import Pcm
 
 # Program -> its arguments. It reads WAV from standard input, raw s16le samples with --raw, a complete file with {file}.
 PROGRAMS = {

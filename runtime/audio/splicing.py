@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.audio.formats import Pcm
 from runtime.audio.loudness import block_energies, loudness_lufs
+from runtime.config.codec import Pcm
 
 # Beside a join the decoded audio is the source as the codec reproduces it, so a linear crossfade keeps the level.
 CROSSFADE_S = 0.02

@@ -15,10 +15,11 @@ import numpy as np
 
 from runtime.audio.codec import Codec
 from runtime.audio.finishing import soft_limited
-from runtime.audio.formats import MIX, Latents, Pcm
+from runtime.audio.formats import MIX
 from runtime.audio.window_decoder import AudioDecoder
 from runtime.audio.windows import Window
 from runtime.config.bundle import Bundle
+from runtime.config.codec import Latents, Pcm
 
 # Audio this near to full scale has no inverse in float32.
 LARGEST = 1.0 - 2**-24

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
 from runtime.audio.finishing import Finisher
-from runtime.audio.formats import Pcm
 from runtime.audio.splicing import AudioSplicer
 from runtime.audio.windows import Window
+from runtime.config.codec import Pcm
 
 # The loudness of a part is that of pieces of this length, a fifth of the part but 3 to 8. They lie at multiples of the
 # golden ratio, which no rhythm shares.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from runtime.audio.formats import Latents
+from runtime.config.codec import Latents
 
 
 @dataclass(frozen=True)

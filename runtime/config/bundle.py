@@ -18,6 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from runtime.base.errors import ConfigError, FileError
+from runtime.base.input_files import read_matrix
+from runtime.base.untrusted import plain_utf8
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.codec import CodecSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec, placeholders
@@ -29,9 +32,6 @@ from runtime.config.option_ranges import OptionRanges
 from runtime.config.planner import PlannerSpec
 from runtime.config.stems import StemsSpec
 from runtime.config.structure import StructureSpec
-from runtime.errors import ConfigError, FileError
-from runtime.input_files import read_matrix
-from runtime.untrusted import plain_utf8
 
 logger = logging.getLogger(__name__)
 

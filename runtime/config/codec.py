@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from runtime.config.explain import FileName, TomlTable
 
+# Frames and their channels, samples and theirs: latents `[T,C]`, audio `[N,channels]`.
+Latents = NDArray[np.float32]
+Pcm = NDArray[np.float32]
 WINDOW_FRAMES = 256
 MAX_ALIGN_FRAMES = 64
 

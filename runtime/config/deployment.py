@@ -15,6 +15,8 @@ from typing import Any
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field
 
+from runtime.base.errors import ConfigError, did_you_mean
+from runtime.base.folders import expanded, own_entries, user_folder
 from runtime.config.bundle import BUNDLE_FILE, Bundle, load_bundle
 from runtime.config.explain import read_toml, validated
 from runtime.config.targets import (
@@ -26,8 +28,6 @@ from runtime.config.targets import (
     Strength,
     Target,
 )
-from runtime.errors import ConfigError, did_you_mean
-from runtime.folders import expanded, own_entries, user_folder
 
 
 class RuntimeConfig(BaseModel):

@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from runtime.errors import ConfigError, FileError, did_you_mean
-from runtime.input_files import MAX_JSON_BYTES, read_file
-from runtime.untrusted import plain_utf8
+from runtime.base.errors import ConfigError, FileError, did_you_mean
+from runtime.base.input_files import MAX_JSON_BYTES, read_file
+from runtime.base.untrusted import plain_utf8
 
 MAX_LINES = 8
 # For which tomllib takes a time that grows with the square of the names.

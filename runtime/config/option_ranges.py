@@ -8,9 +8,9 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from runtime.base.errors import RequestError
 from runtime.config.explain import TomlTable
 from runtime.config.words import read_tempo
-from runtime.errors import RequestError
 
 # Greater ones may be too great to be a float.
 MAX_JUDGED: Final = 1e9

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from runtime.folders import plain_name
+from runtime.base.folders import plain_name
 
 Target = Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"]
 # Targets whose engines are TensorRT plans.

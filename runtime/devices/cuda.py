@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from runtime.base.errors import CaptureError, EngineDeadError, EngineError, TickError
 from runtime.devices import cuda_calls
 from runtime.devices.cuda_calls import probe
 from runtime.devices.cuda_streams import AllStreamsEvent, CudaEvent, CudaReplay, CudaStream, EventPool
 from runtime.devices.device import Level, Stream, Tensor
 from runtime.devices.memory import Arena, UploadRing, host_array
-from runtime.errors import CaptureError, EngineDeadError, EngineError, TickError
 
 __all__ = ["CudaDevice", "probe"]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.errors import EngineDeadError, EngineError, OutOfMemoryError
+from runtime.base.errors import EngineDeadError, EngineError, OutOfMemoryError
 
 try:
     from cuda.bindings import runtime as cudart

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from runtime.base.errors import EngineError
 from runtime.devices import cuda_calls
 from runtime.devices.device import Event, Stream
-from runtime.errors import EngineError
 
 # Large enough that a loop has all its events after the first ticks.
 EVENT_BATCH = 32

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from runtime.base.errors import OutOfMemoryError
 from runtime.devices.device import ALIGNMENT_BYTES, Event
-from runtime.errors import OutOfMemoryError
 
 # The alignment of CUDA's own allocations, which TensorRT wants for activation memory.
 BLOCK_BYTES = 512

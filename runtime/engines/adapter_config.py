@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
-from runtime.errors import AdapterError, FileError, RequestError
-from runtime.input_files import read_file
-from runtime.untrusted import MAX_JSON_MEMBERS, parse_json_object, quoted
+from runtime.base.errors import AdapterError, FileError, RequestError
+from runtime.base.input_files import read_file
+from runtime.base.untrusted import MAX_JSON_MEMBERS, parse_json_object, quoted
 
 CONFIG_NAME = "adapter_config.json"
 # Where diffusers keeps the configuration in a file's own metadata.

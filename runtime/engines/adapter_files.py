@@ -19,6 +19,10 @@ from unicodedata import category
 import numpy as np
 from pydantic_core import from_json
 
+from runtime.base.errors import AdapterError, ConfigError, FileError, RequestError, did_you_mean
+from runtime.base.folders import is_left_behind, own_entries, plain_name
+from runtime.base.input_files import check_file, open_file
+from runtime.base.untrusted import quoted, safetensors_bytes, safetensors_header, shortened
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.deployment import Deployment
 from runtime.engines.adapter_config import (
@@ -30,10 +34,6 @@ from runtime.engines.adapter_config import (
     without_prefix,
 )
 from runtime.engines.adapters import NO_ADAPTERS, Adapter, AdapterCatalog, Floats
-from runtime.errors import AdapterError, ConfigError, FileError, RequestError, did_you_mean
-from runtime.folders import is_left_behind, own_entries, plain_name
-from runtime.input_files import check_file, open_file
-from runtime.untrusted import quoted, safetensors_bytes, safetensors_header, shortened
 
 WEIGHT_SUFFIX = ".safetensors"
 WEIGHT_NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")

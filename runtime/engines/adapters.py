@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.base.errors import RequestError, did_you_mean
+from runtime.base.untrusted import quoted
 from runtime.config.targets import ADAPTER_RANK_MULTIPLE
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import RequestError, did_you_mean
-from runtime.untrusted import quoted
 
 # The inputs that the decoder for adapters has besides the decoder's own: factors [Q, I] and [Q, O], weights [R, Q].
 FACTORS_A, FACTORS_B, ROW_WEIGHTS = "adapter_a", "adapter_b", "adapter_weights"

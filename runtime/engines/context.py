@@ -6,11 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from runtime.base.errors import UnitOfWork
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, RuntimeConfig
 from runtime.devices.device import Device, Stream
 from runtime.engines.engine import EngineSet
-from runtime.failures import UnitOfWork
 
 Beside = Callable[[Callable[[], None]], Future[None]]
 

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.base.errors import EngineNotBuiltError, ShapeError
 from runtime.config.bundle import DecoderInputs
 from runtime.devices.device import Level, Stream, Tensor
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.engines.node_times import NodeTimes
-from runtime.errors import EngineNotBuiltError, ShapeError
 
 FEATURE_SEPARATOR = "+"
 PLAIN = "plain"

@@ -13,11 +13,10 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from runtime.base.errors import OutOfMemoryError, TickError, UnitOfWork
 from runtime.devices.device import Device, Event, Level, Replay, Stream
 from runtime.engines.context import Beside, at_once
 from runtime.engines.engine import Execution
-from runtime.errors import OutOfMemoryError, TickError
-from runtime.failures import UnitOfWork
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runtime.base.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 from runtime.config.bundle import BUNDLE_FILE, Bundle
 from runtime.config.deployment import Deployment, build_command
 from runtime.config.planner import PlannerSpec
@@ -29,7 +30,6 @@ from runtime.engines.manifest import (
     read_manifest,
     verify_file,
 )
-from runtime.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 
 if TYPE_CHECKING:
     from runtime.engines.merging import MergedWeights

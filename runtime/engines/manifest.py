@@ -16,10 +16,10 @@ from typing import Any, Literal
 import ml_dtypes  # noqa: F401  by it numpy knows bfloat16 and the 8-bit types of engines by their names
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from runtime.base.errors import EngineMismatchError, EngineNotBuiltError
+from runtime.base.stored_files import read_stored, reading
 from runtime.config.explain import explain
 from runtime.config.targets import ShapeRanges, Target
-from runtime.errors import EngineMismatchError, EngineNotBuiltError
-from runtime.stored_files import read_stored, reading
 
 MANIFEST_SCHEMA_VERSION: Literal[1] = 1
 MANIFEST_SUFFIX = ".manifest.json"

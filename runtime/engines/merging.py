@@ -14,9 +14,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from runtime.base.errors import EngineMismatchError
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.engines.adapters import AdapterUse, Floats
-from runtime.errors import EngineMismatchError
 
 # What a precision recipe appends to the names of weights that it rounds.
 SUFFIXES = ("", ".fp16", ".bf16")

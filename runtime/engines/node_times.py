@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from runtime.errors import EngineError
+from runtime.base.errors import EngineError
 
 KERNEL_SUFFIX = "_kernel_time"
 RUN, BODY = "model_run", "SequentialExecutor::Execute"

@@ -19,6 +19,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from runtime.base.errors import ENDINGS, CaptureError, EngineError, EngineMismatchError, TickError
 from runtime.devices.device import Device, Level, Stream, Tensor
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import Execution, check_tensors
@@ -36,8 +37,6 @@ from runtime.engines.onnxruntime_cuda import (
     translate_error,
 )
 from runtime.engines.row_parts import MIN_ROWS, PartsExecution, row_parts
-from runtime.errors import CaptureError, EngineError, EngineMismatchError, TickError
-from runtime.failures import ENDINGS
 
 if TYPE_CHECKING:
     from runtime.engines.merging import MergedWeights

@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
-from runtime.failures import ENDINGS
+from runtime.base.errors import ENDINGS, CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 
 T = TypeVar("T")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from runtime.base.errors import EngineMismatchError
 from runtime.engines.engine import Engine, EngineSet, variant_name
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import EngineMismatchError
 
 
 def check_replaceable(old: EngineSet, new: EngineSet) -> None:

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from math import prod
 
+from runtime.base.errors import EngineDeadError, EngineError
 from runtime.devices.device import Stream, Tensor
 from runtime.engines.adapters import FACTORS_A, FACTORS_B
 from runtime.engines.engine import Execution
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import EngineDeadError, EngineError
 
 MIN_ROWS = 2
 

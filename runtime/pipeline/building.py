@@ -9,11 +9,11 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from runtime.base.errors import BuildError, EngineMismatchError, EngineNotBuiltError
+from runtime.base.threads import start_python
 from runtime.config.deployment import Deployment
 from runtime.config.targets import PLAN_TARGETS, Target
-from runtime.errors import BuildError, EngineMismatchError, EngineNotBuiltError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.threads import start_python
 
 CLEANUP_S = 1.0
 
@@ -57,7 +57,9 @@ def build_engines(path: Path, target: Target, *, quiet: bool = False) -> None:
     A separate process, because the runtime does not import the compilers. Interrupted, or where this process is killed,
     it removes the engine that it is building, and ends.
     """
-    code = "from runtime.threads import end_with_parent as begin; begin(); from engine_build.cli import main; main()"
+    code = (
+        "from runtime.base.threads import end_with_parent as begin; begin(); from engine_build.cli import main; main()"
+    )
     arguments = [str(path), "--target", target]
     progress = subprocess.DEVNULL if quiet else sys.stderr if sys.stderr.isatty() else subprocess.PIPE
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:

@@ -9,12 +9,12 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.audio.formats import Pcm
+from runtime.base.errors import RequestError
 from runtime.config.bundle import Bundle
+from runtime.config.codec import Latents, Pcm
 from runtime.config.conditions import DEFAULTS, Task
-from runtime.errors import RequestError
-from runtime.notes.envelopes import HELD, PLAIN
-from runtime.notes.note_levels import Phrase, with_notes
+from runtime.music.envelopes import HELD, PLAIN
+from runtime.music.note_levels import Phrase, with_notes
 from runtime.pipeline.structure import StructureCodec, given_latents, hints_of
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
 from runtime.requests.curves import Curve
@@ -22,7 +22,7 @@ from runtime.requests.option_types import Values
 from runtime.requests.options import COVER_DENOISE, TEXT_OPTIONS, GenerationOptions, given_options
 from runtime.requests.request import DENOISE_MIN, Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 from runtime.requests.seeds import draw_seed
-from runtime.requests.segments import Latents, Segment, masked_frames, requested_mask, step_parameters
+from runtime.requests.segments import Segment, masked_frames, requested_mask, step_parameters
 from runtime.requests.tasks import is_cover, task_of
 from runtime.requests.timesteps import log_snr_schedule
 from runtime.requests.torch_noise import torch_noise

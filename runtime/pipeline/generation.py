@@ -20,35 +20,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.finishing import TARGET_LUFS, Finisher, Span
-from runtime.audio.formats import Pcm
 from runtime.audio.metadata import GenerationMetadata
 from runtime.audio.splicing import CROSSFADE_S, AudioSplicer, surrounding_loudness
 from runtime.audio.stems import StemDecoder
 from runtime.audio.window_decoder import AudioDecoder
-from runtime.errors import ConfigError, GenerationCancelledError, RequestError, ShapeError
-from runtime.notes.envelopes import Breath, Marks
-from runtime.notes.first_bars import FirstBars
-from runtime.notes.note_levels import phrase_mask, phrases_of, with_notes
-from runtime.notes.part_moods import NO_MOODS, Thinning
-from runtime.notes.score import Score
-from runtime.notes.tracker import score_of
+from runtime.base.errors import ConfigError, GenerationCancelledError, RequestError, ShapeError
+from runtime.config.codec import Latents, Pcm
+from runtime.music.envelopes import Breath, Marks
+from runtime.music.first_bars import FirstBars
+from runtime.music.note_levels import phrase_mask, phrases_of, with_notes
+from runtime.music.part_moods import NO_MOODS, Thinning
+from runtime.music.score import Score
+from runtime.music.sections import beats_of
+from runtime.music.tempo import tempo_of
+from runtime.music.tracker import score_of
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, denoise_of
-from runtime.pipeline.ending import CUT, Ending, LastNotes, ending_of
-from runtime.pipeline.form.plan import FormPlan
 from runtime.pipeline.pipeline import Pipeline
-from runtime.pipeline.planning import AnyPlan, is_planned
-from runtime.pipeline.sequences import Caller
+from runtime.pipeline.songs.ending import CUT, Ending, LastNotes, ending_of
+from runtime.pipeline.songs.plan import FormPlan
+from runtime.pipeline.songs.planning import AnyPlan, is_planned
+from runtime.pipeline.songs.sequences import Caller
 from runtime.pipeline.sources import has_encoded_latents, kept_frames, settled_options
-from runtime.requests.form.sections import beats_of
-from runtime.requests.form.tempo import tempo_of
 from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptMeaning
 from runtime.requests.request import DENOISE_MIN, GenerationRequest
 from runtime.requests.seeds import draw_seed, segment_seed
-from runtime.requests.segments import Latents, Segment, requested_mask
+from runtime.requests.segments import Segment, requested_mask
 from runtime.requests.tasks import TRACK_OPTIONS, is_cover, known_tasks
 from runtime.requests.validation import note_spec, takes_notes
-from runtime.tick.events import Cancelled, Event, Failed, Finished
+from runtime.tick.loop.events import Cancelled, Event, Failed, Finished
 
 OnEvent = Callable[[Event], None]
 WINDOW_FRAMES = 64

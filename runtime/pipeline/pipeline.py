@@ -17,8 +17,11 @@ import numpy as np
 from runtime.audio.codec import Codec, default_workers, windows_per_execute
 from runtime.audio.codec_queue import CodecQueue
 from runtime.audio.decoding import audio_chunks, convert_audio, within
-from runtime.audio.formats import Pcm, is_latents_file, read_latents
+from runtime.audio.formats import is_latents_file, read_latents
+from runtime.base.errors import RequestError, TickError
+from runtime.base.threads import Watched
 from runtime.config.bundle import Bundle
+from runtime.config.codec import Latents, Pcm
 from runtime.config.deployment import Deployment, build_command, load_deployment
 from runtime.config.identity import ModelIdentity
 from runtime.config.targets import PLAN_TARGETS, Target
@@ -26,12 +29,11 @@ from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine, EngineSet, RunnableGraph, condition_width
 from runtime.engines.loading import open_engine, open_engines, settle_kernels, warm_up
-from runtime.errors import RequestError, TickError
-from runtime.notes.part_moods import NO_MOODS, PartMoods, part_moods
+from runtime.music.part_moods import NO_MOODS, PartMoods, part_moods
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, RequestComposer, SourceAudio, no_timbre
-from runtime.pipeline.form.course import course_words
 from runtime.pipeline.meanings import prompt_meanings, with_drawn
-from runtime.pipeline.planning import Planner, open_planner
+from runtime.pipeline.songs.course import course_words
+from runtime.pipeline.songs.planning import Planner, open_planner
 from runtime.pipeline.structure import StructureCodec, no_structure, open_structure, parse_codes
 from runtime.pipeline.text_encoder import TextEncoder
 from runtime.pipeline.timbre import TimbreEncoder
@@ -39,10 +41,9 @@ from runtime.requests.option_types import MAX_SECONDS
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.requests.request import GenerationRequest
-from runtime.requests.segments import Latents, Segment, generation_lengths, loop_lengths, next_segment
-from runtime.threads import Watched
-from runtime.tick.common_ticks import CommonTicks, common_ticks
-from runtime.tick.loop import TickLoop
+from runtime.requests.segments import Segment, generation_lengths, loop_lengths, next_segment
+from runtime.tick.loop.common_ticks import CommonTicks, common_ticks
+from runtime.tick.loop.tick_loop import TickLoop
 
 CODEC_THREADS = 1
 

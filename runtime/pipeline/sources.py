@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.base.errors import RequestError
 from runtime.config.bundle import Bundle
 from runtime.config.option_ranges import GUIDANCE_OPTIONS
-from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs, denoise_of, no_timbre
 from runtime.pipeline.structure import no_structure
 from runtime.requests.option_types import MAX_SECONDS, Span

@@ -12,12 +12,13 @@ import numpy as np
 
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.files import complete_file
-from runtime.audio.formats import FORMATS, Latents, Pcm, StemFormat
+from runtime.audio.formats import FORMATS, StemFormat
 from runtime.audio.metadata import GenerationMetadata, ascii_json
-from runtime.errors import FileError
-from runtime.folders import expanded
-from runtime.notes.midi_file import midi_bytes
-from runtime.notes.score import Score
+from runtime.base.errors import FileError
+from runtime.base.folders import expanded
+from runtime.config.codec import Latents, Pcm
+from runtime.music.midi_file import midi_bytes
+from runtime.music.score import Score
 
 STEM_BITS: Final = 24
 # A fixed date: the same generation gives the same bytes.

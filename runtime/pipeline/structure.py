@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.base.errors import ConfigError, RequestError
 from runtime.config.bundle import Bundle
+from runtime.config.codec import Latents
 from runtime.engines.engine import RunnableGraph, run_once
-from runtime.errors import ConfigError, RequestError
 from runtime.pipeline.content_cache import ContentCache
 from runtime.requests.options import GenerationOptions
-from runtime.requests.segments import Latents, Segment
+from runtime.requests.segments import Segment
 from runtime.requests.tasks import task_of
 
 Codes = NDArray[np.int64]

@@ -17,18 +17,17 @@ from safetensors.numpy import load
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import WordLevel
 
+from runtime.base.errors import ConfigError, EngineError, FileError, RequestError, native_call
+from runtime.base.input_files import read_matrix
+from runtime.base.untrusted import plain_utf8
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import DEFAULTS, TextGraphSpec, filled
 from runtime.engines.engine import RunnableGraph, run_once
-from runtime.errors import ConfigError, EngineError, FileError, RequestError
-from runtime.failures import native_call
-from runtime.input_files import read_matrix
 from runtime.pipeline.binding import Token
 from runtime.pipeline.content_cache import ContentCache
-from runtime.pipeline.form.course import WORDS as COURSE_WORDS
+from runtime.pipeline.songs.course import WORDS as COURSE_WORDS
 from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.prompt_words import WORD, PromptWords, corrected
-from runtime.untrusted import plain_utf8
 
 Tokens = NDArray[np.float32]
 

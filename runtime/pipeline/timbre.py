@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
+from runtime.base.errors import ConfigError, EngineError, RequestError
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import REFERENCE_PARTS
 from runtime.engines.engine import RunnableGraph, run_once
-from runtime.errors import ConfigError, EngineError, RequestError
 from runtime.pipeline.content_cache import ContentCache
 
 Array = NDArray[np.float32]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 
 Curve = float | NDArray[np.float32]
 Array = NDArray[np.float32]

@@ -18,12 +18,12 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
+from runtime.base.errors import RequestError
 from runtime.config.conditions import Task
 from runtime.config.explain import key_of, sentence, similar_name
 from runtime.config.notes import MAX_NOTES
 from runtime.config.option_ranges import ANY_MODEL, OptionRanges, within
 from runtime.config.words import is_instrumental
-from runtime.errors import RequestError
 from runtime.requests.option_types import (
     MAX_SECONDS,
     MIN_SECONDS,

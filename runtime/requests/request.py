@@ -16,9 +16,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from runtime.base.errors import RequestError
 from runtime.config.guidance import APG
 from runtime.config.option_ranges import ANY_MODEL
-from runtime.errors import RequestError
 from runtime.requests.curves import Array, Curve, array, curve, is_everywhere, resample
 
 MAX_STEPS = int(ANY_MODEL.steps.max)

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.base.errors import RequestError
 from runtime.config.bundle import LatentSpec
+from runtime.config.codec import Latents
 from runtime.config.targets import ShapeRanges
-from runtime.errors import RequestError
 from runtime.requests.curves import Curve
 from runtime.requests.option_types import DcwOptions, Span, Values
 from runtime.requests.options import GenerationOptions, StepOptions
 from runtime.requests.request import CURVE_PARAMETERS, Dcw, StepParameters
 
-Latents = NDArray[np.float32]
 NUM_LENGTHS = 4
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from runtime.base.errors import RequestError
 from runtime.config.bundle import Bundle
+from runtime.config.codec import Latents
 from runtime.config.conditions import Task
-from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions
-from runtime.requests.segments import Latents
 
 # Tasks that need no instruction: what is given selects them, too.
 PLAIN_TASKS: tuple[Task, ...] = ("text2music", "cover", "repaint")

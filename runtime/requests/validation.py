@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from runtime.base.errors import NoNotesError, RequestError, ShapeError
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import placeholders
 from runtime.config.deployment import Deployment, build_command
 from runtime.config.notes import NotesSpec
-from runtime.errors import NoNotesError, RequestError, ShapeError
 from runtime.requests.options import NOTE_OPTIONS, PLAN_OPTIONS, TEXT_OPTIONS
 from runtime.requests.request import MAX_CONDITIONS, Condition, GenerationRequest
 

@@ -1,1 +1,1 @@
-"""The tick loop, its thread-safe client, and what it reports."""
+"""The tick: what its thread runs. It knows no song and no session."""

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.untrusted import quoted
+from runtime.base.untrusted import quoted
 from server.asgi.openapi import OPEN_PATH
 from server.asgi.problems import ProblemError, problem_response
 from server.asgi.request_body import UNCOUNTED_BYTES, deadline

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
-from runtime.untrusted import quoted
+from runtime.base.untrusted import quoted
 from server.asgi.fair_reads import BoundedReads, FairReads, FairTransport, charged
 from server.asgi.problems import MEDIA_TYPE, ProblemError
 from server.asgi.shares import Holding, Shares

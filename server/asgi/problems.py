@@ -21,9 +21,9 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from runtime.base.errors import RequestError, TickError, did_you_mean
+from runtime.base.untrusted import one_line
 from runtime.config.explain import sentence
-from runtime.errors import RequestError, TickError, did_you_mean
-from runtime.untrusted import one_line
 
 MEDIA_TYPE = "application/problem+json"
 REQUEST_ID_HEADER = "X-Request-ID"

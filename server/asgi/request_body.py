@@ -13,9 +13,9 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from runtime.base.errors import RequestError
+from runtime.base.untrusted import parse_json_object, quoted
 from runtime.config.explain import full_sentence
-from runtime.errors import RequestError
-from runtime.untrusted import parse_json_object, quoted
 from server.asgi.connection import first_completed, wait_disconnected
 from server.asgi.problems import Finding, ProblemError, invalid_request, pointer, unavailable
 from server.asgi.shares import Shares, client_of

@@ -18,7 +18,7 @@ from websockets.datastructures import Headers as HandshakeHeaders
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 
-from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S
+from runtime.live.protocol.messages import MAX_MESSAGES_PER_S
 from server.asgi.connection import ABORT_EXTENSION, CHARGE_EXTENSION
 from server.asgi.fair_reads import BoundedReads, FairTransport, charged
 from server.asgi.headers import sendable

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from runtime.command_line import CommandLine, Config, Version, need_packages
+from runtime.base.errors import ConfigError, StoreError, TickError
+from runtime.commands.command_line import CommandLine, Config, Version, need_packages
+from runtime.commands.terminal import Terminal, cells, print_line
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.errors import ConfigError, StoreError, TickError
 from runtime.pipeline.building import build_engines
-from runtime.terminal import Terminal, cells, print_line
 from server.config import load_settings
 from server.process import open_socket
 

@@ -16,8 +16,8 @@ from typing import Annotated
 
 import typer
 
-from runtime.errors import StoreError
-from runtime.terminal import log_to_stderr
+from runtime.base.errors import StoreError
+from runtime.commands.terminal import log_to_stderr
 from server.service.lease import RENEW_S, Lease
 from server.service.leases import Leases
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from runtime.errors import ConfigError, StoreError, TickError
+from runtime.base.errors import ConfigError, StoreError, TickError
 from server.cluster.edge import AdminSocket, parse_servers
 from server.service.lease import Lease
 from server.service.leases import Leases

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from runtime.base.errors import TickError
 from runtime.config.deployment import Deployment
 from runtime.engines.manifest import write_atomically
-from runtime.errors import TickError
 from server.cluster.local_cluster import START_S, LocalCluster, free_port
 
 RECORD = "cluster.json"

@@ -18,8 +18,8 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.schema import ApplicationStatusOverview
 
-from runtime.errors import TickError
-from runtime.terminal import log_to_stderr
+from runtime.base.errors import TickError
+from runtime.commands.terminal import log_to_stderr
 from server.cluster.replica import ReplicaServer
 from server.service.lease import RENEW_S
 

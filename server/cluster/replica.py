@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from runtime.base.errors import TickError
 from runtime.config.deployment import load_deployment
-from runtime.errors import TickError
 from runtime.pipeline.building import open_tried_pipeline
 from runtime.pipeline.pipeline import Pipeline
 from server.app import create_app

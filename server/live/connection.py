@@ -7,10 +7,10 @@ import asyncio
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from runtime.errors import NonFiniteError, RequestError, SessionsFullError, TickError
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.protocol.frames import AudioChunk, ChunkEncoder
-from runtime.sessions.protocol.messages import (
+from runtime.base.errors import NonFiniteError, RequestError, SessionsFullError, TickError
+from runtime.live.hosting.host import SessionHost
+from runtime.live.protocol.frames import AudioChunk, ChunkEncoder
+from runtime.live.protocol.messages import (
     MAX_MESSAGES_PER_S,
     Closed,
     Open,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from runtime.errors import RequestError
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.protocol.frames import decode_pcm, sample_bytes
-from runtime.sessions.protocol.messages import (
+from runtime.base.errors import RequestError
+from runtime.live.hosting.host import SessionHost
+from runtime.live.protocol.frames import decode_pcm, sample_bytes
+from runtime.live.protocol.messages import (
     MAX_MESSAGE_BYTES,
     MAX_WRITE_S,
     ClientMessage,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
-from runtime.untrusted import quoted
+from runtime.base.untrusted import quoted
 from server.asgi.problems import ProblemError
 from server.service.service import service_of
 

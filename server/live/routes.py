@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from runtime.audio.formats import ARCHIVE
-from runtime.errors import UnknownSessionError
+from runtime.base.errors import UnknownSessionError
+from runtime.live.hosting.host import SessionHost
+from runtime.live.hosting.services import SessionInfo
+from runtime.live.protocol.messages import SUBPROTOCOL, Plan, State, messages_schema
 from runtime.pipeline.stem_files import StemFiles, stems_bytes, zip_bytes
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.services import SessionInfo
-from runtime.sessions.protocol.messages import SUBPROTOCOL, Plan, State, messages_schema
 from server.asgi.openapi import SCHEMA_TYPE, problem_responses
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.shares import client_of

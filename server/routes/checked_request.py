@@ -10,14 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.audio.encoding import check_format, check_rates
-from runtime.audio.formats import ARCHIVE, AUDIO_FORMATS, FORMATS, Format, Latents, Pcm
+from runtime.audio.formats import ARCHIVE, AUDIO_FORMATS, FORMATS, Format
 from runtime.audio.metadata import GenerationMetadata
-from runtime.errors import RequestError, source_as
-from runtime.input_files import losses
+from runtime.base.errors import RequestError, source_as
+from runtime.base.input_files import losses
+from runtime.config.codec import Latents, Pcm
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline
-from runtime.pipeline.sequences import Caller
+from runtime.pipeline.songs.sequences import Caller
 from runtime.pipeline.text_encoder import parse_condition
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from server.asgi.openapi import GenerationBody

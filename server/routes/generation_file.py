@@ -9,7 +9,7 @@ from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
 
-from runtime.errors import StoreError, TickError
+from runtime.base.errors import StoreError, TickError
 from server.asgi.connection import first_completed
 from server.asgi.problems import ProblemError, draining
 from server.routes.generation_job import GenerationJob, Tally, outcome_of

@@ -18,14 +18,15 @@ from starlette.concurrency import run_in_threadpool
 from runtime.audio.codec import Codec
 from runtime.audio.codec_queue import Urgency
 from runtime.audio.encoding import AudioWriter
-from runtime.audio.formats import Latents, latents_bytes
+from runtime.audio.formats import latents_bytes
 from runtime.audio.metadata import latents_tags
 from runtime.audio.windows import Window, WindowCutter
-from runtime.errors import GenerationCancelledError
-from runtime.notes.midi_file import midi_bytes
+from runtime.base.errors import GenerationCancelledError
+from runtime.config.codec import Latents
+from runtime.music.midi_file import midi_bytes
 from runtime.pipeline.stem_files import StemFiles, zip_bytes
 from runtime.requests.request import GenerationRequest
-from runtime.tick.events import Event, Failed, Finished, Progress, Started
+from runtime.tick.loop.events import Event, Failed, Finished, Progress, Started
 from server.asgi.problems import ProblemError, retry_after
 from server.routes.generation_job import AHEAD_BYTES, GenerationJob
 from server.service.codec_workers import run_to_end

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.errors import RequestError, TickError
-from runtime.input_files import losses
-from runtime.notes.midi_file import notes_of_midi
+from runtime.base.errors import RequestError, TickError
+from runtime.base.input_files import losses
+from runtime.music.midi_file import notes_of_midi
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.validation import note_spec
 from server.asgi.connection import abort_of, first_completed, wait_disconnected

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from runtime.errors import source_as
+from runtime.base.errors import source_as
 from server.asgi.openapi import SOURCE_ID, problem_responses, upload_body
 from server.asgi.request_body import read_file
 from server.asgi.shares import client_of

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from runtime.sessions.storage.redis_store import PREFIX, connect, storage_errors
+from runtime.live.storage.redis_store import PREFIX, connect, storage_errors
 from server.service.lease import LEASE_S, Lease
 
 REPLICAS = f"{PREFIX}:replicas"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.threads import ServingThread, Watched
+from runtime.base.threads import ServingThread, Watched
 from server.asgi.problems import ProblemError, draining
 from server.service.service import Service
 

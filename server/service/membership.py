@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
 
-from runtime.errors import StoreError
+from runtime.base.errors import StoreError
 from server.service.lease import RENEW_S, Lease
 
 if TYPE_CHECKING:

@@ -26,13 +26,13 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from runtime.base.errors import StoreError
 from runtime.engines.engine import Engine
-from runtime.errors import StoreError
-from runtime.tick.record import PHASES, LoopStats, TickRecord
+from runtime.tick.loop.record import PHASES, LoopStats, TickRecord
 
 if TYPE_CHECKING:
-    from runtime.sessions.hosting.host import SessionHost
-    from runtime.sessions.hosting.services import HostStats
+    from runtime.live.hosting.host import SessionHost
+    from runtime.live.hosting.services import HostStats
 
 NAMESPACE = "tickrt"
 CONTENT_TYPE = CONTENT_TYPE_LATEST

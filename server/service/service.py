@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
-from runtime.errors import ConfigError, TickError
+from runtime.base.errors import ConfigError, TickError
+from runtime.base.threads import Watched
+from runtime.live.hosting.host import SessionHost
+from runtime.live.hosting.slots import HostLimits, TickTimes
+from runtime.live.storage.sqlite_store import open_sqlite_store
+from runtime.live.storage.store import SessionStore
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.request import GenerationRequest
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.slots import HostLimits, TickTimes
-from runtime.sessions.storage.sqlite_store import open_sqlite_store
-from runtime.sessions.storage.store import SessionStore
-from runtime.threads import Watched
-from runtime.tick.events import Event, Failed, Finished
+from runtime.tick.loop.events import Event, Failed, Finished
 from server.asgi.openapi import body_model
 from server.asgi.problems import ProblemError, draining, unavailable
 from server.asgi.request_body import HELD_SHARE, Bodies
@@ -332,7 +332,7 @@ def open_session_store(settings: ServerSettings) -> SessionStore | None:
     if settings.redis is None:
         return None if settings.state is None else open_sqlite_store(settings.state)
     try:
-        from runtime.sessions.storage.redis_store import open_redis_store
+        from runtime.live.storage.redis_store import open_redis_store
     except ModuleNotFoundError:
         raise ConfigError("[server] redis needs the package redis", fix="pip install 'tickrt[redis]'") from None
     return open_redis_store(settings.redis.get_secret_value(), keep_s=settings.session_keep_s)

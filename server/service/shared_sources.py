@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from runtime.sessions.storage.redis_store import PREFIX, connect, storage_errors
+from runtime.live.storage.redis_store import PREFIX, connect, storage_errors
 from server.service.source import Source
 
 KEEP_S = 24 * 3600

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from runtime.errors import ConfigError
-from runtime.sessions.storage.sqlite_store import make_private
-from runtime.stored_files import read_stored, set_aside, unavailable_now
+from runtime.base.errors import ConfigError
+from runtime.base.stored_files import read_stored, set_aside, unavailable_now
+from runtime.live.storage.sqlite_store import make_private
 from server.service.source import Source
 from server.service.temporary_folder import TemporaryFolder
 

@@ -9,9 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from runtime.audio.formats import Latents, is_latents_file
-from runtime.errors import SourceNotFoundError
-from runtime.input_files import losses, tell_lost_audio
+from runtime.audio.formats import is_latents_file
+from runtime.base.errors import SourceNotFoundError
+from runtime.base.input_files import losses, tell_lost_audio
+from runtime.config.codec import Latents
 from server.asgi.shares import Holding, Shares
 from server.config import MIB
 from server.service.source import Source, SourceFiles, owner_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import filelock
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 PREFIX = "tickrt-server-"
 LOCK = ".lock"

@@ -76,7 +76,7 @@ def test_a_licence_of_a_dependency_is_known_or_refused(licences: list[Any], name
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("runtime/cli.py", "runtime/cli.py"),
+        ("runtime/commands/generate.py", "runtime/commands/generate.py"),
         ("tickrt/model.py", "runtime/api/tickrt/model.py"),
         ("tickrt/configs/demo/bundle.toml", "configs/demo/bundle.toml"),
     ],

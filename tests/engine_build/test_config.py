@@ -20,9 +20,9 @@ from engine_build.config import (
     load_request,
     parse_variant,
 )
+from runtime.base.errors import ConfigError
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
-from runtime.errors import ConfigError
 
 
 def edited(path: Path, *changes: tuple[str, str]) -> Path:

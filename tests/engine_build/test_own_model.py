@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from engine_build.cli import app as build
 from profiling.bench_cli import app as bench
 from profiling.profile_cli import app as profile
-from runtime.cli import app as generate
+from runtime.commands.generate import app as generate
 from runtime.config.deployment import load_deployment
 from runtime.config.explain import validated
 from runtime.config.planner import PlannerSpec

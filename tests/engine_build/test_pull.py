@@ -20,10 +20,10 @@ from engine_build import pull
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.config import BuildConfig
 from engine_build.export.hub import acestep_files, select
+from runtime.base.errors import BuildError
+from runtime.commands.subcommands import app
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
-from runtime.errors import BuildError
-from runtime.subcommands import app
 
 HAS_TORCH = all(importlib.util.find_spec(name) is not None for name in ("torch", "diffusers", "onnxscript"))
 REPOSITORY, DECODER = "ACE-Step/Ace-Step1.5", "acestep-v15-turbo"
@@ -211,7 +211,7 @@ def test_the_command_makes_engines_that_play(published: dict[str, bytes], tmp_pa
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "runtime/api")])
 
         def tickrt(*arguments: str) -> subprocess.CompletedProcess[str]:
-            program = "from runtime.startup import tickrt; tickrt()"
+            program = "from runtime.commands.startup import tickrt; tickrt()"
             command = [sys.executable, "-c", program, *arguments]
             done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stderr

@@ -22,10 +22,10 @@ from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import load_request
 from engine_build.shipping import check_shippable, copy_bundle, ship
 from engine_build.specs.engine_specs import engine_specs
+from runtime.base.errors import BuildError, ConfigError, EngineNotBuiltError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.engines.adapter_files import read_catalog
-from runtime.errors import BuildError, ConfigError, EngineNotBuiltError
 
 RELEASE = "1.7.1.116"
 ELSEWHERE = BuildEnvironment({"tensorrt-rtx": RELEASE}, {}, cannot_run="there is no NVIDIA driver")

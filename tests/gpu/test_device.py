@@ -10,8 +10,8 @@ import pytest
 from helpers.device_behaviour import *  # noqa: F403  (tests that every CUDA device passes)
 from helpers.device_behaviour import fetched, filled
 
+from runtime.base.errors import EngineError
 from runtime.devices.cuda import probe
-from runtime.errors import EngineError
 
 if TYPE_CHECKING:
     from runtime.devices.cuda import CudaDevice

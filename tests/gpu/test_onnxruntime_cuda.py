@@ -15,12 +15,12 @@ from engine_build.compile.builder import build_deployment
 from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.reference_session import onnxruntime
 from engine_build.precision.sample_states import decoder_sample_states
+from runtime.base.errors import CaptureError, EngineError, TickError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engine
 from runtime.engines.onnxruntime_cuda import need_provider
-from runtime.errors import CaptureError, EngineError, TickError
 
 pytestmark = pytest.mark.gpu
 DEMO = ROOT / "configs/demo.toml"

@@ -12,8 +12,8 @@ from helpers.engine_behaviour import *  # noqa: F403  (tests that every TensorRT
 from helpers.engine_behaviour import CLOSE, Bench, feeds_of, opened, written
 from simulator.plans import small_graph
 
+from runtime.base.errors import EngineError
 from runtime.devices.cuda import probe
-from runtime.errors import EngineError
 
 pytestmark = pytest.mark.gpu
 

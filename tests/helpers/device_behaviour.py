@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from runtime.base.errors import CaptureError, EngineError, OutOfMemoryError
 from runtime.devices.device import Stream, Tensor
-from runtime.errors import CaptureError, EngineError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from runtime.devices.cuda import CudaDevice

@@ -6,17 +6,16 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from runtime.audio.formats import Pcm
+from runtime.config.codec import Latents, Pcm
+from runtime.live.hosting.services import live_model
+from runtime.live.hosting.work import compose_job
+from runtime.live.protocol import actions, messages
+from runtime.live.protocol.actions import DecodeWindow, SessionJob
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import LivePrompt
+from runtime.live.session.live_session import LiveSession
 from runtime.pipeline.pipeline import Pipeline
-from runtime.requests.segments import Latents
-from runtime.sessions.hosting.services import live_model
-from runtime.sessions.hosting.work import compose_job
-from runtime.sessions.protocol import actions, messages
-from runtime.sessions.protocol.actions import DecodeWindow, SessionJob
-from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import LivePrompt
-from runtime.sessions.session.live_session import LiveSession
-from runtime.tick.events import Event, Failed, Finished
+from runtime.tick.loop.events import Event, Failed, Finished
 
 STEPS = 4
 BUFFERED_S = 0.2

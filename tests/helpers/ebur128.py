@@ -9,7 +9,7 @@ import av
 import av.filter
 import numpy as np
 
-from runtime.audio.formats import Pcm
+from runtime.config.codec import Pcm
 
 
 @dataclass(frozen=True)

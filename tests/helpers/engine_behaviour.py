@@ -13,11 +13,11 @@ import pytest
 from numpy.typing import NDArray
 from simulator.plans import CHANNELS, MANY_ROWS, ROWS, small_graph, write_engine
 
+from runtime.base.errors import EngineError, ShapeError
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.devices.machine import open_device
 from runtime.engines.engine import run_once
 from runtime.engines.loading import open_engine
-from runtime.errors import EngineError, ShapeError
 
 BUILD = "tickrt-build x.toml --target tensorrt"
 BIAS = np.linspace(-1, 1, CHANNELS, dtype=np.float32)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.errors import TickError, UnknownSessionError
-from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import CanvasLayout, Closed, Limits, Ready, ReadyControls, SetControls
+from runtime.base.errors import TickError, UnknownSessionError
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import CanvasLayout, Closed, Limits, Ready, ReadyControls, SetControls
 
 RATE_HZ = 48_000
 CHANNELS = 2

@@ -10,9 +10,9 @@ from math import prod
 
 import numpy as np
 
+from runtime.base.errors import EngineDeadError, EngineError
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine, Execution
-from runtime.errors import EngineDeadError, EngineError
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from runtime.engines.engine import run_once
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 from runtime.requests.timesteps import Purpose, noise
-from runtime.tick.events import Cancelled, Event, Failed, Finished
-from runtime.tick.loop import TickLoop
+from runtime.tick.loop.events import Cancelled, Event, Failed, Finished
+from runtime.tick.loop.tick_loop import TickLoop
 
 C, D, X = 8, 12, 16
 RANDOM = np.random.default_rng(3)

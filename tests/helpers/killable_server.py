@@ -45,7 +45,7 @@ def _kill(name: str) -> int:
 
 
 def _watched() -> dict[str, bool]:
-    from runtime.threads import Workers
+    from runtime.base.threads import Workers
     from server.service.service import Service
 
     gc.unfreeze()  # the server has hidden what it began with
@@ -59,6 +59,6 @@ def _watched() -> dict[str, bool]:
 if __name__ == "__main__":
     sys.path[:0] = [str(TESTS), str(TESTS.parent)]
     threading.Thread(target=_obey, args=(os.environ.pop(KILL_AT),), name="killer", daemon=True).start()
-    from runtime.startup import serve
+    from runtime.commands.startup import serve
 
     serve()

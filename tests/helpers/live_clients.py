@@ -8,8 +8,8 @@ from typing import Any
 
 from websockets.asyncio.server import ServerConnection, serve
 
-from runtime.sessions.protocol.frames import HEADER
-from runtime.sessions.protocol.messages import (
+from runtime.live.protocol.frames import HEADER
+from runtime.live.protocol.messages import (
     SUBPROTOCOL,
     CanvasLayout,
     ClientMessage,

@@ -15,8 +15,8 @@ from helpers.http_harness import TIMEOUT_S, Served, open_websocket
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
-from runtime.sessions.protocol.frames import AudioChunk, decode_chunk
-from runtime.sessions.protocol.messages import Closed, Ready, ServerMessage, parse_server_message
+from runtime.live.protocol.frames import AudioChunk, decode_chunk
+from runtime.live.protocol.messages import Closed, Ready, ServerMessage, parse_server_message
 
 
 class Player:

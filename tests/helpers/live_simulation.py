@@ -15,13 +15,13 @@ import numpy as np
 from helpers.simulated_form import CHANNELS, FACTS, SimulatedForm
 from numpy.typing import NDArray
 
-from runtime.errors import EngineError, TickError
-from runtime.sessions.hosting.work import make_part
-from runtime.sessions.playback.playhead import SessionClock
-from runtime.sessions.protocol import actions, messages
-from runtime.sessions.protocol.actions import DecodeWindow, LiveModel, SessionJob
-from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.session.live_session import LiveSession, reports
+from runtime.base.errors import EngineError, TickError
+from runtime.live.hosting.work import make_part
+from runtime.live.playback.playhead import SessionClock
+from runtime.live.protocol import actions, messages
+from runtime.live.protocol.actions import DecodeWindow, LiveModel, SessionJob
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.session.live_session import LiveSession, reports
 
 RATE, HOP = 1000, 40
 FRAME_RATE = RATE / HOP

@@ -9,10 +9,10 @@ import numpy as np
 
 from runtime.config.deployment import Deployment, RuntimeConfig
 from runtime.config.targets import ShapeRange, ShapeRanges, Target
-from runtime.denoise.prepared import prepare, resolve
-from runtime.denoise.row_layout import LiveSlot
 from runtime.requests.request import Condition, GenerationRequest, StepParameters
-from runtime.scheduling.slot import Slot
+from runtime.tick.denoise.prepared import prepare, resolve
+from runtime.tick.denoise.row_layout import LiveSlot
+from runtime.tick.scheduling.slot import Slot
 
 FRAMES, CHANNELS, WIDTH, MAX_TOKENS = 16, 2, 2, 32
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sessions.protocol.frames import AudioChunk
+from runtime.live.protocol.frames import AudioChunk
 
 
 class Sound:

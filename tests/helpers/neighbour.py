@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from profiling.bench.live.client import LiveClient, live_client
-from runtime.sessions.protocol.messages import LivePrompt, Open
+from runtime.live.protocol.messages import LivePrompt, Open
 
 GENERATION = {"prompt": "a", "seconds": 20, "response_format": "pcm", "steps": 8}
 PROBE_PERIOD_S, PROBE_TIMEOUT_S = 0.05, 10.0

@@ -10,10 +10,10 @@ from helpers.live_simulation import CHANNELS, HOP, MODEL, PLANNING, Flight, Simu
 from numpy.typing import NDArray
 
 from runtime.config.notes import EnvelopeSpec, InstrumentSpec, NoteLayerSpec, NotesSpec
-from runtime.notes.tracker import FrameNote, NoteTracker
-from runtime.sessions.playback.note_stream import NoteEvent, NoteStream
-from runtime.sessions.protocol.actions import NoteFacts
-from runtime.sessions.protocol.messages import TrackedNotes
+from runtime.live.playback.note_stream import NoteEvent, NoteStream
+from runtime.live.protocol.actions import NoteFacts
+from runtime.live.protocol.messages import TrackedNotes
+from runtime.music.tracker import FrameNote, NoteTracker
 
 SPEC = NotesSpec(
     scale=2.0,

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.requests.request import Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
-from runtime.tick.events import Event, Failed, Finished, Started
-from runtime.tick.loop import TickLoop
+from runtime.tick.loop.events import Event, Failed, Finished, Started
+from runtime.tick.loop.tick_loop import TickLoop
 
 DATA = Path(__file__).parents[1] / "data" / "tick_parity"
 SESSION = "parity"

@@ -6,10 +6,10 @@ from typing import Any
 from unittest.mock import patch
 
 from runtime.config.deployment import Deployment
-from runtime.language.live_sequence import LiveSequence
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import parse_options
+from runtime.tick.language.live_sequence import LiveSequence
 
 
 def plans_with_and_without_drafts(deployment: Deployment, **options: Any) -> tuple[dict[str, Any], dict[str, Any], int]:

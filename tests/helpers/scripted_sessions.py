@@ -11,19 +11,20 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pytest
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
+from runtime.config.codec import Latents
+from runtime.live.hosting import host as host_module
+from runtime.live.hosting.host import SessionHost
+from runtime.live.protocol.actions import Action, DecodeWindow, LiveModel, SessionJob
+from runtime.live.protocol.client_seqs import ClientSeqs
+from runtime.live.protocol.messages import Ack, CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
+from runtime.live.storage.store import SessionSnapshot
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
-from runtime.requests.segments import Latents, Segment
-from runtime.sessions.hosting import host as host_module
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.protocol.actions import Action, DecodeWindow, LiveModel, SessionJob
-from runtime.sessions.protocol.client_seqs import ClientSeqs
-from runtime.sessions.protocol.messages import Ack, CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
-from runtime.sessions.storage.store import SessionSnapshot
-from runtime.tick.events import Finished
-from runtime.tick.loop import TickLoop
+from runtime.requests.segments import Segment
+from runtime.tick.loop.events import Finished
+from runtime.tick.loop.tick_loop import TickLoop
 
 WAIT_S = 60.0
 

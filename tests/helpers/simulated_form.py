@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.base.errors import EngineError, RequestError
 from runtime.config.plan_spec import PlanField, PlanSpec, TokenRange
-from runtime.errors import EngineError, RequestError
-from runtime.requests.form.sections import PlannedSection, SectionRequest
-from runtime.requests.form.state import PlanState
+from runtime.live.protocol.actions import PlanBeginning, PlanFacts
+from runtime.music.plan_state import PlanState
+from runtime.music.sections import PlannedSection, SectionRequest
 from runtime.requests.options import GenerationOptions
-from runtime.sessions.protocol.actions import PlanBeginning, PlanFacts
 
 FRAMES_PER_CODE, NUM_CODES, FRAMES_PER_BAR, CHANNELS = 5, 5000, 12, 5
 # That of such bars at 25 frames a second.

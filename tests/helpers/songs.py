@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from helpers.tiny_planner import PLAN, planner_spec
 
 from runtime.config.plan_spec import PlanSpec
-from runtime.pipeline.form.edits import following
-from runtime.requests.form.rhythm import Rhythm
-from runtime.requests.form.sections import Item, PlanSection, SectionRequest, Song, item_of
+from runtime.music.rhythm import Rhythm
+from runtime.music.sections import Item, PlanSection, SectionRequest, Song, item_of
+from runtime.pipeline.songs.edits import following
 
 PLANNER = planner_spec(plan=PLAN, thinking=None, capacity=1024)
 assert PLANNER.plan is not None

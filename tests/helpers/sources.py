@@ -6,7 +6,7 @@ import numpy as np
 from helpers.lock_check import lock_checked
 from numpy.typing import NDArray
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 from server.service.source import SourceFiles
 from server.service.source_store import SourceStore
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from runtime.sessions.storage.store import (
+from runtime.live.storage.store import (
     DOCUMENT,
     SessionSnapshot,
     SessionStore,

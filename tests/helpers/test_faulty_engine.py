@@ -12,7 +12,7 @@ from helpers.engine_behaviour import CLOSE, Bench, expected, feeds_of, opened, w
 from helpers.faulty_engine import Faults, FaultyEngine
 from simulator.fixture import simulated
 
-from runtime.errors import EngineDeadError, EngineError
+from runtime.base.errors import EngineDeadError, EngineError
 
 
 @pytest.mark.parametrize("way", ["launch", "warm_up"])

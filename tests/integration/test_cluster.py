@@ -24,10 +24,10 @@ from helpers.real_time import CHUNK, RATE_HZ, play
 from websockets.sync.client import connect
 
 import tickrt
+from runtime.base.errors import TickError
 from runtime.config.deployment import Deployment
-from runtime.errors import TickError
-from runtime.sessions.protocol.frames import decode_chunk
-from runtime.sessions.protocol.messages import Ack, Close, Open, Ready, message_text, parse_server_message
+from runtime.live.protocol.frames import decode_chunk
+from runtime.live.protocol.messages import Ack, Close, Open, Ready, message_text, parse_server_message
 from server.cluster import local_cluster
 from server.cluster.edge import AdminSocket
 from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster

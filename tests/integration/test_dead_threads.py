@@ -22,7 +22,7 @@ from helpers.mcp_client import connected, facts
 from websockets.sync.client import connect
 
 from profiling.server_process import ServerProcess, server_process
-from runtime.terminal import EXIT_ENGINE
+from runtime.commands.terminal import EXIT_ENGINE
 
 # Threads that serve no other call than their own, or for which others wait that are watched; a plan's ends its session.
 UNWATCHED = re.compile(r"MainThread|killer|AnyIO worker thread|asyncio_\d+|live-plan_0|step-noise_0")

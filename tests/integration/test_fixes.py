@@ -20,10 +20,10 @@ from engine_build.cli import app as build
 from engine_build.config import load_request
 from engine_build.graphs.step_graph import step_graph
 from engine_build.specs.engine_specs import engine_specs
+from runtime.base.errors import TickError
 from runtime.config.deployment import load_deployment
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines
-from runtime.errors import TickError
 from runtime.pipeline.pipeline import open_pipeline
 from server.config import ServerSettings, check_exposure
 

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 from engine_build.cli import app
 from engine_build.graphs.graph_writer import GraphWriter
+from runtime.base.errors import EngineMismatchError
 from runtime.config.deployment import load_deployment
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines
-from runtime.errors import EngineMismatchError
+from runtime.live.protocol.messages import Applied, Problem
 from runtime.requests.timesteps import noise
-from runtime.sessions.protocol.messages import Applied, Problem
 
 F64 = NDArray[np.float64]
 # p, n, guidance, rescale and what is kept between steps -> the velocity.

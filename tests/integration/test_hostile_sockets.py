@@ -47,8 +47,8 @@ from websockets.sync.client import connect
 from profiling.bench.live.result import stages_of
 from profiling.bench.live.script import Script, run_client
 from profiling.server_process import ServerProcess, server_process
-from runtime.sessions.storage.sqlite_store import open_sqlite_store
-from runtime.sessions.storage.store import DOCUMENT, _seal
+from runtime.live.storage.sqlite_store import open_sqlite_store
+from runtime.live.storage.store import DOCUMENT, _seal
 from server.process import PING_S
 from server.protocols.osc.packets import build_packet, parse_packet
 from server.protocols.osc.server import open_udp_socket

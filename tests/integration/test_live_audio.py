@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from helpers.direct_player import DirectPlayer
 
-from runtime.audio.formats import Pcm
+from runtime.config.codec import Latents, Pcm
 from runtime.config.deployment import Deployment
+from runtime.live.protocol import messages
+from runtime.live.protocol.messages import LivePrompt
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.requests.segments import Latents
-from runtime.sessions.protocol import messages
-from runtime.sessions.protocol.messages import LivePrompt
 
 pytestmark = pytest.mark.shipped
 

@@ -10,12 +10,11 @@ import pytest
 from conftest import Built
 from helpers.http_harness import eventually
 
-from runtime.audio.formats import Pcm
-from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.session_client import SessionClient
-from runtime.sessions.hosting.slots import HostLimits
-from runtime.sessions.protocol.messages import (
+from runtime.config.codec import Pcm
+from runtime.live.hosting.host import SessionHost
+from runtime.live.hosting.session_client import SessionClient
+from runtime.live.hosting.slots import HostLimits
+from runtime.live.protocol.messages import (
     Applied,
     LivePrompt,
     Open,
@@ -24,7 +23,8 @@ from runtime.sessions.protocol.messages import (
     ServerMessage,
     SetControls,
 )
-from runtime.tick.events import Event, Failed, Finished
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.tick.loop.events import Event, Failed, Finished
 from tickrt.receiver import Receiver
 
 WAIT_S = 60.0

@@ -13,7 +13,7 @@ import pytest
 from profiling.bench.live.client import live_client
 from profiling.bench.live.run import UNLIMITED
 from profiling.server_process import server_process
-from runtime.sessions.protocol.messages import Close, LivePrompt, Open, Seek, SetPrompts
+from runtime.live.protocol.messages import Close, LivePrompt, Open, Seek, SetPrompts
 from server.service.service import TRIM_S
 
 MIB = 2**20

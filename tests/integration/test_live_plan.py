@@ -22,12 +22,12 @@ from helpers.live_sound import Sound
 from websockets.sync.client import connect
 
 from runtime.config.deployment import Deployment
+from runtime.live.hosting.host import SessionHost
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import Ack, Applied, Plan, Problem, Ready, ServerMessage
+from runtime.live.storage.sqlite_store import open_sqlite_store
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import GenerationOptions
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Ack, Applied, Plan, Problem, Ready, ServerMessage
-from runtime.sessions.storage.sqlite_store import open_sqlite_store
 from tickrt.model import Model
 
 TIMEOUT_S = 60.0

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
+from runtime.live.parts.plan import basis_of
+from runtime.live.protocol import messages
+from runtime.live.protocol.actions import PlanBeginning
+from runtime.live.protocol.messages import LivePrompt, NewSection, Plan, SetPlan
 from runtime.requests.options import GenerationOptions
-from runtime.sessions.generations.plan import basis_of
-from runtime.sessions.protocol import messages
-from runtime.sessions.protocol.actions import PlanBeginning
-from runtime.sessions.protocol.messages import LivePrompt, NewSection, Plan, SetPlan
 
 LONGEST_S = 30.0
 STATEFUL = settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))

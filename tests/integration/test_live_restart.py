@@ -16,9 +16,9 @@ from helpers.live_player import Player, is_audio, player
 from helpers.redis_server import redis_server
 
 from runtime.config.deployment import Deployment
-from runtime.sessions.protocol.messages import Closed, Problem, Ready, State
-from runtime.sessions.storage.redis_store import open_redis_store
-from runtime.sessions.storage.store import SessionSnapshot, SessionStore
+from runtime.live.protocol.messages import Closed, Problem, Ready, State
+from runtime.live.storage.redis_store import open_redis_store
+from runtime.live.storage.store import SessionSnapshot, SessionStore
 
 ADMIN_KEY = "only-for-admins"
 Start = Callable[..., AbstractContextManager[Served]]

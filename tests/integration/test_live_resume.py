@@ -35,11 +35,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from runtime.config.deployment import Deployment
-from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.slots import HostLimits
-from runtime.sessions.protocol.frames import AudioChunk, decode_chunk
-from runtime.sessions.protocol.messages import (
+from runtime.live.hosting.host import SessionHost
+from runtime.live.hosting.slots import HostLimits
+from runtime.live.protocol.frames import AudioChunk, decode_chunk
+from runtime.live.protocol.messages import (
     Ack,
     Applied,
     ClientMessage,
@@ -55,8 +54,9 @@ from runtime.sessions.protocol.messages import (
     message_text,
     parse_server_message,
 )
-from runtime.sessions.storage.sqlite_store import open_sqlite_store
-from runtime.sessions.storage.store import SessionSnapshot
+from runtime.live.storage.sqlite_store import open_sqlite_store
+from runtime.live.storage.store import SessionSnapshot
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
 
 SESSIONS = 8
 TIMEOUT_S = 60.0

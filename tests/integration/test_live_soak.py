@@ -27,7 +27,7 @@ from profiling.bench.live.client import LiveClient, live_client
 from profiling.bench.live.run import UNLIMITED
 from profiling.server_process import ServerProcess, server_process
 from runtime.config.deployment import load_deployment
-from runtime.sessions.protocol.messages import (
+from runtime.live.protocol.messages import (
     Close,
     GetCanvas,
     LivePrompt,
@@ -50,7 +50,7 @@ GROWTH_BYTES = 48 * 2**20
 MORE_FDS, MORE_THREADS = 4, 8
 # A server that keeps every chunk of audio that it sends.
 LEAKING = """
-from runtime.sessions.protocol import frames
+from runtime.live.protocol import frames
 kept, encode = [], frames.ChunkEncoder.encode
 frames.ChunkEncoder.encode = lambda self, chunk: kept.append(chunk) or encode(self, chunk)
 from server.cli import main

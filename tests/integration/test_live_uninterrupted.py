@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 from helpers.live_sound import Sound
 
+from runtime.config.codec import Latents
 from runtime.config.deployment import Deployment
-from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.requests.segments import Latents
-from runtime.sessions.hosting.services import live_model
-from runtime.sessions.hosting.work import compose_job
-from runtime.sessions.protocol.actions import Action, Commit, DecodeWindow, SessionJob
-from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import (
+from runtime.live.hosting.services import live_model
+from runtime.live.hosting.work import compose_job
+from runtime.live.protocol.actions import Action, Commit, DecodeWindow, SessionJob
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import (
     Ack,
     ClientMessage,
     LivePrompt,
@@ -35,10 +34,11 @@ from runtime.sessions.protocol.messages import (
     SetControls,
     SetPrompts,
 )
-from runtime.sessions.session.live_session import LiveSession
-from runtime.sessions.storage.sqlite_store import open_sqlite_store
-from runtime.sessions.storage.store import SessionStore
-from runtime.tick.events import Event, Failed, Finished
+from runtime.live.session.live_session import LiveSession
+from runtime.live.storage.sqlite_store import open_sqlite_store
+from runtime.live.storage.store import SessionStore
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.tick.loop.events import Event, Failed, Finished
 
 # Times are multiples of this, so that sums of them are exact: a ramp has the same values in another process.
 TICK_S = 1 / 64

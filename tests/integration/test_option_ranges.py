@@ -17,17 +17,17 @@ from helpers.live_player import player
 from typer.testing import CliRunner
 
 import tickrt
-from runtime import cli
 from runtime.audio.formats import latents_bytes, read_latents
 from runtime.audio.metadata import GenerationMetadata, latents_tags, read_metadata
+from runtime.base.errors import RequestError
+from runtime.commands import generate as cli
+from runtime.commands.terminal import EXIT_INVALID
 from runtime.config.deployment import Deployment
 from runtime.config.option_ranges import ANY_MODEL, MEMBERS, OptionRanges
-from runtime.errors import RequestError
+from runtime.live.parts.controls import CONTROL_NAMES
+from runtime.live.protocol.messages import Applied, Problem
 from runtime.pipeline.generation import LongGeneration
 from runtime.requests.options import GenerationOptions, parse_options
-from runtime.sessions.control.controls import CONTROL_NAMES
-from runtime.sessions.protocol.messages import Applied, Problem
-from runtime.terminal import EXIT_INVALID
 from server.protocols.osc.addresses import AddressTable
 
 TABLE = """

@@ -66,7 +66,7 @@ def run(module: str, *arguments: str) -> str:
 
 def test_build_generate_and_clean(config: Path, tmp_path: Path) -> None:
     assert "built" in run("engine_build.cli", str(config))
-    run("runtime.cli", str(config), "--prompt", "a", "--out", str(tmp_path / "a.flac"))
+    run("runtime.commands.generate", str(config), "--prompt", "a", "--out", str(tmp_path / "a.flac"))
     assert (tmp_path / "a.flac").stat().st_size > 100
     assert "removed" in run("engine_build.cli", "clean", str(config), "--yes")
 

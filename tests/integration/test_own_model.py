@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 import tickrt
 from profiling.bench_cli import app as bench
 from profiling.profile_cli import app as profile
-from runtime.cli import app as generate
+from runtime.base.errors import ConfigError
+from runtime.commands.generate import app as generate
 from runtime.config.deployment import Deployment
-from runtime.errors import ConfigError
 from server.cli import print_ready
 
 SPEC = TinySpec()

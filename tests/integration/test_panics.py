@@ -18,8 +18,8 @@ from mcp.client import Client
 from websockets.sync.client import ClientConnection
 
 from runtime.config.deployment import Deployment
-from runtime.sessions.session.live_session import LiveSession
-from runtime.sessions.storage.store import SessionSnapshot
+from runtime.live.session.live_session import LiveSession
+from runtime.live.storage.store import SessionSnapshot
 
 CANNOT_READ = "cannot be read by the model's tokenizer"
 

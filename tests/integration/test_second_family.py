@@ -17,8 +17,10 @@ from helpers.live_player import is_audio, player
 from numpy.typing import NDArray
 
 from runtime.audio.windows import WindowCutter
+from runtime.base.errors import RequestError
 from runtime.config.option_ranges import GUIDANCE_OPTIONS
-from runtime.errors import RequestError
+from runtime.live.parts.controls import controls_schema
+from runtime.live.protocol.messages import Applied, LivePrompt, Problem, SetBand, SetPrompts
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
@@ -26,8 +28,6 @@ from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.requests.timesteps import Purpose, noise
 from runtime.requests.torch_noise import torch_normal
-from runtime.sessions.control.controls import controls_schema
-from runtime.sessions.protocol.messages import Applied, LivePrompt, Problem, SetBand, SetPrompts
 
 F32 = NDArray[np.float32]
 SPEC = TinySpec(**SECOND_FAMILY)

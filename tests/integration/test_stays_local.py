@@ -35,11 +35,11 @@ server.cli.print_ready = request
 sys.exit(run(server.cli.Path(sys.argv[1]), port=0))
 """
 BUILD = "import sys; from engine_build.cli import main; main()"
-GENERATE = "import sys; from runtime.cli import main; main()"
+GENERATE = "import sys; from runtime.commands.generate import main; main()"
 IMPORT = "import tickrt, runtime.engines.onnxruntime"
 SPAWN = """
 import multiprocessing
-from runtime.errors import TickError
+from runtime.base.errors import TickError
 if __name__ == "__main__":
     worker = multiprocessing.get_context("spawn").Process(target=__import__, args=("onnxruntime",))
     worker.start()

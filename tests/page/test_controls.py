@@ -14,8 +14,8 @@ from helpers.live_simulation import MODEL
 from helpers.paths import ROOT
 
 from runtime.config.option_ranges import OptionRanges
-from runtime.sessions.control.controls import controls_schema
-from runtime.sessions.protocol.actions import LiveModel
+from runtime.live.parts.controls import controls_schema
+from runtime.live.protocol.actions import LiveModel
 
 PROGRAM = """
 const { readControls } = await import(process.argv[1]);

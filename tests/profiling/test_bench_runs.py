@@ -16,7 +16,7 @@ from profiling.bench.live.run import LiveLoad
 from profiling.bench.live.script import Script
 from profiling.bench.workload import Workload, workload_of
 from profiling.bench_runs import Bench
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 SCRIPT = Script("loop", 2.0, 60.0)
 workload = Workload(2, 32, 4)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from profiling import full_size
 from profiling.full_size import app, run_step
-from runtime.terminal import EXIT_OVER_LIMIT
+from runtime.commands.terminal import EXIT_OVER_LIMIT
 
 
 def test_a_step_has_its_time_its_peak_and_its_log(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiling.output import check_folders, json_text, open_console, write_json
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 CONTENT = {"kind": "x:cat:", "points": [{"a": [1, 2]}, {"a": []}], "values": [1, 2]}
 

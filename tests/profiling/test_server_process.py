@@ -13,8 +13,8 @@ import pytest
 from helpers.factories import tiny_deployment
 
 from profiling.server_process import server_process
+from runtime.base.errors import EngineError
 from runtime.config.deployment import Deployment
-from runtime.errors import EngineError
 
 # What tickrt-serve prints and how it ends, and the first samples of /metrics, without what takes long.
 SERVER = """

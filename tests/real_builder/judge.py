@@ -30,9 +30,9 @@ from engine_build.compile.worker import BuildLog, Worker
 from engine_build.config import EIGHT_BITS, FP8_CAPABILITIES, KINDS, BuildRequest, PerKind, Precision, load_request
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.tensorrt_preparation import prepared
+from runtime.base.errors import BuildError
 from runtime.config.targets import Target
 from runtime.engines.manifest import write_atomically
-from runtime.errors import BuildError
 
 TARGET: Target = "tensorrt-rtx"
 BUILT = ROOT / "build" / "real_builder.json"

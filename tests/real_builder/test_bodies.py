@@ -16,7 +16,7 @@ from engine_build.config import RTX_OPTIONS, BuildConfig
 from engine_build.graphs.plain_graph import plain
 from engine_build.graphs.tensorrt_preparation import prepare
 from engine_build.precision.recipe import apply_recipe
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 pytestmark = pytest.mark.builder
 

@@ -13,7 +13,7 @@ from real_builder.judge import build_once, decisions_of, judge, need_builder
 from engine_build.compile.builder import build_engine
 from engine_build.compile.environment import build_environment
 from engine_build.compile.worker import BuildLog, OnLog, PlanRequest, Task, Worker
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 ENGINES = 31
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8")

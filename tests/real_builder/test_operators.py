@@ -18,9 +18,9 @@ from engine_build.config import RTX_OPTIONS, BuildConfig
 from engine_build.graphs.tensorrt_rules import doubts, problems
 from engine_build.precision.node_rules import LAYOUT, POINTWISE
 from engine_build.precision.recipe import without_kernel
+from runtime.base.errors import BuildError
 from runtime.engines.operator_flops import PRODUCTS
 from runtime.engines.value_shapes import value_shapes
-from runtime.errors import BuildError
 
 pytestmark = pytest.mark.builder
 

@@ -95,7 +95,9 @@ def test_engines_built_here_are_accepted_there_up_to_the_driver(tmp_path: Path) 
     engines = shipped.parent / "engines" / TARGET
     assert "there is no NVIDIA driver" in run(["-c", OPEN, str(engines)], tmp_path, code=1).stderr
     serve = run(
-        ["-m", "runtime.cli", str(shipped), "--seconds", "1", "--out", str(tmp_path / "x.wav")], tmp_path, code=3
+        ["-m", "runtime.commands.generate", str(shipped), "--seconds", "1", "--out", str(tmp_path / "x.wav")],
+        tmp_path,
+        code=3,
     )
     assert "there is no NVIDIA driver" in serve.stderr
 

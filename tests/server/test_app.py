@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from fastapi.testclient import TestClient
 
+from runtime.base.errors import ConfigError
 from runtime.config.deployment import Deployment
-from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from server.app import create_app
 from server.config import ServerSettings

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
+from runtime.live.storage.sqlite_store import open_sqlite_store
 from runtime.pipeline.pipeline import Pipeline
-from runtime.sessions.storage.sqlite_store import open_sqlite_store
 from server.cli import app, print_ready
 from server.config import ServerSettings
 from server.process import open_socket

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 from server.config import ServerSettings, is_loopback_host, load_settings
 
 

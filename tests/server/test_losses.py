@@ -25,7 +25,7 @@ from pythonosc.udp_client import SimpleUDPClient
 from typer.testing import CliRunner
 
 import tickrt
-from runtime.cli import app
+from runtime.commands.generate import app
 
 DATA, TOLD = DAMAGED["cut flac"][0], re.compile(r"at least 0\.\d\d s of the audio cannot be decoded and are left out")
 MIDI = odd_midi.HEAD + odd_midi.chunk(b"MTrk", odd_midi.notes(40) + odd_midi.notes(43)[:2])
@@ -175,11 +175,11 @@ def test_what_is_mended_in_midi_is_told_too(built: Built, tmp_path: Path) -> Non
 
 # Modules that read files which clients bring -> the tests above that show that what is left out is told.
 DOORS = {
-    "runtime/cli.py": "test_python_and_the_command_line_tell_it",
+    "runtime/commands/generate.py": "test_python_and_the_command_line_tell_it",
     "runtime/api/tickrt/model.py": "test_python_and_the_command_line_tell_it",
     "runtime/api/tickrt/live_sessions.py": "test_python_and_the_command_line_tell_it",
-    "runtime/notes/note_files.py": "test_what_is_mended_in_midi_is_told_too",
-    "runtime/sessions/hosting/services.py": "live",
+    "runtime/music/note_files.py": "test_what_is_mended_in_midi_is_told_too",
+    "runtime/live/hosting/services.py": "live",
     "server/protocols/acestep/routes.py": "acestep",
     "server/protocols/mcp/making.py": "mcp",
     "server/routes/checked_request.py": "generation",

@@ -25,9 +25,9 @@ import safetensors.numpy
 from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, connected, eventually, problem, raw_request, read_all
 from helpers.paths import ROOT
 
+from runtime.base.errors import ConfigError
+from runtime.commands.terminal import EXIT_ENGINE, EXIT_INTERRUPTED
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.errors import ConfigError
-from runtime.terminal import EXIT_ENGINE, EXIT_INTERRUPTED
 from server import process as server_process
 from server.app import create_app
 from server.asgi.problems import ProblemError

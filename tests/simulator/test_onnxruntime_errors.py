@@ -17,13 +17,13 @@ from simulator.onnxruntime_gpu import simulated_provider
 
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.reference_session import onnxruntime_errors
+from runtime.base.errors import EngineError, EngineMismatchError, OutOfMemoryError
 from runtime.devices.device import HostDevice
 from runtime.devices.machine import open_device
 from runtime.engines import onnxruntime as engines
 from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
 from runtime.engines.onnxruntime_cuda import CPU_PROVIDER, CUDA_PROVIDER, NOTHING_TO_RECORD, RECORDING, executing
-from runtime.errors import EngineError, EngineMismatchError, OutOfMemoryError
 
 Feeds = dict[str, np.ndarray]
 GOOD: Feeds = {"x": np.arange(4, dtype=np.float32), "i": np.array([1]), "size": np.array([1, 4])}

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from configs.demo.recipe.planner.commands import planner
-from runtime.command_line import CommandLine, need_packages
-from runtime.errors import ConfigError
-from runtime.terminal import print_line
+from runtime.base.errors import ConfigError
+from runtime.commands.command_line import CommandLine, need_packages
+from runtime.commands.terminal import print_line
 
 app = CommandLine(add_completion=False, help="Train, export, evaluate and plot the demo bundle.")
 app.add_typer(planner, name="planner")

@@ -20,7 +20,7 @@ from configs.demo.recipe.latents import CANVAS_FRAMES
 from configs.demo.recipe.model import DemoModel
 from configs.demo.recipe.structure import hints_of
 from configs.demo.recipe.train import flow_loss
-from runtime.terminal import print_line
+from runtime.commands.terminal import print_line
 
 RANK: Final = 8
 _PLAIN: Final = ("always", "bpm", "meter", "layer", "no", "key", "mode")

@@ -17,8 +17,7 @@ from engine_build.export.bundle_export import ERROR_LIMIT, ExportOptions, OnProg
 from engine_build.export.check_report import Check, CheckFigure, CheckReport, measured, this_machine, versions_of
 from engine_build.export.parity import BUNDLE, Asked, CheckOptions, Reference, compare, reference_of, relative
 from engine_build.export.torch_export import quiet
-from runtime.audio.formats import Pcm
-from runtime.requests.segments import Latents
+from runtime.config.codec import Latents, Pcm
 from runtime.requests.timesteps import noise
 
 STEPS: Final = 8

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import remove_weight_norm
 
 from engine_build.export.codec_graphs import CodecLayout
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 
 def layout_of(vae: Any) -> CodecLayout:

@@ -51,7 +51,7 @@ from engine_build.export.codec_graphs import CodecLayout, codec_facts, encode_si
 from engine_build.export.decoder_graph import DecoderShape, decoder_facts
 from engine_build.export.masked_decoder import MaskedDecoder
 from engine_build.graphs.adapter_graph import linear_matrices
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 
 def bundle_export(source: CheckpointSource, *, with_text: bool = True) -> BundleExport[BundleFacts]:

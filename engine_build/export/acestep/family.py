@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engine_build.export.family import ON_THE_HUB, PLACE, AllParts, Checked, Family, NoText, Seed, of_family, say
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine_build.export.acestep.bundle_text import BundleFacts

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from engine_build.export.checkpoint import CONFIG, CheckpointModel, read_config
 from engine_build.export.stored_tensors import AGAIN, StoredTensor, stored_tensors
-from runtime.errors import ConfigError
-from runtime.folders import own_entries
+from runtime.base.errors import ConfigError
+from runtime.base.folders import own_entries
 
 TRANSFORMER: Final = "transformer"
 VAE: Final = "vae"

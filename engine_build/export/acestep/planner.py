@@ -32,11 +32,11 @@ from engine_build.export.stored_tensors import AGAIN, StoredTensor, fill, stored
 from engine_build.export.torch_export import open_without_copies, quiet, release
 from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph
 from engine_build.precision.casts import FileWeights
+from runtime.base.errors import BuildError, ConfigError
+from runtime.base.folders import own_entries
+from runtime.base.untrusted import plain_utf8
 from runtime.config.planner import NO_WINDOW
 from runtime.engines.manifest import file_sha256
-from runtime.errors import BuildError, ConfigError
-from runtime.folders import own_entries
-from runtime.untrusted import plain_utf8
 
 PREFIX: Final = "model."
 CODE: Final = re.compile(r"<\|audio_code_(\d+)\|>")

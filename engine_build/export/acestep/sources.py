@@ -37,8 +37,8 @@ from engine_build.export.checkpoint import CONFIG, byte_tokenizer, describing, n
 from engine_build.export.hub import Place
 from engine_build.export.stored_tensors import AGAIN, fill, without_weights
 from engine_build.export.torch_export import quiet
+from runtime.base.errors import ConfigError
 from runtime.engines.manifest import file_sha256
-from runtime.errors import ConfigError
 
 NULL: Final = "null_condition"
 # What a checkpoint's bundle cannot do without a part.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_build.export.torch_export import export_graph, free, graph_error, module_outputs, open_without_copies, quiet
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 MAX_BATCH: Final = 64
 EXAMPLE_CODES: Final = 3

@@ -53,9 +53,8 @@ from engine_build.export.stable_audio_3.layouts import (
 from engine_build.export.stable_audio_3.sources import Checkpoint, set_norm_eps
 from engine_build.export.stable_audio_3.text_encoder import TextEncoderModule
 from engine_build.export.torch_export import quiet, release
-from runtime.audio.formats import Pcm
+from runtime.config.codec import Latents, Pcm
 from runtime.pipeline.text_encoder import encoded, read_tokenizer
-from runtime.requests.segments import Latents
 from runtime.requests.timesteps import Purpose, log_snr_schedule, noise
 
 PROMPT: Final = "Warm piano and soft strings, slow"

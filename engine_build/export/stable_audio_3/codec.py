@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import remove_weight_norm
 
 from engine_build.export.codec_graphs import CodecLayout
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 # Added to the score of a key that a query does not attend to: e^LOW is 0, and two of them are finite.
 LOW: Final = -1e30

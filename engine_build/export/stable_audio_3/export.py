@@ -47,7 +47,7 @@ from engine_build.export.stable_audio_3.sources import NULL, StableAudioSource
 from engine_build.export.stable_audio_3.text_encoder import TextEncoderModule, export_text_encoder, text_inputs
 from engine_build.export.torch_export import graph_error, quiet, release
 from engine_build.graphs.adapter_graph import linear_matrices
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 _CHECKED_TEXTS: Final = ((1, 1), (3, 9))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engine_build.export.family import ON_THE_HUB, PLACE, AllParts, Checked, Family, NoText, Seed, of_family, say
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine_build.export.bundle_export import BundleExport

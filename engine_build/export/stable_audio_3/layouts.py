@@ -17,7 +17,7 @@ from torch import Tensor
 from engine_build.export.checkpoint import CONFIG, CheckpointModel, read_config
 from engine_build.export.stable_audio_3.bundle_text import MAX_TOKENS
 from engine_build.export.stored_tensors import AGAIN, StoredTensor, stored_tensors
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 TRANSFORMER: Final = "transformer"
 VAE: Final = "vae"

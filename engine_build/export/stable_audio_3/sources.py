@@ -33,8 +33,8 @@ from engine_build.export.stable_audio_3.layouts import (
 )
 from engine_build.export.stored_tensors import StoredTensor, fill, without_weights
 from engine_build.export.torch_export import quiet
+from runtime.base.errors import ConfigError
 from runtime.engines.manifest import file_sha256
-from runtime.errors import ConfigError
 
 NULL: Final = "null_condition"
 CLASSES: Final = {TRANSFORMER: StableAudio3DiTModel, VAE: AutoencoderSAME, DURATION: StableAudio3DurationEmbedder}

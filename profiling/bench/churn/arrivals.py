@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from profiling.bench.workload import Workload
+from runtime.base.errors import ConfigError
 from runtime.config.deployment import Deployment
-from runtime.errors import ConfigError
 from runtime.requests.segments import generation_lengths
 
 # Condition tokens of a short and of a long prompt.

@@ -19,13 +19,13 @@ from profiling.bench.session import BenchSession
 from profiling.bench.steady_stream import Latents, check_equal
 from profiling.bench.workload import Workload, at_depth, make_request, with_runtime
 from profiling.provenance import provenance
+from runtime.base.errors import TickError
 from runtime.engines.loading import settle_kernels
-from runtime.errors import TickError
 from runtime.requests.request import GenerationRequest
-from runtime.tick.common_ticks import common_ticks
-from runtime.tick.events import Event, Failed, Finished, Started
-from runtime.tick.loop import TickLoop
-from runtime.tick.record import TickRecord
+from runtime.tick.loop.common_ticks import common_ticks
+from runtime.tick.loop.events import Event, Failed, Finished, Started
+from runtime.tick.loop.record import TickRecord
+from runtime.tick.loop.tick_loop import TickLoop
 
 NUM_VERIFIED = 3
 QUEUE = 4096

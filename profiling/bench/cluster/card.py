@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from runtime.tables import print_table
+from runtime.commands.tables import print_table
 
 LATENCIES = {"get_ms": "GET, ms", "ping_ms": "ping of a session, ms", "audio_ms": "a control and its audio, ms"}
 # Figure -> label, factor, digits.

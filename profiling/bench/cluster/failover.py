@@ -18,8 +18,8 @@ from websockets.exceptions import WebSocketException
 
 from profiling.bench.live.client import LiveClient, live_client
 from profiling.bench.result import rounded
-from runtime.errors import TickError
-from runtime.sessions.protocol.messages import Close, LivePrompt, Open
+from runtime.base.errors import TickError
+from runtime.live.protocol.messages import Close, LivePrompt, Open
 from server.cluster.local_cluster import LocalCluster
 from tickrt.live import Live
 from tickrt.remote import TickRT

@@ -15,10 +15,10 @@ from profiling.bench.cluster.transport import measure_transport
 from profiling.bench.cluster_load import REPLICAS, ClusterLoad
 from profiling.bench.live.script import Script
 from profiling.provenance import provenance, this_commit
+from runtime.base.errors import ConfigError
+from runtime.commands.task_progress import TaskProgress
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.errors import ConfigError
-from runtime.task_progress import TaskProgress
 from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster
 
 DIRECT, EDGE, OPUS = "direct", "edge", "edge, opus"

@@ -17,8 +17,8 @@ from profiling.bench.live.script import ClientRun, Script, run_client
 from profiling.bench.result import rounded
 from profiling.bench.statistics import percentiles
 from profiling.server_process import ServerProcess
-from runtime.errors import TickError
-from runtime.sessions.storage.redis_store import connect, storage_errors
+from runtime.base.errors import TickError
+from runtime.live.storage.redis_store import connect, storage_errors
 from server.cluster.local_cluster import LocalCluster
 
 NUM_GETS = 200

@@ -12,7 +12,7 @@ from profiling.bench.live.result import PARTS, STAGES
 from profiling.bench.live.script import KINDS
 from profiling.bench.result import verdict
 from profiling.reports.svg_plot import svg
-from runtime.tables import print_table
+from runtime.commands.tables import print_table
 
 Cells = Callable[[Mapping[str, Any], str, str], list[float | None]]
 LABELS = {"step_parameter": "step parameter", "generation_parameter": "generation parameter"}

@@ -13,9 +13,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from profiling.bench.live.sound_log import AudioRange, SoundLog
-from runtime.errors import TickError
-from runtime.sessions.protocol.frames import HEADER
-from runtime.sessions.protocol.messages import (
+from runtime.base.errors import TickError
+from runtime.live.protocol.frames import HEADER
+from runtime.live.protocol.messages import (
     SUBPROTOCOL,
     Ack,
     Applied,

@@ -21,11 +21,11 @@ from profiling.bench.live.result import live_result
 from profiling.bench.live.script import ClientRun, Script, run_client
 from profiling.provenance import provenance, this_commit
 from profiling.server_process import ServerProcess, server_process
+from runtime.base.errors import ConfigError, TickError
+from runtime.commands.task_progress import REDRAW_INTERVAL_S, TaskProgress
 from runtime.config.deployment import Deployment
 from runtime.config.targets import Target
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.errors import ConfigError, TickError
-from runtime.task_progress import REDRAW_INTERVAL_S, TaskProgress
 
 # All clients have one address.
 ONE_ADDRESS = {"TICKRT_CLIENT_SESSIONS": "0"}

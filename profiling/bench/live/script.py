@@ -12,7 +12,7 @@ from itertools import count
 from typing import Literal
 
 from profiling.bench.live.client import LiveClient, live_client
-from runtime.sessions.protocol.messages import AudioFormat, Close, LivePrompt, Mode, Open, SetControls, SetPrompts
+from runtime.live.protocol.messages import AudioFormat, Close, LivePrompt, Mode, Open, SetControls, SetPrompts
 
 Kind = Literal["step_parameter", "generation_parameter"]
 KINDS: tuple[Kind, Kind] = ("step_parameter", "generation_parameter")

@@ -12,7 +12,7 @@ from diffusers import AceStepPipeline
 from numpy.typing import NDArray
 
 from profiling.bench.peers.torch_decoder import compiled_for_shapes, quiet_libraries
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 Output = Literal["latent", "np"]
 

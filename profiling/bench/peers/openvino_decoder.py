@@ -12,9 +12,9 @@ import openvino
 from numpy.typing import NDArray
 from openvino.properties import hint, inference_num_threads
 
+from runtime.base.errors import EngineError
 from runtime.devices.device import Level
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import EngineError
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.audio.formats import Pcm
 from runtime.config.bundle import Bundle
+from runtime.config.codec import Latents, Pcm
 from runtime.config.guidance import GuidanceSpec
 from runtime.engines.engine import RunnableGraph, run_once
 from runtime.pipeline.compose import RequestComposer
@@ -18,7 +18,7 @@ from runtime.pipeline.meanings import with_drawn
 from runtime.pipeline.pipeline import text_encoder_of
 from runtime.requests.options import GenerationOptions
 from runtime.requests.request import GenerationRequest
-from runtime.requests.segments import Latents, Segment
+from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise, schedule
 
 TINY = 1e-12

@@ -36,16 +36,16 @@ from profiling.http_bench import GENERATIONS
 from profiling.provenance import provenance
 from profiling.server_process import server_process
 from runtime.audio.formats import read_latents
-from runtime.command_line import need_packages
+from runtime.base.errors import ConfigError, EngineError
+from runtime.commands.command_line import need_packages
+from runtime.commands.tables import print_table
+from runtime.commands.task_progress import TaskProgress
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.engines.engine import run_once
-from runtime.errors import ConfigError, EngineError
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import GenerationOptions, parse_options
-from runtime.tables import print_table
-from runtime.task_progress import TaskProgress
 
 if TYPE_CHECKING:
     from profiling.bench.peers.diffusers_pipeline import Output

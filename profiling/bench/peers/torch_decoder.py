@@ -17,7 +17,7 @@ from diffusers.utils import logging as diffusers_logging
 from numpy.typing import NDArray
 from transformers.utils import logging as transformers_logging
 
-from runtime.errors import ConfigError, EngineError
+from runtime.base.errors import ConfigError, EngineError
 
 PUBLISHED = "published"
 WARM_UP_RUNS = 3

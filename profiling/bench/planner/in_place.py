@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from profiling.bench.session import BenchSession
 from profiling.bench.statistics import paired_ratio, time_in_turn
+from runtime.base.errors import ConfigError
 from runtime.devices.device import Device, Tensor
 from runtime.engines.engine import Engine
 from runtime.engines.manifest import Manifest
-from runtime.errors import ConfigError
-from runtime.language.kv_cache import KvCache
+from runtime.tick.language.kv_cache import KvCache
 
 LENGTHS = (256, 1024, 4096)
 SETTLED = 8

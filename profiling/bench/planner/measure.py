@@ -20,14 +20,14 @@ from profiling.bench.session import BenchSession
 from profiling.bench.statistics import percentiles
 from profiling.bench.workload import Workload, at_depth, make_request, with_runtime
 from profiling.provenance import provenance
+from runtime.base.errors import ConfigError
+from runtime.commands.tables import print_table
 from runtime.config.planner import PlannerSpec
-from runtime.errors import ConfigError
-from runtime.language.constraints import CodesConstraint
-from runtime.language.sequence import ENDLESS, SequenceRequest, room_for
-from runtime.tables import print_table
-from runtime.tick.events import Event, Finished
-from runtime.tick.loop import TickLoop
-from runtime.tick.record import TickRecord
+from runtime.tick.language.constraints import CodesConstraint
+from runtime.tick.language.sequence import ENDLESS, SequenceRequest, room_for
+from runtime.tick.loop.events import Event, Finished
+from runtime.tick.loop.record import TickRecord
+from runtime.tick.loop.tick_loop import TickLoop
 
 SETTLED = 8
 PROMPT = 20

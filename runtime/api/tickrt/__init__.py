@@ -11,8 +11,7 @@
 Every option is one of the HTTP body's and the command line's: see help(tickrt.Arguments).
 """
 
-from runtime.engines.adapters import Adapter
-from runtime.errors import (
+from runtime.base.errors import (
     BuildError,
     ConfigError,
     DrainingError,
@@ -23,9 +22,10 @@ from runtime.errors import (
     ShapeError,
     TickError,
 )
-from runtime.notes.score import Note
+from runtime.engines.adapters import Adapter
+from runtime.live.playback.note_stream import NoteEvent
+from runtime.music.score import Note
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
-from runtime.sessions.playback.note_stream import NoteEvent
 from tickrt.audio import Audio
 from tickrt.live import Live
 from tickrt.model import Model, open

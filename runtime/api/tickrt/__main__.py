@@ -1,5 +1,5 @@
 """`python -m tickrt` runs the command tickrt."""
 
-from runtime.startup import tickrt
+from runtime.commands.startup import tickrt
 
 tickrt()

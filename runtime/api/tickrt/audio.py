@@ -15,8 +15,8 @@ from runtime.audio.encoding import AudioWriter
 from runtime.audio.files import complete_file, format_of
 from runtime.audio.formats import MIX, StemFormat, format_name, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags
-from runtime.errors import ConfigError, RequestError
-from runtime.notes.score import Note, Score
+from runtime.base.errors import ConfigError, RequestError
+from runtime.music.score import Note, Score
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Audio:
 
         Raises RequestError where the model has no notes, or no plan says where the beat is.
         """
-        from runtime.notes.midi_file import midi_bytes
+        from runtime.music.midi_file import midi_bytes
 
         if self._score is not None:
             score = self._score.quantized() if quantize else self._score

@@ -12,12 +12,12 @@ from typing import Any, Literal, Protocol, Self, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DrainingError
+from runtime.base.errors import DrainingError
+from runtime.base.threads import Process
+from runtime.live.hosting.session_client import SessionClient, SessionProvider
+from runtime.live.playback.note_stream import NoteEvent
+from runtime.live.protocol.messages import Beat, Open, Plan, ReferenceKind, State, parse_client_message
 from runtime.requests.prompt_words import BoundMood, PromptMeaning, PromptWords
-from runtime.sessions.hosting.session_client import SessionClient, SessionProvider
-from runtime.sessions.playback.note_stream import NoteEvent
-from runtime.sessions.protocol.messages import Beat, Open, Plan, ReferenceKind, State, parse_client_message
-from runtime.threads import Process
 from tickrt.audio import Audio
 from tickrt.midi import Input, MidiClock, Output, Played
 from tickrt.options import At, Blend, Controls, Prompt, Source, plain_options, plain_values, prompt_items

@@ -8,13 +8,12 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.audio.formats import Pcm
+from runtime.config.codec import Latents, Pcm
+from runtime.live.hosting.host import SessionHost
+from runtime.live.hosting.slots import HostLimits
+from runtime.live.protocol.messages import ClientMessage, ReferenceKind, Reply, control_of
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.prompt_words import PromptWords
-from runtime.requests.segments import Latents
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.slots import HostLimits
-from runtime.sessions.protocol.messages import ClientMessage, ReferenceKind, Reply, control_of
 from tickrt.audio import Audio
 from tickrt.live import REPLY_TIMEOUT_S
 from tickrt.options import Source

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, Self
 
-from runtime.errors import ConfigError, TickError
-from runtime.notes.clock import BarLine, ClockIn, ClockOut
-from runtime.sessions.protocol.messages import Beat
+from runtime.base.errors import ConfigError, TickError
+from runtime.live.protocol.messages import Beat
+from runtime.music.clock import BarLine, ClockIn, ClockOut
 
 # Messages are handed to a port so long before they are due, by a thread that waits for each of them.
 AHEAD_S, POLL_S = 0.05, 0.005

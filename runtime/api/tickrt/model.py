@@ -16,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
+from runtime.base.errors import ConfigError, DrainingError, RequestError, TickError, source_as
+from runtime.base.input_files import losses, warn_of_losses
+from runtime.base.threads import Process
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
 from runtime.engines.adapters import Adapter
-from runtime.errors import ConfigError, DrainingError, RequestError, TickError, source_as
-from runtime.input_files import losses, warn_of_losses
-from runtime.notes.note_files import read_notes
-from runtime.notes.score import Note
+from runtime.live.protocol.messages import EventKind
+from runtime.music.note_files import read_notes
+from runtime.music.score import Note
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, generate_audio, generate_latents
@@ -30,9 +32,7 @@ from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptWords
 from runtime.requests.validation import note_spec
-from runtime.sessions.protocol.messages import EventKind
-from runtime.threads import Process
-from runtime.tick.events import Event
+from runtime.tick.loop.events import Event
 from tickrt.audio import Audio
 from tickrt.live import CHUNK_S, Live, open_message
 from tickrt.live_sessions import LiveSessions

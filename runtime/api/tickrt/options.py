@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from runtime.config.conditions import Task
 from runtime.config.words import read_adapters
-from runtime.notes.score import Note
+from runtime.music.score import Note
 from runtime.requests.options import GenerationOptions
 from tickrt.audio import Audio
 

@@ -10,13 +10,12 @@ from concurrent.futures import Future
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DrainingError, RequestError, TickError
-from runtime.notes.score import Score
-from runtime.sessions.hosting.session_client import Hearing
-from runtime.sessions.playback.audio_ring import AudioRing
-from runtime.sessions.playback.note_stream import NoteEvent, NoteStream
-from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import (
+from runtime.base.errors import DrainingError, RequestError, TickError
+from runtime.live.hosting.session_client import Hearing
+from runtime.live.playback.audio_ring import AudioRing
+from runtime.live.playback.note_stream import NoteEvent, NoteStream
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import (
     Applied,
     Closed,
     LayerKeys,
@@ -28,6 +27,7 @@ from runtime.sessions.protocol.messages import (
     TextWords,
     TrackedNotes,
 )
+from runtime.music.score import Score
 
 logger = logging.getLogger("tickrt.live")
 

@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
 
-from runtime.audio.formats import Pcm
-from runtime.errors import DrainingError, RequestError, TickError
-from runtime.input_files import open_file, warn_of_losses
-from runtime.requests.prompt_words import PromptWords
-from runtime.sessions.hosting.services import Clock
-from runtime.sessions.protocol.backoff import backoff_s
-from runtime.sessions.protocol.frames import decode_chunk
-from runtime.sessions.protocol.messages import (
+from runtime.base.errors import DrainingError, RequestError, TickError
+from runtime.base.input_files import open_file, warn_of_losses
+from runtime.config.codec import Pcm
+from runtime.live.hosting.services import Clock
+from runtime.live.protocol.backoff import backoff_s
+from runtime.live.protocol.frames import decode_chunk
+from runtime.live.protocol.messages import (
     SUBPROTOCOL,
     Ack,
     ClientMessage,
@@ -44,6 +43,7 @@ from runtime.sessions.protocol.messages import (
     message_text,
     parse_server_message,
 )
+from runtime.requests.prompt_words import PromptWords
 from tickrt.audio import Audio
 from tickrt.connections import Connection
 from tickrt.live import CHUNK_S, Live, open_message

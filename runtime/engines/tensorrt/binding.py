@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from runtime.errors import EngineError
+from runtime.base.errors import EngineError
 
 if TYPE_CHECKING:
     import tensorrt as trt

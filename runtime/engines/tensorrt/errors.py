@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from runtime.errors import EngineDeadError, EngineError, OutOfMemoryError
+from runtime.base.errors import EngineDeadError, EngineError, OutOfMemoryError
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.base.errors import EngineDeadError
 from runtime.devices.device import Device, Level, Stream, Tensor
 from runtime.engines.engine import check_tensors
 from runtime.engines.tensorrt.layers import LayerTimes
 from runtime.engines.tensorrt.library import Context, ContextSettings, LayerProfiler, LoadedPlan
 from runtime.engines.tensorrt.shape_ranges import Shape
-from runtime.errors import EngineDeadError
 
 
 class HostBuffers:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from runtime.base.errors import EngineError, EngineMismatchError
 from runtime.devices.cuda_calls import free_bytes, probe
 from runtime.devices.device import ALIGNMENT_BYTES, Stream, Tensor
 from runtime.engines.engine import check_tensors
@@ -25,7 +26,6 @@ from runtime.engines.tensorrt.errors import check_trt, dtype_name
 from runtime.engines.tensorrt.layers import LayerTimes
 from runtime.engines.tensorrt.plan_file import check_plan_version, read_plan_header
 from runtime.engines.tensorrt.shape_ranges import ProfileRange, Shape, choose_range
-from runtime.errors import EngineError, EngineMismatchError
 
 if TYPE_CHECKING:
     pass

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.errors import EngineMismatchError, EngineNotBuiltError
-from runtime.stored_files import reading
+from runtime.base.errors import EngineMismatchError, EngineNotBuiltError
+from runtime.base.stored_files import reading
 
 MAGICS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 VERSION_AT = 24

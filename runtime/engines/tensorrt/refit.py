@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.base.errors import EngineMismatchError
 from runtime.devices.device import Device
 from runtime.engines.tensorrt.binding import REFIT_LOSES_BIAS, trt
 from runtime.engines.tensorrt.errors import check_trt, dtype_name
 from runtime.engines.tensorrt.host_execution import HostExecution
 from runtime.engines.tensorrt.library import LoadedPlan, library, library_version
-from runtime.errors import EngineMismatchError
 
 if TYPE_CHECKING:
     from runtime.engines.merging import MergedWeights

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from runtime.base.errors import ShapeError
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import ShapeError
 
 Shape = tuple[int, ...]
 

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from runtime.base.errors import EngineError, TickError
+from runtime.base.folders import own_entries
+from runtime.base.stored_files import read_stored
+from runtime.base.threads import end_with_parent, start_python
 from runtime.config.targets import Target
 from runtime.devices.machine import driver_release
 from runtime.engines.loading import open_engine, tool_versions
 from runtime.engines.manifest import MANIFEST_SUFFIX, Identity, Manifest, read_manifest, write_atomically
-from runtime.errors import EngineError, TickError
-from runtime.folders import own_entries
-from runtime.stored_files import read_stored
-from runtime.threads import end_with_parent, start_python
 
 TRIED_SUFFIX = ".tried.json"
 # Of all plans of a deployment together; kernels of RTX plans are compiled within it.

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from runtime.audio.formats import format_name
+from runtime.base.untrusted import quoted
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import Task
 from runtime.config.controls import ControlsSpec
@@ -19,7 +20,6 @@ from runtime.requests.seeds import draw_seed
 from runtime.requests.tasks import TRACK_OPTIONS, known_tasks
 from runtime.requests.text_options import TextOptions
 from runtime.requests.validation import plan_text_options, untaken_options
-from runtime.untrusted import quoted
 from server.protocols.acestep.fields import THEIR_NAMES, Fields, refuse
 
 # What this server cannot do, with the value that asks for nothing.

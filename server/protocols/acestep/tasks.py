@@ -17,7 +17,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.formats import FORMATS
-from runtime.errors import TickError
+from runtime.base.errors import TickError
 from server.asgi.problems import ProblemError, problem_of
 from server.asgi.shares import Holding, Shares
 from server.config import KIB, MIB

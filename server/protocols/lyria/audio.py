@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 
 from runtime.audio.encoding import AudioWriter
-from runtime.sessions.hosting.session_client import Hearing
-from runtime.sessions.playback.audio_ring import AudioRing
-from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Ready, ServerMessage
+from runtime.live.hosting.session_client import Hearing
+from runtime.live.playback.audio_ring import AudioRing
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import Ready, ServerMessage
 from server.protocols.lyria.messages import CHANNELS, SAMPLE_RATE_HZ
 
 CHUNK_S = 0.2

@@ -10,13 +10,13 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from runtime.base.errors import NonFiniteError, RequestError, TickError
 from runtime.config.option_ranges import found_outside
-from runtime.errors import NonFiniteError, RequestError, TickError
+from runtime.live.hosting.host import SessionHost
+from runtime.live.hosting.inbox import SHARE, timed
+from runtime.live.hosting.session_client import SessionClient
+from runtime.live.protocol.messages import MAX_MESSAGES_PER_S, Closed, Open, Pause, Play, Problem, ServerMessage
 from runtime.requests.option_types import MAX_PROMPTS
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.inbox import SHARE, timed
-from runtime.sessions.hosting.session_client import SessionClient
-from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S, Closed, Open, Pause, Play, Problem, ServerMessage
 from server.asgi.connection import abort_of, charged_to, first_completed
 from server.asgi.shares import RateLimit, client_of
 from server.config import KIB

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from runtime.base.errors import RequestError
+from runtime.base.untrusted import parse_json_object, quoted
 from runtime.config.explain import sentence
 from runtime.config.words import read_key
-from runtime.errors import RequestError
 from runtime.requests.option_types import Text
 from runtime.requests.request import MAX_SEED
-from runtime.untrusted import parse_json_object, quoted
 from server.live.incoming import ViolationError
 
 SAMPLE_RATE_HZ, CHANNELS = 48_000, 2

@@ -12,14 +12,14 @@ from typing import Annotated, get_args
 import typer
 from platformdirs import user_music_path
 
-from runtime.command_line import CommandLine, Config, Version, need_packages
+from runtime.base.errors import ConfigError, TickError
+from runtime.base.folders import user_folder
+from runtime.commands.command_line import CommandLine, Config, Version, need_packages
+from runtime.commands.terminal import log_to_stderr
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
-from runtime.errors import ConfigError, TickError
-from runtime.folders import user_folder
 from runtime.pipeline.building import open_built_pipeline, open_tried_pipeline
 from runtime.pipeline.pipeline import Pipeline
-from runtime.terminal import log_to_stderr
 from server.config import load_settings
 from server.service.service import SWITCH_INTERVAL_S, Service
 

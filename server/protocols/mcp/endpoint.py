@@ -18,7 +18,7 @@ from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.untrusted import MAX_JSON_MEMBERS, parse_json_object
+from runtime.base.untrusted import MAX_JSON_MEMBERS, parse_json_object
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import read_all, reading
 from server.asgi.shares import Holding, Shares, client_of

@@ -11,11 +11,11 @@ from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import FORMATS
-from runtime.errors import RequestError, TickError, UnknownSessionError
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.hosting.session_client import SessionClient
-from runtime.sessions.protocol.messages import Open, Plan, Ready, client_message
-from runtime.threads import Workers
+from runtime.base.errors import RequestError, TickError, UnknownSessionError
+from runtime.base.threads import Workers
+from runtime.live.hosting.host import SessionHost
+from runtime.live.hosting.session_client import SessionClient
+from runtime.live.protocol.messages import Open, Plan, Ready, client_message
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.shares import Shares
 from server.protocols.mcp.files import FileStore, MadeFile

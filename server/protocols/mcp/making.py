@@ -13,8 +13,8 @@ from urllib.request import url2pathname
 from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.metadata import without_longest
-from runtime.errors import FileError
-from runtime.input_files import read_file
+from runtime.base.errors import FileError
+from runtime.base.input_files import read_file
 from server.asgi.openapi import SOURCE_ID, GenerationBody
 from server.asgi.problems import Finding, ProblemError
 from server.asgi.request_body import Upload, validate

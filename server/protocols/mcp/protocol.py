@@ -19,8 +19,8 @@ from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 from starlette.concurrency import run_in_threadpool
 
-from runtime.errors import TickError, did_you_mean
-from runtime.terminal import EXIT_INTERRUPTED
+from runtime.base.errors import TickError, did_you_mean
+from runtime.commands.terminal import EXIT_INTERRUPTED
 from server.asgi.problems import ProblemError, problem_of
 from server.protocols.errors import problem_text
 from server.protocols.mcp.files import MadeFile

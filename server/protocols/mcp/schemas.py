@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from runtime.audio.formats import AUDIO_FORMATS, format_name
+from runtime.live.hosting.host import SessionHost
+from runtime.live.parts.controls import controls_schema
+from runtime.live.protocol.messages import Message
 from runtime.requests.option_types import Text
-from runtime.sessions.control.controls import controls_schema
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.protocol.messages import Message
 from server.asgi.openapi import body_schema
 from server.config import MIB
 from server.protocols.mcp.making import FILE_OPTIONS, FILE_URI

@@ -12,12 +12,12 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from runtime.errors import did_you_mean
+from runtime.base.errors import did_you_mean
+from runtime.base.untrusted import check_members
+from runtime.live.protocol.messages import Open, SetControls, SetPlan, SetPrompts
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
 from runtime.requests.tasks import known_tasks
-from runtime.sessions.protocol.messages import Open, SetControls, SetPlan, SetPrompts
-from runtime.untrusted import check_members
 from server.asgi.problems import Finding, ProblemError, first_findings, invalid_request
 from server.asgi.request_body import validate
 from server.protocols.mcp.files import FileStore, MadeFile

@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from runtime.errors import RequestError, did_you_mean
-from runtime.folders import plain_name
-from runtime.requests.option_types import MAX_PROMPTS
-from runtime.sessions.hosting.controllers import Values
-from runtime.sessions.protocol.messages import (
+from runtime.base.errors import RequestError, did_you_mean
+from runtime.base.folders import plain_name
+from runtime.base.untrusted import quoted
+from runtime.live.hosting.controllers import Values
+from runtime.live.protocol.messages import (
     CLIENT_MESSAGES,
     ClientMessage,
     LivePrompt,
@@ -23,7 +23,7 @@ from runtime.sessions.protocol.messages import (
     SetPrompts,
     client_message,
 )
-from runtime.untrusted import quoted
+from runtime.requests.option_types import MAX_PROMPTS
 from server.protocols.osc.packets import Argument
 
 # Messages of the protocol that are no addresses: `set` and `prompts` have one for each value, the others are those of

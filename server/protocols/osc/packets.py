@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from pythonosc.osc_message_builder import OscMessageBuilder
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 
 Argument = int | float | str | bool | None
 MAX_PACKET_BYTES = 16 * 1024

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from runtime.errors import ConfigError, QueueFullError, RequestError, TickError, UnknownSessionError
-from runtime.sessions.control.controls import controls_schema
-from runtime.sessions.hosting.controllers import Change, Values
-from runtime.sessions.hosting.host import SessionHost
-from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S, Applied, Changed, Problem, ServerMessage, State
+from runtime.base.errors import ConfigError, QueueFullError, RequestError, TickError, UnknownSessionError
+from runtime.live.hosting.controllers import Change, Values
+from runtime.live.hosting.host import SessionHost
+from runtime.live.parts.controls import controls_schema
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import MAX_MESSAGES_PER_S, Applied, Changed, Problem, ServerMessage, State
 from server.asgi.shares import Clock, Holding, Shares, network_of
 from server.protocols.osc.addresses import AddressTable
 from server.protocols.osc.packets import BUNDLE, MAX_PACKET_BYTES, Argument, build_packet, parse_packet

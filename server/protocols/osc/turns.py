@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from runtime.sessions.protocol.messages import MAX_MESSAGES_PER_S
+from runtime.live.protocol.messages import MAX_MESSAGES_PER_S
 from server.asgi.shares import Budget, Clock, RateLimit
 from server.live.connection import MAX_PROBLEMS, PROBLEM_PERIOD_S
 

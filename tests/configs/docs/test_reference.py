@@ -9,12 +9,12 @@ import typer
 from helpers.paths import DEMO_BUNDLE, ROOT
 
 import tickrt
-from runtime.cli import app as generate
+from runtime.commands.generate import app as generate
+from runtime.commands.startup import COMMANDS
 from runtime.config.bundle import load_bundle
+from runtime.live.protocol.messages import CLIENT_MESSAGES, SERVER_MESSAGES
 from runtime.requests.options import GenerationOptions
 from runtime.requests.validation import untaken_options
-from runtime.sessions.protocol.messages import CLIENT_MESSAGES, SERVER_MESSAGES
-from runtime.startup import COMMANDS
 from server.asgi.openapi import GenerationBody
 
 reference = pytest.importorskip("configs.docs.reference")

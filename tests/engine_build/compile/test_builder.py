@@ -24,12 +24,12 @@ from engine_build.compile.rebuild_check import RebuildDecision, check_rebuilds
 from engine_build.compile.targets import BuildTask
 from engine_build.config import ALL_STEP_FEATURES, load_request
 from engine_build.graphs import reference_session
+from runtime.base.errors import BuildError, EngineMismatchError
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.engine import run_once
 from runtime.engines.loading import open_engine
 from runtime.engines.manifest import Manifest, file_sha256, manifest_path, read_manifest, verify_file
-from runtime.errors import BuildError, EngineMismatchError
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine_build.compile import engine_folder
 from engine_build.compile.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 
 def test_a_partial_folder_is_always_removed(tmp_path: Path) -> None:

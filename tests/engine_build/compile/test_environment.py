@@ -16,7 +16,7 @@ from engine_build.compile.environment import (
     probe_environment,
 )
 from engine_build.config import BuildConfig
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 02:09:03 UTC 2025\nGCC version: 12.2.0"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build  (dvs-builder)"

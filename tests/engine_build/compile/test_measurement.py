@@ -16,9 +16,9 @@ from engine_build.compile.environment import BuildEnvironment
 from engine_build.config import load_request
 from engine_build.reports import inventory
 from engine_build.reports.console import ConsoleReport, print_entries, print_inspection
+from runtime.base.errors import BuildError
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import manifest_path, measurement_path, read_manifest, read_measurement, write_manifest
-from runtime.errors import BuildError
 
 RELEASE = {"tensorrt-rtx": "1.7.1.116"}
 ELSEWHERE = BuildEnvironment(RELEASE, {}, "a processor", cannot_run="there is no NVIDIA driver")

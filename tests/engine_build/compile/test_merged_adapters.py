@@ -19,12 +19,12 @@ from engine_build.compile.rebuild_check import RebuildDecision, check_rebuilds
 from engine_build.config import load_request
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.precision import sensitivity
+from runtime.base.errors import EngineMismatchError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
 from runtime.config.targets import Target
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines
-from runtime.errors import EngineMismatchError
 
 ELSEWHERE = BuildEnvironment({"tensorrt-rtx": "1.7.1.116"}, {}, cannot_run="there is no NVIDIA driver")
 DECODERS = ("decoder", "decoder.adapters")

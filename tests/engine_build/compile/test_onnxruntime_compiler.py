@@ -21,9 +21,9 @@ from engine_build.config import STEP_VARIANTS, parse_variant
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.step_graph import step_graph
 from engine_build.precision.recipe import apply_recipe, without_kernel
+from runtime.base.errors import BuildError
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.errors import BuildError
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 

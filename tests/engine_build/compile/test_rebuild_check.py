@@ -20,8 +20,8 @@ from engine_build.graphs.graph_file import graph_of
 from engine_build.graphs.reference_session import model_of
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
+from runtime.base.errors import BuildError
 from runtime.config.targets import Target
-from runtime.errors import BuildError
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 

@@ -18,7 +18,7 @@ from engine_build.compile.rows_check import check_rows
 from engine_build.config import load_request
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.specs.engine_specs import engine_specs
-from runtime.errors import BuildError, ConfigError
+from runtime.base.errors import BuildError, ConfigError
 
 Body = Callable[[GraphWriter, str, str], str]
 BARE = {"condition": "", "mask": False, "context": False, "codec": False, "text_encoder": False, "guidance": 1.0}

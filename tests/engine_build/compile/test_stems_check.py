@@ -10,9 +10,9 @@ from helpers.factories import NOTES, TinySpec, tiny_bundle, tiny_deployment
 from engine_build.compile.builder import build_deployment
 from engine_build.compile.stems_check import check_stems
 from engine_build.config import BuildConfig
+from runtime.base.errors import BuildError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
-from runtime.errors import BuildError
 
 STEMS = '[stems]\nsaturation = "tanh"\n'
 

@@ -22,12 +22,12 @@ from engine_build.compile.worker import BuildLog
 from engine_build.graphs.graph_file import read_graph
 from engine_build.precision import sensitivity
 from runtime.audio.codec import MAX_BATCH, windows_per_execute
+from runtime.base.errors import BuildError
 from runtime.config.deployment import load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engine
 from runtime.engines.manifest import Manifest, verify_file
 from runtime.engines.tensorrt.plan_file import read_plan_header
-from runtime.errors import BuildError
 
 VERSION = "11.4.0.106"
 FEW = '[build]\nstep_variants = ["plain"]\n'

@@ -18,9 +18,9 @@ from engine_build.compile.verify import verify_outputs
 from engine_build.config import load_request
 from engine_build.graphs.reference_session import graph_session
 from engine_build.specs.engine_specs import engine_specs
+from runtime.base.errors import BuildError
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest
-from runtime.errors import BuildError
 
 Build = Callable[..., Manifest]
 

@@ -27,10 +27,10 @@ from engine_build.compile.worker import BuildLog, PlanRequest, Worker
 from engine_build.config import TENSORRT_OPTIONS, BuildConfig, load_request
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision import error
+from runtime.base.errors import BuildError
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest, manifest_path
 from runtime.engines.tensorrt.trials import first_executes, read_trials
-from runtime.errors import BuildError
 
 Build = Callable[..., Manifest]
 

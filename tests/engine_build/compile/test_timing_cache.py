@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine_build.compile.timing_cache import cache_path, read_cache, updating
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 
 @pytest.fixture

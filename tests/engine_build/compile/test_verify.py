@@ -17,7 +17,7 @@ from engine_build.compile.verify import sample_inputs, verify
 from engine_build.config import load_request
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 
 @pytest.fixture(scope="module")

@@ -22,15 +22,14 @@ from simulator.fixture import child_environment
 
 from engine_build.compile.builder import build_deployment
 from engine_build.compile.worker import CRASH_FIX, KEPT_LINES, LIBRARY_FIX, BuildLog, Worker
+from runtime.base.errors import BuildError
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest
-from runtime.errors import BuildError
 
 Build = Callable[..., Manifest]
 
 TASKS = """
 import ctypes, os, subprocess, sys, threading, time
-from runtime.errors import BuildError
 
 def double(request, cancelled, on_log):
     on_log("INFO", "working")

@@ -19,7 +19,7 @@ from engine_build.export.check_report import (
     versions_of,
     without_paths,
 )
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import typer
 
 from engine_build.export.__main__ import COMMAND, OWN, Families, app, family_app
 from engine_build.export.family import Family, family_of_entry, family_of_file, of_family, plugged_in
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 FILE = '''
 from typing import Annotated

@@ -21,9 +21,9 @@ from engine_build.export.bundle_export import (
     Parts,
     write_bundle,
 )
+from runtime.base.errors import BuildError, ConfigError, TickError
 from runtime.config.bundle import BUNDLE_FILE, Bundle, load_bundle
 from runtime.config.deployment import load_deployment
-from runtime.errors import BuildError, ConfigError, TickError
 
 pytestmark = pytest.mark.export
 

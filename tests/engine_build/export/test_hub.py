@@ -25,7 +25,7 @@ from engine_build.export.hub import (
     select,
     stable_audio_3_files,
 )
-from runtime.errors import ConfigError, FileError, TickError
+from runtime.base.errors import ConfigError, FileError, TickError
 
 ID = "ACE-Step/songs"
 COMMIT = "c" * 40

@@ -10,7 +10,7 @@ import pytest
 from helpers.hub_server import Hub, Model, folder_files, hub_server, use_hub
 
 from engine_build.export.hub import Reads, acestep_files, model_files, place_of, stable_audio_3_files
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 pytestmark = pytest.mark.export
 pytest.importorskip("torch")

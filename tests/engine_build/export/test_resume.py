@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine_build.export.resume import Steps, working_folder
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 
 class BrokenStepError(Exception):

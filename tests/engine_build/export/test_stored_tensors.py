@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 pytestmark = pytest.mark.export
 

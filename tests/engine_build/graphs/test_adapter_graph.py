@@ -14,9 +14,9 @@ from helpers.graph_engine import GraphEngine
 from helpers.paths import ROOT
 
 from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
+from runtime.base.errors import ConfigError
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.errors import ConfigError
 
 R, T, L, RANK = 3, 6, 4, 8
 

@@ -29,10 +29,10 @@ from engine_build.precision.casts import InlineWeights
 from engine_build.precision.emulation import emulated
 from engine_build.precision.recipe import apply_recipe, normalized_graph
 from engine_build.precision.sensitivity import quantization_by_token, quantization_of
+from runtime.base.errors import BuildError, ConfigError
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, ROW_WEIGHTS
 from runtime.engines.value_shapes import value_shapes
-from runtime.errors import BuildError, ConfigError
 
 # The first ones in every run: they have most kinds of bodies, and take a second.
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 1 else []) for seed in range(120)]

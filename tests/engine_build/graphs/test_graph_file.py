@@ -13,7 +13,7 @@ from helpers.factories import TinySpec, tiny_bundle, tiny_decoder
 from onnx import TensorProto, helper
 
 from engine_build.graphs.graph_file import data_files, derived_graph, graph_of, read_graph
-from runtime.errors import BuildError, ConfigError
+from runtime.base.errors import BuildError, ConfigError
 
 
 def external(folder: Path, location: str = "decoder.onnx.data") -> Path:

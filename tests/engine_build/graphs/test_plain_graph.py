@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engine_build.graphs.plain_graph import opset, plain
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 X = np.array([[1, -2, 3, -4]], np.float32)
 FLOAT = TensorProto.FLOAT

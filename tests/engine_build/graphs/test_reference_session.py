@@ -21,7 +21,7 @@ from engine_build.graphs.reference_session import (
     run_reason,
     session,
 )
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 
 def product() -> onnx.ModelProto:

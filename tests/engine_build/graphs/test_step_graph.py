@@ -16,17 +16,17 @@ from helpers import oracle
 from numpy.typing import NDArray
 
 from engine_build.graphs.step_graph import MEAN, BlendRule, rows_graph, step_graph
+from runtime.base.errors import BuildError
 from runtime.config.guidance import APG, GuidanceSpec
-from runtime.denoise.slot_fields import (
+from runtime.engines.engine import variant_name
+from runtime.requests.request import DCW_READS, Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
+from runtime.tick.denoise.slot_fields import (
     ROWS_FEATURES,
     STEP_FEATURES,
     TENSORS,
     rows_inputs,
     step_inputs,
 )
-from runtime.engines.engine import variant_name
-from runtime.errors import BuildError
-from runtime.requests.request import DCW_READS, Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 
 Arrays = dict[str, NDArray[Any]]
 Features = frozenset[str]

@@ -7,7 +7,7 @@ from helpers.factories import TinySpec, tiny_decoder
 
 from engine_build.graphs.graph_file import Graph, graph_of
 from engine_build.graphs.tensor_roles import Port, check_free, check_ports
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 INPUTS = (
     Port("decoder.inputs.latents", "hidden_states", "RTC"),

@@ -14,10 +14,10 @@ from engine_build.config import load_request
 from engine_build.new_bundle import init as module
 from engine_build.new_bundle.init import ask, parse_roles
 from engine_build.specs.engine_specs import engine_specs
+from runtime.base.errors import ConfigError
+from runtime.commands.terminal import EXIT_FILE, EXIT_INVALID
 from runtime.config.bundle import load_bundle
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import ConfigError
-from runtime.terminal import EXIT_FILE, EXIT_INVALID
 
 
 @pytest.fixture

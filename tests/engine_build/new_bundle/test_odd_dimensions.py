@@ -17,8 +17,8 @@ from engine_build.graphs.adapter_graph import adapter_graph
 from engine_build.graphs.graph_file import graph_of, load_model, read_graph
 from engine_build.new_bundle.init import InitOptions, init
 from engine_build.new_bundle.roles import NAMES
+from runtime.base.errors import TickError
 from runtime.config.adapter_spec import AdapterSpec
-from runtime.errors import TickError
 
 DECODER = tiny_decoder(TinySpec())
 PLACES = [

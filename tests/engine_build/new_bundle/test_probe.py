@@ -13,8 +13,8 @@ from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.new_bundle.init import measured
 from engine_build.new_bundle.probe import LIMIT, CodecFacts, codec_facts, frame_counts
 from engine_build.new_bundle.roles import AssignedRole, codec_roles, decoder_roles
+from runtime.base.errors import ConfigError
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import ConfigError
 
 
 def never(role: str, fitting: Sequence[TensorInfo]) -> TensorInfo | None:

@@ -13,8 +13,8 @@ from helpers.factories import TinySpec, tiny_codec_decode, tiny_decoder
 from engine_build.graphs.graph_file import Graph, graph_of
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.new_bundle.roles import codec_roles, decoder_roles, listed
+from runtime.base.errors import ConfigError
 from runtime.engines.manifest import TensorInfo
-from runtime.errors import ConfigError
 
 USUAL = ("hidden_states", "timestep", "encoder_hidden_states", "condition_mask", "context_latents")
 ROLES = ("latents", "time", "condition", "condition_mask", "context")

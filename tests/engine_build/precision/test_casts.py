@@ -13,7 +13,7 @@ from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.casts import DATA_ALIGNMENT_BYTES, FileWeights, InlineWeights, Rewriter
 from engine_build.precision.node_rules import NODE_RULES
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 
 def two_products(weight: float = 1.0) -> onnx.ModelProto:

@@ -14,8 +14,8 @@ from engine_build.graphs.graph_file import Graph, graph_of, read_graph
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.error import AUDIBLE_DB, RecipeError, codec_snr_db, recipe_error
 from engine_build.precision.sample_states import decoder_sample_states
+from runtime.base.errors import BuildError
 from runtime.config.bundle import load_bundle
-from runtime.errors import BuildError
 
 LIMITS = {"bf16": (0.03, 0.015), "fp16": (0.005, 0.003)}
 

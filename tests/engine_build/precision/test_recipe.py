@@ -29,7 +29,7 @@ from engine_build.precision.recipe import (
     without_kernel,
     write_recipe,
 )
-from runtime.errors import BuildError
+from runtime.base.errors import BuildError
 
 FILES = {"demo": ROOT / "configs/demo/decoder.onnx", "parity": ROOT / "tests/data/tick_parity/decoder.onnx"}
 SCOPES = "pkg.torch.onnx.name_scopes"

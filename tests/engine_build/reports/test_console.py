@@ -15,7 +15,7 @@ from engine_build.compile.builder import build
 from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import load_request
 from engine_build.reports.console import UNMEASURED, ConsoleReport, print_decisions, print_inspection, size
-from runtime import task_progress
+from runtime.commands import task_progress
 
 
 def console(*, terminal: bool, width: int = 200) -> tuple[Console, io.StringIO]:

@@ -27,7 +27,7 @@ from engine_build.specs.engine_specs import engine_specs
 from runtime.config.targets import PLAN_TARGETS, Target
 from runtime.devices.device import HostDevice
 from runtime.engines.value_shapes import value_shapes
-from runtime.language.kv_cache import KvCache
+from runtime.tick.language.kv_cache import KvCache
 
 GIB = 1 << 30
 

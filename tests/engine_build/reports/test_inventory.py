@@ -18,6 +18,8 @@ from engine_build.compile.engine_folder import locked
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.reports import inventory
 from engine_build.reports.console import UNMEASURED
+from runtime.base.errors import BuildError
+from runtime.commands.terminal import EXIT_INTERRUPTED
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import (
     EngineMeasurement,
@@ -28,8 +30,6 @@ from runtime.engines.manifest import (
     write_manifest,
 )
 from runtime.engines.tensorrt.plan_file import HEADER_BYTES
-from runtime.errors import BuildError
-from runtime.terminal import EXIT_INTERRUPTED
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 GPU = {"arch": "x86_64", "gpu": "NVIDIA H200", "compute_capability": "9.0"}

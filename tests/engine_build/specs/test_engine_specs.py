@@ -13,10 +13,10 @@ from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimizatio
 from engine_build.specs.engine_specs import engine_specs
 from engine_build.specs.shape_ranges import decoder_samples
 from runtime.audio.codec import MAX_BATCH
+from runtime.base.errors import BuildError, ConfigError, TickError
 from runtime.config.targets import ShapeRange, ShapeRanges
-from runtime.denoise.row_buffers import row_multiple
-from runtime.errors import BuildError, ConfigError, TickError
 from runtime.requests.request import MAX_CONDITIONS
+from runtime.tick.denoise.row_buffers import row_multiple
 
 
 def specs(folder: Path, **changes: object) -> dict[str, EngineSpec]:

@@ -18,8 +18,8 @@ from engine_build.config import load_request
 from engine_build.specs import planner_specs
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
+from runtime.base.errors import BuildError, ConfigError
 from runtime.engines.loading import open_engine
-from runtime.errors import BuildError, ConfigError
 
 
 @pytest.fixture(scope="module")

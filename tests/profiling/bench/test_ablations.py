@@ -29,9 +29,9 @@ from profiling.bench.session import BenchSession, open_session
 from profiling.bench.slow_parts import TECHNIQUES
 from profiling.bench.steady_stream import SteadyStream
 from profiling.bench.workload import Workload
+from runtime.base.errors import ConfigError, EngineError
 from runtime.config.deployment import RuntimeConfig, load_deployment
-from runtime.denoise.step_binding import StepBinding
-from runtime.errors import ConfigError, EngineError
+from runtime.tick.denoise.step_binding import StepBinding
 
 LOAD = Workload(depth=2, frames=32, steps=4, guidance=3.0)
 

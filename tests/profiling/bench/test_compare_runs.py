@@ -20,7 +20,7 @@ from profiling.bench.compare_runs import (
 )
 from profiling.output import write_json
 from profiling.significance import thinned
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 BASE: dict[str, Any] = {
     "kind": "tick", "bundle": "tiny", "target": "cpu", "machine": {"cpu": "a"}, "engine_sha256": "00", "depth": 2,

@@ -18,7 +18,7 @@ from profiling.bench.result import (
 )
 from profiling.bench.steady_stream import Measurement, Site
 from profiling.bench.workload import Workload
-from runtime.tick.record import PHASES, TickRecord
+from runtime.tick.loop.record import PHASES, TickRecord
 
 BUDGET = {"overhead_ms": 0.35, "overhead_ratio": 1.08}
 

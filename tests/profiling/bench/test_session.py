@@ -13,9 +13,9 @@ from profiling import provenance
 from profiling.bench.session import open_session
 from profiling.bench.workload import Workload
 from profiling.provenance import this_commit
+from runtime.base.errors import ConfigError
 from runtime.devices.device import HostDevice
 from runtime.engines.engine import EngineSet
-from runtime.errors import ConfigError
 
 LOAD = Workload(depth=2, frames=32, steps=4)
 

@@ -23,13 +23,13 @@ from profiling.bench.slow_parts import (
     parts_without,
 )
 from profiling.bench.workload import with_runtime
-from runtime.denoise.bucket import FASTEST, DenoiseParts
-from runtime.denoise.row_buffers import RowBuffers
-from runtime.denoise.slot_state import SlotState
-from runtime.denoise.step_binding import StepBinding
 from runtime.devices.device import Stream, Tensor
 from runtime.engines.launch_cache import LaunchCache
-from runtime.tick.loop import TickLoop
+from runtime.tick.denoise.bucket import FASTEST, DenoiseParts
+from runtime.tick.denoise.row_buffers import RowBuffers
+from runtime.tick.denoise.slot_state import SlotState
+from runtime.tick.denoise.step_binding import StepBinding
+from runtime.tick.loop.tick_loop import TickLoop
 
 OFF: dict[str, Any] = {
     "fused_guidance": False, EVENT_WAIT: False, "capture": False, BATCHED_STEP: False, FROZEN_CONDITIONS: False,

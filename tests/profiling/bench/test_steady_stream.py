@@ -18,14 +18,14 @@ from engine_build.compile import builder
 from profiling.bench import steady_stream
 from profiling.bench.steady_stream import VERIFY_TOLERANCE, Measurement, SteadyStream, tolerance_of
 from profiling.bench.workload import Workload
+from runtime.base.errors import EngineError, NonFiniteError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.config.targets import Target
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
-from runtime.errors import EngineError, NonFiniteError
-from runtime.tick.events import Event, Finished
-from runtime.tick.record import TickRecord
+from runtime.tick.loop.events import Event, Finished
+from runtime.tick.loop.record import TickRecord
 
 Streams = Callable[..., SteadyStream]
 LOAD = Workload(depth=3, frames=64, steps=6, guidance=2.0, dcw=True)

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from profiling.bench.sweep import COMMON, Sweep, common_of, parse_sweep, plot_sweep, print_sweep, sweep_result
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 
 def test_a_sweep_is_a_name_and_values() -> None:

@@ -7,12 +7,12 @@ import pytest
 from conftest import Built
 
 from profiling.bench.workload import FEATURES, Workload, at_depth, make_request, with_runtime, workload_of
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
-from runtime.denoise.prepared import row_features, step_features
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines
-from runtime.errors import ConfigError
 from runtime.requests.request import NEUTRAL
+from runtime.tick.denoise.prepared import row_features, step_features
 
 
 @pytest.mark.parametrize("feature", FEATURES)

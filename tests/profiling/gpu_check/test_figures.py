@@ -30,10 +30,10 @@ from profiling.gpu_check.figures import (
 )
 from profiling.gpu_check.running import CheckOutcome, CheckStep
 from profiling.gpu_check.steps import check_steps
+from runtime.base.errors import ConfigError
+from runtime.commands.terminal import Terminal
 from runtime.devices.cuda_calls import Gpu
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
-from runtime.errors import ConfigError
-from runtime.terminal import Terminal
 
 CARD = {
     "name": "A card",

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from profiling.gpu_check import prepare, unpack, weights
 from profiling.gpu_check.prepare import canonical, export_all, pack, read_machine
 from profiling.gpu_check.unpack import DEVIATION, drawn, with_drawn
-from runtime.errors import BuildError, ConfigError
+from runtime.base.errors import BuildError, ConfigError
 
 
 def write_external(bundle: Path) -> None:

@@ -16,9 +16,9 @@ from profiling.layers import ceilings
 from profiling.layers.ceilings import best_of, busy_text, measure_ceilings, parse_peaks
 from profiling.layers.roofline import Ceilings, Work
 from profiling.layers.timings import LayerTiming, Profile, Wall
+from runtime.base.errors import ConfigError
 from runtime.devices.device import HostDevice
 from runtime.devices.machine import open_device
-from runtime.errors import ConfigError
 
 
 def test_given_ceilings() -> None:

@@ -38,13 +38,13 @@ from profiling.layers.measure import (
 )
 from profiling.layers.origins import Origins, graphs_of, read_graph
 from profiling.layers.timings import Profile, Wall, layer_timings
+from runtime.base.errors import EngineNotBuiltError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
 from runtime.devices.device import HostDevice
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engine
 from runtime.engines.node_times import NodeTimes
-from runtime.errors import EngineNotBuiltError
 
 
 @pytest.mark.parametrize(

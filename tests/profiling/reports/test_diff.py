@@ -30,7 +30,7 @@ from profiling.reports.diff import (
     slower_than,
 )
 from profiling.reports.trtexec_json import profile_records
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 
 def times(**values_ms: float) -> Mapping[str, Times]:

@@ -19,8 +19,8 @@ from profiling.reports.diff import print_diff, read_saved
 from profiling.reports.html import page
 from profiling.reports.tables import grids, markdown, show
 from profiling.reports.trtexec_json import layer_info, profile_records
+from runtime.commands.tables import markdown_text
 from runtime.engines.node_times import NodeTimes
-from runtime.tables import markdown_text
 
 PARTS = ["blocks", "3", "٣", "9" * 5000, "[0]", "class", "None", "__proto__", "a b", "it's", '"', "`|`", "<b>", "\\"]
 PARTS += ["", "\n", "\x1b[2J", "ünï", "]", "[ONNX Layer: ", "@DATA@", "{}", "%s", "(", "*", "x" * 3000, "\\N", "'"]

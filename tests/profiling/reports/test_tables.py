@@ -13,7 +13,7 @@ from rich.console import Console
 from profiling.layers.roofline import EXCEEDED, Ceilings, Work
 from profiling.layers.timings import LayerTiming, Profile, Wall
 from profiling.reports.tables import MODULE_ROWS, contents_text, grids, markdown, show
-from runtime.tables import markdown_text
+from runtime.commands.tables import markdown_text
 
 
 def shown(profile: Profile, width: int = 120, top: int = 30) -> str:

@@ -20,7 +20,7 @@ from profiling.reports.trtexec_json import (
     read_records,
     stored_rounds,
 )
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 FIELDS = ["name", "timeMs", "averageMs", "medianMs", "percentage"]
 

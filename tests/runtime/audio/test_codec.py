@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from engine_build.specs.shape_ranges import codec_ranges
 from runtime.audio.codec import MAX_BATCH, Codec, default_workers, windows_per_execute
 from runtime.audio.codec_queue import CodecQueue, Urgency
-from runtime.audio.formats import Pcm
+from runtime.base.errors import ConfigError, OutOfMemoryError, RequestError, ShapeError
 from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.codec import Pcm
 from runtime.devices.device import Level
 from runtime.engines.manifest import Manifest, TensorInfo
-from runtime.errors import ConfigError, OutOfMemoryError, RequestError, ShapeError
 
 SPEC = TinySpec(prefix="x_")
 TIMEOUT_S = 30

@@ -13,8 +13,8 @@ from helpers.lock_check import lock_checked
 from helpers.panics import Panic, panic
 
 from runtime.audio.codec_queue import MAX_HOLD_S, MIN_PRUNED, OTHERS_S, RISK_S, WORK_WEIGHT, CodecQueue, Urgency
+from runtime.base.errors import DrainingError
 from runtime.devices.device import Level
-from runtime.errors import DrainingError
 
 TIMEOUT_S = 60
 CheckedQueue = lock_checked(CodecQueue, "_waiting", "_running", "_inside", "_is_held", "_prune_at", lock="_changed")

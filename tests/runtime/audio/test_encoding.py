@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.encoding import AudioWriter, to_s16, write_audio
 from runtime.audio.formats import AUDIO_FORMATS, FORMATS
-from runtime.errors import NonFiniteError, RequestError
+from runtime.base.errors import NonFiniteError, RequestError
 
 
 def encode(format: str, pcm: NDArray[np.float32], sizes: tuple[int, ...] = (), rate_hz: int = RATE_HZ) -> bytes:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from runtime.audio.files import complete_file, format_of
-from runtime.errors import FileError, RequestError
+from runtime.base.errors import FileError, RequestError
 
 
 def test_the_format_is_that_of_the_suffix_unless_it_is_given() -> None:

@@ -25,7 +25,7 @@ from runtime.audio.finishing import (
     multiplied,
     soft_limited,
 )
-from runtime.audio.formats import Pcm
+from runtime.config.codec import Pcm
 
 RATE_HZ, HOP, BLOCK = 48_000, 960, 48
 CEILING_DBTP = -1.0

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from runtime import untrusted
 from runtime.audio.formats import is_latents_file, latents_bytes, read_latents
-from runtime.errors import RequestError
-from runtime.untrusted import MAX_HEADER_BYTES
+from runtime.base import untrusted
+from runtime.base.errors import RequestError
+from runtime.base.untrusted import MAX_HEADER_BYTES
 
 LATENTS = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers.ebur128 import measured
 
-from runtime.audio.formats import Pcm
 from runtime.audio.loudness import block_energies, loudness_lufs
+from runtime.config.codec import Pcm
 
 
 def tone(frequency_hz: float, rate_hz: int, level: float = 0.1) -> Pcm:

@@ -14,10 +14,11 @@ from helpers.tones import LENGTH, RATE_HZ, tone
 
 from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import AUDIO_FORMATS, FORMATS, latents_bytes
-from runtime.audio.metadata import MAX_BYTES, MIDI_BYTES, MP3_BYTES, TAG, GenerationMetadata, ascii_json, read_metadata
-from runtime.errors import FileError, RequestError
-from runtime.notes.midi_file import midi_bytes
-from runtime.notes.score import Score
+from runtime.audio.metadata import MAX_BYTES, MIDI_BYTES, MP3_BYTES, GenerationMetadata, ascii_json, read_metadata
+from runtime.base.errors import FileError, RequestError
+from runtime.base.midi_events import TAG
+from runtime.music.midi_file import midi_bytes
+from runtime.music.score import Score
 
 MADE = GenerationMetadata(
     model="demo",

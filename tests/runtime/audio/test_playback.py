@@ -13,7 +13,7 @@ import pytest
 
 from runtime.audio.encoding import AudioWriter, to_s16
 from runtime.audio.playback import PROGRAMS, open_player
-from runtime.errors import ConfigError, FileError
+from runtime.base.errors import ConfigError, FileError
 
 RATE_HZ = 8000
 PCM = np.linspace(-1, 1, 2 * 3000, dtype=np.float32).reshape(3000, 2)

@@ -13,13 +13,13 @@ from conftest import Built
 from helpers.factories import TinySpec
 
 from runtime.audio.stems import MIX, layer_latents, summing
+from runtime.base.errors import RequestError, TickError
 from runtime.config.bundle import load_bundle
-from runtime.errors import RequestError, TickError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents, generate_together
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import parse_options
-from runtime.tick.record import TickRecord
+from runtime.tick.loop.record import TickRecord
 
 SPEC = TinySpec(stems=True)
 

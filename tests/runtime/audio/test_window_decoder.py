@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
 from runtime.audio.codec_queue import CodecQueue
-from runtime.audio.formats import Pcm
 from runtime.audio.splicing import AudioSplicer
 from runtime.audio.window_decoder import MAX_PROBES, MIN_PROBES, PROBE_S, AudioDecoder
 from runtime.audio.windows import Window
 from runtime.config.bundle import load_bundle
+from runtime.config.codec import Pcm
 from runtime.devices.device import Level
 
 SPEC = TinySpec()

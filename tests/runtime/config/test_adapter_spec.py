@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from helpers.factories import tiny_bundle
 
+from runtime.base.errors import ConfigError
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle
-from runtime.errors import ConfigError
 
 
 def test_features_of_all_matrices_and_names_of_other_trainers() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers.factories import tiny_bundle
 
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
-from runtime.errors import ConfigError
 
 
 def replaced(folder: Path, old: str, new: str) -> Path:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from helpers.factories import tiny_bundle
 
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
 from runtime.config.codec import WINDOW_FRAMES, CodecDecodeOutputs, CodecDecodeSpec, CodecDecodeTensors
-from runtime.errors import ConfigError
 
 
 def test_a_bundle_names_both_halves_and_their_tensors(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 from helpers.factories import tiny_bundle
 from helpers.paths import TESTS
 
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
 from runtime.config.conditions import DEFAULTS, TextEncoderSpec, filled, placeholders
-from runtime.errors import ConfigError
 
 # Written by the pipeline itself; tests/engine_build/export/acestep/test_text_encoder.py compares it again.
 STORED = json.loads((TESTS / "data" / "acestep_texts.json").read_text(encoding="utf-8"))

@@ -8,10 +8,10 @@ import pytest
 from helpers.factories import tiny_bundle
 from helpers.paths import ROOT
 
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.controls import Option
-from runtime.errors import ConfigError
-from runtime.sessions.control.controls import CONTROL_NAMES
+from runtime.live.parts.controls import CONTROL_NAMES
 
 DEMO = load_bundle(ROOT / "configs" / "demo").controls
 

@@ -10,11 +10,11 @@ from helpers.factories import tiny_bundle
 from helpers.limits import assert_limits
 from helpers.paths import DEMO
 
+from runtime.base.errors import ConfigError
 from runtime.config import deployment as module
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, RuntimeConfig, build_command, load_deployment, resolve_deployment
 from runtime.config.targets import ShapeRanges
-from runtime.errors import ConfigError
 
 GOOD = """
 [deployment]

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from runtime.base.errors import ConfigError
 from runtime.config.explain import MAX_KEY_NAMES, explain, full_sentence, key_of, read_toml, validated
-from runtime.errors import ConfigError
 
 
 class Inner(BaseModel):

@@ -10,9 +10,9 @@ from helpers.factories import tiny_bundle
 from helpers.tiny_planner import KEYED_PLAN
 from pydantic import ValidationError
 
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
 from runtime.config.notes import NotesSpec
-from runtime.errors import ConfigError
 
 
 def test_a_bundle_names_its_layers(tmp_path: Path) -> None:

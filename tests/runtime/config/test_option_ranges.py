@@ -9,9 +9,9 @@ import pytest
 from helpers.factories import tiny_bundle
 from helpers.paths import ROOT
 
+from runtime.base.errors import ConfigError, RequestError
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.option_ranges import ANY_MODEL, GUIDANCE_OPTIONS, MEMBERS, NumberRange, OptionRanges
-from runtime.errors import ConfigError, RequestError
 from runtime.requests.options import GenerationOptions, parse_options
 
 

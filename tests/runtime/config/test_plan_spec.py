@@ -7,9 +7,9 @@ from typing import Any, Final
 import pytest
 from helpers.tiny_planner import KEYED_PLAN, PLAN
 
+from runtime.base.errors import ConfigError
 from runtime.config.explain import validated
 from runtime.config.plan_spec import PlanSpec
-from runtime.errors import ConfigError
 
 SPEC = validated(PlanSpec, PLAN, "plan")
 

@@ -8,10 +8,10 @@ import pytest
 from helpers.factories import tiny_bundle
 from helpers.tiny_planner import FIRST_GROUP, KEYED_PLAN, PLAN, SECOND_GROUP, planner_toml
 
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
 from runtime.config.explain import validated
 from runtime.config.planner import NO_WINDOW, CodesSpec, FieldSpec, PlannerSpec, PromptSpec
-from runtime.errors import ConfigError
 
 
 def table(window: int = 0, capacity: int = 64) -> dict[str, Any]:

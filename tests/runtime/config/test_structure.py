@@ -8,8 +8,8 @@ import pytest
 from helpers.factories import tiny_bundle
 from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES
 
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
-from runtime.errors import ConfigError
 
 
 def test_a_bundle_names_graphs_tensors_and_codes(tmp_path: Path) -> None:

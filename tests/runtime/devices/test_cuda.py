@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator.fixture import SITE, Machine, provoked, simulated
 
+from runtime.base.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 from runtime.devices.device import Level, Tensor
 from runtime.devices.machine import open_device
-from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from runtime.devices.cuda import CudaDevice

@@ -14,14 +14,13 @@ import pytest
 from helpers.paths import ROOT
 from simulator.fixture import Machine, simulated
 
+from runtime.base.errors import EngineDeadError, EngineError, OutOfMemoryError
 from runtime.devices.machine import open_device
-from runtime.errors import EngineDeadError, EngineError, OutOfMemoryError
 
 # Every call on the real bindings, with arguments as the device passes them: without a driver each must fail, and none
 # because of its arguments.
 REAL_CALLS = """
 from runtime.devices import cuda_calls
-from runtime.errors import EngineError
 calls = {
     "open_first": (), "free_bytes": (), "take_device": (8,), "take_pinned": (8,), "free_device": (8,),
     "stream_priorities": (), "new_stream": (0,), "free_pinned": (8,), "zero": (8, 8, 8),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from simulator.fixture import Machine, simulated
 
-from runtime.errors import EngineError
+from runtime.base.errors import EngineError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from simulator.fixture import simulated
 
+from runtime.base.errors import EngineError
 from runtime.devices.machine import cpu_flags, gpu_machine, machine, num_cores, num_physical_cores, open_device
-from runtime.errors import EngineError
 
 
 def test_the_processor_is_described() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.base.errors import OutOfMemoryError
 from runtime.devices.device import Event
 from runtime.devices.memory import Arena, ArrayPool, Block, UploadRing, host_array
-from runtime.errors import OutOfMemoryError
 
 CHUNK = 4096
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from helpers.adapters import deltas, random_factors, write_peft
 
+from runtime.base.errors import AdapterError
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.engines.adapter_config import CONFIG_NAME, HARMLESS, READ, REFUSED, AdapterConfig
 from runtime.engines.adapter_files import read_adapter
-from runtime.errors import AdapterError
 
 SIZES = {f"layers.{index}.{name}": size for index in (0, 1) for name, size in (("a", (12, 10)), ("b", (10, 12)))}
 SPEC = AdapterSpec(

@@ -19,16 +19,16 @@ from helpers.paths import ROOT
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from runtime.cli_options import flag_values
+from runtime.base.errors import AdapterError, ConfigError, RequestError
+from runtime.base.untrusted import quoted
+from runtime.commands.generate_options import flag_values
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
 from runtime.engines.adapter_files import read_adapter, read_catalog
 from runtime.engines.adapters import Adapter, AdapterCatalog, total_rank
-from runtime.errors import AdapterError, ConfigError, RequestError
+from runtime.live.protocol.messages import SetAdapter, client_message
 from runtime.requests.options import parse_options
-from runtime.sessions.protocol.messages import SetAdapter, client_message
-from runtime.untrusted import quoted
 
 IN, TIME, OUT = "layers.0.in", "layers.0.time", "layers.0.out"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from runtime.base.errors import RequestError
 from runtime.engines.adapters import Adapter, AdapterCatalog
-from runtime.errors import RequestError
 
 FACTORS = np.zeros((12, 8), np.float32)
 MANY = {name: Adapter(name, FACTORS, FACTORS) for name in ("soft", "hard")}

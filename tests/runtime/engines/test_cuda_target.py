@@ -15,17 +15,17 @@ from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import Provider, simulated_provider
 
 from engine_build.compile.builder import build_deployment
+from runtime.base.errors import EngineError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
 from runtime.devices.machine import open_device
 from runtime.engines.launch_cache import LaunchCounts
 from runtime.engines.loading import open_engines
-from runtime.errors import EngineError
 from runtime.requests.request import Condition, GenerationRequest, StepParameters
-from runtime.tick.events import Event, Failed, Finished
-from runtime.tick.loop import TickLoop
-from runtime.tick.record import TickRecord
+from runtime.tick.loop.events import Event, Failed, Finished
+from runtime.tick.loop.record import TickRecord
+from runtime.tick.loop.tick_loop import TickLoop
 
 SCENARIOS, INPUTS, EXPECTED = parity.load()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import Built
 
+from runtime.base.errors import EngineNotBuiltError, ShapeError
 from runtime.config.bundle import load_bundle
 from runtime.devices.device import HostDevice
 from runtime.engines.engine import (
@@ -19,7 +20,6 @@ from runtime.engines.engine import (
     variant_name,
 )
 from runtime.engines.loading import open_engine
-from runtime.errors import EngineNotBuiltError, ShapeError
 
 DEVICE = HostDevice()
 

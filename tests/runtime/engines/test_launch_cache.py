@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from helpers.live_slots import condition, deployment, live_slot
 
+from runtime.base.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 from runtime.config.deployment import Deployment
-from runtime.denoise.prepared import PreparedGeneration
-from runtime.denoise.row_layout import Execute, LaunchKey, LayoutRules, LiveSlot, RowLayout
 from runtime.devices.device import HostDevice, Replay, Stream
 from runtime.engines.launch_cache import Launch, LaunchCache
-from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
-from runtime.scheduling.slot import Slot
+from runtime.tick.denoise.prepared import PreparedGeneration
+from runtime.tick.denoise.row_layout import Execute, LaunchKey, LayoutRules, LiveSlot, RowLayout
+from runtime.tick.scheduling.slot import Slot
 
 
 @dataclass

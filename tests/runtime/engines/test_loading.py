@@ -14,6 +14,7 @@ import pytest
 from conftest import Built
 from simulator.fixture import simulated
 
+from runtime.base.errors import EngineMismatchError, EngineNotBuiltError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import HostDevice
@@ -23,7 +24,6 @@ from runtime.engines.loading import open_engine, open_engines, tool_versions, wa
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
 from runtime.engines.replacement import check_replaceable
-from runtime.errors import EngineMismatchError, EngineNotBuiltError
 
 DEVICE = HostDevice()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from runtime.base.errors import EngineMismatchError, EngineNotBuiltError
 from runtime.config.targets import ShapeRange, ShapeRanges
 from runtime.engines import manifest as module
 from runtime.engines.manifest import (
@@ -22,7 +23,6 @@ from runtime.engines.manifest import (
     write_atomically,
     write_manifest,
 )
-from runtime.errors import EngineMismatchError, EngineNotBuiltError
 
 RANGE = ShapeRange(min=1, opt=2, max=4)
 

@@ -22,6 +22,7 @@ from engine_build.compile.builder import build_engine
 from engine_build.compile.environment import build_environment
 from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import ALL_STEP_FEATURES, request_of
+from runtime.base.errors import ConfigError, EngineMismatchError, RequestError
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
@@ -29,9 +30,8 @@ from runtime.devices.machine import open_device
 from runtime.engines.adapters import ADAPTED_DECODER, Adapter, AdapterUse
 from runtime.engines.loading import open_engines
 from runtime.engines.merging import MergedWeights
-from runtime.errors import ConfigError, EngineMismatchError, RequestError
 from runtime.requests.request import StepParameters
-from runtime.tick.loop import TickLoop
+from runtime.tick.loop.tick_loop import TickLoop
 
 STRENGTHS = {"soft": 0.7, "hard": -0.5}
 TARGETS = ("cpu", "cuda", "tensorrt")

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
+from runtime.base.errors import EngineError
 from runtime.engines.node_times import BODY, FIX_EVENTS, RUN, trace_events, trace_node_times
 from runtime.engines.onnxruntime import session_options
-from runtime.errors import EngineError
 
 
 def trace_event(name: str, start_us: float, duration_us: float, op_type: str = "") -> dict[str, Any]:

@@ -11,6 +11,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import EPFail, Fail, InvalidArg
 from simulator.fixture import Machine
 from simulator.onnxruntime_gpu import Provider, simulated_provider
 
+from runtime.base.errors import CaptureError, EngineError, EngineMismatchError, OutOfMemoryError, ShapeError
 from runtime.config.deployment import Deployment
 from runtime.devices.device import Device, HostDevice, Level
 from runtime.devices.machine import open_device
@@ -20,7 +21,6 @@ from runtime.engines.loading import open_engine
 from runtime.engines.manifest import THREAD_TIMES, THREADS, manifest_path, read_manifest
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
 from runtime.engines.onnxruntime_cuda import provider_options
-from runtime.errors import CaptureError, EngineError, EngineMismatchError, OutOfMemoryError, ShapeError
 
 OUT_OF_MEMORY = "bfc_arena.cc:376 AllocateRawInternal Failed to allocate memory for requested buffer of size 4294967296"
 

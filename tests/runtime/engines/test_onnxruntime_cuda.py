@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from runtime.base.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 from runtime.engines.onnxruntime_cuda import (
     CUDA_PROVIDER,
     check_on_device,
@@ -15,7 +16,6 @@ from runtime.engines.onnxruntime_cuda import (
     provider_options,
     translate_error,
 )
-from runtime.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 
 ILLEGAL = "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=h ; expr=cudaMemcpyAsync("
 ARENA = (

@@ -12,6 +12,7 @@ import pytest
 from conftest import Built
 from helpers.failing_graph import fail_at
 
+from runtime.base.errors import EngineDeadError, EngineError
 from runtime.config.bundle import load_bundle
 from runtime.devices.device import HostDevice, Stream, Tensor
 from runtime.engines.engine import Engine, decoder_shapes
@@ -19,7 +20,6 @@ from runtime.engines.loading import open_engine
 from runtime.engines.manifest import TensorInfo, manifest_path, read_manifest
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
 from runtime.engines.row_parts import PartsExecution, row_parts
-from runtime.errors import EngineDeadError, EngineError
 
 INFOS = {
     name: TensorInfo(name=name, dtype="float32", shape=shape)

@@ -13,9 +13,9 @@ from helpers.http_harness import eventually
 from helpers.paths import ROOT
 from helpers.processes import is_running
 
+from runtime.base.errors import BuildError, EngineError, EngineNotBuiltError
 from runtime.config.deployment import load_deployment
 from runtime.engines.tensorrt import trials
-from runtime.errors import BuildError, EngineError, EngineNotBuiltError
 from runtime.pipeline import building
 from runtime.pipeline.building import build_engines, open_built_pipeline, open_tried_pipeline
 

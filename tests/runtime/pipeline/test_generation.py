@@ -18,16 +18,16 @@ from runtime.audio.codec_queue import CodecQueue
 from runtime.audio.encoding import to_s16
 from runtime.audio.loudness import block_energies, loudness_lufs
 from runtime.audio.splicing import CROSSFADE_S
+from runtime.base.errors import NoNotesError, QueueFullError, RequestError, ShapeError
 from runtime.config.identity import ModelIdentity
-from runtime.errors import NoNotesError, QueueFullError, RequestError, ShapeError
-from runtime.notes.envelopes import PLAIN, level_curve
+from runtime.music.envelopes import PLAIN, level_curve
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.seeds import segment_seed
-from runtime.tick.events import Event, Finished, Started
-from runtime.tick.record import TickRecord
+from runtime.tick.loop.events import Event, Finished, Started
+from runtime.tick.loop.record import TickRecord
 
 SPEC = TinySpec()
 T, C, KEEP = SPEC.canvas_frames, SPEC.channels, SPEC.overlap_frames

@@ -8,8 +8,8 @@ import pytest
 from helpers.factories import MEANING, TinySpec, tiny_bundle
 from helpers.graph_engine import GraphEngine
 
+from runtime.base.errors import RequestError
 from runtime.config.bundle import load_bundle
-from runtime.errors import RequestError
 from runtime.pipeline.meanings import prompt_meaning, prompt_meanings, with_drawn
 from runtime.pipeline.text_encoder import TextEncoder
 from runtime.requests.options import parse_options

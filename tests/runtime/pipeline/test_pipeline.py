@@ -17,10 +17,10 @@ from helpers.reads import bundle_reads
 from numpy.typing import NDArray
 
 from runtime.audio.formats import latents_bytes
+from runtime.base.errors import ConfigError, EngineError, EngineMismatchError, EngineNotBuiltError, RequestError
 from runtime.config.deployment import load_deployment
 from runtime.config.identity import ModelIdentity
 from runtime.config.targets import ShapeRange
-from runtime.errors import ConfigError, EngineError, EngineMismatchError, EngineNotBuiltError, RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import parse_options

@@ -10,7 +10,7 @@ import pytest
 from helpers.factories import TinySpec
 from numpy.typing import NDArray
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.sources import has_encoded_latents, kept_frames, settled_options

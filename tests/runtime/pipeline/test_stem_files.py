@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from runtime.audio.formats import Latents, Pcm
 from runtime.audio.metadata import GenerationMetadata
-from runtime.notes.score import Score
+from runtime.config.codec import Latents, Pcm
+from runtime.music.score import Score
 from runtime.pipeline.stem_files import StemFiles, stems_bytes
 
 

@@ -13,8 +13,8 @@ from helpers.generations import generate
 from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES, codes_of, hints_of
 from numpy.typing import NDArray
 
+from runtime.base.errors import RequestError
 from runtime.engines.engine import RunnableGraph
-from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline, open_pipeline

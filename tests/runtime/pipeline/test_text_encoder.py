@@ -17,9 +17,9 @@ from safetensors.numpy import save
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine_build.graphs.graph_writer import GraphWriter
+from runtime.base.errors import ConfigError, EngineError, RequestError
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.devices.device import Level
-from runtime.errors import ConfigError, EngineError, RequestError
 from runtime.pipeline.content_cache import ContentCache
 from runtime.pipeline.text_encoder import (
     MAX_NEAR_WORDS,

@@ -12,9 +12,9 @@ from helpers.graph_engine import GraphEngine
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
+from runtime.base.errors import ConfigError, EngineError, RequestError
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.devices.device import Level
-from runtime.errors import ConfigError, EngineError, RequestError
 from runtime.pipeline.timbre import TimbreEncoder, reference_parts
 
 SPEC = TinySpec(prefix="y_", conditions=True)

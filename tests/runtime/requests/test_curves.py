@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 from runtime.requests.curves import array, curve, is_everywhere, is_finite, resample
 
 CURVES = st_numpy.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e3, 1e3, width=32))

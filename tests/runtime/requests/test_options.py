@@ -11,8 +11,8 @@ from helpers.limits import assert_limits
 from helpers.paths import ROOT
 from pydantic import ValidationError
 
+from runtime.base.errors import RequestError
 from runtime.config.conditions import TextGraphSpec
-from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import generate_latents
 from runtime.requests.option_types import MAX_CURVE_VALUES

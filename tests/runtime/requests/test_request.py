@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 from runtime.requests.curves import curve, is_everywhere, is_finite
 from runtime.requests.request import (
     MAX_SEED,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.base.errors import RequestError
 from runtime.config.bundle import LatentSpec
 from runtime.config.targets import ShapeRange, ShapeRanges
-from runtime.errors import RequestError
 from runtime.requests.option_types import DcwOptions, Span
 from runtime.requests.options import StepOptions
 from runtime.requests.segments import (

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from helpers.factories import tiny_bundle
 
+from runtime.base.errors import RequestError
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.errors import RequestError
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.tasks import check_task, is_cover, known_tasks, task_of
 

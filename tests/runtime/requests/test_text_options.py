@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 from runtime.requests.options import parse_options
 
 

@@ -10,9 +10,9 @@ import pytest
 from helpers.factories import tiny_bundle, tiny_deployment
 from helpers.generations import CONTEXT, C, D, X, make, rand
 
+from runtime.base.errors import RequestError, ShapeError
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.errors import RequestError, ShapeError
 from runtime.requests.request import MAX_CONDITIONS, Condition, GenerationRequest, LatentMask, StepParameters, Target
 from runtime.requests.validation import check_request, plan_text_options, plans_texts, untaken_options
 

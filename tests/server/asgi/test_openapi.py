@@ -15,8 +15,8 @@ from helpers.factories import tiny_bundle
 from helpers.http_harness import GENERATIONS, Served
 
 from runtime.audio.formats import ARCHIVE, FORMATS
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
-from runtime.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
 from server.app import create_app
 from server.asgi.openapi import EXAMPLES, body_model, body_schema, problem_responses

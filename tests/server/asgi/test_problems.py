@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from starlette.exceptions import HTTPException
 
-from runtime import errors
-from runtime.errors import (
+from runtime.base import errors
+from runtime.base.errors import (
     EngineDeadError,
     EngineMismatchError,
     QueueFullError,

@@ -31,7 +31,7 @@ from helpers.tls import make_certificate
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 from server.asgi.connection import WRITE_BYTES, BoundedProtocol
 from server.asgi.fair_reads import TURN_S, FairReads
 from server.asgi.tls import TlsTransport, tls_context

@@ -22,7 +22,7 @@ from helpers.http_harness import (
 )
 from websockets.exceptions import ConnectionClosed
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 from server.asgi.connection import abort_of
 from server.asgi.problems import ProblemError
 from server.asgi.websocket import WebSocketProtocol, choose_subprotocol

@@ -12,7 +12,7 @@ from helpers.http_harness import eventually
 from helpers.paths import DEMO
 from typer.testing import CliRunner
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 from server.cluster import cli
 from server.cluster.ray_cluster import RayCluster
 from server.process import open_socket

@@ -12,8 +12,8 @@ import pytest
 from helpers.cluster import needs_programs, short_folder
 from helpers.http_harness import eventually
 
+from runtime.base.errors import ConfigError, TickError
 from runtime.config.deployment import Deployment
-from runtime.errors import ConfigError, TickError
 from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster, program
 from server.service.lease import Lease
 

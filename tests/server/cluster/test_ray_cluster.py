@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers.cluster import APPLIED
 
-from runtime.errors import TickError
+from runtime.base.errors import TickError
 from server.cluster.ray_cluster import RayCluster, cause, serve_config
 
 
@@ -63,7 +63,7 @@ def test_a_folder_says_what_it_was_started_with_until_it_is_stopped(
 
 
 def test_of_what_ray_serve_says_a_replicas_own_error_is_reported() -> None:
-    text = "Failed to start: \n  raise ConfigError(what)\nruntime.errors.ConfigError: no GPU\n  fix: add one\n"
+    text = "Failed to start: \n  raise ConfigError(what)\nruntime.base.errors.ConfigError: no GPU\n  fix: add one\n"
     assert cause(text) == "no GPU"
     assert cause("no such module") == "no such module"
 
@@ -119,7 +119,7 @@ def test_the_states_are_those_that_a_process_with_ray_prints(
 ) -> None:
     cluster._record(APPLIED)
     asked: list[list[str]] = []
-    printed = {"demo": ["RUNNING", ""], "other": ["DEPLOY_FAILED", "x\nruntime.errors.ConfigError: no GPU\n"]}
+    printed = {"demo": ["RUNNING", ""], "other": ["DEPLOY_FAILED", "x\nruntime.base.errors.ConfigError: no GPU\n"]}
     done = subprocess.CompletedProcess[str]([], 0, json.dumps(printed), "")
 
     def run(command: list[str], **options: Any) -> Any:

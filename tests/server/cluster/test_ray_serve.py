@@ -15,7 +15,7 @@ import pytest
 from helpers.cluster import APPLIED, needs_ray
 from helpers.paths import ROOT
 
-from runtime.errors import TickError
+from runtime.base.errors import TickError
 from server.cluster.ray_cluster import serve_config
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML")

@@ -13,8 +13,8 @@ from helpers.factories import tiny_deployment
 from helpers.http_harness import eventually
 from helpers.redis_server import RedisServer, redis_server
 
+from runtime.base.errors import TickError
 from runtime.config.deployment import Deployment
-from runtime.errors import TickError
 from server.asgi.problems import draining
 from server.cluster.autoscaling import Load
 from server.cluster.replica import ReplicaServer

@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry
 from starlette.testclient import WebSocketTestSession
 from starlette.websockets import WebSocketDisconnect
 
-from runtime.errors import EngineDeadError, RequestError, SessionsFullError
-from runtime.sessions.protocol.frames import decode_chunk
-from runtime.sessions.protocol.messages import (
+from runtime.base.errors import EngineDeadError, RequestError, SessionsFullError
+from runtime.live.protocol.frames import decode_chunk
+from runtime.live.protocol.messages import (
     Applied,
     Closed,
     Problem,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers.fake_live_host import CHANNELS, RATE_HZ, FakeHost
 
-from runtime.errors import RequestError
-from runtime.sessions.protocol.messages import MAX_MESSAGE_BYTES, WriteAudio
+from runtime.base.errors import RequestError
+from runtime.live.protocol.messages import MAX_MESSAGE_BYTES, WriteAudio
 from server.asgi.shares import RateLimit
 from server.live.incoming import Incoming, ViolationError, WriteError, num_counted
 

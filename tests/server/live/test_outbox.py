@@ -10,9 +10,9 @@ from typing import Any
 from helpers.fake_live_host import chunk
 from helpers.lock_check import lock_checked
 
-from runtime.errors import RequestError
-from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Applied, Changed, State, problem_of
+from runtime.base.errors import RequestError
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import Applied, Changed, State, problem_of
 from server.live.outbox import MAX_AUDIO_AGE_S, MAX_AUDIO_BYTES, MAX_MESSAGES, Outbox
 
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
 from runtime.config.deployment import Deployment
-from runtime.sessions.protocol.messages import (
+from runtime.live.protocol.messages import (
     SUBPROTOCOL,
     Problem,
     State,

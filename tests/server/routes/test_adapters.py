@@ -17,10 +17,10 @@ from helpers.http_harness import GENERATIONS, Served, eventually, problem, servi
 from helpers.live_player import is_audio, player
 
 from runtime.config.deployment import Deployment
+from runtime.live.protocol.messages import Problem
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.request import GenerationRequest
-from runtime.sessions.protocol.messages import Problem
-from runtime.tick.record import TickRecord
+from runtime.tick.loop.record import TickRecord
 from server.service.service import warm_up
 
 KEY = "only-for-admins"

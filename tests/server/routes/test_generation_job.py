@@ -15,19 +15,19 @@ from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.http_harness import Served, connected, eventually, problem, raw_request, serving
 
-from runtime.config.deployment import Deployment
-from runtime.errors import (
+from runtime.base.errors import (
     DrainingError,
     EngineError,
     GenerationCancelledError,
     NonFiniteError,
     RequestError,
 )
-from runtime.language.sequence import SequenceRequest
+from runtime.config.deployment import Deployment
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import open_pipeline
-from runtime.pipeline.planning import Planner
+from runtime.pipeline.songs.planning import Planner
 from runtime.requests.options import parse_options
+from runtime.tick.language.sequence import SequenceRequest
 from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.request_body import Upload

@@ -30,7 +30,7 @@ from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES, codes_of
 from runtime.audio.codec import Codec
 from runtime.audio.formats import FORMATS, FormatName
 from runtime.audio.metadata import read_metadata
-from runtime.errors import EngineError
+from runtime.base.errors import EngineError
 from runtime.pipeline.generation import LongGeneration
 from server.asgi.openapi import EXAMPLES
 from server.service.admission import Permit

@@ -14,11 +14,11 @@ from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, eventually, pro
 from helpers.panics import panic
 from helpers.scripted_sessions import Client
 
+from runtime.base.errors import EngineDeadError
+from runtime.commands.terminal import EXIT_ENGINE
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.errors import EngineDeadError
+from runtime.live.protocol.messages import Closed, Open
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.sessions.protocol.messages import Closed, Open
-from runtime.terminal import EXIT_ENGINE
 from server.app import create_app
 from server.config import ServerSettings
 from server.service.liveness import not_live, not_ready

@@ -10,7 +10,7 @@ from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec, tiny_deployment
 from helpers.http_harness import Served, problem, serving
 
-from runtime.cli import app
+from runtime.commands.generate import app
 from runtime.requests.option_types import DcwOptions
 from runtime.requests.options import GenerationOptions
 from runtime.requests.validation import untaken_options

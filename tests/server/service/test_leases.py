@@ -11,7 +11,7 @@ import pytest
 from helpers.memory_redis import MemoryRedis
 from helpers.redis_server import RedisServer, redis_server
 
-from runtime.errors import StoreError
+from runtime.base.errors import StoreError
 from server.service.lease import LEASE_S, RENEW_S, Lease
 from server.service.leases import Leases
 from server.service.membership import Membership

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from runtime.pipeline.generation import LongGeneration
 from runtime.requests.options import parse_options
-from runtime.tick.events import Event, Finished, Progress, Started
-from runtime.tick.record import PHASES, TickRecord
+from runtime.tick.loop.events import Event, Finished, Progress, Started
+from runtime.tick.loop.record import PHASES, TickRecord
 from server.service.metrics import LiveMetrics, Metrics, Outcome
 from server.service.service import WARM_UP_TIMEOUT_S
 

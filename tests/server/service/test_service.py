@@ -17,11 +17,11 @@ from conftest import Built
 from helpers.backends import SIMULATED_RTX
 from helpers.http_harness import TIMEOUT_S, Served
 
+from runtime.base.errors import ConfigError, TickError
 from runtime.config.deployment import Deployment
 from runtime.config.targets import Target
-from runtime.errors import ConfigError, TickError
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.tick.common_ticks import TICKS_PER_SHAPE
+from runtime.tick.loop.common_ticks import TICKS_PER_SHAPE
 from server.asgi.problems import ProblemError
 from server.config import ServerSettings
 from server.service.lease import Lease
@@ -148,7 +148,7 @@ def test_kernels_of_common_ticks_are_compiled_before_ready_and_kept(built: Built
 def test_the_planner_s_common_ticks_are_rehearsed_where_kernels_are_compiled(
     target: Target, is_rehearsed: bool, built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a rehearsal does: tests/runtime/language/test_runner.py."""
+    """What a rehearsal does: tests/runtime/tick/language/test_runner.py."""
     calls: list[str] = []
 
     def rehearse() -> Future[None]:
@@ -305,7 +305,7 @@ def test_sessions_are_stored_where_the_settings_say(tmp_path: Path) -> None:
 
 
 def test_redis_without_its_package_is_a_config_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "runtime.sessions.storage.redis_store", None)
+    monkeypatch.setitem(sys.modules, "runtime.live.storage.redis_store", None)
     with pytest.raises(ConfigError) as error:
         open_session_store(ServerSettings(redis="redis://127.0.0.1"))
     assert "tickrt[redis]" in error.value.fix

@@ -11,7 +11,7 @@ import pytest
 from helpers.redis_server import RedisServer, redis_server
 from helpers.sources import read, store_of
 
-from runtime.errors import SourceNotFoundError, StoreUnavailableError
+from runtime.base.errors import SourceNotFoundError, StoreUnavailableError
 from server.service.shared_sources import KEEP_S, SharedSources
 from server.service.source import Source, owner_of
 

@@ -12,7 +12,7 @@ from helpers.left_behind import leave_behind
 from helpers.sources import read, store_of
 from helpers.storage_faults import ERRNOS, faults
 
-from runtime.errors import ConfigError, SourceNotFoundError, StoreError, StoreUnavailableError
+from runtime.base.errors import ConfigError, SourceNotFoundError, StoreError, StoreUnavailableError
 from server.service.source import Source
 from server.service.source_folder import SourceFolder
 

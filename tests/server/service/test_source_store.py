@@ -13,7 +13,7 @@ from helpers.sources import C, read, store_of
 from numpy.typing import NDArray
 
 from runtime.audio.formats import latents_bytes
-from runtime.errors import RequestError, SourceNotFoundError
+from runtime.base.errors import RequestError, SourceNotFoundError
 from server.service import source_store as store
 from server.service.source import Source, SourceFiles, owner_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 from server.service.temporary_folder import LOCK, PREFIX, TemporaryFolder, remove_abandoned
 
 MAKE = """

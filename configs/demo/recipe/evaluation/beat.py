@@ -17,9 +17,9 @@ from configs.demo.recipe.latents import (
     FloatArray,
     levels_from_latents,
 )
-from runtime.notes.clock import CLOCK, BarLine, ClockOut
-from runtime.requests.form.tempo import Tempo, best_bars, loop_frames
-from runtime.sessions.protocol.messages import Beat, LivePrompt, Mode, State
+from runtime.live.protocol.messages import Beat, LivePrompt, Mode, State
+from runtime.music.clock import CLOCK, BarLine, ClockOut
+from runtime.music.tempo import Tempo, best_bars, loop_frames
 
 Values = npt.NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.instruments import INSTRUMENTS, keys_of, pitch_channels
 from configs.demo.recipe.latents import FRAME_RATE_HZ, FloatArray, levels_from_latents
 from runtime.config.notes import NotesSpec
-from runtime.notes.tracker import VELOCITY_FRAMES, FrameNote, NoteTracker
+from runtime.music.tracker import VELOCITY_FRAMES, FrameNote, NoteTracker
 
 PROMPT: Final = "{} {}, sparse, slow, 60 bpm, legato"
 LAYER_WORDS: Final = {"pad": "chords", "arp": "arpeggios", "bass": "bassline", "melody": "melody"}

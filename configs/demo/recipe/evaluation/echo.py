@@ -13,7 +13,7 @@ from configs.demo.recipe.evaluation.report import Measured, Row
 from configs.demo.recipe.evaluation.session_run import PlayedRun
 from configs.demo.recipe.instruments import LAYERS, pitch_channels
 from configs.demo.recipe.latents import SAMPLE_RATE_HZ, SILENCE, FloatArray
-from runtime.notes.score import Note
+from runtime.music.score import Note
 
 PROMPT: Final = "piano melody, bass and drums, {} bpm, d minor"
 TEMPOS: Final = (60, 84, 120, 160)

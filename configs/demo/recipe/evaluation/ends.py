@@ -9,8 +9,8 @@ from configs.demo.recipe.evaluation import sound
 from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.latents import FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArray
-from runtime.pipeline.form.plan import FormPlan
-from runtime.requests.form.sections import PlannedSection
+from runtime.music.sections import PlannedSection
+from runtime.pipeline.songs.plan import FormPlan
 
 PROMPTS: Final = (
     "jazz trio with walking bass",

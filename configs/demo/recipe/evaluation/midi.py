@@ -27,10 +27,10 @@ from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.instruments import LAYERS
 from configs.demo.recipe.latents import SAMPLE_RATE_HZ, FloatArray
 from runtime.audio.stems import layer_latents, summing
-from runtime.notes.midi_file import midi_bytes
-from runtime.notes.score import Note, Part, Score
-from runtime.notes.tracker import score_of
-from runtime.terminal import Terminal, print_line
+from runtime.commands.terminal import Terminal, print_line
+from runtime.music.midi_file import midi_bytes
+from runtime.music.score import Note, Part, Score
+from runtime.music.tracker import score_of
 
 Values = npt.NDArray[np.float64]
 

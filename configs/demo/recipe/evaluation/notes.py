@@ -21,8 +21,8 @@ from configs.demo.recipe.evaluation.session_run import PlayedRun
 from configs.demo.recipe.instruments import LAYERS, keys_of, pitch_channels
 from configs.demo.recipe.latents import CANVAS_FRAMES, FRAME_RATE_HZ, FloatArray, latents_from_levels
 from runtime.config.bundle import Bundle
-from runtime.notes.score import Note, Score
-from runtime.notes.tracker import score_of
+from runtime.music.score import Note, Score
+from runtime.music.tracker import score_of
 
 NUM_SONGS: Final = 40
 FIRST_SEED: Final = 777

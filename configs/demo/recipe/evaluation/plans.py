@@ -16,8 +16,8 @@ from configs.demo.recipe.evaluation.measure import PRESENT_SHARE, layer_share
 from configs.demo.recipe.evaluation.player import PLANS_AT_ONCE, EndlessPiece, Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.latents import FRAME_RATE_HZ, FloatArray, levels_from_latents
-from runtime.pipeline.form.plan import FormPlan
-from runtime.requests.form.sections import PlannedSection
+from runtime.music.sections import PlannedSection
+from runtime.pipeline.songs.plan import FormPlan
 from runtime.requests.options import GenerationOptions
 
 # Prompts and the layers that their words name; a genre names none.

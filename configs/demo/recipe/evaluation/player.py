@@ -14,17 +14,17 @@ import numpy as np
 from configs.demo.recipe.latents import FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArray
 from engine_build.compile.builder import build_deployment
 from runtime.config.deployment import load_deployment
-from runtime.notes.envelopes import Breath, Marks
+from runtime.music.envelopes import Breath, Marks
+from runtime.music.section_prompts import section_prompts
+from runtime.music.sections import PlannedSection, beats_of
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.requests.form.section_prompts import section_prompts
-from runtime.requests.form.sections import PlannedSection, beats_of
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.requests.seeds import segment_seed
 from runtime.requests.validation import plans_texts
-from runtime.tick.events import Event, Failed, Finished
+from runtime.tick.loop.events import Event, Failed, Finished
 
 PLANS_AT_ONCE: Final = 8
 _DEPLOYMENT: Final = """\

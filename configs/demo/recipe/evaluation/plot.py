@@ -9,8 +9,8 @@ import numpy as np
 
 from configs.demo.recipe.evaluation.player import EndlessPiece, Piece, Player
 from configs.demo.recipe.latents import FIRST_PITCH, FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArray, levels_from_latents
-from runtime.pipeline.form.plan import FormPlan
-from runtime.requests.form.sections import PlannedSection
+from runtime.music.sections import PlannedSection
+from runtime.pipeline.songs.plan import FormPlan
 
 PROMPTS: Final = (
     "lo-fi in D minor at 78 bpm",

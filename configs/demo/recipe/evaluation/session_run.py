@@ -7,14 +7,12 @@ import numpy as np
 
 from configs.demo.recipe.evaluation.player import Player
 from configs.demo.recipe.latents import FRAME_RATE_HZ, HOP_SAMPLES, SAMPLE_RATE_HZ, FloatArray
-from runtime.notes.score import Note
-from runtime.pipeline.form.plan import FormPlan
-from runtime.sessions.hosting.services import live_model
-from runtime.sessions.hosting.work import compose_job, make_part
-from runtime.sessions.playback.note_stream import NoteStream
-from runtime.sessions.protocol import actions
-from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import (
+from runtime.live.hosting.services import live_model
+from runtime.live.hosting.work import compose_job, make_part
+from runtime.live.playback.note_stream import NoteStream
+from runtime.live.protocol import actions
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import (
     Ack,
     Applied,
     LivePrompt,
@@ -24,7 +22,9 @@ from runtime.sessions.protocol.messages import (
     TrackedNotes,
     client_message,
 )
-from runtime.sessions.session.live_session import LiveSession
+from runtime.live.session.live_session import LiveSession
+from runtime.music.score import Note
+from runtime.pipeline.songs.plan import FormPlan
 
 STEP_S: Final = 0.05
 

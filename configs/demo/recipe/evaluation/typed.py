@@ -23,7 +23,7 @@ from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Measured, Row
 from configs.demo.recipe.instruments import LAYERS, pitch_channels
 from configs.demo.recipe.latents import FloatArray, levels_from_latents
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration
 from runtime.requests.prompt_words import PromptWords
 

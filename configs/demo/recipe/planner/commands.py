@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from runtime.command_line import CommandLine, need_packages
-from runtime.terminal import print_line
+from runtime.commands.command_line import CommandLine, need_packages
+from runtime.commands.terminal import print_line
 
 planner = CommandLine(
     help="Train, measure and export the planner of a bundle's structure codes. Training and export need torch."

@@ -20,9 +20,9 @@ from configs.demo.recipe.latents import FRAME_RATE_HZ, FloatArray, levels_from_l
 from configs.demo.recipe.planner.arrangement import Arrangement, Section
 from configs.demo.recipe.planner.pages import Piece, StructureCodes, draw_piece
 from configs.demo.recipe.planner.tokens import LAYER_WORDS
-from runtime.pipeline.form.plan import FormPlan
+from runtime.music.sections import PlannedSection
 from runtime.pipeline.generation import LongGeneration
-from runtime.requests.form.sections import PlannedSection
+from runtime.pipeline.songs.plan import FormPlan
 
 NUM_PROMPTS: Final = 32
 SONG_S: Final = 180.0

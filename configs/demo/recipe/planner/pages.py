@@ -47,7 +47,7 @@ from configs.demo.recipe.planner.tokens import (
     rhythm_of,
     song_tokens,
 )
-from runtime.requests.form.rhythm import Rhythm
+from runtime.music.rhythm import Rhythm
 
 Markers = Callable[[int], Sequence[int]]
 

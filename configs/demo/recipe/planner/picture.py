@@ -11,7 +11,7 @@ from configs.demo.recipe.instruments import LAYERS
 from configs.demo.recipe.latents import FRAME_RATE_HZ, FloatArray
 from configs.demo.recipe.planner.evaluate import NOTE_CHANNELS
 from configs.demo.recipe.planner.pages import StructureCodes
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 
 _SIZE_INCHES: Final = (12.0, 13.0)
 _DOTS_PER_INCH: Final = 80

@@ -27,7 +27,7 @@ from configs.demo.recipe.corpus.vocabulary import (
 from configs.demo.recipe.instruments import LAYERS
 from configs.demo.recipe.latents import CODE_DIGITS, CODE_LEVELS, FRAME_RATE_HZ, FRAMES_PER_CODE
 from configs.demo.recipe.planner.arrangement import BAR_COUNTS, MATERIALS, Section
-from runtime.requests.form.rhythm import Rhythm
+from runtime.music.rhythm import Rhythm
 
 Codes = npt.NDArray[np.int64]
 

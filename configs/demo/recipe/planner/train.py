@@ -33,7 +33,7 @@ from configs.demo.recipe.planner.tokens import (
     SECTION,
     TOKEN_IDS,
 )
-from runtime.terminal import print_line
+from runtime.commands.terminal import print_line
 
 HELD_OUT_SEED: Final = 1_000_033
 OPENING_TOKENS: Final = 64

@@ -12,6 +12,7 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
+from runtime.base.errors import CaptureError, EngineDeadError, EngineError
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.manifest import Manifest
 from runtime.engines.tensorrt.context_pool import ContextPool
@@ -21,7 +22,6 @@ from runtime.engines.tensorrt.library import ContextSettings
 from runtime.engines.tensorrt.rtx.plan import FALLBACK, SPECIALIZED, RtxContext, RtxPlan
 from runtime.engines.tensorrt.rtx.specializer import Job, Specializer, close_specializer, open_specializer
 from runtime.engines.tensorrt.shape_ranges import Shape
-from runtime.errors import CaptureError, EngineDeadError, EngineError
 
 # Shapes per engine that have a context for launches without a graph.
 MOST_SHAPES = 128

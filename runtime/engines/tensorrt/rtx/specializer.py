@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from runtime.base.errors import EngineError
 from runtime.devices.device import ALIGNMENT_BYTES, Device, Level, Tensor
 from runtime.engines.tensorrt.rtx.kernel_cache import KernelCache
 from runtime.engines.tensorrt.rtx.plan import RtxContext, RtxPlan
 from runtime.engines.tensorrt.shape_ranges import Shape
-from runtime.errors import EngineError
 
 Job = Future[RtxContext]
 

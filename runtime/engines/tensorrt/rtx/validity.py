@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from runtime.errors import EngineError, EngineMismatchError, OutOfMemoryError
+from runtime.base.errors import EngineError, EngineMismatchError, OutOfMemoryError
 
 if TYPE_CHECKING:
     import tensorrt_rtx as trt

@@ -1,7 +1,7 @@
 /**
  * The receiving side of a live stream: audio addressed by absolute sample, read in order.
  *
- * The twin of runtime/sessions/playback/audio_ring.py; both are tested with the operations of tests/data/audio_ring.json.
+ * The twin of runtime/live/playback/audio_ring.py; both are tested with the operations of tests/data/audio_ring.json.
  */
 
 const CROSSFADE_S = 0.025;

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from configs.demo.recipe import __main__ as main
 from configs.demo.recipe.bundle_text import read_bundle_file, write_bundle_file
 from configs.demo.recipe.evaluation.report import Measured
-from runtime.errors import BuildError, ConfigError
+from runtime.base.errors import BuildError, ConfigError
 
 
 def test_help_names_every_command() -> None:

@@ -14,7 +14,7 @@ import soundfile
 from helpers.export_command import export
 from helpers.tiny_acestep import SAMPLE_RATE_HZ, save_checkpoint, save_own_checkpoint
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

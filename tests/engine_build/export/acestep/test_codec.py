@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from engine_build.graphs.graph_file import read_graph
 from engine_build.precision.error import AUDIBLE_DB, codec_snr_db
 from runtime.audio.codec import Codec
+from runtime.base.errors import BuildError
 from runtime.config.bundle import load_bundle
-from runtime.errors import BuildError
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

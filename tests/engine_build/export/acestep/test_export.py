@@ -24,9 +24,9 @@ from engine_build.graphs.tensorrt_rules import problems
 from engine_build.precision.error import recipe_error
 from engine_build.precision.recipe import explain, write_recipe
 from engine_build.precision.sample_states import decoder_sample_states
+from runtime.base.errors import BuildError, ConfigError
 from runtime.config.bundle import load_bundle
 from runtime.engines.value_shapes import value_shapes
-from runtime.errors import BuildError, ConfigError
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

@@ -26,7 +26,7 @@ from runtime.config.deployment import Deployment, load_deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.requests.timesteps import noise
-from runtime.tick.events import Event, Finished
+from runtime.tick.loop.events import Event, Finished
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -207,7 +207,7 @@ def run(app: Any, *arguments: object) -> str:
 def test_build_bench_and_generate(random_deployment: Path, tmp_path: Path) -> None:
     from engine_build.cli import app as build
     from profiling.bench_cli import app as bench
-    from runtime.cli import app as generate
+    from runtime.commands.generate import app as generate
 
     run(build, random_deployment)
     for more in ([], ["--guidance", 3]):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, WEIGHTS, save_checkpoint, save_own_checkpoint
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 pytestmark = pytest.mark.export
 

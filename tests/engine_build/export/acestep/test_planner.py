@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from engine_build.graphs.planner_graph import PlannerSizes
+from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
 from runtime.config.explain import read_toml, validated
 from runtime.config.planner import PlannerSpec
-from runtime.errors import ConfigError
 
 VECTORS = ROOT / "tests/data/qwen3_logits.npz"
 LIMIT, WINDOW = 1e-4, 20

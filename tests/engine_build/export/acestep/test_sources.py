@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, TRANSFORMER, VAE, diffusers_pipeline, save_checkpoint
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 pytestmark = pytest.mark.export
 

@@ -18,9 +18,9 @@ from helpers.tiny_acestep import CONDITION_WIDTH, HOP_SAMPLES, SAMPLE_RATE_HZ, d
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
+from runtime.base.errors import RequestError
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.conditions import DEFAULTS, filled
-from runtime.errors import RequestError
 from runtime.pipeline.text_encoder import TextEncoder
 from runtime.pipeline.timbre import TimbreEncoder
 

@@ -13,10 +13,10 @@ from helpers.graph_engine import GraphEngine
 from helpers.tiny_stable_audio_3 import CHANNELS, CONDITION_WIDTH, MAX_TOKENS, save_adapter
 
 from engine_build.graphs.adapter_graph import adapter_graph
+from runtime.base.errors import AdapterError
 from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.bundle import load_bundle
 from runtime.engines.adapter_files import read_adapter
-from runtime.errors import AdapterError
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

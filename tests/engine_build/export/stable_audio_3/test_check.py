@@ -14,7 +14,7 @@ import soundfile
 from helpers.export_command import export
 from helpers.tiny_stable_audio_3 import CHANNELS, SAMPLE_RATE_HZ, save_checkpoint, save_own_checkpoint
 
-from runtime.errors import ConfigError, RequestError
+from runtime.base.errors import ConfigError, RequestError
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

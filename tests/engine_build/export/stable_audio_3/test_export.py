@@ -10,8 +10,8 @@ import pytest
 from helpers.tiny_stable_audio_3 import CHANNELS, CONDITION_WIDTH, HOP_SAMPLES, TRANSFORMER, VAE, save_checkpoint
 
 from engine_build.export.cleanup import paths_in
+from runtime.base.errors import BuildError, ConfigError
 from runtime.config.bundle import load_bundle
-from runtime.errors import BuildError, ConfigError
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

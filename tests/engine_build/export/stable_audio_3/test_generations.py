@@ -17,14 +17,14 @@ from helpers.tiny_stable_audio_3 import CHANNELS, small_decode, tiny_parts
 from numpy.typing import NDArray
 
 from engine_build.compile.builder import build_deployment
+from runtime.base.errors import RequestError
 from runtime.config.deployment import load_deployment
-from runtime.errors import RequestError
 from runtime.pipeline.compose import GenerationInputs, blend_tokens
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import Condition, GenerationRequest
 from runtime.requests.seeds import segment_seed
 from runtime.requests.timesteps import Purpose, noise
-from runtime.tick.events import Event, Finished
+from runtime.tick.loop.events import Event, Finished
 from tickrt import Model
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]

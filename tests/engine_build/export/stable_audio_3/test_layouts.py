@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.tiny_stable_audio_3 import MAX_TOKENS, SIZES, save_checkpoint, save_own_checkpoint, tiny_parts
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 pytestmark = pytest.mark.export
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from profiling.bench.churn.result import churn_point, print_churn, slow_share, way_of
 from runtime.config.deployment import Deployment
-from runtime.tick.record import TickRecord
+from runtime.tick.loop.record import TickRecord
 
 
 def record(tick_ms: float = 1.0, rows: int = 2, frames: tuple[int, ...] = (16,), **counts: int) -> TickRecord:

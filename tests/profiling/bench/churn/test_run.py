@@ -15,7 +15,7 @@ from profiling.bench.churn.arrivals import ChurnLoad
 from profiling.bench.churn.run import ChurnStream, measure_churn, open_stream
 from profiling.bench.session import BenchSession, open_session
 from profiling.bench.workload import Workload
-from runtime.errors import EngineError
+from runtime.base.errors import EngineError
 
 LOAD = ChurnLoad((0.6, 0.9), Workload(3, 32, 3), (16, 32), (4, 12))
 

@@ -28,8 +28,8 @@ from profiling.bench.cluster.failover import (
     resume,
 )
 from profiling.bench.live.client import live_client
-from runtime.errors import TickError
-from runtime.sessions.protocol.messages import ClientMessage, Close, Open, ServerMessage
+from runtime.base.errors import TickError
+from runtime.live.protocol.messages import ClientMessage, Close, Open, ServerMessage
 from server.cluster.local_cluster import LocalCluster
 
 

@@ -25,8 +25,8 @@ from profiling.bench.cluster.transport import (
 from profiling.bench.live.client import LiveClient
 from profiling.bench.live.script import ClientRun, Control, Script
 from profiling.bench.live.sound_log import AudioRange
-from runtime.errors import TickError
-from runtime.sessions.protocol.messages import Applied, Stages
+from runtime.base.errors import TickError
+from runtime.live.protocol.messages import Applied, Stages
 
 
 def test_gets_are_timed_one_by_one_and_must_succeed(served: Served) -> None:

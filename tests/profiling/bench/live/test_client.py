@@ -10,8 +10,8 @@ from helpers.live_clients import ready, scripted_server, silence
 
 from profiling.bench.live import client as module
 from profiling.bench.live.client import LiveClient, SessionRefusedError, live_client
-from runtime.errors import TickError
-from runtime.sessions.protocol.messages import (
+from runtime.base.errors import TickError
+from runtime.live.protocol.messages import (
     Ack,
     Applied,
     ClientMessage,

@@ -25,7 +25,7 @@ from profiling.bench.live.run import (
     server_usage,
 )
 from profiling.bench.live.script import ClientRun, Script
-from runtime.errors import ConfigError, TickError
+from runtime.base.errors import ConfigError, TickError
 from server.asgi.problems import draining
 
 

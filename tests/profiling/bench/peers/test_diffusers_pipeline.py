@@ -16,7 +16,7 @@ from diffusers import AceStepPipeline
 from helpers.tiny_acestep import CHANNELS, HOP_SAMPLES, save_checkpoint
 
 from profiling.bench.peers.diffusers_pipeline import DiffusersPipeline
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

@@ -10,8 +10,8 @@ from profiling.bench.baseline import decoder_inputs
 from profiling.bench.peers.onnxruntime_graph import OnnxRuntimeGraph
 from profiling.bench.session import open_session
 from profiling.bench.workload import Workload
+from runtime.base.errors import ShapeError
 from runtime.engines.engine import run_once
-from runtime.errors import ShapeError
 
 
 def test_it_takes_and_gives_what_the_engine_does(built: Built) -> None:

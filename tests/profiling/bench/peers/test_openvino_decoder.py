@@ -15,8 +15,8 @@ from profiling.bench.baseline import decoder_inputs
 from profiling.bench.peers.openvino_decoder import OpenVinoDecoder, OpenVinoGraph
 from profiling.bench.session import open_session
 from profiling.bench.workload import Workload
+from runtime.base.errors import EngineError
 from runtime.engines.engine import run_once
-from runtime.errors import EngineError
 
 
 @pytest.mark.parametrize("threads", [0, 1])

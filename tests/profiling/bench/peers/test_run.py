@@ -36,8 +36,8 @@ from profiling.bench.peers.run import (
 )
 from profiling.bench.workload import Workload
 from profiling.bench_cli import app
+from runtime.base.errors import BuildError, ConfigError, EngineError
 from runtime.config.deployment import load_deployment
-from runtime.errors import BuildError, ConfigError, EngineError
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import parse_options
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from profiling.bench.peers.torch_decoder import TorchDecoder
 from profiling.bench_cli import app
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 pytestmark = pytest.mark.export
 

@@ -16,7 +16,7 @@ from helpers.tiny_planner import save_planner
 from profiling.bench.planner import in_place
 from profiling.bench.planner.in_place import concatenate, measure_in_place
 from profiling.bench.session import open_session
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 
 @pytest.fixture

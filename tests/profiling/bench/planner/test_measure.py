@@ -29,11 +29,11 @@ from profiling.bench.planner.measure import (
 )
 from profiling.bench.session import BenchSession, open_session
 from profiling.bench.workload import Workload, workload_of
+from runtime.base.errors import ConfigError
 from runtime.config.explain import validated
 from runtime.config.planner import PlannerSpec
-from runtime.errors import ConfigError
-from runtime.language.constraints import CodesConstraint
-from runtime.language.sequence import room_for
+from runtime.tick.language.constraints import CodesConstraint
+from runtime.tick.language.sequence import room_for
 
 TICKS = 3
 

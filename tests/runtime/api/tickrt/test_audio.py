@@ -15,8 +15,8 @@ import soundfile
 import tickrt
 from runtime.audio.formats import read_latents
 from runtime.audio.metadata import GenerationMetadata, read_metadata
-from runtime.errors import FileError
-from runtime.notes.score import Marker, Note, Part, Score
+from runtime.base.errors import FileError
+from runtime.music.score import Marker, Note, Part, Score
 
 RATE_HZ = 48_000
 LATENTS = np.random.default_rng(1).standard_normal((25, 4)).astype(np.float32)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tickrt
-from runtime.errors import ForkedError
+from runtime.base.errors import ForkedError
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="there are no forks"),

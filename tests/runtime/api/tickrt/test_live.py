@@ -23,9 +23,9 @@ from mido import MidiFile
 
 import tickrt
 from runtime.audio.finishing import KNEE
-from runtime.sessions.playback.note_stream import NoteEvent
-from runtime.sessions.protocol.frames import AudioChunk
-from runtime.sessions.protocol.messages import Ack, LayerKeys, Open
+from runtime.live.playback.note_stream import NoteEvent
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import Ack, LayerKeys, Open
 from tickrt import model as model_module
 from tickrt.live import open_message
 from tickrt.receiver import PACE_SLACK_S, Receiver

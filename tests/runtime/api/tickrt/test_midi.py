@@ -16,9 +16,9 @@ import pytest
 from helpers.lock_check import lock_checked
 
 import tickrt
-from runtime.errors import RequestError
-from runtime.notes.clock import CLOCK, CONTINUE, POSITION, START, STOP
-from runtime.sessions.protocol.messages import Beat
+from runtime.base.errors import RequestError
+from runtime.live.protocol.messages import Beat
+from runtime.music.clock import CLOCK, CONTINUE, POSITION, START, STOP
 from tickrt import midi
 from tickrt.midi import MidiClock, Played, open_output
 

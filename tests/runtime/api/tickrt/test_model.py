@@ -20,7 +20,7 @@ from runtime.audio.splicing import CROSSFADE_S
 from runtime.pipeline.generation import LongGeneration, generate_latents
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import GenerationOptions, parse_options
-from runtime.tick.record import TickRecord
+from runtime.tick.loop.record import TickRecord
 
 SPEC = TinySpec()
 RATE_HZ = SPEC.sample_rate_hz

@@ -10,9 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 import tickrt
+from runtime.live.parts.controls import LiveControls
 from runtime.requests import option_types as types
 from runtime.requests import options as source
-from runtime.sessions.control.controls import LiveControls
 from tickrt.options import INPUTS, plain_options, plain_values, prompt_items
 
 TYPED_DICTS = {

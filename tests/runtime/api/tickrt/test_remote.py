@@ -24,9 +24,9 @@ from websockets.sync.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
 import tickrt
+from runtime.base.errors import DrainingError, RequestError, TickError
 from runtime.config.deployment import Deployment
-from runtime.errors import DrainingError, RequestError, TickError
-from runtime.sessions.protocol.messages import SUBPROTOCOL, message_text
+from runtime.live.protocol.messages import SUBPROTOCOL, message_text
 from tickrt.remote import RemoteSession, retry_delay_s
 
 RATE_HZ = 8000

@@ -16,7 +16,7 @@ from helpers.http_harness import eventually, serving
 
 import tickrt
 from runtime.config.deployment import Deployment
-from runtime.sessions.protocol.messages import EventKind
+from runtime.live.protocol.messages import EventKind
 from tickrt.midi import MidiClock
 
 RATE_HZ = 8000

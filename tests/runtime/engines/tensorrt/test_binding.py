@@ -8,7 +8,7 @@ import sys
 import pytest
 from simulator.fixture import child_environment, simulated
 
-from runtime.errors import EngineError
+from runtime.base.errors import EngineError
 
 
 def test_tensorrt_is_bound_where_nothing_else_was_asked_for() -> None:

@@ -15,10 +15,10 @@ from helpers.engine_behaviour import Bench, written
 from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS
 
+from runtime.base.errors import OutOfMemoryError
 from runtime.devices.device import HostDevice, Tensor
 from runtime.devices.machine import open_device
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.errors import OutOfMemoryError
 
 
 @pytest.fixture(autouse=True)

@@ -15,12 +15,12 @@ from helpers.factories import tiny_deployment
 from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS, small_graph
 
+from runtime.base.errors import CaptureError, EngineDeadError, EngineError, EngineMismatchError, OutOfMemoryError
 from runtime.config.deployment import load_deployment
 from runtime.devices.device import Level
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
-from runtime.errors import CaptureError, EngineDeadError, EngineError, EngineMismatchError, OutOfMemoryError
 
 
 @pytest.fixture(params=["11.4.0.106", "10.16.1.11"])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from simulator.fixture import simulated
 
+from runtime.base.errors import EngineDeadError, EngineError, EngineMismatchError, OutOfMemoryError
 from runtime.engines.tensorrt.errors import DTYPES, check_trt, dtype_name
-from runtime.errors import EngineDeadError, EngineError, EngineMismatchError, OutOfMemoryError
 
 
 @pytest.mark.parametrize("value", [True, 1, 7, "", [], {}, object()])

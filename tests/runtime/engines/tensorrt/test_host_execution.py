@@ -11,8 +11,8 @@ from helpers.engine_behaviour import CLOSE, Bench, expected, feeds_of, written
 from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS
 
+from runtime.base.errors import ShapeError
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.errors import ShapeError
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from helpers.engine_behaviour import Bench, written
 from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS, cache_graph, write_engine
 
+from runtime.base.errors import EngineError, OutOfMemoryError, ShapeError
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.errors import EngineError, OutOfMemoryError, ShapeError
 
 
 @pytest.fixture(autouse=True)

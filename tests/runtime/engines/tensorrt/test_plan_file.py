@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.base.errors import EngineMismatchError, EngineNotBuiltError, StoreUnavailableError
 from runtime.engines.tensorrt.plan_file import PlanHeader, check_plan_version, parse_plan_header, read_plan_header
-from runtime.errors import EngineMismatchError, EngineNotBuiltError, StoreUnavailableError
 
 HEAD = b"ftrt" + bytes(20) + bytes((11, 4, 0, 106))
 

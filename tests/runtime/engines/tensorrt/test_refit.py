@@ -15,11 +15,11 @@ from engine_build.compile.builder import build_engine
 from engine_build.compile.environment import build_environment
 from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import load_request
+from runtime.base.errors import BuildError, EngineMismatchError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.loading import merged_weights, open_engine
-from runtime.errors import BuildError, EngineMismatchError
 
 RELEASE = "11.3.0.99"
 

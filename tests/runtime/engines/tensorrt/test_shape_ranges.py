@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.base.errors import ShapeError
 from runtime.engines.manifest import TensorInfo
 from runtime.engines.tensorrt.shape_ranges import ProfileRange, choose_range
-from runtime.errors import ShapeError
 
 INFOS = {
     "x": TensorInfo(name="x", dtype="float32", shape=("rows", "frames", 8)),

@@ -13,6 +13,7 @@ from helpers.engine_behaviour import written
 from simulator.fixture import simulated
 from simulator.plans import CHANNELS
 
+from runtime.base.folders import own_entries
 from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, manifest_path, read_manifest, write_manifest
 from runtime.engines.tensorrt import trials
 from runtime.engines.tensorrt.trials import (
@@ -25,7 +26,6 @@ from runtime.engines.tensorrt.trials import (
     trial_of,
     trials_path,
 )
-from runtime.folders import own_entries
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from helpers.acestep_client import AceStepClient, refusal, wrapped
 from helpers.http_harness import Served, eventually
 
 from runtime.audio.codec import Codec
-from runtime.errors import EngineError
+from runtime.base.errors import EngineError
 from server.asgi.problems import ProblemError
 from server.asgi.shares import Shares
 from server.protocols.acestep import tasks as acestep_tasks

@@ -16,8 +16,8 @@ from helpers.factories import tiny_deployment
 from helpers.http_harness import Served, eventually, open_websocket, serving
 from helpers.lyria_client import PATH, LyriaClient, lyria
 
-from runtime.sessions.hosting.inbox import SHARE
-from runtime.sessions.protocol.messages import Ack, ClientMessage, Reset, SetControls, SetPrompts
+from runtime.live.hosting.inbox import SHARE
+from runtime.live.protocol.messages import Ack, ClientMessage, Reset, SetControls, SetPrompts
 from server.protocols.lyria import connection as lyria_connection
 
 CONTROLS = """

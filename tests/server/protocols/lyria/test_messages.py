@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 from runtime.requests.options import parse_options
 from server.live.incoming import ViolationError
 from server.protocols.lyria.messages import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import FileError, StoreError
+from runtime.base.errors import FileError, StoreError
 from server.asgi.problems import ProblemError
 from server.protocols.mcp import files
 from server.protocols.mcp.files import FileStore, MadeFile

@@ -15,7 +15,7 @@ from helpers.http_harness import TIMEOUT_S, Served, eventually
 from helpers.mcp_client import ERAS, facts, problem_of, talk
 from mcp.client import Client
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 from server.protocols.mcp import live
 
 Serve = Callable[..., Served]

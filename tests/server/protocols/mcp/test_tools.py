@@ -12,7 +12,7 @@ from helpers.mcp_client import facts, problem_of, talk
 from mcp.client import Client
 from mcp.types import Tool
 
-from runtime.sessions.protocol.messages import Open, SetControls, SetPlan, SetPrompts
+from runtime.live.protocol.messages import Open, SetControls, SetPlan, SetPrompts
 from server.protocols.mcp.schemas import FILE_OPTIONS
 
 Serve = Callable[..., Served]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import RequestError
-from runtime.sessions.control.controls import LiveControls
-from runtime.sessions.protocol.messages import CLIENT_MESSAGES
+from runtime.base.errors import RequestError
+from runtime.live.parts.controls import LiveControls
+from runtime.live.protocol.messages import CLIENT_MESSAGES
 from server.protocols.osc.addresses import NO_ADDRESSES, Address, AddressKind, AddressTable
 
 VALUES: dict[str, Any] = {

@@ -11,7 +11,7 @@ from pythonosc.osc_bundle_builder import IMMEDIATELY, OscBundleBuilder
 from pythonosc.osc_message import OscMessage
 from pythonosc.osc_message_builder import OscMessageBuilder, build_msg
 
-from runtime.errors import RequestError
+from runtime.base.errors import RequestError
 from server.protocols.osc.packets import MAX_PACKET_BYTES, build_packet, parse_packet
 
 ARGUMENTS = st.lists(

@@ -24,9 +24,9 @@ from pythonosc.osc_message import OscMessage
 from pythonosc.osc_message_builder import build_msg
 from pythonosc.udp_client import SimpleUDPClient
 
+from runtime.base.errors import ConfigError
 from runtime.config.deployment import Deployment
-from runtime.errors import ConfigError
-from runtime.sessions.protocol.messages import Applied, Changed, Problem, State
+from runtime.live.protocol.messages import Applied, Changed, Problem, State
 from server.app import open_osc
 from server.config import ServerSettings
 from server.live.connection import MAX_PROBLEMS

@@ -11,8 +11,8 @@ from configs.demo.recipe.evaluation import beat
 from configs.demo.recipe.evaluation.player import Player
 from configs.demo.recipe.latents import SILENCE
 from runtime.config.deployment import Deployment
+from runtime.live.protocol.messages import Beat
 from runtime.pipeline.pipeline import open_pipeline
-from runtime.sessions.protocol.messages import Beat
 
 PROMPTS = beat.PROMPTS[:1]
 # Of all genres, 60 s each, plans have 0.59 (140 bpm) to 0.75, pieces without one 0.04 to 0.4. Here are 100 onsets.

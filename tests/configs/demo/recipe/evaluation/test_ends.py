@@ -5,7 +5,7 @@ import pytest
 
 from configs.demo.recipe.evaluation.ends import SECONDS, chord_share, ends_figures, off_line
 from configs.demo.recipe.latents import SAMPLE_RATE_HZ
-from runtime.requests.form.sections import PlannedSection
+from runtime.music.sections import PlannedSection
 
 
 def test_the_share_of_a_chord_is_that_of_its_pitch_classes() -> None:

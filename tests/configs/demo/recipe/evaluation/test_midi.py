@@ -21,9 +21,9 @@ from configs.demo.recipe.evaluation.sound import onsets
 from configs.demo.recipe.latents import CANVAS_FRAMES, FloatArray, latents_from_levels
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
-from runtime.notes.midi_file import midi_bytes
-from runtime.notes.score import Score
-from runtime.notes.tracker import score_of
+from runtime.music.midi_file import midi_bytes
+from runtime.music.score import Score
+from runtime.music.tracker import score_of
 from runtime.pipeline.pipeline import open_pipeline
 
 BUNDLE = load_bundle(ROOT / "configs" / "demo")

@@ -20,8 +20,8 @@ from configs.demo.recipe.evaluation.player import Player
 from configs.demo.recipe.instruments import LAYERS, pitch_channels
 from configs.demo.recipe.latents import CHANNELS, FloatArray
 from runtime.config.deployment import Deployment
+from runtime.music.sections import PlannedSection
 from runtime.pipeline.pipeline import open_pipeline
-from runtime.requests.form.sections import PlannedSection
 
 PROMPT = "dark bass and drums"
 

@@ -18,9 +18,9 @@ from configs.demo.recipe.latents import CANVAS_FRAMES, CHANNELS, HOP_SAMPLES, Fl
 from configs.demo.recipe.planner.pages import StructureCodes
 from runtime.config.deployment import Deployment
 from runtime.pipeline.compose import GenerationInputs
-from runtime.pipeline.form.plan import FormPlan
 from runtime.pipeline.pipeline import open_pipeline
-from runtime.pipeline.planning import Planner
+from runtime.pipeline.songs.plan import FormPlan
+from runtime.pipeline.songs.planning import Planner
 
 FOLDER = ROOT / "configs" / "demo"
 PROMPT = "pads, bass and drums in A minor at 100 bpm"

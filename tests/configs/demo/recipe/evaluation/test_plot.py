@@ -11,7 +11,7 @@ import pytest
 from configs.demo.recipe.corpus.rendering import render
 from configs.demo.recipe.corpus.songs import draw_song
 from configs.demo.recipe.latents import CHANNELS, HOP_SAMPLES, SAMPLE_RATE_HZ, FloatArray, latents_from_levels
-from runtime.requests.form.sections import PlannedSection
+from runtime.music.sections import PlannedSection
 
 pytest.importorskip("matplotlib")
 

@@ -11,7 +11,7 @@ from configs.demo.recipe.evaluation import typed
 from configs.demo.recipe.evaluation.typed import Answer, Expectation, judge, parse_line, read_prompts
 from configs.demo.recipe.instruments import pitch_channels
 from configs.demo.recipe.latents import CHANNELS, SAMPLE_RATE_HZ, FloatArray
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 
 def levels(*layers: str) -> FloatArray:

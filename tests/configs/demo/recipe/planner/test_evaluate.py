@@ -24,7 +24,7 @@ from configs.demo.recipe.planner.evaluate import (
 from configs.demo.recipe.planner.pages import StructureCodes, draw_form
 from configs.demo.recipe.planner.prompt import build_prompt_tokenizer
 from configs.demo.recipe.planner.tokens import TOKEN_IDS, song_tokens
-from runtime.requests.form.sections import PlannedSection
+from runtime.music.sections import PlannedSection
 
 ALL = frozenset(LAYERS)
 

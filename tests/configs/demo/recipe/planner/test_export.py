@@ -51,7 +51,7 @@ from configs.demo.recipe.planner.tokens import (  # noqa: E402
 from configs.demo.recipe.planner.train import PlannerConfig, PlannerTrainer  # noqa: E402
 from runtime.config.explain import validated  # noqa: E402
 from runtime.config.planner import PlannerSpec  # noqa: E402
-from runtime.pipeline.form.plan import FormPlan  # noqa: E402
+from runtime.pipeline.songs.plan import FormPlan  # noqa: E402
 
 
 @pytest.fixture(scope="module")

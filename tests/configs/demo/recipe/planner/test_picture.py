@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 from configs.demo.recipe.latents import FRAME_RATE_HZ  # noqa: E402
 from configs.demo.recipe.planner.pages import StructureCodes, draw_piece  # noqa: E402
 from configs.demo.recipe.planner.picture import bar_similarity, bar_times, draw_picture  # noqa: E402
-from runtime.errors import RequestError  # noqa: E402
+from runtime.base.errors import RequestError  # noqa: E402
 
 SECTIONS = [
     {"kind": "verse", "layers": ["pad"], "bars": 2, "start_s": 0.0, "end_s": 4.0},

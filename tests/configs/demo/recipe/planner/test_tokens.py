@@ -23,8 +23,8 @@ from configs.demo.recipe.planner.tokens import (
     section_of,
 )
 from runtime.config.planner import PlannerSpec
-from runtime.language.constraints import CodesConstraint, Constraint, PlanConstraint
-from runtime.requests.form.rhythm import Rhythm
+from runtime.music.rhythm import Rhythm
+from runtime.tick.language.constraints import CodesConstraint, Constraint, PlanConstraint
 
 RHYTHMS = [rhythm_of(bpm, meter) for bpm in (60, 97, 120, 131, 180) for meter in ("4/4", "3/4", "6/8")]
 

@@ -16,7 +16,7 @@ from helpers.engine_behaviour import CLOSE, Bench, expected, feeds_of, opened, w
 from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS, cache_graph, small_graph, write_engine
 
-from runtime.errors import CaptureError, EngineDeadError, EngineError
+from runtime.base.errors import CaptureError, EngineDeadError, EngineError
 
 # Where a test that should not wait does, it fails after this time.
 MOST_S = 20.0

@@ -38,8 +38,8 @@ def test_engines_of_a_folder_share_one_until_the_last_is_closed(tmp_path: Path) 
 
 
 def test_an_engine_that_does_not_open_is_no_user(machine: Machine, tmp_path: Path) -> None:
+    from runtime.base.errors import EngineMismatchError
     from runtime.engines.tensorrt.rtx import specializer
-    from runtime.errors import EngineMismatchError
 
     written(tmp_path / "a")
     bench = Bench()

@@ -8,7 +8,7 @@ import sys
 import pytest
 from simulator.fixture import simulated
 
-from runtime.errors import EngineError, EngineMismatchError, OutOfMemoryError
+from runtime.base.errors import EngineError, EngineMismatchError, OutOfMemoryError
 
 BUILD = "tickrt-build x.toml --target tensorrt-rtx"
 

@@ -1,0 +1,1 @@
+"""What every package may import: errors with fixes, files within limits, threads and processes that end."""

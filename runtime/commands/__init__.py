@@ -1,0 +1,1 @@
+"""Commands: what the installed ones share, and tickrt-generate."""

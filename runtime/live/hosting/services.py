@@ -1,0 +1,184 @@
+"""What the live sessions of a host share, how they reach their clients, and what is reported of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from runtime.base.errors import ConfigError, RequestError, TickError
+from runtime.base.threads import Workers
+from runtime.config.bundle import DEFAULTED
+from runtime.config.codec import Latents
+from runtime.live.hosting.control_times import ControlKind, Observer
+from runtime.live.hosting.slots import TickTimes
+from runtime.live.hosting.work import CodecWork
+from runtime.live.protocol.actions import LiveModel, NoteFacts, PlanFacts
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import Plan, ReferenceKind, ServerMessage, State, control_of
+from runtime.live.storage.store import SessionStore
+from runtime.pipeline.meanings import prompt_meaning
+from runtime.requests.option_types import DcwOptions
+from runtime.requests.tasks import PLAIN_TASKS, known_tasks
+from runtime.requests.validation import plan_text_options, untaken_options
+
+if TYPE_CHECKING:
+    from runtime.pipeline.pipeline import Pipeline
+
+Clock = Callable[[], float]
+Sources = Callable[[str], Latents]
+
+
+class SessionListener(Protocol):
+    """A session's client. Called on the host's thread, at the end on the store's; must not block."""
+
+    def on_message(self, message: ServerMessage) -> None:
+        """A message to the client."""
+
+    def on_audio(self, chunk: AudioChunk) -> None:
+        """Audio to the client."""
+
+
+class FurtherListener(SessionListener, Protocol):
+    """A further client's. client: who it is; what has the same one waits in one order, and is in its turn as one."""
+
+    client: str
+
+
+@dataclass(eq=False)
+class HostServices:
+    """What the sessions of one host share.
+
+    call: puts a call into the queue of the host's thread; from any thread. attempt: carries out a session's work there
+    (the session, a function, its arguments): an error that is none of TickRT's ends that session alone. changed: the
+    sessions to advance next, by id. enqueue: gives an inbox with something in it its turn. message_share: what messages
+    of one session may take of a thread now. words_thread: finds which words of prompts are understood. compose_threads:
+    compose generations, whose texts are encoded then. fail: ends all sessions, because the tick loop has ended with
+    this error. untaken: as LiveModel has it.
+    """
+
+    pipeline: Pipeline
+    codec_work: CodecWork
+    tick_times: TickTimes
+    clock: Clock
+    sample_rate_hz: int
+    keep_s: float
+    sources: Sources | None
+    store: SessionStore | None
+    call: Callable[[Callable[[], None]], None]
+    attempt: Callable[..., Any]
+    fail: Callable[[TickError], None]
+    enqueue: Callable[[Any], None]
+    message_share: Callable[[], float]
+    untaken: frozenset[str] = frozenset()
+    control_observers: list[Observer] = field(default_factory=list)
+    changed: dict[str, None] = field(default_factory=dict)
+    words_thread: Workers = field(default_factory=lambda: Workers(1, "live-words"))
+    compose_threads: Workers = field(default_factory=lambda: Workers(2, "live-compose"))
+    generations_started: int = 0
+    generations_ended: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether sessions survive this server."""
+        return self.store is not None and self.store.failure is None
+
+    def observe_control(self, kind: ControlKind, stage: str, seconds: float) -> None:
+        """Pass on how long a change took until it was played."""
+        for observer in self.control_observers:
+            observer(kind, stage, seconds)
+
+    def reference(self, kind: ReferenceKind, source_id: str) -> Latents:
+        """What a source is as a reference: latents `[N, C]`, a timbre's `[F, C]`, or hints `[N, C]`.
+
+        Raises RequestError, before the source is read where the bundle has no such part.
+        """
+        control_of(kind, self.untaken)
+        if self.sources is None:
+            raise RequestError("there are no sources here", field="id")
+        latents = self.sources(source_id)
+        match kind:
+            case "source":
+                return latents
+            case "timbre":
+                return self.pipeline.timbre_latents(latents)
+            case "structure":
+                return self.pipeline.structure_hints(latents)
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """A session as of now. `state`, `plan`: the last ones that were sent to its client."""
+
+    id: str
+    client: str
+    is_connected: bool
+    state: State | None
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class HostStats:
+    """Counts since the start.
+
+    Sessions opened, or restored from the store, = open + the sum of `ended`, by reason. Generations started = those in
+    flight + the sum of `generations_ended`: finished, cancelled, failed.
+    """
+
+    open: int
+    connected: int
+    opened: int
+    ended: dict[str, int]
+    generations_started: int
+    generations_ended: dict[str, int]
+    underruns: int
+    store_failure: str | None
+
+
+def live_model(pipeline: Pipeline) -> LiveModel:
+    """The facts of a pipeline. Raises ConfigError where its model has no live sessions, as without a codec."""
+    codec, bundle = pipeline.codec, pipeline.bundle
+    if codec is None or pipeline.live_refusal:
+        raise ConfigError(pipeline.live_refusal)
+    sampler = bundle.sampler
+    # With structure codes a cover starts from noise.
+    denoise = {} if bundle.structure is None else {"denoise": sampler.denoise}
+    return LiveModel(
+        sample_rate_hz=codec.sample_rate_hz,
+        channels=codec.channels,
+        hop_samples=codec.hop_samples,
+        frame_rate_hz=bundle.latents.frame_rate_hz,
+        latent_channels=bundle.latents.channels,
+        lengths=pipeline.lengths,
+        loop_lengths=pipeline.loop_lengths,
+        overlap_frames=pipeline.overlap_frames,
+        margin_frames=codec.margin_frames,
+        window_frames=codec.spec.decode.window_frames,
+        align_frames=math.lcm(*(half.align_frames for half in codec.spec.halves.values())),
+        has_text=pipeline.text_encoder is not None,
+        has_encoder=codec.can_encode,
+        defaults={
+            **{name: value for name in DEFAULTED if (value := bundle.default_of(name)) is not None},
+            "steps": sampler.live_steps,
+            "dcw": DcwOptions(**sampler.dcw.model_dump()),
+            **denoise,
+        },
+        untaken=untaken_options(bundle)
+        | plan_text_options(bundle)
+        | ({"task"} if known_tasks(bundle) == list(PLAIN_TASKS) else set()),
+        ranges=bundle.options,
+        words=pipeline.text_encoder.words if pipeline.text_encoder else None,
+        meaning=partial(prompt_meaning, pipeline.text_encoder)
+        if pipeline.text_encoder and pipeline.text_encoder.names
+        else None,
+        moods=pipeline.part_moods,
+        catalog=lambda: pipeline.engines.adapters,
+        plan=PlanFacts.of(bundle),
+        identity=lambda: pipeline.identity,
+        notes=NoteFacts.of(bundle),
+        has_stems=bundle.stems is not None and not bundle.stems.tracks,
+        music=bundle.controls,
+    )

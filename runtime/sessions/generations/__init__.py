@@ -1,1 +1,0 @@
-"""Which generations a live session starts, and where their latents go."""

@@ -1,0 +1,250 @@
+"""The decoder's batch: buffers for its rows, and the tables that say which row belongs to which slot.
+
+Conditions and contexts are written when a row changes, not per tick; a row that moves is copied on the device. What an
+execute takes lies together and begins at an aligned address. The place of a context does not depend on tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import gcd, prod
+from operator import is_
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.devices.device import Device, Stream, Tensor
+from runtime.devices.packed_vectors import PackedVectors, host_view
+from runtime.engines.adapters import ROW_WEIGHTS, AdapterUse
+from runtime.engines.context import TickContext
+from runtime.engines.engine import condition_shape, condition_width
+from runtime.requests.request import Condition
+from runtime.tick.denoise.adapter_factors import AdapterFactors
+from runtime.tick.denoise.row_layout import RowLayout
+
+# Where an execute's part of a tensor may begin, in elements of 4 bytes: GPUs want addresses that are multiples of 256.
+ALIGNED = 64
+# What a row is written from; by place, what lies there.
+Values = tuple[Any, ...]
+Held = dict[int, Values]
+
+
+class Buffer:
+    """Flat device memory with a host side, shaped per batch."""
+
+    def __init__(self, device: Device, size: int, dtype: Any) -> None:
+        self._device = device
+        self.tensor = device.zeros((size,), dtype)
+        self.host = device.mirror(self.tensor)
+
+    def view(self, *shape: int, start: int = 0) -> Tensor:
+        """The device side."""
+        return self.tensor.view(*shape, start=start)
+
+    def array(self, *shape: int, start: int = 0) -> Any:
+        """The host side."""
+        return self.host[start : start + prod(shape)].reshape(shape)
+
+    def flush(self, count: int, stream: Stream, *, start: int = 0) -> None:
+        """Upload `count` elements from `start`."""
+        self._device.upload(self.tensor.view(count, start=start), self.host[start : start + count], stream)
+
+
+class RowBuffers:
+    """Everything with a row dimension, for T frames and up to `capacity` rows.
+
+    `times` has room for a flow time per row, those of an execute next to each other at an aligned address.
+    """
+
+    def __init__(
+        self,
+        context: TickContext,
+        vectors: PackedVectors,
+        times: tuple[Tensor, NDArray[Any]],
+        *,
+        frames: int,
+        capacity: int,
+    ) -> None:
+        device, bundle, decoder = context.device, context.bundle, context.engines.decoder
+        tokens, adapter_rank = context.deployment.max_tokens, context.runtime.adapter_rank
+        self._device, self._stream, self._vectors = device, context.stream, vectors
+        self._time, host_times = times
+        self._host_times = host_view(host_times) if host_times.dtype == np.float32 else host_times
+        self._time_places: list[tuple[int, int]] = []
+        self._first_time_bytes = vectors.used_bytes - self._time.size_bytes
+        self._roles = bundle.decoder.inputs
+        self.frames, self.capacity, self.tokens = frames, capacity, tokens
+        self.channels = bundle.latents.channels
+        self.context_channels = bundle.context_channels
+        inputs = decoder.inputs
+        self.width = condition_width(decoder, self._roles)
+        self._has_tokens = len(condition_shape(decoder, self._roles)) == 3
+        size = frames * self.channels
+        self.hidden_states = device.zeros((capacity * size,), np.float32)  # [capacity, T, C], flat
+        self.velocity = device.zeros((capacity * size,), np.float32)  # [capacity, T, C], flat
+        self.row_slots = Buffer(device, capacity, np.int64)  # [capacity]
+        self.condition = None
+        self._condition_stride = _round_up(tokens * self.width)
+        if self._roles.condition is not None:
+            # [capacity, most L, D], flat
+            self.condition = device.zeros((capacity * self._condition_stride,), inputs[self._roles.condition].dtype)
+            self._padding = np.zeros((tokens, self.width), self.condition.dtype)  # [most L, D]
+        self.mask = None
+        self._mask_stride = _round_up(tokens)
+        if self._roles.condition_mask is not None:
+            # [capacity, most L], flat
+            self.mask = Buffer(device, capacity * self._mask_stride, inputs[self._roles.condition_mask].dtype)
+        self.context = None
+        self._context_stride = _round_up(frames * self.context_channels)
+        if self._roles.context is not None:
+            # [capacity, T, X], flat
+            self.context = device.zeros((capacity * self._context_stride,), inputs[self._roles.context].dtype)
+        self._weights_stride = _round_up(adapter_rank)
+        # [capacity, most Q], flat
+        self._weights = Buffer(device, capacity * self._weights_stride, np.float32) if adapter_rank else None
+        self.layout: RowLayout | None = None
+        # Of each execute.
+        self._conditions: dict[tuple[int, int], Held] = {}
+        self._contexts: dict[int, Held] = {}
+
+    def lay_out(self, layout: RowLayout) -> None:
+        """Write the conditions and contexts of rows that changed, and which slot each row reads."""
+        self._forget_moved(layout)
+        for begin, end, tokens in layout.executes:
+            for place, row in enumerate(layout.rows[begin:end]):
+                self._set_condition(place, row.condition, begin, tokens)
+                if self.context is not None and row.request.context is not None:
+                    self._set_context(place, row.request.context, begin)
+        self.row_slots.array(len(layout.rows))[:] = [row.slot_index for row in layout.rows]  # [R]
+        self.row_slots.flush(len(layout.rows), self._stream)
+        last = layout.executes[-1]
+        num_times = last.begin * ALIGNED + last.end - last.begin
+        self._time_places = [
+            (begin * ALIGNED + place, layout.rows[begin + place].slot_index)
+            for begin, end, _ in layout.executes
+            for place in range(end - begin)
+        ]
+        self._vectors.limit_bytes = self._first_time_bytes + num_times * self._time.dtype.itemsize
+        self.layout = layout
+
+    def set_times(self, slot_times: Sequence[float]) -> None:
+        """Write each row's flow time, from those of the slots. The vectors' owner uploads them."""
+        for place, slot_index in self._time_places:
+            self._host_times[place] = slot_times[slot_index]  # one of [R]
+
+    def set_adapters(
+        self, layout: RowLayout, factors: AdapterFactors, uses: Mapping[int, tuple[AdapterUse, ...]]
+    ) -> None:
+        """Write and upload each row's weights of adapters; uses: slot index -> the adapters of its rows."""
+        assert self._weights is not None
+        for begin, end, _ in layout.executes:
+            start = begin * self._weights_stride
+            weights = self._weights.array(end - begin, factors.rank, start=start)  # [R of the execute, Q]
+            for row, out in zip(layout.rows[begin:end], weights, strict=True):
+                factors.write_weights(uses.get(row.slot_index, ()), out)
+            self._weights.flush(weights.size, self._stream, start=start)
+
+    def adapter_tensors(self, begin: int, end: int, factors: AdapterFactors) -> dict[str, Tensor]:
+        """What the decoder for adapters takes besides `decoder_tensors`."""
+        assert self._weights is not None
+        # [R of the execute, Q]
+        weights = self._weights.view(end - begin, factors.rank, start=begin * self._weights_stride)
+        return {**factors.tensors, ROW_WEIGHTS: weights}
+
+    def decoder_tensors(self, begin: int, end: int, tokens: int, hidden_states: Tensor) -> dict[str, Tensor]:
+        """Tensor name -> memory of one execute over rows `begin` to `end`."""
+        rows, frames, channels = end - begin, self.frames, self.channels
+        tensors = {
+            # [R, T, C]
+            self._roles.latents: hidden_states.view(rows, frames, channels, start=begin * frames * channels),
+            self._roles.time: self._time.view(rows, start=begin * ALIGNED),  # [R]
+        }
+        if self.condition is not None and self._roles.condition is not None:
+            shape = (rows, tokens, self.width) if self._has_tokens else (rows, self.width)
+            # [R, L, D] or [R, D]
+            tensors[self._roles.condition] = self.condition.view(*shape, start=begin * self._condition_stride)
+        if self.mask is not None and self._roles.condition_mask is not None:
+            # [R, L]
+            tensors[self._roles.condition_mask] = self.mask.view(rows, tokens, start=begin * self._mask_stride)
+        if self.context is not None and self._roles.context is not None:
+            shape = (rows, frames, self.context_channels)
+            tensors[self._roles.context] = self.context.view(*shape, start=begin * self._context_stride)  # [R, T, X]
+        return tensors
+
+    def _forget_moved(self, layout: RowLayout) -> None:
+        """Where executes begin elsewhere or have another L, what was written lies between other rows."""
+        splits = [(execute.begin, execute.tokens) for execute in layout.executes]
+        if splits != list(self._conditions):
+            self._conditions = {split: {} for split in splits}
+        begins = [execute.begin for execute in layout.executes]
+        if begins != list(self._contexts):
+            self._contexts = {begin: {} for begin in begins}
+
+    def _set_condition(self, place: int, condition: Condition, begin: int, tokens: int) -> None:
+        """Have a condition, padded to the execute's tokens, and its mask at a place of an execute."""
+        held, values = self._conditions[begin, tokens], (condition.tokens, condition.counts)
+        if _are_same(held.get(place), values):
+            return
+        source, held[place] = self._source(held, values), values
+        start, mask_start = begin * self._condition_stride, begin * self._mask_stride
+        if source is None:
+            self._write_condition(condition, tokens, start + place * tokens * self.width, mask_start + place * tokens)
+            return
+        if self.condition is not None:
+            self._copy(self.condition, start, tokens * self.width, source, place)
+        if self.mask is not None:
+            self._copy(self.mask.tensor, mask_start, tokens, source, place)
+
+    def _write_condition(self, condition: Condition, tokens: int, start: int, mask_start: int) -> None:
+        """Upload one row's condition, padding and mask."""
+        values = condition.tokens
+        if self.condition is not None:
+            self._upload(self.condition.view(*values.shape, start=start), values)  # [L of the row, D]
+            if missing := tokens - len(values):
+                end = start + values.size
+                # [missing, D]
+                self._upload(self.condition.view(missing, self.width, start=end), self._padding[:missing])
+        if self.mask is not None:
+            keep = self.mask.array(tokens, start=mask_start)  # [L]
+            keep[: len(values)] = condition.counts
+            keep[len(values) :] = 0
+            self.mask.flush(tokens, self._stream, start=mask_start)
+
+    def _set_context(self, place: int, values: NDArray[Any], begin: int) -> None:
+        """Have a context at a place of an execute."""
+        held = self._contexts[begin]
+        if _are_same(held.get(place), (values,)):
+            return
+        assert self.context is not None
+        source, held[place] = self._source(held, (values,)), (values,)
+        start, size = begin * self._context_stride, self.frames * self.context_channels
+        if source is None:
+            self._upload(self.context.view(*values.shape, start=start + place * size), values)  # [T, X]
+        else:
+            self._copy(self.context, start, size, source, place)
+
+    def _source(self, held: Held, values: Values) -> int | None:
+        """Where a row lies already, also behind the rows of the tick before: one that moves needs no upload."""
+        return next((place for place, found in held.items() if _are_same(found, values)), None)
+
+    def _copy(self, tensor: Tensor, start: int, size: int, source: int, place: int) -> None:
+        """Copy a row of `size` elements from place to place."""
+        row = tensor.view(size, start=start + source * size)  # [L * D], [L] or [T * X]
+        self._device.copy(tensor.view(size, start=start + place * size), row, self._stream)
+
+    def _upload(self, target: Tensor, values: NDArray[Any]) -> None:
+        self._device.upload(target, values, self._stream)
+
+
+def _are_same(one: Values | None, other: Values) -> bool:
+    return one is not None and all(map(is_, one, other))
+
+
+def row_multiple(frames: int, channels: int) -> int:
+    """At which rows an execute may begin, so that its latents `[R, T, C]` float32 begin at an aligned address."""
+    return ALIGNED // gcd(ALIGNED, frames * channels)
+
+
+def _round_up(count: int) -> int:
+    return -(-count // ALIGNED) * ALIGNED

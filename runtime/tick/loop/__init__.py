@@ -1,0 +1,1 @@
+"""The tick loop, its thread-safe client, and what it reports."""

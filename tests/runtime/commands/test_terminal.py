@@ -1,0 +1,182 @@
+"""One exit status per error class, and one way to print an error."""
+
+import errno
+import io
+import logging
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from runtime.base import errors
+from runtime.commands.terminal import (
+    EXIT_INTERRUPTED,
+    OneLineFormatter,
+    Terminal,
+    cells,
+    exit_on_error,
+    exit_status,
+    print_line,
+    shown_path,
+    sigterm_as_interrupt,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.ConfigError("a"), 2),
+        (errors.RequestError("a", field="steps"), 2),
+        (errors.ShapeError("a"), 2),
+        (errors.EngineNotBuiltError("a"), 3),
+        (errors.OutOfMemoryError("a"), 3),
+        (errors.BuildError("a"), 3),
+        (errors.NonFiniteError("a"), 4),
+        (errors.TickError("a"), 4),
+        (errors.FileError("a"), 5),
+    ],
+)
+def test_exit_status_is_that_of_the_nearest_class(error: errors.TickError, status: int) -> None:
+    assert exit_status(error) == status
+
+
+def test_an_error_is_printed_with_its_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught, exit_on_error():
+        raise errors.EngineNotBuiltError("no engine [bold]decoder[/bold]", fix="tickrt-build a.toml")
+    assert caught.value.code == 3
+    assert capsys.readouterr() == ("", "error: no engine [bold]decoder[/bold]\n  fix: tickrt-build a.toml\n")
+
+
+def test_an_interrupt_has_status_130(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught, exit_on_error("interrupted; nothing was written"):
+        raise KeyboardInterrupt
+    assert caught.value.code == EXIT_INTERRUPTED == 130
+    assert capsys.readouterr().err == "error: interrupted; nothing was written\n"
+
+
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nowhere" / "a.json"
+    with pytest.raises(SystemExit) as caught, exit_on_error():
+        path.write_text("{}")
+    assert caught.value.code == 5
+    assert capsys.readouterr().err == f"error: {path}: No such file or directory\n"
+
+
+def test_a_closed_standard_output_has_a_status_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
+    class ClosedPipe(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(SystemExit) as caught, exit_on_error():
+        print_line("a", QuietConsole(file=ClosedPipe()))
+    assert caught.value.code == 5
+    assert capsys.readouterr() == ("", "")
+
+
+class QuietConsole(Console):
+    """A console that does not redirect the standard output of the test process."""
+
+    def on_broken_pipe(self) -> None:
+        raise SystemExit(1)
+
+
+def test_a_full_disk_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught, exit_on_error():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.code == 5
+    assert capsys.readouterr().err == "error: No space left on device\n"
+
+
+def test_other_exceptions_pass_through() -> None:
+    with pytest.raises(OSError, match="a bug"), exit_on_error():
+        raise OSError("a bug")
+    with pytest.raises(ZeroDivisionError), exit_on_error():
+        raise ZeroDivisionError
+
+
+def test_sigterm_interrupts_inside_the_block_only() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_long_lines_are_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "[a] " * 200
+    print_line(text)
+    assert capsys.readouterr().out == f"{text}\n"
+
+
+# It clears a terminal, changes colours, reverses text, rings, and forges a message.
+HOSTILE = "a\x1b[2J\x9b31m\u202e\x07\x7f[red]\ud800\nerror: forged"
+SHOWN = r"a\x1b[2J\x9b31m\u202e\x07\x7f[red]\ud800\nerror: forged"
+
+
+def test_what_is_printed_is_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line(HOSTILE)
+    with pytest.raises(SystemExit), exit_on_error():
+        raise errors.RequestError(HOSTILE, field=HOSTILE, fix=HOSTILE)
+    with pytest.raises(SystemExit), exit_on_error():
+        raise PermissionError(errno.EACCES, "Permission denied", HOSTILE)
+    error = f"error: {SHOWN}: {SHOWN}\n  fix: {SHOWN}\nerror: {SHOWN}: Permission denied\n"
+    assert capsys.readouterr() == (f"{SHOWN}\n", error)
+
+
+def test_a_log_line_is_one_line_and_bounded() -> None:
+    record = logging.LogRecord(
+        "tickrt", logging.INFO, "", 1, "%s said %s", ("a", "b\nERROR forged\x1b[2J" + "x" * 9000), None
+    )
+    line = OneLineFormatter("%(levelname)s: %(message)s").format(record)
+    assert line.startswith(r"INFO: a said b\nERROR forged\x1b[2Jxxx")
+    assert len(line) < 2200
+    try:
+        raise ValueError("\x1b[2J\x9b31m of a client")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    traceback = OneLineFormatter("%(message)s").format(record).split("\n")
+    assert traceback[1].startswith("Traceback")
+    assert traceback[-1] == r"ValueError: \x1b[2J\x9b31m of a client"
+
+
+def test_tables_show_names_without_their_control_characters() -> None:
+    file = io.StringIO()
+    table = Table("\x1b]0;head\x07", title="\x9b31mtitle")
+    table.add_row(*cells(HOSTILE))
+    table.add_row(Text("\x1b[31mtext"))
+    terminal = Terminal(file=file, width=200)
+    terminal.print(table, "\x1b[32mtext [red]", "two\nlines", sep="\n")
+    text = file.getvalue()
+    assert all(line.isprintable() for line in text.split("\n"))
+    for found in (SHOWN, r"\x1b]0;head", r"\x9b31mtitle", r"\x1b[31mtext", r"\x1b[32mtext [red]", "two\nlines\n"):
+        assert found in text
+
+
+def test_every_command_prints_through_a_terminal() -> None:
+    packages = ("engine_build", "profiling", "runtime", "server")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    assert [path for path in files if re.search(r"\bConsole\(", path.read_text())] == []
+    assert [path.name for path in files if "basicConfig(" in path.read_text()] == ["terminal.py"]
+
+
+def test_a_bar_still_moves_on_a_terminal() -> None:
+    file = io.StringIO()
+    with Progress(console=Terminal(file=file, force_terminal=True, width=80), transient=True) as progress:
+        progress.add_task("\x1b[2J", total=1.0)
+    assert r"\x1" in file.getvalue()  # cut at the width that the text had
+    assert "\x1b[2J" not in file.getvalue()
+    assert "\x1b[?25l" in file.getvalue()  # the cursor is hidden
+    assert file.getvalue().count("\x1b[2K") > 0  # a line is cleared
+
+
+def test_paths_are_shown_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    assert shown_path(tmp_path / "a" / "b.toml") == "b.toml"
+    assert shown_path(tmp_path / "b.toml") == str(tmp_path / "b.toml")

@@ -1,0 +1,466 @@
+"""One session in its host: its messages, its generations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from helpers.scripted_sessions import WAIT_S, Client, Driven, wait_for
+
+from runtime.base.errors import RequestError, UnknownSessionError
+from runtime.live.hosting import host, hosted_session
+from runtime.live.hosting import host as host_module
+from runtime.live.protocol.actions import CancelJob, DecodeWindow, FindWords, UpdateSteps
+from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.messages import (
+    MAX_SEQ,
+    Ack,
+    Applied,
+    Changed,
+    Closed,
+    GetCanvas,
+    LivePrompt,
+    Open,
+    Pause,
+    Play,
+    Problem,
+    SetControls,
+    SetSource,
+    SetStructure,
+    SetTimbre,
+    WriteAudio,
+)
+from runtime.live.session.live_session import LiveSession
+from runtime.pipeline.compose import GenerationInputs
+from runtime.pipeline.pipeline import Pipeline
+from runtime.requests.options import parse_options
+from runtime.requests.request import GenerationRequest
+from runtime.requests.segments import Segment
+from runtime.tick.loop.events import Finished
+from runtime.tick.loop.record import TickRecord
+from runtime.tick.loop.tick_loop import TickLoop
+
+Drive = Callable[..., Driven]
+
+
+class Ticks:
+    """Lets a test hold the tick thread at the end of a tick."""
+
+    def __init__(self, loop: TickLoop) -> None:
+        self._loop = loop
+        self._may_go_on = threading.Event()
+
+    def hold(self) -> None:
+        """Stop after the next tick."""
+        self._loop.observers.append(self._wait)
+
+    def release(self) -> None:
+        """Go on."""
+        self._may_go_on.set()
+        if self._wait in self._loop.observers:
+            self._loop.observers.remove(self._wait)
+
+    def _wait(self, record: TickRecord) -> None:
+        self._may_go_on.wait(WAIT_S)
+
+
+@pytest.fixture
+def ticks(pipeline: Pipeline) -> Iterator[Ticks]:
+    held = Ticks(pipeline.loop)
+    yield held
+    held.release()
+
+
+def test_a_refused_message_gives_a_problem_with_its_seq(drive: Drive) -> None:
+    driven = drive()
+    session, client = driven.open()
+    driven.host.post(session.id, SetControls(seq=3, values={"guidance": -1.0}))
+    driven.run()
+    (problem,) = client.of(Problem)
+    assert (problem.seq, problem.code, problem.field) == (3, "invalid_request", "values.guidance")
+
+
+def test_a_reply_gets_the_error_instead(drive: Drive) -> None:
+    driven, replies = drive(), list[Any]()
+    session, client = driven.open()
+    driven.host.post(session.id, SetControls(seq=1, values={"guidance": 1.0}), reply=replies.append)
+    driven.host.post(session.id, SetControls(seq=2, values={"guidance": -1.0}), reply=replies.append)
+    driven.host.post("unknown", SetControls(seq=3, values={}), reply=replies.append)
+    driven.run()
+    assert [type(reply) for reply in replies] == [UnknownSessionError, type(None), RequestError]
+    assert not client.of(Problem)
+
+
+def test_a_further_client_changes_what_the_client_plays_and_the_client_counts_on(drive: Drive) -> None:
+    """Seqs of both stay apart, in what is handled and in what comes back; a refused change leaves no trace."""
+    driven, surface = drive(), Client()
+    session, client = driven.open()
+    host = driven.host
+    host.post(session.id, SetControls(seq=1, values={"guidance": 4.0}))
+    driven.run()
+    host.join(session.id, surface)
+    host.change(session.id, lambda values: SetControls(seq=1, values={"shift": values["guidance"]}), surface)
+    host.change(session.id, lambda values: SetControls(seq=1, values={"guidance": -1.0}), surface)
+    host.change(session.id, lambda values: Pause(), surface)
+    driven.run()
+    host.post(session.id, SetControls(seq=2, values={"guidance": 5.0}))
+    driven.run()
+    numbers = [getattr(message, "seq", None) for message, _ in session.of("handle")]
+    assert numbers == [1, 2, 3, None, 3]
+    assert [problem.field for problem in surface.of(Problem)] == ["values.guidance"]
+    assert not client.of(Problem)
+    assert [message.values for message in client.of(Changed)] == [{"shift": 4.0}]
+    assert [message.values for message in surface.of(Changed)] == [{"guidance": 4.0}, {"guidance": 5.0}]
+    session.next_actions = [Applied(seq=number, full_sample=0) for number in (1, 2, 3)]
+    session.next_actions.append(AudioChunk(1, 0, np.zeros((4, 2), np.float32), 3, 2))
+    host.post(session.id, Play())
+    driven.run()
+    assert [message.seq for message in client.of(Applied)] == [1, 1, 2]
+    assert [(chunk.first_seq, chunk.full_seq) for chunk in client.chunks] == [(2, 1)]
+    host.leave(session.id, surface)
+    host.end(session.id, "deleted")
+    driven.run()
+    assert not surface.of(Closed)
+
+
+def test_a_change_has_the_times_of_its_update_of_its_generation_and_of_its_audio(drive: Drive) -> None:
+    driven = drive()
+    session, client = driven.open()
+    job = session.job
+    session.job = lambda: replace(job(), full_seq=2)  # type: ignore[method-assign]
+    for seq, values in enumerate(({"guidance": 5.0}, {"shift": 2.0}), 1):
+        driven.host.post(session.id, SetControls(seq=seq, values=values))
+    driven.run()
+    driven.now_s += 0.1
+    session.next_actions = [UpdateSteps((), {"guidance": 5.0}, 1)]
+    driven.host.post(session.id, Play())
+    driven.run()
+    driven.now_s += 0.2
+    session.wants = 1
+    driven.host.post(session.id, Play())
+    driven.run()
+    driven.now_s += 0.3
+    driven.run(lambda: bool(session.of("finished")))
+    driven.now_s += 0.4
+    pcm = np.zeros((4, 2), np.float32)
+    session.next_actions = [AudioChunk(1, 0, pcm, full_seq=2, first_seq=2), Applied(seq=1, first_sample=0)]
+    session.next_actions.append(Applied(seq=2, first_sample=0))
+    driven.host.post(session.id, Play())
+    driven.run()
+    stages = [message.stages_ms for message in client.of(Applied)]
+    found = [(each.submitted, each.finished, each.decoded) for each in stages]
+    assert found == [pytest.approx((100, 600, 1000)), pytest.approx((300, 600, 1000))]
+
+
+def test_all_clients_are_told_when_a_change_begins_that_has_waited(drive: Drive) -> None:
+    driven, surface = drive(), Client()
+    session, client = driven.open()
+    driven.host.join(session.id, surface)
+    driven.run()
+    session.waiting = [{"guidance": 5.0}]
+    driven.host.post(session.id, GetCanvas())
+    driven.run()
+    for listener in (client, surface):
+        assert listener.of(Changed)[-1].values == {"guidance": 5.0}
+
+
+def test_a_further_client_that_fails_ends_not_its_session(drive: Drive) -> None:
+    class Failing(Client):
+        def on_message(self, message: Any) -> None:
+            raise ValueError("the surface is gone")
+
+    def fail(values: Any) -> NoReturn:
+        raise KeyError("no such value")
+
+    driven, failing, surface = drive(), Failing(), Client()
+    session, client = driven.open()
+    for listener in (failing, surface):
+        driven.host.join(session.id, listener)
+    driven.host.change(session.id, lambda values: SetControls(seq=1, values={"guidance": -1.0}), failing)
+    driven.host.change(session.id, fail, failing)
+    driven.run()
+    driven.host.post(session.id, SetControls(seq=1, values={"guidance": 4.0}))
+    driven.run()
+    assert [message.values for message in surface.of(Changed)] == [{"guidance": 3.0}, {"guidance": 4.0}]
+    assert not client.of(Closed)
+    assert driven.host.stats().open == 1
+
+
+def test_further_clients_of_a_session_that_ends(drive: Drive) -> None:
+    driven, surface = drive(), Client()
+    session, _ = driven.open()
+    driven.host.join(session.id, surface)
+    driven.run()
+    driven.host.end(session.id, "deleted")
+    driven.host.join(session.id, surface)
+    driven.run()
+    assert {closed.reason for closed in surface.of(Closed)} == {"deleted", "ended"}
+    with pytest.raises(UnknownSessionError):
+        driven.host.join(session.id, surface)
+    driven.host.change(session.id, lambda values: Pause(), surface)
+
+
+def test_no_number_is_larger_than_the_protocol_has(drive: Drive) -> None:
+    driven, surface = drive(), Client()
+    session, client = driven.open()
+    driven.host.post(session.id, SetControls(seq=MAX_SEQ - 1, values={}))
+    driven.host.change(session.id, lambda values: SetControls(seq=1, values={}), surface)
+    driven.host.change(session.id, lambda values: SetControls(seq=1, values={}), surface)
+    driven.host.post(session.id, SetControls(seq=MAX_SEQ, values={}))
+    driven.run()
+    assert [problem.field for problem in [*surface.of(Problem), *client.of(Problem)]] == ["seq", "seq"]
+
+
+def test_of_what_comes_after_the_end_only_a_change_is_refused(drive: Drive) -> None:
+    """A client acknowledges all the time, also while its session is handed over: it is no fault of it."""
+    driven = drive()
+    session, client = driven.open()
+    driven.host.end(session.id, "deleted")
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.host.post(session.id, SetControls(seq=7, values={}))
+    driven.run()
+    assert [problem.seq for problem in client.of(Problem)] == [7]
+
+
+def test_a_window_is_decoded_by_the_time_that_is_left_until_it_is_played(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven, leads_s = drive(), list[float]()
+    session, _ = driven.open()
+    monkeypatch.setattr(driven.host._codec_work, "decode", lambda window, lead_s, *calls: leads_s.append(lead_s))
+    monkeypatch.setattr(session, "playhead_sample", lambda now_s: session.model.sample_rate_hz)
+    start = 3 * session.model.sample_rate_hz
+    session.next_actions = [DecodeWindow(0, 0, np.zeros((8, 8), np.float32), 0, 0, 100, start, 0, 0)]
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    assert leads_s == [2.0]
+
+
+def test_written_audio_is_encoded(drive: Drive, pipeline: Pipeline) -> None:
+    driven = drive()
+    session, _ = driven.open()
+    pcm = np.full((500, 2), 0.1, np.float32)
+    driven.host.post(session.id, WriteAudio(seq=1, at_s=0.0, samples=500), pcm)
+    driven.run(lambda: bool(session.of("handle")))
+    ((_, latents),) = session.of("handle")
+    assert latents.shape == (4, pipeline.bundle.latents.channels)
+
+
+def test_references_that_cannot_be_loaded_are_refused(drive: Drive) -> None:
+    driven = drive(sources=lambda id_: np.zeros((4, 8), np.float32))
+    session, client = driven.open()
+    for seq, kind in enumerate((SetSource, SetTimbre, SetStructure), start=1):
+        driven.host.post(session.id, kind(seq=seq, id="a"))
+    driven.run(lambda: len(client.of(Problem)) == 2)
+    assert [latents.shape for _, latents in session.of("handle")] == [(4, 8)]
+    assert [problem.seq for problem in client.of(Problem)] == [2, 3]
+    assert "has no [timbre]" in client.of(Problem)[0].detail
+    other = drive()
+    session, client = other.open()
+    other.host.post(session.id, SetSource(seq=1, id="a"))
+    other.run(lambda: bool(client.of(Problem)))
+    assert (client.of(Problem)[0].field, client.of(Problem)[0].seq) == ("id", 1)
+
+
+def test_a_generation_gives_the_latents_of_its_options(drive: Drive, pipeline: Pipeline) -> None:
+    driven = drive()
+    session, _ = driven.open()
+    session.wants = 1
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run(lambda: bool(session.of("finished")))
+    request = pipeline.compose(parse_options(session.options), Segment(0, 16), GenerationInputs())
+    np.testing.assert_allclose(session.of("finished")[0][1], wait_for(pipeline.loop, request), atol=1e-5)
+
+
+def test_sessions_never_hold_more_slots_than_theirs_and_each_gets_one_first(drive: Drive) -> None:
+    driven = drive()
+    sessions = [driven.open()[0] for _ in range(5)]
+    most: list[int] = []
+    for session in sessions:
+        session.wants = 2
+        driven.host.post(session.id, Ack(playhead_sample=0))
+    while any(session.wants for session in sessions):
+        driven.run()
+        most.append(sum(len(session.job_ids) for session in sessions))
+        if most[-1]:
+            driven.host.run_once(WAIT_S)
+        if sum(len(session.of("finished")) for session in sessions) < 3:
+            assert [len(session.job_ids) for session in sessions[:3]] <= [1, 1, 1]
+    assert max(most) == 3
+    assert all(len(session.of("finished")) == 2 for session in sessions)
+
+
+def test_a_session_waits_from_when_it_wants_what_it_did_not_want_before(drive: Drive) -> None:
+    driven, found = drive(), []
+    session, _ = driven.open()
+    hosted = driven.host._sessions[session.id]
+    for wants, may_generate in ((0, False), (2, False), (2, False), (2, True), (2, False), (1, False), (2, False)):
+        driven.now_s += 1.0
+        session.wants = wants
+        hosted.advance(may_generate=may_generate)
+        found.append((hosted.demand.held, hosted.demand.wanted_s))
+    assert found == [(0, None), (0, 102.0), (0, 102.0), (1, 104.0), (1, 104.0), (1, None), (1, 107.0)]
+
+
+def test_a_job_takes_the_options_of_the_moment_when_it_gets_its_slot(drive: Drive, ticks: Ticks) -> None:
+    driven = drive()
+    ticks.hold()
+    others = [driven.open()[0] for _ in range(3)]
+    session, _ = driven.open()
+    for other in (*others, session):
+        other.options["steps"] = 50
+        other.wants = 1
+        driven.host.post(other.id, Ack(playhead_sample=0))
+        driven.now_s += 1.0
+        driven.run()
+    assert not session.job_ids
+    session.options["seed"] = 2
+    ticks.release()
+    driven.run(lambda: bool(session.of("finished")))
+    latents = [made.of("finished")[0][1] for made in (others[0], session)]
+    assert not np.array_equal(*latents)
+
+
+def test_a_step_parameter_that_reaches_a_generation_is_reported(drive: Drive, ticks: Ticks) -> None:
+    driven = drive()
+    ticks.hold()
+    session, _ = driven.open()
+    session.options["steps"] = 200
+    session.wants = 1
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    session.next_actions = [UpdateSteps(tuple(session.job_ids), {"velocity_scale": 0.5}, 7)]
+    (job_id,) = session.job_ids
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    ticks.release()
+    driven.run(lambda: bool(session.of("finished")))
+    assert session.of("step_applied") == [(7, (job_id,))]
+
+
+def test_an_error_of_one_generation_ends_only_that(drive: Drive) -> None:
+    driven = drive()
+    session, _ = driven.open()
+    session.options["prompt"] = "a" * 500
+    session.wants = 1
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run(lambda: bool(session.of("failed")))
+    assert isinstance(session.of("failed")[0][1], RequestError)
+    session.options["prompt"] = "a"
+    session.wants = 1
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run(lambda: bool(session.of("finished")))
+    assert driven.host.stats().generations_ended == {"failed": 1, "finished": 1}
+
+
+def test_live_generations_go_before_those_that_wait(drive: Drive, pipeline: Pipeline) -> None:
+    driven, order = drive(), list[str]()
+    session, _ = driven.open()
+    session.wants = 1
+    depth = pipeline.deployment.runtime.depth
+    for index in range(2 * depth):
+        request = pipeline.request("a", steps=50, seed=index)
+        pipeline.loop.submit(request, lambda event: order.append("http") if isinstance(event, Finished) else None)
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run(lambda: bool(session.of("finished")))
+    assert len(order) < 2 * depth
+
+
+def test_ending_a_session_frees_its_slots(drive: Drive, pipeline: Pipeline) -> None:
+    driven = drive()
+    session, _ = driven.open()
+    session.options["steps"] = 200
+    session.wants = 1
+    driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    driven.host.run_once(WAIT_S)  # It is composed.
+    before = pipeline.loop.stats().outcomes["cancelled"]
+    driven.host.end(session.id, "deleted")
+    # The end and its outcome may be two calls of one run.
+    driven.run(lambda: driven.host.stats().generations_ended == {"cancelled": 1})
+    assert pipeline.loop.stats().outcomes["cancelled"] == before + 1
+    assert driven.host.stats().generations_started == 1
+
+
+def test_a_session_without_a_client_holds_no_slot(
+    drive: Drive, pipeline: Pipeline, ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = drive()
+    monkeypatch.setattr(host_module, "LiveSession", LiveSession)
+    ticks.hold()
+    clients = [Client() for _ in range(pipeline.deployment.runtime.depth)]
+    left = [driven.host.open(Open(), client) for client in clients[:-1]]
+    driven.run()
+    for session_id in left:
+        driven.host.detach(session_id)
+    driven.run(lambda: driven.host.stats().connected == 0)
+    driven.host.open(Open(), clients[-1])
+    driven.run()
+    ticks.release()
+    driven.run(lambda: bool(clients[-1].chunks))
+    assert driven.host.stats().generations_ended == {"cancelled": len(left), "finished": 1}
+
+
+def test_a_generation_is_changed_and_cancelled_while_it_is_composed(
+    drive: Drive, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compose, may_compose = pipeline.compose, threading.Event()
+
+    def wait(*given: Any) -> GenerationRequest:
+        may_compose.wait(WAIT_S)
+        return compose(*given)
+
+    monkeypatch.setattr(Pipeline, "compose", lambda _, *given: wait(*given))
+    driven = drive()
+    (one, _), (other, _) = driven.open(), driven.open()
+    one.wants = other.wants = 1
+    for session in (one, other):
+        driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    one.next_actions = [UpdateSteps((one.job_ids[0],), {"guidance": 2.0}, 5)]
+    other.next_actions = [CancelJob(other.job_ids[0])]
+    for session in (one, other):
+        driven.host.post(session.id, Ack(playhead_sample=0))
+    driven.run()
+    may_compose.set()
+    driven.run(lambda: sum(driven.host.stats().generations_ended.values()) == 2)
+    assert driven.host.stats().generations_ended == {"finished": 1, "cancelled": 1}
+    assert one.of("step_applied") == [(5, (one.of("finished")[0][0],))]
+
+
+def test_words_of_a_new_session_are_found_in_the_thread_for_them(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[tuple[str, list[str]]]()
+
+    def find(_: Any, texts: list[str]) -> list[Any]:
+        found.append((threading.current_thread().name, texts))
+        return []
+
+    monkeypatch.setattr(host, "prompt_words", find)
+    drive().open(prompts=[LivePrompt(text="calm piano", weight=1.0)])
+    assert [(name.rpartition("_")[0], texts) for name, texts in found] == [("live-words", ["calm piano"])]
+
+
+def test_words_of_the_newest_texts_are_found_in_another_thread(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_find, found = threading.Event(), list[tuple[str, ...]]()
+
+    def find(_: Any, texts: tuple[str, ...], *others: Any) -> list[Any]:
+        may_find.wait(WAIT_S)
+        found.append(texts)
+        return []
+
+    monkeypatch.setattr(hosted_session, "prompt_words", find)
+    driven = drive()
+    session, _ = driven.open()
+    for seq in (1, 2, 3):
+        session.next_actions = [FindWords(seq, (f"text {seq}",))]
+        driven.host.post(session.id, Ack(playhead_sample=0))
+        driven.run()
+    assert not session.of("words_found")
+    may_find.set()
+    driven.run(lambda: len(session.of("words_found")) == 2)
+    assert [seq for seq, _ in session.of("words_found")] == [1, 3]
+    assert found == [("text 1",), ("text 3",)]

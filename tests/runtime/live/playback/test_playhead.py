@@ -1,0 +1,149 @@
+"""The playhead's estimate, lead and limits."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.live_simulation import at
+
+from runtime.base.errors import RequestError
+from runtime.live.playback.playhead import (
+    LEAD_MAX_S,
+    LEAD_MIN_S,
+    LEAD_PER_DIP,
+    LEAD_START_S,
+    MAX_RATE,
+    MAX_RATE_SLACK_S,
+    Playhead,
+    SessionClock,
+)
+from runtime.live.protocol.messages import Ack
+
+RATE = 1000
+
+
+def attached(sent_until: int = 5000) -> Playhead:
+    """A playhead of a client that was sent so much."""
+    playhead = Playhead(SessionClock(0.0), RATE)
+    playhead.attach()
+    playhead.sent_until = sent_until
+    return playhead
+
+
+def test_it_stands_still_before_the_first_ack_and_runs_after_it() -> None:
+    playhead = attached()
+    assert at(playhead, 3.0).position == 0
+    at(playhead, 3.0).ack(Ack(playhead_sample=100))
+    assert (at(playhead, 3.0).position, at(playhead, 3.5).position) == (100, 600)
+
+
+def test_a_client_is_awaited_while_it_has_no_audio_and_then_for_some_seconds() -> None:
+    playhead = Playhead(SessionClock(0.0), RATE)
+    playhead.attach()
+    assert at(playhead, 60.0).is_active
+    at(playhead, 60.0).send(1000)
+    assert at(playhead, 64.9).is_active
+    assert not at(playhead, 65.1).is_active
+
+
+def test_audio_that_is_sent_after_an_ack_is_no_sign_of_a_client() -> None:
+    playhead = Playhead(SessionClock(0.0), RATE)
+    playhead.attach()
+    at(playhead, 1.0).ack(Ack(playhead_sample=0))
+    at(playhead, 5.0).send(1000)
+    assert at(playhead, 5.9).is_active
+    assert not at(playhead, 6.1).is_active
+
+
+def test_it_never_passes_what_was_sent_and_never_runs_backwards() -> None:
+    playhead = attached(sent_until=1000)
+    at(playhead, 1.0).ack(Ack(playhead_sample=500))
+    assert at(playhead, 9.0).position == 1000
+    at(playhead, 9.0).ack(Ack(playhead_sample=700))
+    assert at(playhead, 9.0).position == 1000
+    assert at(playhead, 9.1).position == 1000
+
+
+def test_an_overestimate_does_not_last() -> None:
+    playhead = attached()
+    at(playhead, 1.0).ack(Ack(playhead_sample=100))
+    at(playhead, 1.1).ack(Ack(playhead_sample=150))
+    assert at(playhead, 1.1).position == 200
+    assert at(playhead, 1.3).position == 350
+
+
+def test_it_stands_still_while_paused_and_after_a_detach() -> None:
+    playhead = attached()
+    at(playhead, 1.0).ack(Ack(playhead_sample=100))
+    at(playhead, 1.5).pause()
+    assert at(playhead, 9.0).position == 600
+    assert not at(playhead, 1.5).is_active
+    at(playhead, 9.0).play()
+    assert at(playhead, 9.5).position == 600
+    at(playhead, 9.5).ack(Ack(playhead_sample=600))
+    at(playhead, 9.6).detach()
+    assert at(playhead, 20.0).position == 700
+
+
+def test_an_ack_further_than_time_allows_is_refused() -> None:
+    playhead = attached(sent_until=1000)
+    at(playhead, 0.0).check_ack(Ack(playhead_sample=1000))
+    with pytest.raises(RequestError, match="too far ahead"):
+        at(playhead, 0.0).check_ack(Ack(playhead_sample=2200))
+    at(playhead, 2.0).check_ack(Ack(playhead_sample=2200))
+
+
+def test_without_acks_it_is_not_active_for_long() -> None:
+    playhead = attached()
+    assert at(playhead, 4.9).is_active
+    assert not at(playhead, 5.0).is_active
+    at(playhead, 6.0).ack(Ack(playhead_sample=0))
+    assert at(playhead, 6.0).is_active
+
+
+def test_the_lead_grows_at_once_and_shrinks_slowly_within_its_limits() -> None:
+    playhead = attached()
+    leads = []
+    for index in range(20):
+        at(playhead, index / 10).ack(Ack(playhead_sample=0, worst_lead_s=0.0))
+        leads.append(playhead.lead_s)
+    assert leads[0] == pytest.approx(LEAD_PER_DIP * LEAD_START_S)
+    assert leads[-1] == pytest.approx(LEAD_MAX_S, rel=0.01)
+    at(playhead, 3.0).ack(Ack(playhead_sample=0, worst_lead_s=2.0))
+    at(playhead, 4.0).ack(Ack(playhead_sample=0, worst_lead_s=2.0))
+    assert LEAD_MAX_S * 0.9 < playhead.lead_s < LEAD_MAX_S
+    for index in range(120):
+        at(playhead, 5.0 + index).ack(Ack(playhead_sample=0, worst_lead_s=2.0))
+    assert 1.0 < playhead.lead_s < LEAD_MAX_S
+    for index in range(600):
+        at(playhead, 125.0 + index).ack(Ack(playhead_sample=0, worst_lead_s=2.0))
+    assert playhead.lead_s == LEAD_MIN_S
+
+
+def test_the_lead_stays_where_dips_come_now_and_then() -> None:
+    playhead = attached()
+    for index in range(600):
+        dip_s = 0.12 if index % 300 == 0 else 0.01
+        at(playhead, index / 10).ack(Ack(playhead_sample=0, worst_lead_s=playhead.lead_s - dip_s))
+        assert playhead.lead_s >= LEAD_MIN_S
+    assert 0.12 * LEAD_PER_DIP * 0.8 < playhead.lead_s < 0.12 * LEAD_PER_DIP
+
+
+def test_an_empty_buffer_before_the_first_audio_is_no_dip() -> None:
+    playhead = Playhead(SessionClock(0.0), RATE)
+    playhead.attach()
+    at(playhead, 0.1).ack(Ack(playhead_sample=0, worst_lead_s=0.0))
+    assert playhead.lead_s <= LEAD_START_S
+
+
+def test_a_stored_playhead_goes_on_at_its_position() -> None:
+    playhead = attached()
+    at(playhead, 1.0).ack(Ack(playhead_sample=100))
+    restored = Playhead.restore(at(playhead, 1.5).snapshot(), SessionClock(1.5), RATE)
+    assert (at(restored, 99.0).position, restored.sent_until, restored.is_attached) == (600, 600, False)
+
+
+def test_a_playhead_that_runs_faster_than_time_counts_as_twice_as_fast() -> None:
+    playhead = attached(sent_until=100_000)
+    for _ in range(10):
+        at(playhead, 1.0).ack(Ack(playhead_sample=90_000))
+    assert at(playhead, 1.0).position == round((MAX_RATE * 1.0 + MAX_RATE_SLACK_S) * playhead.rate_hz)

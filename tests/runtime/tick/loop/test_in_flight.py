@@ -1,0 +1,138 @@
+"""A tick's phases have no gaps, and its record is shown when all of it is known."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from conftest import Built, Loops, resized
+from helpers.backends import BACKENDS, Backend
+from helpers.generations import GUIDED, Inbox, make
+
+from runtime.tick.loop.clock import PhaseClock
+from runtime.tick.loop.in_flight import InFlight
+from runtime.tick.loop.record import PHASES, TickRecord
+from runtime.tick.loop.tick_loop import TickLoop
+from runtime.tick.loop.tick_loop import clock as tick_clock
+
+
+@pytest.fixture(params=BACKENDS, ids=str)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    wanted: Backend = request.param
+    return wanted.skip_where_it_is_missing()
+
+
+def blank() -> TickRecord:
+    return TickRecord(tick=0, slots=1, rows=1, frames=(16,), executes=1, variants=("plain",), queue_depth=0)
+
+
+def test_phases_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 1.25, 1.5, 2.0])
+    monkeypatch.setattr(tick_clock.time, "perf_counter", lambda: next(times))
+    clock, record = PhaseClock(), blank()
+    for phase in ("inbox", "launch", "launch", "inbox"):
+        clock.begin(phase)
+        assert clock.phase == phase
+    clock.end()
+    clock.note(record)
+    assert clock.phase == ""
+    assert record.spans == (("inbox", 0.0, 250.0), ("launch", 250.0, 250.0), ("inbox", 500.0, 500.0))
+    assert record.phases_ms == {**dict.fromkeys(PHASES, 0.0), "inbox": 750.0, "launch": 250.0}
+    assert (record.started_s, record.tick_ms) == (1.0, 1000.0)
+
+
+def play(loop: TickLoop) -> list[TickRecord]:
+    """Records of generations of two lengths that come and go, in the order in which they are shown."""
+    shown: list[TickRecord] = []
+    loop.observers.append(shown.append)
+    ticked: list[TickRecord] = []
+    for index in range(3):
+        loop.submit(make(f"{index}", (32, 16, 32)[index], steps=5 + index, **GUIDED), Inbox())
+    while (record := loop.tick()) is not None:
+        ticked.append(record)
+    assert [id(record) for record in shown] == [id(record) for record in ticked]
+    return shown
+
+
+def test_phases_follow_each_other_and_their_sum_is_the_tick(loops: Loops) -> None:
+    for record in play(loops()):
+        ends = [span.begin_ms + span.ms for span in record.spans]
+        assert [span.begin_ms for span in record.spans[1:]] == pytest.approx(ends[:-1], abs=1e-6)
+        assert record.tick_ms == pytest.approx(ends[-1], rel=1e-9)
+        assert sum(record.phases_ms.values()) == pytest.approx(record.tick_ms, rel=1e-9)
+        assert {"inbox", "schedule", "upload", "launch", "commit", "deliver"} <= {span.phase for span in record.spans}
+        assert tuple(record.phases_ms) == PHASES
+        assert all(before.phase != after.phase for before, after in pairwise(record.spans))
+
+
+def test_a_record_has_slots_rows_and_times_of_each_bucket(loops: Loops) -> None:
+    records = play(loops())
+    both = [record for record in records if len(record.frames) == 2]
+    assert len(both) == 6
+    for record in both:
+        assert [(bucket.frames, bucket.slots, bucket.rows) for bucket in record.buckets] == [
+            (16, 1, 2),
+            (32, 2, 4),
+        ] or [bucket.slots for bucket in record.buckets] == [1, 1]
+        first, second = record.buckets
+        assert first.begin_ms == 0.0
+        assert second.begin_ms >= first.ms
+        assert record.engine_ms == pytest.approx(first.ms + second.ms)
+        assert sum(bucket.executes for bucket in record.buckets) == record.executes
+
+
+class Done:
+    """An event of a device; `waits` counts how often a host has waited for it."""
+
+    def __init__(self, is_done: bool) -> None:
+        self.is_done, self.waits = is_done, 0
+
+    def wait(self) -> None:
+        self.waits += 1
+
+
+@pytest.mark.parametrize("done", [(True, True), (True, False), (False, True), (False, False)])
+def test_a_tick_is_done_when_all_its_parts_are(done: tuple[bool, ...]) -> None:
+    events = tuple(Done(each) for each in done)
+    tick = InFlight((), events, (), blank())  # type: ignore[arg-type]
+    assert tick.is_done == all(done)
+    tick.wait()
+    assert [event.waits for event in events] == [1, 1]
+
+
+def test_the_device_begins_each_tick_after_the_one_before(loops: Loops) -> None:
+    first, *others = play(loops())
+    assert first.device_gap_ms == 0.0
+    for before, record in zip([first, *others], others, strict=False):
+        assert record.device_gap_ms >= before.buckets[-1].begin_ms + before.buckets[-1].ms > 0.0
+
+
+def test_a_record_is_shown_when_the_device_is_done_with_its_tick(loops: Loops, built: Built, backend: Backend) -> None:
+    loop = loops(resized(built(max_rows=16, backend=backend), 4, 8))
+    unfinished: list[Any] = []
+    loop.observers.append(lambda record: unfinished.append(record) if not record.buckets else None)
+    inbox = Inbox()
+    loop.submit(make("a", steps=5), inbox)
+    for _ in range(3):
+        loop.tick()
+    loop.cancel("a")
+    assert loop.tick() is None
+    assert unfinished == []
+
+
+def test_times_on_the_device_are_taken_only_for_observers(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, taken, shown = loops(), [], list[TickRecord]()
+    stream_kind = type(loop.device.main)
+    elapsed_ms = stream_kind.elapsed_ms
+    monkeypatch.setattr(stream_kind, "elapsed_ms", lambda *events: (taken.append(1), elapsed_ms(*events))[1])
+    loop.submit(make("a", steps=9), Inbox())
+    for _ in range(4):
+        loop.tick()
+    assert taken == []
+    loop.observers.append(shown.append)
+    for _ in range(4):
+        loop.tick()
+    assert len(taken) > 0
+    assert shown[0].device_gap_ms == 0.0
+    assert all(record.engine_ms > 0.0 for record in shown)
