@@ -68,7 +68,7 @@ def serve_config(applied: AppliedConfig, redis: str) -> dict[str, Any]:
 
 def cause(message: str) -> str:
     """What a replica's own error says, of what Ray Serve says with its traceback; all of it where there is none."""
-    found = re.search(r"^runtime\.errors\.\w+: (.+)$", message, re.MULTILINE)
+    found = re.search(r"^runtime\.base\.errors\.\w+: (.+)$", message, re.MULTILINE)
     return found[1] if found else message
 
 

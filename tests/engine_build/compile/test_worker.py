@@ -30,6 +30,7 @@ Build = Callable[..., Manifest]
 
 TASKS = """
 import ctypes, os, subprocess, sys, threading, time
+from runtime.base.errors import BuildError
 
 def double(request, cancelled, on_log):
     on_log("INFO", "working")

@@ -21,6 +21,7 @@ from runtime.devices.machine import open_device
 # because of its arguments.
 REAL_CALLS = """
 from runtime.devices import cuda_calls
+from runtime.base.errors import EngineError
 calls = {
     "open_first": (), "free_bytes": (), "take_device": (8,), "take_pinned": (8,), "free_device": (8,),
     "stream_priorities": (), "new_stream": (0,), "free_pinned": (8,), "zero": (8, 8, 8),

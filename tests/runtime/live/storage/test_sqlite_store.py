@@ -307,6 +307,7 @@ ssize_t pread(int file, void *to, size_t size, off_t at) { return pread64(file, 
 """
 READ_ALL = """
 import ctypes, pathlib, sys
+from runtime.base.errors import TickError
 from runtime.live.storage.sqlite_store import open_sqlite_store
 shim, folder, number = ctypes.CDLL(sys.argv[1]), pathlib.Path(sys.argv[2]), 0
 while True:

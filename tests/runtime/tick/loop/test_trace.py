@@ -27,7 +27,7 @@ class TracedExecution:
 
     def launch(self, stream: Stream) -> None:
         frames = [frame for frame in traceback.extract_stack() if frame.name != "<listcomp>"]
-        self._traces.append([("/".join(Path(frame.filename).parts[-3:]), frame.name) for frame in frames])
+        self._traces.append([("/".join(Path(frame.filename).parts[-4:]), frame.name) for frame in frames])
         self._execution.launch(stream)
 
 
