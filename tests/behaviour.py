@@ -36,6 +36,8 @@ ROOT = Path(__file__).resolve().parents[1]
 GENERATIONS = "/v1/audio/generations"
 TIMEOUT_S = 60.0
 ANSWERED_S = 1.0  # a session that ends answers nothing that is still looked up
+BETWEEN_S = 0.2  # what the words of one message mean is known before the next one is answered
+BY_TIME = ("state", "canvas")  # what is sent whatever is asked
 # What differs from run to run, by name of a member or header.
 VOLATILE = re.compile(
     r"(^id$|_id$|token|time|date|_at$|_s$|age|uptime|server|sha|version|path|playhead|sample|seed|memory|bytes|cpu|host"
@@ -275,10 +277,11 @@ def conversation(address: str, opened: dict[str, Any], messages: Iterable[Any]) 
         with suppress(ConnectionClosed):
             for message in messages:
                 socket.send(message if isinstance(message, str) else json.dumps(message))
+                time.sleep(BETWEEN_S)
             time.sleep(ANSWERED_S)
             socket.send('{"type": "close"}')
         answers = [steady(json.loads(each)) for each in received(socket) if isinstance(each, str)]
-        yield sorted(json.dumps(each) for each in answers if each.get("type") != "state")  # a state is sent by time
+        yield sorted(json.dumps(each) for each in answers if each.get("type") not in BY_TIME)
         yield socket.close_code, socket.close_reason
 
 
