@@ -14,7 +14,7 @@ from runtime.base.errors import RequestError
 from runtime.config.explain import sentence
 from runtime.config.plan_spec import PlanSpec
 from runtime.music.rhythm import Rhythm
-from runtime.music.sections import PlanSection, Song
+from runtime.music.sections import CodedSection, Song
 
 # Far from the limits of the arithmetic, and of any song.
 MOST, MOST_BARS = 2**53, 1024
@@ -24,7 +24,7 @@ Frame = Annotated[float, Field(ge=-float(MOST), le=float(MOST), allow_inf_nan=Fa
 Tempo = Annotated[float, Field(ge=1.0, le=1000.0, allow_inf_nan=False)]
 
 
-class PlanState(NamedTuple):
+class SongState(NamedTuple):
     """What a plan is continued from. values: JSON. codes: of its sections, one after the other, int64."""
 
     values: dict[str, Any]
@@ -32,7 +32,7 @@ class PlanState(NamedTuple):
 
 
 class _Values(BaseModel):
-    """Those of a PlanState, as `packed` makes them; tokens are checked against the model's."""
+    """Those of a SongState, as `packed` makes them; tokens are checked against the model's."""
 
     songs: list[tuple[list[int], list[int], Tempo, int, Frame]]
     song: int | None
@@ -44,7 +44,7 @@ class _Values(BaseModel):
     brief_until: Place = -MOST
 
 
-def check_state(state: PlanState, spec: PlanSpec, num_codes: int) -> None:
+def check_state(state: SongState, spec: PlanSpec, num_codes: int) -> None:
     """Whether a plan of the model goes on from this. num_codes: codes are less. Raises RequestError."""
     try:
         found = _Values.model_validate(state.values)
@@ -71,7 +71,7 @@ def _fit(tokens: Sequence[int], places: Sequence[range]) -> bool:
     return len(tokens) == len(places) and all(token in place for token, place in zip(tokens, places, strict=True))
 
 
-def packed(sections: Sequence[PlanSection], song: Song | None, **others: Any) -> PlanState:
+def packed(sections: Sequence[CodedSection], song: Song | None, **others: Any) -> SongState:
     """Sections, the newest song and other values."""
     songs = list({id(each): each for each in (*[section.song for section in sections], song) if each}.values())
     numbers = {id(each): number for number, each in enumerate(songs)}
@@ -87,19 +87,19 @@ def packed(sections: Sequence[PlanSection], song: Song | None, **others: Any) ->
             for each in sections
         ],
     }
-    return PlanState(values, np.array([code for section in sections for code in section.codes], np.int64))
+    return SongState(values, np.array([code for section in sections for code in section.codes], np.int64))
 
 
-def unpacked(state: PlanState, grid: Rhythm) -> tuple[list[PlanSection], Song | None]:
+def unpacked(state: SongState, grid: Rhythm) -> tuple[list[CodedSection], Song | None]:
     """Sections and the newest song."""
     songs = [
         Song(tuple(header), tuple(style), replace(grid, bpm=bpm, beats=beats, first_frame=first_frame))
         for header, style, bpm, beats, first_frame in state.values["songs"]
     ]
-    sections, place = list[PlanSection](), 0
+    sections, place = list[CodedSection](), 0
     for index, song, (kind, layers, bars_token), first_bar, bars, num_codes in state.values["sections"]:
         codes = state.codes[place : place + num_codes].tolist()
-        sections.append(PlanSection(index, songs[song], (kind, layers, bars_token), first_bar, bars, codes))
+        sections.append(CodedSection(index, songs[song], (kind, layers, bars_token), first_bar, bars, codes))
         place += num_codes
     newest = state.values["song"]
     return sections, None if newest is None else songs[newest]

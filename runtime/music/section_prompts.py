@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.plan_spec import PlanSpec
-from runtime.music.sections import PlannedSection
+from runtime.music.sections import SongSection
 from runtime.requests.option_types import WeightedPrompt
 
 PromptText = str | list[WeightedPrompt]
 
 
 def section_prompts(
-    spec: PlanSpec, prompt: PromptText, sections: Sequence[PlannedSection], start_frame: int, frames: int
+    spec: PlanSpec, prompt: PromptText, sections: Sequence[SongSection], start_frame: int, frames: int
 ) -> PromptText:
     """The prompts of `frames` frames from `start_frame` on, each with its sections' words and a curve over them.
 
@@ -44,9 +44,7 @@ def section_prompts(
     ]
 
 
-def with_layers(
-    sections: Sequence[PlannedSection], played: Iterable[tuple[str, int, int]]
-) -> tuple[PlannedSection, ...]:
+def with_layers(sections: Sequence[SongSection], played: Iterable[tuple[str, int, int]]) -> tuple[SongSection, ...]:
     """The sections with the layers of what is played in them beside the plan: layer, first frame, the one behind it."""
     spans = list(played)
     return tuple(
@@ -57,7 +55,7 @@ def with_layers(
     )
 
 
-def _words(spec: PlanSpec, section: PlannedSection) -> str:
+def _words(spec: PlanSpec, section: SongSection) -> str:
     sounding = {*section.layers, *section.others}
     return ", ".join(words[layer not in sounding] for layer, words in spec.layer_words.items())
 

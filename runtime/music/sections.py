@@ -27,7 +27,7 @@ class SectionRequest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlannedSection:
+class SongSection:
     """A section of a plan, from `start_frame` to `end_frame`; codes: once there are all of them.
 
     others: layers that it lacks, and that codes which it was given sound all the same. bpm, beats: its tempo, and the
@@ -55,7 +55,7 @@ class PlannedSection:
         return {"kind": self.kind, "layers": list(self.layers), "bars": self.bars, **times}
 
 
-def beats_of(sections: Iterable[PlannedSection], frames: NDArray[np.int64], rate_hz: float) -> NDArray[np.bool_]:
+def beats_of(sections: Iterable[SongSection], frames: NDArray[np.int64], rate_hz: float) -> NDArray[np.bool_]:
     """Which of these frames are the nearest ones to beats of the sections that they are in."""
     found = np.zeros(len(frames), bool)
     for each in sections:
@@ -85,7 +85,7 @@ class Song:
 
 
 @dataclass(frozen=True, eq=False)
-class PlanSection:
+class CodedSection:
     """A section of a song, number `index` of its plan, from the song's bar number `first_bar` on.
 
     bars: how many are played of those that it has. codes: made so far.
@@ -118,14 +118,14 @@ class PlanSection:
         """The first bar after it."""
         return self.first_bar + self.bars
 
-    def planned(self, spec: PlanSpec, last_frame: int | None, others: tuple[str, ...] = ()) -> PlannedSection:
-        """As users see it; a plan may end before it does. others: as PlannedSection has them."""
+    def planned(self, spec: PlanSpec, last_frame: int | None, others: tuple[str, ...] = ()) -> SongSection:
+        """As users see it; a plan may end before it does. others: as SongSection has them."""
         kind, layers, _ = (found.value(token) for found, token in zip(spec.item, self.item, strict=True))
         end = self.end_frame if last_frame is None else min(self.end_frame, last_frame)
         count = -(-end // self.song.rhythm.frames_per_code) - self.span.start
         codes = tuple(self.codes) if len(self.codes) >= min(count, len(self.span)) else None
         rhythm, start = self.song.rhythm, self.start_frame
-        return PlannedSection(
+        return SongSection(
             self.index,
             kind,
             tuple(layers.split("+")),
@@ -209,10 +209,10 @@ def item_of(spec: PlanSpec, section: SectionRequest) -> Item:
     return (tokens[0], tokens[1], tokens[2])
 
 
-def recalled_section(spec: PlanSpec, before: Iterable[PlanSection], section: PlanSection) -> PlanSection | None:
+def recalled_section(spec: PlanSpec, before: Iterable[CodedSection], section: CodedSection) -> CodedSection | None:
     """The section that another one is played after: the first of its kind before it, or else of its material."""
 
-    def material(other: PlanSection) -> int:
+    def material(other: CodedSection) -> int:
         return spec.materials[other.item[0] - spec.kind.first]
 
     earlier = [other for other in before if other.song is section.song and other.index < section.index]
@@ -221,7 +221,7 @@ def recalled_section(spec: PlanSpec, before: Iterable[PlanSection], section: Pla
     return next(iter(same or related), None)
 
 
-def recalled_frames(recalled: PlanSection, section: PlanSection) -> NDArray[np.int64]:
+def recalled_frames(recalled: CodedSection, section: CodedSection) -> NDArray[np.int64]:
     """For every frame of a section's codes the frame, of those of the recalled one's codes, that is played again.
 
     A section that is longer goes on with the recalled one's beginning.
@@ -235,7 +235,7 @@ def recalled_frames(recalled: PlanSection, section: PlanSection) -> NDArray[np.i
 
 
 def section_prompt(
-    spec: PlanSpec, section: PlanSection, before: PlanSection | None, code_tokens: Mapping[int, Sequence[int]]
+    spec: PlanSpec, section: CodedSection, before: CodedSection | None, code_tokens: Mapping[int, Sequence[int]]
 ) -> tuple[int, ...]:
     """A section's page up to its codes. before: the section before it; code_tokens: of the codes of its last bar."""
     song = section.song
@@ -247,6 +247,6 @@ def section_prompt(
     return (*tokens, spec.section, *section.item)
 
 
-def last_bar(before: PlanSection) -> range:
+def last_bar(before: CodedSection) -> range:
     """The codes of the last bar of a section."""
     return before.song.rhythm.code_range(before.next_bar - 1, 1)

@@ -37,7 +37,7 @@ from runtime.music.tracker import score_of
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, denoise_of
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.songs.ending import CUT, Ending, LastNotes, ending_of
-from runtime.pipeline.songs.plan import FormPlan
+from runtime.pipeline.songs.plan import SongPlan
 from runtime.pipeline.songs.planning import AnyPlan, is_planned
 from runtime.pipeline.songs.sequences import Caller
 from runtime.pipeline.sources import has_encoded_latents, kept_frames, settled_options
@@ -142,7 +142,7 @@ class LongGeneration:
         given = phrase_mask(phrases, spec, new.shape, start)
         frames = np.arange(start, start + len(new))
         beats: NDArray[np.bool_] | None
-        if isinstance(self.plan, FormPlan):
+        if isinstance(self.plan, SongPlan):
             beats = beats_of(self.plan.sections, frames, rate_hz)
         else:
             follows = self._inputs.known is not None or self.options.codes is not None

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from runtime.base.errors import EngineError, RequestError
 from runtime.config.plan_spec import PlanField, PlanSpec, TokenRange
 from runtime.live.protocol.actions import PlanBeginning, PlanFacts
-from runtime.music.plan_state import PlanState
-from runtime.music.sections import PlannedSection, SectionRequest
+from runtime.music.plan_state import SongState
+from runtime.music.sections import SectionRequest, SongSection
 from runtime.requests.options import GenerationOptions
 
 FRAMES_PER_CODE, NUM_CODES, FRAMES_PER_BAR, CHANNELS = 5, 5000, 12, 5
@@ -62,7 +62,7 @@ class SimulatedForm:
             self._given = dict(zip(values["given"], begin.state.codes.tolist(), strict=True))
 
     @property
-    def sections(self) -> Sequence[PlannedSection]:
+    def sections(self) -> Sequence[SongSection]:
         return tuple(self._section(request) for request in self._requests)
 
     def hints(self, start_frame: int, frames: int) -> NDArray[np.float32]:
@@ -94,7 +94,7 @@ class SimulatedForm:
         here = [request for request in self._requests if request[4] <= from_frame]
         self._requests = here
 
-    def state(self) -> PlanState:
+    def state(self) -> SongState:
         values = {
             "options": self._options,
             "requests": self._requests,
@@ -102,7 +102,7 @@ class SimulatedForm:
             "made": [self._made],
         }
         codes = np.array(list(self._given.values()), np.int64)
-        return PlanState({name: list(value) for name, value in values.items()}, codes)
+        return SongState({name: list(value) for name, value in values.items()}, codes)
 
     def close(self) -> None:
         """Nothing waits."""
@@ -128,13 +128,11 @@ class SimulatedForm:
         start = self._end if self._requests else 0
         self._requests.append([index, kind, list(layers), bars, start])
 
-    def _section(self, request: Sequence[Any]) -> PlannedSection:
+    def _section(self, request: Sequence[Any]) -> SongSection:
         index, kind, layers, bars, start = request
         end = start + bars * FRAMES_PER_BAR
         codes = tuple(self._code(place) for place in range(start // FRAMES_PER_CODE, end // FRAMES_PER_CODE))
-        return PlannedSection(
-            index, kind, tuple(layers), bars, start, end, codes, bpm=BPM, beats=4, first_bar=start // 12
-        )
+        return SongSection(index, kind, tuple(layers), bars, start, end, codes, bpm=BPM, beats=4, first_bar=start // 12)
 
     def _code(self, place: int) -> int:
         if place in self._given:

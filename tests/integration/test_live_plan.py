@@ -192,7 +192,7 @@ def resumed(pipeline: Pipeline, state: Path, ready: Ready, last: int) -> tuple[L
 def codes_of_the_plan(pipeline: Pipeline, last: int) -> dict[int, list[int]]:
     """The codes of the same plan up to section `last`, made without interruption."""
     assert pipeline.planner is not None
-    form = pipeline.planner.form_plan(GenerationOptions(prompt="calm"), 5)
+    form = pipeline.planner.song_plan(GenerationOptions(prompt="calm"), 5)
     found: dict[int, list[int]] = {}
     frame = 0
     while last not in found:

@@ -38,7 +38,7 @@ from runtime.live.protocol.messages import (
 )
 from runtime.live.session.live_session import LiveSession
 from runtime.live.session.reports import prompt_words
-from runtime.pipeline.songs.plan import FormPlan
+from runtime.pipeline.songs.plan import SongPlan
 from runtime.requests.options import StepOptions
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment, step_parameters
@@ -385,10 +385,10 @@ class HostedSession:
 
     # The plan.
 
-    def _open_form(self, begin: actions.PlanBeginning) -> FormPlan:
+    def _open_form(self, begin: actions.PlanBeginning) -> SongPlan:
         planner = self._services.pipeline.planner
         assert planner is not None
-        return planner.form_plan(begin.options, begin.seed, client=self.id, state=begin.state)
+        return planner.song_plan(begin.options, begin.seed, client=self.id, state=begin.state)
 
     def _planned(self, number: int, made: actions.PlanPart | BaseException) -> None:
         if not self.is_ended:

@@ -28,7 +28,7 @@ from runtime.requests.request import GenerationRequest
 
 if TYPE_CHECKING:
     from runtime.pipeline.pipeline import Pipeline
-    from runtime.pipeline.songs.plan import FormPlan
+    from runtime.pipeline.songs.plan import SongPlan
 
 # A session may begin so late: those that play have less time.
 BEGIN_S = 0.4
@@ -119,7 +119,7 @@ def compose_job(pipeline: Pipeline, job: SessionJob, seed: int, client: str = ""
     return pipeline.compose(options, job.segment, inputs, job.tail)
 
 
-def make_part(form: FormPlan, work: MakePlan) -> PlanPart:
+def make_part(form: SongPlan, work: MakePlan) -> PlanPart:
     """What a session asks for; `hints` blocks until it is made. Raises TickError."""
     if (change := work.change) is not None:
         if change.options is not None:
@@ -139,12 +139,12 @@ class PlanWork:
 
     def __init__(
         self,
-        open_form: Callable[[PlanBeginning], FormPlan],
+        open_form: Callable[[PlanBeginning], SongPlan],
         with_drawn: Callable[[GenerationOptions], GenerationOptions],
         call: Call,
     ) -> None:
         self._open_form, self._with_drawn, self._call = open_form, with_drawn, call
-        self._form: FormPlan | None = None
+        self._form: SongPlan | None = None
         self._begun: MakePlan | None = None  # What the newest plan begins with.
         self._is_closed = False
         self._thread = Workers(1, "live-plan", waits=True)

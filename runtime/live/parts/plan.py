@@ -24,8 +24,8 @@ from runtime.live.playback.playhead import SessionClock
 from runtime.live.protocol.actions import LiveModel, MakePlan, PlanBeginning, PlanChange, PlanPart
 from runtime.live.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
 from runtime.live.protocol.messages import Problem, SetPlan, problem_of
-from runtime.music.plan_state import PlanState
-from runtime.music.sections import PlannedSection, SectionRequest, item_of, sixteenths_of
+from runtime.music.plan_state import SongState
+from runtime.music.sections import SectionRequest, SongSection, item_of, sixteenths_of
 from runtime.music.tempo import Tempo
 from runtime.requests.options import GenerationOptions, parse_options
 
@@ -62,7 +62,7 @@ class SessionPlan:
         self.facts, self.clock = model.plan, clock
         self.origin: int | None = 0
         self.header: Mapping[str, Any] = {}
-        self.sections: tuple[PlannedSection, ...] = ()
+        self.sections: tuple[SongSection, ...] = ()
         self.seq: int | None = None  # Of the newest edit that was taken.
         self.end = self._first = 0  # Before `_first` nothing is shown.
         self._is_begun = self.is_idle = False
@@ -71,7 +71,7 @@ class SessionPlan:
         self._step = math.ceil(STEP_S * model.frame_rate_hz / size) * size
         self._hints = Canvas()
         self._options, self._seed, self._number = GenerationOptions(prompt=""), 0, 0
-        self._state: PlanState | None = None
+        self._state: SongState | None = None
         self._changes: deque[PlanChange] = deque()
         self._asked: _Asked | None = None
         self._changed_s = -math.inf  # when prompt, tempo or key last changed
@@ -120,7 +120,7 @@ class SessionPlan:
             return None
         return self._hints.rows([known.start] * (known.start - first) + list(known))  # [known.stop - first, C]
 
-    def sections_in(self, start: int, frames: int) -> tuple[PlannedSection, ...]:
+    def sections_in(self, start: int, frames: int) -> tuple[SongSection, ...]:
         """Those of canvas frames from `start` on; theirs count from there."""
         first = 0 if self.origin is None else start - self.origin
         return tuple(
@@ -147,11 +147,11 @@ class SessionPlan:
         return tuple(found)
 
     @property
-    def _timed(self) -> list[PlannedSection]:
+    def _timed(self) -> list[SongSection]:
         """The sections whose tempo is known."""
         return [each for each in self.sections if each.bpm and each.beats]
 
-    def _grid(self, section: PlannedSection) -> Grid:
+    def _grid(self, section: SongSection) -> Grid:
         tempo, start = Tempo(section.bpm, section.beats), (self.origin or 0) + section.start_frame
         return Grid(start + section.offset, tempo, tempo.bar_frames(self._frame_rate_hz), section.first_bar)
 
@@ -418,15 +418,15 @@ class SessionPlan:
         plan.sections = tuple(_section(values) for values in stored["sections"])
         plan.is_idle = stored["is_idle"]
         if stored["state"] is not None:
-            plan._state = PlanState(stored["state"][0], np.array(stored["state"][1], np.int64))
+            plan._state = SongState(stored["state"][0], np.array(stored["state"][1], np.int64))
             plan.facts.check_state(plan._state)
         plan._changes.extend(PlanChange.loaded(values) for values in stored["changes"])
         plan._hints = Canvas(tuple(parts))
         return plan
 
 
-def _section(values: Mapping[str, Any]) -> PlannedSection:
+def _section(values: Mapping[str, Any]) -> SongSection:
     codes, others = values["codes"], tuple(values["others"])
-    return PlannedSection(
+    return SongSection(
         **{**values, "layers": tuple(values["layers"]), "codes": codes and tuple(codes), "others": others}
     )

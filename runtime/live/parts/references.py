@@ -14,7 +14,7 @@ from runtime.live.protocol.messages import ReferenceKind, control_of
 from runtime.music.first_bars import FirstBars
 from runtime.music.note_levels import Phrase
 from runtime.music.section_prompts import with_layers
-from runtime.music.sections import PlannedSection
+from runtime.music.sections import SongSection
 from runtime.requests.segments import Segment
 
 
@@ -78,7 +78,7 @@ class References:
             None if found is None else found.frames(segment.start_frame, segment.frames)
             for found in (self.source, self.structure)
         )
-        sections: tuple[PlannedSection, ...] = ()
+        sections: tuple[SongSection, ...] = ()
         if self.plan is not None and self.is_planned:
             hints = self.plan.hints(segment.start_frame, segment.frames)
             sections = self.plan.sections_in(segment.start_frame, segment.frames)

@@ -20,8 +20,8 @@ from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.messages import Mode, PlanChoices, ServerMessage
 from runtime.music.note_levels import Phrase
 from runtime.music.part_moods import NO_MOODS, PartMoods, Thinning
-from runtime.music.plan_state import PlanState, check_state
-from runtime.music.sections import PlannedSection, SectionRequest
+from runtime.music.plan_state import SongState, check_state
+from runtime.music.sections import SectionRequest, SongSection
 from runtime.music.tempo import Tempo, loop_frames, tempo_of
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
@@ -49,7 +49,7 @@ class PlanFacts:
     group_size: int = 0
     is_default: bool = True
     silent: tuple[int, ...] = ()
-    check_state: Callable[[PlanState], None] = field(default=lambda state: None, compare=False)
+    check_state: Callable[[SongState], None] = field(default=lambda state: None, compare=False)
 
     @property
     def choices(self) -> PlanChoices:
@@ -232,7 +232,7 @@ class SessionJob:
     is_refresh: bool
     timbre: Latents | None = None
     hints: Latents | None = None
-    sections: tuple[PlannedSection, ...] = ()
+    sections: tuple[SongSection, ...] = ()
     phrases: tuple[Phrase, ...] = ()
     exact: tuple[Phrase, ...] = ()
 
@@ -279,7 +279,7 @@ class PlanBeginning:
 
     options: GenerationOptions
     seed: int
-    state: PlanState | None = None
+    state: SongState | None = None
 
 
 @dataclass(frozen=True)
@@ -335,9 +335,9 @@ class PlanPart:
     """What was made: hints `[n, C]`, and header, sections and state of the plan then."""
 
     header: Mapping[str, Any]
-    sections: tuple[PlannedSection, ...]
+    sections: tuple[SongSection, ...]
     hints: Latents
-    state: PlanState
+    state: SongState
 
 
 @dataclass(frozen=True)

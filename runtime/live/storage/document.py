@@ -109,7 +109,7 @@ class StoredPlacement(BaseModel):
 
 
 class StoredSection(BaseModel):
-    """See PlannedSection."""
+    """See SongSection."""
 
     index: Number
     kind: Identifier

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from runtime.base.errors import RequestError
 from runtime.config.plan_spec import PlanSpec
-from runtime.music.sections import Item, PlanSection, Song
+from runtime.music.sections import CodedSection, Item, Song
 from runtime.pipeline.songs.fitting import bars_of
 
 
@@ -15,9 +15,9 @@ def following(
     spec: PlanSpec,
     song: Song,
     items: Sequence[Item],
-    before: Sequence[PlanSection],
+    before: Sequence[CodedSection],
     bars: Sequence[int] | None = None,
-) -> list[PlanSection]:
+) -> list[CodedSection]:
     """Sections, and those before them. bars: theirs, where they are not as planned."""
     found = list(before)
     planned = [bars_of(spec, item) for item in items] if bars is None else bars
@@ -25,11 +25,11 @@ def following(
         last = found[-1] if found else None
         first_bar = last.next_bar if last is not None and last.song is song else 0
         index = 0 if last is None else last.index + 1
-        found.append(PlanSection(index, song, item, first_bar, num_bars))
+        found.append(CodedSection(index, song, item, first_bar, num_bars))
     return found
 
 
-def continued(section: PlanSection, before: Sequence[PlanSection]) -> Song:
+def continued(section: CodedSection, before: Sequence[CodedSection]) -> Song:
     """A section's song; where the section before it is forgotten, one that begins where it does."""
     last, rhythm = before[-1] if before else None, section.song.rhythm
     if section.first_bar == (last.next_bar if last is not None and last.song is section.song else 0):
@@ -37,7 +37,7 @@ def continued(section: PlanSection, before: Sequence[PlanSection]) -> Song:
     return replace(section.song, rhythm=replace(rhythm, first_frame=rhythm.exact_frame(section.first_bar)))
 
 
-def section_at(sections: Sequence[PlanSection], from_frame: int) -> PlanSection:
+def section_at(sections: Sequence[CodedSection], from_frame: int) -> CodedSection:
     """The section that begins at a frame. Raises RequestError."""
     found = next((section for section in sections if section.start_frame == from_frame), None)
     if found is None:
@@ -46,7 +46,7 @@ def section_at(sections: Sequence[PlanSection], from_frame: int) -> PlanSection:
     return found
 
 
-def num_made(sections: Sequence[PlanSection]) -> int:
+def num_made(sections: Sequence[CodedSection]) -> int:
     """How many codes there are, all told, from the plan's first on, up to where the first is missing."""
     if not sections:
         return 0
@@ -54,7 +54,7 @@ def num_made(sections: Sequence[PlanSection]) -> int:
     return frontier.span.start + len(frontier.codes)
 
 
-def code_at(sections: Sequence[PlanSection], from_frame: int, frames_per_code: int) -> int:
+def code_at(sections: Sequence[CodedSection], from_frame: int, frames_per_code: int) -> int:
     """The number of the code that begins at a frame, in the first section or behind. Raises RequestError."""
     number, rest = divmod(from_frame, frames_per_code)
     first = sections[0].span.start if sections else 0
@@ -68,8 +68,8 @@ def code_at(sections: Sequence[PlanSection], from_frame: int, frames_per_code: i
 
 
 def with_codes(
-    sections: Sequence[PlanSection], first: int, codes: Sequence[int], *, made: int, num_codes: int
-) -> list[PlanSection]:
+    sections: Sequence[CodedSection], first: int, codes: Sequence[int], *, made: int, num_codes: int
+) -> list[CodedSection]:
     """Sections with other codes from number `first` on, and none behind them.
 
     made: how many codes there are. num_codes: how many different ones. Raises RequestError.
@@ -90,7 +90,7 @@ def with_codes(
     ]
 
 
-def cut(section: PlanSection, from_frame: int) -> PlanSection:
+def cut(section: CodedSection, from_frame: int) -> CodedSection:
     """A section up to the first bar that begins at a frame or behind it."""
     bars = range(section.first_bar, section.next_bar)
     bar = next((bar for bar in bars if section.song.rhythm.frame(bar) >= from_frame), section.next_bar)
@@ -98,6 +98,6 @@ def cut(section: PlanSection, from_frame: int) -> PlanSection:
     return replace(shorter, codes=section.codes[: len(shorter.span)])
 
 
-def _codes(section: PlanSection, first: int, codes: Sequence[int]) -> list[int]:
+def _codes(section: CodedSection, first: int, codes: Sequence[int]) -> list[int]:
     start, stop = section.span.start, section.span.stop
     return [*section.codes[: max(0, first - start)], *codes[max(0, start - first) : max(0, stop - first)]]

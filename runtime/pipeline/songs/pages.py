@@ -13,8 +13,8 @@ from runtime.base.errors import RequestError
 from runtime.config.plan_spec import PlanSpec
 from runtime.config.planner import PlannerSpec
 from runtime.music.sections import (
+    CodedSection,
     Item,
-    PlanSection,
     Song,
     given_header,
     last_bar,
@@ -37,7 +37,7 @@ _PLAN_PAGE = -1
 
 
 @dataclass(frozen=True)
-class PlanPage:
+class SectionsPage:
     """A page of a plan; `begun` sections begin it."""
 
     order: SequenceOrder
@@ -67,7 +67,7 @@ class CodesPage:
         return [codes.number(tokens[end - len(codes.groups) : end]) for end in self.ends if end <= len(tokens)]
 
 
-def plan_page(
+def sections_page(
     planner: PlannerSpec,
     prompt: SongPrompt,
     song: Song | None,
@@ -76,7 +76,7 @@ def plan_page(
     number: int,
     seed: int,
     has_end: bool,
-) -> PlanPage:
+) -> SectionsPage:
     """A page that begins with the last of `earlier` sections; what begins or ends a song only comes on a first page.
 
     song: whose header is given. number: of its first section. Raises RequestError.
@@ -101,14 +101,14 @@ def plan_page(
         temperature=spec.temperature,
         top_p=spec.top_p,
     )
-    return PlanPage(order, len(begun), planner)
+    return SectionsPage(order, len(begun), planner)
 
 
 def codes_page(
     planner: PlannerSpec,
     structure: StructureCodec,
-    section: PlanSection,
-    others: Sequence[PlanSection],
+    section: CodedSection,
+    others: Sequence[CodedSection],
     *,
     seed: int,
     most_codes: int | None,
@@ -154,7 +154,7 @@ def _plan(planner: PlannerSpec) -> PlanSpec:
     return planner.plan
 
 
-def _silent(planner: PlannerSpec, section: PlanSection) -> list[int | None]:
+def _silent(planner: PlannerSpec, section: CodedSection) -> list[int | None]:
     """By group the token of its silence, where the section lacks its layer."""
     spec = _plan(planner)
     layers = spec.layers.value(section.item[1]).split("+")
@@ -162,7 +162,7 @@ def _silent(planner: PlannerSpec, section: PlanSection) -> list[int | None]:
     return [next((token for token in silent if token in group.tokens), None) for group in planner.codes.groups]
 
 
-def layers_of_codes(planner: PlannerSpec, section: PlanSection) -> tuple[str, ...]:
+def layers_of_codes(planner: PlannerSpec, section: CodedSection) -> tuple[str, ...]:
     """The layers that a section lacks and that its codes sound: made codes are silent there, given ones may not be."""
     layers, silent = {token: layer for layer, token in _plan(planner).silent.items()}, _silent(planner, section)
     if all(token is None for token in silent):
@@ -172,14 +172,14 @@ def layers_of_codes(planner: PlannerSpec, section: PlanSection) -> tuple[str, ..
     return tuple(layers[token] for group, token in groups if token is not None and tokens & {*group.tokens} - {token})
 
 
-def _rests(spec: PlanSpec, section: PlanSection) -> dict[int, int]:
+def _rests(spec: PlanSpec, section: CodedSection) -> dict[int, int]:
     """By token of silence of the section's layers how many codes in a row may have it: a bar of them."""
     layers = spec.layers.value(section.item[1]).split("+")
     bar = len(section.song.rhythm.code_range(section.first_bar, 1))
     return {token: bar for layer, token in spec.silent.items() if layer in layers}
 
 
-def _out_of_scale(planner: PlannerSpec, section: PlanSection) -> list[int]:
+def _out_of_scale(planner: PlannerSpec, section: CodedSection) -> list[int]:
     """The code tokens that sound a pitch outside the scale of the section's song.
 
     A group keeps all of them where fewer than two others are left: silence may come for a bar at most.
@@ -193,14 +193,14 @@ def _out_of_scale(planner: PlannerSpec, section: PlanSection) -> list[int]:
     return found
 
 
-def _onset_frames(spec: PlanSpec, section: PlanSection, numbers: range) -> list[int]:
+def _onset_frames(spec: PlanSpec, section: CodedSection, numbers: range) -> list[int]:
     """Of each code the frames in which its notes may begin; [] for anywhere."""
     rhythm, steps = section.song.rhythm, spec.steps_of(section.song.header)
     return [rhythm.step_frames(number, steps) for number in numbers] if steps else []
 
 
 def _recalled_codes(
-    spec: PlanSpec, structure: StructureCodec, section: PlanSection, others: Sequence[PlanSection]
+    spec: PlanSpec, structure: StructureCodec, section: CodedSection, others: Sequence[CodedSection]
 ) -> list[int]:
     """The codes that a section plays again, moved to where it begins; [] where there are none."""
     recalled = recalled_section(spec, others, section)

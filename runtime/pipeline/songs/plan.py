@@ -12,16 +12,16 @@ import numpy as np
 
 from runtime.base.errors import TickError
 from runtime.config.codec import Latents
-from runtime.music.plan_state import MOST, PlanState, packed, unpacked
+from runtime.music.plan_state import MOST, SongState, packed, unpacked
 from runtime.music.rhythm import Rhythm
 from runtime.music.section_prompts import PromptText, section_prompts, with_layers
 from runtime.music.sections import (
+    CodedSection,
     Item,
-    PlannedSection,
-    PlanSection,
     SectionLevel,
     SectionRequest,
     Song,
+    SongSection,
     header_options,
     header_values,
     item_of,
@@ -31,7 +31,7 @@ from runtime.music.sections import (
 from runtime.music.tonic import still_layers, tonic_lead
 from runtime.pipeline.songs.edits import code_at, continued, cut, following, num_made, section_at, with_codes
 from runtime.pipeline.songs.fitting import bars_of, fitted
-from runtime.pipeline.songs.pages import CodesPage, codes_page, layers_of_codes, plan_page
+from runtime.pipeline.songs.pages import CodesPage, codes_page, layers_of_codes, sections_page
 from runtime.pipeline.songs.prompt import SongPrompt, read_prompt
 from runtime.pipeline.songs.sequences import Caller, SequenceRun, Sequences
 from runtime.requests.options import GenerationOptions
@@ -72,7 +72,7 @@ class Opening(NamedTuple):
         return self.is_clear and self.moving == 0
 
 
-class FormPlan:
+class SongPlan:
     """Sections and codes of one generation, or without an end where `total_frames` is None. Any thread.
 
     Codes are made as far as hints are asked for; what is long past is forgotten. A plan page that ends too early is
@@ -86,7 +86,7 @@ class FormPlan:
         seed: int,
         total_frames: int | None = None,
         caller: Caller | None = None,
-        state: PlanState | None = None,
+        state: SongState | None = None,
     ) -> None:
         spec = sequences.spec.plan
         assert spec is not None
@@ -99,7 +99,7 @@ class FormPlan:
         self._making, self._lock = threading.Lock(), threading.Lock()
         self._prompt = read_prompt(sequences, options)
         self._song: Song | None = None
-        self._sections: list[PlanSection] = []
+        self._sections: list[CodedSection] = []
         self._task: _Task | None = None
         self._version, self._asked_frame = 0, 0
         # Of the last change of prompt, tempo or key; up to the second frame sections have one opening each.
@@ -114,7 +114,7 @@ class FormPlan:
             return {} if self._song is None else header_values(self._spec, self._song)
 
     @property
-    def sections(self) -> tuple[PlannedSection, ...]:
+    def sections(self) -> tuple[SongSection, ...]:
         """Those that are planned; without an end, but for what is long past. Never blocks."""
         with self._lock:
             oldest = self._oldest_frame
@@ -277,7 +277,7 @@ class FormPlan:
             self._grid = replace(self._grid, first_frame=section.song.rhythm.exact_frame(shorter.next_bar))
             self._prompt = replace(prompt, kinds=prompt.kinds or section.item[:1])
 
-    def state(self) -> PlanState:
+    def state(self) -> SongState:
         """What another plan of the same options goes on from. Never blocks."""
         with self._lock:
             others = {"first_frame": self._grid.first_frame, "asked_frame": self._asked_frame}
@@ -299,7 +299,7 @@ class FormPlan:
             return num_made(self._sections)
 
     @property
-    def _frontier(self) -> PlanSection:
+    def _frontier(self) -> CodedSection:
         """The first section whose codes are not complete, else the last one."""
         return next((each for each in self._sections if len(each.codes) < len(each.span)), self._sections[-1])
 
@@ -378,12 +378,14 @@ class FormPlan:
     ) -> tuple[tuple[int, ...], list[Item]]:
         """Header and new sections of a plan page, blocking."""
         has_end = self._total_frames is not None
-        page = plan_page(self._sequences.spec, prompt, song, earlier, number=number, seed=self._seed, has_end=has_end)
+        page = sections_page(
+            self._sequences.spec, prompt, song, earlier, number=number, seed=self._seed, has_end=has_end
+        )
         run = self._sequences.start(page.order, self._options, self._caller)
         # Until the page has ended.
         return page.read(run.wait(page.order.max_tokens))
 
-    def _start(self, section: PlanSection, others: Sequence[PlanSection], version: int) -> _Task:
+    def _start(self, section: CodedSection, others: Sequence[CodedSection], version: int) -> _Task:
         """The sequence of a section's next codes."""
         task = self._begin(section, others)
         is_new = not section.codes and recalled_section(self._spec, others, section) is None
@@ -396,7 +398,7 @@ class FormPlan:
                 task.run.cancel()
         return task
 
-    def _begin(self, section: PlanSection, others: Sequence[PlanSection], draw: int = 0) -> _Task:
+    def _begin(self, section: CodedSection, others: Sequence[CodedSection], draw: int = 0) -> _Task:
         page = codes_page(
             self._sequences.spec, self._structure, section, others, seed=self._seed, most_codes=self._num_codes
         )
@@ -409,7 +411,7 @@ class FormPlan:
     def _opening_codes(self) -> int:
         return round(OPENING_S * self._grid.frame_rate_hz / self._grid.frames_per_code)
 
-    def _opened(self, task: _Task, section: PlanSection, others: Sequence[PlanSection], version: int) -> _Task:
+    def _opened(self, task: _Task, section: CodedSection, others: Sequence[CodedSection], version: int) -> _Task:
         """The sequence of the best of a section's openings; `task` is the first.
 
         Those with a clear tonic come first, then those in which the fewest layers stand still, then by their tonics. No
@@ -436,7 +438,7 @@ class FormPlan:
         task.run.cancel()
         return self._begin(section, others)
 
-    def _judge(self, section: PlanSection, codes: Sequence[int]) -> Opening:
+    def _judge(self, section: CodedSection, codes: Sequence[int]) -> Opening:
         """How well codes begin a section of its song."""
         bundle, tonic = self._sequences.bundle, self._spec.tonic(section.song.header)
         assert bundle.notes is not None
@@ -445,7 +447,7 @@ class FormPlan:
         still = still_layers(bundle.notes, silence, hints, self._grid.frame_rate_hz)
         return Opening(lead >= CLEAR_LEAD, -len(still), lead)
 
-    def _take(self, section: PlanSection, task: _Task, tokens: Sequence[int]) -> None:
+    def _take(self, section: CodedSection, task: _Task, tokens: Sequence[int]) -> None:
         """Note the codes that are complete, and forget what is long past."""
         codes = task.page.read(tokens)
         section.codes[task.page.first :] = codes
@@ -454,23 +456,23 @@ class FormPlan:
         if self._total_frames is None:
             self._sections = [each for each in self._sections if self._is_kept(each, section)]
 
-    def _is_kept(self, section: PlanSection, newest: PlanSection) -> bool:
+    def _is_kept(self, section: CodedSection, newest: CodedSection) -> bool:
         if section.end_frame > self._oldest_frame or section.index > newest.index - KEPT_SECTIONS:
             return True
         alike = [each for each in self._sections if each.song is section.song and each.item[0] == section.item[0]]
         return section.song is newest.song and alike[0] is section
 
-    def _set(self, sections: list[PlanSection]) -> None:
+    def _set(self, sections: list[CodedSection]) -> None:
         """Go on from these sections."""
         self._sections, self._version = sections, self._version + 1
         if self._task is not None:
             self._task.run.cancel()
             self._task = None
 
-    def _before(self, section: PlanSection) -> list[PlanSection]:
+    def _before(self, section: CodedSection) -> list[CodedSection]:
         return [each for each in self._sections if each.index < section.index]
 
-    def _restore(self, state: PlanState) -> None:
+    def _restore(self, state: SongState) -> None:
         values = state.values
         self._sections, self._song = unpacked(state, self._grid)
         self._grid = replace(self._grid, first_frame=values["first_frame"])

@@ -12,11 +12,11 @@ from runtime.base.errors import RequestError
 from runtime.config.bundle import Bundle
 from runtime.config.codec import Latents
 from runtime.config.planner import FieldSpec, PlannerSpec, PromptSpec
-from runtime.music.plan_state import PlanState
+from runtime.music.plan_state import SongState
 from runtime.music.section_prompts import PromptText
 from runtime.music.sections import SectionLevel
 from runtime.pipeline.compose import GenerationInputs
-from runtime.pipeline.songs.plan import FormPlan
+from runtime.pipeline.songs.plan import SongPlan
 from runtime.pipeline.songs.sequences import Caller, Prompts, SequenceOrder, SequenceRun, Sequences, plan_seed
 from runtime.pipeline.structure import StructureCodec
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions, given_options, parse_options
@@ -124,24 +124,24 @@ class Planner:
         Blocks while sections are made. Raises RequestError, TickError.
         """
         if self.spec.plan is not None:
-            plan = FormPlan(self.sequences, options, seed, total_frames, caller)
+            plan = SongPlan(self.sequences, options, seed, total_frames, caller)
             plan.plan_sections()
             return plan
         return CodesPlan(self, options, thinking, seed, self.structure.spec.num_codes_of(total_frames), caller)
 
-    def form_plan(
+    def song_plan(
         self,
         options: GenerationOptions,
         seed: int,
         total_frames: int | None = None,
         client: str = "",
-        state: PlanState | None = None,
-    ) -> FormPlan:
+        state: SongState | None = None,
+    ) -> SongPlan:
         """A plan with sections, of a bundle with [planner.plan]; without an end where `total_frames` is None.
 
         state: what it goes on from. Raises RequestError.
         """
-        return FormPlan(self.sequences, options, seed, total_frames, Caller(client), state)
+        return SongPlan(self.sequences, options, seed, total_frames, Caller(client), state)
 
     def prompts(self, phase: PromptSpec, options: GenerationOptions, thinking: str = "") -> Prompts:
         """Tokens of a phase's prompt and of its negative."""

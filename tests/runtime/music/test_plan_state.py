@@ -11,7 +11,7 @@ import pytest
 from helpers.songs import GRID, SONG, SPEC, items, sections
 
 from runtime.base.errors import RequestError
-from runtime.music.plan_state import PlanState, check_state, packed, unpacked
+from runtime.music.plan_state import SongState, check_state, packed, unpacked
 from runtime.music.sections import Song
 from runtime.pipeline.songs.edits import following
 
@@ -34,7 +34,7 @@ def test_sections_and_songs_come_back_as_they_were() -> None:
     assert unpacked(packed([], None), GRID) == ([], None)
 
 
-def state() -> PlanState:
+def state() -> SongState:
     return packed(sections("verse 2", "chorus 1", made=40), SONG, kinds=[], first_frame=0.0, asked_frame=0)
 
 

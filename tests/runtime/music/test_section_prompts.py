@@ -8,7 +8,7 @@ import numpy as np
 from helpers.songs import SPEC, sections
 
 from runtime.music.section_prompts import section_prompts
-from runtime.music.sections import PlannedSection
+from runtime.music.sections import SongSection
 from runtime.requests.option_types import WeightedPrompt
 
 WORDS = SPEC.model_copy(update={"layer_words": {"drums": ("drums", "no drums"), "bass": ("bass", "no bass")}})
@@ -63,7 +63,7 @@ def test_weights_of_prompts_are_kept() -> None:
 
 
 def test_nothing_is_said_without_words_or_sections() -> None:
-    none: list[PlannedSection] = []
+    none: list[SongSection] = []
     assert (section_prompts(SPEC, "calm", [FIRST], 0, 9), section_prompts(WORDS, "calm", none, 0, 9)) == (
         "calm",
         "calm",

@@ -9,8 +9,8 @@ from configs.demo.recipe.evaluation import sound
 from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.latents import FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArray
-from runtime.music.sections import PlannedSection
-from runtime.pipeline.songs.plan import FormPlan
+from runtime.music.sections import SongSection
+from runtime.pipeline.songs.plan import SongPlan
 
 PROMPTS: Final = (
     "jazz trio with walking bass",
@@ -51,7 +51,7 @@ def ends_row(player: Player, prompt: str, seed: int, seconds: float) -> Row:
     }
     generation = player.begin(piece)
     first, plan = generation.ring_frame, generation.plan
-    if first is None or not isinstance(plan, FormPlan):
+    if first is None or not isinstance(plan, SongPlan):
         return row
     chord = chord_share(audio, first / FRAME_RATE_HZ, plan.tonic_chord)
     bars_off = off_line(plan.sections, first)
@@ -65,7 +65,7 @@ def chord_share(audio: FloatArray, start_s: float, chord: Sequence[int]) -> floa
     return float(energies[list(chord)].sum() / max(energies.sum(), 1e-12))
 
 
-def off_line(sections: Sequence[PlannedSection], frame: int) -> float:
+def off_line(sections: Sequence[SongSection], frame: int) -> float:
     """How far a frame is from the nearest bar line of a song."""
     bar = sections[0].beats * 60.0 / sections[0].bpm * FRAME_RATE_HZ
     bars = (frame - sections[0].start_frame - sections[0].offset) / bar

@@ -9,7 +9,7 @@ from configs.demo.recipe.evaluation import sound
 from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.latents import FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArray
-from runtime.pipeline.songs.plan import FormPlan
+from runtime.pipeline.songs.plan import SongPlan
 
 PROMPTS: Final = (
     "synthwave with a big chorus",
@@ -53,7 +53,7 @@ def song_of(player: Player, prompt: str, seed: int) -> list[Section]:
     piece = Piece(prompt, seed, {"seconds": SONG_S, "plan": True})
     audio = player.finished_audio(piece)
     plan = player.begin(piece).plan
-    assert isinstance(plan, FormPlan)
+    assert isinstance(plan, SongPlan)
     samples = SAMPLE_RATE_HZ / FRAME_RATE_HZ
     return [
         heard(each.kind, each.bars, audio[round(each.start_frame * samples) : round(each.end_frame * samples)])

@@ -16,8 +16,8 @@ from configs.demo.recipe.evaluation.measure import PRESENT_SHARE, layer_share
 from configs.demo.recipe.evaluation.player import PLANS_AT_ONCE, EndlessPiece, Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.latents import FRAME_RATE_HZ, FloatArray, levels_from_latents
-from runtime.music.sections import PlannedSection
-from runtime.pipeline.songs.plan import FormPlan
+from runtime.music.sections import SongSection
+from runtime.pipeline.songs.plan import SongPlan
 from runtime.requests.options import GenerationOptions
 
 # Prompts and the layers that their words name; a genre names none.
@@ -73,12 +73,12 @@ def _forms(player: Player, prompt: str, seeds: int, song_s: float | None) -> lis
         return [form_of(sections, PROMPTS[prompt]) for sections in plans]
 
 
-def planned(player: Player, prompt: str, seed: int, song_s: float | None) -> Sequence[PlannedSection]:
+def planned(player: Player, prompt: str, seed: int, song_s: float | None) -> Sequence[SongSection]:
     """The sections of a plan; of one without end (`song_s` None) whole pages with `NUM_SECTIONS` at least."""
     planner = player.pipeline.planner
     assert planner is not None
     frames = None if song_s is None else round(song_s * FRAME_RATE_HZ)
-    plan = planner.form_plan(GenerationOptions(prompt=prompt), seed, frames)
+    plan = planner.song_plan(GenerationOptions(prompt=prompt), seed, frames)
     try:
         plan.plan_sections(NUM_SECTIONS)
         return plan.sections
@@ -86,7 +86,7 @@ def planned(player: Player, prompt: str, seed: int, song_s: float | None) -> Seq
         plan.close()
 
 
-def form_of(sections: Sequence[PlannedSection], named: Iterable[str]) -> Form:
+def form_of(sections: Sequence[SongSection], named: Iterable[str]) -> Form:
     """What sections do with named layers."""
     wanted, union = frozenset(named), frozenset(layer for section in sections for layer in section.layers)
     mains = [frozenset(section.layers) for section in sections if section.kind in MAIN_KINDS]
@@ -142,7 +142,7 @@ def _played(player: Player, *, is_endless: bool) -> tuple[Figures, list[Row]]:
     latents = player.finish(generations)
     rows = []
     for (prompt, seed), generation, each in zip(asked, generations, latents, strict=True):
-        assert isinstance(generation.plan, FormPlan)
+        assert isinstance(generation.plan, SongPlan)
         levels, sections = levels_from_latents(each), generation.plan.sections
         rows.append(played_row(prompt, seed, levels, sections, heard_layers(player.decode(each))))
         generation.close()
@@ -153,7 +153,7 @@ def played_row(
     prompt: str,
     seed: int,
     levels: FloatArray,
-    sections: Sequence[PlannedSection],
+    sections: Sequence[SongSection],
     heard: Mapping[str, bool | None],
 ) -> Row:
     """Which named layers sound in levels `[T, C]`: at all, and in its main sections; and what audio says of them.
@@ -178,7 +178,7 @@ def played_row(
     }
 
 
-def planned_shares(levels: FloatArray, sections: Sequence[PlannedSection]) -> dict[str, float]:
+def planned_shares(levels: FloatArray, sections: Sequence[SongSection]) -> dict[str, float]:
     """By layer the share of the frames of sections that have it in which it sounds."""
     frames = defaultdict[str, list[FloatArray]](list)
     for section in sections:

@@ -16,7 +16,7 @@ from engine_build.compile.builder import build_deployment
 from runtime.config.deployment import load_deployment
 from runtime.music.envelopes import Breath, Marks
 from runtime.music.section_prompts import section_prompts
-from runtime.music.sections import PlannedSection, beats_of
+from runtime.music.sections import SongSection, beats_of
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
@@ -75,15 +75,15 @@ class EndlessPiece:
         self._pipeline, self._frames, self._seed = pipeline, frames, piece.seed
         options = parse_options({"prompt": piece.prompt, "steps": pipeline.bundle.sampler.live_steps})
         self._options = pipeline.with_drawn(options, piece.seed)
-        self.plan = pipeline.planner.form_plan(self._options, piece.seed)
-        self._sections: dict[int, PlannedSection] = {}  # by their number; the plan forgets what is long past
+        self.plan = pipeline.planner.song_plan(self._options, piece.seed)
+        self._sections: dict[int, SongSection] = {}  # by their number; the plan forgets what is long past
         self._made = np.empty((0, pipeline.bundle.latents.channels), np.float32)
         self._index, notes = 0, pipeline.bundle.notes
         assert notes is not None
         self._breath = Breath(notes, pipeline.bundle.silence(1)[0])
 
     @property
-    def sections(self) -> tuple[PlannedSection, ...]:
+    def sections(self) -> tuple[SongSection, ...]:
         """Those that were planned so far."""
         return tuple(self._sections.values())
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from configs.demo.recipe.evaluation.player import EndlessPiece, Piece, Player
 from configs.demo.recipe.latents import FIRST_PITCH, FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArray, levels_from_latents
-from runtime.music.sections import PlannedSection
-from runtime.pipeline.songs.plan import FormPlan
+from runtime.music.sections import SongSection
+from runtime.pipeline.songs.plan import SongPlan
 
 PROMPTS: Final = (
     "lo-fi in D minor at 78 bpm",
@@ -81,9 +81,9 @@ def plot_pieces(player: Player, folder: Path, endless_s: float = ENDLESS_S) -> l
     pieces = [Piece(prompt, SEED, {"seconds": PIECE_S, "plan": None}) for prompt in PIECES]
     song, endless = player.begin(SONG), EndlessPiece(player.pipeline, ENDLESS, round(endless_s * FRAME_RATE_HZ))
     latents = [*player.generate(pieces), *player.finish([song]), *player.finish([endless])]
-    plans: list[tuple[PlannedSection, ...]] = [
+    plans: list[tuple[SongSection, ...]] = [
         *([()] * len(pieces)),
-        song.plan.sections if isinstance(song.plan, FormPlan) else (),
+        song.plan.sections if isinstance(song.plan, SongPlan) else (),
     ]
     plans.append(endless.sections)
     files = [folder / f"{index:02}.png" for index in range(len(pieces))] + [folder / "song.png", folder / "endless.png"]
@@ -94,7 +94,7 @@ def plot_pieces(player: Player, folder: Path, endless_s: float = ENDLESS_S) -> l
 
 
 def draw_piece(
-    file: Path, title: str, audio: FloatArray, latents: FloatArray, sections: Iterable[PlannedSection] = ()
+    file: Path, title: str, audio: FloatArray, latents: FloatArray, sections: Iterable[SongSection] = ()
 ) -> None:
     """Write a PNG of audio `[samples, 2]` of any length and its latents `[T, C]`: waveform, spectrogram, piano roll.
 

@@ -24,7 +24,7 @@ from runtime.live.protocol.messages import (
 )
 from runtime.live.session.live_session import LiveSession
 from runtime.music.score import Note
-from runtime.pipeline.songs.plan import FormPlan
+from runtime.pipeline.songs.plan import SongPlan
 
 STEP_S: Final = 0.05
 
@@ -41,7 +41,7 @@ class SessionRun:
     def __init__(self, player: Player, step_s: float = STEP_S, **opened: Any) -> None:
         self._player, self.now_s, self._step_s, self._seq = player, 0.0, step_s, 0
         self._position = self._sent_until = 0
-        self._form: FormPlan | None = None
+        self._form: SongPlan | None = None
         self._due: list[tuple[float, actions.SessionJob | actions.MakePlan]] = []
         self.num_generations = 0
         self.messages: list[ServerMessage] = []
@@ -124,7 +124,7 @@ class SessionRun:
         if begin is not None:
             self.close()
             drawn = pipeline.with_drawn(begin.options, seed)
-            self._form = planner.form_plan(drawn, begin.seed, state=begin.state)
+            self._form = planner.song_plan(drawn, begin.seed, state=begin.state)
         if change is not None and change.options is not None:
             drawn = pipeline.with_drawn(change.options, seed)
             work = replace(work, change=replace(change, options=drawn))

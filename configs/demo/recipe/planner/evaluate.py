@@ -20,9 +20,9 @@ from configs.demo.recipe.latents import FRAME_RATE_HZ, FloatArray, levels_from_l
 from configs.demo.recipe.planner.arrangement import Arrangement, Section
 from configs.demo.recipe.planner.pages import Piece, StructureCodes, draw_piece
 from configs.demo.recipe.planner.tokens import LAYER_WORDS
-from runtime.music.sections import PlannedSection
+from runtime.music.sections import SongSection
 from runtime.pipeline.generation import LongGeneration
-from runtime.pipeline.songs.plan import FormPlan
+from runtime.pipeline.songs.plan import SongPlan
 
 NUM_PROMPTS: Final = 32
 SONG_S: Final = 180.0
@@ -47,9 +47,9 @@ def evaluate(player: Player, structure: StructureCodes, count: int = NUM_PROMPTS
     pieces = [draw_piece(structure, HELD_OUT_SEED, index) for index in range(count)]
     planned = _begun(player, pieces, song_s, is_planned=True)
     unplanned = _begun(player, pieces, song_s, is_planned=False)
-    plans = [generation.plan for generation in planned if isinstance(generation.plan, FormPlan)]
+    plans = [generation.plan for generation in planned if isinstance(generation.plan, SongPlan)]
     with ThreadPoolExecutor() as pool:
-        codes = list(pool.map(FormPlan.finish, plans))
+        codes = list(pool.map(SongPlan.finish, plans))
     forms = [planned_form(one.arrangement.song, plan.sections) for one, plan in zip(pieces, plans, strict=True)]
     hints = [structure.decode(np.array(each)) for each in codes]
     measured: dict[str, tuple[list[Arrangement], list[FloatArray]]] = {
@@ -82,7 +82,7 @@ def prompt_of(piece: Piece) -> str:
     )
 
 
-def planned_form(song: Song, sections: Sequence[PlannedSection]) -> Arrangement:
+def planned_form(song: Song, sections: Sequence[SongSection]) -> Arrangement:
     """A plan's sections as far as there are whole bars of them."""
     bar_frames = song.beats_per_bar * song.frames_per_beat
     lengths = [int((section.end_frame - section.start_frame + 1) // bar_frames) for section in sections]

@@ -19,7 +19,7 @@ from runtime.base.errors import EngineError, ShapeError, TickError
 from runtime.live.hosting.work import BEGIN_S, CodecWork, PlanWork, compose_job
 from runtime.live.protocol.actions import DecodeWindow, MakePlan, PlanBeginning, PlanChange, PlanPart, SessionJob
 from runtime.live.protocol.messages import WriteAudio
-from runtime.music.sections import PlannedSection
+from runtime.music.sections import SongSection
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.songs.planning import Planner
 from runtime.requests.options import GenerationOptions
@@ -204,8 +204,8 @@ def plan_host() -> Iterator[PlanHost]:
 
 def test_what_the_seed_draws_stands_before_the_words_of_the_sections(built: Built) -> None:
     sections = (
-        PlannedSection(0, "verse", ("drums",), 1, -20, 10, None),
-        PlannedSection(1, "break", ("bass",), 1, 10, 40, None),
+        SongSection(0, "verse", ("drums",), 1, -20, 10, None),
+        SongSection(1, "break", ("bass",), 1, 10, 40, None),
     )
     with open_pipeline(built(planner={"capacity": 1024, "plan": True}, meaning=True, words=("chant", "no"))) as opened:
         assert opened.planner is not None

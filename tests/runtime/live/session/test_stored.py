@@ -19,7 +19,7 @@ from runtime.live.protocol import messages
 from runtime.live.protocol.actions import LiveModel, NoteFacts
 from runtime.live.session.live_session import LiveSession
 from runtime.live.storage.store import SessionSnapshot
-from runtime.music.plan_state import PlanState
+from runtime.music.plan_state import SongState
 
 
 def played(**opened: object) -> Simulation:
@@ -181,7 +181,7 @@ def test_a_renewed_session_that_plays_by_a_plan_gets_a_new_one() -> None:
 
 
 def test_a_plan_that_the_model_cannot_go_on_from_is_refused() -> None:
-    def refuse(state: PlanState) -> None:
+    def refuse(state: SongState) -> None:
         raise RequestError(f"no plan goes on from {len(state.values)} values")
 
     snapshot = played(mode="extend", plan=True).session.snapshot(2.0)

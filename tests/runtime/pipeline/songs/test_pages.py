@@ -20,7 +20,7 @@ from configs.demo.recipe.planner.pages import StructureCodes, draw_piece, recall
 from configs.demo.recipe.planner.tokens import header, planner_tables, rhythm_of, song_tokens
 from runtime.base.errors import RequestError
 from runtime.config.planner import PlannerSpec
-from runtime.music.sections import PlanSection, Song
+from runtime.music.sections import CodedSection, Song
 from runtime.pipeline.songs.edits import following
 from runtime.pipeline.songs.pages import (
     FIRST_SECTIONS,
@@ -28,7 +28,7 @@ from runtime.pipeline.songs.pages import (
     PAGE_SECTIONS,
     codes_page,
     layers_of_codes,
-    plan_page,
+    sections_page,
 )
 from runtime.pipeline.songs.prompt import SongPrompt
 from runtime.pipeline.songs.sequences import plan_seed
@@ -155,7 +155,7 @@ def song_in(key: int, mode: int) -> Song:
     return replace(SONG, header=(*SONG.header, 100 + key, 120 + mode))
 
 
-def choices(planner: PlannerSpec, section: PlanSection, others: Sequence[PlanSection]) -> list[set[int]]:
+def choices(planner: PlannerSpec, section: CodedSection, others: Sequence[CodedSection]) -> list[set[int]]:
     """By group the tokens that may come in the next code of a section, counted from the group's first."""
     constraint = codes_page(planner, TINY, section, others, seed=1, most_codes=None).order.constraint
     for token in constraint.forced(999):
@@ -223,7 +223,7 @@ def test_a_group_with_hardly_another_code_keeps_those_outside_the_scale() -> Non
 
 def test_a_plan_page_gives_what_is_known() -> None:
     planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"beginning": "verse"})})
-    page = plan_page(planner, PROMPT, None, [], number=0, seed=3, has_end=True)
+    page = sections_page(planner, PROMPT, None, [], number=0, seed=3, has_end=True)
     assert page.order.prompts == ((1, 28, 200, 2), (1, 29, 2))
     assert page.order.constraint.forced(9) == [9]
     assert page.order.seed == plan_seed(3, -1, 0)
@@ -236,7 +236,7 @@ def test_layers_that_the_prompt_leaves_out_are_in_no_section() -> None:
         spec = SPEC.model_copy(update={"absent": absent})
         planner = PLANNER.model_copy(update={"plan": spec})
         prompt = SongPrompt((28, 29), (), 120, ())
-        constraint = plan_page(planner, prompt, None, [], number=0, seed=3, has_end=True).order.constraint
+        constraint = sections_page(planner, prompt, None, [], number=0, seed=3, has_end=True).order.constraint
         for token in (9, 12, 16):
             constraint.advance(token)
         allowed = np.zeros(PLANNER.vocabulary, bool)
@@ -249,14 +249,14 @@ def test_what_the_prompt_names_limits_the_tempo_unless_it_is_given() -> None:
     planner, allowed = PLANNER.model_copy(update={"plan": spec}), np.zeros(PLANNER.vocabulary, bool)
     for bpm, expected in ((None, [8]), (SPEC.tempo(9), [9])):
         prompt = SongPrompt((12, 28), (), bpm, ())
-        plan_page(planner, prompt, None, [], number=0, seed=3, has_end=True).order.constraint.write_allowed(allowed)
+        sections_page(planner, prompt, None, [], number=0, seed=3, has_end=True).order.constraint.write_allowed(allowed)
         assert np.flatnonzero(allowed).tolist() == expected
 
 
 def test_tags_are_the_first_sections_and_all_of_a_plan_with_an_end() -> None:
     tagged = SongPrompt((), (), None, (17, 19))
     for has_end in (True, False):
-        constraint = plan_page(PLANNER, tagged, None, [], number=0, seed=3, has_end=has_end).order.constraint
+        constraint = sections_page(PLANNER, tagged, None, [], number=0, seed=3, has_end=has_end).order.constraint
         for token in (8, 12, 17, 20, 24, 19, 20, 24):
             allowed = np.zeros(PLANNER.vocabulary, bool)
             constraint.write_allowed(allowed)
@@ -268,7 +268,7 @@ def test_tags_are_the_first_sections_and_all_of_a_plan_with_an_end() -> None:
 def test_a_further_page_begins_with_the_last_sections_and_neither_begins_nor_ends_the_song() -> None:
     earlier = items("break 1", *["verse 2", "chorus 1"] * 5)
     planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"beginning": "break"})})
-    page = plan_page(planner, PROMPT, SONG, earlier, number=11, seed=3, has_end=False)
+    page = sections_page(planner, PROMPT, SONG, earlier, number=11, seed=3, has_end=False)
     constraint = page.order.constraint
     given = [*SONG.header, *[token for item in earlier[-PAGE_SECTIONS:] for token in item]]
     assert constraint.forced(99) == given
@@ -286,7 +286,7 @@ def test_a_further_page_begins_with_the_last_sections_and_neither_begins_nor_end
 
 def test_the_first_page_of_a_plan_without_end_is_shorter_than_a_song() -> None:
     planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"most_sections": 16})})
-    constraint = plan_page(planner, PROMPT, None, [], number=0, seed=3, has_end=False).order.constraint
+    constraint = sections_page(planner, PROMPT, None, [], number=0, seed=3, has_end=False).order.constraint
     tokens = [9, 12, *[16, 20, 24] * FIRST_SECTIONS]
     for place, token in enumerate(tokens):
         assert not constraint.is_done, place
@@ -297,7 +297,7 @@ def test_the_first_page_of_a_plan_without_end_is_shorter_than_a_song() -> None:
 def test_the_layers_that_the_prompt_asks_for_are_in_the_main_sections() -> None:
     spec = SPEC.model_copy(update={"named": {"bass": 28, "drums": 29}, "main": ("verse",)})
     planner = PLANNER.model_copy(update={"plan": spec})
-    constraint = plan_page(planner, PROMPT, None, [], number=0, seed=3, has_end=True).order.constraint
+    constraint = sections_page(planner, PROMPT, None, [], number=0, seed=3, has_end=True).order.constraint
     for token in (9, 12, SPEC.kind.token("verse")):
         constraint.advance(token)
     allowed = np.zeros(PLANNER.vocabulary, bool)

@@ -17,12 +17,12 @@ from helpers.lock_check import lock_checked
 from runtime.base.errors import GenerationCancelledError, RequestError, TickError
 from runtime.config.notes import NotesSpec
 from runtime.config.plan_spec import PlanSpec
-from runtime.music.plan_state import PlanState
-from runtime.music.sections import PlanSection, SectionRequest
+from runtime.music.plan_state import SongState
+from runtime.music.sections import CodedSection, SectionRequest
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.songs import plan as plan_module
 from runtime.pipeline.songs import planning
-from runtime.pipeline.songs.plan import CLEAR_LEAD, KEPT_S, FormPlan, Opening
+from runtime.pipeline.songs.plan import CLEAR_LEAD, KEPT_S, Opening, SongPlan
 from runtime.requests.options import parse_options
 
 RATE_HZ, SIZE = 25, 3
@@ -36,17 +36,17 @@ def pipeline(built: Built) -> Iterator[Pipeline]:
 
 @pytest.fixture(autouse=True)
 def locks_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "FormPlan", lock_checked(FormPlan, "_song", "_sections", "_task"))
+    monkeypatch.setattr(planning, "SongPlan", lock_checked(SongPlan, "_song", "_sections", "_task"))
 
 
 def plan_of(
-    pipeline: Pipeline, total_frames: int | None = None, seed: int = 1, state: PlanState | None = None, **options: Any
-) -> FormPlan:
+    pipeline: Pipeline, total_frames: int | None = None, seed: int = 1, state: SongState | None = None, **options: Any
+) -> SongPlan:
     assert pipeline.planner is not None
-    return pipeline.planner.form_plan(parse_options({"prompt": "calm", **options}), seed, total_frames, state=state)
+    return pipeline.planner.song_plan(parse_options({"prompt": "calm", **options}), seed, total_frames, state=state)
 
 
-def starts(plan: FormPlan) -> list[int]:
+def starts(plan: SongPlan) -> list[int]:
     return [section.start_frame for section in plan.sections]
 
 
@@ -205,12 +205,12 @@ def with_openings(
     opened, scripted, num_still = list[list[int]](), iter(leads), chain(still, repeat(0))
     with_plan(pipeline, monkeypatch, openings=num)
 
-    def judge(plan: FormPlan, section: PlanSection, codes: list[int]) -> Opening:
+    def judge(plan: SongPlan, section: CodedSection, codes: list[int]) -> Opening:
         opened.append(codes)
         lead = next(scripted)
         return Opening(lead >= CLEAR_LEAD, -next(num_still), lead)
 
-    monkeypatch.setattr(FormPlan, "_judge", judge)
+    monkeypatch.setattr(SongPlan, "_judge", judge)
     return opened
 
 
@@ -308,7 +308,7 @@ def test_what_follows_an_opening_does_not_depend_on_which_draw_it_is(
     assert expected[: len(opened[2])] == opened[2]
     state = plan_of(pipeline, seed=4).state()
     with_openings(pipeline, 3, [], monkeypatch)  # none is drawn again
-    monkeypatch.setattr(FormPlan, "_opened", lambda plan, task, *_: task)
+    monkeypatch.setattr(SongPlan, "_opened", lambda plan, task, *_: task)
     other = plan_of(pipeline, seed=4, state=state)
     other.plan_sections()
     other.replace(0, codes=opened[2])
@@ -339,16 +339,16 @@ def test_a_plan_that_is_changed_draws_no_more_openings_of_what_it_was(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_openings(pipeline, 9, [], monkeypatch)
-    drawn: list[PlanSection] = []
+    drawn: list[CodedSection] = []
 
-    def judge(plan: FormPlan, section: PlanSection, codes: list[int]) -> Opening:
+    def judge(plan: SongPlan, section: CodedSection, codes: list[int]) -> Opening:
         drawn.append(section)
         if len(drawn) == 1:
             plan.replace(0, [SectionRequest("break", ("bass",), 2)])
             return Opening(False, 0, -1.0)
         return Opening(True, 0, 1.0)
 
-    monkeypatch.setattr(FormPlan, "_judge", judge)
+    monkeypatch.setattr(SongPlan, "_judge", judge)
     plan = plan_of(pipeline, seed=4)
     plan.hints(0, 100)
     assert plan.sections[0].kind == "break"
@@ -464,18 +464,18 @@ def test_sections_that_were_being_planned_before_another_tempo_are_not_taken(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
     """The tempo changes while the first, or a later, page of sections is written."""
-    plan, page_of, changed = plan_of(pipeline, seed=9), FormPlan._page, list[int]()
+    plan, page_of, changed = plan_of(pipeline, seed=9), SongPlan._page, list[int]()
     if not is_first:
         plan.hints(0, 1)
 
-    def page(form: FormPlan, *args: Any) -> Any:
+    def page(form: SongPlan, *args: Any) -> Any:
         made = page_of(form, *args)
         if not changed:
             changed.append(plan.sections[-1].index if plan.sections else -1)
             form.change(parse_options({"prompt": "calm", "bpm": 180}), 0)
         return made
 
-    monkeypatch.setattr(FormPlan, "_page", page)
+    monkeypatch.setattr(SongPlan, "_page", page)
     while not changed:
         plan.hints(plan.sections[-1].start_frame + 1 if plan.sections else 0, 1)
     plan.hints(0, 1)

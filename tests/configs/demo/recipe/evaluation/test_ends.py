@@ -5,7 +5,7 @@ import pytest
 
 from configs.demo.recipe.evaluation.ends import SECONDS, chord_share, ends_figures, off_line
 from configs.demo.recipe.latents import SAMPLE_RATE_HZ
-from runtime.music.sections import PlannedSection
+from runtime.music.sections import SongSection
 
 
 def test_the_share_of_a_chord_is_that_of_its_pitch_classes() -> None:
@@ -17,7 +17,7 @@ def test_the_share_of_a_chord_is_that_of_its_pitch_classes() -> None:
 
 
 def test_bar_lines_are_counted_from_the_first_section() -> None:
-    section = PlannedSection(0, "verse", ("bass",), 8, 10, 410, None, bpm=120.0, beats=4, offset=0.25)
+    section = SongSection(0, "verse", ("bass",), 8, 10, 410, None, bpm=120.0, beats=4, offset=0.25)
     assert off_line([section], 60) == pytest.approx(0.25)
     assert off_line([section], 85) == pytest.approx(24.75)
 

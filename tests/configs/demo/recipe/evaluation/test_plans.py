@@ -20,20 +20,20 @@ from configs.demo.recipe.evaluation.player import Player
 from configs.demo.recipe.instruments import LAYERS, pitch_channels
 from configs.demo.recipe.latents import CHANNELS, FloatArray
 from runtime.config.deployment import Deployment
-from runtime.music.sections import PlannedSection
+from runtime.music.sections import SongSection
 from runtime.pipeline.pipeline import open_pipeline
 
 PROMPT = "dark bass and drums"
 
 
-def plan(*items: tuple[str, str], bars: int = 8, frames: int = 100) -> list[PlannedSection]:
+def plan(*items: tuple[str, str], bars: int = 8, frames: int = 100) -> list[SongSection]:
     return [
-        PlannedSection(i, kind, tuple(layers.split("+")), bars, i * frames, (i + 1) * frames, None)
+        SongSection(i, kind, tuple(layers.split("+")), bars, i * frames, (i + 1) * frames, None)
         for i, (kind, layers) in enumerate(items)
     ]
 
 
-def sounding(sections: list[PlannedSection], layer: str, share: float = 1.0) -> FloatArray:
+def sounding(sections: list[SongSection], layer: str, share: float = 1.0) -> FloatArray:
     """Levels in which a layer sounds in the first frames of the sections that have it."""
     levels = np.zeros((sections[-1].end_frame, CHANNELS), np.float32)
     for section in sections:

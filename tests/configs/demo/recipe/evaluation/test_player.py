@@ -19,7 +19,7 @@ from configs.demo.recipe.planner.pages import StructureCodes
 from runtime.config.deployment import Deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import open_pipeline
-from runtime.pipeline.songs.plan import FormPlan
+from runtime.pipeline.songs.plan import SongPlan
 from runtime.pipeline.songs.planning import Planner
 
 FOLDER = ROOT / "configs" / "demo"
@@ -103,7 +103,7 @@ def test_a_plans_codes_are_in_a_rare_key_because_others_never_come(player: Playe
     structure, found = StructureCodes(FOLDER), list[float]()
     for each in (player, Player(replace(pipeline, planner=planner))):
         plan = each.begin(Piece("techno, pads, melody, bass, arps, drums, A# blues, 128 bpm", 1, options)).plan
-        assert isinstance(plan, FormPlan)
+        assert isinstance(plan, SongPlan)
         found.append(in_key_energy(structure.decode(np.array(plan.finish())), 10, "blues"))
         assert (plan.header["key"], plan.header["mode"]) == ("a#", "blues")
     assert found[0] > 0.95

@@ -11,7 +11,7 @@ import pytest
 from configs.demo.recipe.corpus.rendering import render
 from configs.demo.recipe.corpus.songs import draw_song
 from configs.demo.recipe.latents import CHANNELS, HOP_SAMPLES, SAMPLE_RATE_HZ, FloatArray, latents_from_levels
-from runtime.music.sections import PlannedSection
+from runtime.music.sections import SongSection
 
 pytest.importorskip("matplotlib")
 
@@ -42,7 +42,7 @@ def test_a_piece_of_any_length_has_a_picture(tmp_path: Path, frames: int) -> Non
 
     latents = latents_from_levels(np.full((frames, CHANNELS), 0.5))
     audio = np.zeros((frames * HOP_SAMPLES, 2), np.float32)
-    sections = [PlannedSection(0, "verse", ("pad", "drums"), 8, 0, frames, None)]
+    sections = [SongSection(0, "verse", ("pad", "drums"), 8, 0, frames, None)]
     draw_piece(tmp_path / "piece.png", "a title", audio, latents, sections)
     assert (tmp_path / "piece.png").read_bytes().startswith(b"\x89PNG")
 

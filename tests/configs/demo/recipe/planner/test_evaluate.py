@@ -24,7 +24,7 @@ from configs.demo.recipe.planner.evaluate import (
 from configs.demo.recipe.planner.pages import StructureCodes, draw_form
 from configs.demo.recipe.planner.prompt import build_prompt_tokenizer
 from configs.demo.recipe.planner.tokens import TOKEN_IDS, song_tokens
-from runtime.music.sections import PlannedSection
+from runtime.music.sections import SongSection
 
 ALL = frozenset(LAYERS)
 
@@ -85,10 +85,10 @@ def test_a_prompt_names_all_but_the_sections() -> None:
 
 def test_a_plan_counts_as_far_as_there_are_whole_bars(arrangement: Arrangement) -> None:
     song = replace(arrangement.song, bpm=100)
-    bar, sections = 60, list[PlannedSection]()
+    bar, sections = 60, list[SongSection]()
     for kind, bars, end in (("intro", 4, 4 * bar), ("verse", 8, 10 * bar + 59), ("chorus", 4, 11 * bar + 40)):
         start = sections[-1].end_frame if sections else 0
-        sections.append(PlannedSection(len(sections), kind, ("pad",), bars, start, end, None))
+        sections.append(SongSection(len(sections), kind, ("pad",), bars, start, end, None))
     form = planned_form(song, sections)
     assert [(section.kind, section.bars, section.layers) for section in form.sections] == [
         ("intro", 4, {"pad"}),

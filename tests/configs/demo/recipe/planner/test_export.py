@@ -51,7 +51,7 @@ from configs.demo.recipe.planner.tokens import (  # noqa: E402
 from configs.demo.recipe.planner.train import PlannerConfig, PlannerTrainer  # noqa: E402
 from runtime.config.explain import validated  # noqa: E402
 from runtime.config.planner import PlannerSpec  # noqa: E402
-from runtime.pipeline.songs.plan import FormPlan  # noqa: E402
+from runtime.pipeline.songs.plan import SongPlan  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_the_runtime_writes_the_codes_that_torch_does(trainer: PlannerTrainer, t
     with open_player(folder) as player:
         asked = {"seconds": seconds, "plan": True, "plan_temperature": 0.0, "lyrics": "[verse][chorus][verse]"}
         plan = player.begin(PieceRequest(prompt_of(form), 1, asked)).plan
-        assert isinstance(plan, FormPlan)
+        assert isinstance(plan, SongPlan)
         found = np.array(plan.finish())
     sections = tuple(Section(each.kind, each.bars, frozenset(each.layers)) for each in plan.sections)
     piece = replace(form, arrangement=replace(form.arrangement, sections=sections))
