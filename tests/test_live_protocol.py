@@ -14,14 +14,8 @@ from helpers.paths import ROOT
 
 from runtime.config.deployment import Deployment
 from runtime.live.protocol.frames import HEADER
-from runtime.live.protocol.messages import (
-    CLIENT_MESSAGES,
-    SERVER_MESSAGES,
-    SUBPROTOCOL,
-    Applied,
-    parse_client_message,
-    parse_server_message,
-)
+from runtime.live.protocol.messages import CLIENT_MESSAGES, SUBPROTOCOL, parse_client_message
+from runtime.live.protocol.server_messages import SERVER_MESSAGES, Applied, parse_server_message
 from server.live.connection import CLOSE_CODES
 
 __all__ = ["tiny"]

@@ -21,7 +21,7 @@ from runtime.commands.generate_options import SECTIONS as FLAG_SECTIONS
 from runtime.commands.startup import COMMANDS
 from runtime.commands.subcommands import InstalledCommand
 from runtime.config.bundle import load_bundle
-from runtime.live.protocol.messages import messages_schema
+from runtime.live.protocol.server_messages import messages_schema
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.option_types import MAX_SECONDS
 from runtime.requests.options import GenerationOptions

@@ -10,17 +10,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from runtime.base.errors import NonFiniteError, RequestError, SessionsFullError, TickError
 from runtime.live.hosting.host import SessionHost
 from runtime.live.protocol.frames import AudioChunk, ChunkEncoder
-from runtime.live.protocol.messages import (
-    MAX_MESSAGES_PER_S,
-    Closed,
-    Open,
-    Problem,
-    Ready,
-    ServerMessage,
-    message_text,
-    problem_of,
-    seq_of,
-)
+from runtime.live.protocol.messages import MAX_MESSAGES_PER_S, Open, seq_of
+from runtime.live.protocol.server_messages import Closed, Problem, Ready, ServerMessage, message_text, problem_of
 from server.asgi.connection import abort_of, charged_to, first_completed, in_charged_thread
 from server.asgi.problems import ProblemError
 from server.asgi.shares import RateLimit, client_of

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import CanvasPicture, Changed, Plan, ServerMessage, State
+from runtime.live.protocol.server_messages import CanvasPicture, Changed, Plan, ServerMessage, State
 
 # A session runs at most 2 s ahead of its client, which is 768 KB of float32 stereo at 48 kHz.
 MAX_AUDIO_BYTES = 2**20

@@ -14,7 +14,8 @@ from runtime.audio.formats import ARCHIVE
 from runtime.base.errors import UnknownSessionError
 from runtime.live.hosting.host import SessionHost
 from runtime.live.hosting.services import SessionInfo
-from runtime.live.protocol.messages import SUBPROTOCOL, Plan, State, messages_schema
+from runtime.live.protocol.messages import SUBPROTOCOL
+from runtime.live.protocol.server_messages import Plan, State, messages_schema
 from runtime.pipeline.stem_files import StemFiles, stems_bytes, zip_bytes
 from server.asgi.openapi import SCHEMA_TYPE, problem_responses
 from server.asgi.problems import ProblemError, unavailable

@@ -10,7 +10,8 @@ import numpy as np
 
 from runtime.base.errors import TickError, UnknownSessionError
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import CanvasLayout, Closed, Limits, Ready, ReadyControls, SetControls
+from runtime.live.protocol.messages import SetControls
+from runtime.live.protocol.server_messages import CanvasLayout, Closed, Limits, Ready, ReadyControls
 
 RATE_HZ = 48_000
 CHANNELS = 2

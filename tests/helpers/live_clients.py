@@ -9,16 +9,14 @@ from typing import Any
 from websockets.asyncio.server import ServerConnection, serve
 
 from runtime.live.protocol.frames import HEADER
-from runtime.live.protocol.messages import (
-    SUBPROTOCOL,
+from runtime.live.protocol.messages import SUBPROTOCOL, ClientMessage, parse_client_message
+from runtime.live.protocol.server_messages import (
     CanvasLayout,
-    ClientMessage,
     Limits,
     Ready,
     ReadyControls,
     ServerMessage,
     message_text,
-    parse_client_message,
 )
 
 RATE = 1000

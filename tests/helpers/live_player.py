@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
 from runtime.live.protocol.frames import AudioChunk, decode_chunk
-from runtime.live.protocol.messages import Closed, Ready, ServerMessage, parse_server_message
+from runtime.live.protocol.server_messages import Closed, Ready, ServerMessage, parse_server_message
 
 
 class Player:

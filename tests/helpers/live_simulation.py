@@ -21,6 +21,7 @@ from runtime.live.playback.playhead import SessionClock
 from runtime.live.protocol import actions, messages
 from runtime.live.protocol.actions import DecodeWindow, LiveModel, SessionJob
 from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.server_messages import Applied, ServerMessage
 from runtime.live.session.live_session import LiveSession, reports
 
 RATE, HOP = 1000, 40
@@ -141,7 +142,7 @@ class Simulation:
     updates: list[actions.UpdateSteps] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     chunks: list[tuple[AudioChunk, int]] = field(default_factory=list)
-    messages: list[messages.ServerMessage] = field(default_factory=list)
+    messages: list[ServerMessage] = field(default_factory=list)
     commits: int = 0
     advances: int = 0
     ring: NDArray[np.float32] = field(default_factory=lambda: np.full((LIMIT_S * RATE, CHANNELS), np.nan, np.float32))
@@ -149,7 +150,7 @@ class Simulation:
     acked: int = 0
     playhead: int | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
-    _plans: list[tuple[float, actions.MakePlan]] = field(default_factory=list)
+    _plans: list[tuple[float, actions.MakeHints]] = field(default_factory=list)
     _form: SimulatedForm | None = None
     _decodes: list[tuple[float, DecodeWindow]] = field(default_factory=list)
     _arrivals: list[tuple[float, AudioChunk]] = field(default_factory=list)
@@ -201,9 +202,9 @@ class Simulation:
         self._form = None
         self.connect()
 
-    def applied(self, seq: int) -> messages.Applied | None:
+    def applied(self, seq: int) -> Applied | None:
         """The message that reports a seq, or a newer one, as complete."""
-        found = (m for m in self.messages if isinstance(m, messages.Applied) and m.seq >= seq)
+        found = (m for m in self.messages if isinstance(m, Applied) and m.seq >= seq)
         return next((m for m in found if m.full_sample is not None), None)
 
     @property
@@ -228,9 +229,9 @@ class Simulation:
                 guidance = 3.0 if job.options.guidance is None else job.options.guidance
                 self.jobs.append(job)
                 self.flights.append(Flight(job, next(self._numbers), self.now_s + self.generation_s, guidance))
-            case actions.MakePlan():
+            case actions.MakeHints():
                 self._plans.append((self.now_s + self.plan_s, action))
-            case actions.EndPlan():
+            case actions.StopHints():
                 self._plans.clear()
                 self._form = None
             case actions.FindWords(seq, texts, options, seed):

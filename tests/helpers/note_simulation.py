@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from runtime.config.notes import EnvelopeSpec, InstrumentSpec, NoteLayerSpec, NotesSpec
 from runtime.live.playback.note_stream import NoteEvent, NoteStream
 from runtime.live.protocol.actions import NoteFacts
-from runtime.live.protocol.messages import TrackedNotes
+from runtime.live.protocol.server_messages import TrackedNotes
 from runtime.music.tracker import FrameNote, NoteTracker
 
 SPEC = NotesSpec(

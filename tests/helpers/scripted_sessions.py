@@ -17,7 +17,8 @@ from runtime.live.hosting import host as host_module
 from runtime.live.hosting.host import SessionHost
 from runtime.live.protocol.actions import Action, DecodeWindow, LiveModel, SessionJob
 from runtime.live.protocol.client_seqs import ClientSeqs
-from runtime.live.protocol.messages import Ack, CanvasLayout, Limits, Open, Ready, ReadyControls, ServerMessage
+from runtime.live.protocol.messages import Ack, Open
+from runtime.live.protocol.server_messages import CanvasLayout, Limits, Ready, ReadyControls, ServerMessage
 from runtime.live.storage.store import SessionSnapshot
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options

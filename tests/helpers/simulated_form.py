@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.base.errors import EngineError, RequestError
 from runtime.config.plan_spec import PlanField, PlanSpec, TokenRange
-from runtime.live.protocol.actions import PlanBeginning, PlanFacts
+from runtime.live.protocol.actions import SongBeginning, SongFacts
 from runtime.music.plan_state import SongState
 from runtime.music.sections import SectionRequest, SongSection
 from runtime.requests.options import GenerationOptions
@@ -37,7 +37,7 @@ SPEC = PlanSpec(
     materials=(0, 1, 2),
     layer_words={"drums": ("drums", "no drums")},
 )
-FACTS = PlanFacts(SPEC, FRAMES_PER_CODE, NUM_CODES, is_default=False)
+FACTS = SongFacts(SPEC, FRAMES_PER_CODE, NUM_CODES, is_default=False)
 
 
 class SimulatedForm:
@@ -49,7 +49,7 @@ class SimulatedForm:
 
     fails_next = False
 
-    def __init__(self, begin: PlanBeginning) -> None:
+    def __init__(self, begin: SongBeginning) -> None:
         self.header = {"bpm": 100}
         self._options, self._seed = [[0, _label(begin.options)]], begin.seed
         self._requests: list[list[Any]] = []  # index, kind, layers, bars, start_frame

@@ -27,7 +27,8 @@ import tickrt
 from runtime.base.errors import TickError
 from runtime.config.deployment import Deployment
 from runtime.live.protocol.frames import decode_chunk
-from runtime.live.protocol.messages import Ack, Close, Open, Ready, message_text, parse_server_message
+from runtime.live.protocol.messages import Ack, Close, Open
+from runtime.live.protocol.server_messages import Ready, message_text, parse_server_message
 from server.cluster import local_cluster
 from server.cluster.edge import AdminSocket
 from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster

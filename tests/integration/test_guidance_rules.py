@@ -24,7 +24,7 @@ from runtime.base.errors import EngineMismatchError
 from runtime.config.deployment import load_deployment
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines
-from runtime.live.protocol.messages import Applied, Problem
+from runtime.live.protocol.server_messages import Applied, Problem
 from runtime.requests.timesteps import noise
 
 F64 = NDArray[np.float64]

@@ -14,15 +14,8 @@ from runtime.config.codec import Pcm
 from runtime.live.hosting.host import SessionHost
 from runtime.live.hosting.session_client import SessionClient
 from runtime.live.hosting.slots import HostLimits
-from runtime.live.protocol.messages import (
-    Applied,
-    LivePrompt,
-    Open,
-    Pause,
-    Play,
-    ServerMessage,
-    SetControls,
-)
+from runtime.live.protocol.messages import LivePrompt, Open, Pause, Play, SetControls
+from runtime.live.protocol.server_messages import Applied, ServerMessage
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.tick.loop.events import Event, Failed, Finished
 from tickrt.receiver import Receiver

@@ -24,7 +24,8 @@ from websockets.sync.client import connect
 from runtime.config.deployment import Deployment
 from runtime.live.hosting.host import SessionHost
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import Ack, Applied, Plan, Problem, Ready, ServerMessage
+from runtime.live.protocol.messages import Ack
+from runtime.live.protocol.server_messages import Applied, Plan, Problem, Ready, ServerMessage
 from runtime.live.storage.sqlite_store import open_sqlite_store
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import GenerationOptions

@@ -16,8 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from runtime.base.errors import RequestError
 from runtime.live.parts.plan import basis_of
 from runtime.live.protocol import messages
-from runtime.live.protocol.actions import PlanBeginning
-from runtime.live.protocol.messages import LivePrompt, NewSection, Plan, SetPlan
+from runtime.live.protocol.actions import SongBeginning
+from runtime.live.protocol.messages import LivePrompt, NewSection, SetPlan
+from runtime.live.protocol.server_messages import Plan, Problem, State
 from runtime.requests.options import GenerationOptions
 
 LONGEST_S = 30.0
@@ -238,14 +239,14 @@ class LiveMachine(RuleBasedStateMachine):
         plan = self.simulation.session.plan
         if plan is None or plan.is_idle:
             return
-        state = next(message for message in reversed(self.simulation.messages) if isinstance(message, messages.State))
+        state = next(message for message in reversed(self.simulation.messages) if isinstance(message, State))
         hint = self.simulation.heard[state.playhead_sample - 1, HINT]
         if not np.isnan(hint):
             assert hint == self.simulation.planned(int((state.canvas_position_s - 1 / RATE) * RATE / HOP + 1e-6))
 
     def check_edits(self) -> None:
         """Every edit that was taken is in the plan, where nothing later says otherwise, or a problem has its seq."""
-        refused = [m for m in self.simulation.messages if isinstance(m, messages.Problem) and m.status < 500]
+        refused = [m for m in self.simulation.messages if isinstance(m, Problem) and m.status < 500]
         for problem in refused:
             assert problem.seq is not None
             _, bars, codes = self.edits.pop(problem.seq, (0, [0], [0]))
@@ -263,7 +264,7 @@ class LiveMachine(RuleBasedStateMachine):
         if self.edits:
             plan = self.simulation.session.plan
             assert plan is not None
-            form = SimulatedForm(PlanBeginning(GenerationOptions(prompt=""), 1, plan._state))
+            form = SimulatedForm(SongBeginning(GenerationOptions(prompt=""), 1, plan._state))
             made = {start: bars for _, kind, layers, bars, start in form._requests if (kind, *layers) == BREAK}
             assert {start: made.get(start) for start in all_bars} == all_bars
             assert {place: form._given.get(place) for place in all_codes} == all_codes

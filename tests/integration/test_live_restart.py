@@ -16,7 +16,7 @@ from helpers.live_player import Player, is_audio, player
 from helpers.redis_server import redis_server
 
 from runtime.config.deployment import Deployment
-from runtime.live.protocol.messages import Closed, Problem, Ready, State
+from runtime.live.protocol.server_messages import Closed, Problem, Ready, State
 from runtime.live.storage.redis_store import open_redis_store
 from runtime.live.storage.store import SessionSnapshot, SessionStore
 

@@ -38,18 +38,12 @@ from runtime.config.deployment import Deployment
 from runtime.live.hosting.host import SessionHost
 from runtime.live.hosting.slots import HostLimits
 from runtime.live.protocol.frames import AudioChunk, decode_chunk
-from runtime.live.protocol.messages import (
-    Ack,
+from runtime.live.protocol.messages import Ack, ClientMessage, LivePrompt, Open, SetBand, SetControls, SetPrompts
+from runtime.live.protocol.server_messages import (
     Applied,
-    ClientMessage,
-    LivePrompt,
-    Open,
     Problem,
     Ready,
     ServerMessage,
-    SetBand,
-    SetControls,
-    SetPrompts,
     State,
     message_text,
     parse_server_message,

@@ -29,11 +29,11 @@ from runtime.live.protocol.messages import (
     Open,
     Pause,
     Play,
-    Problem,
     SetBand,
     SetControls,
     SetPrompts,
 )
+from runtime.live.protocol.server_messages import Problem
 from runtime.live.session.live_session import LiveSession
 from runtime.live.storage.sqlite_store import open_sqlite_store
 from runtime.live.storage.store import SessionStore

@@ -25,7 +25,7 @@ from runtime.commands.terminal import EXIT_INVALID
 from runtime.config.deployment import Deployment
 from runtime.config.option_ranges import ANY_MODEL, MEMBERS, OptionRanges
 from runtime.live.parts.controls import CONTROL_NAMES
-from runtime.live.protocol.messages import Applied, Problem
+from runtime.live.protocol.server_messages import Applied, Problem
 from runtime.pipeline.generation import LongGeneration
 from runtime.requests.options import GenerationOptions, parse_options
 from server.protocols.osc.addresses import AddressTable

@@ -16,7 +16,7 @@ from websockets.exceptions import InvalidStatus
 
 import tickrt
 from runtime.config.deployment import Deployment
-from runtime.live.protocol.messages import Applied, Closed, Problem
+from runtime.live.protocol.server_messages import Applied, Closed, Problem
 from server.service.lease import Lease
 from server.service.leases import Leases
 

@@ -20,7 +20,8 @@ from runtime.audio.windows import WindowCutter
 from runtime.base.errors import RequestError
 from runtime.config.option_ranges import GUIDANCE_OPTIONS
 from runtime.live.parts.controls import controls_schema
-from runtime.live.protocol.messages import Applied, LivePrompt, Problem, SetBand, SetPrompts
+from runtime.live.protocol.messages import LivePrompt, SetBand, SetPrompts
+from runtime.live.protocol.server_messages import Applied, Problem
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
 from runtime.pipeline.pipeline import Pipeline, open_pipeline

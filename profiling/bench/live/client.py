@@ -15,13 +15,10 @@ from websockets.typing import Subprotocol
 from profiling.bench.live.sound_log import AudioRange, SoundLog
 from runtime.base.errors import TickError
 from runtime.live.protocol.frames import HEADER
-from runtime.live.protocol.messages import (
-    SUBPROTOCOL,
-    Ack,
+from runtime.live.protocol.messages import SUBPROTOCOL, Ack, ClientMessage, Open
+from runtime.live.protocol.server_messages import (
     Applied,
-    ClientMessage,
     Closed,
-    Open,
     Problem,
     Ready,
     ServerMessage,

@@ -16,10 +16,11 @@ from runtime.base.errors import DrainingError
 from runtime.base.threads import Process
 from runtime.live.hosting.session_client import SessionClient, SessionProvider
 from runtime.live.playback.note_stream import NoteEvent
-from runtime.live.protocol.messages import Beat, Open, Plan, ReferenceKind, State, parse_client_message
+from runtime.live.protocol.messages import Open, ReferenceKind, parse_client_message
+from runtime.live.protocol.server_messages import Beat, Plan, State
 from runtime.requests.prompt_words import BoundMood, PromptMeaning, PromptWords
 from tickrt.audio import Audio
-from tickrt.midi import Input, MidiClock, Output, Played
+from tickrt.midi import MidiClock, MidiInput, MidiOutput, Played
 from tickrt.options import At, Blend, Controls, Prompt, Source, plain_options, plain_values, prompt_items
 from tickrt.receiver import Receiver
 
@@ -261,7 +262,7 @@ class Live(LiveAudio):
         self._send("clock", bpm=float(bpm), sample=None if sample is None else int(sample))
 
     def midi_clock(
-        self, output: str | Output | None = None, input: str | Input | None = None, *, latency_s: float = 0.0
+        self, output: str | MidiOutput | None = None, input: str | MidiInput | None = None, *, latency_s: float = 0.0
     ) -> MidiClock:
         """Send MIDI clock to the port `output`, and follow the clock of the port `input`, until closed; or one of them.
 

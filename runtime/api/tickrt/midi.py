@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, Self
 
 from runtime.base.errors import ConfigError, TickError
-from runtime.live.protocol.messages import Beat
+from runtime.live.protocol.server_messages import Beat
 from runtime.music.clock import BarLine, ClockIn, ClockOut
 
 # Messages are handed to a port so long before they are due, by a thread that waits for each of them.
@@ -19,14 +19,14 @@ TELL_S, JUMP_S = 1.0, 0.1
 FOLLOW, LARGEST_ERROR_S = 0.1, 0.25
 
 
-class Output(Protocol):
+class MidiOutput(Protocol):
     """A MIDI output port, as python-rtmidi has it."""
 
     def send_message(self, message: bytes) -> None:
         """Send a message at once."""
 
 
-class Input(Protocol):
+class MidiInput(Protocol):
     """A MIDI input port, as python-rtmidi has it."""
 
     def set_callback(self, function: Callable[[tuple[Any, float], Any], None]) -> None:
@@ -92,8 +92,8 @@ class MidiClock:
         session: ClockedSession,
         played: Played,
         sample_rate_hz: int,
-        output: str | Output | None,
-        input: str | Input | None,
+        output: str | MidiOutput | None,
+        input: str | MidiInput | None,
         latency_s: float = 0.0,
     ) -> None:
         self._session, self._played, self._latency_s = session, played, latency_s
@@ -200,12 +200,12 @@ class MidiClock:
                 return  # there is no beat yet, or the session has ended
 
 
-def open_output(port: str | Output) -> Output:
+def open_output(port: str | MidiOutput) -> MidiOutput:
     """A port by its name or a part of it, or one that is open. Raises ConfigError."""
     return _opened("MidiOut", port) if isinstance(port, str) else port
 
 
-def open_input(port: str | Input) -> Input:
+def open_input(port: str | MidiInput) -> MidiInput:
     """A port by its name or a part of it, or one that is open. Raises ConfigError."""
     return _opened("MidiIn", port) if isinstance(port, str) else port
 

@@ -15,7 +15,7 @@ from runtime.live.hosting.session_client import Hearing
 from runtime.live.playback.audio_ring import AudioRing
 from runtime.live.playback.note_stream import NoteEvent, NoteStream
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import (
+from runtime.live.protocol.server_messages import (
     Applied,
     Closed,
     LayerKeys,

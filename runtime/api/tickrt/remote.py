@@ -27,18 +27,11 @@ from runtime.config.codec import Pcm
 from runtime.live.hosting.services import Clock
 from runtime.live.protocol.backoff import backoff_s
 from runtime.live.protocol.frames import decode_chunk
-from runtime.live.protocol.messages import (
-    SUBPROTOCOL,
-    Ack,
-    ClientMessage,
-    Close,
+from runtime.live.protocol.messages import SUBPROTOCOL, Ack, ClientMessage, Close, EventKind, Open, ReferenceKind, Reply
+from runtime.live.protocol.server_messages import (
     Closed,
-    EventKind,
-    Open,
     Problem,
     Ready,
-    ReferenceKind,
-    Reply,
     ServerMessage,
     message_text,
     parse_server_message,

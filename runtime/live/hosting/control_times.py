@@ -7,15 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from runtime.live.parts.controls import STEP_CONTROLS
-from runtime.live.protocol.messages import (
-    Applied,
-    ClientMessage,
-    SetAdapter,
-    SetControls,
-    SetPrompts,
-    SetReference,
-    Stages,
-)
+from runtime.live.protocol.messages import ClientMessage, SetAdapter, SetControls, SetPrompts, SetReference
+from runtime.live.protocol.server_messages import Applied, Stages
 
 ControlKind = Literal["step", "generation"]
 Observer = Callable[[ControlKind, str, float], None]

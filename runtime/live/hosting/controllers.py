@@ -8,7 +8,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from runtime.base.errors import TickError
 from runtime.live.hosting.services import SessionListener
-from runtime.live.protocol.messages import Changed, ClientMessage, Closed, State
+from runtime.live.protocol.messages import ClientMessage
+from runtime.live.protocol.server_messages import Changed, Closed, State
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -18,24 +18,12 @@ from runtime.live.hosting.controllers import Controllers
 from runtime.live.hosting.inbox import Inbox, Received, timed
 from runtime.live.hosting.services import Clock, HostServices, SessionListener
 from runtime.live.hosting.slots import Demand
-from runtime.live.hosting.work import PlanWork, compose_job, expected, report
+from runtime.live.hosting.work import HintsWork, compose_job, expected, report
 from runtime.live.protocol import actions
 from runtime.live.protocol.actions import Action, DecodeWindow, SessionJob
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import (
-    MAX_SEQ,
-    Ack,
-    Applied,
-    ClientMessage,
-    Closed,
-    Message,
-    Plan,
-    ServerMessage,
-    State,
-    TextWords,
-    problem_of,
-    seq_in,
-)
+from runtime.live.protocol.messages import MAX_SEQ, Ack, ClientMessage, Message, seq_in
+from runtime.live.protocol.server_messages import Applied, Closed, Plan, ServerMessage, State, TextWords, problem_of
 from runtime.live.session.live_session import LiveSession
 from runtime.live.session.reports import prompt_words
 from runtime.pipeline.songs.plan import SongPlan
@@ -101,7 +89,7 @@ class HostedSession:
         if clock is not services.clock:
             session.wait_for_plan()
         with_drawn = partial(services.pipeline.with_drawn, seed=session.seed)
-        self._plans = PlanWork(self._open_form, with_drawn, services.call)
+        self._plans = HintsWork(self._open_form, with_drawn, services.call)
         self.controllers = Controllers(session.values)
         self.demand = Demand(session_id, 0)
 
@@ -299,9 +287,9 @@ class HostedSession:
         match action:
             case SessionJob():
                 self._submit(action)
-            case actions.MakePlan():
+            case actions.MakeHints():
                 self._plans.start(action, partial(self.attempted, self._planned, action.number))
-            case actions.EndPlan():
+            case actions.StopHints():
                 self._plans.stop()
             case actions.FindWords():
                 self._find_words(action, self.steered_by or self.inbox)
@@ -385,12 +373,12 @@ class HostedSession:
 
     # The plan.
 
-    def _open_form(self, begin: actions.PlanBeginning) -> SongPlan:
+    def _open_form(self, begin: actions.SongBeginning) -> SongPlan:
         planner = self._services.pipeline.planner
         assert planner is not None
         return planner.song_plan(begin.options, begin.seed, client=self.id, state=begin.state)
 
-    def _planned(self, number: int, made: actions.PlanPart | BaseException) -> None:
+    def _planned(self, number: int, made: actions.MadeHints | BaseException) -> None:
         if not self.is_ended:
             self.session.plan_made(number, expected(made), self.clock())
             self._change()

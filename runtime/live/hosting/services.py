@@ -16,9 +16,10 @@ from runtime.config.codec import Latents
 from runtime.live.hosting.control_times import ControlKind, Observer
 from runtime.live.hosting.slots import TickTimes
 from runtime.live.hosting.work import CodecWork
-from runtime.live.protocol.actions import LiveModel, NoteFacts, PlanFacts
+from runtime.live.protocol.actions import LiveModel, NoteFacts, SongFacts
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import Plan, ReferenceKind, ServerMessage, State, control_of
+from runtime.live.protocol.messages import ReferenceKind, control_of
+from runtime.live.protocol.server_messages import Plan, ServerMessage, State
 from runtime.live.storage.store import SessionStore
 from runtime.pipeline.meanings import prompt_meaning
 from runtime.requests.option_types import DcwOptions
@@ -176,7 +177,7 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         else None,
         moods=pipeline.part_moods,
         catalog=lambda: pipeline.engines.adapters,
-        plan=PlanFacts.of(bundle),
+        plan=SongFacts.of(bundle),
         identity=lambda: pipeline.identity,
         notes=NoteFacts.of(bundle),
         has_stems=bundle.stems is not None and not bundle.stems.tracks,

@@ -19,7 +19,7 @@ from runtime.audio.finishing import soft_limited
 from runtime.base.errors import DrainingError, TickError
 from runtime.base.threads import Workers
 from runtime.config.codec import Latents, Pcm
-from runtime.live.protocol.actions import DecodeWindow, MakePlan, PlanBeginning, PlanPart, SessionJob
+from runtime.live.protocol.actions import DecodeWindow, MadeHints, MakeHints, SessionJob, SongBeginning
 from runtime.live.protocol.messages import WriteAudio
 from runtime.music.section_prompts import section_prompts
 from runtime.pipeline.compose import GenerationInputs
@@ -35,7 +35,7 @@ BEGIN_S = 0.4
 Call = Callable[[Callable[[], None]], None]
 # What work in a thread gave, or the error that it raised: `expected` tells them apart.
 PcmDone = Callable[[Pcm | BaseException], None]
-PlanDone = Callable[[PlanPart | BaseException], None]
+HintsDone = Callable[[MadeHints | BaseException], None]
 T = TypeVar("T")
 
 
@@ -119,7 +119,7 @@ def compose_job(pipeline: Pipeline, job: SessionJob, seed: int, client: str = ""
     return pipeline.compose(options, job.segment, inputs, job.tail)
 
 
-def make_part(form: SongPlan, work: MakePlan) -> PlanPart:
+def make_part(form: SongPlan, work: MakeHints) -> MadeHints:
     """What a session asks for; `hints` blocks until it is made. Raises TickError."""
     if (change := work.change) is not None:
         if change.options is not None:
@@ -127,10 +127,10 @@ def make_part(form: SongPlan, work: MakePlan) -> PlanPart:
         else:
             form.replace(change.from_frame, change.sections, change.codes)
     hints = form.hints(work.start_frame, work.frames)
-    return PlanPart(dict(form.header), tuple(form.sections), hints, form.state())
+    return MadeHints(dict(form.header), tuple(form.sections), hints, form.state())
 
 
-class PlanWork:
+class HintsWork:
     """Makes parts of a plan for the host's thread, which calls all methods; `call` puts results into its queue.
 
     open_form: opens a plan; in the thread, which begins with the first work. with_drawn: what is planned for options;
@@ -139,13 +139,13 @@ class PlanWork:
 
     def __init__(
         self,
-        open_form: Callable[[PlanBeginning], SongPlan],
+        open_form: Callable[[SongBeginning], SongPlan],
         with_drawn: Callable[[GenerationOptions], GenerationOptions],
         call: Call,
     ) -> None:
         self._open_form, self._with_drawn, self._call = open_form, with_drawn, call
         self._form: SongPlan | None = None
-        self._begun: MakePlan | None = None  # What the newest plan begins with.
+        self._begun: MakeHints | None = None  # What the newest plan begins with.
         self._is_closed = False
         self._thread = Workers(1, "live-plan", waits=True)
 
@@ -154,7 +154,7 @@ class PlanWork:
         """Whether an error has ended its thread: nothing is reported any more."""
         return self._thread.has_died
 
-    def start(self, work: MakePlan, done: PlanDone) -> None:
+    def start(self, work: MakeHints, done: HintsDone) -> None:
         """Make a part; in the order of the calls. Where a plan begins, the one before it ends at once."""
         if work.begin is not None:
             self.stop()
@@ -174,7 +174,7 @@ class PlanWork:
         self.stop()
         self._thread.shutdown(wait=False)  # what is being made ends by itself: `stop` has closed its plan
 
-    def _make(self, work: MakePlan) -> PlanPart:
+    def _make(self, work: MakeHints) -> MadeHints:
         """In the thread."""
         if self._is_closed:
             raise DrainingError("the session has ended")
@@ -188,6 +188,6 @@ class PlanWork:
             work = replace(work, change=replace(change, options=self._with_drawn(change.options)))
         return make_part(self._form, work)
 
-    def _report(self, done: PlanDone, made: Future[PlanPart]) -> None:
+    def _report(self, done: HintsDone, made: Future[MadeHints]) -> None:
         if not self._is_closed:
             report(self._call, done, made)

@@ -17,18 +17,18 @@ from runtime.live.parts.control_state import ControlState
 from runtime.live.parts.controls import NEEDS_SOURCE_NAMES
 from runtime.live.parts.given_notes import GivenNotes
 from runtime.live.parts.references import References
-from runtime.live.playback.bars import Grid
+from runtime.live.playback.bars import BarGrid
 from runtime.live.playback.canvas import Band, Canvas, Piece, Placement, Timeline
 from runtime.live.playback.playhead import Playhead
 from runtime.live.protocol.actions import (
     CancelJob,
     CheckedControls,
-    EndPlan,
     LiveModel,
-    MakePlan,
+    MadeHints,
+    MakeHints,
     NoteFacts,
-    PlanPart,
     SessionJob,
+    StopHints,
     UpdateSteps,
 )
 from runtime.live.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
@@ -144,7 +144,7 @@ class Generations(ABC):
         """Generations that are not worth finishing any more; they are forgotten."""
         return []
 
-    def stop(self) -> list[CancelJob | EndPlan]:
+    def stop(self) -> list[CancelJob | StopHints]:
         """Forget what is in flight, as a stored session has; what was wanted is wanted again. Returns how to end it."""
         stopped, self.running = self.running, []
         if any(running.basis is self._latest and not running.is_append for running in stopped):
@@ -282,7 +282,7 @@ class Generations(ABC):
         """Let the next generation continue nothing. Returns the ids of those in flight, which are forgotten."""
         raise RequestError("a loop continues nothing", field="type", fix="open the session with mode extend")
 
-    def grids(self) -> Sequence[Grid]:
+    def grids(self) -> Sequence[BarGrid]:
         """The bars of the canvas as far as they are planned; a loop's follow from its tempo."""
         return ()
 
@@ -304,11 +304,11 @@ class Generations(ABC):
         """Play by a plan from canvas frame `origin` on."""
         raise RequestError("a loop has no plan", field="plan")
 
-    def plan_work(self) -> MakePlan | None:
+    def plan_work(self) -> MakeHints | None:
         """What to make of the plan now; None where nothing is."""
         return None
 
-    def plan_made(self, number: int, part: PlanPart) -> None:  # noqa: B027
+    def plan_made(self, number: int, part: MadeHints) -> None:  # noqa: B027
         """Take a part of the plan; those that it did not ask for are ignored."""
 
     def edit_plan(self, message: SetPlan) -> None:

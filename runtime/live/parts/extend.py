@@ -17,10 +17,10 @@ from runtime.config.codec import Latents
 from runtime.live.parts.base import Generations, Running
 from runtime.live.parts.given_notes import CLOSE_MARGIN_S, CLOSE_S, Bar, GivenNotes, bar_at, echoed
 from runtime.live.parts.plan import SessionPlan, basis_of
-from runtime.live.playback.bars import Grid
-from runtime.live.playback.canvas import Canvas, Part, Piece, PlacedSource
+from runtime.live.playback.bars import BarGrid
+from runtime.live.playback.canvas import Canvas, CanvasPart, Piece, PlacedSource
 from runtime.live.playback.playhead import REACH_S
-from runtime.live.protocol.actions import CancelJob, EndPlan, MakePlan, PlanPart
+from runtime.live.protocol.actions import CancelJob, MadeHints, MakeHints, StopHints
 from runtime.live.protocol.messages import PlayNotes, SetPlan
 from runtime.music.envelopes import HEARD_FRAMES, Breath, Marks
 from runtime.music.first_bars import MOST_BARS, FirstBars
@@ -81,10 +81,10 @@ class ExtendGenerations(Generations):
             self.running.remove(item)
         return [item.job.id for item in stopped]
 
-    def stop(self) -> list[CancelJob | EndPlan]:
+    def stop(self) -> list[CancelJob | StopHints]:
         """Forget what is in flight, also of the plan."""
         plan = self.references.plan
-        return [*super().stop(), *([EndPlan()] if plan is not None and plan.stop() else [])]
+        return [*super().stop(), *([StopHints()] if plan is not None and plan.stop() else [])]
 
     def reset(self) -> list[str]:
         """What is generated next is played from its beginning, as soon as it is there."""
@@ -120,7 +120,7 @@ class ExtendGenerations(Generations):
             times.append(self._clock.now_s + (frames + 1) / self._model.frame_rate_hz)
         return min((time for time in times if time is not None), default=None)
 
-    def plan_work(self) -> MakePlan | None:
+    def plan_work(self) -> MakeHints | None:
         """The plan is made anew where prompt, tempo or key have changed, and goes on ahead of what is generated."""
         plan = self.references.plan
         if plan is None or not self.references.is_planned:
@@ -135,7 +135,7 @@ class ExtendGenerations(Generations):
         first = self._position() - self.frames
         return plan.work(first, self._timeline.canvas.end if plan.origin is not None else 0)
 
-    def plan_made(self, number: int, part: PlanPart) -> None:
+    def plan_made(self, number: int, part: MadeHints) -> None:
         """Where what is known was made with other hints, or without, it is made again."""
         plan = self.references.plan
         changed = [None if plan is None else plan.made(number, part)]
@@ -235,7 +235,7 @@ class ExtendGenerations(Generations):
         earliest = self._first_unplayed(self._playhead.reach + self._samples(until_s))
         plan.edit(message, earliest, self._model.frame_rate_hz)
 
-    def grids(self) -> Sequence[Grid]:
+    def grids(self) -> Sequence[BarGrid]:
         """The bars of the plan's sections; none where something else is played."""
         plan = self.references.played_plan
         return () if plan is None else plan.grids
@@ -403,7 +403,7 @@ class ExtendGenerations(Generations):
             if self.references.plan is not None:
                 self.references.plan.origin = start
         end = start + segment.frames - row
-        new = Part(piece, row, start, end, done.basis.first_seq, done.basis.full_seq)
+        new = CanvasPart(piece, row, start, end, done.basis.first_seq, done.basis.full_seq)
         extended = Canvas((*canvas.cut(canvas.start, start).parts, new), moods=self._moods)
         if self._timeline.newest is None:
             self._timeline.place(self._first_placement(extended, None))
@@ -448,7 +448,7 @@ class ExtendGenerations(Generations):
         """What has been played, or is played before the change can arrive, stays."""
         reach = self._playhead.reach
         first = max(start, self._first_unplayed(reach))
-        part = Part(piece, 0, start, start + len(piece.latents), seq, seq).cut(first, start + len(piece.latents))
+        part = CanvasPart(piece, 0, start, start + len(piece.latents), seq, seq).cut(first, start + len(piece.latents))
         if part is not None:
             self._timeline.place_canvas(reach, self._timeline.canvas.with_part(part))
         self.references.put("source", PlacedSource(None, None, piece, start))

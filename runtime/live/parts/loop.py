@@ -15,8 +15,8 @@ from runtime.live.parts.base import Generations, Key, Running
 from runtime.live.parts.controls import STEP_CONTROLS
 from runtime.live.parts.given_notes import GivenNotes
 from runtime.live.playback.bars import loop_grid
-from runtime.live.playback.canvas import Band, Canvas, Part, Piece, PlacedSource, Placement
-from runtime.live.protocol.actions import CancelJob, EndPlan
+from runtime.live.playback.canvas import Band, Canvas, CanvasPart, Piece, PlacedSource, Placement
+from runtime.live.protocol.actions import CancelJob, StopHints
 from runtime.live.protocol.messages import PlayNotes
 from runtime.music.envelopes import HEARD_FRAMES, Breath, Marks
 from runtime.music.tempo import best_bars, loop_frames, most_bars, sixteenths_of_bar, tempo_of
@@ -58,7 +58,7 @@ class LoopGenerations(Generations):
         """Go on from the noise of a stored canvas."""
         self.placed_noise = self._newest_noise = placed
 
-    def stop(self) -> list[CancelJob | EndPlan]:
+    def stop(self) -> list[CancelJob | StopHints]:
         """Forget what is in flight, also its noise."""
         self._newest_noise = self.placed_noise
         return super().stop()
@@ -151,7 +151,7 @@ class LoopGenerations(Generations):
             return False
         self._placed_number, self.placed_noise = done.number, self._noises[done.number]
         self._noises = {number: state for number, state in self._noises.items() if number > done.number}
-        part = Part(piece, 0, 0, self.frames, done.basis.first_seq, done.basis.full_seq)
+        part = CanvasPart(piece, 0, 0, self.frames, done.basis.first_seq, done.basis.full_seq)
         canvas = Canvas((part,), tempo_of(done.basis.key[0], self._model.ranges.bpm), self._moods)
         if self._timeline.newest is None:
             self._timeline.place(self._first_placement(canvas, self.own_band(canvas)))
@@ -243,8 +243,8 @@ class LoopGenerations(Generations):
     def _write(self, start: int, piece: Piece, seq: int) -> None:
         canvas, n = self._timeline.canvas, len(piece.latents)
         head = min(n, self.frames - start)
-        canvas = canvas.with_part(Part(piece, 0, start, start + head, seq, seq))
+        canvas = canvas.with_part(CanvasPart(piece, 0, start, start + head, seq, seq))
         if n > head:
-            canvas = canvas.with_part(Part(piece, head, 0, n - head, seq, seq))
+            canvas = canvas.with_part(CanvasPart(piece, head, 0, n - head, seq, seq))
         self._timeline.place_canvas(self._playhead.reach, canvas)
         self.references.put("source", PlacedSource(None, None, Piece(f"source/{seq}", canvas.rows(range(self.frames)))))

@@ -18,12 +18,13 @@ from runtime.base.errors import RequestError, TickError
 from runtime.config.codec import Latents
 from runtime.config.plan_spec import METER
 from runtime.live.parts.given_notes import Bar
-from runtime.live.playback.bars import Grid
-from runtime.live.playback.canvas import Canvas, Part, Piece
+from runtime.live.playback.bars import BarGrid
+from runtime.live.playback.canvas import Canvas, CanvasPart, Piece
 from runtime.live.playback.playhead import SessionClock
-from runtime.live.protocol.actions import LiveModel, MakePlan, PlanBeginning, PlanChange, PlanPart
+from runtime.live.protocol.actions import LiveModel, MadeHints, MakeHints, SongBeginning, SongEdit
 from runtime.live.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backoff_s
-from runtime.live.protocol.messages import Problem, SetPlan, problem_of
+from runtime.live.protocol.messages import SetPlan
+from runtime.live.protocol.server_messages import Problem, problem_of
 from runtime.music.plan_state import SongState
 from runtime.music.sections import SectionRequest, SongSection, item_of, sixteenths_of
 from runtime.music.tempo import Tempo
@@ -46,7 +47,7 @@ def basis_of(options: GenerationOptions) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _Asked:
-    work: MakePlan
+    work: MakeHints
     asked_s: float
 
 
@@ -72,7 +73,7 @@ class SessionPlan:
         self._hints = Canvas()
         self._options, self._seed, self._number = GenerationOptions(prompt=""), 0, 0
         self._state: SongState | None = None
-        self._changes: deque[PlanChange] = deque()
+        self._changes: deque[SongEdit] = deque()
         self._asked: _Asked | None = None
         self._changed_s = -math.inf  # when prompt, tempo or key last changed
         self._waiting_since_s: float | None = None
@@ -130,7 +131,7 @@ class SessionPlan:
         )
 
     @property
-    def grids(self) -> list[Grid]:
+    def grids(self) -> list[BarGrid]:
         """The bars of its sections, by canvas frames."""
         return [self._grid(each) for each in self._timed]
 
@@ -151,9 +152,9 @@ class SessionPlan:
         """The sections whose tempo is known."""
         return [each for each in self.sections if each.bpm and each.beats]
 
-    def _grid(self, section: SongSection) -> Grid:
+    def _grid(self, section: SongSection) -> BarGrid:
         tempo, start = Tempo(section.bpm, section.beats), (self.origin or 0) + section.start_frame
-        return Grid(start + section.offset, tempo, tempo.bar_frames(self._frame_rate_hz), section.first_bar)
+        return BarGrid(start + section.offset, tempo, tempo.bar_frames(self._frame_rate_hz), section.first_bar)
 
     def has_hints(self, canvas_end: int) -> bool:
         """Whether they are known up to a canvas frame; frames are the plan's after a reset."""
@@ -193,9 +194,9 @@ class SessionPlan:
             frame = max(0, canvas_frame - self.origin)
             if not self._is_bar(frame):
                 frame = self._code_frame(frame, up=True)
-            self._changes.append(PlanChange(frame, options=options))
+            self._changes.append(SongEdit(frame, options=options))
 
-    def work(self, first: int, known: int) -> MakePlan | None:
+    def work(self, first: int, known: int) -> MakeHints | None:
         """What to make now; None where enough is there, or something is being made.
 
         first, known: canvas frames; before `first` nothing is shown, up to `known` all is generated.
@@ -210,13 +211,13 @@ class SessionPlan:
         if self._is_begun and change is None and self.end >= self._wanted(known - origin):
             return None
         start = self.end if change is None else min(self.end, self._code_frame(change.from_frame))
-        begin = None if self._is_begun else PlanBeginning(self._options, self._seed, self._state)
+        begin = None if self._is_begun else SongBeginning(self._options, self._seed, self._state)
         self._number += 1
-        self._asked = _Asked(MakePlan(self._number, begin, change, start, self._step), self.clock.now_s)
+        self._asked = _Asked(MakeHints(self._number, begin, change, start, self._step), self.clock.now_s)
         self._waiting_since_s = self._asked.asked_s if self._waiting_since_s is None else self._waiting_since_s
         return self._asked.work
 
-    def made(self, number: int, part: PlanPart) -> int | None:
+    def made(self, number: int, part: MadeHints) -> int | None:
         """Take what was made; the canvas frame that it differs from, where that was known. Others are ignored."""
         asked = self._take(number)
         if asked is None:
@@ -296,7 +297,7 @@ class SessionPlan:
             raise RequestError("the codes before them are not made yet", field="codes", fix="wait for the message plan")
         if self._waiting_edit() == frame and codes is None:  # With codes it may yet be refused.
             self._changes.pop()
-        self._changes.append(PlanChange(frame, sections, codes, seq=message.seq))
+        self._changes.append(SongEdit(frame, sections, codes, seq=message.seq))
         self.seq = message.seq
         self._cut(self._code_frame(frame))
         self.sections = tuple(section for section in self.sections if section.start_frame < frame)
@@ -351,7 +352,7 @@ class SessionPlan:
         limits = [self._code_frame(change.from_frame) for change in self._changes if change.options is None]
         end = min([start + len(hints), *limits])
         if start <= self.end < end:
-            part = Part(Piece(f"plan/{number}", hints), self.end - start, self.end, end, 0, 0)
+            part = CanvasPart(Piece(f"plan/{number}", hints), self.end - start, self.end, end, 0, 0)
             self._hints = Canvas((*self._hints.parts, part))
             self.end = end
 
@@ -365,7 +366,7 @@ class SessionPlan:
             self._hints = Canvas(tuple(part for part in self._hints.parts if part.end > self._first))
             self.sections = tuple(section for section in self.sections if section.end_frame > self._first)
 
-    def _note_sections(self, part: PlanPart) -> None:
+    def _note_sections(self, part: MadeHints) -> None:
         """The newest ones, after those that the plan does not have any more."""
         first = min((section.index for section in part.sections), default=0)
         older = (section for section in self.sections if section.index < first)
@@ -388,7 +389,7 @@ class SessionPlan:
 
     # Snapshots.
 
-    def store(self) -> tuple[dict[str, Any], Iterable[Part]]:
+    def store(self) -> tuple[dict[str, Any], Iterable[CanvasPart]]:
         """JSON values that `restored` takes, and the parts that hold its hints."""
         state = None if self._state is None else [self._state.values, self._state.codes.tolist()]
         values = {
@@ -407,7 +408,7 @@ class SessionPlan:
 
     @classmethod
     def restored(
-        cls, model: LiveModel, clock: SessionClock, frames: int, stored: Mapping[str, Any], parts: Iterable[Part]
+        cls, model: LiveModel, clock: SessionClock, frames: int, stored: Mapping[str, Any], parts: Iterable[CanvasPart]
     ) -> SessionPlan:
         """The plan of a snapshot; it is opened again with the next work."""
         plan = cls(model, clock, frames)
@@ -420,7 +421,7 @@ class SessionPlan:
         if stored["state"] is not None:
             plan._state = SongState(stored["state"][0], np.array(stored["state"][1], np.int64))
             plan.facts.check_state(plan._state)
-        plan._changes.extend(PlanChange.loaded(values) for values in stored["changes"])
+        plan._changes.extend(SongEdit.loaded(values) for values in stored["changes"])
         plan._hints = Canvas(tuple(parts))
         return plan
 

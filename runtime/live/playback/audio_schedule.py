@@ -11,7 +11,7 @@ from runtime.live.playback.played_notes import PlayedNotes
 from runtime.live.playback.playhead import LEAD_PER_DIP, Playhead
 from runtime.live.protocol.actions import DecodeWindow, LiveModel
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import Applied, TrackedNotes
+from runtime.live.protocol.server_messages import Applied, TrackedNotes
 
 # The shortest window, except where the placement ends, and how long those become that a client with a long lead gets.
 # Both margins of a window of LONG_MARGINS margins are two fifths of its work.

@@ -19,7 +19,7 @@ CLOSE = 1e-6
 
 
 @dataclass(frozen=True)
-class Grid:
+class BarGrid:
     """Bars of a canvas: number `first_bar` begins at frame `first_frame`, exactly, all others at equal distances.
 
     It holds from there on, and back to bar 0 where nothing else is known.
@@ -45,7 +45,7 @@ class BarLines:
     A loop has its own.
     """
 
-    def __init__(self, model: LiveModel, timeline: Timeline, planned: Callable[[], Sequence[Grid]]) -> None:
+    def __init__(self, model: LiveModel, timeline: Timeline, planned: Callable[[], Sequence[BarGrid]]) -> None:
         self._hop, self._rate_hz = model.hop_samples, model.frame_rate_hz
         self._timeline, self._planned = timeline, planned
 
@@ -97,7 +97,7 @@ class BarLines:
             start = max(frame - shift, begin - CLOSE)
             yield from (self._line(here, grid, bar, shift) for grid, bar in _bars(grids, start, begin + length - CLOSE))
 
-    def _line(self, here: Placement, grid: Grid, bar: int, shift: float) -> BarLine:
+    def _line(self, here: Placement, grid: BarGrid, bar: int, shift: float) -> BarLine:
         frame = grid.frame_of(bar) + shift + here.play_frame - here.canvas_frame
         return BarLine(round(frame * self._hop), max(bar, 0), *grid.tempo)
 
@@ -110,26 +110,26 @@ class BarLines:
         begin, end = here.band or (0, 0)
         return begin, end - begin
 
-    def _grids(self, here: Placement) -> Sequence[Grid]:
+    def _grids(self, here: Placement) -> Sequence[BarGrid]:
         tempo, band = here.canvas.tempo, here.band
         if tempo is None or band is None:
             return self._planned()
         return [loop_grid(tempo, band, self._rate_hz)]
 
 
-def loop_grid(tempo: Tempo, band: tuple[int, int], frame_rate_hz: float) -> Grid:
+def loop_grid(tempo: Tempo, band: tuple[int, int], frame_rate_hz: float) -> BarGrid:
     """The bars of a band; where that is a whole number of them, at the tempo that sounds then."""
     begin, end = band
     nominal = tempo.bar_frames(frame_rate_hz)
     bars = round((end - begin) / nominal)
     if bars < 1 or round(bars * nominal) != end - begin:
-        return Grid(0.0, tempo, nominal)
+        return BarGrid(0.0, tempo, nominal)
     first = nominal * math.ceil((begin - 0.5 - CLOSE) / nominal)
     sounding = Tempo(60.0 * frame_rate_hz * bars * tempo.beats / (end - begin), tempo.beats)
-    return Grid(begin if abs(first - begin) <= 0.5 else first, sounding, (end - begin) / bars)
+    return BarGrid(begin if abs(first - begin) <= 0.5 else first, sounding, (end - begin) / bars)
 
 
-def _grid_at(grids: Sequence[Grid], frame: float) -> Grid | None:
+def _grid_at(grids: Sequence[BarGrid], frame: float) -> BarGrid | None:
     """The last that has begun; the first one where that has bars before its first."""
     begun = [grid for grid in grids if grid.first_frame <= frame + CLOSE]
     if begun:
@@ -137,7 +137,7 @@ def _grid_at(grids: Sequence[Grid], frame: float) -> Grid | None:
     return grids[0] if grids and grids[0].bar_at(frame) >= 0 else None
 
 
-def _bars(grids: Sequence[Grid], frame: float, end: float) -> Iterator[tuple[Grid, int]]:
+def _bars(grids: Sequence[BarGrid], frame: float, end: float) -> Iterator[tuple[BarGrid, int]]:
     """The grid and number of every bar that begins at a frame or behind it, and before another."""
     for index, grid in enumerate(grids):
         last = min(end, grids[index + 1].first_frame - CLOSE) if index + 1 < len(grids) else end

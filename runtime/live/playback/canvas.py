@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class CanvasPart:
     """Canvas frames `start` .. `end`: the rows of a piece from `row` on, and the seqs that they were made with."""
 
     piece: Piece
@@ -38,14 +38,14 @@ class Part:
     first_seq: int
     full_seq: int
 
-    def cut(self, start: int, end: int) -> Part | None:
+    def cut(self, start: int, end: int) -> CanvasPart | None:
         """What of it lies in canvas frames `start` .. `end`."""
         first, last = max(start, self.start), min(end, self.end)
         if first >= last:
             return None
         return replace(self, row=self.row + first - self.start, start=first, end=last)
 
-    def is_same_frame(self, other: Part, frame: int, other_frame: int) -> bool:
+    def is_same_frame(self, other: CanvasPart, frame: int, other_frame: int) -> bool:
         """Whether its canvas frame `frame` is the same latent as frame `other_frame` of another part."""
         return self.piece is other.piece and self.row + frame - self.start == other.row + other_frame - other.start
 
@@ -57,7 +57,7 @@ class Canvas:
     moods: of single layers; their levels count where it is heard.
     """
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[CanvasPart, ...] = ()
     tempo: Tempo | None = None
     moods: PartMoods = NO_MOODS
 
@@ -76,7 +76,7 @@ class Canvas:
         """Every piece in use, by name."""
         return {part.piece.name: part.piece for part in self.parts}
 
-    def part_at(self, frame: int) -> Part | None:
+    def part_at(self, frame: int) -> CanvasPart | None:
         """The part that a frame is in; None where it is not known."""
         index = bisect_right(self.parts, frame, key=lambda part: part.start) - 1
         return self.parts[index] if index >= 0 and frame < self.parts[index].end else None
@@ -92,7 +92,7 @@ class Canvas:
         """What of it lies in frames `start` .. `end`."""
         return self._with(cut for part in self.parts if (cut := part.cut(start, end)) is not None)
 
-    def with_part(self, new: Part) -> Canvas:
+    def with_part(self, new: CanvasPart) -> Canvas:
         """The same with a part in place of what was there."""
         return self._with((*self.cut(self.start, new.start).parts, new, *self.cut(new.end, self.end).parts))
 
@@ -103,7 +103,7 @@ class Canvas:
             for part in self.parts
         )
 
-    def _with(self, parts: Iterable[Part]) -> Canvas:
+    def _with(self, parts: Iterable[CanvasPart]) -> Canvas:
         return replace(self, parts=tuple(parts))
 
 
@@ -153,7 +153,7 @@ class Placement:
         moved = self.canvas_frame - self.play_frame, self.band, self.is_chosen
         return moved == (other.canvas_frame - other.play_frame, other.band, other.is_chosen)
 
-    def part_at(self, play_frame: int) -> Part | None:
+    def part_at(self, play_frame: int) -> CanvasPart | None:
         """The part that is played at a play frame; None where the canvas is not known."""
         return self.canvas.part_at(self.canvas_frame_at(play_frame))
 

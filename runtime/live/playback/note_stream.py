@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from runtime.live.protocol.messages import LayerKeys, LiveNote, TrackedNotes
+from runtime.live.protocol.server_messages import LayerKeys, LiveNote, TrackedNotes
 from runtime.music.score import Note, Part, Score
 
 # So many events are kept until they are taken.

@@ -6,7 +6,7 @@ from runtime.config.codec import Latents
 from runtime.config.notes import NotesSpec
 from runtime.live.playback.playhead import Playhead
 from runtime.live.protocol.actions import DecodeWindow
-from runtime.live.protocol.messages import LiveNote, TrackedNotes
+from runtime.live.protocol.server_messages import LiveNote, TrackedNotes
 from runtime.music.tracker import FrameNote, NoteTracker
 
 

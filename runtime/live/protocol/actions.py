@@ -17,7 +17,8 @@ from runtime.config.option_ranges import ANY_MODEL, OptionRanges
 from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import Mode, PlanChoices, ServerMessage
+from runtime.live.protocol.messages import Mode
+from runtime.live.protocol.server_messages import PlanChoices, ServerMessage
 from runtime.music.note_levels import Phrase
 from runtime.music.part_moods import NO_MOODS, PartMoods, Thinning
 from runtime.music.plan_state import SongState, check_state
@@ -36,7 +37,7 @@ NO_OPTIONS = GenerationOptions(prompt="")
 
 
 @dataclass(frozen=True)
-class PlanFacts:
+class SongFacts:
     """What a session has to know of the plans that a model makes. is_default: sessions have one unless they say no.
 
     group_size, silent: as PlanChoices has them. num_codes: codes are less. check_state: raises RequestError for what no
@@ -65,7 +66,7 @@ class PlanFacts:
         )
 
     @classmethod
-    def of(cls, bundle: Bundle) -> PlanFacts | None:
+    def of(cls, bundle: Bundle) -> SongFacts | None:
         """Those of a bundle; None where its planner plans no sections."""
         planner, structure = bundle.planner, bundle.structure
         if planner is None or planner.plan is None or structure is None:
@@ -138,7 +139,7 @@ class LiveModel:
     meaning: Callable[[str, GenerationOptions, int], PromptMeaning] | None = None
     moods: Callable[[GenerationOptions, int], PartMoods] = lambda options, seed: NO_MOODS
     catalog: Callable[[], AdapterCatalog] = lambda: NO_ADAPTERS
-    plan: PlanFacts | None = None
+    plan: SongFacts | None = None
     identity: Callable[[], ModelIdentity] = ModelIdentity
     notes: NoteFacts | None = None
     has_stems: bool = False
@@ -274,7 +275,7 @@ class DecodeWindow:
 
 
 @dataclass(frozen=True)
-class PlanBeginning:
+class SongBeginning:
     """A plan to open: what for, and the state that it goes on from; None: at the beginning."""
 
     options: GenerationOptions
@@ -283,7 +284,7 @@ class PlanBeginning:
 
 
 @dataclass(frozen=True)
-class PlanChange:
+class SongEdit:
     """A change of a plan from a frame of it on: other sections, other codes, or options that it is planned anew for.
 
     seq: of the message that asks for other sections or codes.
@@ -301,7 +302,7 @@ class PlanChange:
         return {**vars(self), "options": options}
 
     @classmethod
-    def loaded(cls, stored: Mapping[str, Any]) -> PlanChange:
+    def loaded(cls, stored: Mapping[str, Any]) -> SongEdit:
         """The change of `stored`."""
         sections, codes, options = stored["sections"], stored["codes"], stored["options"]
         return cls(
@@ -316,7 +317,7 @@ class PlanChange:
 
 
 @dataclass(frozen=True)
-class MakePlan:
+class MakeHints:
     """Make hints of the plan's frames `start_frame` .. `start_frame + frames`, in another thread.
 
     begin: first open a plan in place of the one that there is. change: first change it. `plan_made(number, ...)` or
@@ -324,14 +325,14 @@ class MakePlan:
     """
 
     number: int
-    begin: PlanBeginning | None
-    change: PlanChange | None
+    begin: SongBeginning | None
+    change: SongEdit | None
     start_frame: int
     frames: int
 
 
 @dataclass(frozen=True, eq=False)
-class PlanPart:
+class MadeHints:
     """What was made: hints `[n, C]`, and header, sections and state of the plan then."""
 
     header: Mapping[str, Any]
@@ -367,8 +368,8 @@ class UpdateSteps:
 
 
 @dataclass(frozen=True)
-class EndPlan:
-    """End what is being made of the plan; it goes on with a MakePlan that begins. Nothing needs to be reported."""
+class StopHints:
+    """End what is being made of the plan; it goes on with a MakeHints that begins. Nothing needs to be reported."""
 
 
 @dataclass(frozen=True)
@@ -390,5 +391,5 @@ class End:
 
 # A job is composed and submitted; `generation_*` methods report what becomes of it. A window is decoded; `decoded()`
 # takes the PCM. A chunk and a message are sent to the client.
-Work = SessionJob | MakePlan | EndPlan | FindWords | UpdateSteps | CancelJob | DecodeWindow
+Work = SessionJob | MakeHints | StopHints | FindWords | UpdateSteps | CancelJob | DecodeWindow
 Action = Work | AudioChunk | ServerMessage | Commit | End

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import replace
 
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import Applied, CanvasPicture, Problem, ServerMessage
+from runtime.live.protocol.server_messages import Applied, CanvasPicture, Problem, ServerMessage
 
 MAX_SEQS = 1024
 

@@ -26,7 +26,7 @@ from runtime.live.playback.canvas import Piece, PlayedPart, Timeline
 from runtime.live.playback.navigation import Navigation
 from runtime.live.playback.played_notes import PlayedNotes
 from runtime.live.playback.playhead import Playhead, SessionClock
-from runtime.live.protocol import messages
+from runtime.live.protocol import messages, server_messages
 from runtime.live.protocol.actions import (
     NO_OPTIONS,
     Action,
@@ -37,21 +37,11 @@ from runtime.live.protocol.actions import (
     End,
     FindWords,
     LiveModel,
-    PlanPart,
+    MadeHints,
 )
 from runtime.live.protocol.client_seqs import ClientSeqs
-from runtime.live.protocol.messages import (
-    Applied,
-    ClientMessage,
-    GetPlan,
-    Open,
-    Ready,
-    ReferenceKind,
-    ServerMessage,
-    SetPlan,
-    SetPrompts,
-    WriteAudio,
-)
+from runtime.live.protocol.messages import ClientMessage, GetPlan, Open, ReferenceKind, SetPlan, SetPrompts, WriteAudio
+from runtime.live.protocol.server_messages import Applied, Ready, ServerMessage
 from runtime.live.session import reports
 from runtime.live.session.stored import (
     CommitTimer,
@@ -122,7 +112,7 @@ class LiveSession:
         self._commits = CommitTimer(self._playhead)
         self._outbox: list[Action] = []
         self._stated_s = -math.inf  # last `state`, and its beat
-        self._told_beat: messages.Beat | None = None
+        self._told_beat: server_messages.Beat | None = None
         self._beat_version: Any = None  # What `_has_new_beat` has judged.
         self._due_s: float | None = None
         self._problem = ""
@@ -443,13 +433,13 @@ class LiveSession:
             self._audio.tick = tick
             self._commits.is_changed = True
 
-    def words_found(self, seq: int, words: list[messages.TextWords]) -> None:
+    def words_found(self, seq: int, words: list[server_messages.TextWords]) -> None:
         """Which words are understood, as FindWords has asked."""
         self._words = words
         self._send(Applied(seq=seq, prompt_words=words))
 
-    def plan_made(self, number: int, made: PlanPart | TickError, now_s: float) -> None:
-        """What came of a MakePlan; unknown numbers are ignored. Where it failed it is tried again later."""
+    def plan_made(self, number: int, made: MadeHints | TickError, now_s: float) -> None:
+        """What came of a MakeHints; unknown numbers are ignored. Where it failed it is tried again later."""
         self._clock.now_s = now_s
         if not isinstance(made, TickError):
             self._generations.plan_made(number, made)
@@ -467,7 +457,7 @@ class LiveSession:
 
     def step_refused(self, error: TickError) -> None:
         """The loop did not take an UpdateSteps; the generations go on as they are."""
-        self._report(messages.problem_of(error))
+        self._report(server_messages.problem_of(error))
 
     def step_applied(self, seq: int, job_ids: Iterable[str], tick: int) -> None:
         """An UpdateSteps has reached these generations."""
@@ -621,7 +611,7 @@ class LiveSession:
     def _stop(self, job_ids: Iterable[str]) -> None:
         self._outbox += [CancelJob(job_id) for job_id in job_ids]
 
-    def _report(self, problem: messages.Problem) -> None:
+    def _report(self, problem: server_messages.Problem) -> None:
         """Send a problem; one that answers no message only once where it comes again."""
         if problem.seq is not None or problem.detail != self._problem:
             self._problem = problem.detail

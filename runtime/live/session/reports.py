@@ -17,9 +17,9 @@ from runtime.live.parts.references import References
 from runtime.live.playback.bars import BarLines
 from runtime.live.playback.canvas import Canvas, PlacedSource, Timeline
 from runtime.live.playback.playhead import Playhead
-from runtime.live.protocol import messages
+from runtime.live.protocol import messages, server_messages
 from runtime.live.protocol.actions import NO_OPTIONS, LiveModel
-from runtime.live.protocol.messages import Plan, SectionMessage
+from runtime.live.protocol.server_messages import Plan, SectionMessage
 from runtime.live.session.stored import SessionParts
 from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptWords
@@ -27,10 +27,10 @@ from runtime.requests.prompt_words import PromptWords
 PICTURE_WIDTH = 512
 
 
-def layout(model: LiveModel, frames: int) -> messages.CanvasLayout:
+def layout(model: LiveModel, frames: int) -> server_messages.CanvasLayout:
     """The size of a canvas of `frames` frames."""
     seconds = frames / model.frame_rate_hz
-    return messages.CanvasLayout(
+    return server_messages.CanvasLayout(
         frames=frames, seconds=seconds, frame_rate_hz=model.frame_rate_hz, channels=model.latent_channels
     )
 
@@ -39,14 +39,14 @@ def ready(
     model: LiveModel,
     parts: SessionParts,
     references: References,
-    words: list[messages.TextWords],
+    words: list[server_messages.TextWords],
     *,
     resumed: bool,
     keep_s: float,
     **members: Any,
-) -> messages.Ready:
+) -> server_messages.Ready:
     """The session as its client finds it."""
-    return messages.Ready(
+    return server_messages.Ready(
         session=parts.id,
         resumed=resumed,
         format=parts.format,
@@ -57,7 +57,7 @@ def ready(
         lengths_s=[frames / model.frame_rate_hz for frames in model.lengths_of(parts.mode)],
         controls=controls(model, parts.controls, references.source, words),
         next_sample=parts.playhead.sent_until,
-        limits=messages.Limits(keep_s=keep_s),
+        limits=server_messages.Limits(keep_s=keep_s),
         plan=None if references.plan is None else references.plan.facts.choices,
         layers=layers(model),
         muted=list(parts.timeline.muted),
@@ -66,11 +66,11 @@ def ready(
     )
 
 
-def layers(model: LiveModel) -> list[messages.LayerKeys]:
+def layers(model: LiveModel) -> list[server_messages.LayerKeys]:
     """Those of the model's notes; none where it has none."""
     found = () if model.notes is None else model.notes.spec.layers
     return [
-        messages.LayerKeys(
+        server_messages.LayerKeys(
             name=layer.name, keys=list(layer.keys), rows=list(layer.channels), is_percussion=layer.is_percussion
         )
         for layer in found
@@ -78,10 +78,10 @@ def layers(model: LiveModel) -> list[messages.LayerKeys]:
 
 
 def controls(
-    model: LiveModel, state: ControlState, source: PlacedSource | None, words: list[messages.TextWords]
-) -> messages.ReadyControls:
+    model: LiveModel, state: ControlState, source: PlacedSource | None, words: list[server_messages.TextWords]
+) -> server_messages.ReadyControls:
     """The controls with their schema and final values."""
-    return messages.ReadyControls(
+    return server_messages.ReadyControls(
         schema=controls_schema(model),
         values=state.published,
         prompts=state.prompts,
@@ -91,7 +91,7 @@ def controls(
         source_strength=None if source is None else source.strength,
         seed=state.published["seed"],
         music={
-            name: messages.MusicControl(words=list(spec.words), option=spec.option, values=list(spec.values))
+            name: server_messages.MusicControl(words=list(spec.words), option=spec.option, values=list(spec.values))
             for name, spec in model.music.given.items()
         },
     )
@@ -128,14 +128,14 @@ def texts(model: LiveModel, state: ControlState) -> tuple[str, ...]:
 
 def prompt_words(
     model: LiveModel, texts: Iterable[str], options: GenerationOptions = NO_OPTIONS, seed: int = 0
-) -> list[messages.TextWords]:
+) -> list[server_messages.TextWords]:
     """Which words of each text are understood, and what of it is played, with the options that its template has.
 
     Takes as long as tokenizer and text encoder need. A text that these cannot read has none: its generation says so.
     """
     found = [(text, words) for text in texts if text and (words := _understood(model, text)) is not None]
     return [
-        messages.TextWords(
+        server_messages.TextWords(
             text=text,
             understood=list(words.understood),
             unknown=list(words.unknown),
@@ -171,13 +171,13 @@ def state(
     lines: BarLines,
     generations_in_flight: int,
     generation_s: float,
-) -> messages.State:
+) -> server_messages.State:
     """The state now; the host knows the ticks."""
     position, hop = playhead.position, model.hop_samples
     here = timeline.at(position)
     frame = 0 if here is None else here.canvas_frame_at(position // hop)
     band = None if here is None else here.band
-    return messages.State(
+    return server_messages.State(
         playhead_sample=position,
         sent_until_sample=playhead.sent_until,
         lead_s=playhead.lead_s,
@@ -194,7 +194,7 @@ def state(
     )
 
 
-def beat(lines: BarLines, playhead: Playhead) -> messages.Beat | None:
+def beat(lines: BarLines, playhead: Playhead) -> server_messages.Beat | None:
     """The newest bar line of what was sent, and where in its bar the playhead is; None where no beat is known."""
     position = playhead.position
     newest, here = lines.at(max(position, playhead.sent_until)), lines.at(position)
@@ -202,7 +202,7 @@ def beat(lines: BarLines, playhead: Playhead) -> messages.Beat | None:
         return None
     played = newest if here is None else here
     phase = (position - played.sample) / (60.0 * playhead.rate_hz * played.beats / played.bpm) % 1.0
-    return messages.Beat(phase=phase, **asdict(newest))
+    return server_messages.Beat(phase=phase, **asdict(newest))
 
 
 def has_plan(model: LiveModel, opened: messages.Open) -> bool:
@@ -234,7 +234,7 @@ def plan(known: SessionPlan, first: int, frame_rate_hz: float) -> Plan:
     return Plan(header={} if known.is_idle else dict(known.header), sections=sections, seq=known.seq)
 
 
-def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.CanvasPicture:
+def picture(model: LiveModel, canvas: Canvas, start: int) -> server_messages.CanvasPicture:
     """The canvas from frame `start` on, at most PICTURE_WIDTH columns.
 
     Latents are from their 2nd to 98th percentile; levels of notes from 0 to 1, so that what is silent is dark.
@@ -242,7 +242,7 @@ def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.CanvasPict
     width = min(canvas.end - start, PICTURE_WIDTH)
     start_s, seconds = start / model.frame_rate_hz, (canvas.end - start) / model.frame_rate_hz
     if not width:
-        return messages.CanvasPicture(start_s=start_s, seconds=seconds, width=0, height=0, data="", seqs=[])
+        return server_messages.CanvasPicture(start_s=start_s, seconds=seconds, width=0, height=0, data="", seqs=[])
     frames = np.linspace(start, canvas.end - 1, width).round().astype(int).tolist()
     values = canvas.rows(frames).T  # [C, width]
     low, high = np.quantile(values, [0.02, 0.98])
@@ -253,7 +253,7 @@ def picture(model: LiveModel, canvas: Canvas, start: int) -> messages.CanvasPict
         low[channels, 0], high[channels, 0] = silence[channels], silence[channels] + spec.scale
     pixels = np.clip((values - low) / np.maximum(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)  # [C, width]
     parts = (canvas.part_at(frame) for frame in frames)
-    return messages.CanvasPicture(
+    return server_messages.CanvasPicture(
         start_s=start_s,
         seconds=seconds,
         width=width,

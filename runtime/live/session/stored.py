@@ -17,7 +17,7 @@ from runtime.live.parts.control_state import ControlState
 from runtime.live.parts.extend import ExtendGenerations
 from runtime.live.parts.loop import LoopGenerations, PassNoise
 from runtime.live.parts.plan import SessionPlan
-from runtime.live.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
+from runtime.live.playback.canvas import Canvas, CanvasPart, Piece, PlacedSource, Placement, Timeline
 from runtime.live.playback.playhead import Playhead, SessionClock
 from runtime.live.protocol.actions import LiveModel
 from runtime.live.protocol.messages import AudioFormat, EventKind, Mode
@@ -310,13 +310,13 @@ def load_generations(
     generations.restore(stored["num_started"], stored["num_placed"], stored["is_current"])
 
 
-def _store_parts(parts: Iterable[Part], pieces: Pieces) -> list[list[Any]]:
+def _store_parts(parts: Iterable[CanvasPart], pieces: Pieces) -> list[list[Any]]:
     return [[pieces.store(part.piece), part.row, part.start, part.end, part.first_seq, part.full_seq] for part in parts]
 
 
-def _load_parts(stored: Iterable[Iterable[Any]], pieces: Pieces, channels: int | None = None) -> tuple[Part, ...]:
+def _load_parts(stored: Iterable[Iterable[Any]], pieces: Pieces, channels: int | None = None) -> tuple[CanvasPart, ...]:
     """Parts that follow each other, of pieces with so many channels; None: any. Raises StoreError."""
-    parts = tuple(Part(pieces.load(name), *rest) for name, *rest in stored)
+    parts = tuple(CanvasPart(pieces.load(name), *rest) for name, *rest in stored)
     ends = (*(part.start for part in parts[1:]), parts[-1].end) if parts else ()
     for part, end in zip(parts, ends, strict=True):
         rows, width = part.piece.latents.shape

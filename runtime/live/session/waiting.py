@@ -9,7 +9,8 @@ from typing import Any
 
 from runtime.base.errors import RequestError
 from runtime.live.playback.canvas import Piece
-from runtime.live.protocol.messages import SetPrompts, SetReference, client_message, message_text
+from runtime.live.protocol.messages import SetPrompts, SetReference, client_message
+from runtime.live.protocol.server_messages import message_text
 from runtime.live.storage.document import damaged
 
 # Of all kinds together: also controls, bands and positions that begin at a sample.

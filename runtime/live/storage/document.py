@@ -127,7 +127,7 @@ class StoredSection(BaseModel):
 
 
 class StoredChange(BaseModel):
-    """See PlanChange."""
+    """See SongEdit."""
 
     from_frame: SignedNumber
     sections: list[tuple[str, tuple[str, ...], Number]] | None

@@ -12,7 +12,7 @@ from runtime.audio.encoding import AudioWriter
 from runtime.live.hosting.session_client import Hearing
 from runtime.live.playback.audio_ring import AudioRing
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import Ready, ServerMessage
+from runtime.live.protocol.server_messages import Ready, ServerMessage
 from server.protocols.lyria.messages import CHANNELS, SAMPLE_RATE_HZ
 
 CHUNK_S = 0.2

@@ -15,7 +15,8 @@ from runtime.config.option_ranges import found_outside
 from runtime.live.hosting.host import SessionHost
 from runtime.live.hosting.inbox import SHARE, timed
 from runtime.live.hosting.session_client import SessionClient
-from runtime.live.protocol.messages import MAX_MESSAGES_PER_S, Closed, Open, Pause, Play, Problem, ServerMessage
+from runtime.live.protocol.messages import MAX_MESSAGES_PER_S, Open, Pause, Play
+from runtime.live.protocol.server_messages import Closed, Problem, ServerMessage
 from runtime.requests.option_types import MAX_PROMPTS
 from server.asgi.connection import abort_of, charged_to, first_completed
 from server.asgi.shares import RateLimit, client_of

@@ -15,7 +15,8 @@ from runtime.base.errors import RequestError, TickError, UnknownSessionError
 from runtime.base.threads import Workers
 from runtime.live.hosting.host import SessionHost
 from runtime.live.hosting.session_client import SessionClient
-from runtime.live.protocol.messages import Open, Plan, Ready, client_message
+from runtime.live.protocol.messages import Open, client_message
+from runtime.live.protocol.server_messages import Plan, Ready
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.shares import Shares
 from server.protocols.mcp.files import FileStore, MadeFile

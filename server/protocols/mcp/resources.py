@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from runtime.live.protocol.messages import messages_schema
+from runtime.live.protocol.server_messages import messages_schema
 from server.asgi.openapi import SCHEMA_TYPE, body_schema
 from server.asgi.problems import ProblemError
 from server.protocols.mcp.making import FILE_URI

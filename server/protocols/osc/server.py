@@ -22,7 +22,8 @@ from runtime.live.hosting.controllers import Change, Values
 from runtime.live.hosting.host import SessionHost
 from runtime.live.parts.controls import controls_schema
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import MAX_MESSAGES_PER_S, Applied, Changed, Problem, ServerMessage, State
+from runtime.live.protocol.messages import MAX_MESSAGES_PER_S
+from runtime.live.protocol.server_messages import Applied, Changed, Problem, ServerMessage, State
 from server.asgi.shares import Clock, Holding, Shares, network_of
 from server.protocols.osc.addresses import AddressTable
 from server.protocols.osc.packets import BUNDLE, MAX_PACKET_BYTES, Argument, build_packet, parse_packet

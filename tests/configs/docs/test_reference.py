@@ -12,7 +12,8 @@ import tickrt
 from runtime.commands.generate import app as generate
 from runtime.commands.startup import COMMANDS
 from runtime.config.bundle import load_bundle
-from runtime.live.protocol.messages import CLIENT_MESSAGES, SERVER_MESSAGES
+from runtime.live.protocol.messages import CLIENT_MESSAGES
+from runtime.live.protocol.server_messages import SERVER_MESSAGES
 from runtime.requests.options import GenerationOptions
 from runtime.requests.validation import untaken_options
 from server.asgi.openapi import GenerationBody

@@ -21,7 +21,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from runtime.base.errors import EngineDeadError, RequestError, SessionsFullError
 from runtime.live.protocol.frames import decode_chunk
-from runtime.live.protocol.messages import (
+from runtime.live.protocol.server_messages import (
     Applied,
     Closed,
     Problem,

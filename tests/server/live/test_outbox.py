@@ -12,7 +12,7 @@ from helpers.lock_check import lock_checked
 
 from runtime.base.errors import RequestError
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import Applied, Changed, State, problem_of
+from runtime.live.protocol.server_messages import Applied, Changed, State, problem_of
 from server.live.outbox import MAX_AUDIO_AGE_S, MAX_AUDIO_BYTES, MAX_MESSAGES, Outbox
 
 

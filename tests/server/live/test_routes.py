@@ -26,12 +26,8 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
 from runtime.config.deployment import Deployment
-from runtime.live.protocol.messages import (
-    SUBPROTOCOL,
-    Problem,
-    State,
-    messages_schema,
-)
+from runtime.live.protocol.messages import SUBPROTOCOL
+from runtime.live.protocol.server_messages import Problem, State, messages_schema
 from server.asgi.problems import unavailable
 
 Serve = Callable[..., Served]

@@ -17,7 +17,7 @@ from helpers.http_harness import GENERATIONS, Served, eventually, problem, servi
 from helpers.live_player import is_audio, player
 
 from runtime.config.deployment import Deployment
-from runtime.live.protocol.messages import Problem
+from runtime.live.protocol.server_messages import Problem
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.tick.loop.record import TickRecord

@@ -17,7 +17,8 @@ from helpers.scripted_sessions import Client
 from runtime.base.errors import EngineDeadError
 from runtime.commands.terminal import EXIT_ENGINE
 from runtime.config.deployment import Deployment, load_deployment
-from runtime.live.protocol.messages import Closed, Open
+from runtime.live.protocol.messages import Open
+from runtime.live.protocol.server_messages import Closed
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from server.app import create_app
 from server.config import ServerSettings

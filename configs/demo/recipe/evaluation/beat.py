@@ -17,7 +17,8 @@ from configs.demo.recipe.latents import (
     FloatArray,
     levels_from_latents,
 )
-from runtime.live.protocol.messages import Beat, LivePrompt, Mode, State
+from runtime.live.protocol.messages import LivePrompt, Mode
+from runtime.live.protocol.server_messages import Beat, State
 from runtime.music.clock import CLOCK, BarLine, ClockOut
 from runtime.music.tempo import Tempo, best_bars, loop_frames
 

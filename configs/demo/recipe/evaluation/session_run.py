@@ -12,16 +12,8 @@ from runtime.live.hosting.work import compose_job, make_part
 from runtime.live.playback.note_stream import NoteStream
 from runtime.live.protocol import actions
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import (
-    Ack,
-    Applied,
-    LivePrompt,
-    Message,
-    Open,
-    ServerMessage,
-    TrackedNotes,
-    client_message,
-)
+from runtime.live.protocol.messages import Ack, LivePrompt, Message, Open, client_message
+from runtime.live.protocol.server_messages import Applied, ServerMessage, TrackedNotes
 from runtime.live.session.live_session import LiveSession
 from runtime.music.score import Note
 from runtime.pipeline.songs.plan import SongPlan
@@ -42,7 +34,7 @@ class SessionRun:
         self._player, self.now_s, self._step_s, self._seq = player, 0.0, step_s, 0
         self._position = self._sent_until = 0
         self._form: SongPlan | None = None
-        self._due: list[tuple[float, actions.SessionJob | actions.MakePlan]] = []
+        self._due: list[tuple[float, actions.SessionJob | actions.MakeHints]] = []
         self.num_generations = 0
         self.messages: list[ServerMessage] = []
         model = live_model(player.pipeline)
@@ -90,7 +82,7 @@ class SessionRun:
         match action:
             case actions.SessionJob():
                 self._due.append((self.now_s + self.generation_s, action))
-            case actions.MakePlan():
+            case actions.MakeHints():
                 self._due.append((self.now_s + self.plan_s, action))
             case actions.CancelJob(job_id):
                 self._due = [item for item in self._due if getattr(item[1], "id", "") != job_id]
@@ -108,7 +100,7 @@ class SessionRun:
         due = [work for due_s, work in self._due if due_s <= self.now_s or not self._sent_until]
         self._due = [item for item in self._due if item[1] not in due]
         for work in due:
-            if isinstance(work, actions.MakePlan):
+            if isinstance(work, actions.MakeHints):
                 self._make_plan(work)
             else:
                 self.num_generations += 1
@@ -117,7 +109,7 @@ class SessionRun:
                 self.session.generation_finished(work.id, latents, 0, self.now_s, self.generation_s)
         return len(due)
 
-    def _make_plan(self, work: actions.MakePlan) -> None:
+    def _make_plan(self, work: actions.MakeHints) -> None:
         pipeline, seed = self._player.pipeline, self.session.seed
         planner, begin, change = pipeline.planner, work.begin, work.change
         assert planner is not None

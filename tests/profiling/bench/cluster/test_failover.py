@@ -29,7 +29,8 @@ from profiling.bench.cluster.failover import (
 )
 from profiling.bench.live.client import live_client
 from runtime.base.errors import TickError
-from runtime.live.protocol.messages import ClientMessage, Close, Open, ServerMessage
+from runtime.live.protocol.messages import ClientMessage, Close, Open
+from runtime.live.protocol.server_messages import ServerMessage
 from server.cluster.local_cluster import LocalCluster
 
 

@@ -26,7 +26,7 @@ from profiling.bench.live.client import LiveClient
 from profiling.bench.live.script import ClientRun, Control, Script
 from profiling.bench.live.sound_log import AudioRange
 from runtime.base.errors import TickError
-from runtime.live.protocol.messages import Applied, Stages
+from runtime.live.protocol.server_messages import Applied, Stages
 
 
 def test_gets_are_timed_one_by_one_and_must_succeed(served: Served) -> None:

@@ -11,18 +11,8 @@ from helpers.live_clients import ready, scripted_server, silence
 from profiling.bench.live import client as module
 from profiling.bench.live.client import LiveClient, SessionRefusedError, live_client
 from runtime.base.errors import TickError
-from runtime.live.protocol.messages import (
-    Ack,
-    Applied,
-    ClientMessage,
-    Close,
-    Closed,
-    Open,
-    Problem,
-    ServerMessage,
-    SetControls,
-    State,
-)
+from runtime.live.protocol.messages import Ack, ClientMessage, Close, Open, SetControls
+from runtime.live.protocol.server_messages import Applied, Closed, Problem, ServerMessage, State
 
 PROBLEM = Problem(
     urn="urn:tickrt:problem:full", title="Full", status=503, detail="all slots are taken", code="full", fix="wait"

@@ -11,7 +11,8 @@ from helpers.live_clients import ready, scripted_server, silence
 
 from profiling.bench.live import script as module
 from profiling.bench.live.script import GUIDANCE, Script, control_times, run_client
-from runtime.live.protocol.messages import ClientMessage, Close, Open, ServerMessage, SetControls, SetPrompts
+from runtime.live.protocol.messages import ClientMessage, Close, Open, SetControls, SetPrompts
+from runtime.live.protocol.server_messages import ServerMessage
 
 
 def test_controls_have_a_random_phase_and_no_fixed_interval() -> None:

@@ -25,7 +25,8 @@ import tickrt
 from runtime.audio.finishing import KNEE
 from runtime.live.playback.note_stream import NoteEvent
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import Ack, LayerKeys, Open
+from runtime.live.protocol.messages import Ack, Open
+from runtime.live.protocol.server_messages import LayerKeys
 from tickrt import model as model_module
 from tickrt.live import open_message
 from tickrt.receiver import PACE_SLACK_S, Receiver

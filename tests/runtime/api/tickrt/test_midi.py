@@ -17,7 +17,7 @@ from helpers.lock_check import lock_checked
 
 import tickrt
 from runtime.base.errors import RequestError
-from runtime.live.protocol.messages import Beat
+from runtime.live.protocol.server_messages import Beat
 from runtime.music.clock import CLOCK, CONTINUE, POSITION, START, STOP
 from tickrt import midi
 from tickrt.midi import MidiClock, Played, open_output

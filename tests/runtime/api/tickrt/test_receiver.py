@@ -9,7 +9,7 @@ from helpers.lock_check import lock_checked
 
 from runtime.base.errors import DrainingError, RequestError
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import Applied, Closed, problem_of
+from runtime.live.protocol.server_messages import Applied, Closed, problem_of
 from tickrt import receiver as receiver_module
 from tickrt.receiver import RESUMED_S, Receiver
 

@@ -26,7 +26,8 @@ from websockets.typing import Subprotocol
 import tickrt
 from runtime.base.errors import DrainingError, RequestError, TickError
 from runtime.config.deployment import Deployment
-from runtime.live.protocol.messages import SUBPROTOCOL, message_text
+from runtime.live.protocol.messages import SUBPROTOCOL
+from runtime.live.protocol.server_messages import message_text
 from tickrt.remote import RemoteSession, retry_delay_s
 
 RATE_HZ = 8000

@@ -9,7 +9,6 @@ import pytest
 from runtime.live.hosting.control_times import MAX_CHANGES, ControlTimes, Observer, kind_of
 from runtime.live.protocol.messages import (
     Ack,
-    Applied,
     LivePrompt,
     SetAdapter,
     SetControls,
@@ -18,6 +17,7 @@ from runtime.live.protocol.messages import (
     SetStructure,
     SetTimbre,
 )
+from runtime.live.protocol.server_messages import Applied
 
 RATE_HZ = 1000
 

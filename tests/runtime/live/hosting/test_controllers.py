@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.live.hosting.controllers import Controllers
-from runtime.live.protocol.messages import Changed, Closed
+from runtime.live.protocol.server_messages import Changed, Closed
 
 
 class Listener:

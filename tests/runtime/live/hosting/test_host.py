@@ -32,17 +32,8 @@ from runtime.live.hosting.inbox import MAX_UNHANDLED, MAX_WAITING, SHARE
 from runtime.live.hosting.slots import RETRY_AFTER_S, HostLimits
 from runtime.live.protocol.actions import Commit, DecodeWindow, End
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import (
-    Ack,
-    Applied,
-    Closed,
-    Open,
-    Problem,
-    Ready,
-    SetControls,
-    SetSource,
-    State,
-)
+from runtime.live.protocol.messages import Ack, Open, SetControls, SetSource
+from runtime.live.protocol.server_messages import Applied, Closed, Problem, Ready, State
 from runtime.live.storage.store import SessionSnapshot
 from runtime.pipeline.compose import RequestComposer
 from runtime.pipeline.pipeline import Pipeline

@@ -19,21 +19,18 @@ from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.messages import (
     MAX_SEQ,
     Ack,
-    Applied,
-    Changed,
-    Closed,
     GetCanvas,
     LivePrompt,
     Open,
     Pause,
     Play,
-    Problem,
     SetControls,
     SetSource,
     SetStructure,
     SetTimbre,
     WriteAudio,
 )
+from runtime.live.protocol.server_messages import Applied, Changed, Closed, Problem
 from runtime.live.session.live_session import LiveSession
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline

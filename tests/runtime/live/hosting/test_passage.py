@@ -12,7 +12,7 @@ from runtime.audio.finishing import soft_limited
 from runtime.audio.formats import MIX
 from runtime.config.codec import Latents, Pcm
 from runtime.live.hosting.passage import Passage
-from runtime.live.playback.canvas import Canvas, Part, Piece, PlayedPart
+from runtime.live.playback.canvas import Canvas, CanvasPart, Piece, PlayedPart
 from runtime.music.tempo import Tempo
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.stem_files import StemFiles
@@ -28,7 +28,7 @@ def pipeline(built: Built) -> Pipeline:
 
 def canvas(frames: int, start: int = 0) -> Canvas:
     latents = 3 * np.random.default_rng(1).standard_normal((frames, SPEC.channels)).astype(np.float32)
-    return Canvas((Part(Piece("a", latents), 0, start, start + frames, 0, 0),))
+    return Canvas((CanvasPart(Piece("a", latents), 0, start, start + frames, 0, 0),))
 
 
 def stems(passage: Passage) -> dict[str, Pcm]:

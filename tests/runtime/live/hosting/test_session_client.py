@@ -12,7 +12,8 @@ from runtime.base.errors import RequestError, TickError
 from runtime.live.hosting.session_client import PACED, Hearing, SessionClient
 from runtime.live.playback.audio_ring import AudioRing
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import CLIENT_MESSAGES, Ack, Open, Play, Reply, ServerMessage
+from runtime.live.protocol.messages import CLIENT_MESSAGES, Ack, Open, Play, Reply
+from runtime.live.protocol.server_messages import ServerMessage
 
 
 class Ear(Hearing):

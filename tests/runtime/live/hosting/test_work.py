@@ -16,8 +16,8 @@ from helpers.simulated_form import SimulatedForm
 
 from runtime.audio.codec import Codec
 from runtime.base.errors import EngineError, ShapeError, TickError
-from runtime.live.hosting.work import BEGIN_S, CodecWork, PlanWork, compose_job
-from runtime.live.protocol.actions import DecodeWindow, MakePlan, PlanBeginning, PlanChange, PlanPart, SessionJob
+from runtime.live.hosting.work import BEGIN_S, CodecWork, HintsWork, compose_job
+from runtime.live.protocol.actions import DecodeWindow, MadeHints, MakeHints, SessionJob, SongBeginning, SongEdit
 from runtime.live.protocol.messages import WriteAudio
 from runtime.music.sections import SongSection
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
@@ -144,14 +144,14 @@ def test_writing_changes_only_the_samples_of_the_audio(mode: str, work: Work) ->
     np.testing.assert_array_equal(written, codec.encode(audio))
 
 
-BEGIN = PlanBeginning(GenerationOptions(prompt=""), 1)
+BEGIN = SongBeginning(GenerationOptions(prompt=""), 1)
 TIMEOUT_S = 60.0
 
 
 class WaitingForm(SimulatedForm):
     """Hints come once it is closed, as an error."""
 
-    def __init__(self, begin: PlanBeginning) -> None:
+    def __init__(self, begin: SongBeginning) -> None:
         super().__init__(begin)
         self.is_waiting, self._closed = threading.Event(), threading.Event()
 
@@ -169,14 +169,14 @@ class PlanHost:
 
     def __init__(self, kinds: Iterator[type[SimulatedForm]]) -> None:
         self.forms: list[SimulatedForm] = []
-        self.begun: list[PlanBeginning] = []
+        self.begun: list[SongBeginning] = []
         self.calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self.made: list[PlanPart | TickError] = []
+        self.made: list[MadeHints | TickError] = []
         self.is_opened = threading.Semaphore(0)
         self._kinds = kinds
-        self.work = PlanWork(self._open, self._with_drawn, self.calls.put)
+        self.work = HintsWork(self._open, self._with_drawn, self.calls.put)
 
-    def _open(self, begin: PlanBeginning) -> SimulatedForm:
+    def _open(self, begin: SongBeginning) -> SimulatedForm:
         self.begun.append(begin)
         self.forms.append(next(self._kinds)(begin))
         self.is_opened.release()
@@ -187,10 +187,10 @@ class PlanHost:
         assert threading.current_thread().name.startswith("live-plan")
         return options.model_copy(update={"prompt": f"{options.prompt}, drawn".lstrip(", ")})
 
-    def start(self, begin: PlanBeginning | None, change: PlanChange | None = None) -> None:
-        self.work.start(MakePlan(1, begin, change, 0, 50), self.made.append)
+    def start(self, begin: SongBeginning | None, change: SongEdit | None = None) -> None:
+        self.work.start(MakeHints(1, begin, change, 0, 50), self.made.append)
 
-    def take(self) -> PlanPart | TickError:
+    def take(self) -> MadeHints | TickError:
         self.calls.get(timeout=TIMEOUT_S)()
         return self.made[-1]
 
@@ -232,20 +232,20 @@ def test_what_the_seed_draws_stands_before_the_words_of_the_sections(built: Buil
 
 def test_parts_are_made_in_order_and_reported_on_the_hosts_thread(plan_host: PlanHost) -> None:
     plan_host.start(BEGIN)
-    plan_host.start(None, PlanChange(0, codes=(7,)))
+    plan_host.start(None, SongEdit(0, codes=(7,)))
     first, second = plan_host.take(), plan_host.take()
-    assert isinstance(first, PlanPart)
-    assert isinstance(second, PlanPart)
+    assert isinstance(first, MadeHints)
+    assert isinstance(second, MadeHints)
     assert (len(first.hints), second.hints[0, 0], second.hints[5, 0]) == (50, 7.0, first.hints[5, 0])
     assert second.state.codes.tolist() == [7]
 
 
 def test_a_plan_is_for_prompts_with_what_the_seed_draws(plan_host: PlanHost) -> None:
     plan_host.start(BEGIN)
-    plan_host.start(None, PlanChange(25, options=GenerationOptions(prompt="calm")))
+    plan_host.start(None, SongEdit(25, options=GenerationOptions(prompt="calm")))
     first, second = plan_host.take(), plan_host.take()
-    assert isinstance(first, PlanPart)
-    assert isinstance(second, PlanPart)
+    assert isinstance(first, MadeHints)
+    assert isinstance(second, MadeHints)
     assert plan_host.begun[0].options.prompt == "drawn"
     other = SimulatedForm(plan_host.begun[0])
     other.change(GenerationOptions(prompt="calm, drawn"), 25)
@@ -257,7 +257,7 @@ def test_what_fails_is_reported(plan_host: PlanHost) -> None:
     plan_host.start(BEGIN)
     assert str(plan_host.take()) == "failed"
     plan_host.start(BEGIN)
-    assert isinstance(plan_host.take(), PlanPart)
+    assert isinstance(plan_host.take(), MadeHints)
 
 
 def test_another_plan_ends_the_one_that_is_being_made() -> None:
@@ -269,7 +269,7 @@ def test_another_plan_ends_the_one_that_is_being_made() -> None:
     assert waiting.is_waiting.wait(TIMEOUT_S)
     plan_host.start(BEGIN)
     assert isinstance(plan_host.take(), TickError)
-    assert isinstance(plan_host.take(), PlanPart)
+    assert isinstance(plan_host.take(), MadeHints)
     plan_host.work.close()
 
 
@@ -277,7 +277,7 @@ def test_another_plan_ends_one_that_is_still_being_opened() -> None:
     begins = threading.Event()
 
     class LateForm(WaitingForm):
-        def __init__(self, begin: PlanBeginning) -> None:
+        def __init__(self, begin: SongBeginning) -> None:
             super().__init__(begin)
             assert begins.wait(TIMEOUT_S)
 
@@ -286,7 +286,7 @@ def test_another_plan_ends_one_that_is_still_being_opened() -> None:
     plan_host.start(BEGIN)
     begins.set()
     assert isinstance(plan_host.take(), TickError)
-    assert isinstance(plan_host.take(), PlanPart)
+    assert isinstance(plan_host.take(), MadeHints)
     plan_host.work.close()
 
 
@@ -295,7 +295,7 @@ def test_what_is_stopped_fails_and_another_plan_begins(is_opened: bool) -> None:
     may_open = threading.Event()
 
     class LateForm(WaitingForm):
-        def __init__(self, begin: PlanBeginning) -> None:
+        def __init__(self, begin: SongBeginning) -> None:
             super().__init__(begin)
             assert may_open.wait(TIMEOUT_S)
 
@@ -308,7 +308,7 @@ def test_what_is_stopped_fails_and_another_plan_begins(is_opened: bool) -> None:
     may_open.set()
     assert isinstance(plan_host.take(), TickError)
     plan_host.start(BEGIN)
-    assert isinstance(plan_host.take(), PlanPart)
+    assert isinstance(plan_host.take(), MadeHints)
     plan_host.work.close()
 
 

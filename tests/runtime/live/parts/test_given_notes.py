@@ -13,15 +13,8 @@ from runtime.base.errors import NoNotesError, RequestError
 from runtime.config.notes import NoteLayerSpec
 from runtime.live.parts.given_notes import Bar, GivenNotes, bar_at, echoed
 from runtime.live.protocol.actions import NoteFacts
-from runtime.live.protocol.messages import (
-    Applied,
-    LivePrompt,
-    NoteItem,
-    PlayNotes,
-    Reset,
-    SetPlan,
-    SetPrompts,
-)
+from runtime.live.protocol.messages import LivePrompt, NoteItem, PlayNotes, Reset, SetPlan, SetPrompts
+from runtime.live.protocol.server_messages import Applied
 from runtime.music.tracker import FrameNote
 
 BAR_S = FRAMES_PER_BAR / FRAME_RATE

@@ -15,8 +15,9 @@ from runtime.live.hosting.work import make_part
 from runtime.live.parts.plan import MAX_EDITS, MAX_PLAN_WAIT_S, SETTLE_S, STEP_S, SessionPlan
 from runtime.live.playback.playhead import SessionClock
 from runtime.live.protocol import messages
-from runtime.live.protocol.actions import PlanBeginning
-from runtime.live.protocol.messages import GetPlan, NewSection, Plan, SetPlan
+from runtime.live.protocol.actions import SongBeginning
+from runtime.live.protocol.messages import GetPlan, NewSection, SetPlan
+from runtime.live.protocol.server_messages import Plan, Problem
 from runtime.live.session.live_session import LiveSession
 from runtime.music.section_prompts import section_prompts
 from runtime.requests.options import GenerationOptions
@@ -40,8 +41,8 @@ def told(simulation: Simulation) -> Plan:
     return [message for message in simulation.messages if isinstance(message, Plan)][-1]
 
 
-def problems(simulation: Simulation) -> list[messages.Problem]:
-    return [message for message in simulation.messages if isinstance(message, messages.Problem)]
+def problems(simulation: Simulation) -> list[Problem]:
+    return [message for message in simulation.messages if isinstance(message, Problem)]
 
 
 def heard_hints(simulation: Simulation) -> dict[int, float]:
@@ -53,7 +54,7 @@ def heard_hints(simulation: Simulation) -> dict[int, float]:
 
 def of_form(simulation: Simulation, frames: int, **options: Any) -> list[float]:
     """The hints of the session's first plan."""
-    form = SimulatedForm(PlanBeginning(GenerationOptions(**{"prompt": "", **options}), 1))
+    form = SimulatedForm(SongBeginning(GenerationOptions(**{"prompt": "", **options}), 1))
     return [float(hint) for hint in form.hints(0, frames)[:, 0]]
 
 
@@ -66,7 +67,7 @@ def earliest_s(simulation: Simulation, **members: Any) -> float:
 
 
 def test_the_slowest_of_its_last_steps_says_how_long_hints_take() -> None:
-    clock, begin = SessionClock(0.0), PlanBeginning(GenerationOptions(prompt=""), 1)
+    clock, begin = SessionClock(0.0), SongBeginning(GenerationOptions(prompt=""), 1)
     plan, form = SessionPlan(PLANNING, clock, 64), SimulatedForm(begin)
     plan.restart(begin.options, begin.seed, 0)
     assert plan.duration_s(64) == 0.0
@@ -429,7 +430,7 @@ def test_music_goes_on_where_the_plan_fails_and_follows_it_again() -> None:
     simulation.run(8.0)
     assert simulation.jobs[0].hints is None
     assert simulation.session.underruns == 0
-    assert [message.detail for message in simulation.messages if isinstance(message, messages.Problem)] == ["failed"]
+    assert [message.detail for message in simulation.messages if isinstance(message, Problem)] == ["failed"]
     hints = heard_hints(simulation)
     assert hints[0] == -1.0
     assert hints[max(hints)] == simulation.planned(max(hints))

@@ -10,11 +10,12 @@ import pytest
 from helpers.live_simulation import CHANNELS, HOP, MARGIN, MODEL, RATE
 
 from runtime.live.playback.audio_schedule import AudioSchedule
-from runtime.live.playback.canvas import Canvas, Part, Piece, Placement, Timeline
+from runtime.live.playback.canvas import Canvas, CanvasPart, Piece, Placement, Timeline
 from runtime.live.playback.playhead import Playhead, SessionClock
 from runtime.live.protocol.actions import DecodeWindow, LiveModel
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import Ack, Applied
+from runtime.live.protocol.messages import Ack
+from runtime.live.protocol.server_messages import Applied
 
 FRAMES = 16
 FADE = 25
@@ -24,7 +25,7 @@ def canvas(value: float, seq: int, frames: int = FRAMES) -> Canvas:
     """One part; channel 0 is `value`, channel 1 the frame."""
     latents = np.full((frames, CHANNELS), value, np.float32)
     latents[:, 1] = np.arange(frames)
-    return Canvas((Part(Piece(f"{value}", latents), 0, 0, frames, seq, seq),))
+    return Canvas((CanvasPart(Piece(f"{value}", latents), 0, 0, frames, seq, seq),))
 
 
 class Schedule:
@@ -129,7 +130,7 @@ def test_only_frames_within_the_codecs_margin_of_a_change_are_sent_again() -> No
     schedule = Schedule()
     schedule.playhead.lead_s = 0.6
     schedule.sent()
-    part = Part(Piece("w", np.zeros((1, CHANNELS), np.float32)), 0, 8, 9, 1, 1)
+    part = CanvasPart(Piece("w", np.zeros((1, CHANNELS), np.float32)), 0, 8, 9, 1, 1)
     schedule.timeline.place_canvas(60, schedule.timeline.canvas.with_part(part))
     sent = ranges(schedule.sent())
     assert (sent[0][0], sent[-1][1]) == ((8 - MARGIN) * HOP, (9 + MARGIN) * HOP)

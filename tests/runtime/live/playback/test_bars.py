@@ -7,8 +7,8 @@ import pytest
 from helpers.live_simulation import CHANNELS, FRAME_RATE, HOP, MODEL, RATE
 
 from runtime.base.errors import RequestError
-from runtime.live.playback.bars import BarLines, Grid, following, loop_grid, next_line
-from runtime.live.playback.canvas import Band, Canvas, Part, Piece, Placement, Timeline
+from runtime.live.playback.bars import BarGrid, BarLines, following, loop_grid, next_line
+from runtime.live.playback.canvas import Band, Canvas, CanvasPart, Piece, Placement, Timeline
 from runtime.live.protocol.messages import SetClock
 from runtime.music.tempo import Tempo
 
@@ -17,12 +17,12 @@ FAST, SLOW = Tempo(250.0, 4), Tempo(200.0, 4)  # bars of 24 and of 30 frames
 
 
 def placement(frames: int, tempo: Tempo | None, band: Band | None, from_sample: int = 0) -> Placement:
-    part = Part(Piece("p", np.zeros((frames, CHANNELS), np.float32)), 0, 0, frames, 0, 0)
+    part = CanvasPart(Piece("p", np.zeros((frames, CHANNELS), np.float32)), 0, 0, frames, 0, 0)
     return Placement(from_sample, Canvas((part,), tempo), from_sample // HOP, 0, band)
 
 
-def grid(first_frame: float, tempo: Tempo, first_bar: int = 0) -> Grid:
-    return Grid(first_frame, tempo, tempo.bar_frames(FRAME_RATE), first_bar)
+def grid(first_frame: float, tempo: Tempo, first_bar: int = 0) -> BarGrid:
+    return BarGrid(first_frame, tempo, tempo.bar_frames(FRAME_RATE), first_bar)
 
 
 def found(lines: BarLines, sample: int, count: int) -> list[tuple[int, int]]:

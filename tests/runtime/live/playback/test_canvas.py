@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.live.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, PlayedPart, Timeline
+from runtime.live.playback.canvas import Canvas, CanvasPart, Piece, PlacedSource, Placement, PlayedPart, Timeline
 
 
 def piece(name: str, frames: int, value: float) -> Piece:
@@ -14,7 +14,7 @@ def piece(name: str, frames: int, value: float) -> Piece:
 
 def canvas(frames: int = 8, name: str = "a", value: float = 0.0, seq: int = 0) -> Canvas:
     """A canvas of one part."""
-    return Canvas((Part(piece(name, frames, value), 0, 0, frames, seq, seq),))
+    return Canvas((CanvasPart(piece(name, frames, value), 0, 0, frames, seq, seq),))
 
 
 def rows(of: Canvas) -> list[float]:
@@ -22,7 +22,7 @@ def rows(of: Canvas) -> list[float]:
 
 
 def test_a_part_replaces_what_was_there() -> None:
-    changed = canvas().with_part(Part(piece("b", 4, 100), 1, 2, 5, 3, 3))
+    changed = canvas().with_part(CanvasPart(piece("b", 4, 100), 1, 2, 5, 3, 3))
     assert rows(changed) == [0, 1, 101, 102, 103, 5, 6, 7]
     assert [(part.start, part.end, part.full_seq) for part in changed.parts] == [(0, 2, 0), (2, 5, 3), (5, 8, 0)]
     assert set(changed.pieces) == {"a", "b"}
@@ -31,7 +31,7 @@ def test_a_part_replaces_what_was_there() -> None:
 
 
 def test_only_what_was_complete_gets_the_new_seq() -> None:
-    changed = canvas(seq=2).with_part(Part(piece("b", 2, 100), 0, 0, 2, 1, 1)).with_seq(2, 5)
+    changed = canvas(seq=2).with_part(CanvasPart(piece("b", 2, 100), 0, 0, 2, 1, 1)).with_seq(2, 5)
     assert [(part.first_seq, part.full_seq) for part in changed.parts] == [(1, 1), (5, 5)]
 
 
@@ -45,7 +45,7 @@ def test_a_placement_repeats_its_band() -> None:
 def test_placements_are_equal_where_their_latents_are() -> None:
     first = canvas()
     old = Placement(0, first, 0, 0, None)
-    new = Placement(0, first.with_part(Part(piece("b", 4, 0), 0, 4, 8, 1, 1)), 0, 0, None)
+    new = Placement(0, first.with_part(CanvasPart(piece("b", 4, 0), 0, 4, 8, 1, 1)), 0, 0, None)
     assert [new.is_same_at(old, frame) for frame in (3, 4, 9)] == [True, False, True]
     moved = Placement(0, first, 0, 1, None)
     assert [moved.is_same_at(old, frame) for frame in (3, 7, 8)] == [False, False, True]  # known nowhere at 8

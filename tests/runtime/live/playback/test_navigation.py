@@ -7,7 +7,7 @@ import pytest
 from helpers.live_simulation import CHANNELS, HOP, MODEL, RATE
 
 from runtime.base.errors import RequestError
-from runtime.live.playback.canvas import Canvas, Part, Piece, Placement, Timeline
+from runtime.live.playback.canvas import Canvas, CanvasPart, Piece, Placement, Timeline
 from runtime.live.playback.navigation import Navigation
 from runtime.live.playback.playhead import REACH_S, Playhead, SessionClock
 
@@ -16,7 +16,7 @@ REACH = round(REACH_S * RATE)
 
 def navigation(frames: int = 64, *, is_loop: bool = True, position: int = 0) -> tuple[Navigation, Timeline]:
     """Of a session that plays a canvas of `frames` frames."""
-    canvas = Canvas((Part(Piece("p", np.zeros((frames, CHANNELS), np.float32)), 0, 0, frames, 0, 0),))
+    canvas = Canvas((CanvasPart(Piece("p", np.zeros((frames, CHANNELS), np.float32)), 0, 0, frames, 0, 0),))
     timeline = Timeline([Placement(0, canvas, 0, 0, (0, frames) if is_loop else None)])
     return moves(timeline, position, is_loop=is_loop), timeline
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.live.playback.note_stream import NoteStream
-from runtime.live.protocol.messages import LayerKeys, LiveNote, TrackedNotes
+from runtime.live.protocol.server_messages import LayerKeys, LiveNote, TrackedNotes
 from runtime.music.score import Note
 
 

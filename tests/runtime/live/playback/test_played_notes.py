@@ -16,7 +16,7 @@ from runtime.live.playback.playhead import Playhead, SessionClock
 from runtime.live.protocol import messages
 from runtime.live.protocol.actions import DecodeWindow
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import TrackedNotes
+from runtime.live.protocol.server_messages import TrackedNotes
 from runtime.live.session.live_session import LiveSession
 
 

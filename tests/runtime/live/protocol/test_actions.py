@@ -14,7 +14,7 @@ from runtime.base.errors import ConfigError, RequestError
 from runtime.config.bundle import load_bundle
 from runtime.config.plan_spec import TokenRange
 from runtime.live.hosting.services import live_model
-from runtime.live.protocol.actions import DecodeWindow, PlanFacts
+from runtime.live.protocol.actions import DecodeWindow, SongFacts
 from runtime.music.tempo import Tempo
 from runtime.pipeline.pipeline import open_pipeline
 
@@ -59,7 +59,7 @@ def test_a_loop_may_be_longer_than_what_is_continued() -> None:
 
 def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:
     bundle = load_bundle(built(planner={"capacity": 1024, "plan": True}, conditions=True, more=FEW_VARIANTS).bundle)
-    facts, planner = PlanFacts.of(bundle), bundle.planner
+    facts, planner = SongFacts.of(bundle), bundle.planner
     assert facts is not None
     assert planner is not None
     assert planner.plan is not None
@@ -68,7 +68,7 @@ def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:
     codes = planner.codes.model_copy(update={"groups": (TokenRange(first=0, count=bass.count), bass)})
     plan = planner.plan.model_copy(update={"silent": {**planner.plan.silent, "drums": 0}})
     moved = bundle.model_copy(update={"planner": planner.model_copy(update={"codes": codes, "plan": plan})})
-    assert PlanFacts.of(moved) == replace(facts, spec=plan, silent=(0, 2))
+    assert SongFacts.of(moved) == replace(facts, spec=plan, silent=(0, 2))
 
 
 def test_no_layer_can_be_silenced_where_the_silence_of_one_is_not_known(built: Built) -> None:
@@ -76,7 +76,7 @@ def test_no_layer_can_be_silenced_where_the_silence_of_one_is_not_known(built: B
     assert bundle.planner is not None
     assert bundle.planner.plan is not None
     plan = bundle.planner.plan.model_copy(update={"silent": {"bass": bundle.planner.plan.silent["bass"]}})
-    facts = PlanFacts.of(bundle.model_copy(update={"planner": bundle.planner.model_copy(update={"plan": plan})}))
+    facts = SongFacts.of(bundle.model_copy(update={"planner": bundle.planner.model_copy(update={"plan": plan})}))
     assert facts is not None
     assert (facts.group_size, facts.silent) == (bundle.planner.codes.groups[0].count, ())
 
@@ -88,7 +88,7 @@ def test_groups_of_codes_that_differ_in_size_are_no_layers(built: Built) -> None
     for groups in ((drums, TokenRange(first=bass.first, count=bass.count - 1)), (drums, bass, bass)):
         codes = bundle.planner.codes.model_copy(update={"groups": groups})
         planner = bundle.planner.model_copy(update={"codes": codes})
-        facts = PlanFacts.of(bundle.model_copy(update={"planner": planner}))
+        facts = SongFacts.of(bundle.model_copy(update={"planner": planner}))
         assert facts is not None
         assert (facts.group_size, facts.silent) == (0, ())
 

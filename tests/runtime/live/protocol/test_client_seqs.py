@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from runtime.base.errors import RequestError
 from runtime.live.protocol.client_seqs import MAX_SEQS, ClientSeqs
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import Applied, CanvasPicture, Closed, problem_of
+from runtime.live.protocol.server_messages import Applied, CanvasPicture, Closed, problem_of
 
 
 @settings(max_examples=50)

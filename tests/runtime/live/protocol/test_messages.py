@@ -23,21 +23,23 @@ from runtime.live.protocol.backoff import backoff_s
 from runtime.live.protocol.messages import (
     CLIENT_MESSAGES,
     MAX_SEQ,
-    SERVER_MESSAGES,
-    Applied,
     Message,
     Open,
-    ReadyControls,
     Seq,
     SetBand,
     SetPlan,
     client_message,
+    parse_client_message,
+    seq_of,
+)
+from runtime.live.protocol.server_messages import (
+    SERVER_MESSAGES,
+    Applied,
+    ReadyControls,
     message_text,
     messages_schema,
-    parse_client_message,
     parse_server_message,
     problem_of,
-    seq_of,
 )
 
 EXAMPLES = [

@@ -14,6 +14,7 @@ from helpers.simulated_form import BPM, FRAMES_PER_BAR
 from runtime.base.errors import RequestError
 from runtime.live.protocol import messages
 from runtime.live.protocol.messages import LivePrompt, client_message
+from runtime.live.protocol.server_messages import Applied, Beat, State
 from runtime.live.session.live_session import LiveSession
 from runtime.live.session.waiting import MAX_WAITING
 from runtime.live.storage.store import SessionSnapshot
@@ -33,9 +34,7 @@ def playing(seconds: float = 2.0, **opened: Any) -> Simulation:
 def send(simulation: Simulation, latents: Any = None, **members: Any) -> int:
     """Send a message; returns the sample that it begins at, as it is answered."""
     simulation.handle(client_message(members), latents)
-    answers = [
-        each for each in simulation.messages if isinstance(each, messages.Applied) and each.seq == members["seq"]
-    ]
+    answers = [each for each in simulation.messages if isinstance(each, Applied) and each.seq == members["seq"]]
     sample = answers[0].at_sample
     assert sample is not None
     return sample
@@ -46,8 +45,8 @@ def heard(simulation: Simulation, channel: int) -> list[float]:
     return [float(value) for value in simulation.heard[HOP // 2 :: HOP, channel]]
 
 
-def beat(simulation: Simulation) -> messages.Beat | None:
-    return next(each for each in reversed(simulation.messages) if isinstance(each, messages.State)).beat
+def beat(simulation: Simulation) -> Beat | None:
+    return next(each for each in reversed(simulation.messages) if isinstance(each, State)).beat
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_bars_that_are_refused() -> None:
 
 def test_the_state_has_the_newest_bar_line_that_was_sent() -> None:
     simulation = playing(3.0, controls=BARS)
-    states = [each for each in simulation.messages if isinstance(each, messages.State) and each.beat is not None]
+    states = [each for each in simulation.messages if isinstance(each, State) and each.beat is not None]
     for state in states:
         assert state.beat is not None
         bar = 20 * HOP
@@ -155,7 +154,7 @@ def test_a_beat_that_changes_is_told_at_once() -> None:
     before = len(simulation.messages)
     simulation.handle(messages.SetControls(seq=1, values={"bpm": 250.0}))
     simulation.run(0.16)
-    told = [each for each in simulation.messages[before:] if isinstance(each, messages.State) and each.beat is not None]
+    told = [each for each in simulation.messages[before:] if isinstance(each, State) and each.beat is not None]
     assert told[-1].beat is not None
     assert told[-1].beat.bpm == 250.0
 
@@ -168,7 +167,7 @@ def test_a_beat_that_goes_on_is_not_told_again_with_every_change() -> None:
     for seq in range(2, 12):
         simulation.set(seq, guidance=float(seq))
         simulation.run(0.1)
-    states = [each for each in simulation.messages[before:] if isinstance(each, messages.State)]
+    states = [each for each in simulation.messages[before:] if isinstance(each, State)]
     assert simulation.session._timeline.version > placed + 2
     assert len(states) <= 5
 
@@ -279,9 +278,7 @@ def test_a_clock_is_followed_from_the_next_bar_on() -> None:
     assert abs((newest.sample - 2 * RATE + beat_samples / 2) % beat_samples - beat_samples / 2) < 40
     assert 0 < sample / RATE - 2.05 < 2 * 0.8
     simulation.handle(client_message({"type": "clock", "seq": 2, "bpm": 290.0, "sample": newest.sample}))
-    assert not [
-        each for each in simulation.messages if isinstance(each, messages.Applied) and each.seq == 2 and each.at_sample
-    ]
+    assert not [each for each in simulation.messages if isinstance(each, Applied) and each.seq == 2 and each.at_sample]
 
 
 def test_only_the_phase_of_a_clock_is_followed_where_the_tempo_is_the_same() -> None:
@@ -308,9 +305,7 @@ def test_of_a_clock_that_does_not_say_where_its_beats_are_the_tempo_alone_is_fol
     assert newest.bpm == pytest.approx(290.0, abs=0.4)
     simulation.handle(client_message({"type": "clock", "seq": 2, "bpm": 290.0}))
     simulation.run(1.0)
-    assert {each.at_sample for each in simulation.messages if isinstance(each, messages.Applied) and each.seq == 2} == {
-        None
-    }
+    assert {each.at_sample for each in simulation.messages if isinstance(each, Applied) and each.seq == 2} == {None}
 
 
 @pytest.mark.parametrize("members", [{"type": "seek", "to_s": 0.0}, {"type": "set", "values": {"shift": 2.0}}])

@@ -28,6 +28,7 @@ from runtime.live.playback.playhead import REACH_S
 from runtime.live.protocol import messages
 from runtime.live.protocol.actions import DecodeWindow, End, FindWords, LiveModel
 from runtime.live.protocol.messages import LivePrompt
+from runtime.live.protocol.server_messages import Applied, CanvasPicture, Problem, State, TextWords
 from runtime.live.session.live_session import STATE_INTERVAL_S, LiveSession
 from runtime.live.session.reports import prompt_words
 from runtime.requests.options import GenerationOptions, StepOptions
@@ -61,22 +62,22 @@ def test_the_words_of_the_prompts_are_reported_where_they_change() -> None:
 
     model = dataclasses.replace(MODEL, words=words)
     session = LiveSession("s", model, messages.Open(prompts=[LivePrompt(text="a")]), 0.0)
-    first = messages.TextWords(text="a", understood=["a"], unknown=["jazz"])
+    first = TextWords(text="a", understood=["a"], unknown=["jazz"])
     assert session.attach("token", 0.0, keep_s=60.0).controls.prompt_words == [first]
 
-    def reported(message: messages.ClientMessage) -> list[messages.Applied]:
+    def reported(message: messages.ClientMessage) -> list[Applied]:
         session.handle(message, 0.0)
         for action in session.advance(0.0):
             if isinstance(action, FindWords):
                 session.words_found(action.seq, prompt_words(model, action.texts))
         sent = [action for action in session.advance(0.0) if isinstance(action, messages.Message)]
-        return [message for message in sent if isinstance(message, messages.Applied)]
+        return [message for message in sent if isinstance(message, Applied)]
 
     items = [LivePrompt(text="a", weight=0.5)]
     assert reported(messages.SetPrompts(seq=1, items=items)) == []
     (applied,) = reported(messages.SetControls(seq=2, values={"negative_prompt": "b"}))
     assert (applied.seq, applied.first_sample) == (2, None)
-    second = messages.TextWords(text="b", understood=["b"], unknown=["jazz"])
+    second = TextWords(text="b", understood=["b"], unknown=["jazz"])
     assert applied.prompt_words == [first, second]
     assert reported(messages.SetPrompts(seq=3, items=[]))[0].prompt_words == [second]
 
@@ -94,7 +95,7 @@ def telling_model() -> LiveModel:
     return dataclasses.replace(MODEL, words=lambda texts: PromptWords(tuple(texts)), meaning=meaning)
 
 
-def found_words(session: LiveSession, message: messages.ClientMessage) -> list[messages.TextWords] | None:
+def found_words(session: LiveSession, message: messages.ClientMessage) -> list[TextWords] | None:
     """What a message lets the session report of its texts."""
     session.handle(message, 0.0)
     for action in session.advance(0.0):
@@ -126,7 +127,7 @@ def test_what_prompts_mean_is_told_when_a_change_begins_that_has_waited() -> Non
         return [
             (message.seq, words.plays)
             for message in simulation.messages
-            if isinstance(message, messages.Applied)
+            if isinstance(message, Applied)
             for words in message.prompt_words or ()
         ]
 
@@ -166,7 +167,7 @@ def test_a_picture_is_made_once_for_all_that_ask_for_it() -> None:
     for _ in range(5):
         simulation.session.handle(messages.GetCanvas(), simulation.now_s)
     sent = [action for action in simulation.session.advance(simulation.now_s) if isinstance(action, messages.Message)]
-    (picture,) = [message for message in sent if isinstance(message, messages.CanvasPicture)]
+    (picture,) = [message for message in sent if isinstance(message, CanvasPicture)]
     assert picture.width > 0
 
 
@@ -380,11 +381,11 @@ def test_the_lead_grows_when_the_client_runs_low_and_shrinks_again() -> None:
     session = new_session()
     simulation = Simulation(session, decode_s=0.3)
     simulation.run(3.0)
-    state = next(m for m in reversed(simulation.messages) if isinstance(m, messages.State))
+    state = next(m for m in reversed(simulation.messages) if isinstance(m, State))
     assert state.lead_s > 0.3
     simulation.decode_s = 0.003
     simulation.run(10.0)
-    later = next(m for m in reversed(simulation.messages) if isinstance(m, messages.State))
+    later = next(m for m in reversed(simulation.messages) if isinstance(m, State))
     assert later.lead_s < state.lead_s
 
 
@@ -518,7 +519,7 @@ def test_a_failed_generation_is_reported_once_and_tried_again() -> None:
     simulation.set(1, shift=2.0)
     simulation.run(0.5)
     assert len(simulation.jobs) == 2
-    assert [m.code for m in simulation.messages if isinstance(m, messages.Problem)] == ["engine_error"]
+    assert [m.code for m in simulation.messages if isinstance(m, Problem)] == ["engine_error"]
     simulation.run(2.0)
     assert simulation.chunks[-1][0].full_seq == 1
 
@@ -611,7 +612,7 @@ def test_the_canvas_is_the_first_length_that_holds_the_seconds() -> None:
 def test_a_picture_of_the_canvas() -> None:
     simulation = playing()
     simulation.handle(messages.GetCanvas())
-    (picture,) = [m for m in simulation.messages if isinstance(m, messages.CanvasPicture)]
+    (picture,) = [m for m in simulation.messages if isinstance(m, CanvasPicture)]
     assert (picture.width, picture.height, len(picture.seqs)) == (LENGTHS[-1], CHANNELS, LENGTHS[-1])
 
 
@@ -729,7 +730,7 @@ def test_a_turned_control_is_reported_and_stored_no_more_than_needed() -> None:
 
 
 def count_states(simulation: Simulation) -> int:
-    return sum(isinstance(message, messages.State) for message in simulation.messages)
+    return sum(isinstance(message, State) for message in simulation.messages)
 
 
 def test_changes_of_a_paused_session_are_stored_at_once() -> None:

@@ -16,7 +16,7 @@ from runtime.base.errors import RequestError
 from runtime.config.identity import ModelIdentity
 from runtime.live.playback.playhead import REACH_S
 from runtime.live.protocol import messages
-from runtime.live.protocol.messages import TrackedNotes
+from runtime.live.protocol.server_messages import TrackedNotes
 from runtime.live.session.live_session import LiveSession
 from runtime.live.storage.store import SessionSnapshot
 from runtime.music.part_moods import NO_MOODS, PartMoods

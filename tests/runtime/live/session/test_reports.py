@@ -19,7 +19,7 @@ from runtime.live.parts.control_state import ControlState
 from runtime.live.parts.plan import SessionPlan
 from runtime.live.parts.references import References
 from runtime.live.playback.bars import BarLines
-from runtime.live.playback.canvas import Canvas, Part, Piece, PlacedSource, Placement, Timeline
+from runtime.live.playback.canvas import Canvas, CanvasPart, Piece, PlacedSource, Placement, Timeline
 from runtime.live.playback.playhead import Playhead, SessionClock
 from runtime.live.protocol.actions import NoteFacts
 from runtime.live.protocol.messages import LivePrompt, Open
@@ -35,7 +35,7 @@ def canvas(frames: int) -> Canvas:
     latents = np.zeros((frames, 2), np.float32)
     latents[:, 0] = np.linspace(-1, 1, frames)
     piece, half = Piece("p", latents), frames // 2
-    return Canvas((Part(piece, 0, 0, half, 1, 1), Part(piece, half, half, frames, 2, 2)))
+    return Canvas((CanvasPart(piece, 0, 0, half, 1, 1), CanvasPart(piece, half, half, frames, 2, 2)))
 
 
 def test_the_layout_is_in_frames_and_seconds() -> None:
@@ -112,7 +112,7 @@ def test_levels_of_notes_are_as_light_as_they_are_whatever_else_there_is() -> No
     spec = NotesSpec(scale=2.0, on=0.2, off=0.1, layers=(NoteLayerSpec(name="a", channels=(1,), keys=(60,)),))
     noted = replace(MODEL, notes=NoteFacts(spec, np.array([0.5, 0.5], np.float32)))
     levels = np.array([[9, 0.5], [-9, 1.5], [0, 2.5], [0, 7]], np.float32)  # [T, C]
-    known = Canvas((Part(Piece("a", levels), 0, 0, 4, 1, 1),))
+    known = Canvas((CanvasPart(Piece("a", levels), 0, 0, 4, 1, 1),))
     picture = reports.picture(noted, known, 0)
     pixels = np.frombuffer(base64.b64decode(picture.data), np.uint8).reshape(2, 4)
     assert pixels[1].tolist() == [0, 127, 255, 255]

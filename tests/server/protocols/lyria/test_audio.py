@@ -11,7 +11,7 @@ import pytest
 from helpers.fake_live_host import ready
 
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.messages import ServerMessage
+from runtime.live.protocol.server_messages import ServerMessage
 from server.protocols.lyria.audio import AHEAD_S, CHUNK_S, LEAST_AHEAD_S, AudioStream, Pace
 
 RATE_HZ = 1000

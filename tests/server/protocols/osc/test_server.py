@@ -26,7 +26,7 @@ from pythonosc.udp_client import SimpleUDPClient
 
 from runtime.base.errors import ConfigError
 from runtime.config.deployment import Deployment
-from runtime.live.protocol.messages import Applied, Changed, Problem, State
+from runtime.live.protocol.server_messages import Applied, Changed, Problem, State
 from server.app import open_osc
 from server.config import ServerSettings
 from server.live.connection import MAX_PROBLEMS

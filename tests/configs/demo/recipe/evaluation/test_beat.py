@@ -11,7 +11,7 @@ from configs.demo.recipe.evaluation import beat
 from configs.demo.recipe.evaluation.player import Player
 from configs.demo.recipe.latents import SILENCE
 from runtime.config.deployment import Deployment
-from runtime.live.protocol.messages import Beat
+from runtime.live.protocol.server_messages import Beat
 from runtime.pipeline.pipeline import open_pipeline
 
 PROMPTS = beat.PROMPTS[:1]
