@@ -13,12 +13,13 @@ import typer
 from engine_build.compile.builder import build
 from engine_build.compile.environment import build_environment, probe_environment
 from engine_build.compile.rebuild_check import card_of, check_graphs, check_rebuilds
-from engine_build.config import BuildConfig, BuildRequest, choose_precision, for_target, load_request, read_options
+from engine_build.config import BuildConfig, choose_precision, for_target
 from engine_build.new_bundle.init import InitOptions, init, parse_roles
 from engine_build.new_bundle.roles import NAMES
 from engine_build.reports import dry_run, inventory
 from engine_build.reports.console import ConsoleReport, print_decisions, print_entries, print_inspection, size
 from engine_build.reports.device_memory import expected_memory
+from engine_build.request import BuildRequest, read_options, request_of
 from engine_build.shipping import check_shippable, ship
 from runtime.base.errors import ConfigError
 from runtime.commands.command_line import CommandLine, Config, DefaultCommandGroup, Version
@@ -45,7 +46,7 @@ def tickrt_build(version: Version = False) -> None:
 
 
 @app.command("build")
-def build_command(
+def build_engines_command(
     config: Config,
     target: Annotated[
         Target | None, typer.Option(help="Where the engines will run; else the file's own target.")
@@ -72,7 +73,7 @@ def build_command(
         if is_dry_run:
             _dry_run(deployment, chosen, force, threads)
             return
-        build_engines(load_request(config, threads=threads), chosen, force=force)
+        build_with_progress(request_of(deployment, threads=threads), chosen, force=force)
         if out is not None:
             with waiting(f"writing {shown_path(out)}"):
                 ship(deployment, out)
@@ -149,13 +150,13 @@ def clean_command(
 ) -> None:
     """Remove a deployment's engines and leftovers of interrupted builds. Other files stay."""
     deployment = load_deployment(config)
-    plan = inventory.removal_plan(deployment, target, timing_cache=timing_cache)
+    found = inventory.removal(deployment, target, timing_cache=timing_cache)
     where = shown_path(deployment.engines)
-    if not plan.paths:
+    if not found.paths:
         print_line(f"nothing to remove in {where}")
         return
     if not yes:
-        typer.confirm(f"remove {len(plan.paths)} files, {size(plan.size_bytes)}, from {where}?", abort=True)
+        typer.confirm(f"remove {len(found.paths)} files, {size(found.size_bytes)}, from {where}?", abort=True)
     removed = inventory.clean(deployment, target, timing_cache=timing_cache)
     print_line(f"{len(removed.paths)} files removed, {size(removed.size_bytes)}, from {where}")
 
@@ -172,11 +173,14 @@ def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int |
     options = for_target(read_options(deployment, threads), deployment, target)
     environment = build_environment(target, options) if is_cpu else probe_environment(target, options)
     if not is_cpu and not (deployment.bundle / BUNDLE_FILE).is_file():
-        _dry_run_without_bundle(console, deployment, target, threads)
+        engines = dry_run.ranges_without_bundle(deployment, options)
+        try:
+            request_of(deployment)
+        except ConfigError as error:
+            dry_run.print_engines_unknown(console, engines, error)
+        dry_run.print_details(console, target, engines, options, environment)
         return
-    decisions = check_rebuilds(
-        load_request(deployment.path, threads=threads), target, force=force, environment=environment
-    )
+    decisions = check_rebuilds(request_of(deployment, threads=threads), target, force=force, environment=environment)
     print_decisions(console, decisions, shown_path(deployment.engine_folder(target)))
     for doubt in check_graphs(decisions):
         print_line(doubt, console)
@@ -185,17 +189,7 @@ def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int |
         dry_run.print_details(console, target, dry_run.engine_ranges(decisions), options, environment)
 
 
-def _dry_run_without_bundle(console: Terminal, deployment: Deployment, target: Target, threads: int | None) -> None:
-    options = for_target(read_options(deployment, threads), deployment, target)
-    engines = dry_run.ranges_without_bundle(deployment, options)
-    try:
-        load_request(deployment.path)
-    except ConfigError as error:
-        dry_run.print_engines_unknown(console, engines, error)
-    dry_run.print_details(console, target, engines, options, probe_environment(target, options))
-
-
-def build_engines(request: BuildRequest, target: Target, *, force: bool = False) -> None:
+def build_with_progress(request: BuildRequest, target: Target, *, force: bool = False) -> None:
     """Build what is missing and stale, with progress on standard output. Raises as `build`."""
     started = time.monotonic()
     report = ConsoleReport(Terminal())

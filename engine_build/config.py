@@ -1,20 +1,16 @@
-"""Build options: the deployment's `[build]` table, and the check of its shape ranges against the bundle."""
+"""Build options: the deployment's `[build]` table, and what it stands for on a target."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from engine_build.compile.watchdog import WATCHDOG_S
 from runtime.base.errors import ConfigError, EngineError
-from runtime.config.bundle import Bundle, load_bundle
-from runtime.config.deployment import Deployment, load_deployment
-from runtime.config.explain import TABLE, VALUE, TomlTable, validated
-from runtime.config.targets import ShapeRanges, Target
+from runtime.config.deployment import Deployment
+from runtime.config.explain import TABLE, VALUE, TomlTable
+from runtime.config.targets import Target
 from runtime.devices.machine import cpu_flags, machine_of
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.tick.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES
@@ -24,6 +20,11 @@ Features = frozenset[str]
 RECIPE_VERSION = 6
 # Likewise with every change to how cpu_graph and with_slot_sums rewrite graphs.
 CPU_GRAPH_VERSION = 4
+# Weights whose sum is larger go into a file beside an engine of ONNX Runtime: an ONNX file holds at most 2 GiB, and its
+# optimization may add constants.
+INLINE_LIMIT_BYTES = 1 << 29
+# Builds that work use CPU time every second, also where they swap.
+WATCHDOG_S = 300.0
 Optimization = Literal["basic", "extended", "all"]
 Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
 Verbosity = Literal["none", "layer_names", "detailed"]
@@ -52,11 +53,10 @@ ROWS_VARIANTS = (PLAIN, "gain", "mask", variant_name(ROWS_FEATURES))
 FAST_INT8_FLAGS = frozenset({"avx_vnni", "avx512_vnni", "amx_int8"})
 # The options that change what TensorRT builds.
 TENSORRT_OPTIONS = (
-    "optimization_level", "workspace_mib", "refit", "verbosity", "max_aux_streams", "version_compatible",
-    "hardware_compatibility", "tf32",
+    "optimization_level", "workspace_mib", "refit", "verbosity", "version_compatible", "hardware_compatibility",
 )  # fmt: skip
 # Of these, what TensorRT-RTX reads: its engines are portable, and tied to one release; it refits none without a GPU.
-RTX_OPTIONS = ("optimization_level", "workspace_mib", "verbosity", "max_aux_streams", "tf32", "capabilities")
+RTX_OPTIONS = ("optimization_level", "workspace_mib", "verbosity", "capabilities")
 # What it does not do, by the option that asks for it.
 RTX_REFUSES = {
     "refit": "its engines take no other weights: those of [deployment] merged_adapters are in them",
@@ -118,8 +118,8 @@ class BuildConfig(BaseModel):
     A value per kind of engine is a table, such as `precision = { decoder = "bf16", codec = "fp16" }`: decoder (with
     rows and step graphs), codec, encoders (text, lyrics, timbre, structure) and planner (with its sampler).
 
-    `optimization` and `inline_limit_bytes` are ONNX Runtime's; from `optimization_level` on, options are TensorRT's, of
-    which TensorRT-RTX has optimization_level, workspace_mib, verbosity, max_aux_streams, tf32 and capabilities.
+    `optimization` is ONNX Runtime's; from `optimization_level` on, options are TensorRT's, of which TensorRT-RTX has
+    optimization_level, workspace_mib, verbosity and capabilities.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -156,13 +156,6 @@ class BuildConfig(BaseModel):
         "are; extended is valid on every machine of one architecture; all adds layouts of the processor it runs on, "
         "which the manifest names.",
     )
-    inline_limit_bytes: int = Field(
-        default=1 << 29,
-        ge=0,
-        le=(2 << 30) - (64 << 20),
-        description="Weights whose sum is larger go into a separate data file: an ONNX file holds at most 2 GiB, and "
-        "optimization may add constants.",
-    )
 
     optimization_level: Levels = Field(
         default=None,
@@ -174,33 +167,16 @@ class BuildConfig(BaseModel):
     )
     refit: bool = Field(default=False, description="Weights can be replaced in the plan.")
     verbosity: Verbosity = Field(default="layer_names", description="detailed shows single kernels in profiles.")
-    max_aux_streams: int | None = Field(
-        default=None, ge=0, le=7, description="Streams beside the tick's; 0 = one stream. Default: TensorRT's choice."
-    )
     version_compatible: bool = Field(default=False, description="Plans that run on later versions, slower.")
     hardware_compatibility: HardwareCompatibility = Field(
         default="none", description="Plans that run on other GPUs, slower."
     )
-    tf32: bool = Field(default=False, description="Factors of float32 products are rounded to 10 bits.")
     timing_cache: bool | str = Field(
         default=True, description="true, false, or its folder, relative to the deployment file. Not for tensorrt-rtx."
     )
     capabilities: tuple[str, ...] = Field(
         default=(), description='The RTX cards that engines of tensorrt-rtx are for, as in ["SM89"]. Default: all.'
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _codec_precision(cls, table: Any) -> Any:
-        """codec_precision is an older name of the table's entry."""
-        if not isinstance(table, Mapping) or "codec_precision" not in table:
-            return table
-        found = dict(table)
-        codec, precision = found.pop("codec_precision"), found.get("precision", "fp32")
-        if isinstance(precision, Mapping):
-            return found | {"precision": {"codec": codec, **precision}}
-        others = EIGHT_BITS_BASE if precision in EIGHT_BITS else precision
-        return found | {"precision": {"decoder": precision, "codec": codec, "encoders": others, "planner": others}}
 
     @field_validator("precision")
     @classmethod
@@ -288,16 +264,7 @@ class BuildConfig(BaseModel):
             return self.tolerance
         if target == "cpu":
             return CPU_TOLERANCES[precision]
-        return GPU_TOLERANCES["tf32" if precision == "fp32" and self.tf32 else precision]
-
-
-@dataclass(frozen=True)
-class BuildRequest:
-    """The input of one build: deployment, bundle and options, checked against each other."""
-
-    deployment: Deployment
-    bundle: Bundle
-    options: BuildConfig
+        return GPU_TOLERANCES[precision]
 
 
 class PrecisionChoice(NamedTuple):
@@ -398,85 +365,3 @@ def parse_variant(name: str) -> Features:
         if feature in features and needed not in features:
             raise ValueError(f"the variant {name!r} needs {needed} too: {needed}+{feature}")
     return features
-
-
-def load_request(path: Path, *, threads: int | None = None) -> BuildRequest:
-    """Read a deployment file and its bundle for building. Raises ConfigError."""
-    return request_of(load_deployment(path), threads=threads)
-
-
-def request_of(deployment: Deployment, *, threads: int | None = None) -> BuildRequest:
-    """A deployment with its bundle and its `[build]` table, in which `threads` replaces its own. Raises ConfigError."""
-    bundle = load_bundle(deployment.bundle)
-    options = read_options(deployment, threads)
-    check_ranges(deployment, bundle)
-    return BuildRequest(deployment, bundle, options)
-
-
-def read_options(deployment: Deployment, threads: int | None = None) -> BuildConfig:
-    """The deployment's `[build]` table; `threads` replaces its own. Raises ConfigError."""
-    table: dict[str, Any] = dict(deployment.tables.get("build", {}))
-    if threads is not None:
-        table["threads"] = threads
-    return validated(BuildConfig, table, f"{deployment.path}: [build]")
-
-
-def check_ranges(deployment: Deployment, bundle: Bundle) -> None:
-    """Check that the shape ranges contain the bundle's sizes. Raises ConfigError with the file and the entry."""
-    for index, ranges in enumerate(deployment.shapes):
-        _check_frames(f"{deployment.path}: shapes.{index}.frames", ranges, bundle)
-    where = f"{deployment.path}: shapes"
-    canvas = bundle.latents.canvas_frames
-    if not any(ranges.frames.holds(canvas) for ranges in deployment.shapes):
-        held = ", ".join(f"{ranges.frames.min}..{ranges.frames.max}" for ranges in deployment.shapes)
-        raise ConfigError(
-            f"{where}: no range contains the bundle's canvas of {canvas} frames (frames: {held})",
-            fix=f"let a frames range include {canvas}",
-        )
-    _check_rows(where, deployment)
-    _check_tokens(where, deployment, bundle)
-    _check_overlap(bundle)
-
-
-def _check_frames(where: str, ranges: ShapeRanges, bundle: Bundle) -> None:
-    multiple = bundle.latents.frame_multiple
-    for name in ("min", "opt", "max"):
-        value = getattr(ranges.frames, name)
-        if value % multiple:
-            near = bundle.latents.round_up(value)
-            raise ConfigError(
-                f"{where}.{name} is {value}, expected a multiple of the bundle's frame_multiple {multiple}",
-                fix=f"{name} = {near}",
-            )
-
-
-def _check_rows(where: str, deployment: Deployment) -> None:
-    least = min(deployment.shapes, key=lambda ranges: ranges.rows.min).rows
-    if least.min > 1:
-        raise ConfigError(
-            f"{where}: no range takes fewer than {least.min} rows; a tick of one generation has one",
-            fix=f"rows = {{ min = 1, opt = {least.opt}, max = {least.max} }} in one of them; where the graph's first "
-            "axis is fixed, export it again with a dynamic one, or with 1",
-        )
-
-
-def _check_tokens(where: str, deployment: Deployment, bundle: Bundle) -> None:
-    if bundle.text_encoder is None:
-        return
-    wanted = bundle.text_encoder.max_tokens + bundle.text_encoder.prefix_tokens
-    if deployment.max_tokens < wanted:
-        raise ConfigError(
-            f"{where}: at most {deployment.max_tokens} tokens, the bundle's text encoder makes up to {wanted}",
-            fix=f"tokens = {{ max = {wanted} }} or more",
-        )
-
-
-def _check_overlap(bundle: Bundle) -> None:
-    if bundle.context is None:
-        return
-    overlap, latents = bundle.context.overlap_frames, bundle.latents
-    if overlap % latents.frame_multiple or overlap >= latents.canvas_frames:
-        raise ConfigError(
-            f"{bundle.folder}: context.overlap_frames is {overlap}, expected a multiple of {latents.frame_multiple} "
-            f"below the canvas of {latents.canvas_frames} frames"
-        )

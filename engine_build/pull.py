@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from engine_build.cli import build_engines
+from engine_build.cli import build_with_progress
 from engine_build.compile.environment import probe_environment
-from engine_build.config import BuildConfig, load_request
+from engine_build.config import BuildConfig
 from engine_build.export.__main__ import NEEDED, OWN, export_bundle
+from engine_build.request import load_request
 from runtime.base.errors import ConfigError, TickError, did_you_mean
 from runtime.commands.command_line import CommandLine, Version, need_packages
 from runtime.commands.terminal import Terminal, exit_on_error, print_line, shown_path
@@ -95,7 +96,7 @@ def _pull(model: Published, out: Path, target: Target, revision: str | None, yes
     is_exported = deployment.is_file() and (chosen is None or chosen.origin == origin)
     if chosen is not None:
         _say(chosen.report())
-        for line in plan(chosen, out, target, is_exported=is_exported):
+        for line in cost_lines(chosen, out, target, is_exported=is_exported):
             _say(line)
         if origin not in ("", chosen.origin):
             _say(f"{shown_path(out)} is of another revision, {origin.partition('@')[2]}: it is exported anew")
@@ -112,11 +113,14 @@ def _pull(model: Published, out: Path, target: Target, revision: str | None, yes
         own = {"checkpoint": chosen.origin}
         export_bundle(OWN[model.family], own, out=out, deployment=deployment, target=target)
     _say(f"3 of 3, engines for the target {target}")
-    build_engines(load_request(deployment), target)
-    print_line(f"tickrt serve {shown_path(deployment)}{_other_target(deployment, target)}")
+    request = load_request(deployment)
+    build_with_progress(request, target)
+    # A deployment file that was there before may have another target.
+    other = "" if request.deployment.target == target else f" --target {target}"
+    print_line(f"tickrt serve {shown_path(deployment)}{other}")
 
 
-def plan(chosen: Selection, out: Path, target: Target, *, is_exported: bool) -> list[str]:
+def cost_lines(chosen: Selection, out: Path, target: Target, *, is_exported: bool) -> list[str]:
     """What a pull takes in disk, memory and minutes, at most, as sentences."""
     gb, missing_gb = chosen.size_bytes / 1e9, chosen.missing_bytes / 1e9
     bundle_gb = GROWTH * gb
@@ -165,11 +169,6 @@ def _exported_from(out: Path, id: str) -> str:
     if not found:
         raise ConfigError(f"{out} is another model's bundle: it is not replaced", fix="--out another folder")
     return found[0]
-
-
-def _other_target(deployment: Path, target: Target) -> str:
-    """The option for commands, where a deployment file that was there before has another target."""
-    return "" if load_request(deployment).deployment.target == target else f" --target {target}"
 
 
 def _minutes(seconds: float) -> str:

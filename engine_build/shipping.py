@@ -15,9 +15,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from engine_build.config import RTX_CAPABILITIES, read_options
+from engine_build.config import RTX_CAPABILITIES
 from engine_build.export.toml_text import table_text
 from engine_build.graphs.graph_file import data_files, read_graph
+from engine_build.request import read_options
 from runtime.base.errors import BuildError, ConfigError
 from runtime.base.folders import own_entries
 from runtime.config.bundle import BUNDLE_FILE, load_bundle

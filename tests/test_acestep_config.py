@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.config import check_ranges, read_options
 from engine_build.export.acestep.bundle_text import BundleFacts, bundle_text
+from engine_build.request import check_ranges, read_options
 from runtime.base.errors import ConfigError
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, load_deployment

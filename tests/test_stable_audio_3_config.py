@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.config import check_ranges, read_options
 from engine_build.export.stable_audio_3.bundle_text import BundleFacts, bundle_text
+from engine_build.request import check_ranges, read_options
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import load_deployment
 

@@ -22,9 +22,15 @@ from helpers.storage_faults import ERRNOS, faults
 from helpers.store_contract import assert_same, snapshot
 from simulator.fixture import Machine, simulated
 
-from engine_build.compile.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
+from engine_build.compile.engine_folder import (
+    locked,
+    partial_folder,
+    publish_engine,
+    read_cache,
+    remove_unwanted,
+    updating,
+)
 from engine_build.compile.rebuild_check import _check_engine, _last_build
-from engine_build.compile.timing_cache import read_cache, updating
 from engine_build.export.__main__ import _write_deployment
 from engine_build.export.resume import Steps, working_folder
 from profiling.gpu_check.prepare import _write_parts

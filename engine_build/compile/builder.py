@@ -9,34 +9,37 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import onnx
+from onnx import helper
 
 from engine_build.compile.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
 from engine_build.compile.environment import BuildEnvironment, build_environment
-from engine_build.compile.merged_adapters import with_merged_adapters
-from engine_build.compile.rebuild_check import NOISY, RebuildDecision, check_graphs, check_rebuilds, lowered, made_quiet
-from engine_build.compile.rows_check import check_rows
-from engine_build.compile.stems_check import check_stems
-from engine_build.compile.targets import COMPILERS, BuildTask, Facts, engine_error, measured
-from engine_build.compile.worker import BuildLog, CrashError, Worker
-from engine_build.config import (
-    EIGHT_BITS,
-    EIGHT_BITS_BASE,
-    QUIET_PRECISION,
-    BuildRequest,
-    for_target,
-    has_automatic_codec,
-    read_options,
-    request_of,
+from engine_build.compile.graph_checks import check_rows, check_stems
+from engine_build.compile.rebuild_check import (
+    NOISY,
+    RebuildDecision,
+    at_lower_level,
+    check_graphs,
+    check_rebuilds,
+    made_quiet,
 )
-from engine_build.graphs.axis_names import decoder_graph
-from engine_build.graphs.graph_file import Graph, read_graph
+from engine_build.compile.targets import COMPILERS, BuildTask, Facts, engine_error, measure_engine
+from engine_build.compile.worker import BuildLog, CrashError, Worker
+from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE, QUIET_PRECISION
+from engine_build.graphs.graph_file import Graph, decoder_graph, read_graph
 from engine_build.graphs.reference_session import model_of
+from engine_build.precision.casts import FileWeights, InlineWeights
+from engine_build.precision.quantization import Quantization
+from engine_build.request import BuildRequest, request_of
 from runtime.base.errors import BuildError, StoreUnavailableError
 from runtime.config.deployment import Deployment, build_command
 from runtime.config.targets import Target
+from runtime.engines.adapters import MERGED
+from runtime.engines.loading import merged_weights
 from runtime.engines.manifest import (
     EngineMeasurement,
     Identity,
@@ -47,9 +50,7 @@ from runtime.engines.manifest import (
     write_manifest,
     write_measurement,
 )
-
-if TYPE_CHECKING:
-    from engine_build.precision.quantization import Quantization
+from runtime.engines.merging import MergedWeights
 
 
 class Report(Protocol):
@@ -85,12 +86,17 @@ def build_deployment(
 
 
 def build(
-    request: BuildRequest, *, target: Target | None = None, force: bool = False, report: Report | None = None
+    request: BuildRequest,
+    *,
+    target: Target | None = None,
+    force: bool = False,
+    report: Report | None = None,
+    environment: BuildEnvironment | None = None,
 ) -> list[Manifest]:
-    """As build_deployment, with the configuration already read."""
+    """As build_deployment, with the configuration already read. environment: default this machine's."""
     target = target or request.deployment.target
-    request = replace(request, options=for_target(request.options, request.deployment, target))
-    environment = build_environment(target, request.options)
+    request = request.for_target(target)
+    environment = environment or build_environment(target, request.options)
     folder = request.deployment.engine_folder(target)
     with locked(folder):
         decisions = check_rebuilds(request, target, force=force, environment=environment)
@@ -102,9 +108,8 @@ def build(
         if stems is not None and not stems.tracks and any(each.action == "build" for each in decisions):
             check_stems(request.bundle, request.options)
         with Worker(request.options.watchdog_s) as worker:
-            manifests = [
-                _build_or_reuse(decision, request, folder, environment, worker, report) for decision in decisions
-            ]
+            current = Build(request, folder, environment, worker, report)
+            manifests = [current.built_or_reused(decision) for decision in decisions]
         for name in remove_unwanted(folder, decisions):
             if report is not None:
                 report.removed(name)
@@ -116,40 +121,146 @@ def build(
     return manifests
 
 
-def build_engine(
-    decision: RebuildDecision,
-    request: BuildRequest,
-    folder: Path,
-    environment: BuildEnvironment,
-    log: BuildLog | None = None,
-    worker: Worker | None = None,
-) -> Manifest:
-    """Compile, verify and publish one engine in `folder`. Raises BuildError; on any failure the folder is unchanged.
+@dataclass(frozen=True)
+class Build:
+    """What the engines of one build share. `request`: with options for its target; `folder`: locked by the caller.
 
-    worker: that of the whole build; None for one of its own.
+    `decided`: the hash of a decoder's graph -> its products in 8 bits; to decide that takes minutes.
     """
-    compiler, name = COMPILERS[decision.wanted.target], decision.spec.name
-    started = time.monotonic()
-    log = log or BuildLog()
-    with contextlib.ExitStack() as stack:
-        used = stack.enter_context(Worker(request.options.watchdog_s)) if worker is None else worker
-        partial = stack.enter_context(partial_folder(folder, name))
-        decision = stack.enter_context(with_merged_adapters(decision, request.deployment, folder))
-        decision, noise = _inaudible(decision, request, log)
-        graph = stack.enter_context(graph_in_precision(decision, request, folder, log))
-        engine = partial / f"{name}{compiler.suffix}"
-        task = BuildTask(decision, graph, engine, request.deployment, request.options, environment, used, log)
-        manifest = _manifest(task, {**compiler.compile(task), **noise})
-        # The runtime opens an engine only with a manifest beside it, also to measure it.
-        write_manifest(manifest_path(partial, name), manifest)
-        error, facts = measured(task)
-        build_s = round(time.monotonic() - started, 3)
-        manifest = manifest.model_copy(
-            update={"error": error, "build_s": build_s, "facts": {**manifest.facts, **facts}}
+
+    request: BuildRequest
+    folder: Path
+    environment: BuildEnvironment
+    worker: Worker
+    report: Report | None = None
+    decided: dict[str, Quantization | None] = field(default_factory=dict)
+
+    def built_or_reused(self, decision: RebuildDecision) -> Manifest:
+        """An engine that is wanted, with a report. Raises BuildError."""
+        report = self.report
+        if decision.action == "reuse" and decision.last is not None:
+            if report is not None:
+                report.reused(decision)
+            if not self.environment.cannot_run and not _is_measured(decision.last, self.folder):
+                measurement = self.measure_built(decision, decision.last)
+                self._keep_trial(decision.last)
+                if report is not None:
+                    report.measured(decision, measurement.error)
+            return decision.last
+        log = BuildLog()
+        with report.building(decision) if report is not None else contextlib.nullcontext():
+            manifest = self.build_and_try(decision, log)
+        if report is not None:
+            report.built(decision, manifest)
+            for line in log.summary():
+                report.note(line)
+        return manifest
+
+    def build_and_try(self, decision: RebuildDecision, log: BuildLog) -> Manifest:
+        """Build an engine; a plan that ends its process is built once more, at a lower optimization level.
+
+        Both is kept beside the engine, for this card. Raises BuildError.
+        """
+        name = decision.spec.name
+        try:
+            manifest = self.build_engine(decision, log)
+        except CrashError as crash:
+            lower = at_lower_level(decision.wanted) if self.environment.card else None
+            self._keep_trial(decision.wanted, crash.what)
+            if lower is None:
+                raise BuildError(f"engine {name!r}: {crash.what}", fix=crash.fix) from crash
+            levels = [wanted.build["optimization_level"] for wanted in (decision.wanted, lower)]
+            log.add("WARNING", f"{name} at optimization level {levels[0]}: {crash.what}; built at {levels[1]}")
+            try:
+                manifest = self.build_engine(replace(decision, wanted=lower), log)
+            except CrashError as again:
+                self._keep_trial(lower, again.what)
+                raise BuildError(
+                    f"engine {name!r}: {again.what}, also at optimization level {levels[1]}", fix=again.fix
+                ) from again
+        if not self.environment.cannot_run:
+            self._keep_trial(manifest)
+        return manifest
+
+    def build_engine(self, decision: RebuildDecision, log: BuildLog | None = None) -> Manifest:
+        """Compile, verify and publish one engine. Raises BuildError; on any failure the folder is unchanged."""
+        compiler, name = COMPILERS[decision.wanted.target], decision.spec.name
+        started = time.monotonic()
+        log = log or BuildLog()
+        with contextlib.ExitStack() as stack:
+            partial = stack.enter_context(partial_folder(self.folder, name))
+            decision = stack.enter_context(with_merged_adapters(decision, self.request.deployment, self.folder))
+            decision, noise = _inaudible(decision, self.request, log)
+            quantization = self.quantization(decision)
+            graph = stack.enter_context(graph_in_precision(decision, self.folder, log, quantization))
+            engine = partial / f"{name}{compiler.suffix}"
+            task = BuildTask(decision, graph, engine, self.request, self.environment, self.worker, log, quantization)
+            manifest = _manifest(task, {**compiler.compile(task), **noise})
+            # The runtime opens an engine only with a manifest beside it, also to measure it.
+            write_manifest(manifest_path(partial, name), manifest)
+            error, facts = measure_engine(task)
+            build_s = round(time.monotonic() - started, 3)
+            manifest = manifest.model_copy(
+                update={"error": error, "build_s": build_s, "facts": {**manifest.facts, **facts}}
+            )
+            write_manifest(manifest_path(partial, name), manifest)
+            publish_engine(partial, self.folder, manifest)
+        return manifest
+
+    def measure_built(self, decision: RebuildDecision, manifest: Manifest) -> EngineMeasurement:
+        """Measure an engine that was built where it could not run, and keep the result beside it.
+
+        Raises BuildError, also where its error is too large.
+        """
+        engine, environment = self.folder / manifest.engine_file, self.environment
+        with with_merged_adapters(decision, self.request.deployment, self.folder) as found:
+            graph = found.spec.graph
+            error, facts = engine_error(
+                BuildTask(found, graph, engine, self.request, environment, self.worker, BuildLog())
+            )
+        measurement = EngineMeasurement(
+            engine_sha256=manifest.engine_sha256,
+            error=error,
+            measured_on=environment.facts["gpu"],
+            facts={**environment.facts, **facts},
         )
-        write_manifest(manifest_path(partial, name), manifest)
-        publish_engine(partial, folder, manifest)
-    return manifest
+        try:
+            write_measurement(self.folder, manifest.name, measurement)
+        except OSError as cause:
+            what = f"the error of {manifest.name!r} cannot be written to {self.folder}: {cause.strerror}"
+            raise BuildError(what, fix="free disk space there") from cause
+        return measurement
+
+    def quantization(self, decision: RebuildDecision) -> Quantization | None:
+        """Of the spec's graph; that for adapters is the decoder's with more inputs, and gets what is decided for that.
+
+        Both have the same adapters merged into their weights, if any. None of a precision without such a decision.
+        """
+        spec, bundle = decision.spec, self.request.bundle
+        if decision.wanted.build.get("precision") not in EIGHT_BITS:
+            return None
+        if spec.name == "decoder":
+            return self._decided(decision, spec.graph)
+        decoder = replace(decision, spec=replace(spec, name="decoder", graph=decoder_graph(bundle)))
+        with with_merged_adapters(decoder, self.request.deployment, self.folder) as found:
+            return self._decided(decision, found.spec.graph)
+
+    def _decided(self, decision: RebuildDecision, graph: Graph) -> Quantization | None:
+        from engine_build.precision.sensitivity import quantization_for
+
+        if graph.sha256 not in self.decided:
+            target, precision = decision.wanted.target, decision.wanted.build["precision"]
+            bundle, threads = self.request.bundle, self.request.options.threads
+            self.decided[graph.sha256] = quantization_for(target, precision, bundle, graph, threads)
+        return self.decided[graph.sha256]
+
+    def _keep_trial(self, engine: Identity, crash: str = "") -> None:
+        if not self.environment.card:
+            return
+        from runtime.engines.tensorrt.trials import keep_trial, trial_of
+
+        with contextlib.suppress(OSError, StoreUnavailableError):  # a server tries it itself
+            keep_trial(self.folder, engine.name, trial_of(engine, self.environment.card, crash))
 
 
 def _inaudible(
@@ -177,7 +288,7 @@ def _inaudible(
     says = (
         f"the codec in {precision} has noise {found:.0f} dB below its audio, which is heard above {-AUDIBLE_DB:.0f} dB"
     )
-    if not has_automatic_codec(read_options(request.deployment)):
+    if not request.has_automatic_codec:
         log.add("WARNING", f'{says}: better remove the codec from precision in [build], or "{QUIET_PRECISION}"')
         return decision, {"snr_db": found}
     log.add("WARNING", f"{says}: it is built in {QUIET_PRECISION}")
@@ -186,7 +297,7 @@ def _inaudible(
 
 @contextlib.contextmanager
 def graph_in_precision(
-    decision: RebuildDecision, request: BuildRequest, folder: Path, log: BuildLog
+    decision: RebuildDecision, folder: Path, log: BuildLog, quantization: Quantization | None
 ) -> Iterator[Graph]:
     """The spec's graph in the wanted precision; its file exists as long as the context. Raises BuildError.
 
@@ -200,66 +311,17 @@ def graph_in_precision(
     from engine_build.precision.recipe import changes_anything, without_kernel, write_recipe
 
     with partial_folder(folder, f"{spec.name}.{precision}") as partial:
-        path = partial / f"{spec.name}.onnx"
-        without, decided = without_kernel(wanted.target, precision), _quantization(decision, request, folder)
-        write_recipe(spec.graph, path, precision, without=without, quantization=decided)
+        path, without = partial / f"{spec.name}.onnx", without_kernel(wanted.target, precision)
+        write_recipe(spec.graph, path, precision, without=without, quantization=quantization)
         graph = read_graph(path)
         if not changes_anything(model_of(graph), precision):
-            rest = "fp32" if decided is None else EIGHT_BITS_BASE
+            rest = "fp32" if quantization is None else EIGHT_BITS_BASE
             log.add("WARNING", f"{precision} changes nothing in {spec.graph.label}: it stays in {rest}")
         yield graph
 
 
-def measure_built(
-    decision: RebuildDecision,
-    manifest: Manifest,
-    request: BuildRequest,
-    folder: Path,
-    environment: BuildEnvironment,
-    worker: Worker,
-) -> EngineMeasurement:
-    """Measure an engine in `folder` that was built where it could not run, and keep the result beside it.
-
-    Raises BuildError, also where its error is too large.
-    """
-    with with_merged_adapters(decision, request.deployment, folder) as found:
-        engine = folder / manifest.engine_file
-        task = BuildTask(
-            found, found.spec.graph, engine, request.deployment, request.options, environment, worker, BuildLog()
-        )
-        error, facts = engine_error(task)
-    gpu = environment.facts["gpu"]
-    measurement = EngineMeasurement(
-        engine_sha256=manifest.engine_sha256, error=error, measured_on=gpu, facts={**environment.facts, **facts}
-    )
-    try:
-        write_measurement(folder, manifest.name, measurement)
-    except OSError as cause:
-        what = f"the error of {manifest.name!r} cannot be written to {folder}: {cause.strerror}"
-        raise BuildError(what, fix="free disk space there") from cause
-    return measurement
-
-
 def _is_measured(manifest: Manifest, folder: Path) -> bool:
     return manifest.is_measured or read_measurement(folder, manifest) is not None
-
-
-def _quantization(decision: RebuildDecision, request: BuildRequest, folder: Path) -> Quantization | None:
-    """Of the spec's graph; that for adapters is the decoder's with more inputs, and gets what is decided for that.
-
-    Both have the same adapters merged into their weights, if any.
-    """
-    from engine_build.precision.sensitivity import quantization_for
-
-    spec, bundle, precision = decision.spec, request.bundle, decision.wanted.build["precision"]
-    if precision not in EIGHT_BITS:
-        return None
-    target, threads = decision.wanted.target, request.options.threads
-    if spec.name == "decoder":
-        return quantization_for(target, precision, bundle, spec.graph, threads)
-    decoder = replace(spec, name="decoder", graph=decoder_graph(bundle))
-    with with_merged_adapters(replace(decision, spec=decoder), request.deployment, folder) as found:
-        return quantization_for(target, precision, bundle, found.spec.graph, threads)
 
 
 def _manifest(task: BuildTask, facts: Facts) -> Manifest:
@@ -282,72 +344,35 @@ def _manifest(task: BuildTask, facts: Facts) -> Manifest:
     )
 
 
-def _build_and_try(
-    decision: RebuildDecision,
-    request: BuildRequest,
-    folder: Path,
-    environment: BuildEnvironment,
-    worker: Worker,
-    log: BuildLog,
-) -> Manifest:
-    """Build an engine; a plan that ends its process is built once more, at a lower optimization level.
+@contextlib.contextmanager
+def with_merged_adapters(decision: RebuildDecision, deployment: Deployment, folder: Path) -> Iterator[RebuildDecision]:
+    """The decision with a graph that has the adapters of its identity in its weights, as long as the context exists.
 
-    Both is kept beside the engine, for this card. Raises BuildError.
+    Raises AdapterError, EngineMismatchError, BuildError.
     """
-    try:
-        manifest = build_engine(decision, request, folder, environment, log, worker)
-    except CrashError as crash:
-        lower = lowered(decision.wanted) if environment.card else None
-        _keep_trial(decision.wanted, folder, environment, crash.what)
-        if lower is None:
-            raise BuildError(f"engine {decision.spec.name!r}: {crash.what}", fix=crash.fix) from crash
-        levels = [wanted.build["optimization_level"] for wanted in (decision.wanted, lower)]
-        log.add(
-            "WARNING", f"{decision.spec.name} at optimization level {levels[0]}: {crash.what}; built at {levels[1]}"
-        )
-        try:
-            manifest = build_engine(replace(decision, wanted=lower), request, folder, environment, log, worker)
-        except CrashError as again:
-            _keep_trial(lower, folder, environment, again.what)
-            raise BuildError(
-                f"engine {decision.spec.name!r}: {again.what}, also at optimization level {levels[1]}", fix=again.fix
-            ) from again
-    if not environment.cannot_run:
-        _keep_trial(manifest, folder, environment)
-    return manifest
-
-
-def _keep_trial(engine: Identity, folder: Path, environment: BuildEnvironment, crash: str = "") -> None:
-    if not environment.card:
+    weights = merged_weights(deployment) if decision.wanted.build.get(MERGED) else None
+    if weights is None:
+        yield decision
         return
-    from runtime.engines.tensorrt.trials import keep_trial, trial_of
+    with partial_folder(folder, f"{decision.spec.name}.merged") as partial:
+        path = partial / f"{decision.spec.name}.onnx"
+        write_merged(decision.spec.graph, weights, path)
+        yield replace(decision, spec=replace(decision.spec, graph=read_graph(path)))
 
-    with contextlib.suppress(OSError, StoreUnavailableError):  # a server tries it itself
-        keep_trial(folder, engine.name, trial_of(engine, environment.card, crash))
+
+def write_merged(graph: Graph, weights: MergedWeights, path: Path) -> None:
+    """Write a graph with the weights that adapters change to `path`, large ones to a file beside it, one by one."""
+    model = model_of(graph)
+    data = path.with_name(f"{path.name}.data")
+    store = FileWeights(graph.folder, data) if graph.has_data_files else InlineWeights()
+    tensors = list(model.graph.initializer)
+    changed = set(weights.changed([tensor.name for tensor in tensors], graph.label))
+    kept = [_merged(store, weights, tensor) if tensor.name in changed else store.keep(tensor) for tensor in tensors]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    onnx.save(model, path)
 
 
-def _build_or_reuse(
-    decision: RebuildDecision,
-    request: BuildRequest,
-    folder: Path,
-    environment: BuildEnvironment,
-    worker: Worker,
-    report: Report | None,
-) -> Manifest:
-    if decision.action == "reuse" and decision.last is not None:
-        if report is not None:
-            report.reused(decision)
-        if not environment.cannot_run and not _is_measured(decision.last, folder):
-            measurement = measure_built(decision, decision.last, request, folder, environment, worker)
-            _keep_trial(decision.last, folder, environment)
-            if report is not None:
-                report.measured(decision, measurement.error)
-        return decision.last
-    log = BuildLog()
-    with report.building(decision) if report is not None else contextlib.nullcontext():
-        manifest = _build_and_try(decision, request, folder, environment, worker, log)
-    if report is not None:
-        report.built(decision, manifest)
-        for line in log.summary():
-            report.note(line)
-    return manifest
+def _merged(store: InlineWeights, weights: MergedWeights, tensor: Any) -> Any:
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return store.write(tensor.name, weights.read(tensor.name).astype(dtype))

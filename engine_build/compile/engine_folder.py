@@ -1,9 +1,13 @@
-"""The folder of a deployment's engines: one build at a time, complete engines only, no leftovers of failures."""
+"""The folder of a deployment's engines: one build at a time, complete engines only, no leftovers of failures.
+
+TensorRT's timing cache lies beside it: one file per version and device, locked, written atomically.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,14 +18,25 @@ import filelock
 from engine_build.compile.rebuild_check import RebuildDecision, unwanted_manifests
 from runtime.base.errors import BuildError, EngineError
 from runtime.base.folders import own_entries
-from runtime.base.stored_files import unavailable_now
-from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, measurement_path, publish, read_manifest
+from runtime.base.stored_files import read_stored, unavailable_now
+from runtime.engines.manifest import (
+    MANIFEST_SUFFIX,
+    Manifest,
+    measurement_path,
+    publish,
+    read_manifest,
+    write_atomically,
+)
 from runtime.engines.tensorrt.trials import trials_path
 
 PARTIAL_SUFFIX = ".partial"
 PROBE_BYTES = 2**20
 BEFORE_SUFFIX = ".before"
 LOCK_SUFFIX = ".lock"
+
+
+TIMING_CACHE_FOLDER = "timing-cache"
+TIMING_CACHE_SUFFIX = ".timing"
 
 
 def publish_engine(partial: Path, folder: Path, manifest: Manifest) -> None:
@@ -67,7 +82,7 @@ def partial_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def room_for(engine: Path) -> Iterator[None]:
+def full_disk_as_oserror(engine: Path) -> Iterator[None]:
     """Raises OSError in place of a BuildError on a full disk, of which ONNX Runtime says that the graph is wrong.
 
     Where the block fails, the engine's incomplete files are made longer by PROBE_BYTES; they are removed then anyway.
@@ -129,3 +144,41 @@ def remove_unwanted(folder: Path, decisions: list[RebuildDecision]) -> Iterator[
         for path in (measurement_path(folder, name), trials_path(folder, name)):
             path.unlink(missing_ok=True)
         yield name
+
+
+def cache_path(folder: Path, version: str, gpu: str, compute_capability: str) -> Path:
+    """The cache file of one TensorRT version on one GPU model."""
+    device = re.sub(r"[^A-Za-z0-9]+", "-", gpu).strip("-").lower()
+    return folder / f"tensorrt-{version}-{device}-cc{compute_capability}{TIMING_CACHE_SUFFIX}"
+
+
+def read_cache(path: Path) -> bytes:
+    """The serialized cache; empty where there is no file. Raises BuildError, StoreUnavailableError."""
+    with _locked(path):
+        return read_stored(path) or b""
+
+
+@contextlib.contextmanager
+def updating(path: Path) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Lock the file; yields its content and a list, whose last item replaces the content.
+
+    Raises BuildError, StoreUnavailableError.
+    """
+    with _locked(path):
+        replacement: list[bytes] = []
+        yield read_stored(path) or b"", replacement
+        if replacement:
+            write_atomically(path, replacement[-1])
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Lock against other builds. The lock is a separate file: the cache file itself is replaced, not rewritten."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Until other builds on this machine have merged their times; not while they measure.
+        with filelock.FileLock(path.with_name(f"{path.name}.lock")):
+            yield
+    except OSError as error:
+        what = f"the timing cache {path} cannot be read or written: {error.strerror}"
+        raise BuildError(what, fix="see that its folder can be written; or timing_cache = false in [build]") from error

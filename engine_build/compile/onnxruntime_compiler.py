@@ -8,8 +8,8 @@ from typing import Any
 import onnx
 from onnx import defs, shape_inference
 
-from engine_build.config import BuildConfig
-from engine_build.graphs.cpu_graph import cpu_graph
+from engine_build.config import INLINE_LIMIT_BYTES, BuildConfig
+from engine_build.graphs.cpu_graph import cpu_graph, with_slot_sums
 from engine_build.graphs.graph_file import Graph, derived_graph
 from engine_build.graphs.reference_session import (
     exact_options,
@@ -19,7 +19,6 @@ from engine_build.graphs.reference_session import (
     onnxruntime_errors,
     session,
 )
-from engine_build.graphs.slot_sums import with_slot_sums
 from runtime.base.errors import BuildError, EngineError
 from runtime.engines.graph_bodies import all_nodes, reads
 from runtime.engines.onnxruntime_cuda import (
@@ -54,12 +53,12 @@ def compile_cuda(graph: Graph, engine: Path, options: BuildConfig, *, tf32: bool
     chosen = writing_options(graph, engine, options.model_copy(update={"optimization": level}))
     if isinstance(graph.source, Path):
         chosen.add_session_config_entry(DATA_FOLDER_ENTRY, str(graph.source.parent.resolve()))
-    model = lowered(model_of(graph))
+    model = at_cuda_opset(model_of(graph))
     opened = _cuda_session(model.SerializeToString(), chosen, graph.label, tf32)
     _check_on_gpu(graph.label, opened, onnx.load(engine, load_external_data=False))
 
 
-def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
+def at_cuda_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same graph at opset CUDA_OPSET, where it uses nothing newer; else unchanged.
 
     The CUDA provider registers most kernels for one version of an operator: Pad, Equal, ReduceMin and ReduceMax of
@@ -107,7 +106,7 @@ def writing_options(graph: Graph, engine: Path, options: BuildConfig) -> Any:
     find_data(chosen, graph)
     chosen.graph_optimization_level = levels[options.optimization]
     chosen.optimized_model_filepath = str(engine)
-    if graph.has_data_files or graph.weights_bytes > options.inline_limit_bytes:
+    if graph.has_data_files or graph.weights_bytes > INLINE_LIMIT_BYTES:
         prefix = "session.optimized_model_external_initializers"
         chosen.add_session_config_entry(f"{prefix}_file_name", f"{engine.name}.data")
         chosen.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(DATA_MIN_BYTES))

@@ -13,21 +13,19 @@ import numpy as np
 from engine_build.compile.environment import BuildEnvironment, build_environment
 from engine_build.config import (
     CPU_GRAPH_VERSION,
+    INLINE_LIMIT_BYTES,
     QUIET_PRECISION,
     RECIPE_VERSION,
     RTX_OPTIONS,
     TENSORRT_OPTIONS,
     BuildConfig,
-    BuildRequest,
     for_target,
-    has_automatic_codec,
-    read_options,
 )
 from engine_build.graphs.reference_session import model_of
-from engine_build.graphs.tensor_roles import IN_PLACE, WORDS
-from engine_build.graphs.tensorrt_preparation import PREPARATION, prepare
-from engine_build.graphs.tensorrt_rules import doubts, problems, too_large
-from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
+from engine_build.graphs.tensorrt_preparation import PREPARATION, prepare_model
+from engine_build.graphs.tensorrt_rules import doubts, oversized, problems
+from engine_build.request import BuildRequest
+from engine_build.specs.engine_spec import IN_PLACE, WORDS, EngineSpec, input_shapes, optimization_profiles, sizes_at
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError, EngineError, EngineMismatchError, EngineNotBuiltError
 from runtime.base.folders import own_entries
@@ -144,12 +142,12 @@ def _lowered(wanted: Identity, folder: Path, card: Mapping[str, str]) -> Identit
     from runtime.engines.tensorrt.trials import crashed_levels
 
     crashed = crashed_levels(wanted, folder, card)
-    while wanted.build["optimization_level"] in crashed and (lower := lowered(wanted)) is not None:
+    while wanted.build["optimization_level"] in crashed and (lower := at_lower_level(wanted)) is not None:
         wanted = lower
     return wanted
 
 
-def lowered(wanted: Identity) -> Identity | None:
+def at_lower_level(wanted: Identity) -> Identity | None:
     """A plan at a lower optimization level: 1, then 0; None where there is none."""
     level = wanted.build["optimization_level"]
     if not level:
@@ -160,7 +158,7 @@ def lowered(wanted: Identity) -> Identity | None:
 def _kept_quiet(decision: RebuildDecision, request: BuildRequest, options: BuildConfig) -> RebuildDecision:
     """A codec is reused that was built in QUIET_PRECISION because what is wanted would be heard."""
     last, wanted = decision.last, decision.wanted
-    if last is None or NOISY not in last.facts or not has_automatic_codec(read_options(request.deployment)):
+    if last is None or NOISY not in last.facts or not request.has_automatic_codec:
         return decision
     if (last.facts[NOISY], last.graph_sha256) != (wanted.build.get("precision"), wanted.graph_sha256):
         return decision
@@ -198,11 +196,11 @@ def _check_problems(spec: EngineSpec, problems: Iterable[str]) -> None:
 
 def _check_graph(spec: EngineSpec) -> list[str]:
     doubtful = dict[str, None]()
-    model = prepare(model_of(spec.graph), preparation_shapes(spec))
+    model = prepare_model(model_of(spec.graph), preparation_shapes(spec))
     for sizes in _outermost([sizes_at(spec, ranges, 2) for ranges in spec.ranges]):
         values = value_shapes(model, input_shapes(spec, sizes))
         _check_problems(spec, problems(model, values))
-        if found := list(too_large(model, values)):
+        if found := list(oversized(model, values)):
             where = ", ".join(
                 f"{WORDS.get(name, name)} {size}" for name, size in sizes.items() if name in spec.ranges[0]
             )
@@ -261,25 +259,22 @@ def engine_precision(spec: EngineSpec, target: Target, options: BuildConfig) -> 
 
 
 def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dict[str, Any]:
-    """The options that change the engine, those of its kind alone, and its tolerance."""
+    """The options that change the engine, those of its kind alone, and its tolerance. TF32 is fp32 with a flag."""
     precision, options = engine_precision(spec, target, options), options.of(spec.name)
-    tolerance = {"tolerance": options.tolerance_for(target, precision)}
-    if precision == "tf32":
-        precision, options = "fp32", options.model_copy(update={"tf32": True})
+    tolerance, tf32 = {"tolerance": options.tolerance_for(target, precision)}, {"tf32": precision == "tf32"}
+    recipe = _recipe("fp32" if precision == "tf32" else precision)
     if target in PLAN_TARGETS:
         names = TENSORRT_OPTIONS if target == "tensorrt" else RTX_OPTIONS
-        chosen = (
-            options.model_dump(mode="json", include=set(names)) | _without_tf32(spec) | _tick_options(spec, options)
-        )
+        chosen = options.model_dump(mode="json", include=set(names)) | tf32 | _tick_options(spec)
         profiles = optimization_profiles(spec)
-        return {**_recipe(precision), **tolerance, **chosen, "profiles": profiles, "preparation": PREPARATION}
-    chosen = options.model_dump(include={"optimization", "inline_limit_bytes"})
+        return {**recipe, **tolerance, **chosen, "profiles": profiles, "preparation": PREPARATION}
+    chosen = {"optimization": options.optimization, "inline_limit_bytes": INLINE_LIMIT_BYTES}
     if precision == "int8":
-        chosen |= _recipe(precision)
+        chosen |= recipe
     if target == "cpu" and options.optimization != "basic":
         chosen["rewrite"] = CPU_GRAPH_VERSION
     if target == "cuda":
-        chosen |= {**_recipe(precision), "tf32": options.tf32, **_without_tf32(spec)}
+        chosen |= {**recipe, **tf32}
     return {**tolerance, **chosen}
 
 
@@ -288,19 +283,13 @@ def _recipe(precision: str) -> dict[str, Any]:
     return {"precision": precision} if precision == "fp32" else {"precision": precision, "recipe": RECIPE_VERSION}
 
 
-def _without_tf32(spec: EngineSpec) -> dict[str, bool]:
-    """EXACT_KINDS never use TF32."""
-    return {"tf32": False} if spec.kind in EXACT_KINDS else {}
-
-
-def _tick_options(spec: EngineSpec, options: BuildConfig) -> dict[str, Any]:
-    """STRICT_KINDS tell NaN from numbers: `x - x` must not become 0. Ticks run on one stream by default.
+def _tick_options(spec: EngineSpec) -> dict[str, Any]:
+    """STRICT_KINDS tell NaN from numbers: `x - x` must not become 0. Ticks run on one stream.
 
     Streams that TensorRT adds have the lowest priority, and a tick's stream the highest.
     """
-    is_tick, is_chosen = spec.kind in TICK_KINDS, options.max_aux_streams is not None
-    streams = {"max_aux_streams": 0} if is_tick and not is_chosen else {}
-    return {**streams, "strict_nans": spec.kind in STRICT_KINDS}
+    streams = 0 if spec.kind in TICK_KINDS else None
+    return {"max_aux_streams": streams, "strict_nans": spec.kind in STRICT_KINDS}
 
 
 def made_quiet(wanted: Identity, options: BuildConfig) -> Identity:

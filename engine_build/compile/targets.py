@@ -9,22 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_build.compile.engine_folder import PARTIAL_SUFFIX, room_for
+from engine_build.compile.engine_folder import PARTIAL_SUFFIX, TIMING_CACHE_FOLDER, cache_path, full_disk_as_oserror
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.onnxruntime_compiler import compile_cuda, compile_onnxruntime, open_cuda
 from engine_build.compile.rebuild_check import RebuildDecision, preparation_shapes
-from engine_build.compile.tasks import RunRequest, build_plan, run_engine
-from engine_build.compile.threads import thread_facts
-from engine_build.compile.timing_cache import TIMING_CACHE_FOLDER, cache_path
-from engine_build.compile.worker import BuildLog, PlanRequest, Worker
-from engine_build.config import RTX_OPTIONS, TENSORRT_OPTIONS, BuildConfig
+from engine_build.compile.tasks import RunRequest, compile_engine, run_engine
+from engine_build.compile.verify import thread_facts
+from engine_build.compile.worker import BuildLog, CompileRequest, Worker
+from engine_build.config import BuildConfig
 from engine_build.graphs.graph_file import Graph, data_files
 from engine_build.graphs.reference_session import graph_session, onnxruntime_errors, open_onnxruntime, run_reason
 from engine_build.graphs.tensorrt_preparation import prepared
+from engine_build.precision.quantization import Quantization
+from engine_build.request import BuildRequest
 from engine_build.specs.engine_spec import sizes_at
 from runtime.base.errors import BuildError
-from runtime.config.bundle import load_bundle
-from runtime.config.deployment import Deployment
 
 # Running a large graph on the CPU for comparison takes minutes: only one shape of each length is compared.
 LARGE_GRAPH_SAMPLES = 2
@@ -39,17 +38,22 @@ Facts = dict[str, Any]
 class BuildTask:
     """One engine to build: `graph` is the spec's graph in the wanted precision, `engine` the file to write.
 
-    `worker` runs what may crash the process.
+    `worker` runs what may crash the process. `quantization`: which products of it run in 8 bits.
     """
 
     decision: RebuildDecision
     graph: Graph
     engine: Path
-    deployment: Deployment
-    options: BuildConfig
+    request: BuildRequest
     environment: BuildEnvironment
     worker: Worker
     log: BuildLog
+    quantization: Quantization | None = None
+
+    @property
+    def options(self) -> BuildConfig:
+        """The options of the build, for its target."""
+        return self.request.options
 
     @property
     def tolerance(self) -> float:
@@ -66,7 +70,7 @@ class Compiler:
     measure: Callable[[BuildTask], tuple[dict[str, float], Facts]]
 
 
-def measured(task: BuildTask) -> tuple[dict[str, float], Facts]:
+def measure_engine(task: BuildTask) -> tuple[dict[str, float], Facts]:
     """The error of an engine that was just compiled, and facts for its manifest. Raises BuildError."""
     error, facts = engine_error(task)
     recipe_error, recipe_facts = _recipe_error(task)
@@ -97,36 +101,35 @@ def _recipe_error(task: BuildTask) -> tuple[dict[str, float], Facts]:
     from engine_build.precision.error import recipe_error
     from engine_build.precision.recipe import without_kernel
     from engine_build.precision.sample_states import decoder_sample_states, steps_of
-    from engine_build.precision.sensitivity import quantization_for
 
-    bundle, threads, target = load_bundle(task.deployment.bundle), task.options.threads, task.decision.wanted.target
-    states = decoder_sample_states(bundle, spec.graph, steps=steps_of(spec.graph), threads=threads)
-    without, decided = without_kernel(target, recipe), quantization_for(target, recipe, bundle, spec.graph, threads)
+    threads, decided = task.options.threads, task.quantization
+    states = decoder_sample_states(task.request.bundle, spec.graph, steps=steps_of(spec.graph), threads=threads)
+    without = without_kernel(task.decision.wanted.target, recipe)
     error = recipe_error(spec.graph, recipe, list(states), without=without, quantization=decided, threads=threads)
     return error.summary(), {} if decided is None else {"not_in_8_bits": decided.kept}
 
 
 def _compile_cpu(task: BuildTask) -> Facts:
-    with room_for(task.engine):
+    with full_disk_as_oserror(task.engine):
         compile_onnxruntime(task.graph, task.engine, task.options, is_step=task.decision.spec.kind == "step")
     return {}
 
 
 def _measure_cpu(task: BuildTask) -> tuple[dict[str, float], Facts]:
-    with room_for(task.engine):
+    with full_disk_as_oserror(task.engine):
         engine = open_onnxruntime(task.engine, task.options)
     error, facts = _measure_session(task, engine)
     return error, {**facts, **thread_facts(task.engine.parent, task.decision.spec)}
 
 
 def _compile_cuda(task: BuildTask) -> Facts:
-    with room_for(task.engine):
+    with full_disk_as_oserror(task.engine):
         compile_cuda(task.graph, task.engine, task.options, tf32=task.decision.wanted.build["tf32"])
     return {}
 
 
 def _measure_cuda(task: BuildTask) -> tuple[dict[str, float], Facts]:
-    with room_for(task.engine):
+    with full_disk_as_oserror(task.engine):
         engine = open_cuda(task.engine, task.options, tf32=task.decision.wanted.build["tf32"])
     return _measure_session(task, engine)
 
@@ -143,17 +146,17 @@ def _compile_tensorrt(task: BuildTask) -> Facts:
     build, spec = task.decision.wanted.build, task.decision.spec
     graph = prepared(task.graph, preparation_shapes(spec))
     with _graph_file(graph, task.engine.parent) as source:
-        request = PlanRequest(
+        request = CompileRequest(
             target=task.decision.wanted.target,
             label=spec.graph.label if isinstance(task.graph.source, Path) else f"the graph of {spec.name}",
             graph=source,
-            plan=task.engine,
-            options={name: build[name] for name in (*TENSORRT_OPTIONS, *RTX_OPTIONS, "strict_nans") if name in build},
+            engine=task.engine,
+            options=build,
             profiles=build["profiles"],
             timing_cache=_timing_cache(task),
             threads=task.options.threads,
         )
-        facts: Facts = task.worker.run(build_plan, request, task.log)
+        facts: Facts = task.worker.run(compile_engine, request, task.log)
     return facts
 
 
@@ -162,7 +165,8 @@ def _timing_cache(task: BuildTask) -> Path | None:
     option, facts = task.options.timing_cache, task.environment.facts
     if option is False or task.decision.wanted.target == "tensorrt-rtx":
         return None
-    folder = task.deployment.engines / TIMING_CACHE_FOLDER if option is True else task.deployment.path.parent / option
+    deployment = task.request.deployment
+    folder = deployment.engines / TIMING_CACHE_FOLDER if option is True else deployment.path.parent / option
     version = task.environment.tool_versions["tensorrt"]
     return cache_path(folder, version, facts["gpu"], facts["compute_capability"])
 

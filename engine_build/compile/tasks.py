@@ -1,4 +1,4 @@
-"""Tasks for the worker process: building a plan, running an engine."""
+"""Tasks for the worker process: building an engine, running it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_build.compile.worker import OnLog, PlanRequest
-from engine_build.graphs.tensor_roles import Port
+from engine_build.compile.worker import CompileRequest, OnLog
+from engine_build.specs.engine_spec import Port
 from runtime.base.errors import BuildError
 from runtime.engines.tensorrt.binding import bind
 
@@ -43,12 +43,12 @@ class RunRequest:
     tolerance: float = 0.0
 
 
-def build_plan(request: PlanRequest, cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:
-    """Task: build a plan; gives its SHA-256, flags and versions."""
+def compile_engine(request: CompileRequest, cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:
+    """Task: build an engine; gives its SHA-256, flags and versions."""
     bind(request.target)
     from engine_build.compile import tensorrt_compiler
 
-    facts = tensorrt_compiler.build_plan(request, cancelled, on_log)
+    facts = tensorrt_compiler.write_engine(request, cancelled, on_log)
     return {**facts, "versions": tensorrt_compiler.versions()}
 
 

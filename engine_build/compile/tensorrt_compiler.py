@@ -1,4 +1,4 @@
-"""TensorRT's builder: an ONNX graph to a plan. The calls are the same for TensorRT 10.16, 11 and TensorRT-RTX.
+"""TensorRT's builder: an ONNX graph to an engine file. The calls are the same for TensorRT 10.16, 11 and TensorRT-RTX.
 
 It runs in the worker process (worker.py), for target tensorrt after the driver was probed: without a driver, creating a
 Builder crashes the process. TensorRT-RTX builds without a GPU.
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from engine_build.compile.timing_cache import read_cache, updating
-from engine_build.compile.worker import OnLog, PlanRequest
+from engine_build.compile.engine_folder import read_cache, updating
+from engine_build.compile.worker import CompileRequest, OnLog
 from engine_build.graphs.tensorrt_rules import nested_control_flow
 from runtime.base.errors import BuildError
 from runtime.base.stored_files import set_aside
@@ -85,7 +85,7 @@ class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
 
 
 class Writer(trt.IStreamWriter):  # type: ignore[misc]
-    """Writes a plan's pieces to a file and hashes them. `error`: why a piece could not be written."""
+    """Writes an engine's pieces to a file and hashes them. `error`: why a piece could not be written."""
 
     def __init__(self, file: BinaryIO) -> None:
         trt.IStreamWriter.__init__(self)
@@ -104,8 +104,8 @@ class Writer(trt.IStreamWriter):  # type: ignore[misc]
         return len(data)
 
 
-def build_plan(request: PlanRequest, cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:
-    """Build a plan into `request.plan`; gives its SHA-256 and the names of the flags that were set.
+def write_engine(request: CompileRequest, cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:
+    """Build an engine into `request.engine`; gives its SHA-256 and the names of the flags that were set.
 
     Raises BuildError, also where `cancelled` was set. The caller has checked that there is a driver.
     """
@@ -134,7 +134,7 @@ def parse_shapes(text: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(size) for size in shape.split("x")) for shape in text.split())
 
 
-def _parse(network: trt.INetworkDefinition, log: Log, request: PlanRequest) -> trt.OnnxParser:
+def _parse(network: trt.INetworkDefinition, log: Log, request: CompileRequest) -> trt.OnnxParser:
     parser = trt.OnnxParser(network, log)
     if parser.parse_from_file(str(request.graph)):
         _let_attention_decompose(network)
@@ -163,7 +163,7 @@ def _explained(error: trt.ParserError) -> str:
     return f"node {error.node_name()!r} ({error.node_operator()}): {reason}"
 
 
-def _configured(builder: trt.Builder, request: PlanRequest) -> trt.IBuilderConfig:
+def _configured(builder: trt.Builder, request: CompileRequest) -> trt.IBuilderConfig:
     options, config = request.options, builder.create_builder_config()
     for option, flag in FLAGS.items():
         if options.get(option):
@@ -216,7 +216,7 @@ def _add_profile(
         raise BuildError(f"TensorRT refuses shape range {index}: {dict(shapes)}", fix="check [[shapes]]")
 
 
-def _use_timing_cache(config: trt.IBuilderConfig, request: PlanRequest, on_log: OnLog) -> trt.ITimingCache | None:
+def _use_timing_cache(config: trt.IBuilderConfig, request: CompileRequest, on_log: OnLog) -> trt.ITimingCache | None:
     """Load the timing cache of earlier builds; a file that TensorRT refuses is renamed, and a new one started."""
     if request.timing_cache is None:
         config.set_flag(trt.BuilderFlag.DISABLE_TIMING_CACHE)
@@ -246,17 +246,17 @@ def _write(
     builder: trt.Builder,
     network: trt.INetworkDefinition,
     config: trt.IBuilderConfig,
-    request: PlanRequest,
+    request: CompileRequest,
     cancelled: threading.Event,
 ) -> str:
     try:
-        with request.plan.open("wb") as file:
+        with request.engine.open("wb") as file:
             writer = Writer(file)
             is_built = bool(builder.build_serialized_network_to_stream(network, config, writer))
             if writer.error is not None:
                 raise writer.error
     except OSError as error:
-        raise BuildError(f"{request.plan} cannot be written: {error.strerror}", fix="free disk space") from error
+        raise BuildError(f"{request.engine} cannot be written: {error.strerror}", fix="free disk space") from error
     if cancelled.is_set():
         raise BuildError("cancelled")
     if not is_built:

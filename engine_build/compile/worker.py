@@ -17,15 +17,16 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from typing import Any, NamedTuple
 
-from engine_build.compile.watchdog import WATCHDOG_S, Watchdog, available_bytes
+from engine_build.config import WATCHDOG_S
 from runtime.base.errors import BuildError, TickError
 from runtime.base.threads import CANCEL_S, end_with_parent, start_python
 
@@ -44,8 +45,31 @@ KEPT_LINES = 8
 ERRORS = ("INTERNAL_ERROR", "ERROR")
 SKIPPED_TACTIC = "skipping tactic"
 
+PROC = Path("/proc")
+# Of the watchdog's time: what a process uses less CPU than, apart from its I/O, does not work. A sleeping thread that
+# looks at a flag now and then uses less.
+SHARE = 0.01
+
 OnLog = Callable[[str, str], None]
 Task = Callable[[Any, threading.Event, OnLog], Any]
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """One engine file to build: the graph's file, where the engine goes, and all options that affect it.
+
+    `target`: whose builder it is. `options` are those of its identity; `profiles` map inputs to their min,
+    opt and max shapes, as text.
+    """
+
+    target: str
+    label: str
+    graph: Path
+    engine: Path
+    options: Mapping[str, Any]
+    profiles: Sequence[Mapping[str, str]]
+    timing_cache: Path | None = None
+    threads: int = 0
 
 
 class CrashError(BuildError):
@@ -179,7 +203,7 @@ class Worker:
         self._connection, theirs = Pipe()
         with theirs:
             self._process = start_python(
-                f"from {__name__} import main; main({theirs.fileno()})",
+                f"from {__name__} import run_worker; run_worker({theirs.fileno()})",
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,
@@ -213,7 +237,7 @@ class Worker:
         return f"the build process ended with {how}; its last output: {output or 'none'}"
 
 
-def main(descriptor: int) -> None:
+def run_worker(descriptor: int) -> None:
     """The worker process, which leads its own process group: run tasks from the pipe until it closes."""
     connection: Connection[Any, Any] = Connection(descriptor)
     requests: Queue[tuple[Task, Any] | None] = Queue()
@@ -256,19 +280,78 @@ def _kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-@dataclass(frozen=True)
-class PlanRequest:
-    """One plan to build: the graph's file, where the plan goes, and all options that affect it.
+class Activity(NamedTuple):
+    """Of a process and its descendants: CPU time, ended children's included; bytes read and written, and page faults
+    that wait for a disk."""
 
-    `target`: whose builder it is. `options` are those of config.TENSORRT_OPTIONS; `profiles` map inputs to their min,
-    opt and max shapes, as text.
+    cpu_s: float
+    waits: int
+
+
+class Watchdog:
+    """Watches a process: it hangs where for stall_s seconds it neither used CPU nor read, wrote or loaded anything.
+
+    So one that hangs, as on a lock, is told from one that works slowly; on Linux, elsewhere none hangs. stall_s 0: it
+    never hangs. clock: seconds.
     """
 
-    target: str
-    label: str
-    graph: Path
-    plan: Path
-    options: Mapping[str, Any]
-    profiles: Sequence[Mapping[str, str]]
-    timing_cache: Path | None = None
-    threads: int = 0
+    def __init__(self, pid: int, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pid, self._stall_s, self._clock = pid, stall_s, clock
+        self._since, self._last = clock(), activity(pid)
+
+    def is_stalled(self) -> bool:
+        """Whether it hangs. Called often, at least ten times in stall_s."""
+        found, last = activity(self._pid), self._last
+        if found.waits == last.waits and 0 <= found.cpu_s - last.cpu_s < SHARE * self._stall_s:
+            return 0 < self._stall_s <= self._clock() - self._since
+        self._since, self._last = self._clock(), found
+        return False
+
+    def progress(self) -> None:
+        """It has shown that it works."""
+        self._since = self._clock()
+
+
+def activity(pid: int) -> Activity:
+    """What a process and its descendants have done so far. Elsewhere than on Linux never the same."""
+    if not PROC.is_dir():
+        return Activity(0.0, time.monotonic_ns())
+    ticks, waits = 0, 0
+    for each, fields in _family(pid):
+        # Of proc(5), from the state on: 9 major faults and 10 those of ended children, 11 to 14 CPU time likewise.
+        ticks += sum(map(int, fields[11:15]))
+        waits += sum(map(int, fields[9:11])) + _bytes_moved(each)
+    return Activity(ticks / os.sysconf("SC_CLK_TCK"), waits)
+
+
+def available_bytes() -> int:
+    """Memory that programs can still have; 0 where it is not told."""
+    with suppress(OSError):
+        for line in (PROC / "meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def _family(pid: int) -> Iterator[tuple[str, list[str]]]:
+    """A process and its descendants, each with the fields of its stat from the state on."""
+    stats: dict[str, list[str]] = {}
+    for entry in os.listdir(PROC):
+        with suppress(OSError):
+            if entry.isdecimal():
+                stats[entry] = (
+                    (PROC / entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+                )
+    found, new = set[str](), {str(pid)} & stats.keys()
+    while new:
+        found |= new
+        new = {each for each, fields in stats.items() if fields[1] in new}
+    return ((each, stats[each]) for each in found)
+
+
+def _bytes_moved(pid: str) -> int:
+    """Read and written, also from pipes and caches."""
+    with suppress(OSError):
+        lines = (PROC / pid / "io").read_text(encoding="utf-8").splitlines()
+        return sum(int(line.partition(":")[2]) for line in lines if line.startswith(("rchar", "wchar")))
+    return 0

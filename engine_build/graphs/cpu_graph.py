@@ -8,17 +8,26 @@ ONNX Runtime itself. Weights of linear layers keep their names, so adapters can 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import DTypeLike
-from onnx import helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
-from engine_build.graphs.graph_pattern import Found, Matcher, Op, op
-from engine_build.graphs.graph_view import attribute, node_name, remove_unused, replace_nodes, without_weights
+from engine_build.graphs.graph_view import (
+    Found,
+    Matcher,
+    Op,
+    attribute,
+    node_name,
+    op,
+    remove_unused,
+    replace_nodes,
+    with_weights_as_inputs,
+)
 from engine_build.graphs.plain_graph import opset
 from runtime.engines.graph_bodies import all_nodes
 
@@ -36,6 +45,8 @@ Shape = tuple[Any, ...]
 HEADS = [0, 2, 1, 3]
 SWAP = [0, 2, 1]
 LAST = [-1, 3]
+ONE, TWO_ONES, REST = "slot_sums/one", "slot_sums/two_ones", "slot_sums/rest"
+CONSTANTS = {ONE: [1], TWO_ONES: [1, 1], REST: [-1]}
 
 
 def _twice(function: str, name: str) -> list[Any]:
@@ -110,7 +121,7 @@ class _Fusion:
     """Rewrites a graph node by node. `num_fused`: patterns found so far; `constants`: those of the new nodes."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        graph = shape_inference.infer_shapes(without_weights(model)).graph
+        graph = shape_inference.infer_shapes(with_weights_as_inputs(model)).graph
         self.num_fused = 0
         self.constants: dict[str, onnx.TensorProto] = {}
         self._shapes: dict[str, Shape] = {v.name: _shape(v) for v in (*graph.input, *graph.value_info, *graph.output)}
@@ -285,3 +296,58 @@ RULES: Mapping[str, tuple[tuple[Op, Rule], ...]] = {
     "Reshape": ((ATTENTION, _Fusion.attention),),
     "Transpose": ((PATCHES, _Fusion.patches), (UNPATCHED, _Fusion.unpatched)),
 }
+
+
+def with_slot_sums(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A step graph with all sums over the second axis of `[S,K,...]` in one order, whether S is 1 or more.
+
+    ONNX Runtime's ReduceSum adds the values of one slot in another order than those of several, and takes longer. A
+    product with ones adds them in the latter order: a slot that is alone gets that.
+    """
+    axes = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    nodes = list[onnx.NodeProto]()
+    for node in model.graph.node:
+        is_over_second = node.op_type == "ReduceSum" and axes[node.input[1]].tolist() == [1]
+        nodes += _in_one_order(node) if is_over_second else [node]
+    result.graph.initializer.extend(
+        numpy_helper.from_array(np.array(values, np.int64), name) for name, values in CONSTANTS.items()
+    )
+    replace_nodes(result.graph, nodes)
+    return result
+
+
+def _in_one_order(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    x, total = node.input[0], node.output[0]
+    several = onnx.NodeProto.FromString(node.SerializeToString())
+    several.output[0] = f"{total}/several"
+    yield helper.make_node("Shape", [x], [f"{total}/slots"], f"{node.name}/slots", start=0, end=1)
+    yield helper.make_node("Equal", [f"{total}/slots", ONE], [f"{total}/is_alone"], f"{node.name}/is_alone")
+    yield helper.make_node(
+        "If",
+        [f"{total}/is_alone"],
+        [total],
+        node.name,
+        then_branch=_branch(list(_product_with_ones(x, f"{total}/alone", attribute(node, "keepdims", 1)))),
+        else_branch=_branch([several]),
+    )
+
+
+def _product_with_ones(x: str, total: str, keepdims: int) -> Iterator[onnx.NodeProto]:
+    """The sum over K of `[1,K,...]`."""
+    yield helper.make_node("Shape", [x], [f"{total}/count"], start=1, end=2)
+    yield helper.make_node("Concat", [f"{total}/count", REST], [f"{total}/flat_shape"], axis=0)
+    yield helper.make_node("Reshape", [x, f"{total}/flat_shape"], [f"{total}/flat"])  # [K,...]
+    yield helper.make_node("Concat", [ONE, f"{total}/count"], [f"{total}/ones_shape"], axis=0)
+    one = numpy_helper.from_array(np.ones(1, np.float32))
+    yield helper.make_node("ConstantOfShape", [f"{total}/ones_shape"], [f"{total}/ones"], value=one)  # [1,K]
+    yield helper.make_node("MatMul", [f"{total}/ones", f"{total}/flat"], [f"{total}/product"])  # [1,...]
+    yield helper.make_node("Shape", [x], [f"{total}/rest"], start=2)
+    yield helper.make_node("Concat", [TWO_ONES if keepdims else ONE, f"{total}/rest"], [f"{total}/shape"], axis=0)
+    yield helper.make_node("Reshape", [f"{total}/product", f"{total}/shape"], [total])
+
+
+def _branch(nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
+    result = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)
+    return helper.make_graph(nodes, "branch", [], [result])

@@ -32,7 +32,7 @@ Store = Callable[[str, NDArray[Any]], onnx.TensorProto]
 
 
 @dataclass(frozen=True)
-class PlannerSizes:
+class Qwen3Sizes:
     """The sizes of a Qwen3 checkpoint. is_tied: the output matrix is the embedding."""
 
     layers: int
@@ -62,20 +62,20 @@ class PlannerSizes:
         )
 
 
-class PlannerNames(NamedTuple):
+class CacheNames(NamedTuple):
     """The names of a graph's caches, as inputs and as outputs, in the order of bundle.toml."""
 
     past: tuple[str, ...]
     present: tuple[str, ...]
 
 
-def cache_names(layers: int) -> PlannerNames:
+def cache_names(layers: int) -> CacheNames:
     """Keys and values of the first layer, of the second, and so on."""
     kinds = [f"{kind}_{layer}" for layer in range(layers) for kind in ("key", "value")]
-    return PlannerNames(tuple(f"past_{kind}" for kind in kinds), tuple(f"present_{kind}" for kind in kinds))
+    return CacheNames(tuple(f"past_{kind}" for kind in kinds), tuple(f"present_{kind}" for kind in kinds))
 
 
-def planner_graph(sizes: PlannerSizes, capacity: int, read: Read, store: Store | None = None) -> onnx.ModelProto:
+def planner_graph(sizes: Qwen3Sizes, capacity: int, read: Read, store: Store | None = None) -> onnx.ModelProto:
     """The cached decoder. `read`: a tensor of the checkpoint by its name in it, float32; each is read once, in order.
 
     `store` keeps a weight in a file beside the graph; default: in the graph.
@@ -86,7 +86,7 @@ def planner_graph(sizes: PlannerSizes, capacity: int, read: Read, store: Store |
 class _Decoder:
     """One decoder being written."""
 
-    def __init__(self, sizes: PlannerSizes, capacity: int, read: Read, store: Store) -> None:
+    def __init__(self, sizes: Qwen3Sizes, capacity: int, read: Read, store: Store) -> None:
         self._sizes, self._capacity, self._read, self._store = sizes, capacity, read, store
         self._graph = GraphWriter("planner", OPSET)
 

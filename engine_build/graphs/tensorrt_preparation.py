@@ -37,10 +37,10 @@ TRUTHS = ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
 
 def prepared(graph: Graph, shapes: Sequence[Mapping[str, Shape]]) -> Graph:
     """The graph for TensorRT. `shapes`: of its inputs, at several sizes. External weights are not read."""
-    return derived_graph(prepare(model_of(graph), shapes), graph)
+    return derived_graph(prepare_model(model_of(graph), shapes), graph)
 
 
-def prepare(model: onnx.ModelProto, shapes: Sequence[Mapping[str, Shape]]) -> onnx.ModelProto:
+def prepare_model(model: onnx.ModelProto, shapes: Sequence[Mapping[str, Shape]]) -> onnx.ModelProto:
     """Prepare a model in place, and return it."""
     version = opset(model)
     for graph, constants in scopes(model.graph):

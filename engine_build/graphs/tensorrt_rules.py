@@ -91,7 +91,7 @@ def _found(model: onnx.ModelProto, values: Values, rules: Sequence[Rule]) -> Ite
             yield from (f"{_label(node)}: {problem}" for rule in rules if (problem := rule.find(node, view)))
 
 
-def too_large(model: onnx.ModelProto, values: Values) -> Iterator[str]:
+def oversized(model: onnx.ModelProto, values: Values) -> Iterator[str]:
     """The values that have too many elements. `values`: shapes and types of all values, at the largest sizes."""
     for node in model.graph.node:
         for shape in (values[name][0] for name in node.output if name in values):

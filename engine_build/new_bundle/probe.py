@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_build.graphs.axis_names import with_axis_names
-from engine_build.graphs.graph_file import Graph
+from engine_build.graphs.graph_file import Graph, with_axis_names
 from engine_build.graphs.reference_session import exact_session, onnxruntime_errors, run_reason
 from engine_build.new_bundle.roles import AssignedRole
 from runtime.base.errors import ConfigError
@@ -123,7 +122,7 @@ def _check_context(decoder: _Decoder, frames: int, multiple: int) -> None:
 
 
 @waiting("measuring the codec")
-def codec_facts(graph: Graph, roles: Mapping[str, AssignedRole], channels: int) -> CodecFacts:
+def measured_codec(graph: Graph, roles: Mapping[str, AssignedRole], channels: int) -> CodecFacts:
     """Decode noise as a whole, with the middle frame changed, and in windows. Raises ConfigError."""
     runner = exact_session(
         with_axis_names(graph, {choice.tensor.name: CODEC_LETTERS[role] for role, choice in roles.items()}), 0

@@ -1,8 +1,8 @@
-"""The error of a precision recipe, measured on a CPU over the states of a real generation."""
+"""The error of a precision recipe, emulated and measured on a CPU over the states of a real generation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import TensorProto, helper
 
 from engine_build.graphs.graph_file import Graph
-from engine_build.graphs.graph_view import node_name, product_flops, product_values
+from engine_build.graphs.graph_view import GraphView, attribute, node_flops, node_name, product_values, replace_nodes
 from engine_build.graphs.reference_session import (
     exact_options,
     exact_session,
@@ -25,9 +25,9 @@ from engine_build.graphs.reference_session import (
     session,
 )
 from engine_build.precision.casts import InlineWeights
-from engine_build.precision.emulation import emulated
+from engine_build.precision.node_rules import LAYOUT
 from engine_build.precision.quantization import Quantization
-from engine_build.precision.recipe import NodePrecision, RecipeName, explain, write_recipe
+from engine_build.precision.recipe import NodePrecision, RecipeName, node_precisions, write_recipe
 from runtime.base.errors import BuildError
 from runtime.engines.operator_flops import Shape
 
@@ -37,6 +37,9 @@ AUDIBLE_DB = 55.0
 
 Arrays = Mapping[str, NDArray[Any]]
 Outputs = dict[str, NDArray[Any]]
+
+
+LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,10 @@ def recipe_error(
         recipe=recipe,
         max_rel=tuple(error[0] for error in errors),
         rms_rel=tuple(error[1] for error in errors),
-        nodes=explain(model, recipe, without=without, weights=InlineWeights(graph.folder), quantization=quantization),
-        flops={node_name(node): flops for node in model.graph.node if (flops := product_flops(node, shapes))},
+        nodes=node_precisions(
+            model, recipe, without=without, weights=InlineWeights(graph.folder), quantization=quantization
+        ),
+        flops={node_name(node): flops for node in model.graph.node if (flops := node_flops(node, shapes))},
     )
 
 
@@ -200,3 +205,71 @@ def _errors(expected: Outputs, found: Outputs, label: str) -> tuple[float, float
         rms = float(np.sqrt(np.mean(difference**2) / max(power, SMALLEST_PEAK**2)))
         worst = (max(worst[0], largest), max(worst[1], rms))
     return worst
+
+
+def emulated(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A graph with 16-bit nodes as one that ONNX Runtime's CPU provider runs, equal up to the order of sums.
+
+    Every value is a float32 tensor of numbers that the 16-bit type can represent: an operator gets rounded inputs,
+    computes in float32 and rounds its result, as tensor cores do. An engine that fuses operators rounds less often, so
+    its error is smaller than the emulation's. 8-bit numbers are what they are: what DequantizeLinear gives is a factor
+    of the product that reads it, never stored in 16 bits.
+
+    Weights stay stored in 16 bits, external ones in their files, and are widened in the graph.
+    """
+    view = GraphView(model)
+    nodes = list(_widened_weights(view))
+    for node in view.nodes:
+        nodes += _emulated_node(view, node)
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.value_info[:]
+    for tensor in result.graph.initializer:
+        if tensor.data_type in LOW:
+            tensor.name = _stored(tensor.name)
+    replace_nodes(result.graph, nodes)
+    return result
+
+
+def _widened_weights(view: GraphView) -> Iterator[onnx.NodeProto]:
+    for name, tensor in view.initializers.items():
+        if tensor.data_type in LOW:
+            yield _cast(_stored(name), name, TensorProto.FLOAT)
+
+
+def _emulated_node(view: GraphView, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    low = {name: view.types[name] for name in node.output if view.types.get(name) in LOW}
+    if node.op_type == "Cast":
+        yield from _emulated_cast(view, node, low)
+    elif not low or node.op_type in LAYOUT or node.op_type == "DequantizeLinear":
+        yield node
+    else:
+        wide = onnx.NodeProto()
+        wide.CopyFrom(node)
+        wide.output[:] = [f"{name}.exact" if name in low else name for name in node.output]
+        yield wide
+        for name, kind in low.items():
+            yield from _rounding(f"{name}.exact", name, kind)
+
+
+def _emulated_cast(view: GraphView, node: onnx.NodeProto, low: dict[str, int]) -> Iterator[onnx.NodeProto]:
+    source, target = node.input[0], node.output[0]
+    if low:
+        yield from _rounding(source, target, low[target])
+    elif view.types[source] in LOW and attribute(node, "to") == TensorProto.FLOAT:
+        yield helper.make_node("Identity", [source], [target], name=node.name)
+    else:
+        yield node
+
+
+def _rounding(source: str, target: str, kind: int) -> Iterator[onnx.NodeProto]:
+    yield _cast(source, f"{target}.rounded", kind)
+    yield _cast(f"{target}.rounded", target, TensorProto.FLOAT)
+
+
+def _cast(source: str, target: str, kind: int) -> onnx.NodeProto:
+    return helper.make_node("Cast", [source], [target], name=f"cast/{target}", to=kind)
+
+
+def _stored(name: str) -> str:
+    return f"{name}.stored"

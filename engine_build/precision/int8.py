@@ -17,8 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from engine_build.graphs.graph_pattern import Matcher
-from engine_build.graphs.graph_view import node_name, replace_nodes
+from engine_build.graphs.graph_view import Matcher, node_name, replace_nodes
 from engine_build.precision.casts import InlineWeights
 from runtime.engines.graph_bodies import reads
 

@@ -149,7 +149,7 @@ def write_recipe(
     onnx.save(result, target)
 
 
-def explain(
+def node_precisions(
     model: onnx.ModelProto,
     recipe: RecipeName,
     *,

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE
 from engine_build.graphs.graph_file import Graph
-from engine_build.graphs.graph_view import GraphView, node_name, product_flops, replace_nodes
+from engine_build.graphs.graph_view import GraphView, node_flops, node_name, replace_nodes
 from engine_build.graphs.reference_session import model_of, model_session
 from engine_build.precision.casts import InlineWeights
 from engine_build.precision.int8 import (
@@ -53,31 +53,23 @@ WHICH = "quantized"
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_DECIDED: dict[tuple[str, str, bool], Quantization] = {}
-
 
 def quantization_for(
     target: str, precision: str, bundle: Bundle, graph: Graph, threads: int = 0
 ) -> Quantization | None:
     """Which products of a bundle's decoder a target runs in 8 bits; None for a precision that needs no such decision.
 
-    Decided once per graph and process. Raises BuildError.
+    It takes minutes: callers keep it. Raises BuildError.
     """
     by_token = target == "cpu" and precision == "int8"
     if not by_token and (target not in PLAN_TARGETS or precision not in EIGHT_BITS):
         return None
-    key = (graph.sha256, precision, by_token)
-    if key not in _DECIDED:
-        recipe: EightBits = "fp8" if precision == "fp8" else "int8"
-        steps = steps_of(graph)
-        states = list(calibration_states(bundle, graph, steps=steps, threads=threads))
-        probes = [middle(bundle, state, PROBED_FRAMES) for state in _probed(states, steps)]
-        _DECIDED[key] = (
-            quantization_by_token(graph, probes, threads=threads)
-            if by_token
-            else quantization_of(graph, recipe, states, probes, threads=threads)
-        )
-    return _DECIDED[key]
+    steps = steps_of(graph)
+    states = list(calibration_states(bundle, graph, steps=steps, threads=threads))
+    probes = [middle(bundle, state, PROBED_FRAMES) for state in _probed(states, steps)]
+    if by_token:
+        return quantization_by_token(graph, probes, threads=threads)
+    return quantization_of(graph, "fp8" if precision == "fp8" else "int8", states, probes, threads=threads)
 
 
 def quantization_of(
@@ -171,7 +163,7 @@ def _observed(
     shapes = {tensor.name: tuple(tensor.dims) for tensor in view.model.graph.initializer}
     shapes |= {name: tuple(found[0][f"{name}/shape"].tolist()) for name in [*values, *results]}
     peaks = {name: max(float(item[f"{name}/peak"]) for item in found) for name in values}
-    work = {node_name(view.nodes[i]): product_flops(view.nodes[i], shapes) for i in places}
+    work = {node_name(view.nodes[i]): node_flops(view.nodes[i], shapes) for i in places}
     total = max(sum(work.values()), 1)
     return peaks, {name: flops / total for name, flops in work.items()}
 

@@ -17,7 +17,7 @@ from engine_build.config import KINDS, ROWS_VARIANTS, RTX_OPTIONS, TENSORRT_OPTI
 from engine_build.reports.console import size
 from engine_build.reports.device_memory import MemoryPart
 from engine_build.specs.engine_spec import Range
-from engine_build.specs.shape_ranges import adapted_ranges, decoder_ranges, tick_ranges
+from engine_build.specs.engine_specs import adapted_ranges, decoder_ranges, tick_ranges
 from runtime.base.errors import TickError
 from runtime.commands.terminal import print_line
 from runtime.config.deployment import Deployment
@@ -27,7 +27,7 @@ from runtime.engines.adapters import ADAPTED_DECODER
 SHOWN_OPTIONS = {
     "tensorrt": ("precision", *TENSORRT_OPTIONS, "timing_cache"),
     "tensorrt-rtx": ("precision", *RTX_OPTIONS),
-    "cuda": ("precision", "tf32", "optimization"),
+    "cuda": ("precision", "optimization"),
 }
 LETTERS = {
     "R": "rows", "S": "slots", "T": "frames", "L": "tokens", "K": "conditions", "N": "negatives", "W": "samples",

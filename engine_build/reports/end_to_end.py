@@ -6,21 +6,21 @@ import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from engine_build.compile.builder import build_deployment
-from engine_build.graphs.axis_names import decoder_graph
+from engine_build.graphs.graph_file import decoder_graph
 from engine_build.precision.error import write_emulated
+from engine_build.precision.quantization import Quantization
 from engine_build.precision.recipe import RecipeName, without_kernel
-from engine_build.precision.sensitivity import quantization_for
-from engine_build.reports.mel_bands import mel_bands
 from engine_build.shipping import copy_bundle
-from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
@@ -49,6 +49,14 @@ tolerance = 0.5
 optimization = "basic"
 step_variants = ["guidance"]
 """
+
+
+FloatArray = npt.NDArray[np.float32]
+Values = npt.NDArray[np.float64]
+SAMPLE_RATE_HZ: Final = 48_000
+SIZE: Final = 2048
+HOP: Final = 960
+NUM_MELS: Final = 40
 
 
 @dataclass(frozen=True)
@@ -89,17 +97,20 @@ def compare_end_to_end(
     prompts: Sequence[str],
     *,
     target: str = "tensorrt",
+    quantization: Quantization | None = None,
     seed: int = 0,
     steps: int | None = None,
 ) -> EndToEndComparison:
     """Generate every prompt twice, with seeds `seed`, `seed + 1` and so on. Raises BuildError, EngineError.
+
+    quantization: of 8 bits, by quantization_for.
 
     Both run the step, rows and text_encoder engines of the target cpu; only the decoder differs, which is that of
     `target`, emulated. The engines are built in a temporary folder.
     """
     with TemporaryDirectory() as scratch:
         names: tuple[RecipeName, RecipeName] = ("fp32", recipe)
-        paths = [_copy(deployment, Path(scratch) / name, name, target) for name in names]
+        paths = [_copy(deployment, Path(scratch) / name, name, target, quantization) for name in names]
         exact, exact_audio = _generate(paths[0], prompts, seed, steps)
         # Only the decoder's graph differs, so the build reuses the other engines.
         shutil.copytree(load_deployment(paths[0]).engines, load_deployment(paths[1]).engines)
@@ -107,16 +118,15 @@ def compare_end_to_end(
         return EndToEndComparison(exact, rounded, list(zip(exact_audio, rounded_audio, strict=True)))
 
 
-def _copy(deployment: Deployment, folder: Path, recipe: RecipeName, target: str) -> Path:
+def _copy(
+    deployment: Deployment, folder: Path, recipe: RecipeName, target: str, quantization: Quantization | None
+) -> Path:
     """Write a deployment with a copy of the bundle whose decoder is the emulated recipe."""
     copied = copy_bundle(deployment.bundle, folder / "bundle")
-    bundle = load_bundle(deployment.bundle)
-    graph = decoder_graph(bundle)
+    bundle = deployment.loaded_bundle
     if recipe != "fp32":
         path, without = copied / bundle.decoder.graph, without_kernel(target, recipe)
-        write_emulated(
-            graph, recipe, path, without=without, quantization=quantization_for(target, recipe, bundle, graph)
-        )
+        write_emulated(decoder_graph(bundle), recipe, path, without=without, quantization=quantization)
     path = folder / "end_to_end.toml"
     latents, tokens = bundle.latents, deployment.max_tokens
     path.write_text(
@@ -133,9 +143,10 @@ def _copy(deployment: Deployment, folder: Path, recipe: RecipeName, target: str)
 
 def _generate(path: Path, prompts: Sequence[str], seed: int, steps: int | None) -> tuple[Latents, list[Latents]]:
     """Latents of all prompts, and the audio of each."""
-    build_deployment(load_deployment(path))
+    deployment = load_deployment(path)
+    build_deployment(deployment)
     options: dict[str, Any] = {} if steps is None else {"steps": steps}
-    with open_pipeline(load_deployment(path)) as pipeline:
+    with open_pipeline(deployment) as pipeline:
         requests = [pipeline.request(prompt, seed=seed + index, **options) for index, prompt in enumerate(prompts)]
         latents = _finished(pipeline, [replace(request, id=str(index)) for index, request in enumerate(requests)])
         return latents, [pipeline.codec.decode(item) for item in latents] if pipeline.codec is not None else []
@@ -160,3 +171,30 @@ def _finished(pipeline: Pipeline, requests: Sequence[GenerationRequest]) -> Late
         if isinstance(event, Failed):
             raise event.error
     return np.stack([event.latents for event in events if isinstance(event, Finished)])
+
+
+def mel_bands(audio: FloatArray) -> Values:
+    """Energy `[frames, NUM_MELS]`, 50 frames a second."""
+    bands: Values = spectrogram(audio, SIZE, HOP) @ _mel_weights() / SIZE
+    return bands
+
+
+@cache
+def _mel_weights() -> Values:
+    """Triangles `[bins, NUM_MELS]` at equal distances in mel from 40 Hz to 12 kHz (O'Shaughnessy's formula)."""
+    low_mel, high_mel = 2595 * np.log10(1 + np.array([40.0, 12_000.0]) / 700)
+    edges = 700 * (10 ** (np.linspace(float(low_mel), float(high_mel), NUM_MELS + 2) / 2595) - 1)
+    frequencies = np.fft.rfftfreq(SIZE, 1 / SAMPLE_RATE_HZ)[:, None]
+    low, peak, high = edges[:-2], edges[1:-1], edges[2:]
+    triangles: Values = np.maximum(
+        0.0, np.minimum((frequencies - low) / (peak - low), (high - frequencies) / (high - peak))
+    )
+    return triangles
+
+
+def spectrogram(audio: FloatArray, size: int, hop: int) -> Values:
+    """Power `[frames, size // 2 + 1]` of the mono mix, Hann window."""
+    mono = np.pad(audio.mean(axis=1, dtype=np.float64), (0, max(0, size - len(audio))))
+    frames = np.lib.stride_tricks.sliding_window_view(mono, size)[::hop] * np.hanning(size)
+    power: Values = np.square(np.abs(np.fft.rfft(frames, axis=1)))
+    return power

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from engine_build.compile.engine_folder import PARTIAL_SUFFIX, lock_of, locked
+from engine_build.compile.engine_folder import PARTIAL_SUFFIX, TIMING_CACHE_FOLDER, TIMING_CACHE_SUFFIX, lock_of, locked
 from engine_build.compile.environment import BuildEnvironment
-from engine_build.compile.timing_cache import TIMING_CACHE_FOLDER, TIMING_CACHE_SUFFIX
 from runtime.base.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 from runtime.base.folders import own_entries
 from runtime.config.deployment import Deployment
@@ -69,7 +68,7 @@ class InventoryEntry:
 
 
 @dataclass(frozen=True)
-class RemovalPlan:
+class Removal:
     """The files and folders that `clean` removes, and their size."""
 
     paths: tuple[Path, ...]
@@ -143,7 +142,7 @@ def engine_folders(deployment: Deployment, target: Target | None) -> list[tuple[
     return [(name, folder) for name, folder in folders if folder.is_dir()]
 
 
-def removal_plan(deployment: Deployment, target: Target | None, *, timing_cache: bool = False) -> RemovalPlan:
+def removal(deployment: Deployment, target: Target | None, *, timing_cache: bool = False) -> Removal:
     """What `clean` removes: engines with a manifest, kernels that were compiled for them, leftovers of killed builds.
 
     Other files stay.
@@ -154,24 +153,24 @@ def removal_plan(deployment: Deployment, target: Target | None, *, timing_cache:
     paths += [path for each in folders for path in sorted(each.parent.glob(f"{each.name}.*{KERNELS_SUFFIX}*"))]
     if timing_cache:
         paths += sorted((deployment.engines / TIMING_CACHE_FOLDER).glob(f"*{TIMING_CACHE_SUFFIX}*"))
-    return RemovalPlan(tuple(paths), sum(_size(path) for path in paths))
+    return Removal(tuple(paths), sum(_size(path) for path in paths))
 
 
-def clean(deployment: Deployment, target: Target | None, *, timing_cache: bool = False) -> RemovalPlan:
+def clean(deployment: Deployment, target: Target | None, *, timing_cache: bool = False) -> Removal:
     """Remove them, and folders that are empty then. Raises BuildError while a build is running."""
-    plan = removal_plan(deployment, target, timing_cache=timing_cache)
+    found = removal(deployment, target, timing_cache=timing_cache)
     folders = [folder for _, folder in engine_folders(deployment, target)]
     for folder in folders:
         with locked(folder):
-            for path in plan.paths:
+            for path in found.paths:
                 if path.parent == folder:
                     _remove(path)
-    for path in (*plan.paths, *map(lock_of, folders)):
+    for path in (*found.paths, *map(lock_of, folders)):
         _remove(path)
     for folder in (*folders, deployment.engines / TIMING_CACHE_FOLDER, deployment.engines):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
-    return plan
+    return found
 
 
 def _built_files(folder: Path) -> Iterator[Path]:

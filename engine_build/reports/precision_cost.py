@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from engine_build.graphs.axis_names import decoder_graph
+from engine_build.graphs.graph_file import decoder_graph
 from engine_build.precision.error import RecipeError, recipe_error
 from engine_build.precision.node_rules import NODE_RULES
 from engine_build.precision.quantization import Quantization
@@ -21,7 +21,7 @@ from engine_build.reports.end_to_end import compare_end_to_end
 from runtime.commands.command_line import CommandLine, Config
 from runtime.commands.task_progress import TaskProgress
 from runtime.commands.terminal import Terminal, cells
-from runtime.config.bundle import load_bundle
+from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.targets import Target
 
@@ -63,19 +63,21 @@ def precision(
     with TaskProgress([1.0] * len(recipe) * (2 if end_to_end else 1)) as progress:
         for name in (option.value for option in recipe):
             with progress.task(name):
-                reports.append(_measure(deployment, name, target, nodes))
+                bundle = deployment.loaded_bundle
+                decided = quantization_for(target, name, bundle, decoder_graph(bundle))
+                reports.append(_measure(bundle, name, target, nodes, decided))
             if end_to_end:
                 with progress.task(f"{name}, whole generations"):
-                    reports.append(_measure_end_to_end(deployment, name, target, end_to_end))
+                    reports.append(_measure_end_to_end(deployment, name, target, end_to_end, decided))
     for line in (line for report in reports for line in report):
         console.print(line)
 
 
-def _measure(deployment: Deployment, recipe: RecipeName, target: str, every_node: bool) -> list[Table | str]:
-    bundle = load_bundle(deployment.bundle)
+def _measure(
+    bundle: Bundle, recipe: RecipeName, target: str, every_node: bool, decided: Quantization | None
+) -> list[Table | str]:
     graph = decoder_graph(bundle)
     feeds = list(decoder_sample_states(bundle, graph))
-    decided = quantization_for(target, recipe, bundle, graph)
     found = recipe_error(graph, recipe, feeds, without=without_kernel(target, recipe), quantization=decided)
     lines: list[Table | str] = []
     if every_node:
@@ -121,9 +123,11 @@ def error_rows(times: Iterable[float], found: RecipeError) -> list[tuple[str, ..
     return [(f"{t:.3f}", f"{largest:.2e}", f"{rms:.2e}") for t, largest, rms in figures]
 
 
-def _measure_end_to_end(deployment: Deployment, recipe: RecipeName, target: str, count: int) -> list[Table | str]:
+def _measure_end_to_end(
+    deployment: Deployment, recipe: RecipeName, target: str, count: int, decided: Quantization | None
+) -> list[Table | str]:
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(count)]
-    found = compare_end_to_end(deployment, recipe, prompts, target=target)
+    found = compare_end_to_end(deployment, recipe, prompts, target=target, quantization=decided)
     sound = [f"{distance:.2f} dB" for distance in found.mel_db] or [""] * count
     rows = [(*row, f"{error:.2e}") for row, error in zip(zip(prompts, sound, strict=True), found.rms_rel, strict=True)]
     title = "end to end: difference of mel spectra, and of latents over their standard deviation"

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from engine_build.graphs.graph_file import graph_of, read_graph
 from engine_build.graphs.planner_graph import sampler_graph
-from engine_build.graphs.tensor_roles import IN_PLACE, Port, check_free, check_ports
-from engine_build.specs.engine_spec import EngineSpec, Range, Sizes
+from engine_build.specs.engine_spec import IN_PLACE, EngineSpec, Port, Range, Sizes, check_free, check_ports
 from runtime.base.errors import BuildError
 from runtime.config.bundle import Bundle
 from runtime.config.planner import PlannerGraphSpec, PlannerInputs, PlannerSpec

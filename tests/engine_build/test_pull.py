@@ -90,16 +90,20 @@ def test_what_it_takes_is_said_first_and_without_a_terminal_nothing_begins(
 def test_the_figures_grow_with_the_model(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = select(f"{REPOSITORY}/{DECODER}", acestep_files)
     sizes = {name: size * 1000 for name, size in chosen.sizes.items()}  # 10 GB
-    large = pull.plan(type(chosen)(chosen.repository, DECODER, sizes, tuple(sizes)), tmp_path, "cpu", is_exported=False)
+    large = pull.cost_lines(
+        type(chosen)(chosen.repository, DECODER, sizes, tuple(sizes)), tmp_path, "cpu", is_exported=False
+    )
     assert (
         "disk: up to 50.0 GB (10.0 GB to download, up to 20.0 GB for the bundle, up to 20.0 GB for engines)" in large[0]
     )
     assert "memory: up to 12.3 GB" in large[1]  # 0.9 + 0.95 * 12
     assert "13 minutes to download at 100 Mbit/s, 8 minutes to export, 3 minutes to build" in large[2]
-    exported = pull.plan(type(chosen)(chosen.repository, DECODER, sizes, ()), tmp_path, "tensorrt", is_exported=True)
+    exported = pull.cost_lines(
+        type(chosen)(chosen.repository, DECODER, sizes, ()), tmp_path, "tensorrt", is_exported=True
+    )
     assert "disk: up to 10.0 GB (up to 10.0 GB for engines)" in exported[0]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
-    assert "which may not be enough" in pull.plan(chosen, tmp_path, "cpu", is_exported=False)[0]
+    assert "which may not be enough" in pull.cost_lines(chosen, tmp_path, "cpu", is_exported=False)[0]
 
 
 def test_another_models_bundle_is_not_replaced(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

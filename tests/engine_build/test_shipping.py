@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from engine_build.cli import app
 from engine_build.compile import builder, targets
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import check_rebuilds
-from engine_build.config import load_request
+from engine_build.config import BuildConfig
+from engine_build.request import BuildRequest, load_request
 from engine_build.shipping import check_shippable, copy_bundle, ship
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError, ConfigError, EngineNotBuiltError
@@ -41,8 +41,7 @@ def path(tmp_path: Path) -> Path:
 def built(path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
     """Engines for tensorrt-rtx; ONNX Runtime compiles them."""
     monkeypatch.setitem(targets.COMPILERS, "tensorrt-rtx", targets.COMPILERS["cpu"])
-    monkeypatch.setattr(builder, "build_environment", lambda *about: ELSEWHERE)
-    builder.build(load_request(path), target="tensorrt-rtx")
+    builder.build(load_request(path), target="tensorrt-rtx", environment=ELSEWHERE)
     return load_deployment(path)
 
 
@@ -147,8 +146,8 @@ def test_every_file_that_a_bundle_names_goes_along(tmp_path: Path, inside: bool)
     }
     shutil.rmtree(tmp_path / "one")
     found = load_bundle(copied)
-    deployment = tiny_deployment(tmp_path / "three", conditions=True)
-    request = replace(load_request(deployment), bundle=found)
+    deployment = load_deployment(tiny_deployment(tmp_path / "three", conditions=True))
+    request = BuildRequest(deployment.model_copy(update={"bundle": copied}), BuildConfig())
     assert {spec.kind for spec in engine_specs(request)} >= {"decoder", "codec_decode", "lyric_encoder", "planner"}
     assert found.silence(1).shape == (1, 8)
     assert found.null_condition() is not None

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from engine_build.cli import app
 from engine_build.compile.builder import build_deployment
 from engine_build.compile.environment import probe_environment
-from engine_build.config import load_request, read_options
+from engine_build.request import load_request, read_options
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.engine import run_once

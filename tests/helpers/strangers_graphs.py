@@ -606,7 +606,6 @@ STRANGERS: dict[str, Stranger] = {
     "float16 outside": refused("init", "is float16, expected float32", lambda: whole_in(FLOAT16)),
     "bfloat16 outside": refused("init", "is bfloat16, expected float32", lambda: whole_in(BFLOAT16)),
     "8 bits already": works(quantized),
-    "weights above the limit of a file": works(plain, build="inline_limit_bytes = 0\n"),
     # names
     "spaces in names": works(every_name("the {} of a block")),
     "line breaks in names": works(every_name("a\n{}\r\n|b")),

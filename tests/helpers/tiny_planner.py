@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph
+from engine_build.graphs.planner_graph import Qwen3Sizes, cache_names, planner_graph
 from runtime.config.explain import validated
 from runtime.config.plan_spec import KEYS
 from runtime.config.planner import PlannerSpec
@@ -119,7 +119,7 @@ def save_planner(
     """
     if draft:
         save_draft(folder / "planner_draft.onnx", capacity)
-    onnx.save(planner_graph(PlannerSizes.of(CONFIG), capacity, tiny_weights(seed).__getitem__), folder / "planner.onnx")
+    onnx.save(planner_graph(Qwen3Sizes.of(CONFIG), capacity, tiny_weights(seed).__getitem__), folder / "planner.onnx")
     (word_tokenizer() if plan else byte_tokenizer()).save(str(folder / "planner_tokenizer.json"))
     toml = planner_toml(capacity, window, thinking=thinking and not plan, draft=draft)
     lines = _toml_lines(PLAN if plan is True else plan or {})
@@ -129,7 +129,7 @@ def save_planner(
 def save_draft(path: Path, capacity: int) -> None:
     """Write the graph of `[planner.draft]`."""
     weights = tiny_weights(1, DRAFT_CONFIG)
-    onnx.save(planner_graph(PlannerSizes.of(DRAFT_CONFIG), capacity, weights.__getitem__), path)
+    onnx.save(planner_graph(Qwen3Sizes.of(DRAFT_CONFIG), capacity, weights.__getitem__), path)
 
 
 def planner_toml(capacity: int, window: int, *, thinking: bool, draft: bool) -> str:

@@ -17,8 +17,8 @@ from helpers.factories import TinySpec, tiny_codec_decode, tiny_decoder, tiny_de
 from typer.testing import CliRunner
 
 from engine_build.cli import app as build
-from engine_build.config import load_request
 from engine_build.graphs.step_graph import step_graph
+from engine_build.request import load_request
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import TickError
 from runtime.config.deployment import load_deployment

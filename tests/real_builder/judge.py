@@ -27,9 +27,10 @@ from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import RebuildDecision, check_rebuilds, preparation_shapes
 from engine_build.compile.targets import COMPILERS, BuildTask
 from engine_build.compile.worker import BuildLog, Worker
-from engine_build.config import EIGHT_BITS, FP8_CAPABILITIES, KINDS, BuildRequest, PerKind, Precision, load_request
+from engine_build.config import EIGHT_BITS, FP8_CAPABILITIES, KINDS, PerKind, Precision
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.tensorrt_preparation import prepared
+from engine_build.request import BuildRequest, load_request
 from runtime.base.errors import BuildError
 from runtime.config.targets import Target
 from runtime.engines.manifest import write_atomically

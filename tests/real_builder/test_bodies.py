@@ -10,11 +10,11 @@ import pytest
 from helpers.graphs_with_bodies import FRAMES, C, graph_with_bodies
 from real_builder.judge import TARGET, need_builder
 
-from engine_build.compile.tasks import build_plan
-from engine_build.compile.worker import BuildLog, PlanRequest, Worker
+from engine_build.compile.tasks import compile_engine
+from engine_build.compile.worker import BuildLog, CompileRequest, Worker
 from engine_build.config import RTX_OPTIONS, BuildConfig
 from engine_build.graphs.plain_graph import plain
-from engine_build.graphs.tensorrt_preparation import prepare
+from engine_build.graphs.tensorrt_preparation import prepare_model
 from engine_build.precision.recipe import apply_recipe
 from runtime.base.errors import BuildError
 
@@ -49,9 +49,9 @@ def build(model: onnx.ModelProto, recipe: str, worker: Worker, tmp_path: Path) -
     options = BuildConfig().of("decoder").model_dump(mode="json", include=set(RTX_OPTIONS))
     shapes = [{"latents": (rows, FRAMES, C), "time": (rows,)} for rows in ROWS[1:]]
     graph = tmp_path / "graph.onnx"
-    onnx.save(prepare(RECIPES[recipe](plain(model)), shapes), graph)
-    request = PlanRequest(TARGET, str(graph), graph, tmp_path / "plan", options, [PROFILE], threads=1)
-    worker.run(build_plan, request, BuildLog())
+    onnx.save(prepare_model(RECIPES[recipe](plain(model)), shapes), graph)
+    request = CompileRequest(TARGET, str(graph), graph, tmp_path / "plan", options, [PROFILE], threads=1)
+    worker.run(compile_engine, request, BuildLog())
 
 
 def test_nesting_that_it_does_not_build_is_named(worker: Worker, tmp_path: Path) -> None:

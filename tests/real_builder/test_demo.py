@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.building import build_engine
 from helpers.paths import DEMO
 from real_builder.judge import build_once, decisions_of, judge, need_builder
 
-from engine_build.compile.builder import build_engine
 from engine_build.compile.environment import build_environment
-from engine_build.compile.worker import BuildLog, OnLog, PlanRequest, Task, Worker
+from engine_build.compile.worker import BuildLog, CompileRequest, OnLog, Task, Worker
 from runtime.base.errors import BuildError
 
 ENGINES = 31
@@ -56,16 +56,16 @@ def test_a_portable_decoder_in_int8_has_its_error_and_what_is_not_in_8_bits_in_i
     assert len(kept) < 20
 
 
-def build_attention_as_it_is(request: PlanRequest, cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:
-    """Task: as tasks.build_plan, but attention may not be decomposed."""
-    from engine_build.compile.tasks import build_plan
+def build_attention_as_it_is(request: CompileRequest, cancelled: threading.Event, on_log: OnLog) -> dict[str, Any]:
+    """Task: as tasks.compile_engine, but attention may not be decomposed."""
+    from engine_build.compile.tasks import compile_engine
     from runtime.engines.tensorrt.binding import bind
 
     bind(request.target)
     from engine_build.compile import tensorrt_compiler
 
     tensorrt_compiler._let_attention_decompose = lambda network: None
-    return build_plan(request, cancelled, on_log)
+    return compile_engine(request, cancelled, on_log)
 
 
 class Unchanged(Worker):

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from real_builder.judge import TARGET, need_builder
 
-from engine_build.compile.tasks import build_plan
-from engine_build.compile.worker import BuildLog, PlanRequest, Worker
+from engine_build.compile.tasks import compile_engine
+from engine_build.compile.worker import BuildLog, CompileRequest, Worker
 from engine_build.config import RTX_OPTIONS, BuildConfig
 from engine_build.graphs.tensorrt_rules import doubts, problems
 from engine_build.precision.node_rules import LAYOUT, POINTWISE
@@ -165,9 +165,9 @@ def refusal(case: Case, worker: Worker, folder: Path) -> str:
     options = chosen | {"strict_nans": False}
     shapes = {name: given[1] for name, given in case.inputs.items() if isinstance(given, tuple)}
     profile = {name: " ".join("x".join(map(str, at(shape, end))) for end in range(3)) for name, shape in shapes.items()}
-    request = PlanRequest(TARGET, case.name, path, folder / "plan", options, [profile], threads=1)
+    request = CompileRequest(TARGET, case.name, path, folder / "plan", options, [profile], threads=1)
     try:
-        worker.run(build_plan, request, BuildLog())
+        worker.run(compile_engine, request, BuildLog())
     except BuildError as error:
         if "build process ended" in error.what:  # a fault of ours
             raise

@@ -16,7 +16,7 @@ from helpers.factories import tiny_deployment
 from real_builder.judge import TARGET, need_builder, release
 from simulator.fixture import SITE
 
-from engine_build.compile.worker import BuildLog, OnLog, PlanRequest, Worker
+from engine_build.compile.worker import BuildLog, CompileRequest, OnLog, Worker
 from engine_build.config import RTX_CAPABILITIES, RTX_OPTIONS, BuildConfig
 from runtime.engines.tensorrt.binding import bind
 
@@ -29,7 +29,7 @@ def configuration(options: dict[str, Any], cancelled: threading.Event, on_log: O
 
     from engine_build.compile import tensorrt_compiler as compiler
 
-    request = PlanRequest(TARGET, "graph", Path("graph"), Path("plan"), options, [])
+    request = CompileRequest(TARGET, "graph", Path("graph"), Path("plan"), options, [])
     config = compiler._configured(compiler.trt.Builder(compiler.Log(on_log)), request)
     found = [config.get_compute_capability(index).name for index in range(config.num_compute_capabilities)]
     return {"capabilities": found, "flags": compiler._flag_names(config)}

@@ -30,7 +30,7 @@ from engine_build.export.acestep.planner_text import (
 )
 from engine_build.export.stored_tensors import AGAIN, StoredTensor, fill, stored_tensors, without_weights
 from engine_build.export.torch_export import open_without_copies, quiet, release
-from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph
+from engine_build.graphs.planner_graph import Qwen3Sizes, cache_names, planner_graph
 from engine_build.precision.casts import FileWeights
 from runtime.base.errors import BuildError, ConfigError
 from runtime.base.folders import own_entries
@@ -82,7 +82,7 @@ class PlannerSource(Protocol):
     def fingerprint(self) -> str:
         """A hash of everything that is read."""
 
-    def tables(self, sizes: PlannerSizes, folder: Path) -> dict[str, Any]:
+    def tables(self, sizes: Qwen3Sizes, folder: Path) -> dict[str, Any]:
         """The tables of `[planner]`; writes the tokenizer, where there is one, into the bundle's folder."""
 
 
@@ -92,7 +92,7 @@ class PlannerFolder:
     def __init__(self, folder: Path) -> None:
         try:
             self.config: dict[str, Any] = from_json(plain_utf8((folder / "config.json").read_bytes()))
-            PlannerSizes.of(self.config)
+            Qwen3Sizes.of(self.config)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{folder} is not a language model in Qwen3's layout: {error!r}",
@@ -114,7 +114,7 @@ class PlannerFolder:
         weights = sorted({tensor.file for tensor in self.tensors.values()})
         return hashlib.sha256("".join(map(file_sha256, [*files, *weights])).encode()).hexdigest()
 
-    def tables(self, sizes: PlannerSizes, folder: Path) -> dict[str, Any]:
+    def tables(self, sizes: Qwen3Sizes, folder: Path) -> dict[str, Any]:
         """With the prompts as the tokenizer's chat template writes them. Raises ConfigError."""
         self._tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))
         codes = _codes(self._tokenizer.get_added_vocab())
@@ -186,7 +186,7 @@ class RandomPlanner:
         """The values that the weights depend on."""
         return repr((self.config, sorted(self.tensors.items())))
 
-    def tables(self, sizes: PlannerSizes, folder: Path) -> dict[str, Any]:
+    def tables(self, sizes: Qwen3Sizes, folder: Path) -> dict[str, Any]:
         """Without a tokenizer and without thinking."""
         prompts = {"codes": chat_prompts(plain_chat)["codes"]}
         return planner_tables(sizes, _capacity(self.config), self._codes, self._end_token, prompts)
@@ -204,7 +204,7 @@ def export_planner(source: PlannerSource, folder: Path, num_codes: int | None = 
 
     num_codes: the codes that the bundle's structure has. Raises BuildError where the graph differs from its module.
     """
-    sizes = PlannerSizes.of(source.config)
+    sizes = Qwen3Sizes.of(source.config)
     tables = source.tables(sizes, folder)
     if num_codes is not None and tables["planner.codes"]["groups"][0]["count"] > num_codes:
         tables["planner.codes"]["groups"][0]["count"] = num_codes
@@ -217,12 +217,12 @@ def export_draft(source: PlannerSource, folder: Path, capacity: int) -> dict[str
 
     Raises BuildError where the graph differs from its module.
     """
-    sizes = PlannerSizes.of(source.config)
+    sizes = Qwen3Sizes.of(source.config)
     _export_graph(source, sizes, capacity, folder / DRAFT)
     return draft_tables(sizes, capacity)
 
 
-def _export_graph(source: PlannerSource, sizes: PlannerSizes, capacity: int, path: Path) -> None:
+def _export_graph(source: PlannerSource, sizes: Qwen3Sizes, capacity: int, path: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, sizes.vocabulary, (1, _CHECKED_TOKENS))
     expected = module_logits(source, tokens)
 
@@ -252,7 +252,7 @@ def module_logits(source: PlannerSource, tokens: NDArray[np.int64]) -> NDArray[n
     return logits
 
 
-def graph_logits(path: Path, sizes: PlannerSizes, capacity: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+def graph_logits(path: Path, sizes: Qwen3Sizes, capacity: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     """What the graph gives for the same tokens."""
     count = tokens.shape[1]
     cache = np.zeros((1, sizes.kv_heads, capacity, sizes.head_width), np.float32)

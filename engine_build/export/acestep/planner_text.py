@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from engine_build.graphs.planner_graph import PlannerSizes, cache_names
+from engine_build.graphs.planner_graph import Qwen3Sizes, cache_names
 
 PLANNER: Final = "planner.onnx"
 DRAFT: Final = "planner_draft.onnx"
@@ -41,7 +41,7 @@ THINKING, NO_THINKING = "<think>\n{thinking}\n</think>", "<think>\n</think>"
 
 
 def planner_tables(
-    sizes: PlannerSizes,
+    sizes: Qwen3Sizes,
     capacity: int,
     codes: Mapping[str, int],
     end_token: int,
@@ -62,12 +62,12 @@ def planner_tables(
     return tables
 
 
-def draft_tables(sizes: PlannerSizes, capacity: int) -> dict[str, Any]:
+def draft_tables(sizes: Qwen3Sizes, capacity: int) -> dict[str, Any]:
     """The tables of `[planner.draft]`."""
     return _graph_tables("planner.draft", DRAFT, sizes, capacity)
 
 
-def _graph_tables(name: str, graph: str, sizes: PlannerSizes, capacity: int) -> dict[str, Any]:
+def _graph_tables(name: str, graph: str, sizes: Qwen3Sizes, capacity: int) -> dict[str, Any]:
     past, present = cache_names(sizes.layers)
     return {
         name: {"graph": graph, "capacity": capacity},

@@ -11,18 +11,18 @@ import pytest
 from helpers.factories import tiny_deployment
 from simulator.fixture import simulated, simulated_machine
 
-from engine_build.compile.builder import build_engine
+from engine_build.compile.builder import Build as EngineBuild
 from engine_build.compile.engine_folder import locked
 from engine_build.compile.environment import build_environment
 from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.compile.worker import BuildLog, Worker
-from engine_build.config import load_request
+from engine_build.request import load_request
 from runtime.engines.manifest import Manifest
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 
 Build = Callable[..., Manifest]
-Workers = Callable[[], AbstractContextManager[Worker | None]]
+Workers = Callable[[], AbstractContextManager[Worker]]
 
 
 @pytest.fixture(params=["10.16.1.11", "11.4.0.106"])
@@ -55,11 +55,12 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     with ExitStack() as stack:
 
         @contextmanager
-        def shared() -> Iterator[Worker | None]:
+        def shared() -> Iterator[Worker]:
             options = {name: value for name, value in os.environ.items() if name.startswith("SIMULATED_")}
             options.pop(simulated_machine.CHILDREN, None)
             if "SIMULATED_FAULTS" in options:
-                yield None
+                with Worker() as own:
+                    yield own
                 return
             key = tuple(sorted(options.items()))
             if key not in started:
@@ -82,6 +83,6 @@ def build_one(gpu: None, workers: Workers) -> Build:
         folder = request.deployment.engine_folder("tensorrt")
         with locked(folder), workers() as worker:
             decisions = {item.spec.name: item for item in check_rebuilds(request, "tensorrt", environment=environment)}
-            return build_engine(decisions[name], request, folder, environment, log, worker)
+            return EngineBuild(request, folder, environment, worker).build_engine(decisions[name], log)
 
     return build

@@ -22,8 +22,9 @@ from engine_build.compile import targets as compilers
 from engine_build.compile.builder import build, build_deployment
 from engine_build.compile.rebuild_check import RebuildDecision, check_rebuilds
 from engine_build.compile.targets import BuildTask
-from engine_build.config import ALL_STEP_FEATURES, load_request
+from engine_build.config import ALL_STEP_FEATURES
 from engine_build.graphs import reference_session
+from engine_build.request import load_request
 from runtime.base.errors import BuildError, EngineMismatchError
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
@@ -178,7 +179,6 @@ def test_other_ranges_rebuild_the_decoder(path: Path, folder: Path) -> None:
     [
         ('optimization = "basic"', "build.optimization is 'extended', wanted 'basic'"),
         ("tolerance = 1e-3", "build.tolerance is 0.0001, wanted 0.001"),
-        ("inline_limit_bytes = 100", "build.inline_limit_bytes is"),
     ],
 )
 def test_other_options_rebuild_everything(path: Path, folder: Path, option: str, reason: str) -> None:
@@ -229,8 +229,9 @@ def test_engines_that_are_no_longer_wanted_are_removed(path: Path, folder: Path)
     assert (folder / f"step.{ALL_STEP_FEATURES}.onnx").exists()
 
 
-def test_large_weights_go_into_a_data_file(path: Path) -> None:
-    path.write_text(path.read_text() + "inline_limit_bytes = 5000\n")
+def test_weights_of_a_data_file_go_into_another(path: Path) -> None:
+    graph = load_deployment(path).bundle / "codec_decode.onnx"
+    onnx.save(onnx.load(graph), graph, save_as_external_data=True, location="codec.data", size_threshold=1024)
     manifests = {manifest.name: manifest for manifest in build_deployment(load_deployment(path))}
     folder = load_deployment(path).engine_folder()
     assert set(manifests["codec_decode"].data_files) == {"codec_decode.onnx.data"}

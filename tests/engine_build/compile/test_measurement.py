@@ -13,9 +13,9 @@ from rich.console import Console
 
 from engine_build.compile import builder, targets
 from engine_build.compile.environment import BuildEnvironment
-from engine_build.config import load_request
 from engine_build.reports import inventory
 from engine_build.reports.console import ConsoleReport, print_entries, print_inspection
+from engine_build.request import load_request
 from runtime.base.errors import BuildError
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import manifest_path, measurement_path, read_manifest, read_measurement, write_manifest
@@ -39,10 +39,9 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     monkeypatch.setitem(targets.COMPILERS, "tensorrt-rtx", targets.COMPILERS["cpu"])
 
     def build(environment: BuildEnvironment, **more: Any) -> list[str]:
-        monkeypatch.setattr(builder, "build_environment", lambda *about: environment)
         text = io.StringIO()
         report = ConsoleReport(Console(file=text, width=300))
-        builder.build(load_request(path), target="tensorrt-rtx", report=report, **more)
+        builder.build(load_request(path), target="tensorrt-rtx", report=report, environment=environment, **more)
         report.summary("engines", 0.0)
         return text.getvalue().splitlines()
 

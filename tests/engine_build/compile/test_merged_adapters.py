@@ -13,12 +13,13 @@ from helpers.factories import tiny_deployment
 from onnx import numpy_helper
 
 from engine_build.compile import builder, targets
+from engine_build.compile.builder import with_merged_adapters
 from engine_build.compile.environment import BuildEnvironment
-from engine_build.compile.merged_adapters import with_merged_adapters
 from engine_build.compile.rebuild_check import RebuildDecision, check_rebuilds
-from engine_build.config import load_request
+from engine_build.compile.worker import Worker
 from engine_build.graphs.graph_file import Graph, read_graph
 from engine_build.precision import sensitivity
+from engine_build.request import load_request
 from runtime.base.errors import EngineMismatchError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
@@ -91,11 +92,14 @@ def test_8_bits_are_decided_on_the_decoder_that_has_the_adapters(
 
     monkeypatch.setattr(sensitivity, "quantization_for", note)
     request = load_request(path)
-    for name in DECODERS:
-        with with_merged_adapters(decisions(path)[name], request.deployment, tmp_path) as found:
-            builder._quantization(found, request, tmp_path)
+    with Worker() as worker:
+        current = builder.Build(request, tmp_path, ELSEWHERE, worker)
+        for name in DECODERS:
+            with with_merged_adapters(decisions(path)[name], request.deployment, tmp_path) as found:
+                current.quantization(found)
     base = read_graph(request.deployment.bundle / "decoder.onnx")
-    assert decided[0] == decided[1] != base.sha256
+    assert len(decided) == 1
+    assert decided[0] != base.sha256
 
 
 def test_only_the_decoders_depend_on_adapters_and_only_for_this_target(path: Path) -> None:
@@ -109,8 +113,7 @@ def test_a_decoder_with_other_adapters_is_stale_and_is_not_opened(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(targets.COMPILERS, "tensorrt-rtx", targets.COMPILERS["cpu"])
-    monkeypatch.setattr(builder, "build_environment", lambda *about: ELSEWHERE)
-    builder.build(load_request(path), target="tensorrt-rtx")
+    builder.build(load_request(path), target="tensorrt-rtx", environment=ELSEWHERE)
     assert {item.action for item in decisions(path).values()} == {"reuse"}
     deployment = load_deployment(path).model_copy(update={"target": "tensorrt-rtx"})
     with pytest.raises(EngineMismatchError, match=r"weights \(soft 0\.7\) than are asked for \(none\)") as caught:

@@ -16,7 +16,7 @@ from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
 from engine_build.compile.builder import build_deployment
-from engine_build.compile.onnxruntime_compiler import CUDA_OPSET, _data_values, lowered
+from engine_build.compile.onnxruntime_compiler import CUDA_OPSET, _data_values, at_cuda_opset
 from engine_build.config import STEP_VARIANTS, parse_variant
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.step_graph import step_graph
@@ -42,16 +42,16 @@ def opset(model: onnx.ModelProto) -> int:
 def test_every_graph_of_the_demo_can_be_lowered(name: str) -> None:
     model = onnx.load(ROOT / f"configs/demo/{name}.onnx")
     assert opset(model) > CUDA_OPSET
-    assert opset(lowered(model)) == CUDA_OPSET
+    assert opset(at_cuda_opset(model)) == CUDA_OPSET
     assert opset(model) > CUDA_OPSET, "the source was touched"
     for recipe in ("fp16", "bf16"):
         changed = apply_recipe(model, recipe, without=without_kernel("cuda", recipe))
-        assert opset(lowered(changed)) == CUDA_OPSET
+        assert opset(at_cuda_opset(changed)) == CUDA_OPSET
 
 
 @pytest.mark.parametrize("variant", STEP_VARIANTS)
 def test_every_step_graph_can_be_lowered(variant: str) -> None:
-    assert opset(lowered(step_graph(8, parse_variant(variant)))) == CUDA_OPSET
+    assert opset(at_cuda_opset(step_graph(8, parse_variant(variant)))) == CUDA_OPSET
 
 
 def test_lowering_changes_no_result() -> None:
@@ -64,7 +64,7 @@ def test_lowering_changes_no_result() -> None:
         for value in session.get_inputs()
     }
     feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
-    found = ort.InferenceSession(lowered(model).SerializeToString()).run(None, feeds)
+    found = ort.InferenceSession(at_cuda_opset(model).SerializeToString()).run(None, feeds)
     np.testing.assert_allclose(found[0], session.run(None, feeds)[0], atol=1e-6)
 
 
@@ -73,7 +73,7 @@ def test_a_graph_that_needs_a_later_opset_stays() -> None:
     x = graph.input("x", ("rows", 4))
     graph.output("y", graph.op("Gelu", x), ("rows", 4))
     model = graph.model()
-    assert lowered(model) == model
+    assert at_cuda_opset(model) == model
 
 
 def built(folder: Path, more: str = FEW) -> Deployment:
@@ -139,7 +139,7 @@ def test_what_is_computed_from_a_size_is_no_data() -> None:
 
 def test_tf32_is_for_decoders_not_for_the_solver(tmp_path: Path, machine: Machine) -> None:
     with simulated_provider(machine) as provider:
-        deployment = built(tmp_path, FEW + "tf32 = true\n")
+        deployment = built(tmp_path, FEW + 'precision = "tf32"\n')
     options = {session.label: session.provider_options["use_tf32"] for session in provider.sessions}
     assert options["decoder"] == "1"
     assert options["step.plain"] == options["rows.plain"] == "0"

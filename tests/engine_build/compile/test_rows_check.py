@@ -11,12 +11,11 @@ import pytest
 from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import TensorProto, helper
 
-from engine_build.compile import builder
 from engine_build.compile.builder import build
 from engine_build.compile.environment import BuildEnvironment
-from engine_build.compile.rows_check import check_rows
-from engine_build.config import load_request
+from engine_build.compile.graph_checks import check_rows
 from engine_build.graphs.graph_writer import GraphWriter
+from engine_build.request import load_request
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError, ConfigError
 
@@ -233,12 +232,11 @@ def test_graphs_of_independent_rows_are_taken(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "tensorrt", "tensorrt-rtx"])
-def test_every_target_refuses_before_it_builds(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_target_refuses_before_it_builds(target: str, tmp_path: Path) -> None:
     here = BuildEnvironment({target: "1.0"}, {}, cannot_run="there is no such device")
-    monkeypatch.setattr(builder, "build_environment", lambda *about: here)
     request = load_request(deployment(tmp_path, mean(0.1)))
     with pytest.raises(BuildError, match="depends on the rows beside it"):
-        build(request, target=target)  # type: ignore[arg-type]
+        build(request, target=target, environment=here)  # type: ignore[arg-type]
     assert not list(request.deployment.engine_folder(target).iterdir())  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ import pytest
 from helpers.factories import NOTES, TinySpec, tiny_bundle, tiny_deployment
 
 from engine_build.compile.builder import build_deployment
-from engine_build.compile.stems_check import check_stems
+from engine_build.compile.graph_checks import check_stems
 from engine_build.config import BuildConfig
 from runtime.base.errors import BuildError
 from runtime.config.bundle import load_bundle

@@ -146,7 +146,6 @@ def test_8_bits_without_a_product_in_them_are_named(
     path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch, precision: str, rest: str
 ) -> None:
     monkeypatch.setattr(sensitivity, "BUDGET", 0.0)
-    monkeypatch.setattr(sensitivity, "_DECIDED", {})
     log = BuildLog()
     build_one(with_option(path, f'precision = "{precision}"'), log=log)
     said = [line for line in log.summary() if "changes nothing" in line]

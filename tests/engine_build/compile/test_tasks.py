@@ -15,8 +15,8 @@ from onnx import helper, numpy_helper
 
 from engine_build.compile.tasks import RunRequest, _smaller, run_engine
 from engine_build.compile.verify import verify_outputs
-from engine_build.config import load_request
 from engine_build.graphs.reference_session import graph_session
+from engine_build.request import load_request
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError
 from runtime.config.deployment import load_deployment

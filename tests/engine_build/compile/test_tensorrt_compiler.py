@@ -18,15 +18,16 @@ from helpers.factories import cache_of, folder_of, with_option
 from onnx import helper
 from simulator.fixture import child_environment
 
-from engine_build.compile.builder import _build_and_try
+from engine_build.compile.builder import Build as EngineBuild
 from engine_build.compile.engine_folder import locked
 from engine_build.compile.environment import BuildEnvironment, build_environment
 from engine_build.compile.rebuild_check import NOISY, RebuildDecision, check_rebuilds
-from engine_build.compile.tasks import build_plan
-from engine_build.compile.worker import BuildLog, PlanRequest, Worker
-from engine_build.config import TENSORRT_OPTIONS, BuildConfig, load_request
+from engine_build.compile.tasks import compile_engine
+from engine_build.compile.worker import BuildLog, CompileRequest, Worker
+from engine_build.config import TENSORRT_OPTIONS, BuildConfig
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision import error
+from engine_build.request import load_request
 from runtime.base.errors import BuildError
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import Manifest, manifest_path
@@ -40,8 +41,8 @@ def faults(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
 
 
 def test_options_reach_the_builder(path: Path, version: str, build_one: Build) -> None:
-    with_option(path, 'refit = true\ntf32 = true\nversion_compatible = true\nverbosity = "detailed"')
-    with_option(path, 'hardware_compatibility = "ampere_plus"\nmax_aux_streams = 0\nworkspace_mib = 64')
+    with_option(path, 'refit = true\nprecision = "tf32"\nversion_compatible = true\nverbosity = "detailed"')
+    with_option(path, 'hardware_compatibility = "ampere_plus"\nworkspace_mib = 64')
     manifest = build_one(path)
     assert {"REFIT", "TF32", "VERSION_COMPATIBLE"} <= set(manifest.facts["flags"])
     assert manifest.device == {"arch": os.uname().machine}
@@ -124,11 +125,11 @@ def attention() -> GraphWriter:
 )
 def test_a_graph_is_built(gpu: None, tmp_path: Path, graph: GraphWriter, profile: dict[str, str]) -> None:
     onnx.save(graph.model(), tmp_path / "graph.onnx")
-    options = BuildConfig().of("decoder").model_dump(include=set(TENSORRT_OPTIONS))
-    request = PlanRequest("tensorrt", "graph", tmp_path / "graph.onnx", tmp_path / "graph.plan", options, [profile])
+    options = BuildConfig().of("decoder").model_dump(include=set(TENSORRT_OPTIONS)) | {"max_aux_streams": None}
+    request = CompileRequest("tensorrt", "graph", tmp_path / "graph.onnx", tmp_path / "graph.plan", options, [profile])
     with Worker() as worker:
-        worker.run(build_plan, request, BuildLog())
-    assert request.plan.stat().st_size > 0
+        worker.run(compile_engine, request, BuildLog())
+    assert request.engine.stat().st_size > 0
 
 
 @pytest.mark.shipped
@@ -186,7 +187,7 @@ def test_a_plan_that_ends_its_process_is_built_at_a_lower_level_and_that_is_reme
     log = BuildLog()
     with locked(folder), Worker() as worker:
         assert decoder().wanted.build["optimization_level"] == 3
-        manifest = _build_and_try(decoder(), request, folder, environment, worker, log)
+        manifest = EngineBuild(request, folder, environment, worker).build_and_try(decoder(), log)
     assert manifest.build["optimization_level"] == 1
     assert any("decoder at optimization level 3: the build process ended with signal" in line for line in log.summary())
     assert [(trial.level, bool(trial.crash)) for trial in read_trials(folder, "decoder")] == [(3, True), (1, False)]
@@ -205,6 +206,6 @@ def test_a_plan_that_ends_its_process_at_a_lower_level_too_is_named(
     with locked(folder), Worker() as worker:
         decoder = check_rebuilds(request, "tensorrt", environment=environment)[0]
         with pytest.raises(BuildError, match=r"engine 'decoder': .*signal SIGSEGV.*also at optimization level 1"):
-            _build_and_try(decoder, request, folder, environment, worker, BuildLog())
+            EngineBuild(request, folder, environment, worker).build_and_try(decoder, BuildLog())
         assert check_rebuilds(request, "tensorrt", environment=environment)[0].wanted.build["optimization_level"] == 0
     assert not manifest_path(folder, "decoder").exists()

@@ -6,15 +6,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers.building import build_engine
 from helpers.factories import tiny_deployment
 
-from engine_build.compile import threads
-from engine_build.compile.builder import build_engine
+from engine_build.compile import verify as threads
 from engine_build.compile.engine_folder import locked
 from engine_build.compile.environment import build_environment
 from engine_build.compile.rebuild_check import check_rebuilds
-from engine_build.compile.threads import ThreadTime, choose_threads
-from engine_build.config import load_request
+from engine_build.compile.verify import ThreadTime, choose_threads
+from engine_build.request import load_request
 from runtime.devices.machine import num_cores, num_physical_cores
 from runtime.engines.manifest import THREADS, Manifest
 

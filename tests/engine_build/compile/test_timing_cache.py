@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_build.compile.timing_cache import cache_path, read_cache, updating
+from engine_build.compile.engine_folder import cache_path, read_cache, updating
 from runtime.base.errors import BuildError
 
 

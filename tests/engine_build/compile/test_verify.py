@@ -14,7 +14,7 @@ from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import numpy_helper
 
 from engine_build.compile.verify import sample_inputs, verify
-from engine_build.config import load_request
+from engine_build.request import load_request
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from engine_build.compile import watchdog
-from engine_build.compile.watchdog import Watchdog, activity, available_bytes
+from engine_build.compile import worker as watchdog
+from engine_build.compile.worker import Watchdog, activity, available_bytes
 
 STALL_S = 10.0
 BUSY = "for _ in iter(int, 1): pass"

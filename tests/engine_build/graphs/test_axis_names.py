@@ -12,12 +12,19 @@ import pytest
 from helpers.factories import tiny_bundle, tiny_deployment
 from helpers.paths import DEMO
 
-from engine_build.config import load_request
-from engine_build.graphs.axis_names import decoder_graph, with_axis_names
-from engine_build.graphs.graph_file import Graph, graph_of, load_model, messages_of, read_graph
+from engine_build.graphs.graph_file import (
+    Graph,
+    decoder_graph,
+    graph_of,
+    load_model,
+    messages_of,
+    read_graph,
+    with_axis_names,
+)
 from engine_build.graphs.reference_session import exact_session
 from engine_build.new_bundle.probe import frame_counts
 from engine_build.new_bundle.roles import decoder_roles
+from engine_build.request import load_request
 from engine_build.specs import engine_specs as module
 from engine_build.specs.engine_specs import engine_specs
 

@@ -16,17 +16,17 @@ import pytest
 from helpers.graphs_with_bodies import FRAMES, C, graph_with_bodies
 from onnx import helper, numpy_helper
 
-from engine_build.compile.onnxruntime_compiler import lowered
+from engine_build.compile.onnxruntime_compiler import at_cuda_opset
 from engine_build.export.cleanup import tidy
 from engine_build.graphs.adapter_graph import adapter_graph
 from engine_build.graphs.cpu_graph import cpu_graph
 from engine_build.graphs.graph_file import graph_of
 from engine_build.graphs.graph_view import remove_unused
 from engine_build.graphs.plain_graph import plain
-from engine_build.graphs.tensorrt_preparation import prepare
+from engine_build.graphs.tensorrt_preparation import prepare_model
 from engine_build.graphs.tensorrt_rules import problems
 from engine_build.precision.casts import InlineWeights
-from engine_build.precision.emulation import emulated
+from engine_build.precision.error import emulated
 from engine_build.precision.recipe import apply_recipe, normalized_graph
 from engine_build.precision.sensitivity import quantization_by_token, quantization_of
 from runtime.base.errors import BuildError, ConfigError
@@ -108,9 +108,9 @@ EXACT: dict[str, Callable[[onnx.ModelProto], onnx.ModelProto]] = {
     "plain": lambda model: model,
     "unused": unused_removed,
     "exported": tidied,
-    "tensorrt": lambda model: prepare(model, shapes()),
+    "tensorrt": lambda model: prepare_model(model, shapes()),
     "cpu": cpu_graph,
-    "cuda": lowered,
+    "cuda": at_cuda_opset,
     "normalized": lambda model: normalized_graph(model, "bf16", InlineWeights()),
     "fp32": lambda model: apply_recipe(model, "fp32"),
     "adapters": with_adapters,

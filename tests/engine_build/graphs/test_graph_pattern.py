@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from engine_build.graphs.graph_pattern import Matcher, op
-from engine_build.graphs.graph_view import LARGEST_CONSTANT, is_small
+from engine_build.graphs.graph_view import LARGEST_CONSTANT, Matcher, is_small, op
 
 NODES = [
     helper.make_node("Mul", ["a", "two"], ["double"]),

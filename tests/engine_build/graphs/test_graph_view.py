@@ -12,9 +12,9 @@ from engine_build.graphs.graph_view import (
     LARGEST_CONSTANT,
     GraphView,
     is_small,
-    product_flops,
+    node_flops,
     product_values,
-    without_weights,
+    with_weights_as_inputs,
 )
 
 SHAPES = {
@@ -40,7 +40,7 @@ SHAPES = {
 )
 def test_work(operator: str, inputs: list[str], output: str, attributes: dict[str, Any], expected: int) -> None:
     node = helper.make_node(operator, inputs, [output], **attributes)
-    assert product_flops(node, SHAPES) == expected
+    assert node_flops(node, SHAPES) == expected
     assert set(product_values([node])) == ({*inputs, output} if expected else set())
     with_more = helper.make_node(operator, [*inputs, "bias"], [output, "state"], **attributes)
     assert product_values([with_more, node]) == product_values([node]), "of each value once, and of none beside"
@@ -57,7 +57,7 @@ def test_weights_are_left_out_and_values_keep_their_types(is_declared: bool) -> 
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT16, ("pairs", 2))
     graph = helper.make_graph(nodes, "graph", inputs, [output], [weight, sizes])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
-    bare = without_weights(model).graph
+    bare = with_weights_as_inputs(model).graph
     assert [tensor.name for tensor in bare.initializer] == ["sizes"]
     assert [value.name for value in bare.input] == ["x", "w"]
     assert GraphView(model).types == {"x": 10, "w": 10, "h": 10, "y": 10, "sizes": 7}

@@ -12,7 +12,7 @@ from helpers.planner_session import PlannerSession, off, open_session
 from helpers.tiny_planner import CONFIG, VOCABULARY, reference_logits, tiny_weights
 from numpy.typing import NDArray
 
-from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph, sampler_graph
+from engine_build.graphs.planner_graph import Qwen3Sizes, cache_names, planner_graph, sampler_graph
 from runtime.config.planner import NO_WINDOW
 
 LAYERS, HEADS, WIDTH = CONFIG["num_hidden_layers"], CONFIG["num_key_value_heads"], CONFIG["head_dim"]
@@ -25,7 +25,7 @@ class Planner(PlannerSession):
     """The tiny planner."""
 
     def __init__(self, capacity: int, rows: int, window: int = 0) -> None:
-        model = planner_graph(PlannerSizes.of(CONFIG), capacity, WEIGHTS.__getitem__)
+        model = planner_graph(Qwen3Sizes.of(CONFIG), capacity, WEIGHTS.__getitem__)
         super().__init__(model, rows, window)
 
 
@@ -107,7 +107,7 @@ def test_a_ring_has_positions_for_months(tokens: Tokens) -> None:
 def test_an_untied_head_is_a_matrix_of_its_own(tokens: Tokens) -> None:
     config = {**CONFIG, "tie_word_embeddings": False}
     weights = tiny_weights(5, config)
-    session = open_session(planner_graph(PlannerSizes.of(config), 16, weights.__getitem__))
+    session = open_session(planner_graph(Qwen3Sizes.of(config), 16, weights.__getitem__))
     empty = np.zeros((1, HEADS, 16, WIDTH), np.float32)
     feeds: dict[str, Any] = {
         "tokens": tokens[:1, :9],
@@ -123,7 +123,7 @@ def test_an_untied_head_is_a_matrix_of_its_own(tokens: Tokens) -> None:
 
 def test_the_graphs_pass_the_checker_with_every_shape_inferred() -> None:
     for model in (
-        planner_graph(PlannerSizes.of(CONFIG), 64, WEIGHTS.__getitem__),
+        planner_graph(Qwen3Sizes.of(CONFIG), 64, WEIGHTS.__getitem__),
         sampler_graph(VOCABULARY, 64),
     ):
         onnx.checker.check_model(model, full_check=True)

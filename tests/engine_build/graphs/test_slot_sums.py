@@ -7,8 +7,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from engine_build.graphs.cpu_graph import with_slot_sums
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.graphs.slot_sums import with_slot_sums
 from engine_build.graphs.step_graph import step_graph
 
 RANDOM = np.random.default_rng(3)

@@ -6,7 +6,7 @@ import pytest
 from helpers.factories import TinySpec, tiny_decoder
 
 from engine_build.graphs.graph_file import Graph, graph_of
-from engine_build.graphs.tensor_roles import Port, check_free, check_ports
+from engine_build.specs.engine_spec import Port, check_free, check_ports
 from runtime.base.errors import ConfigError
 
 INPUTS = (

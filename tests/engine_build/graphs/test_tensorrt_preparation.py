@@ -14,12 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine_build.compile.rebuild_check import preparation_shapes
 from engine_build.compile.verify import sample_inputs
-from engine_build.config import load_request
 from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.graph_view import attribute
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.reference_session import model_of
-from engine_build.graphs.tensorrt_preparation import prepare, prepared
+from engine_build.graphs.tensorrt_preparation import prepare_model, prepared
+from engine_build.request import load_request
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
 
@@ -32,7 +32,7 @@ def specs() -> dict[str, EngineSpec]:
 @pytest.fixture(scope="module")
 def decoder(specs: dict[str, EngineSpec]) -> onnx.ModelProto:
     """The demo's decoder, prepared."""
-    return prepare(model_of(specs["decoder"].graph), preparation_shapes(specs["decoder"]))
+    return prepare_model(model_of(specs["decoder"].graph), preparation_shapes(specs["decoder"]))
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -43,7 +43,7 @@ def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray
 def test_the_demo_computes_the_same(specs: dict[str, EngineSpec], decoder: onnx.ModelProto, name: str) -> None:
     spec = specs[name]
     model = model_of(spec.graph)
-    made = decoder if name == "decoder" else prepare(model_of(spec.graph), preparation_shapes(spec))
+    made = decoder if name == "decoder" else prepare_model(model_of(spec.graph), preparation_shapes(spec))
     assert len(made.graph.node) < len(model.graph.node) or name == "structure_decode"
     for feeds in islice(sample_inputs(spec), 2):
         for found, expected in zip(run(made, feeds), run(model, feeds), strict=True):
@@ -78,7 +78,7 @@ def key_graph(result: list[int]) -> onnx.ModelProto:
 def test_only_a_swap_of_the_last_two_axes_becomes_one_node(result: list[int], rows: int, is_swap: bool) -> None:
     """With as many rows as heads the sizes do not show which is which: nothing changes."""
     model = key_graph(result)
-    made = prepare(key_graph(result), [{"x": (rows, 2, 4, 3)}])
+    made = prepare_model(key_graph(result), [{"x": (rows, 2, 4, 3)}])
     assert len(made.graph.node) == (1 if is_swap else 3)
     feeds = {"x": np.arange(rows * 24, dtype=np.float32).reshape(rows, 2, 4, 3)}
     np.testing.assert_array_equal(run(made, feeds)[0], run(model, feeds)[0])
@@ -93,7 +93,7 @@ def test_constants_are_computed_and_what_nothing_reads_is_removed() -> None:
     model = graph.model()
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 2, 9)).astype(np.float32)}
     expected = run(model, feeds)[0]
-    made = prepare(model, [{"x": (1, 2, 9)}])
+    made = prepare_model(model, [{"x": (1, 2, 9)}])
     assert [node.op_type for node in made.graph.node] == ["Conv"]
     assert len(made.graph.initializer) == 1
     np.testing.assert_allclose(run(made, feeds)[0], expected, atol=1e-6)
@@ -104,7 +104,7 @@ def test_arguments_of_range_become_scalars() -> None:
     limit = graph.op("Squeeze", graph.op("Shape", graph.input("x", ("frames",))))
     start, delta = (graph.constant([value], np.int64) for value in (0, 1))
     graph.output("y", graph.op("Range", start, limit, delta), ("frames",), np.int64)
-    made = prepare(graph.model(), [{"x": (5,)}])
+    made = prepare_model(graph.model(), [{"x": (5,)}])
     assert {tuple(tensor.dims) for tensor in made.graph.initializer} == {()}
     np.testing.assert_array_equal(run(made, {"x": np.zeros(5, np.float32)})[0], np.arange(5))
 
@@ -134,7 +134,7 @@ def test_truths_are_compared_without_equal(is_computed: bool) -> None:
     others = graph.op("Less", y, graph.constant(0.0)) if is_computed else graph.constant(True, np.bool_)
     graph.output("same", graph.op("Equal", signs, others), ("n",), np.bool_)
     graph.output("equal", graph.op("Equal", x, y), ("n",), np.bool_)
-    made = prepare(graph.model(), [{"x": (4,), "y": (4,)}])
+    made = prepare_model(graph.model(), [{"x": (4,), "y": (4,)}])
     assert sorted(node.op_type for node in made.graph.node if node.op_type != "Less") == ["Equal", "Not", "Xor"]
     feeds = {"x": np.array([-1, -1, 1, 1], np.float32), "y": np.array([-1, 1, -1, 1], np.float32)}
     for found, expected in zip(run(made, feeds), run(graph.model(), feeds), strict=True):

@@ -17,11 +17,11 @@ from simulator.plans import cache_graph
 
 from engine_build.compile.rebuild_check import preparation_shapes
 from engine_build.compile.verify import sample_inputs
-from engine_build.config import load_request
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.reference_session import model_of
-from engine_build.graphs.tensorrt_preparation import prepare
-from engine_build.graphs.tensorrt_rules import RULES, doubts, problems, too_large
+from engine_build.graphs.tensorrt_preparation import prepare_model
+from engine_build.graphs.tensorrt_rules import RULES, doubts, oversized, problems
+from engine_build.request import load_request
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, sizes_at
 from engine_build.specs.engine_specs import engine_specs
 from runtime.engines.value_shapes import Values, value_shapes
@@ -33,7 +33,7 @@ def found_in(spec: EngineSpec, model: onnx.ModelProto) -> Iterator[str]:
     yield from (f"opset {item.version}" for item in model.opset_import if item.version not in OPSETS)
     for ranges in spec.ranges:
         values = value_shapes(model, input_shapes(spec, sizes_at(spec, ranges, 2)))
-        yield from (*problems(model, values), *too_large(model, values))
+        yield from (*problems(model, values), *oversized(model, values))
 
 
 def one_node(op: str, kind: int = TensorProto.FLOAT, **inputs: list[int]) -> onnx.ModelProto:
@@ -76,7 +76,7 @@ def test_every_prepared_graph_is_taken(bundle: str, tmp_path: Path) -> None:
     path = ROOT / "configs" / "demo.toml" if bundle == "demo" else tiny_deployment(tmp_path, **more)
     found = {}
     for spec in engine_specs(load_request(path)):
-        found[spec.name] = list(found_in(spec, prepare(model_of(spec.graph), preparation_shapes(spec))))
+        found[spec.name] = list(found_in(spec, prepare_model(model_of(spec.graph), preparation_shapes(spec))))
     assert len(found) >= 25
     assert {name: refused for name, refused in found.items() if refused} == {}
 
@@ -222,7 +222,7 @@ def test_doubles_may_become_floats() -> None:
         if "start_frame" in feeds:
             feeds["start_frame"][:] = 123_456_789
         exact = ort.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
-        single = with_doubles_as_floats(prepare(model, preparation_shapes(spec)))
+        single = with_doubles_as_floats(prepare_model(model, preparation_shapes(spec)))
         found = ort.InferenceSession(single.SerializeToString()).run(None, feeds)[0]
         assert np.abs(found - exact).max() <= 1e-5 * np.abs(exact).max()
     assert doubles > 0
@@ -255,6 +255,6 @@ def test_what_the_parser_refuses_is_found(model: onnx.ModelProto, says: str | No
 def test_scores_of_attention_have_less_than_two_to_the_31_elements(rows: int, is_refused: bool) -> None:
     """240 s at 25 Hz in patches of two frames, 16 heads: 15 rows are too many."""
     model = one_node("MatMul", q=[rows, 16, 3000, 128], k=[rows, 16, 128, 3000])
-    found = list(too_large(model, values_of(model)))
+    found = list(oversized(model, values_of(model)))
     assert bool(found) == is_refused
     assert not is_refused or f"{rows} x 16 x 3000 x 3000" in found[0]

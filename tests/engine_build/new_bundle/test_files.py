@@ -9,7 +9,7 @@ import pytest
 from helpers.factories import TinySpec, tiny_decoder
 
 from engine_build.graphs.graph_file import read_graph
-from engine_build.new_bundle.files import ModelFacts, bundle_text, deployment_text
+from engine_build.new_bundle.init import ModelFacts, bundle_toml, deployment_toml
 from engine_build.new_bundle.probe import FrameCounts
 from engine_build.new_bundle.roles import decoder_roles
 from runtime.config.bundle import load_bundle
@@ -25,8 +25,8 @@ def test_a_complete_decoder(tmp_path: Path) -> None:
     facts = facts_of(tmp_path / "My Model.onnx", TinySpec())
     folder = tmp_path / "out"
     folder.mkdir()
-    (folder / "bundle.toml").write_text(bundle_text(facts, folder))
-    (folder / "deployment.toml").write_text(deployment_text(facts))
+    (folder / "bundle.toml").write_text(bundle_toml(facts, folder))
+    (folder / "deployment.toml").write_text(deployment_toml(facts))
     bundle, deployment = load_bundle(folder), load_deployment(folder / "deployment.toml")
     assert (bundle.name, bundle.latents.channels, bundle.latents.canvas_frames) == ("my-model", 8, 250)
     assert bundle.graph_path(bundle.decoder.graph).resolve() == facts.graph
@@ -44,7 +44,7 @@ def test_fixed_dimensions_are_the_only_size(
     tmp_path: Path, axes: tuple[int | str, ...], rows: tuple[int, int], frames: tuple[int, int]
 ) -> None:
     facts = facts_of(tmp_path / "m.onnx", TinySpec(axes=axes))  # type: ignore[arg-type]
-    (tmp_path / "d.toml").write_text(deployment_text(facts))
+    (tmp_path / "d.toml").write_text(deployment_toml(facts))
     (shapes,) = load_deployment(tmp_path / "d.toml").shapes
     assert (shapes.rows.min, shapes.rows.max) == rows
     assert (shapes.frames.min, shapes.frames.max) == frames

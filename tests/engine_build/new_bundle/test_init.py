@@ -10,9 +10,9 @@ from helpers.factories import TinySpec, tiny_codec_decode, tiny_decoder
 from typer.testing import CliRunner
 
 from engine_build.cli import app
-from engine_build.config import load_request
 from engine_build.new_bundle import init as module
-from engine_build.new_bundle.init import ask, parse_roles
+from engine_build.new_bundle.init import ask_for_tensor, parse_roles
+from engine_build.request import load_request
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import ConfigError
 from runtime.commands.terminal import EXIT_FILE, EXIT_INVALID
@@ -91,13 +91,13 @@ def test_without_a_terminal_the_flag_is_named_and_with_one_it_is_asked(monkeypat
             monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal, raising=False)
         if not all(streams):
             with pytest.raises(ConfigError, match=r"several tensors may be the latents.*\n  fix: --role latents=a"):
-                ask("latents", both)
+                ask_for_tensor("latents", both)
     for answer, expected in (("b", both[1]), ("", None)):
         monkeypatch.setattr(module.typer, "prompt", lambda *_, answer=answer, **__: answer)
-        assert ask("latents", both) is expected
+        assert ask_for_tensor("latents", both) is expected
     monkeypatch.setattr(module.typer, "prompt", lambda *_, **__: "c")
     with pytest.raises(ConfigError, match="expected one of a, b"):
-        ask("latents", both)
+        ask_for_tensor("latents", both)
 
 
 def test_roles_are_parsed() -> None:

@@ -11,12 +11,12 @@ from helpers.graph_engine import GraphEngine
 
 import tickrt
 from engine_build.compile.builder import build
-from engine_build.config import load_request
 from engine_build.graphs.graph_file import graph_of
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.new_bundle.init import InitOptions, init
-from engine_build.new_bundle.probe import codec_facts, frame_counts
+from engine_build.new_bundle.probe import frame_counts, measured_codec
 from engine_build.new_bundle.roles import codec_roles, decoder_roles
+from engine_build.request import load_request
 from runtime.audio.codec import Codec
 from runtime.config.bundle import load_bundle
 from runtime.config.codec import CodecDecodeOutputs, CodecDecodeSpec, CodecDecodeTensors
@@ -87,7 +87,7 @@ CODECS = {
 def test_a_codecs_groups_shortest_and_margin_are_measured_and_windows_are_the_whole(kind: str, tmp_path: Path) -> None:
     align, shortest, margin = CODECS[kind]
     model = codec_of(kind)
-    facts = codec_facts(graph_of(model), codec_roles(graph_of(model), C), C)
+    facts = measured_codec(graph_of(model), codec_roles(graph_of(model), C), C)
     assert (facts.align_frames, facts.shortest_frames, facts.hop_samples) == (align, shortest, HOP)
     assert facts.error < 1e-6
     assert facts.margin_frames == margin

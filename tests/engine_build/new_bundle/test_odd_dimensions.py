@@ -6,17 +6,17 @@ from pathlib import Path
 
 import onnx
 import pytest
+from helpers.building import build_engine
 from helpers.factories import TinySpec, tiny_decoder
 
-from engine_build.compile.builder import build_engine
 from engine_build.compile.engine_folder import locked
 from engine_build.compile.environment import build_environment
 from engine_build.compile.rebuild_check import check_rebuilds
-from engine_build.config import load_request
 from engine_build.graphs.adapter_graph import adapter_graph
 from engine_build.graphs.graph_file import graph_of, load_model, read_graph
 from engine_build.new_bundle.init import InitOptions, init
 from engine_build.new_bundle.roles import NAMES
+from engine_build.request import load_request
 from runtime.base.errors import TickError
 from runtime.config.adapter_spec import AdapterSpec
 

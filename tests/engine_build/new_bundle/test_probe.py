@@ -10,8 +10,8 @@ from helpers.factories import TinySpec, tiny_codec_decode, tiny_decoder
 
 from engine_build.graphs.graph_file import Graph, graph_of
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.new_bundle.init import measured
-from engine_build.new_bundle.probe import LIMIT, CodecFacts, codec_facts, frame_counts
+from engine_build.new_bundle.init import measured_text
+from engine_build.new_bundle.probe import LIMIT, CodecFacts, frame_counts, measured_codec
 from engine_build.new_bundle.roles import AssignedRole, codec_roles, decoder_roles
 from runtime.base.errors import ConfigError
 from runtime.engines.manifest import TensorInfo
@@ -68,12 +68,12 @@ def test_a_graph_that_does_not_run_is_refused_with_the_cause() -> None:
 
 def test_a_codecs_hop_and_receptive_field_are_measured() -> None:
     made = graph_of(tiny_codec_decode(TinySpec()))
-    assert codec_facts(made, codec_roles(made, 8), 8) == CodecFacts(2, 320, reach_frames=1, margin_frames=1)
+    assert measured_codec(made, codec_roles(made, 8), 8) == CodecFacts(2, 320, reach_frames=1, margin_frames=1)
 
 
 def test_a_codec_in_groups_has_an_alignment() -> None:
     made = graph_of(tiny_codec_decode(TinySpec(group_frames=2)))
-    found = codec_facts(made, codec_roles(made, 8), 8)
+    found = measured_codec(made, codec_roles(made, 8), 8)
     assert (found.reach_frames, found.margin_frames, found.align_frames) == (2, 2, 2)
     assert found.error < 1e-6
 
@@ -95,22 +95,22 @@ def attending(reach: float) -> Graph:
 
 def test_the_margin_of_attention_is_where_its_error_falls_below_the_limit() -> None:
     made = attending(0.5)
-    found = codec_facts(made, codec_roles(made, 4), 4)
+    found = measured_codec(made, codec_roles(made, 4), 4)
     # What lies beyond a margin m has about the share exp(-(m + 1) / 0.5) of a frame, 1e-5 for m near 5.
     assert found.margin_frames in (4, 5, 6)
     assert found.margin_frames < found.reach_frames
     assert found.align_frames == 1
     assert 0 < found.error <= LIMIT
     said = f"windows with {found.margin_frames} frames on each side differ from the whole by"
-    assert said in measured(found)
-    assert "heard" not in measured(found)
+    assert said in measured_text(found)
+    assert "heard" not in measured_text(found)
 
 
 def test_a_codec_that_has_no_windows_tells_by_how_much_they_differ() -> None:
     made = attending(1000.0)
-    found = codec_facts(made, codec_roles(made, 4), 4)
+    found = measured_codec(made, codec_roles(made, 4), 4)
     assert found.error > 0.01
-    assert "of its peak, which is heard" in measured(found)
+    assert "of its peak, which is heard" in measured_text(found)
 
 
 def conditioned(kind: str, axes: Sequence[int | str]) -> Graph:
@@ -172,4 +172,4 @@ def test_a_number_of_frames_is_no_position() -> None:
     with pytest.raises(
         ConfigError, match=r"'length' has the shape of a start_frame.*with 0 in it the audio is silence"
     ):
-        codec_facts(made, codec_roles(made, 4), 4)
+        measured_codec(made, codec_roles(made, 4), 4)

@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.precision.emulation import emulated
+from engine_build.precision.error import emulated
 from engine_build.precision.recipe import RECIPES, apply_recipe
 from engine_build.precision.wide_values import SCALE
 

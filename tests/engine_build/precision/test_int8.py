@@ -9,18 +9,19 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from helpers.building import build_engine
 from helpers.paths import ROOT
 
-from engine_build.compile.builder import build_engine
 from engine_build.compile.environment import build_environment, probe_environment
 from engine_build.compile.rebuild_check import check_rebuilds
-from engine_build.config import BuildConfig, load_request
+from engine_build.config import BuildConfig
 from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
 from engine_build.graphs.cpu_graph import cpu_graph
 from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.int8 import int8_products
-from engine_build.precision.recipe import apply_recipe, explain, write_recipe
+from engine_build.precision.recipe import apply_recipe, node_precisions, write_recipe
+from engine_build.request import load_request
 from runtime.config.adapter_spec import AdapterSpec
 
 DEMO = ROOT / "configs/demo"
@@ -108,7 +109,7 @@ def test_the_demo_s_decoder_gives_a_row_the_same_velocity_in_every_batch(decoder
 def test_activations_are_rounded_once_for_all_their_products() -> None:
     kinds = [node.op_type for node in apply_recipe(products(), "int8").graph.node]
     assert (kinds.count("QuantizeLinear"), kinds.count("MatMulIntegerToFloat"), kinds.count("MatMul")) == (1, 2, 2)
-    assert {node.precision for node in explain(products(), "int8")} == {"int8", "fp32"}
+    assert {node.precision for node in node_precisions(products(), "int8")} == {"int8", "fp32"}
 
 
 def test_the_demo_s_linear_layers(decoder: onnx.ModelProto) -> None:

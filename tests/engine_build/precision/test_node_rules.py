@@ -15,9 +15,9 @@ from onnx.reference import ReferenceEvaluator
 
 from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph
+from engine_build.graphs.planner_graph import Qwen3Sizes, cache_names, planner_graph
 from engine_build.precision.node_rules import CACHE_UPDATE
-from engine_build.precision.recipe import RECIPES, RecipeName, apply_recipe, explain
+from engine_build.precision.recipe import RECIPES, RecipeName, apply_recipe, node_precisions
 from runtime.config.planner import NO_WINDOW
 
 Written = Callable[[GraphWriter, str], str]
@@ -39,7 +39,7 @@ def model_with(written: Written) -> onnx.ModelProto:
 def rules(written: Written) -> dict[str, str]:
     return {
         node.name.removeprefix("tested/"): node.rule
-        for node in explain(model_with(written), "bf16")
+        for node in node_precisions(model_with(written), "bf16")
         if node.name.startswith("tested/")
     }
 
@@ -123,8 +123,8 @@ def test_values_are_rounded_before_they_are_moved() -> None:
 
 
 def test_of_a_cache_in_float32_only_the_part_that_is_read_is_rounded() -> None:
-    model = planner_graph(PlannerSizes.of(CONFIG), 16, tiny_weights().__getitem__)
-    widths = {(node.op_type, node.precision) for node in explain(model, "bf16", without={CACHE_UPDATE})}
+    model = planner_graph(Qwen3Sizes.of(CONFIG), 16, tiny_weights().__getitem__)
+    widths = {(node.op_type, node.precision) for node in node_precisions(model, "bf16", without={CACHE_UPDATE})}
     assert {("TensorScatter", "fp32"), ("Slice", "fp32"), ("Attention", "bf16")} <= widths
     onnx.checker.check_model(apply_recipe(model, "bf16", without={CACHE_UPDATE}), full_check=True)
 
@@ -152,7 +152,7 @@ def logits_of(model: onnx.ModelProto, tokens: NDArray[np.int64]) -> NDArray[np.f
 def test_caches_are_inputs_and_outputs_in_16_bits_and_no_number_differs_by_that(recipe: RecipeName) -> None:
     """Attention reads them rounded in any case."""
     weights, tokens = tiny_weights(), np.random.default_rng(4).integers(0, VOCABULARY, (2, 24))
-    source = planner_graph(PlannerSizes.of(CONFIG), 32, weights.__getitem__)
+    source = planner_graph(Qwen3Sizes.of(CONFIG), 32, weights.__getitem__)
     model = apply_recipe(source, recipe)
     onnx.checker.check_model(model, full_check=True)
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}

@@ -15,11 +15,10 @@ from onnx import TensorProto, numpy_helper
 from engine_build.graphs.adapter_graph import adapter_graph
 from engine_build.graphs.graph_file import graph_of, read_graph
 from engine_build.graphs.graph_writer import GraphWriter
-from engine_build.graphs.tensorrt_preparation import prepare
-from engine_build.precision.emulation import emulated
-from engine_build.precision.error import write_emulated
+from engine_build.graphs.tensorrt_preparation import prepare_model
+from engine_build.precision.error import emulated, write_emulated
 from engine_build.precision.quantization import EightBits, Quantization
-from engine_build.precision.recipe import apply_recipe, changes_anything, explain, write_recipe
+from engine_build.precision.recipe import apply_recipe, changes_anything, node_precisions, write_recipe
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 
 RANDOM = np.random.default_rng(5)
@@ -143,7 +142,7 @@ def test_scales_of_many_features_are_read_from_the_new_file_of_weights(tmp_path:
 
 
 def test_an_activation_is_rounded_once_for_all_its_products_and_weights_stay_in_8_bits() -> None:
-    model = prepare(apply_recipe(products(), "fp8", quantization=decided("fp8")), [{"x": (2, 8, 80)}])
+    model = prepare_model(apply_recipe(products(), "fp8", quantization=decided("fp8")), [{"x": (2, 8, 80)}])
     kinds = [node.op_type for node in model.graph.node]
     assert (kinds.count("QuantizeLinear"), kinds.count("DequantizeLinear")) == (2, 5)
     assert changes_anything(model, "fp8")
@@ -152,7 +151,7 @@ def test_an_activation_is_rounded_once_for_all_its_products_and_weights_stay_in_
 
 def test_what_is_not_chosen_is_as_in_bf16() -> None:
     quantization = decided("int8", "s")
-    found = {node.name: node.precision for node in explain(products(), "int8", quantization=quantization)}
+    found = {node.name: node.precision for node in node_precisions(products(), "int8", quantization=quantization)}
     assert {name: found[name] for name in "fsk"} == {"f": "bf16", "s": "int8", "k": "bf16"}
     model = run(emulated(apply_recipe(products(), "int8", quantization=quantization)))
     np.testing.assert_array_equal(model["u"], run(emulated(apply_recipe(products(), "bf16")))["u"])

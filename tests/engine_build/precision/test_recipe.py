@@ -25,7 +25,7 @@ from engine_build.precision.recipe import (
     RecipeName,
     apply_recipe,
     changes_anything,
-    explain,
+    node_precisions,
     without_kernel,
     write_recipe,
 )
@@ -218,8 +218,8 @@ def test_operators_without_a_kernel_stay_exact() -> None:
     assert "Conv" in without_kernel("cuda", "bf16")
     assert without_kernel("cuda", "fp16") == without_kernel("tensorrt", "fp16") == frozenset()
     assert "ConvTranspose" in without_kernel("tensorrt", "bf16") == without_kernel("tensorrt-rtx", "bf16")
-    plain = {node.name: node for node in explain(decoder("parity"), "fp16")}
-    kept = {node.name: node for node in explain(decoder("parity"), "fp16", without={"Conv"})}
+    plain = {node.name: node for node in node_precisions(decoder("parity"), "fp16")}
+    kept = {node.name: node for node in node_precisions(decoder("parity"), "fp16", without={"Conv"})}
     changed = {name for name in plain if plain[name].precision != kept[name].precision}
     assert {kept[name].op_type for name in changed} <= {"Conv", "Transpose", "Add", "Concat"}
     assert [kept[name].rule for name in changed if kept[name].op_type == "Conv"] == ["no kernel"]
@@ -229,7 +229,7 @@ def test_operators_without_a_kernel_stay_exact() -> None:
 def test_convolutions_are_bf16_where_the_graph_can_be_raised_to_opset_22(opset: int, expected: tuple[str, str]) -> None:
     model = decoder("parity")
     model.opset_import[0].version = opset
-    (conv,) = [node for node in explain(model, "bf16") if node.op_type == "Conv"]
+    (conv,) = [node for node in node_precisions(model, "bf16") if node.op_type == "Conv"]
     assert (conv.precision, conv.rule) == expected
     onnx.checker.check_model(apply_recipe(model, "bf16"), full_check=True)
 
@@ -244,7 +244,7 @@ def test_a_recipe_that_changes_nothing_is_seen(recipe: RecipeName) -> None:
 
 
 def test_every_node_has_a_reason(source: onnx.ModelProto) -> None:
-    nodes = explain(source, "bf16")
+    nodes = node_precisions(source, "bf16")
     assert len(nodes) == len(source.graph.node)
     assert {node.rule for node in nodes} <= set(NODE_RULES)
     assert all(node.reason == NODE_RULES[node.rule].reason for node in nodes)
@@ -256,7 +256,9 @@ def test_every_node_has_a_reason(source: onnx.ModelProto) -> None:
 def test_explain_agrees_with_apply_recipe() -> None:
     result = apply_recipe(decoder("demo"), "bf16")
     view = GraphView(result)
-    explained = {node.name: node.precision for node in explain(decoder("demo"), "bf16") if node.precision != "index"}
+    explained = {
+        node.name: node.precision for node in node_precisions(decoder("demo"), "bf16") if node.precision != "index"
+    }
     kinds = {"fp32": TensorProto.FLOAT, "bf16": TensorProto.BFLOAT16}
     done = {node.name: tensor_types(result, node, view) for node in view.nodes if node.name in explained}
     assert len(done) == len(explained)

@@ -20,7 +20,7 @@ from engine_build.graphs.graph_file import graph_of, read_graph
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision import sensitivity
 from engine_build.precision.quantization import EightBits
-from engine_build.precision.recipe import apply_recipe, explain
+from engine_build.precision.recipe import apply_recipe, node_precisions
 from engine_build.precision.sensitivity import (
     BUDGET,
     CPU_BUDGET,
@@ -117,7 +117,7 @@ def test_the_budget_is_spent_in_the_order_of_error_per_work(
         found = quantization_of(graph, "fp8", feeds, feeds[:1])
         assert found.products == frozenset(order[:count])
         assert found.predicted == pytest.approx(spent)
-        kept = {node.name for node in explain(model(), "fp8", quantization=found) if node.precision == "fp8"}
+        kept = {node.name for node in node_precisions(model(), "fp8", quantization=found) if node.precision == "fp8"}
         assert kept == set(order[:count])
 
 
@@ -136,7 +136,7 @@ def test_on_a_cpu_each_products_error_is_that_of_the_graph_with_it_alone(feeds: 
     assert found.predicted < CPU_BUDGET < found.errors["hard"]
     kinds = [node.op_type for node in apply_recipe(made, "int8", quantization=found).graph.node]
     assert (kinds.count("MatMulIntegerToFloat"), kinds.count("MatMul")) == (1, 1)
-    told = {node.name: node.precision for node in explain(made, "int8", quantization=found)}
+    told = {node.name: node.precision for node in node_precisions(made, "int8", quantization=found)}
     assert (told["good"], told["hard"]) == ("int8", "fp32")
 
 
@@ -168,7 +168,6 @@ def test_errors_are_measured_over_64_frames_from_the_middle(monkeypatch: pytest.
     assert names.condition is not None
     frames = np.zeros((1, 101, 1), np.float32) + np.arange(101)[:, None]
     state = {names.latents: frames, names.context: frames, names.condition: frames}
-    monkeypatch.setattr(sensitivity, "_DECIDED", {})
     monkeypatch.setattr(sensitivity, "steps_of", lambda graph: 2)
     monkeypatch.setattr(sensitivity, "calibration_states", lambda *about, **more: [state, state])
     monkeypatch.setattr(sensitivity, "quantization_of", lambda *about, **more: probed.extend(about[3]))
@@ -179,17 +178,13 @@ def test_errors_are_measured_over_64_frames_from_the_middle(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "int8"])
-def test_a_bundle_s_decoder_is_decided_once_and_always_the_same(
-    recipe: EightBits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_s_decoder_is_decided_always_the_same(recipe: EightBits, tmp_path: Path) -> None:
     bundle = load_bundle(tiny_bundle(tmp_path / "tiny"))
     graph = read_graph(bundle.graph_path(bundle.decoder.graph))
     decided = quantization_for("tensorrt-rtx", recipe, bundle, graph, 1)
     assert decided is not None
     assert decided.errors
     assert all(peak > 0 for peak in decided.peaks.values())
-    assert quantization_for("tensorrt", recipe, bundle, graph, 1) is decided
-    monkeypatch.setattr(sensitivity, "_DECIDED", {})
     again = quantization_for("tensorrt", recipe, bundle, graph, 1)
     assert again is not None
     assert asdict(again) == asdict(decided)

@@ -18,7 +18,7 @@ from engine_build.graphs.graph_view import GraphView
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.casts import InlineWeights
 from engine_build.precision.error import recipe_error
-from engine_build.precision.recipe import apply_recipe, explain, normalized_graph
+from engine_build.precision.recipe import apply_recipe, node_precisions, normalized_graph
 from engine_build.precision.sensitivity import quantization_of
 from engine_build.precision.wide_values import in_range
 
@@ -144,7 +144,7 @@ def test_scaled_products_are_the_same_function(magnitude: str) -> None:
 
 def test_products_are_fp16_and_the_stream_is_float32() -> None:
     model = blocks(1.0, 1.0)
-    nodes = explain(model, "fp16")
+    nodes = node_precisions(model, "fp16")
     assert {node.rule for node in nodes if node.op_type == "MatMul"} == {"product", "output"}
     assert [node.precision for node in nodes if node.op_type == "Softmax"] == ["fp16"] * 2
     view = GraphView(apply_recipe(model, "fp16"))
@@ -158,7 +158,7 @@ def test_a_product_of_two_wide_activations_is_in_float32() -> None:
     x = graph.input("x", ("rows", 8, 8))
     moments = graph.op("MatMul", graph.op("Transpose", x, perm=[0, 2, 1]), x)
     graph.output("y", graph.op("MatMul", moments, graph.constant(np.eye(8), name="last")), ("rows", 8, 8))
-    first = next(node for node in explain(graph.model(), "fp16") if node.op_type == "MatMul")
+    first = next(node for node in node_precisions(graph.model(), "fp16") if node.op_type == "MatMul")
     assert (first.precision, first.rule) == ("fp32", "wide")
-    found = {node.precision for node in explain(graph.model(), "bf16") if node.op_type == "MatMul"}
+    found = {node.precision for node in node_precisions(graph.model(), "bf16") if node.op_type == "MatMul"}
     assert "bf16" in found, "whose range is float32's"

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from engine_build.compile.builder import build
 from engine_build.compile.rebuild_check import check_rebuilds
-from engine_build.config import load_request
 from engine_build.reports.console import UNMEASURED, ConsoleReport, print_decisions, print_inspection, size
+from engine_build.request import load_request
 from runtime.commands import task_progress
 
 

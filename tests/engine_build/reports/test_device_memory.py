@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from engine_build.cli import app
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import check_rebuilds
-from engine_build.config import BuildConfig, load_request
+from engine_build.config import BuildConfig
 from engine_build.graphs.graph_file import graph_of
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.reference_session import model_of
-from engine_build.graphs.tensor_roles import Port
 from engine_build.precision.recipe import RecipeName, apply_recipe, without_kernel
 from engine_build.reports.device_memory import cache_bytes, expected_memory, kernel_bytes, peak_bytes
-from engine_build.specs.engine_spec import EngineSpec
+from engine_build.request import load_request
+from engine_build.specs.engine_spec import EngineSpec, Port
 from engine_build.specs.engine_specs import engine_specs
 from runtime.config.targets import PLAN_TARGETS, Target
 from runtime.devices.device import HostDevice

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from engine_build.cli import app
 from engine_build.compile import environment as environment
 from engine_build.compile.environment import probe_environment
-from engine_build.config import load_request, read_options
 from engine_build.reports.dry_run import ranges_without_bundle
+from engine_build.request import load_request, read_options
 from engine_build.specs.engine_specs import engine_specs
 from runtime.config.deployment import load_deployment
 

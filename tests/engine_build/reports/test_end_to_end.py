@@ -13,8 +13,15 @@ from helpers.paths import ROOT
 from configs.demo.recipe.evaluation.evaluate import held_out_requests, score
 from configs.demo.recipe.latents import levels_from_latents
 from engine_build.precision.recipe import RecipeName
-from engine_build.reports.end_to_end import EndToEndComparison, compare_end_to_end, mel_distance_db
-from engine_build.reports.mel_bands import HOP, NUM_MELS, SAMPLE_RATE_HZ, mel_bands
+from engine_build.reports.end_to_end import (
+    HOP,
+    NUM_MELS,
+    SAMPLE_RATE_HZ,
+    EndToEndComparison,
+    compare_end_to_end,
+    mel_bands,
+    mel_distance_db,
+)
 from runtime.config.deployment import load_deployment
 
 DEMO = ROOT / "configs/demo.toml"

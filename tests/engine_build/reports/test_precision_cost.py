@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,8 +33,8 @@ def test_the_command_prints_rules_and_errors() -> None:
 def test_whole_generations_are_compared_prompt_by_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
-    def compare(deployment: Deployment, recipe: str, prompts: Sequence[str], *, target: str) -> EndToEndComparison:
-        asked.append((f"{recipe} on {target}", len(prompts)))
+    def compare(deployment: Deployment, recipe: str, prompts: Sequence[str], **how: Any) -> EndToEndComparison:
+        asked.append((f"{recipe} on {how['target']}", len(prompts)))
         exact = np.resize(np.array([1, -1], np.float32), (3, 4, 2))
         silence = np.zeros((4096, 2), np.float32)
         audio = [(silence, silence)] * 3 if recipe == "int8" else []  # of a bundle with a codec
@@ -41,6 +42,7 @@ def test_whole_generations_are_compared_prompt_by_prompt(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(precision_cost, "compare_end_to_end", compare)
     monkeypatch.setattr(precision_cost, "_measure", lambda *arguments: [])
+    monkeypatch.setattr(precision_cost, "quantization_for", lambda *arguments: None)
     words = [str(DEMO), "--recipe", "bf16", "--recipe", "int8", "--target", "cpu", "--end-to-end", "3"]
     result = CliRunner().invoke(precision_cost.app, words)
     assert result.exit_code == 0, result.output

@@ -8,10 +8,10 @@ import onnx
 import pytest
 from helpers.factories import NUM_NAMES, tiny_deployment
 
-from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS, load_request
+from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS
+from engine_build.request import load_request
 from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
-from engine_build.specs.engine_specs import engine_specs
-from engine_build.specs.shape_ranges import decoder_samples
+from engine_build.specs.engine_specs import decoder_samples, engine_specs
 from runtime.audio.codec import MAX_BATCH
 from runtime.base.errors import BuildError, ConfigError, TickError
 from runtime.config.targets import ShapeRange, ShapeRanges

@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from helpers.building import build_engine
 from helpers.factories import tiny_deployment
 from simulator.fixture import simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
-from engine_build.compile.builder import build_engine
 from engine_build.compile.engine_folder import locked
 from engine_build.compile.environment import build_environment
 from engine_build.compile.rebuild_check import check_graphs, check_rebuilds, tensor_bytes
 from engine_build.compile.verify import inputs_at
-from engine_build.config import load_request
+from engine_build.request import load_request
 from engine_build.specs import planner_specs
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs

@@ -8,7 +8,7 @@ import pytest
 from helpers.factories import tiny_deployment
 from typer.main import get_command
 
-from engine_build.config import read_options
+from engine_build.request import read_options
 from profiling.bench_cli import app as bench_app
 from profiling.gpu_check.steps import (
     BENCH,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine_build.specs.shape_ranges import codec_ranges
+from engine_build.specs.engine_specs import codec_ranges
 from runtime.audio.codec import MAX_BATCH, Codec, default_workers, windows_per_execute
 from runtime.audio.codec_queue import CodecQueue, Urgency
 from runtime.base.errors import ConfigError, OutOfMemoryError, RequestError, ShapeError

@@ -45,7 +45,7 @@ ALLOWED = {
     "engine_build/compile/builder.py": (1, "a temporary folder"),
     "engine_build/compile/engine_folder.py": (3, "parts of builds, a temporary folder"),
     "engine_build/reports/inventory.py": (5, "parts of builds and kernels by name; whether a folder is empty"),
-    "engine_build/compile/watchdog.py": (1, "processes of Linux"),
+    "engine_build/compile/worker.py": (1, "processes of Linux"),
     "engine_build/export/__main__.py": (1, "the size of what was written"),
     "engine_build/export/bundle_export.py": (3, "sources of exporters; whether a folder is empty"),
     "engine_build/export/hub.py": (1, "the hub's cache"),

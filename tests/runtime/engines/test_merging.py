@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.adapters import random_factors, write_peft
 from helpers.backends import FEW_VARIANTS
+from helpers.building import build_engine
 from helpers.engine_behaviour import Bench, opened, written
 from helpers.factories import tiny_deployment
 from helpers.generations import Inbox, make, run_all
@@ -18,10 +19,10 @@ from onnx import TensorProto, helper, load, load_model_from_string, numpy_helper
 from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
-from engine_build.compile.builder import build_engine
 from engine_build.compile.environment import build_environment
 from engine_build.compile.rebuild_check import check_rebuilds
-from engine_build.config import ALL_STEP_FEATURES, request_of
+from engine_build.config import ALL_STEP_FEATURES
+from engine_build.request import request_of
 from runtime.base.errors import ConfigError, EngineMismatchError, RequestError
 from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.demo.recipe.latents import SAMPLE_RATE_HZ, FloatArray
-from engine_build.reports.mel_bands import mel_bands, spectrogram
+from engine_build.reports.end_to_end import mel_bands, spectrogram
 from runtime.audio.finishing import TARGET_LUFS
 from runtime.audio.loudness import block_energies, loudness_lufs
 

@@ -19,7 +19,7 @@ from configs.demo.recipe.planner.model import Planner, checkpoint_tensors
 from configs.demo.recipe.planner.prompt import build_prompt_tokenizer
 from configs.demo.recipe.planner.tokens import Codes
 from configs.demo.recipe.planner.train import PlannerConfig, PlannerTrainer
-from engine_build.graphs.planner_graph import PlannerSizes, cache_names, planner_graph
+from engine_build.graphs.planner_graph import Qwen3Sizes, cache_names, planner_graph
 from runtime.config.planner import NO_WINDOW
 
 _CHECKED_TOKENS: Final = 384
@@ -70,7 +70,7 @@ def half_planner_graph(model: Planner) -> onnx.ModelProto:
     def store(name: str, array: np.ndarray) -> TensorProto:
         return numpy_helper.from_array(array.astype(np.float16) if array.ndim > 1 else array, name)
 
-    graph = planner_graph(PlannerSizes.of(vars(model.shape)), PLANNER_CAPACITY, tensors.__getitem__, store)
+    graph = planner_graph(Qwen3Sizes.of(vars(model.shape)), PLANNER_CAPACITY, tensors.__getitem__, store)
     for tensor in graph.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT16:
             name, tensor.name = tensor.name, tensor.name + _HALF

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine_build.config import check_ranges, read_options
 from engine_build.export.acestep.bundle_text import TRACKS, BundleFacts, bundle_text, deployment_text
+from engine_build.request import check_ranges, read_options
 from runtime.config.bundle import Bundle, DcwSpec, load_bundle
 from runtime.config.deployment import load_deployment
 from runtime.engines.engine import variant_name

@@ -15,15 +15,15 @@ from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, HOP_SAMPLES, SMALLES
 
 from engine_build.compile.environment import probe_environment
 from engine_build.compile.rebuild_check import EXACT_KINDS, RebuildDecision, check_graphs, check_rebuilds
-from engine_build.config import load_request
 from engine_build.export.cleanup import paths_in
 from engine_build.graphs.cpu_graph import cpu_graph
 from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.tensorrt_preparation import prepare
 from engine_build.graphs.tensorrt_rules import problems
 from engine_build.precision.error import recipe_error
-from engine_build.precision.recipe import explain, write_recipe
+from engine_build.precision.recipe import node_precisions, write_recipe
 from engine_build.precision.sample_states import decoder_sample_states
+from engine_build.request import load_request
 from runtime.base.errors import BuildError, ConfigError
 from runtime.config.bundle import load_bundle
 from runtime.engines.value_shapes import value_shapes
@@ -271,7 +271,7 @@ def test_a_recipe_changes_the_decoder_by_rounding_only(bundle: Path, recipe: str
 
 def test_every_norm_and_softmax_matches_its_rule(bundle: Path) -> None:
     """Three layers: self and cross attention, each with two norms inside, three norms around, one before the output."""
-    rules = Counter(node.rule for node in explain(onnx.load(bundle / "decoder.onnx"), "bf16"))
+    rules = Counter(node.rule for node in node_precisions(onnx.load(bundle / "decoder.onnx"), "bf16"))
     assert rules["norm"] == 6 * (3 * 7 + 1)
     assert rules["softmax"] == 3 * 2
     assert rules["unknown"] == 0

@@ -24,12 +24,12 @@ from helpers.tiny_planner import (
     tiny_weights,
 )
 from numpy.typing import NDArray
+from runtime.config.explain import read_toml, validated
 from tokenizers import Tokenizer
 
-from engine_build.graphs.planner_graph import PlannerSizes
+from engine_build.graphs.planner_graph import Qwen3Sizes
 from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
-from runtime.config.explain import read_toml, validated
 from runtime.config.planner import PlannerSpec
 
 VECTORS = ROOT / "tests/data/qwen3_logits.npz"
@@ -130,7 +130,7 @@ def test_whole_in_chunks_and_cached_it_is_transformers_model(
 def test_a_ring_is_transformers_sliding_window() -> None:
     from engine_build.graphs.planner_graph import planner_graph
 
-    graph = planner_graph(PlannerSizes.of(CONFIG), 48, tiny_weights().__getitem__)
+    graph = planner_graph(Qwen3Sizes.of(CONFIG), 48, tiny_weights().__getitem__)
     planner, expected = PlannerSession(graph, rows=4, window=WINDOW), logits_of(qwen3(WINDOW), TOKENS)
     for start in range(0, 96, 16):
         found = planner.run(TOKENS[:, start : start + 16], start)
@@ -147,7 +147,7 @@ def test_random_weights_have_the_published_sizes(tmp_path: Path) -> None:
 
     planner = RandomPlanner("0.6b")
     assert planner.report() == "662.9 M parameters, random"
-    sizes = PlannerSizes.of(planner.config)
+    sizes = Qwen3Sizes.of(planner.config)
     assert (sizes.layers, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.vocabulary) == (28, 1024, 16, 8, 217_204)
     assert RandomPlanner("4b").report() == "4,189.6 M parameters, random"
     small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300, "head_dim": 16}
@@ -164,7 +164,7 @@ def test_a_checkpoint_without_a_head_is_tied_also_against_its_configuration(chec
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     del config["tie_word_embeddings"]
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert PlannerSizes.of(PlannerFolder(folder).config).is_tied
+    assert Qwen3Sizes.of(PlannerFolder(folder).config).is_tied
 
 
 @pytest.mark.export

@@ -3,11 +3,11 @@ from __future__ import annotations
 import tomllib
 
 from helpers.tiny_planner import CONFIG
+from runtime.config.explain import validated
 
 from engine_build.export.acestep.planner_text import chat_prompts, plain_chat, planner_tables
 from engine_build.export.toml_text import table_text
-from engine_build.graphs.planner_graph import PlannerSizes
-from runtime.config.explain import validated
+from engine_build.graphs.planner_graph import Qwen3Sizes
 from runtime.config.planner import PlannerSpec
 
 SYSTEM = (
@@ -16,7 +16,7 @@ SYSTEM = (
 
 
 def spec() -> PlannerSpec:
-    sizes, codes = PlannerSizes.of(CONFIG), {"first": 260, "count": 10}
+    sizes, codes = Qwen3Sizes.of(CONFIG), {"first": 260, "count": 10}
     tables = planner_tables(sizes, 64, codes, 259, chat_prompts(plain_chat), tokenizer="tokenizer.json")
     text = "\n".join(table_text(name, values) for name, values in tables.items())
     return validated(PlannerSpec, tomllib.loads(text)["planner"], "planner")

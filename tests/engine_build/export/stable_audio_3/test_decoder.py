@@ -13,7 +13,7 @@ import pytest
 from helpers.tiny_stable_audio_3 import CHANNELS, CONDITION_WIDTH, MAX_TOKENS, tiny_parts
 
 from engine_build.graphs.cpu_graph import cpu_graph
-from engine_build.precision.recipe import explain
+from engine_build.precision.recipe import node_precisions
 from runtime.engines.value_shapes import value_shapes
 from runtime.requests.request import Condition
 
@@ -161,7 +161,7 @@ def test_diffusers_own_angles_cost_less_than_a_hundredth_of_a_velocity(bundle: P
 @pytest.mark.parametrize("recipe", ["bf16", "fp16"])
 def test_the_time_s_features_are_in_full_precision(bundle: Path, recipe: Any) -> None:
     model = onnx.load(bundle / "decoder.onnx")
-    precisions = {node.name: node.precision for node in explain(model, recipe)}
+    precisions = {node.name: node.precision for node in node_precisions(model, recipe)}
     kinds, depending = set(), {"timestep"}
     for node in model.graph.node:
         if depending.intersection(node.input) and node.op_type != "Gemm":
@@ -173,7 +173,7 @@ def test_the_time_s_features_are_in_full_precision(bundle: Path, recipe: Any) ->
 
 
 def test_tensorrt_sees_small_tensors_of_known_operators(bundle: Path) -> None:
-    from engine_build.graphs.tensorrt_preparation import prepare
+    from engine_build.graphs.tensorrt_preparation import prepare_model
     from engine_build.graphs.tensorrt_rules import problems
 
     for name in ("decoder", "codec_decode", "codec_encode", "text_encoder"):
@@ -184,7 +184,7 @@ def test_tensorrt_sees_small_tensors_of_known_operators(bundle: Path) -> None:
             item.name: tuple(dim.dim_value or sizes.get(dim.dim_param, 128) for dim in item.type.tensor_type.shape.dim)
             for item in model.graph.input
         }
-        assert list(problems(prepare(model, [shapes]), value_shapes(model, shapes))) == [], name
+        assert list(problems(prepare_model(model, [shapes]), value_shapes(model, shapes))) == [], name
 
 
 def test_the_decoder_for_the_cpu_is_the_same_function(bundle: Path, size: str) -> None:

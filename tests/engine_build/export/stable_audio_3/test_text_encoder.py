@@ -14,7 +14,7 @@ import pytest
 from helpers.graph_engine import GraphEngine
 from helpers.tiny_stable_audio_3 import MAX_TOKENS, diffusers_condition
 
-from engine_build.precision.recipe import explain
+from engine_build.precision.recipe import node_precisions
 from runtime.config.bundle import load_bundle
 from runtime.pipeline.text_encoder import TextEncoder
 
@@ -70,7 +70,7 @@ def test_lengths_beyond_the_longest_are_the_longest(bundle: Path) -> None:
 @pytest.mark.parametrize("recipe", ["bf16", "fp16"])
 def test_the_duration_is_computed_in_full_precision(bundle: Path, recipe: Any) -> None:
     model = onnx.load(bundle / "text_encoder.onnx")
-    precisions = {node.name: node.precision for node in explain(model, recipe)}
+    precisions = {node.name: node.precision for node in node_precisions(model, recipe)}
     kinds, depending = set(), {"seconds"}
     for node in model.graph.node:
         if depending.intersection(node.input):

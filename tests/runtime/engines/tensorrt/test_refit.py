@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from helpers.adapters import random_factors, write_peft
 from helpers.backends import FEW_VARIANTS
+from helpers.building import build_engine
 from helpers.factories import tiny_deployment
 from simulator.fixture import simulated
 
-from engine_build.compile.builder import build_engine
 from engine_build.compile.environment import build_environment
 from engine_build.compile.rebuild_check import check_rebuilds
-from engine_build.config import load_request
+from engine_build.request import load_request
 from runtime.base.errors import BuildError, EngineMismatchError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment

@@ -13,7 +13,7 @@ from helpers.planner_session import PlannerSession, off  # noqa: E402
 from configs.demo.recipe.latents import CODE_LEVELS  # noqa: E402
 from configs.demo.recipe.planner.model import Cache, Planner, PlannerShape, checkpoint_tensors  # noqa: E402
 from configs.demo.recipe.planner.tokens import FIRST_CODE_ID, GROUP_SIZE, NUM_TOKENS  # noqa: E402
-from engine_build.graphs.planner_graph import PlannerSizes, planner_graph  # noqa: E402
+from engine_build.graphs.planner_graph import Qwen3Sizes, planner_graph  # noqa: E402
 
 SHAPE = PlannerShape(hidden_size=48, intermediate_size=96, num_hidden_layers=2, head_dim=16)
 
@@ -48,7 +48,7 @@ def test_it_is_a_qwen3_of_a_million_parameters() -> None:
 
 def test_the_bundles_graph_is_written_from_its_tensors() -> None:
     model = small_model()
-    graph = planner_graph(PlannerSizes.of(vars(SHAPE)), 64, checkpoint_tensors(model).__getitem__)
+    graph = planner_graph(Qwen3Sizes.of(vars(SHAPE)), 64, checkpoint_tensors(model).__getitem__)
     session = PlannerSession(graph, rows=2)
     parts = [session.run(tokens()[:, start:end].numpy(), start) for start, end in ((0, 24), (24, 25), (25, 40))]
     with torch.no_grad():
