@@ -15,7 +15,6 @@ import pytest
 import soundfile
 from helpers.http_harness import serving
 from helpers.paths import ROOT
-from runtime.config.explain import validated
 from typer.testing import CliRunner
 
 from engine_build.cli import app as build
@@ -23,6 +22,7 @@ from profiling.bench_cli import app as bench
 from profiling.profile_cli import app as profile
 from runtime.commands.generate import app as generate
 from runtime.config.deployment import load_deployment
+from runtime.config.explain import validated
 from runtime.config.planner import PlannerSpec
 
 PAGE = ROOT / "configs/docs/pages/model.md"

@@ -24,12 +24,12 @@ from helpers.tiny_planner import (
     tiny_weights,
 )
 from numpy.typing import NDArray
-from runtime.config.explain import read_toml, validated
 from tokenizers import Tokenizer
 
 from engine_build.graphs.planner_graph import Qwen3Sizes
 from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
+from runtime.config.explain import read_toml, validated
 from runtime.config.planner import PlannerSpec
 
 VECTORS = ROOT / "tests/data/qwen3_logits.npz"

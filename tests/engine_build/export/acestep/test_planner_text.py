@@ -3,11 +3,11 @@ from __future__ import annotations
 import tomllib
 
 from helpers.tiny_planner import CONFIG
-from runtime.config.explain import validated
 
 from engine_build.export.acestep.planner_text import chat_prompts, plain_chat, planner_tables
 from engine_build.export.toml_text import table_text
 from engine_build.graphs.planner_graph import Qwen3Sizes
+from runtime.config.explain import validated
 from runtime.config.planner import PlannerSpec
 
 SYSTEM = (
