@@ -84,7 +84,7 @@ HEAVY = {
     "tensorrt": {"runtime/engines/tensorrt/binding.py"},
     "tensorrt_rtx": {"runtime/engines/tensorrt/rtx/", "engine_build/compile/tensorrt_compiler.py"},  # types
     "cuda": {"runtime/devices/cuda_calls.py"},
-    "nvtx": {"runtime/tick/loop/clock.py"},
+    "nvtx": {"runtime/tick/clock.py"},
     "torch": {
         "server/clients/comfyui_tickrt.py",  # runs in ComfyUI
         "engine_build/export/checkpoint.py",

@@ -29,7 +29,7 @@ from runtime.engines.manifest import (
     read_measurement,
     verify_file,
 )
-from runtime.engines.tensorrt.plan_file import KERNELS_SUFFIX, read_plan_header
+from runtime.engines.tensorrt.plan_file import KERNELS_SUFFIX, read_engine_header
 from runtime.engines.tensorrt.trials import trials_path
 
 PLAN_SUFFIX = ".plan"
@@ -113,7 +113,7 @@ def check_files(manifest: Manifest, folder: Path) -> None:
     if (size := sum(file.stat().st_size for file in files)) != manifest.size_bytes:
         raise EngineMismatchError(f"the files have {size} bytes, the manifest says {manifest.size_bytes}")
     if files[0].suffix == PLAN_SUFFIX:
-        header = read_plan_header(files[0])
+        header = read_engine_header(files[0])
         if header.version_text != manifest.tool_versions.get(manifest.target):
             raise EngineMismatchError(f"{files[0].name} was made by {header.library} {header.version_text}")
 
@@ -124,7 +124,7 @@ def inspect(path: Path) -> dict[str, Any]:
         raise EngineNotBuiltError(f"no engine at {path}", fix="tickrt-build list CONFIG")
     about: dict[str, Any] = {"file": str(path), "size_bytes": path.stat().st_size}
     if path.suffix == PLAN_SUFFIX:
-        header = read_plan_header(path)
+        header = read_engine_header(path)
         about |= {"plan_library": header.library, "plan_version": header.version_text}
     try:
         manifest = read_manifest(manifest_path(path.parent, path.stem))

@@ -13,7 +13,7 @@ from engine_build.graphs.planner_graph import sampler_graph
 from engine_build.specs.engine_spec import IN_PLACE, EngineSpec, Port, Range, Sizes, check_free, check_ports
 from runtime.base.errors import BuildError
 from runtime.config.bundle import Bundle
-from runtime.config.planner import PlannerGraphSpec, PlannerInputs, PlannerSpec
+from runtime.config.planner import LanguageGraphSpec, LanguageInputs, PlannerSpec
 from runtime.engines.loading import tool_versions
 from runtime.tick.language.sampler_fields import SAMPLER_INPUTS, SAMPLER_OUTPUTS, SamplerTensor
 
@@ -55,7 +55,7 @@ def _sizes(rows: Range, tokens: Range, logits: Range, slots: Range) -> dict[str,
 
 
 def _decoder_spec(
-    name: str, table: str, bundle: Bundle, planner: PlannerSpec, spec: PlannerGraphSpec, rows: int
+    name: str, table: str, bundle: Bundle, planner: PlannerSpec, spec: LanguageGraphSpec, rows: int
 ) -> EngineSpec:
     graph = read_graph(bundle.graph_path(spec.graph))
     inputs, outputs = _inputs(table, spec.inputs), _outputs(table, spec)
@@ -76,7 +76,7 @@ def _decoder_spec(
     )
 
 
-def _inputs(table: str, names: PlannerInputs) -> tuple[Port, ...]:
+def _inputs(table: str, names: LanguageInputs) -> tuple[Port, ...]:
     def port(role: str, letters: str, values: str, limit: str = "") -> Port:
         return Port(f"{table}.inputs.{role}", getattr(names, role), letters, "int64", values, limit)
 
@@ -91,7 +91,7 @@ def _inputs(table: str, names: PlannerInputs) -> tuple[Port, ...]:
     )
 
 
-def _outputs(table: str, spec: PlannerGraphSpec) -> tuple[Port, ...]:
+def _outputs(table: str, spec: LanguageGraphSpec) -> tuple[Port, ...]:
     caches = enumerate(spec.outputs.present)
     return (
         Port(f"{table}.outputs.logits", spec.outputs.logits, "RGV"),

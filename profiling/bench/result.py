@@ -21,7 +21,8 @@ from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.config.targets import Target
 from runtime.engines.engine import EngineSet
-from runtime.tick.loop.record import PHASES, TickRecord
+from runtime.tick.clock import PHASES
+from runtime.tick.loop.record import TickRecord
 
 # Milliseconds of a tick over the bare engine on a CPU, by features and depth; and tick over bare engine.
 OVERHEAD_MS: Mapping[str, Mapping[int, float]] = {

@@ -111,7 +111,7 @@ def _decoder(config: Path, target: Target) -> Iterator[tuple[Execute, Callable[[
     """
     bind(target)
     from runtime.engines.tensorrt.context_pool import reserve_activation
-    from runtime.engines.tensorrt.rtx.plan import RtxPlan
+    from runtime.engines.tensorrt.rtx.plan import RtxLoadedEngine
     from runtime.engines.tensorrt.rtx.specializer import Specializer
 
     folder = load_deployment(config).engine_folder(target)
@@ -121,7 +121,7 @@ def _decoder(config: Path, target: Target) -> Iterator[tuple[Execute, Callable[[
         stack.callback(device.close)
         specializer = Specializer(fresh / "engines", device)
         stack.callback(specializer.close)
-        plan = RtxPlan(read_manifest(manifest_path(folder, "decoder")), folder, "", specializer.cache)
+        plan = RtxLoadedEngine(read_manifest(manifest_path(folder, "decoder")), folder, "", specializer.cache)
         stack.callback(plan.close)
         index = len(plan.ranges) - 1
         activation = partial(reserve_activation, device, plan.range_bytes(index))

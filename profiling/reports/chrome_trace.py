@@ -12,7 +12,7 @@ from typing import Any
 
 from profiling.layers.rollups import UNKNOWN_MODULE, WHOLE_MODEL, block_of, module_parts
 from profiling.layers.timings import LayerTiming, Profile
-from runtime.tick.loop.trace_events import Event, slice_event, trace_document
+from runtime.tick.loop.record import Event, slice_event, trace_document
 
 BLOCK = "block"
 LAYERS, BLOCKS, EXECUTES = 1, 2, 3

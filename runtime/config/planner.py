@@ -21,7 +21,7 @@ NO_WINDOW = 1 << 40
 _PLACEHOLDER = re.compile(r"\{(caption|lyrics|thinking)\}")
 
 
-class PlannerInputs(TomlTable):
+class LanguageInputs(TomlTable):
     """Role -> tensor name. All but the caches are int64.
 
     tokens `[R,U]`, position `[R]` of the first of them, write `[R]` the cache slot that it is written to, window `[R]`:
@@ -38,14 +38,14 @@ class PlannerInputs(TomlTable):
     past: tuple[str, ...] = Field(min_length=1)
 
 
-class PlannerOutputs(TomlTable):
+class LanguageOutputs(TomlTable):
     """Role -> tensor name. logits float32 `[R,G,V]`, present: the caches, at the addresses of `past`, in its order."""
 
     logits: str = "logits"
     present: tuple[str, ...] = Field(min_length=1)
 
 
-class PlannerGraphSpec(TomlTable):
+class LanguageGraphSpec(TomlTable):
     """A decoder with caches that grow in place. capacity: M. window: positions that attention sees; 0: all of them.
 
     With a window a cache is a ring; a sequence then has no end.
@@ -54,8 +54,8 @@ class PlannerGraphSpec(TomlTable):
     graph: FileName
     capacity: int = Field(ge=2)
     window: int = Field(default=0, ge=0)
-    inputs: PlannerInputs
-    outputs: PlannerOutputs
+    inputs: LanguageInputs
+    outputs: LanguageOutputs
 
     @model_validator(mode="after")
     def _check_caches(self) -> Self:
@@ -70,7 +70,7 @@ class PlannerGraphSpec(TomlTable):
         return self.window or NO_WINDOW
 
 
-class PlannerSamplerSpec(TomlTable):
+class TokenSamplerSpec(TomlTable):
     """Defaults of sampling, in this order: guidance, top_k, top_p, temperature.
 
     candidates: the most tokens that any of them leaves to choose from. top_k: 0 for no limit, 1 for the likeliest.
@@ -182,7 +182,7 @@ class CodesSpec(PromptSpec):
         return tuple(found)
 
 
-class PlannerSpec(PlannerGraphSpec):
+class PlannerSpec(LanguageGraphSpec):
     """The planner. One execute takes `prefill_tokens` tokens of a prompt, or verifies up to `verify_tokens` drafts.
 
     tokenizer: none where requests give tokens. vocabulary: V. end_token: ends plans and codes. default: whether
@@ -197,11 +197,11 @@ class PlannerSpec(PlannerGraphSpec):
     end_token: int = Field(ge=0)
     prefill_tokens: int = Field(default=32, ge=1)
     verify_tokens: int = Field(default=5, ge=2)
-    sampler: PlannerSamplerSpec = PlannerSamplerSpec()
+    sampler: TokenSamplerSpec = TokenSamplerSpec()
     thinking: ThinkingSpec | None = None
     plan: PlanSpec | None = None
     codes: CodesSpec
-    draft: PlannerGraphSpec | None = None
+    draft: LanguageGraphSpec | None = None
 
     @model_validator(mode="after")
     def _check_capacity(self) -> Self:

@@ -136,7 +136,7 @@ def smallest_superset(variants: Mapping[frozenset[str], Engine], features: froze
 
 
 @dataclass(frozen=True)
-class PlannerEngines:
+class LanguageEngines:
     """The engines of an autoregressive model: its graph, the sampler, and a smaller graph for drafts."""
 
     planner: Engine
@@ -163,7 +163,7 @@ class EngineSet:
     adapted: Engine | None = None
     adapters: AdapterCatalog = NO_ADAPTERS
     merged: Mapping[str, float] = field(default_factory=dict)
-    planner: PlannerEngines | None = None
+    planner: LanguageEngines | None = None
 
     @property
     def all(self) -> tuple[Engine, ...]:

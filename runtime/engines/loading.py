@@ -21,7 +21,7 @@ from runtime.devices.device import Device, Stream
 from runtime.devices.machine import machine_of
 from runtime.engines.adapter_files import read_catalog
 from runtime.engines.adapters import ADAPTED_DECODER, MERGED, AdapterUse, adapter_shapes, describe_merged
-from runtime.engines.engine import Engine, EngineSet, PlannerEngines, decoder_shapes, features_of
+from runtime.engines.engine import Engine, EngineSet, LanguageEngines, decoder_shapes, features_of
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
@@ -190,9 +190,9 @@ def open_engines(
     return engines
 
 
-def _planner(spec: PlannerSpec, open_one: Callable[[str], Engine]) -> PlannerEngines:
+def _planner(spec: PlannerSpec, open_one: Callable[[str], Engine]) -> LanguageEngines:
     draft = None if spec.draft is None else open_one("planner_draft")
-    return PlannerEngines(open_one("planner"), open_one("sampler"), draft)
+    return LanguageEngines(open_one("planner"), open_one("sampler"), draft)
 
 
 def merged_weights(deployment: Deployment) -> MergedWeights | None:

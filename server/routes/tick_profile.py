@@ -16,8 +16,7 @@ from fastapi import APIRouter, Query, Request, Response, Security
 from fastapi.security import APIKeyHeader
 from starlette.concurrency import run_in_threadpool
 
-from runtime.tick.loop.record import TickRecord
-from runtime.tick.loop.trace_events import Event, counter_event, slice_event, trace_document
+from runtime.tick.loop.record import Event, TickRecord, counter_event, slice_event, trace_document
 from server.asgi.connection import first_completed, wait_disconnected
 from server.asgi.openapi import ADMIN_HEADER, problem_responses
 from server.asgi.problems import ProblemError

@@ -28,7 +28,8 @@ from prometheus_client.registry import Collector
 
 from runtime.base.errors import StoreError
 from runtime.engines.engine import Engine
-from runtime.tick.loop.record import PHASES, LoopStats, TickRecord
+from runtime.tick.clock import PHASES
+from runtime.tick.loop.record import LoopStats, TickRecord
 
 if TYPE_CHECKING:
     from runtime.live.hosting.host import SessionHost

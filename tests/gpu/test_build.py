@@ -19,7 +19,7 @@ from runtime.devices.machine import open_device
 from runtime.engines.engine import run_once
 from runtime.engines.loading import open_engine
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.engines.tensorrt.plan_file import read_plan_header
+from runtime.engines.tensorrt.plan_file import read_engine_header
 
 pytestmark = pytest.mark.gpu
 
@@ -60,7 +60,7 @@ def test_a_deployment_is_built_reused_listed_and_cleaned(path: Path, target: str
     assert "no (1)" not in invoke("list", path, "--target", target).stdout
     for file in deployment_of(path, target).engine_folder().glob("*.plan"):
         manifest = read_manifest(manifest_path(file.parent, file.stem))
-        assert read_plan_header(file).version_text == manifest.tool_versions["tensorrt"]
+        assert read_engine_header(file).version_text == manifest.tool_versions["tensorrt"]
         assert manifest.facts["memory_bytes"] > 0
     assert invoke("clean", path, "--yes").exit_code == 0
     assert not deployment_of(path, target).engine_folder().exists()

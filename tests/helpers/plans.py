@@ -9,7 +9,7 @@ from runtime.config.deployment import Deployment
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import parse_options
-from runtime.tick.language.live_sequence import LiveSequence
+from runtime.tick.language.sequence import LiveSequence
 
 
 def plans_with_and_without_drafts(deployment: Deployment, **options: Any) -> tuple[dict[str, Any], dict[str, Any], int]:

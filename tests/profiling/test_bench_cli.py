@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from profiling.bench.live import script
 from profiling.bench_cli import app
-from runtime.tick.loop.record import PHASES
+from runtime.tick.clock import PHASES
 
 
 def test_json_goes_to_standard_output_where_asked_for_and_nothing_else(built: Built) -> None:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from runtime.devices.device import Device, Stream, Tensor
-from runtime.engines.tensorrt.library import Context, LoadedPlan
+from runtime.engines.tensorrt.library import Context, LoadedEngine
 
 # Per device, by the handle of a stream.
 _activation: WeakKeyDictionary[Device, dict[int, Tensor]] = WeakKeyDictionary()
@@ -36,7 +36,7 @@ class ContextPool:
     stream: on which they execute.
     """
 
-    def __init__(self, plan: LoadedPlan, device: Device, stream: Stream) -> None:
+    def __init__(self, plan: LoadedEngine, device: Device, stream: Stream) -> None:
         self._plan, self._device, self._stream = plan, device, stream
         self._shared: dict[int, Context] = {}
         self._idle: dict[int, list[Context]] = {}

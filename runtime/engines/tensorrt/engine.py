@@ -17,7 +17,7 @@ from runtime.engines.tensorrt.context_pool import ContextPool
 from runtime.engines.tensorrt.execution import TensorRtExecution
 from runtime.engines.tensorrt.host_execution import HostExecution
 from runtime.engines.tensorrt.layers import layer_records, node_times
-from runtime.engines.tensorrt.library import LoadedPlan
+from runtime.engines.tensorrt.library import LoadedEngine
 from runtime.engines.tensorrt.refit import refit
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class TensorRtEngine:
                     host.close()
         self._plan.close()
 
-    def _load(self, folder: Path, fix: str) -> LoadedPlan:
-        return LoadedPlan(self.manifest, folder, fix)
+    def _load(self, folder: Path, fix: str) -> LoadedEngine:
+        return LoadedEngine(self.manifest, folder, fix)
 
     def _new_pool(self) -> ContextPool:
         return ContextPool(self._plan, self._device, self._stream)

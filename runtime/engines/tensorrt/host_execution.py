@@ -14,7 +14,7 @@ from runtime.base.errors import EngineDeadError
 from runtime.devices.device import Device, Level, Stream, Tensor
 from runtime.engines.engine import check_tensors
 from runtime.engines.tensorrt.layers import LayerTimes
-from runtime.engines.tensorrt.library import Context, ContextSettings, LayerProfiler, LoadedPlan
+from runtime.engines.tensorrt.library import Context, ContextSettings, LayerProfiler, LoadedEngine
 from runtime.engines.tensorrt.shape_ranges import Shape
 
 
@@ -67,7 +67,7 @@ class HostExecution:
     """
 
     def __init__(
-        self, plan: LoadedPlan, device: Device, level: Level = Level.TICK, kernels: Literal["NONE", "LAZY"] = "LAZY"
+        self, plan: LoadedEngine, device: Device, level: Level = Level.TICK, kernels: Literal["NONE", "LAZY"] = "LAZY"
     ) -> None:
         self._plan, self._kernels = plan, kernels
         self._stream = device.stream(level)

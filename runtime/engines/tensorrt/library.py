@@ -24,7 +24,7 @@ from runtime.engines.manifest import Manifest, TensorInfo
 from runtime.engines.tensorrt.binding import NAMES, is_rtx, trt
 from runtime.engines.tensorrt.errors import check_trt, dtype_name
 from runtime.engines.tensorrt.layers import LayerTimes
-from runtime.engines.tensorrt.plan_file import check_plan_version, read_plan_header
+from runtime.engines.tensorrt.plan_file import check_engine_version, read_engine_header
 from runtime.engines.tensorrt.shape_ranges import ProfileRange, Shape, choose_range
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class ContextSettings:
     tensors: tuple[Tensor, ...] = ()
 
 
-class LoadedPlan:
+class LoadedEngine:
     """A deserialized plan. Raises EngineMismatchError (another GPU or version, damaged), OutOfMemoryError, EngineError.
 
     `ranges`: the shape ranges it was built for. `fix`: the build command, for errors.
@@ -248,9 +248,9 @@ class LoadedPlan:
 
 def _deserialize(manifest: Manifest, path: Path, fix: str) -> trt.ICudaEngine:
     compatible = bool(manifest.build.get("version_compatible", False))
-    header = read_plan_header(path, fix=fix)
+    header = read_engine_header(path, fix=fix)
     name, version = NAMES[manifest.target], library_version()
-    check_plan_version(header, name, version, str(path), version_compatible=compatible, fix=fix)
+    check_engine_version(header, name, version, str(path), version_compatible=compatible, fix=fix)
     trt_library = library()
     with _load_lock, path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
         # A version-compatible plan contains its runtime as code; its hash is checked against the manifest before.

@@ -20,7 +20,7 @@ HEADER_BYTES = VERSION_AT + 4
 
 
 @dataclass(frozen=True, slots=True)
-class PlanHeader:
+class EngineHeader:
     """A plan's header: the library that built it, TensorRT or TensorRT-RTX, and its version, in four parts."""
 
     library: str
@@ -32,7 +32,7 @@ class PlanHeader:
         return ".".join(map(str, self.version))
 
 
-def read_plan_header(path: Path, *, fix: str = "") -> PlanHeader:
+def read_engine_header(path: Path, *, fix: str = "") -> EngineHeader:
     """The header of the plan at `path`.
 
     Raises EngineNotBuiltError (no file), EngineMismatchError (not a plan), StoreUnavailableError.
@@ -42,10 +42,10 @@ def read_plan_header(path: Path, *, fix: str = "") -> PlanHeader:
             head = file.read(HEADER_BYTES)
     except FileNotFoundError:
         raise EngineNotBuiltError(f"no plan at {path}", fix=fix) from None
-    return parse_plan_header(head, str(path), fix=fix)
+    return parse_engine_header(head, str(path), fix=fix)
 
 
-def parse_plan_header(head: bytes, label: str, *, fix: str = "") -> PlanHeader:
+def parse_engine_header(head: bytes, label: str, *, fix: str = "") -> EngineHeader:
     """The header from a plan's first bytes. Raises EngineMismatchError that says what is wrong."""
     if len(head) < HEADER_BYTES:
         raise EngineMismatchError(f"{label} has {len(head)} bytes, a plan has at least {HEADER_BYTES}", fix=fix)
@@ -54,11 +54,11 @@ def parse_plan_header(head: bytes, label: str, *, fix: str = "") -> PlanHeader:
         raise EngineMismatchError(f"{label} is not a TensorRT plan: it begins with {head[:4]!r}", fix=fix)
     if head[4:8] != bytes(4):
         raise EngineMismatchError(f"{label} is a damaged plan: bytes 4 to 7 are {head[4:8].hex()}, not 0", fix=fix)
-    return PlanHeader(library, tuple(head[VERSION_AT:HEADER_BYTES]))
+    return EngineHeader(library, tuple(head[VERSION_AT:HEADER_BYTES]))
 
 
-def check_plan_version(
-    header: PlanHeader, library: str, installed: str, label: str, *, version_compatible: bool = False, fix: str = ""
+def check_engine_version(
+    header: EngineHeader, library: str, installed: str, label: str, *, version_compatible: bool = False, fix: str = ""
 ) -> None:
     """Check that the installed version of a library ("TensorRT" or "TensorRT-RTX") loads a plan.
 

@@ -13,7 +13,7 @@ from runtime.devices.device import Device
 from runtime.engines.tensorrt.binding import REFIT_LOSES_BIAS, trt
 from runtime.engines.tensorrt.errors import check_trt, dtype_name
 from runtime.engines.tensorrt.host_execution import HostExecution
-from runtime.engines.tensorrt.library import LoadedPlan, library, library_version
+from runtime.engines.tensorrt.library import LoadedEngine, library, library_version
 
 if TYPE_CHECKING:
     from runtime.engines.merging import MergedWeights
@@ -26,7 +26,7 @@ SMALLEST_PEAK = 1e-6
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def refit(plan: LoadedPlan, device: Device, weights: MergedWeights, label: str) -> None:
+def refit(plan: LoadedEngine, device: Device, weights: MergedWeights, label: str) -> None:
     """Replace weights of a plan, before it has contexts. Raises EngineMismatchError, EngineError.
 
     It gets its own weights first: its outputs have to stay what they are, or a refit changes more than weights.
@@ -45,7 +45,7 @@ def refit(plan: LoadedPlan, device: Device, weights: MergedWeights, label: str) 
     _replace(plan.engine, label, weights, weights.read)
 
 
-def _feeds(plan: LoadedPlan) -> Arrays:
+def _feeds(plan: LoadedEngine) -> Arrays:
     """Inputs of the first shape range's smallest shapes: the same every time, numbers in (0, 1], whole ones 0."""
     random, least = np.random.default_rng(0), plan.ranges[0].least
     feeds = {}
@@ -57,7 +57,7 @@ def _feeds(plan: LoadedPlan) -> Arrays:
     return feeds
 
 
-def _run(plan: LoadedPlan, device: Device, feeds: Arrays) -> Arrays:
+def _run(plan: LoadedEngine, device: Device, feeds: Arrays) -> Arrays:
     host = HostExecution(plan, device)
     try:
         return host.run(feeds)

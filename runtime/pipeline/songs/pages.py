@@ -26,7 +26,7 @@ from runtime.music.sections import (
 from runtime.pipeline.songs.prompt import SongPrompt
 from runtime.pipeline.songs.sequences import SequenceOrder, plan_seed
 from runtime.pipeline.structure import StructureCodec
-from runtime.tick.language.constraints import CodesConstraint, PlanConstraint
+from runtime.tick.language.constraints import CodesConstraint, FormConstraint
 from runtime.tick.language.sequence import room_for
 
 # Sections that a further plan page begins with, those that it adds, and those of the first page of a plan without end:
@@ -95,7 +95,7 @@ def sections_page(
     without += spec.tempos_without(prompt.tokens) if prompt.bpm is None and song is None else []
     order = SequenceOrder(
         (plan_prompt(spec, prompt.tokens), plan_prompt(spec, prompt.negative)),
-        PlanConstraint(planner, given, num_sections, without, spec.layers_named(prompt.tokens), prompt.voices),
+        FormConstraint(planner, given, num_sections, without, spec.layers_named(prompt.tokens), prompt.voices),
         width + len(spec.item) * (num_sections or spec.most_sections) + 1,
         plan_seed(seed, _PLAN_PAGE, number),
         temperature=spec.temperature,

@@ -21,9 +21,9 @@ from runtime.pipeline.songs.sequences import Caller, Prompts, SequenceOrder, Seq
 from runtime.pipeline.structure import StructureCodec
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions, given_options, parse_options
 from runtime.requests.validation import plan_text_options, plans_texts, untaken_options
-from runtime.tick.language.constraints import CodesConstraint, ThinkingConstraint
+from runtime.tick.language.constraints import CodesConstraint
 from runtime.tick.language.sequence import ENDLESS, room_for
-from runtime.tick.language.thinking import ThinkingGrammar, thinking_values
+from runtime.tick.language.thinking import ThinkingConstraint, ThinkingGrammar, thinking_values
 
 if TYPE_CHECKING:
     from runtime.tick.loop.tick_loop import TickLoop

@@ -17,14 +17,13 @@ from runtime.engines.context import TickContext
 from runtime.engines.engine import EngineSet, condition_width, variant_name
 from runtime.engines.launch_cache import Launch, LaunchCounts
 from runtime.requests.curves import Array
+from runtime.tick.clock import PhaseClock
 from runtime.tick.denoise.adapter_factors import AdapterFactors
 from runtime.tick.denoise.bucket import FASTEST, DenoiseParts, LengthBucket
 from runtime.tick.denoise.prepared import PreparedGeneration, VelocityParts
 from runtime.tick.denoise.row_layout import RowLayout
 from runtime.tick.denoise.slot_fields import STEP_FEATURES
-from runtime.tick.scheduling.batch import BucketSpan
-from runtime.tick.scheduling.failures import LaunchFailures
-from runtime.tick.scheduling.phases import PhaseRecorder
+from runtime.tick.runner import BucketSpan, LaunchFailures
 from runtime.tick.scheduling.slot import Slot, Submission
 
 MAX_IDLE_BUCKETS = 4
@@ -117,10 +116,10 @@ class DenoiseRunner:
     where the step engines are of a version that had fewer features.
     """
 
-    def __init__(self, context: TickContext, recorder: PhaseRecorder, parts: DenoiseParts = FASTEST) -> None:
+    def __init__(self, context: TickContext, clock: PhaseClock, parts: DenoiseParts = FASTEST) -> None:
         _check_variants(context)
         device, stream, adapted, runtime = context.device, context.stream, context.engines.adapted, context.runtime
-        self._context, self._stream, self._recorder, self._parts = context, stream, recorder, parts
+        self._context, self._stream, self._clock, self._parts = context, stream, clock, parts
         self._copies = device.stream()
         limit, captures = runtime.captured_graphs, context.can_capture
         self._launches = parts.launches(device, stream, limit, captures=captures, beside=context.beside)
@@ -167,14 +166,14 @@ class DenoiseRunner:
         stream, failed = self._stream, LaunchFailures()
         ready: list[tuple[RowLayout, LengthBucket, Launch]] = []
         launched: list[BucketLaunch] = []
-        self._recorder.begin("upload")
+        self._clock.begin("upload")
         for layout in part.layouts:
             with failed.of(layout.slots):
                 if layout.adapters and self._factors is not None:
                     self._factors.hold(part.adapters)
                 bucket = self._buckets[layout.frames]
                 ready.append((layout, bucket, bucket.prepare(layout)))
-        self._recorder.begin("launch")
+        self._clock.begin("launch")
         for layout, bucket, launch in ready:
             with failed.of(layout.slots):
                 started_s = perf_counter()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config.planner import PlannerGraphSpec
+from runtime.config.planner import LanguageGraphSpec
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.engine import Engine
 
@@ -23,7 +23,7 @@ class KvCache:
     Position p of a row lies in slot p mod M. Attention reads the first slots, as many as `span` says.
     """
 
-    def __init__(self, device: Device, stream: Stream, engine: Engine, graph: PlannerGraphSpec, rows: int) -> None:
+    def __init__(self, device: Device, stream: Stream, engine: Engine, graph: LanguageGraphSpec, rows: int) -> None:
         self._device, self._stream, self._names = device, stream, graph.inputs
         self._pairs = list(zip(graph.inputs.past, graph.outputs.present, strict=True))
         info = engine.inputs[graph.inputs.past[0]]

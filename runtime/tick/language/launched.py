@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from runtime.devices.device import Event, Stream
-from runtime.tick.language.live_sequence import PromptChunk
-from runtime.tick.scheduling.batch import BucketSpan
-from runtime.tick.scheduling.failures import LaunchFailures
+from runtime.tick.language.sequence import PromptChunk
+from runtime.tick.runner import BucketSpan, LaunchFailures
 from runtime.tick.scheduling.slot import Slot
 
 # The width of a launch that drafts.

@@ -15,17 +15,15 @@ from runtime.config.planner import PlannerSpec
 from runtime.devices.device import Event
 from runtime.devices.packed_vectors import PackedVectors
 from runtime.engines.context import TickContext
-from runtime.engines.engine import EngineSet, Execution, PlannerEngines
+from runtime.engines.engine import EngineSet, Execution, LanguageEngines
 from runtime.engines.launch_cache import Call, Launch, LaunchCache, LaunchCounts
-from runtime.tick.language.draft_graph import DraftGraph
+from runtime.tick.clock import PhaseClock
 from runtime.tick.language.kv_cache import KvCache
 from runtime.tick.language.launched import DRAFT, LanguageKey, LanguageLaunch, LanguagePart
-from runtime.tick.language.live_sequence import LiveSequence, PromptChunk
-from runtime.tick.language.prefill import Prefill
-from runtime.tick.language.sequence import SequenceState
+from runtime.tick.language.prefill import DraftGraph, Prefill
+from runtime.tick.language.sequence import LiveSequence, PromptChunk, SequenceState
 from runtime.tick.language.step_buffers import SequenceVectors, StepBuffers, vectors_bytes
-from runtime.tick.scheduling.failures import LaunchFailures
-from runtime.tick.scheduling.phases import PhaseRecorder
+from runtime.tick.runner import LaunchFailures
 from runtime.tick.scheduling.slot import Slot
 
 # Of an execute that verifies 5 tokens, in decodes, on a CPU; a GPU reads the weights once for either.
@@ -51,15 +49,13 @@ class LanguageRunner:
     sequences as for one: beside urgent generations it draws half of planner_steps tokens of each.
     """
 
-    def __init__(
-        self, context: TickContext, engines: PlannerEngines, spec: PlannerSpec, recorder: PhaseRecorder
-    ) -> None:
+    def __init__(self, context: TickContext, engines: LanguageEngines, spec: PlannerSpec, clock: PhaseClock) -> None:
         device, stream = context.device, context.device.beside
         context = replace(context, stream=stream)
         runtime = context.runtime.model_copy(update={"planner_steps": context.deployment.planner_steps})
         self._is_on_gpu, self._bad = device.kind != "cpu", list[tuple[Slot, int]]()
         self._stream, self._engines, self._spec = stream, engines, spec
-        self._runtime, self._recorder, self._generation = runtime, recorder, 0
+        self._runtime, self._clock, self._generation = runtime, clock, 0
         self.is_beside = self.is_beside_urgent = False
         count = runtime.planner_sequences
         self._cache = KvCache(device, stream, engines.planner, spec, 2 * count)
@@ -153,7 +149,7 @@ class LanguageRunner:
     def launch(self, part: LanguagePart) -> LanguageLaunch:
         """Upload what changed and put the part on the stream. Raises EngineDeadError."""
         stream, failed, chunk, step = self._stream, LaunchFailures(), part.chunk, part.step
-        self._recorder.begin("upload")
+        self._clock.begin("upload")
         joining = [live.slot for live in self._live.values() if chunk is not None and chunk.row in live.rows]
         ready = [live.slot for live in self._going() if live.is_ready]
         prepared: list[tuple[Sequence[Slot], list[Call], Launch | None]] = []
@@ -167,7 +163,7 @@ class LanguageRunner:
         with failed.of(part.slots):
             self._vectors.has_changed = True
             self._vectors.flush(stream)
-        self._recorder.begin("launch")
+        self._clock.begin("launch")
         begin = stream.record()
         for slots, calls, own in prepared:
             with failed.of(slots):

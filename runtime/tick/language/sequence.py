@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from runtime.base.errors import CheckpointError, RequestError
 from runtime.config.planner import PlannerSpec
-from runtime.engines.engine import PlannerEngines
+from runtime.engines.engine import LanguageEngines
 from runtime.tick.language.constraints import Constraint
+from runtime.tick.language.thinking import Mask
+from runtime.tick.scheduling.slot import Slot
 
 # Of a sequence without an end.
 ENDLESS = 1 << 62
@@ -102,7 +104,7 @@ class SequenceState:
     trust: float
     caches: tuple[tuple[tuple[NDArray[Any], ...], ...], ...]
 
-    def check(self, request: SequenceRequest, engines: PlannerEngines, spec: PlannerSpec) -> None:
+    def check(self, request: SequenceRequest, engines: LanguageEngines, spec: PlannerSpec) -> None:
         """Raises CheckpointError where the state is not one of this request on these engines."""
         rows, is_constrained = len(request.prompts), request.constraint is not None
         if not 0 <= self.count < request.max_tokens or bool(self.constraint) != is_constrained:
@@ -152,3 +154,229 @@ def _mix(state: int) -> int:
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
     return state ^ (state >> 31)
+
+
+LONGEST, SHORTEST = 3, 2
+# Of the last verified drafts, how much the newest counts; below LEAST_TRUST nothing is looked up.
+MEMORY, LEAST_TRUST, RECOVERY = 0.2, 0.4, 0.01
+
+
+class History:
+    """The last tokens of a sequence, at least `keep` of them, and what followed each of their n-grams last.
+
+    The draft is what followed the last tokens when they came before (prompt lookup: Saxena, 2023).
+    """
+
+    def __init__(self, tokens: Sequence[int], keep: int, *, is_indexed: bool) -> None:
+        self._keep, self._is_indexed = keep, is_indexed
+        self.tokens: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}
+        for token in tokens:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """Add the newest token."""
+        if len(self.tokens) >= 2 * self._keep:
+            kept = self.tokens[-self._keep :]
+            self.tokens, self._after = [], {}
+            for old in kept:
+                self.append(old)
+        if self._is_indexed:
+            for size in range(SHORTEST, LONGEST + 1):
+                if len(self.tokens) >= size:
+                    self._after[tuple(self.tokens[-size:])] = len(self.tokens)
+        self.tokens.append(token)
+
+    def draft(self, known: Sequence[int], count: int) -> list[int]:
+        """At most `count` tokens that may follow the last ones, which `known` ends."""
+        last = [*self.tokens[-LONGEST:], *known][-LONGEST:]
+        for size in range(LONGEST, SHORTEST - 1, -1):
+            place = self._after.get(tuple(last[-size:]))
+            if place is not None and len(last) >= size:
+                return self.tokens[place : place + count]
+        return []
+
+
+class Trust:
+    """Whether looking up pays: the share of drafts that came true lately. It recovers while nothing is looked up."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self.share = share
+
+    def is_worth(self) -> bool:
+        """Whether to look up a draft now."""
+        self.share = min(1.0, self.share + RECOVERY)
+        return self.share >= LEAST_TRUST
+
+    def note(self, accepted: int, drafts: int) -> None:
+        """Of so many drafts, so many came true."""
+        self.share += MEMORY * (accepted / drafts - self.share)
+
+
+class PromptChunk(NamedTuple):
+    """Tokens of a prompt for the cache of one row, from position `start` on."""
+
+    row: int
+    start: int
+    tokens: tuple[int, ...]
+
+
+class Draw(NamedTuple):
+    """One step of a chain: the forced tokens that it feeds behind the newest one, each with the constraint's key before
+    it, and the key of what it draws from."""
+
+    forced: tuple[tuple[int, Hashable], ...]
+    key: Hashable
+
+
+class LiveSequence:
+    """Knows no device. The next execute feeds its newest token, at `position`; the sampler draws number `count`.
+
+    The last token of a prompt is fed by the first decode, so that a prefill needs no logits. `keep`: how many of its
+    tokens are kept at least. was_fed: the launch that is pending draws tokens for it; draws: the steps of its chain.
+    num_used: of what the last launch drew for it, how many were taken.
+    """
+
+    def __init__(self, slot: Slot, rows: tuple[int, ...], keep: int, *, speculates: bool) -> None:
+        work: SequenceWork = slot.work
+        self.slot, self.rows, self.request, state = slot, rows, work.request, work.state
+        self.prompts = self.request.prompts
+        old = state or SequenceState(0, (), (), 1.0, ())
+        self.constraint, self.count, self.trust = copy.copy(self.request.constraint), old.count, Trust(old.trust)
+        if state is not None and self.constraint is not None:
+            self.constraint.restore(state.constraint)
+        self.history = History((*self.request.prompt, *old.tokens), keep, is_indexed=speculates)
+        self.prefilled = [len(prompt) - 1 if state else 0 for prompt in self.prompts]
+        self.drafts: list[int] = []
+        self._num_forced = 0
+        self.wants_drafts = False
+        self.draws: list[Draw] = []
+        self.num_used = 0
+        self._speculates = speculates
+        self.has_ended = self.constraint is not None and self.constraint.is_done
+        self.is_finite, self.was_fed = True, False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its prompts are in the cache."""
+        return all(done >= len(prompt) - 1 for done, prompt in zip(self.prefilled, self.prompts, strict=True))
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Its new tokens; of a long one the last."""
+        return tuple(self.history.tokens[-self.count :]) if self.count else ()
+
+    def next_token(self, place: int) -> int:
+        """What the next execute feeds to its row number `place`."""
+        return self.history.tokens[-1] if self.count else self.prompts[place][-1]
+
+    def position(self, place: int) -> int:
+        """Where that lies; before it is ready, the first position that nothing was written to."""
+        if not self.is_ready:
+            return self.prefilled[place]
+        return len(self.prompts[place]) - 1 + self.count
+
+    def known(self, place: int, start: int, count: int) -> list[int]:
+        """The tokens at positions from `start` on of its row number `place`, as far as they are known; 0 behind."""
+        prompt, new = self.prompts[place], self.history.tokens[-self.count :] if self.count else []
+        first = len(prompt) + self.count - len(new)  # of `new`, which may be the last ones only
+        return [
+            prompt[at] if at < len(prompt) else new[at - first] if 0 <= at - first < len(new) else 0
+            for at in range(start, start + count)
+        ]
+
+    def take_chunk(self, size: int) -> PromptChunk:
+        """The next tokens of a prompt; they count as prefilled from now on."""
+        for place, prompt in enumerate(self.prompts):
+            start, end = self.prefilled[place], len(prompt) - 1
+            if start < end:
+                self.prefilled[place] = min(start + size, end)
+                return PromptChunk(self.rows[place], start, prompt[start : self.prefilled[place]])
+        raise AssertionError("the sequence is ready")
+
+    def draft(self, count: int) -> None:
+        """Note at most `count` drafts of its next tokens, where it has none."""
+        if not self._speculates or self.drafts:
+            return
+        self.drafts = [] if self.constraint is None else list(self.constraint.forced(count))
+        self._num_forced = len(self.drafts)
+        self.wants_drafts = len(self.drafts) < count and self.trust.is_worth()
+        if self.wants_drafts:
+            self.drafts += self.history.draft(self.drafts, count - len(self.drafts))
+
+    def take_drafts(self, tokens: list[int]) -> None:
+        """Note drafts of the draft graph, where it has none."""
+        self.drafts = self.drafts or tokens
+
+    @property
+    def num_expected(self) -> float:
+        """How many of its drafts will come true, as they did lately."""
+        return self._num_forced + self.trust.share * (len(self.drafts) - self._num_forced)
+
+    def forced_run(self, constraint: Constraint | None, limit: int) -> tuple[tuple[int, Hashable], ...]:
+        """The tokens that must come next, at most `limit`, as Draw has them; the constraint goes on behind them.
+
+        The last token of all is left to be drawn.
+        """
+        if constraint is None or not self._speculates or limit == 0:
+            return ()
+        run = []
+        for token in constraint.forced(limit):
+            ahead = copy.copy(constraint)
+            ahead.advance(token)
+            if ahead.is_done:
+                break
+            run.append((token, constraint.key))
+            constraint.advance(token)
+        return tuple(run)
+
+    def forced_runs(self, steps: int, limit: int, scratch: Mask) -> list[int]:
+        """How many tokens each step of a chain can feed along, at most `limit`. scratch: bool `[V]`, is written to."""
+        if self.constraint is None or not self._speculates:
+            return [0] * steps
+        constraint, found = copy.copy(self.constraint), list[int]()
+        while len(found) < steps and not constraint.is_done:
+            found.append(len(self.forced_run(constraint, limit)))
+            constraint.write_allowed(scratch)
+            constraint.advance(int(scratch.argmax()))
+        return found
+
+    def accept(self, drawn: Sequence[int]) -> list[int]:
+        """Take the tokens of a chain, forced ones and drawn ones, as long as what they could be (`draws`) was right."""
+        taken: list[int] = []
+        self.num_used, self.drafts = 0, []
+        for token, draw in zip(drawn, self.draws, strict=False):
+            for one, key in (*draw.forced, (token, draw.key)):
+                if self.has_ended or (self.constraint is not None and self.constraint.key != key):
+                    return taken
+                taken.append(self._take(one))
+            self.num_used += 1
+        return taken
+
+    def accept_verified(self, drawn: Sequence[int]) -> list[int]:
+        """Take the tokens of a verify, as long as the drafts before them are the tokens that came."""
+        taken = []
+        for token, draft in zip(drawn, [*self.drafts, -1], strict=False):
+            taken.append(self._take(token))
+            if self.has_ended or token != draft:
+                break
+        self.num_used = len(taken)
+        if self.drafts:
+            right = sum(token == draft for token, draft in zip(taken, self.drafts, strict=False))
+            self.trust.note(right, len(self.drafts))
+        self.drafts = []
+        return taken
+
+    def state(self, caches: Sequence[tuple[tuple[NDArray[Any], ...], ...]]) -> SequenceState:
+        """What it is continued from; `caches`: see SequenceState."""
+        constraint = () if self.constraint is None else tuple(self.constraint.state())
+        return SequenceState(self.count, self.tokens, constraint, self.trust.share, tuple(caches))
+
+    def _take(self, token: int) -> int:
+        self.history.append(token)
+        self.count += 1
+        if self.constraint is not None:
+            self.constraint.advance(token)
+        is_done = self.constraint is not None and self.constraint.is_done
+        self.has_ended = is_done or token == self.request.end_token or self.count >= self.request.max_tokens
+        return token

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config.planner import PlannerGraphSpec, PlannerSpec
+from runtime.config.planner import LanguageGraphSpec, PlannerSpec
 from runtime.devices.device import ALIGNMENT_BYTES, Device, Stream, Tensor
 from runtime.devices.packed_vectors import PackedVectors, host_view
 from runtime.engines.engine import Engine, Execution
 from runtime.tick.language.constraints import Constraint
 from runtime.tick.language.kv_cache import KvCache
-from runtime.tick.language.live_sequence import Draw, LiveSequence
+from runtime.tick.language.sequence import Draw, LiveSequence
 
 # Sampler inputs that a sequence keeps, with the value of a place without one.
 PER_SEQUENCE = {"positive_row": 0, "negative_row": 0, "guidance": 1.0, "temperature": 1.0, "top_k": 1, "top_p": 1.0}
@@ -116,7 +116,7 @@ class StepBuffers:
 
     def __init__(
         self, device: Device, vectors: PackedVectors, shared: SequenceVectors, spec: PlannerSpec, sequences: int, *,
-        width: int, steps: int, draws: int = 1, draft: PlannerGraphSpec | None = None,
+        width: int, steps: int, draws: int = 1, draft: LanguageGraphSpec | None = None,
     ) -> None:  # fmt: skip
         self._graph = draft or spec
         self.width, self.steps, self.draws, self._shared, self._device = width, steps, draws, shared, device

@@ -1,15 +1,16 @@
-"""The thinking of a planner in tokens: what may come in each of its fields."""
+"""The thinking of a planner in tokens: what may come in each of its fields, and the constraint that follows them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.base.errors import ConfigError
+from runtime.base.errors import ConfigError, RequestError
 from runtime.config.planner import FieldSpec, PlannerSpec, ThinkingSpec
 
 Mask = NDArray[np.bool_]
@@ -137,6 +138,126 @@ class ThinkingGrammar:
         """Behind a complete number more digits may come, behind another complete value the newline."""
         tokens = tuple(found)
         return tokens if has_longer or self.newline not in tokens else (self.newline,)
+
+
+class ThinkingConstraint:
+    """The fields in their order, each "NAME: VALUE". given: field -> its value, as the user has it. skipped: left out.
+
+    The rules are those of ACE-Step's constrained decoding, but that a field after a text is always the next one.
+    Raises RequestError for a value that its field cannot have.
+    """
+
+    def __init__(
+        self, grammar: ThinkingGrammar, given: Mapping[str, str] | None = None, skipped: Collection[str] = ()
+    ) -> None:
+        given = given or {}
+        for field in grammar.spec.fields:
+            _check_given(field, given.get(field.name))
+        self._grammar, self._segments = grammar, grammar.segments(given, skipped)
+        self._place, self._count, self._is_line_start = 0, 0, False
+        self._path: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> Hashable:
+        """The segment, and what of it came."""
+        segment = self._segment
+        if isinstance(segment, Text):
+            return self._place, self._is_line_start, self._count >= segment.max_tokens
+        return self._place, self._path
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all fields are complete; the end's tokens are left to the next phase's prompt."""
+        return self._place == len(self._segments) - 1
+
+    @property
+    def is_greedy(self) -> bool:
+        """At the first token of a field that is so."""
+        segment = self._segment
+        return isinstance(segment, Choice) and segment.is_greedy and not self._path
+
+    def write_allowed(self, allowed: Mask) -> None:
+        """What the segment may have."""
+        segment = self._segment
+        if isinstance(segment, Text) and self._count < segment.max_tokens:
+            np.copyto(allowed, self._grammar.is_text[segment.field])  # [V]
+            if self._is_line_start:
+                np.logical_and(allowed, self._grammar.is_indented, out=allowed)  # [V]
+                allowed[self._next_token] = True
+            return
+        allowed[:] = False
+        allowed[list(self._choices())] = True  # [V]
+
+    def forced(self, limit: int) -> list[int]:
+        """The rest of a name or of a given value, and what follows it."""
+        ahead, found = copy(self), list[int]()
+        while len(found) < limit and not ahead.is_done:
+            choices = ahead._choices()
+            if len(choices) != 1:
+                break
+            found.append(choices[0])
+            ahead.advance(choices[0])
+        return found
+
+    def advance(self, token: int) -> None:
+        """Go on in the segment, or to the next one."""
+        segment = self._segment
+        if isinstance(segment, Text):
+            self._advance_text(token)
+            return
+        self._path = (*self._path, token)
+        is_complete = self._path == segment.tokens if isinstance(segment, Fixed) else token == self._grammar.newline
+        if is_complete:
+            self._enter(self._place + 1)
+
+    def state(self) -> list[int]:
+        """Segment, tokens of a text, whether a line begins, what of the segment came."""
+        return [self._place, self._count, int(self._is_line_start), *self._path]
+
+    def restore(self, state: Sequence[int]) -> None:
+        """As `state` gave."""
+        self._place, self._count, self._is_line_start = state[0], state[1], bool(state[2])
+        self._path = tuple(state[3:])
+
+    @property
+    def _segment(self) -> Segment:
+        return self._segments[self._place]
+
+    @property
+    def _next_token(self) -> int:
+        """The first token behind a text."""
+        following = self._segments[self._place + 1]
+        assert isinstance(following, Fixed)
+        return following.tokens[0]
+
+    def _choices(self) -> tuple[int, ...]:
+        """The tokens that may come, where they are few; () in a text."""
+        segment = self._segment
+        if isinstance(segment, Fixed):
+            return segment.tokens[len(self._path) : len(self._path) + 1]
+        if isinstance(segment, Choice):
+            return segment.tree[self._path]
+        if self._count < segment.max_tokens:
+            return ()
+        return (self._next_token,) if self._is_line_start else (self._grammar.newline,)
+
+    def _advance_text(self, token: int) -> None:
+        if self._is_line_start and token == self._next_token:
+            self._enter(self._place + 1)
+            self.advance(token)
+            return
+        self._count += 1
+        self._is_line_start = bool(self._grammar.has_newline[token])
+
+    def _enter(self, place: int) -> None:
+        self._place, self._path, self._count, self._is_line_start = place, (), 0, False
+
+
+def _check_given(field: FieldSpec, value: str | None) -> None:
+    if value is None or field.kind == "text" or value in field.choices:
+        return
+    expected = f"{field.minimum} to {field.maximum}" if field.kind == "integer" else ", ".join(field.values)
+    raise RequestError(f"{field.name} is {value!r}, expected {expected}")
 
 
 def thinking_values(text: str) -> dict[str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from runtime.base.errors import DrainingError, EngineError, TickError
+from runtime.base.errors import DrainingError, EngineDeadError, EngineError, TickError, failure_of
 from runtime.engines.engine import EngineSet
 from runtime.requests.request import GenerationRequest
 from runtime.tick.denoise.prepared import PreparedGeneration
@@ -102,6 +103,32 @@ class LoopInbox:
             except Empty:
                 break
         return messages
+
+
+M = TypeVar("M", bound=Snapshot | Swap | Rehearse | BoundCaptures)
+
+
+class Answers(Generic[M]):
+    """Messages whose answer is given between two ticks, when slots' states and steps agree. The tick thread alone."""
+
+    def __init__(self, answer: Callable[[M], Any]) -> None:
+        self._answer = answer
+        self.waiting: deque[M] = deque()
+
+    def add(self, message: M) -> None:
+        """Let it wait for its answer."""
+        self.waiting.append(message)
+
+    def give(self) -> None:
+        """Answer all of them; an error is that of the answer alone, unless no tick can run any more."""
+        while self.waiting:
+            message = self.waiting.popleft()
+            try:
+                message.reply.set_result(self._answer(message))
+            except BaseException as error:
+                message.reply.set_exception(failure_of(error, "what was asked of the tick loop"))
+                if isinstance(error, EngineDeadError):
+                    raise
 
 
 def do_nothing(is_urgent: bool | None) -> None:

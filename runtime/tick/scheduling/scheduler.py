@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, fields
 from itertools import count
 from typing import Any
 
-from runtime.tick.scheduling.queue import WaitingQueue
-from runtime.tick.scheduling.slot import Slot, Submission
+from runtime.tick.scheduling.slot import Slot, Submission, WaitingQueue
 
 _NOTHING: tuple[Slot, ...] = ()
 

@@ -18,7 +18,8 @@ from profiling.bench.result import (
 )
 from profiling.bench.steady_stream import Measurement, Site
 from profiling.bench.workload import Workload
-from runtime.tick.loop.record import PHASES, TickRecord
+from runtime.tick.clock import PHASES
+from runtime.tick.loop.record import TickRecord
 
 BUDGET = {"overhead_ms": 0.35, "overhead_ratio": 1.08}
 

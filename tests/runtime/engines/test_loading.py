@@ -19,7 +19,7 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import HostDevice
 from runtime.engines import loading
-from runtime.engines.engine import EngineSet, PlannerEngines
+from runtime.engines.engine import EngineSet, LanguageEngines
 from runtime.engines.loading import open_engine, open_engines, tool_versions, warm_up
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
@@ -145,11 +145,11 @@ def test_engines_are_replaceable_by_engines_with_equal_tensors_and_variants(buil
         check_replaceable(adapted, replace(engines, adapted=other))
     with pytest.raises(EngineMismatchError, match="lack the decoder for adapters"):
         check_replaceable(adapted, engines)
-    planned = replace(engines, planner=PlannerEngines(engines.decoder, engines.decoder))
+    planned = replace(engines, planner=LanguageEngines(engines.decoder, engines.decoder))
     check_replaceable(planned, planned)
     with pytest.raises(EngineMismatchError, match="has other inputs than the current one"):
-        check_replaceable(planned, replace(engines, planner=PlannerEngines(engines.decoder, other)))
-    for planner in (None, PlannerEngines(engines.decoder, engines.decoder, engines.decoder)):
+        check_replaceable(planned, replace(engines, planner=LanguageEngines(engines.decoder, other)))
+    for planner in (None, LanguageEngines(engines.decoder, engines.decoder, engines.decoder)):
         with pytest.raises(EngineMismatchError, match="lack the planner or its draft"):
             check_replaceable(planned, replace(engines, planner=planner))
     engines.close()

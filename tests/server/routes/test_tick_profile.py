@@ -16,7 +16,8 @@ from helpers.generations import GUIDED, Inbox, make
 from helpers.http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request
 
 from runtime.base.errors import ConfigError
-from runtime.tick.loop.record import PHASES, BucketSpan, TickRecord
+from runtime.tick.clock import PHASES
+from runtime.tick.loop.record import BucketSpan, TickRecord
 from runtime.tick.loop.tick_loop import TickLoop
 from server.config import load_settings
 from server.routes.tick_profile import device_begins, tick_trace

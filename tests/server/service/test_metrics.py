@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from runtime.pipeline.generation import LongGeneration
 from runtime.requests.options import parse_options
+from runtime.tick.clock import PHASES
 from runtime.tick.loop.events import Event, Finished, Progress, Started
-from runtime.tick.loop.record import PHASES, TickRecord
+from runtime.tick.loop.record import TickRecord
 from server.service.metrics import LiveMetrics, Metrics, Outcome
 from server.service.service import WARM_UP_TIMEOUT_S
 

@@ -19,7 +19,7 @@ from runtime.engines.tensorrt.context_pool import ContextPool
 from runtime.engines.tensorrt.engine import TensorRtEngine
 from runtime.engines.tensorrt.execution import TensorRtExecution
 from runtime.engines.tensorrt.library import ContextSettings
-from runtime.engines.tensorrt.rtx.plan import FALLBACK, SPECIALIZED, RtxContext, RtxPlan
+from runtime.engines.tensorrt.rtx.plan import FALLBACK, SPECIALIZED, RtxContext, RtxLoadedEngine
 from runtime.engines.tensorrt.rtx.specializer import Job, Specializer, close_specializer, open_specializer
 from runtime.engines.tensorrt.shape_ranges import Shape
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class RtxContextPool(ContextPool):
     """The contexts of one plan: with fallback kernels per shape range, with kernels of their own per shape."""
 
-    def __init__(self, plan: RtxPlan, device: Device, stream: Stream, specializer: Specializer) -> None:
+    def __init__(self, plan: RtxLoadedEngine, device: Device, stream: Stream, specializer: Specializer) -> None:
         super().__init__(plan, device, stream)
         self._rtx_plan, self._specializer = plan, specializer
         self._of_shapes: dict[tuple[Shape, ...], Job] = {}
@@ -199,11 +199,11 @@ class RtxEngine(TensorRtEngine):
         close_specializer(self._specializer)
         super().close()
 
-    def _load(self, folder: Path, fix: str) -> RtxPlan:
-        return RtxPlan(self.manifest, folder, fix, self._specializer.cache)
+    def _load(self, folder: Path, fix: str) -> RtxLoadedEngine:
+        return RtxLoadedEngine(self.manifest, folder, fix, self._specializer.cache)
 
     def _new_pool(self) -> RtxContextPool:
-        assert isinstance(self._plan, RtxPlan)
+        assert isinstance(self._plan, RtxLoadedEngine)
         return RtxContextPool(self._plan, self._device, self._stream, self._specializer)
 
 

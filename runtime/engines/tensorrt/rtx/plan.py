@@ -13,8 +13,8 @@ from runtime.devices.device import Stream, Tensor
 from runtime.engines.manifest import Manifest
 from runtime.engines.tensorrt.binding import NAMES
 from runtime.engines.tensorrt.errors import check_trt
-from runtime.engines.tensorrt.library import Context, LoadedPlan, library, library_version
-from runtime.engines.tensorrt.plan_file import check_plan_version, read_plan_header
+from runtime.engines.tensorrt.library import Context, LoadedEngine, library, library_version
+from runtime.engines.tensorrt.plan_file import check_engine_version, read_engine_header
 from runtime.engines.tensorrt.rtx.kernel_cache import KernelCache
 from runtime.engines.tensorrt.rtx.validity import check_validity
 
@@ -47,14 +47,14 @@ class RtxContext(Context):
         return bool(mine.is_stream_capturable(stream.handle))
 
 
-class RtxPlan(LoadedPlan):
-    """A deserialized plan of TensorRT-RTX. See LoadedPlan; what the library says against it is known before."""
+class RtxLoadedEngine(LoadedEngine):
+    """A deserialized plan of TensorRT-RTX. See LoadedEngine; what the library says against it is known before."""
 
     def __init__(self, manifest: Manifest, folder: Path, fix: str, cache: KernelCache) -> None:
         self._cache = cache
         path, trt_library = folder / manifest.engine_file, library()
-        header = read_plan_header(path, fix=fix)
-        check_plan_version(header, NAMES[manifest.target], library_version(), str(path), fix=fix)
+        header = read_engine_header(path, fix=fix)
+        check_engine_version(header, NAMES[manifest.target], library_version(), str(path), fix=fix)
         runtime: Any = trt_library.runtime
         mine: trt.Runtime = runtime
         with path.open("rb") as file:

@@ -13,7 +13,7 @@ import numpy as np
 from runtime.base.errors import EngineError
 from runtime.devices.device import ALIGNMENT_BYTES, Device, Level, Tensor
 from runtime.engines.tensorrt.rtx.kernel_cache import KernelCache
-from runtime.engines.tensorrt.rtx.plan import RtxContext, RtxPlan
+from runtime.engines.tensorrt.rtx.plan import RtxContext, RtxLoadedEngine
 from runtime.engines.tensorrt.shape_ranges import Shape
 
 Job = Future[RtxContext]
@@ -50,7 +50,7 @@ class Specializer:
 
     def execute(
         self,
-        plan: RtxPlan,
+        plan: RtxLoadedEngine,
         index: int,
         shapes: Mapping[str, Shape],
         context: RtxContext | None,
@@ -76,7 +76,7 @@ class Specializer:
             raise
         return context
 
-    def _tensors(self, plan: RtxPlan, inputs: Mapping[str, Shape], context: RtxContext) -> dict[str, Tensor]:
+    def _tensors(self, plan: RtxLoadedEngine, inputs: Mapping[str, Shape], context: RtxContext) -> dict[str, Tensor]:
         infos = {**plan.inputs, **plan.outputs}
         updated = set(plan.aliases.values())
         written = {name: context.output_shape(name) for name in plan.outputs if name not in plan.aliases}

@@ -107,11 +107,11 @@ def test_engines_of_streams_that_run_beside_each_other_share_no_memory() -> None
 
 def test_a_pool_shares_one_context_per_range_and_reuses_returned_ones(tmp_path: Path) -> None:
     from runtime.engines.tensorrt.context_pool import ContextPool
-    from runtime.engines.tensorrt.library import LoadedPlan
+    from runtime.engines.tensorrt.library import LoadedEngine
 
     written(tmp_path, ROWS, MANY_ROWS)
     bench = Bench()
-    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
+    plan = LoadedEngine(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
     pool = ContextPool(plan, bench.device, bench.device.main)
     assert pool.shared(1) is pool.shared(1)
     first, second, other_range = pool.take(1), pool.take(1), pool.take(0)

@@ -54,11 +54,11 @@ def test_arrays_of_any_layout_are_uploaded_and_downloaded(machine: Machine) -> N
 
 def test_repeated_executes_of_both_ranges_allocate_nothing(machine: Machine, tmp_path: Path) -> None:
     from runtime.engines.tensorrt.host_execution import HostExecution
-    from runtime.engines.tensorrt.library import LoadedPlan
+    from runtime.engines.tensorrt.library import LoadedEngine
 
     written(tmp_path, ROWS, MANY_ROWS)
     bench = Bench()
-    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
+    plan = LoadedEngine(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
     host = HostExecution(plan, bench.device)
     rows = (8, 2, 7, 4)
     for _ in range(2):
@@ -79,11 +79,11 @@ def test_repeated_executes_of_both_ranges_allocate_nothing(machine: Machine, tmp
 def test_a_small_execute_takes_no_memory_of_a_larger_range(machine: Machine, tmp_path: Path) -> None:
     """So reads a reload its new engines: one row, beside the memory of the ticks."""
     from runtime.engines.tensorrt.host_execution import HostExecution
-    from runtime.engines.tensorrt.library import LoadedPlan
+    from runtime.engines.tensorrt.library import LoadedEngine
 
     written(tmp_path, ROWS, {**MANY_ROWS, "frames": (1, 8, 4096)})
     bench = Bench()
-    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
+    plan = LoadedEngine(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
     host = HostExecution(plan, bench.device)
     assert plan.range_bytes(0) * 100 < plan.range_bytes(1) == plan.activation_bytes
     host.run(feeds_of(1, 4))

@@ -41,17 +41,17 @@ def test_the_logger_keeps_the_latest_errors_of_each_thread() -> None:
 
 def test_what_the_library_s_own_threads_log_belongs_to_the_call_that_fails(machine: Machine, tmp_path: Path) -> None:
     """Python has not started them: they take nothing themselves."""
-    from runtime.engines.tensorrt.library import LoadedPlan
+    from runtime.engines.tensorrt.library import LoadedEngine
 
     written(tmp_path)
     machine.faults |= {"library_threads": True, "context_none_at": [1]}
     bench = Bench()
-    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
+    plan = LoadedEngine(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
     with pytest.raises(OutOfMemoryError, match="out of memory"):
         plan.new_context(0, bench.device.zeros((1,), "uint8"))
     machine.faults["deserialize_none"] = True
     with pytest.raises(EngineError, match="stdVersionRead"):
-        LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
+        LoadedEngine(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
     plan.close()
     bench.close()
 
@@ -89,16 +89,16 @@ def test_threads_take_turns_at_starting_the_library_and_at_loading(
     monkeypatch.setattr(library, "probe", partial(noted, library._library_lock, probe))
     runtime = library.library().runtime
     monkeypatch.setattr(runtime, "deserialize_cuda_engine", partial(noted, library._load_lock, deserialize))
-    library.LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "build it").close()
+    library.LoadedEngine(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "build it").close()
     assert held == [True, True]
 
 
 def test_settings_are_of_the_first_range_that_contains_the_shapes(tmp_path: Path) -> None:
-    from runtime.engines.tensorrt.library import LoadedPlan
+    from runtime.engines.tensorrt.library import LoadedEngine
 
     written(tmp_path, ROWS, MANY_ROWS)
     bench = Bench()
-    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "build it")
+    plan = LoadedEngine(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "build it")
     assert [shape_range.largest["x"][0] for shape_range in plan.ranges] == [4, 8]
     tensors = bench.tensors(6)
     settings = plan.settings(tensors)
@@ -113,11 +113,11 @@ def test_settings_are_of_the_first_range_that_contains_the_shapes(tmp_path: Path
 
 
 def test_a_cache_that_is_updated_in_place_must_be_bound_to_one_memory(tmp_path: Path) -> None:
-    from runtime.engines.tensorrt.library import LoadedPlan
+    from runtime.engines.tensorrt.library import LoadedEngine
 
     write_engine(tmp_path, "cache", cache_graph(), [{"rows": (1, 2, 2)}])
     bench = Bench()
-    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "cache")), tmp_path, "")
+    plan = LoadedEngine(read_manifest(manifest_path(tmp_path, "cache")), tmp_path, "")
     assert plan.aliases == {"present": "past"}
     shapes = {"past": (2, 2, 8, 64), "new": (2, 2, 1, 64), "present": (2, 2, 8, 64), "sum": ()}
     tensors = {name: bench.device.zeros(shape, "float32") for name, shape in shapes.items()}
@@ -131,11 +131,11 @@ def test_a_cache_that_is_updated_in_place_must_be_bound_to_one_memory(tmp_path: 
 
 
 def test_output_shapes_need_input_shapes(tmp_path: Path) -> None:
-    from runtime.engines.tensorrt.library import LoadedPlan
+    from runtime.engines.tensorrt.library import LoadedEngine
 
     written(tmp_path)
     bench = Bench()
-    plan = LoadedPlan(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
+    plan = LoadedEngine(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
     context = plan.new_context(0, bench.device.zeros((max(plan.activation_bytes, 1),), "uint8"))
     with pytest.raises(EngineError, match=r"shapes of .* are not set"):
         context.output_shape("y")

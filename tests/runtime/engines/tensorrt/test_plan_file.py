@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.base.errors import EngineMismatchError, EngineNotBuiltError, StoreUnavailableError
-from runtime.engines.tensorrt.plan_file import PlanHeader, check_plan_version, parse_plan_header, read_plan_header
+from runtime.engines.tensorrt.plan_file import (
+    EngineHeader,
+    check_engine_version,
+    parse_engine_header,
+    read_engine_header,
+)
 
 HEAD = b"ftrt" + bytes(20) + bytes((11, 4, 0, 106))
 
@@ -17,7 +22,7 @@ HEAD = b"ftrt" + bytes(20) + bytes((11, 4, 0, 106))
 def test_the_version_is_read_from_the_header(tmp_path: Path) -> None:
     path = tmp_path / "decoder.plan"
     path.write_bytes(HEAD + b"the rest is not read")
-    assert read_plan_header(path).version_text == "11.4.0.106"
+    assert read_engine_header(path).version_text == "11.4.0.106"
 
 
 @pytest.mark.parametrize(
@@ -33,23 +38,23 @@ def test_a_file_that_is_not_a_plan_is_refused_with_the_fix(head: bytes, message:
     path = tmp_path / "decoder.plan"
     path.write_bytes(head)
     with pytest.raises(EngineMismatchError, match=rf"decoder\.plan {message}[\s\S]*fix: build it"):
-        read_plan_header(path, fix="build it")
+        read_engine_header(path, fix="build it")
 
 
 def test_a_missing_file_is_not_built(tmp_path: Path) -> None:
     with pytest.raises(EngineNotBuiltError, match="no plan at"):
-        read_plan_header(tmp_path / "decoder.plan")
+        read_engine_header(tmp_path / "decoder.plan")
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="cannot be read"):
-        read_plan_header(tmp_path)
+        read_engine_header(tmp_path)
 
 
 @given(st.binary(max_size=64))
 def test_any_bytes_are_a_plan_or_a_mismatch(data: bytes) -> None:
     try:
-        header = parse_plan_header(data, "x")
+        header = parse_engine_header(data, "x")
     except EngineMismatchError:
         return
     assert data[:8] in (b"ftrt" + bytes(4), b"vtrt" + bytes(4))
@@ -67,18 +72,18 @@ def test_any_bytes_are_a_plan_or_a_mismatch(data: bytes) -> None:
     ],
 )
 def test_a_plan_needs_its_version(made_by: tuple[int, ...], installed: str, compatible: bool, fits: bool) -> None:
-    header = PlanHeader("TensorRT", made_by)
+    header = EngineHeader("TensorRT", made_by)
     if fits:
-        check_plan_version(header, "TensorRT", installed, "decoder.plan", version_compatible=compatible)
+        check_engine_version(header, "TensorRT", installed, "decoder.plan", version_compatible=compatible)
         return
     with pytest.raises(
         EngineMismatchError, match=rf"built by TensorRT {header.version_text}.*installed is TensorRT {installed}"
     ):
-        check_plan_version(header, "TensorRT", installed, "decoder.plan", version_compatible=compatible)
+        check_engine_version(header, "TensorRT", installed, "decoder.plan", version_compatible=compatible)
 
 
 def test_a_plan_of_the_other_library_is_refused() -> None:
-    header = parse_plan_header(b"vtrt" + bytes(20) + bytes((1, 7, 1, 116)), "x")
-    check_plan_version(header, "TensorRT-RTX", "1.7.1.116", "decoder.plan")
+    header = parse_engine_header(b"vtrt" + bytes(20) + bytes((1, 7, 1, 116)), "x")
+    check_engine_version(header, "TensorRT-RTX", "1.7.1.116", "decoder.plan")
     with pytest.raises(EngineMismatchError, match=r"by TensorRT-RTX 1\.7\.1\.116 and .* is TensorRT 1"):
-        check_plan_version(header, "TensorRT", "1.7.1.116", "decoder.plan")
+        check_engine_version(header, "TensorRT", "1.7.1.116", "decoder.plan")

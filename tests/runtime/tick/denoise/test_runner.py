@@ -14,9 +14,9 @@ from helpers.generations import C, D, X, make
 from runtime.base.errors import EngineNotBuiltError
 from runtime.engines.context import TickContext
 from runtime.requests.request import StepParameters
+from runtime.tick.clock import PhaseClock
 from runtime.tick.denoise.prepared import prepare, resolve
 from runtime.tick.denoise.runner import MAX_IDLE_BUCKETS, DenoiseRunner
-from runtime.tick.loop.clock import PhaseClock
 from runtime.tick.loop.tick_loop import TickLoop
 from runtime.tick.scheduling.slot import Slot
 

@@ -23,8 +23,8 @@ from helpers.tiny_planner import (
 
 from engine_build.export.acestep.planner_text import FIELDS
 from runtime.base.errors import RequestError
-from runtime.tick.language.constraints import ENDLESS, CodesConstraint, Constraint, PlanConstraint, ThinkingConstraint
-from runtime.tick.language.thinking import ThinkingGrammar
+from runtime.tick.language.constraints import ENDLESS, CodesConstraint, Constraint, FormConstraint
+from runtime.tick.language.thinking import ThinkingConstraint, ThinkingGrammar
 
 RECORDED = json.loads((ROOT / "tests/data/acestep_thinking.json").read_text(encoding="utf-8"))
 EXCHANGES = {item["name"]: item for item in RECORDED["exchanges"]}
@@ -132,7 +132,7 @@ BPM, METER, KIND, LAYERS, BARS = ((8, 3), (12, 2), (16, 4), (20, 3), (24, 3))
 
 
 def test_a_plan_is_a_header_and_sections_until_the_end_token() -> None:
-    constraint = PlanConstraint(PLANNED)
+    constraint = FormConstraint(PLANNED)
     expected = [*map(span, (BPM, METER, KIND, LAYERS, BARS)), {*span(KIND), END_TOKEN}, span(LAYERS)]
     for token, allowed in zip([9, 12, 17, 20, 26, 16, 22], expected, strict=True):
         assert allowed_by(constraint) == allowed
@@ -145,13 +145,13 @@ def test_a_plan_is_a_header_and_sections_until_the_end_token() -> None:
         assert not longest.is_done
         longest.advance(token)
     assert (ended.is_done, longest.is_done, constraint.is_done) == (True, True, False)
-    restored = PlanConstraint(PLANNED)
+    restored = FormConstraint(PLANNED)
     restored.restore(constraint.state())
     assert (restored.key, allowed_by(restored)) == (constraint.key, allowed_by(constraint))
 
 
 def test_a_plans_given_tokens_are_forced_and_its_sections_counted() -> None:
-    constraint = PlanConstraint(PLANNED, {0: 10, 1: 12, 2: 18, 5: 17}, num_sections=2, without=(17, 20))
+    constraint = FormConstraint(PLANNED, {0: 10, 1: 12, 2: 18, 5: 17}, num_sections=2, without=(17, 20))
     assert constraint.forced(9) == [10, 12, 18]
     for token in (10, 12, 18, 21, 24, 17):
         assert token in allowed_by(constraint)
@@ -162,16 +162,16 @@ def test_a_plans_given_tokens_are_forced_and_its_sections_counted() -> None:
     constraint.advance(26)
     assert constraint.is_done
     with pytest.raises(RequestError, match="token 16 at place 0"):
-        PlanConstraint(PLANNED, {0: 16})
+        FormConstraint(PLANNED, {0: 16})
 
 
-def planned(named: Collection[str] = (), given: Mapping[int, int] | None = None, **plan: Any) -> PlanConstraint:
+def planned(named: Collection[str] = (), given: Mapping[int, int] | None = None, **plan: Any) -> FormConstraint:
     """A constraint of PLAN with other values. Kinds are 16 to 19; layers: drums 20, bass 21, both 22; bars 24 to 26."""
     spec = planner_spec(plan=PLAN | {"most_sections": 3} | plan)
-    return PlanConstraint(spec, given, named=frozenset(named))
+    return FormConstraint(spec, given, named=frozenset(named))
 
 
-def layers_after(constraint: PlanConstraint, kind: int) -> set[int]:
+def layers_after(constraint: FormConstraint, kind: int) -> set[int]:
     after = copy(constraint)
     after.advance(kind)
     return allowed_by(after)
@@ -204,7 +204,7 @@ def test_a_plan_does_not_end_before_all_layers_that_are_asked_for_came() -> None
 
 
 def test_sections_have_as_many_layers_as_there_are_voices() -> None:
-    constraint = PlanConstraint(planner_spec(plan=PLAN), fewest_layers=2)
+    constraint = FormConstraint(planner_spec(plan=PLAN), fewest_layers=2)
     constraint.advance(9)
     constraint.advance(12)
     assert layers_after(constraint, 18) == {22}
@@ -212,7 +212,7 @@ def test_sections_have_as_many_layers_as_there_are_voices() -> None:
 
 def test_layers_that_are_asked_for_and_left_out_are_left_out() -> None:
     spec = planner_spec(plan=PLAN | {"main": PLAN["kind"]["values"]})
-    constraint = PlanConstraint(spec, without=(21, 22), named=frozenset(["bass"]))
+    constraint = FormConstraint(spec, without=(21, 22), named=frozenset(["bass"]))
     constraint.advance(9)
     constraint.advance(12)
     assert layers_after(constraint, 18) == {20}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.tick.language.live_sequence import Draw, LiveSequence
-from runtime.tick.language.sequence import SequenceRequest, SequenceWork
+from runtime.tick.language.sequence import Draw, LiveSequence, SequenceRequest, SequenceWork
 from runtime.tick.scheduling.slot import Slot
 
 

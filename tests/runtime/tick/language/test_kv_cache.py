@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.config.planner import PlannerGraphSpec
+from runtime.config.planner import LanguageGraphSpec
 from runtime.devices.device import HostDevice
 from runtime.engines.manifest import TensorInfo
 from runtime.tick.language.kv_cache import LEAST_SPAN, KvCache
 
 NAMES = ("k0", "v0", "k1", "v1")
-GRAPH = PlannerGraphSpec.model_validate(
+GRAPH = LanguageGraphSpec.model_validate(
     {
         "graph": "planner.onnx",
         "capacity": 96,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from runtime.devices.device import HostEvent, HostStream
 from runtime.tick.language.launched import DRAFT, LanguageKey, LanguageLaunch, LanguagePart
-from runtime.tick.language.live_sequence import PromptChunk
-from runtime.tick.scheduling.failures import LaunchFailures
+from runtime.tick.language.sequence import PromptChunk
+from runtime.tick.runner import LaunchFailures
 from runtime.tick.scheduling.slot import Slot
 
 SLOT = Slot(id="a", runner=None, work=None, bucket=0, steps=4)

@@ -11,8 +11,7 @@ import pytest
 from helpers.counted_constraint import CountedConstraint
 from numpy.typing import NDArray
 
-from runtime.tick.language.live_sequence import Draw, LiveSequence, PromptChunk
-from runtime.tick.language.sequence import SequenceRequest, SequenceWork
+from runtime.tick.language.sequence import Draw, LiveSequence, PromptChunk, SequenceRequest, SequenceWork
 from runtime.tick.scheduling.slot import Slot
 
 

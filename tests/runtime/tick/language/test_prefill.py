@@ -8,15 +8,15 @@ from typing import Any
 
 from helpers.tiny_planner import VOCABULARY
 
-from runtime.config.planner import PlannerGraphSpec
+from runtime.config.planner import LanguageGraphSpec
 from runtime.devices.device import HostDevice, Stream, Tensor
 from runtime.devices.packed_vectors import PackedVectors
 from runtime.engines.manifest import TensorInfo
 from runtime.tick.language.kv_cache import KvCache
-from runtime.tick.language.live_sequence import PromptChunk
 from runtime.tick.language.prefill import Prefill
+from runtime.tick.language.sequence import PromptChunk
 
-GRAPH = PlannerGraphSpec.model_validate(
+GRAPH = LanguageGraphSpec.model_validate(
     {
         "graph": "planner.onnx",
         "capacity": 96,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.tick.language.speculative import LEAST_TRUST, History, Trust
+from runtime.tick.language.sequence import LEAST_TRUST, History, Trust
 
 
 def test_a_draft_is_what_followed_the_last_tokens_the_time_before() -> None:

@@ -15,7 +15,7 @@ from helpers.paths import ROOT
 from simulator.fixture import Machine
 
 from runtime.devices.device import HostDevice
-from runtime.tick.loop.clock import PhaseClock, clock_of
+from runtime.tick.clock import PhaseClock, clock_of
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_the_real_package_takes_our_calls() -> None:
     """In a process of its own, with a domain that really is one: without a tool, `get_domain` gives a dummy."""
     program = (
         "import nvtx; from nvtx._lib import Domain; nvtx.get_domain = Domain\n"
-        "from runtime.tick.loop.clock import nvtx_clock; clock = nvtx_clock()\n"
+        "from runtime.tick.clock import nvtx_clock; clock = nvtx_clock()\n"
         "clock.begin('inbox'); clock.begin('wait'); clock.end()\n"
         "print([phase for phase, _ in clock.marks])"
     )

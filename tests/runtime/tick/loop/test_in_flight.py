@@ -10,10 +10,10 @@ from conftest import Built, Loops, resized
 from helpers.backends import BACKENDS, Backend
 from helpers.generations import GUIDED, Inbox, make
 
+from runtime.tick.clock import PHASES, PhaseClock
 from runtime.tick.loop import clock as tick_clock
-from runtime.tick.loop.clock import PhaseClock
 from runtime.tick.loop.in_flight import InFlight
-from runtime.tick.loop.record import PHASES, TickRecord
+from runtime.tick.loop.record import TickRecord
 from runtime.tick.loop.tick_loop import TickLoop
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.engines.launch_cache import LaunchCounts
-from runtime.tick.loop.record import PHASES, TickRecord
+from runtime.tick.clock import PHASES
+from runtime.tick.loop.record import TickRecord
 
 
 def record(*marks: tuple[str, float]) -> TickRecord:

@@ -20,10 +20,8 @@ from runtime.engines.launch_cache import LaunchCounts
 from runtime.engines.loading import open_engines
 from runtime.requests.request import GenerationRequest
 from runtime.tick.loop.events import Cancelled, Failed, Finished, Started
-from runtime.tick.loop.runner import Launched, Runner, RunnerPart
 from runtime.tick.loop.tick_loop import TickLoop
-from runtime.tick.scheduling.batch import BucketSpan
-from runtime.tick.scheduling.failures import LaunchFailures
+from runtime.tick.runner import BucketSpan, Launched, LaunchFailures, Runner, RunnerPart
 from runtime.tick.scheduling.slot import Slot, Submission
 
 BUCKET = 7

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.tick.scheduling.queue import WaitingQueue
-from runtime.tick.scheduling.slot import Submission
+from runtime.tick.scheduling.slot import Submission, WaitingQueue
 
 
 def submission(name: str, client: str = "", session: str = "", *, is_urgent: bool = False) -> Submission:

@@ -24,7 +24,7 @@ from configs.demo.recipe.planner.tokens import (
 )
 from runtime.config.planner import PlannerSpec
 from runtime.music.rhythm import Rhythm
-from runtime.tick.language.constraints import CodesConstraint, Constraint, PlanConstraint
+from runtime.tick.language.constraints import CodesConstraint, Constraint, FormConstraint
 
 RHYTHMS = [rhythm_of(bpm, meter) for bpm in (60, 97, 120, 131, 180) for meter in ("4/4", "3/4", "6/8")]
 
@@ -105,7 +105,7 @@ def test_the_runtime_reads_a_sections_codes_and_gives_their_markers(spec: Planne
 def test_the_runtime_reads_a_plan(spec: PlannerSpec) -> None:
     song = [TOKEN_IDS[name] for name in ("genre:jazz", "bpm:100", "meter:3/4", "key:d", "mode:dorian")]
     sections = [Section("intro", 4, frozenset({"pad"})), Section("chorus", 16, frozenset({"pad", "bass"}))]
-    constraint = PlanConstraint(spec, given=dict(enumerate(song)))
+    constraint = FormConstraint(spec, given=dict(enumerate(song)))
     tokens = [token for section in sections for token in header(section)] + [TOKEN_IDS["end"]]
     assert take(constraint, song + tokens) == tokens
     assert constraint.is_done

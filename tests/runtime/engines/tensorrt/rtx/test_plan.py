@@ -24,11 +24,11 @@ def machine() -> Iterator[Machine]:
 @pytest.fixture
 def plan(tmp_path: Path) -> Iterator[Any]:
     from runtime.engines.tensorrt.rtx.kernel_cache import KernelCache
-    from runtime.engines.tensorrt.rtx.plan import RtxPlan
+    from runtime.engines.tensorrt.rtx.plan import RtxLoadedEngine
 
     written(tmp_path / "engines")
     manifest = read_manifest(manifest_path(tmp_path / "engines", "decoder"))
-    plan = RtxPlan(manifest, tmp_path / "engines", "", KernelCache(tmp_path / "engines"))
+    plan = RtxLoadedEngine(manifest, tmp_path / "engines", "", KernelCache(tmp_path / "engines"))
     yield plan
     plan.close()
 

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
+from runtime.base.errors import TickError, UnitOfWork
 from runtime.devices.device import Event, Stream
 from runtime.engines.engine import EngineSet
 from runtime.engines.launch_cache import LaunchCounts
-from runtime.tick.scheduling.batch import BucketSpan
-from runtime.tick.scheduling.failures import LaunchFailures
 from runtime.tick.scheduling.slot import Slot
+
+logger = logging.getLogger("tickrt")
+
+
+class BucketSpan(NamedTuple):
+    """A bucket's executes on the device: when they began after those of the tick's first bucket, how long they took."""
+
+    frames: int
+    slots: int
+    rows: int
+    executes: int
+    begin_ms: float
+    ms: float
+
+
+class LaunchFailures(list[tuple[Sequence[Slot], TickError]]):
+    """Slots that fail with an error, because an execute of their shape did; slots of other shapes go on."""
+
+    def of(self, slots: Sequence[Slot]) -> UnitOfWork:
+        """Around what is launched for these slots."""
+        return UnitOfWork("the launch of a tick", partial(self._note, slots))
+
+    def _note(self, slots: Sequence[Slot], error: TickError) -> None:
+        logger.error("%d generations end, a tick could not be launched for them: %s", len(slots), error.what)
+        self.append((slots, error))
 
 
 class RunnerPart(Protocol):
