@@ -26,8 +26,7 @@ from runtime.commands.command_line import CommandLine, Config, DefaultCommandGro
 from runtime.commands.task_progress import waiting
 from runtime.commands.terminal import Terminal, exit_on_error, print_line, shown_path
 from runtime.config.bundle import BUNDLE_FILE
-from runtime.config.deployment import Deployment, load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target, load_deployment
 
 THREADS_HELP = BuildConfig.model_fields["threads"].description
 INTERRUPTED = "interrupted; finished engines are kept, the unfinished one is removed"

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ar
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from runtime.base.errors import ConfigError, EngineError
-from runtime.config.deployment import Deployment
+from runtime.config.deployment import Deployment, Target
 from runtime.config.explain import TABLE, VALUE, TomlTable
-from runtime.config.targets import Target
 from runtime.devices.machine import cpu_flags, machine_of
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.tick.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES

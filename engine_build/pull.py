@@ -19,7 +19,7 @@ from runtime.base.errors import ConfigError, TickError, did_you_mean
 from runtime.commands.command_line import CommandLine, Version, need_packages
 from runtime.commands.terminal import Terminal, exit_on_error, print_line, shown_path
 from runtime.config.bundle import BUNDLE_FILE, load_bundle
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 
 if TYPE_CHECKING:
     from engine_build.export.hub import Selection

@@ -9,9 +9,8 @@ from typing import Any
 from engine_build.config import BuildConfig, for_target, has_automatic_codec
 from runtime.base.errors import ConfigError
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.deployment import Deployment, ShapeRanges, Target, load_deployment
 from runtime.config.explain import validated
-from runtime.config.targets import ShapeRanges, Target
 
 
 @dataclass(frozen=True)

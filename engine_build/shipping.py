@@ -20,10 +20,9 @@ from engine_build.export.toml_text import table_text
 from engine_build.graphs.graph_file import data_files, read_graph
 from engine_build.request import read_options
 from runtime.base.errors import BuildError, ConfigError
-from runtime.base.folders import own_entries
+from runtime.base.files import own_entries
 from runtime.config.bundle import BUNDLE_FILE, load_bundle
-from runtime.config.deployment import Deployment, load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.engines.adapter_files import adapter_files
 from runtime.engines.manifest import MANIFEST_SUFFIX, manifest_path, measurement_path, read_manifest
 

@@ -20,8 +20,7 @@ from profiling.output import JSON_HELP, check_folders, open_console, write_json
 from runtime.base.errors import ConfigError
 from runtime.commands.command_line import CommandLine, Config, Version
 from runtime.commands.terminal import EXIT_OVER_LIMIT, exit_on_error
-from runtime.config.deployment import load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Target, load_deployment
 from runtime.live.protocol.messages import Mode
 
 # Options by sections of the help.

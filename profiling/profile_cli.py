@@ -23,8 +23,7 @@ from runtime.base.errors import EngineNotBuiltError
 from runtime.commands.command_line import CommandLine, Config, DefaultCommandGroup, Version
 from runtime.commands.task_progress import TaskProgress
 from runtime.commands.terminal import EXIT_OVER_LIMIT, Terminal, exit_on_error
-from runtime.config.deployment import Deployment, build_command, load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target, build_command, load_deployment
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.manifest import manifest_path, read_manifest

@@ -14,8 +14,7 @@ from runtime.commands.command_line import CommandLine, Config, Version
 from runtime.commands.task_progress import OPENING, waiting
 from runtime.commands.terminal import log_to_stderr, print_line
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Target, load_deployment
 from runtime.pipeline.building import open_built_pipeline, open_tried_pipeline
 from runtime.pipeline.pipeline import Pipeline
 from server.app import create_app

@@ -25,7 +25,7 @@ from pydantic_settings import (
 )
 
 from runtime.base.errors import ConfigError
-from runtime.base.folders import expanded
+from runtime.base.files import expanded
 from runtime.config.deployment import RuntimeConfig
 from runtime.config.explain import explain
 

@@ -23,8 +23,9 @@ AUDIO = ENGINES | {"runtime.audio"}
 REQUESTS = CONFIG | {"runtime.requests"}
 MUSIC = REQUESTS | {"runtime.music"}
 SCHEDULING = REQUESTS | {"runtime.tick.scheduling"}
-DENOISE = SCHEDULING | ENGINES | {"runtime.tick.denoise"}
-LANGUAGE = SCHEDULING | ENGINES | {"runtime.tick.language"}
+RUNNER = SCHEDULING | ENGINES | {"runtime.tick.runner", "runtime.tick.clock"}
+DENOISE = RUNNER | {"runtime.tick.denoise"}
+LANGUAGE = RUNNER | {"runtime.tick.language"}
 TICK = DENOISE | LANGUAGE | {"runtime.tick"}
 PIPELINE = TICK | AUDIO | MUSIC | {"runtime.pipeline"}
 PROTOCOL = AUDIO | MUSIC | {"runtime.live.protocol"}
@@ -45,6 +46,8 @@ MAY_IMPORT = {
     "runtime.requests": REQUESTS,
     "runtime.music": MUSIC,
     "runtime.tick.scheduling": SCHEDULING,
+    "runtime.tick.runner": RUNNER,
+    "runtime.tick.clock": DEVICES,
     "runtime.tick.denoise": DENOISE,
     "runtime.tick.language": LANGUAGE,
     "runtime.tick": TICK,

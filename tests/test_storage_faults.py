@@ -35,7 +35,7 @@ from engine_build.export.__main__ import _write_deployment
 from engine_build.export.resume import Steps, working_folder
 from profiling.gpu_check.prepare import _write_parts
 from profiling.gpu_check.unpack import unpack
-from runtime.audio.files import complete_file
+from runtime.audio.formats import complete_file
 from runtime.base.errors import TickError
 from runtime.engines.manifest import (
     EngineMeasurement,
@@ -346,12 +346,12 @@ def check_parts(folder: Path) -> None:
 
 STORES = [
     Store("sources", ("server.service.source_folder",), fill_sources, use_sources, check_sources),
-    Store("sessions", ("runtime.base.stored_files",), fill_sessions, use_sessions, check_sessions),
+    Store("sessions", ("runtime.base.files",), fill_sessions, use_sessions, check_sessions),
     Store("engines", ENGINE_MODULES, fill_engines, use_engines, check_engines),
     Store("timing cache", (), fill_times, use_times, check_times),
     Store("kernel cache", (), play, play, check_kernels),
     Store("export", ("engine_build.export.resume",), fill_export, use_export, check_export),
-    Store("files", ("runtime.audio.files",), fill_file, use_file, check_file),
+    Store("files", ("runtime.audio.formats",), fill_file, use_file, check_file),
     Store("temporary folders", ("server.service.temporary_folder",), fill_temporary, remove_abandoned, check_temporary),
     Store("parts", ("profiling.gpu_check.unpack", "profiling.gpu_check.prepare"), fill_parts, use_parts, check_parts),
 ]  # fmt: skip

@@ -12,8 +12,7 @@ from helpers.factories import tiny_bundle
 from helpers.live_simulation import MODEL
 from pydantic import ValidationError
 
-from runtime.audio.files import format_of
-from runtime.audio.formats import FORMATS
+from runtime.audio.formats import FORMATS, format_of
 from runtime.base.errors import RequestError
 from runtime.commands.generate_options import flag_values
 from runtime.config.bundle import load_bundle

@@ -36,8 +36,7 @@ from engine_build.precision.casts import FileWeights, InlineWeights
 from engine_build.precision.quantization import Quantization
 from engine_build.request import BuildRequest, request_of
 from runtime.base.errors import BuildError, StoreUnavailableError
-from runtime.config.deployment import Deployment, build_command
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target, build_command
 from runtime.engines.adapters import MERGED
 from runtime.engines.loading import merged_weights
 from runtime.engines.manifest import (

@@ -17,8 +17,7 @@ import filelock
 
 from engine_build.compile.rebuild_check import RebuildDecision, unwanted_manifests
 from runtime.base.errors import BuildError, EngineError
-from runtime.base.folders import own_entries
-from runtime.base.stored_files import read_stored, unavailable_now
+from runtime.base.files import own_entries, read_stored, unavailable_now
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
     Manifest,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from engine_build.config import RTX_CAPABILITIES, BuildConfig
 from engine_build.graphs.reference_session import onnxruntime
 from runtime.base.errors import BuildError, TickError
-from runtime.config.targets import PLAN_TARGETS, Target
+from runtime.config.deployment import PLAN_TARGETS, Target
 from runtime.devices.machine import CPU_INFO, cpu_flags, driver_release, gpu_machine, machine
 from runtime.engines.loading import tool_versions
 from runtime.engines.onnxruntime_cuda import need_provider

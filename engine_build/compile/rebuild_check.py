@@ -28,9 +28,8 @@ from engine_build.request import BuildRequest
 from engine_build.specs.engine_spec import IN_PLACE, WORDS, EngineSpec, input_shapes, optimization_profiles, sizes_at
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError, EngineError, EngineMismatchError, EngineNotBuiltError
-from runtime.base.folders import own_entries
-from runtime.config.deployment import Deployment
-from runtime.config.targets import PLAN_TARGETS, Target
+from runtime.base.files import own_entries
+from runtime.config.deployment import PLAN_TARGETS, Deployment, Target
 from runtime.engines.adapter_files import read_catalog
 from runtime.engines.adapters import MERGED, describe_merged
 from runtime.engines.manifest import (

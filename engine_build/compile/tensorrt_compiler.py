@@ -17,7 +17,7 @@ from engine_build.compile.engine_folder import read_cache, updating
 from engine_build.compile.worker import CompileRequest, OnLog
 from engine_build.graphs.tensorrt_rules import nested_control_flow
 from runtime.base.errors import BuildError
-from runtime.base.stored_files import set_aside
+from runtime.base.files import set_aside
 from runtime.engines.tensorrt.binding import trt
 
 if TYPE_CHECKING:

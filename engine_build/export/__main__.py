@@ -25,7 +25,7 @@ from engine_build.export.stable_audio_3.family import FAMILY as STABLE_AUDIO_3
 from runtime.base.errors import ConfigError
 from runtime.commands.command_line import CommandLine, DefaultCommandGroup, Group, need_packages
 from runtime.commands.terminal import EXIT_OVER_LIMIT, print_line, shown_path
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 
 if TYPE_CHECKING:
     from engine_build.export.bundle_tables import FamilyFacts

@@ -22,10 +22,10 @@ from engine_build.export import bundle_tables
 from engine_build.export.bundle_tables import FamilyFacts
 from engine_build.export.resume import Steps, working_folder
 from runtime.base.errors import BuildError, ConfigError, TickError
-from runtime.base.folders import is_left_behind
+from runtime.base.files import is_left_behind
 from runtime.commands.terminal import shown_path
 from runtime.config.bundle import BUNDLE_FILE, load_bundle
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 from runtime.engines.manifest import file_sha256
 
 FactsType = TypeVar("FactsType", bound=FamilyFacts)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine_build.export.toml_text import table_text
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 
 DECODER: Final = "decoder.onnx"
 DECODE: Final = "codec_decode.onnx"

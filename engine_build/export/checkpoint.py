@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from engine_build.export.stored_tensors import AGAIN, StoredTensor
 from runtime.base.errors import ConfigError
-from runtime.base.folders import own_entries
+from runtime.base.files import own_entries
 from runtime.base.untrusted import plain_utf8
 
 CONFIG: Final = "config.json"

@@ -22,11 +22,10 @@ from engine_build.export.bundle_export import OnProgress
 from engine_build.export.check_report import Check, CheckFigure, measured
 from runtime.audio.decoding import read_audio
 from runtime.audio.encoding import AudioWriter, write_audio
-from runtime.audio.files import complete_file
-from runtime.config.bundle import DcwSpec
+from runtime.audio.formats import complete_file
 from runtime.config.codec import Latents, Pcm
-from runtime.config.deployment import load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Target, load_deployment
+from runtime.config.sampler import DcwSpec
 from runtime.pipeline.generation import LongGeneration, generate_audio
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import parse_options

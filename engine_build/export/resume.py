@@ -15,7 +15,7 @@ import filelock
 from pydantic_core import from_json
 
 from runtime.base.errors import BuildError
-from runtime.base.stored_files import read_stored, reading
+from runtime.base.files import read_stored, reading
 from runtime.engines.manifest import write_atomically
 
 RECORD_SUFFIX: Final = ".step.json"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from engine_build.export.hub import preferred_weights
 from runtime.base.errors import ConfigError
-from runtime.base.folders import own_entries
+from runtime.base.files import own_entries
 from runtime.base.untrusted import plain_utf8
 
 MAX_HEADER_BYTES: Final = 100 << 20  # safetensors' own limit

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine_build.graphs.graph_view import attribute, replace_nodes
 from runtime.base.errors import BuildError, ConfigError
-from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
+from runtime.config.decoder import AdapterMatrix, AdapterSpec
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, ROW_WEIGHTS
 from runtime.engines.graph_bodies import reads
 

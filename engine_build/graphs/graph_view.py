@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from runtime.base.errors import BuildError
 from runtime.engines.graph_bodies import reads
-from runtime.engines.operator_flops import PRODUCTS, Shape, product_flops
+from runtime.engines.value_shapes import PRODUCTS, Shape, product_flops
 
 # Precision recipes leave float64 as it is.
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})

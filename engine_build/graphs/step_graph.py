@@ -14,7 +14,7 @@ import onnx
 
 from engine_build.graphs.graph_writer import GraphWriter
 from runtime.base.errors import BuildError
-from runtime.config.guidance import APG, GuidanceSpec
+from runtime.config.sampler import APG, GuidanceSpec
 from runtime.engines.engine import variant_name
 from runtime.tick.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES, TickTensor, rows_inputs, step_inputs
 

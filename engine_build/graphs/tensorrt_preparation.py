@@ -23,8 +23,7 @@ from engine_build.graphs.plain_graph import opset
 from engine_build.graphs.reference_session import model_of
 from engine_build.graphs.tensorrt_rules import SCALARS
 from runtime.engines.graph_bodies import all_nodes, scopes
-from runtime.engines.operator_flops import Shape
-from runtime.engines.value_shapes import can_fold, evaluated, value_shapes
+from runtime.engines.value_shapes import Shape, can_fold, evaluated, value_shapes
 
 # Raised with every change to what is prepared: plans of an older version are built again.
 PREPARATION = 2

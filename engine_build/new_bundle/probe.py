@@ -17,7 +17,7 @@ from engine_build.new_bundle.roles import AssignedRole
 from runtime.base.errors import ConfigError
 from runtime.base.untrusted import quoted
 from runtime.commands.task_progress import waiting
-from runtime.config.bundle import DecoderInputs
+from runtime.config.decoder import DecoderInputs
 from runtime.engines.manifest import TensorInfo
 
 # Lengths at which it is tried which multiples a graph takes: above its shortest, below its longest.

@@ -29,7 +29,7 @@ from engine_build.precision.node_rules import LAYOUT
 from engine_build.precision.quantization import Quantization
 from engine_build.precision.recipe import NodePrecision, RecipeName, node_precisions, write_recipe
 from runtime.base.errors import BuildError
-from runtime.engines.operator_flops import Shape
+from runtime.engines.value_shapes import Shape
 
 SMALLEST_PEAK = 1e-6
 # Noise so far below the audio is not heard: codec_snr_db says why.

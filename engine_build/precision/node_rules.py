@@ -15,7 +15,7 @@ import numpy as np
 from onnx import NodeProto, numpy_helper
 
 from engine_build.graphs.graph_view import DATA, FLOATS, SHAPE_OPS, TIME, GraphView
-from runtime.engines.operator_flops import PRODUCTS
+from runtime.engines.value_shapes import PRODUCTS
 
 Width = Literal["full", "low", "index"]
 

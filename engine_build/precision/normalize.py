@@ -10,7 +10,7 @@ from engine_build.graphs.graph_view import GraphView, attribute, remove_unused, 
 from engine_build.graphs.plain_graph import opset
 from engine_build.precision.casts import InlineWeights
 from runtime.engines.graph_bodies import all_nodes, rename_reads
-from runtime.engines.operator_flops import PRODUCTS
+from runtime.engines.value_shapes import PRODUCTS
 
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # From the first to the second most operators only take more types, among them bfloat16 in convolutions.

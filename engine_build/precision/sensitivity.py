@@ -40,7 +40,7 @@ from engine_build.precision.quantization import (
 from engine_build.precision.recipe import float32_model, normalized_graph
 from engine_build.precision.sample_states import calibration_states, middle, steps_of
 from runtime.config.bundle import Bundle
-from runtime.config.targets import PLAN_TARGETS
+from runtime.config.deployment import PLAN_TARGETS
 
 # Of the velocity, root mean square: what all 8-bit products may add up to, on a GPU and on a CPU. With twice that of
 # the CPU, the demo's violins become saxophones.

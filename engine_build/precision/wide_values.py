@@ -19,7 +19,7 @@ from engine_build.graphs.graph_view import DATA, GraphView, replace_nodes
 from engine_build.precision.casts import InlineWeights
 from engine_build.precision.node_rules import CACHE_UPDATE, LAYOUT, POINTWISE, norm_nodes
 from engine_build.precision.normalize import mask_nodes
-from runtime.engines.operator_flops import PRODUCTS
+from runtime.engines.value_shapes import PRODUCTS
 
 SCALE = 2.0**-6
 # The constants SCALE and 1 / SCALE.

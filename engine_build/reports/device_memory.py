@@ -19,8 +19,7 @@ from engine_build.config import BuildConfig
 from engine_build.graphs.reference_session import model_of
 from engine_build.precision.recipe import has_low_caches
 from engine_build.specs.engine_spec import EngineSpec, input_shapes
-from runtime.config.deployment import RuntimeConfig
-from runtime.config.targets import PLAN_TARGETS, Target
+from runtime.config.deployment import PLAN_TARGETS, RuntimeConfig, Target
 from runtime.engines.graph_bodies import reads
 from runtime.engines.value_shapes import Values, value_shapes
 

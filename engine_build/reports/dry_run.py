@@ -20,8 +20,7 @@ from engine_build.specs.engine_spec import Range
 from engine_build.specs.engine_specs import adapted_ranges, decoder_ranges, tick_ranges
 from runtime.base.errors import TickError
 from runtime.commands.terminal import print_line
-from runtime.config.deployment import Deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target
 from runtime.engines.adapters import ADAPTED_DECODER
 
 SHOWN_OPTIONS = {

@@ -14,9 +14,8 @@ from typing import Any, get_args
 from engine_build.compile.engine_folder import PARTIAL_SUFFIX, TIMING_CACHE_FOLDER, TIMING_CACHE_SUFFIX, lock_of, locked
 from engine_build.compile.environment import BuildEnvironment
 from runtime.base.errors import EngineError, EngineMismatchError, EngineNotBuiltError
-from runtime.base.folders import own_entries
-from runtime.config.deployment import Deployment
-from runtime.config.targets import Target
+from runtime.base.files import own_entries
+from runtime.config.deployment import Deployment, Target
 from runtime.devices.machine import machine
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
@@ -29,7 +28,7 @@ from runtime.engines.manifest import (
     read_measurement,
     verify_file,
 )
-from runtime.engines.tensorrt.plan_file import KERNELS_SUFFIX, read_engine_header
+from runtime.engines.tensorrt.engine_file import KERNELS_SUFFIX, read_engine_header
 from runtime.engines.tensorrt.trials import trials_path
 
 PLAN_SUFFIX = ".plan"

@@ -22,8 +22,7 @@ from runtime.commands.command_line import CommandLine, Config
 from runtime.commands.task_progress import TaskProgress
 from runtime.commands.terminal import Terminal, cells
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment, load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target, load_deployment
 
 PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead", "slow piano in C major")
 

@@ -9,7 +9,7 @@ from typing import Any
 from engine_build.graphs.graph_file import Graph, read_graph
 from runtime.base.errors import ConfigError
 from runtime.config.bundle import Bundle
-from runtime.config.targets import ShapeRanges
+from runtime.config.deployment import ShapeRanges
 from runtime.engines.manifest import TensorInfo
 
 WORDS = {

@@ -24,12 +24,11 @@ from engine_build.specs.planner_specs import planner_specs
 from runtime.audio.codec import MAX_BATCH
 from runtime.base.errors import ConfigError
 from runtime.base.untrusted import plain_utf8
-from runtime.config.bundle import Bundle, DecoderSpec
-from runtime.config.codec import CodecDecodeSpec, CodecEncodeSpec, CodecSpec
+from runtime.config.bundle import Bundle
+from runtime.config.codec import CodecDecodeSpec, CodecEncodeSpec, CodecSpec, StructureSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec
-from runtime.config.deployment import Deployment
-from runtime.config.structure import StructureSpec
-from runtime.config.targets import ADAPTER_RANK_MULTIPLE, ShapeRange, ShapeRanges
+from runtime.config.decoder import DecoderSpec
+from runtime.config.deployment import ADAPTER_RANK_MULTIPLE, Deployment, ShapeRange, ShapeRanges
 from runtime.engines.adapters import ADAPTED_DECODER, FACTORS_B, ROW_WEIGHTS
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.requests.request import MAX_CONDITIONS

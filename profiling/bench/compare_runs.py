@@ -16,7 +16,7 @@ from rich.console import Console
 from profiling.comparison import TIMES, Difference, print_conclusion, print_differences, unequal
 from profiling.significance import Rounds
 from runtime.base.errors import ConfigError, FileError
-from runtime.base.input_files import MAX_JSON_BYTES, read_file
+from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.untrusted import plain_utf8
 
 SAVE = "tickrt-bench ... --json FILE saves a run"

@@ -18,8 +18,7 @@ from profiling.bench.workload import Workload
 from profiling.provenance import provenance
 from profiling.significance import thinned
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target
 from runtime.engines.engine import EngineSet
 from runtime.tick.clock import PHASES
 from runtime.tick.loop.record import TickRecord

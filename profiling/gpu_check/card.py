@@ -16,8 +16,7 @@ from profiling.bench.workload import with_runtime, workload_of
 from profiling.gpu_check.beside import measure_decodes
 from profiling.output import write_json
 from runtime.commands.command_line import CommandLine, Config, Group
-from runtime.config.deployment import Deployment, load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.devices import cuda_calls
 from runtime.pipeline.pipeline import open_pipeline
 

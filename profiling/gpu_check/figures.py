@@ -15,7 +15,7 @@ from rich.console import Console
 
 from profiling.gpu_check.running import CheckOutcome, CheckStep
 from runtime.base.errors import ConfigError
-from runtime.base.input_files import MAX_JSON_BYTES, read_file
+from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.untrusted import plain_utf8
 from runtime.commands.tables import markdown_table, print_table
 from runtime.commands.terminal import Terminal, print_line

@@ -22,7 +22,7 @@ from profiling.gpu_check.running import ROOT
 from profiling.gpu_check.steps import PLANS, write_deployments
 from profiling.gpu_check.weights import draw_weights
 from runtime.base.errors import BuildError, ConfigError
-from runtime.base.input_files import MAX_JSON_BYTES, read_file
+from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.untrusted import plain_utf8
 from runtime.commands.task_progress import waiting
 from runtime.config.bundle import BUNDLE_FILE

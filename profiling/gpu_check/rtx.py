@@ -20,15 +20,14 @@ from profiling.bench.steady_stream import SteadyStream, check_equal
 from profiling.bench.workload import workload_of
 from profiling.output import write_json
 from runtime.commands.command_line import CommandLine, Config, Group
-from runtime.config.deployment import load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Target, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
 from runtime.engines.manifest import manifest_path, read_manifest
 from runtime.engines.tensorrt.binding import bind
 
 if TYPE_CHECKING:
-    from runtime.engines.tensorrt.rtx.plan import RtxContext
+    from runtime.engines.tensorrt.rtx.loaded_engine import RtxContext
 
 # Of generations that share ticks while engines are replaced.
 DEPTH = 4
@@ -110,8 +109,8 @@ def _decoder(config: Path, target: Target) -> Iterator[tuple[Execute, Callable[[
     Then whether a context's executes can be captured.
     """
     bind(target)
-    from runtime.engines.tensorrt.context_pool import reserve_activation
-    from runtime.engines.tensorrt.rtx.plan import RtxLoadedEngine
+    from runtime.engines.tensorrt.engine import reserve_activation
+    from runtime.engines.tensorrt.rtx.loaded_engine import RtxLoadedEngine
     from runtime.engines.tensorrt.rtx.specializer import Specializer
 
     folder = load_deployment(config).engine_folder(target)

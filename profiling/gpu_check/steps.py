@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling.gpu_check.running import ROOT, CheckStep
-from runtime.config.deployment import Deployment, load_deployment
-from runtime.config.targets import ShapeRanges, Target
+from runtime.config.deployment import Deployment, ShapeRanges, Target, load_deployment
 from runtime.devices.cuda_calls import Gpu
 
 BUILD, BENCH, PROFILE, CARD, RTX = (

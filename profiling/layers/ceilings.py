@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, save
 from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile
 from runtime.base.errors import ConfigError, EngineError
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 from runtime.devices.device import Device
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import Engine

@@ -20,8 +20,7 @@ from profiling.layers.work import layer_works
 from profiling.provenance import commit
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import TextGraphSpec, TimbreSpec
-from runtime.config.deployment import Deployment, build_command
-from runtime.config.targets import PLAN_TARGETS, Target
+from runtime.config.deployment import PLAN_TARGETS, Deployment, Target, build_command
 from runtime.devices.device import Device
 from runtime.devices.machine import machine
 from runtime.engines.engine import Engine, condition_shape, features_of, run_once, sized

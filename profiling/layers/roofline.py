@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, Literal
 
 from profiling.layers.kinds import node_kind
-from runtime.engines.operator_flops import PRODUCTS, Shape, product_flops
+from runtime.engines.value_shapes import PRODUCTS, Shape, product_flops
 
 Bound = Literal["compute", "memory"]
 

@@ -15,8 +15,7 @@ from profiling.layers.kinds import node_kind
 from profiling.layers.origins import GraphNode, OriginGraph, Origins, graphs_of
 from profiling.layers.roofline import Value, Work, operator_bytes, operator_flops
 from runtime.engines.node_times import NodeTimes
-from runtime.engines.operator_flops import Shape
-from runtime.engines.value_shapes import value_shapes
+from runtime.engines.value_shapes import Shape, value_shapes
 
 FLOAT_BYTES = 4.0
 # Names of element types in the inspector's JSON -> bytes; a name before its prefixes.

@@ -17,7 +17,7 @@ from pydantic_core import from_json
 from profiling.layers.timings import LayerTiming, Profile
 from profiling.significance import thinned
 from runtime.base.errors import ConfigError, FileError
-from runtime.base.input_files import MAX_JSON_BYTES, read_file
+from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.untrusted import plain_utf8
 
 SCHEMA = 1

@@ -30,7 +30,7 @@ from runtime.audio.containers import (
 )
 from runtime.audio.formats import LAYOUTS
 from runtime.base.errors import FileError, NotAudioError, RequestError, native_call
-from runtime.base.input_files import open_file, tell_lost_audio
+from runtime.base.files import open_file, tell_lost_audio
 from runtime.config.codec import Pcm
 
 SOURCE_RATES_HZ = (4_000, 768_000)

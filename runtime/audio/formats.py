@@ -1,9 +1,11 @@
-"""Formats of audio and latents: names, suffixes, media types; latents to and from the bytes of a safetensors file."""
+"""Formats of audio and latents: names, suffixes, media types, files; latents to and from a safetensors file's bytes."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -11,8 +13,8 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import safetensors.numpy
 
-from runtime.base.errors import RequestError
-from runtime.base.input_files import open_file
+from runtime.base.errors import FileError, RequestError
+from runtime.base.files import expanded, open_file
 from runtime.base.untrusted import is_pair, quoted, safetensors_bytes, safetensors_header
 from runtime.config.codec import Latents
 
@@ -119,3 +121,37 @@ def _read(file: BinaryIO, channels: int, max_frames: int) -> Latents:
     values = np.frombuffer(safetensors_bytes(file, start, offsets, shape[0] * channels * dtype.itemsize), dtype)
     latents: Latents = values.reshape(shape).astype(np.float32)
     return latents
+
+
+SUFFIXES = (*(item.suffix for item in FORMATS.values()), ".opus", ".raw")
+
+
+def format_of(path: Path, format: str | None = None) -> str:
+    """The format to write: `format` if given, else the one of the suffix. Raises RequestError."""
+    found = str(format_name(path.suffix if format is None else format))
+    if found in FORMATS:
+        return found
+    if format is not None:
+        raise RequestError(f"expected one of {', '.join(FORMATS)}, got {format!r}", field="format")
+    fix = f"end it in one of {' '.join(SUFFIXES)}, or name the format"
+    raise RequestError(f"the suffix of {str(path)!r} is not that of a format", fix=fix)
+
+
+@contextmanager
+def complete_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that replaces `path` when the block ends; where it fails, `path` stays as it was.
+
+    Raises FileError where it cannot be written.
+    """
+    path = expanded(path)
+    if path.is_dir():
+        raise FileError(f"{path} is a folder, expected a file's name")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        os.replace(partial, path)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from runtime.audio.decoding import read_tags
 from runtime.audio.formats import FORMATS, is_latents_file
 from runtime.base.errors import FileError, RequestError
-from runtime.base.input_files import open_file, read_file
+from runtime.base.files import open_file, read_file
 from runtime.base.midi_events import META, TAG, TEXT, read_midi
 from runtime.base.untrusted import safetensors_header
 

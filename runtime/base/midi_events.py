@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runtime.base.errors import RequestError
-from runtime.base.input_files import tell_loss
+from runtime.base.files import tell_loss
 
 # What the tag or text that says how a file was made is called.
 TAG = "TICKRT"

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from runtime.base.errors import BuildError, did_you_mean
-from runtime.base.folders import expanded, own_entries
+from runtime.base.files import expanded, own_entries
 from runtime.commands.terminal import (
     EXIT_INTERRUPTED,
     EXIT_STATUS_HELP,

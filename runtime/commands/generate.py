@@ -17,12 +17,11 @@ from rich.console import Console
 from typer.core import TyperOption
 
 from runtime.audio.encoding import AudioWriter, write_audio
-from runtime.audio.files import complete_file, format_of
-from runtime.audio.formats import AUDIO_FORMATS, FORMATS, latents_bytes
+from runtime.audio.formats import AUDIO_FORMATS, FORMATS, complete_file, format_of, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags, read_metadata
 from runtime.audio.playback import AudioPlayer, open_player
 from runtime.base.errors import ConfigError, FileError, RequestError, source_as
-from runtime.base.input_files import check_file, losses
+from runtime.base.files import check_file, losses
 from runtime.commands.command_line import Command, CommandLine, Config, Version
 from runtime.commands.generate_options import (
     NOTES,
@@ -41,10 +40,8 @@ from runtime.commands.task_progress import OPENING, waiting
 from runtime.commands.terminal import Terminal, exit_on_error, print_line
 from runtime.config.bundle import Bundle
 from runtime.config.codec import Latents, Pcm
-from runtime.config.deployment import Deployment, load_deployment
-from runtime.config.identity import ModelIdentity
+from runtime.config.deployment import Deployment, ModelIdentity, Target, load_deployment
 from runtime.config.option_ranges import ANY_MODEL
-from runtime.config.targets import Target
 from runtime.music.midi_file import midi_bytes
 from runtime.music.note_files import read_notes
 from runtime.pipeline.building import open_built_pipeline

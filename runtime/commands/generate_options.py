@@ -14,7 +14,7 @@ import typer
 from pydantic_core import from_json
 
 from runtime.base.errors import RequestError
-from runtime.base.input_files import MAX_JSON_BYTES, read_file
+from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.untrusted import plain_utf8
 from runtime.config.explain import EXPECTED
 from runtime.config.words import READERS

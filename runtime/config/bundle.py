@@ -10,7 +10,6 @@ import json
 import logging
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,19 +18,16 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from runtime.base.errors import ConfigError, FileError
-from runtime.base.input_files import read_matrix
+from runtime.base.files import read_matrix
 from runtime.base.untrusted import plain_utf8
-from runtime.config.adapter_spec import AdapterSpec
-from runtime.config.codec import CodecSpec
+from runtime.config.codec import CodecSpec, StructureSpec
 from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec, placeholders
-from runtime.config.controls import TEXT_OPTIONS, ControlsSpec
-from runtime.config.explain import FileName, TomlTable, read_toml, validated
-from runtime.config.guidance import APG, NO_MOMENTUM, GuidanceSpec
-from runtime.config.notes import NotesSpec
-from runtime.config.option_ranges import OptionRanges
+from runtime.config.decoder import AdapterSpec, ContextSpec, DecoderSpec, LatentSpec
+from runtime.config.explain import TomlTable, read_toml, validated
+from runtime.config.notes import NotesSpec, StemsSpec
+from runtime.config.option_ranges import TEXT_OPTIONS, ControlsSpec, OptionRanges
 from runtime.config.planner import PlannerSpec
-from runtime.config.stems import StemsSpec
-from runtime.config.structure import StructureSpec
+from runtime.config.sampler import APG, NO_MOMENTUM, GuidanceSpec, SamplerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -39,187 +35,8 @@ BUNDLE_FILE = "bundle.toml"
 SHIFT_REASON = "its times are those of a schedule of its own, [sampler] schedule"
 # Options whose default the bundle says, or its tables' own defaults.
 DEFAULTED = ("guidance", "momentum", "rescale", "shift", "solver", "steps", "cfg_interval_start", "cfg_interval_end")
-# The order in which torch's noise of a seed is drawn: one frame's channels after another's, or the other way round.
-NoiseLayout = Literal["time_channels", "channels_time"]
 # Table name in bundles of earlier releases -> its present name.
 RENAMED_TABLES = {"conditioner": "text_encoder"}
-
-
-class LatentSpec(TomlTable):
-    """Layout of the latents `[T, C]`: C channels at `frame_rate_hz`, T a multiple of `frame_multiple`.
-
-    most_unused: generations shorter than a canvas have lengths so close that less than this share of one's frames is
-    cut off at its end, for models whose music depends on its length. Without it, they are quarters of the canvas.
-    """
-
-    channels: int = Field(ge=1)
-    frame_rate_hz: float = Field(gt=0)
-    frame_multiple: int = Field(default=1, ge=1)
-    canvas_frames: int = Field(ge=1)
-    most_unused: float | None = Field(default=None, ge=0.02, lt=1)
-
-    def round_up(self, frames: int) -> int:
-        """Smallest valid number of frames that is not less than `frames`."""
-        return -(-frames // self.frame_multiple) * self.frame_multiple
-
-
-class DecoderInputs(TomlTable):
-    """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]`, its mask `[R,L]`, context `[R,T,X]`.
-
-    The condition may also be one vector per row, `[R,D]`.
-    """
-
-    latents: str
-    time: str
-    condition: str | None = None
-    condition_mask: str | None = None
-    context: str | None = None
-
-    @model_validator(mode="after")
-    def _check_mask(self) -> Self:
-        if self.condition is None and self.condition_mask is not None:
-            raise ValueError("condition_mask belongs to a condition: name that too")
-        return self
-
-    def letters(self, condition_rank: int = 3) -> dict[str, str]:
-        """Tensor name -> its shape letters, where the condition has `condition_rank` dimensions."""
-        roles = {
-            self.latents: "RTC",
-            self.time: "R",
-            self.condition: "RD" if condition_rank == 2 else "RLD",
-            self.condition_mask: "RL",
-            self.context: "RTX",
-        }
-        return {name: letters for name, letters in roles.items() if name is not None}
-
-
-class DecoderOutputs(TomlTable):
-    """Role -> tensor name. velocity `[R,T,C]`."""
-
-    velocity: str
-
-
-class DecoderSpec(TomlTable):
-    """The denoiser's graph and its tensor roles.
-
-    null_condition: a .npy file with the null condition's tokens, float32 `[L, D]`, for models that learn them; without
-    it the text encoder encodes the empty text. mask_counts: the mask says how often a token counts, so that equal
-    tokens are one.
-    """
-
-    graph: FileName
-    null_condition: FileName | None = None
-    mask_counts: bool = False
-    inputs: DecoderInputs
-    outputs: DecoderOutputs
-
-    @model_validator(mode="after")
-    def _check_counts(self) -> Self:
-        if self.mask_counts and self.inputs.condition_mask is None:
-            raise ValueError("mask_counts is said of a condition_mask: name that too")
-        return self
-
-
-class ContextSpec(TomlTable):
-    """Layout of the context `[T, X]`: C channels of known latents (silence where unknown), C of mask (1 = generate).
-
-    silence: one frame `[C]`, or the name of a .npy file with a sequence of frames, float32 `[N, C]`, that starts at the
-    canvas's first frame and repeats where the canvas is longer.
-    """
-
-    layout: Literal["known+mask"] = "known+mask"
-    silence: tuple[float, ...] | FileName
-    overlap_frames: int = Field(default=64, ge=1)
-
-
-class DcwSpec(TomlTable):
-    """Wavelet-domain correction of each step. A mode reads only its own strengths; the others stay 0."""
-
-    mode: Literal["low", "high", "double", "pix"] = "double"
-    low: float = Field(default=0.0, ge=-0.5, le=0.5)
-    high: float = Field(default=0.0, ge=-0.5, le=0.5)
-
-    @model_validator(mode="after")
-    def _check_strengths(self) -> Self:
-        unread = self.low if self.mode == "high" else self.high if self.mode != "double" else 0.0
-        if unread:
-            raise ValueError(f"mode {self.mode} does not read {'low' if self.mode == 'high' else 'high'}: leave it out")
-        return self
-
-
-class LogSnrSchedule(TomlTable):
-    """Times at equal distances of their logarithmic signal-to-noise ratio, from `start` (noise) to `end` (data).
-
-    The ratio at time t is ln((1 - t) / t), so t = sigmoid(-ratio). The first time is 1 and the last one 0, with
-    any start and end.
-    """
-
-    kind: Literal["logsnr"]
-    start: float = Field(ge=-10, le=10)
-    end: float = Field(ge=-10, le=10)
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        if self.end - self.start < 1:
-            raise ValueError("needs end at least 1 above start, or its times are hardly apart")
-        return self
-
-
-class SamplerSpec(TomlTable):
-    """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon.
-
-    blend_power: several prompts are blended by the mean of this power of what each predicts, around silence; 1 is the
-    mean of velocities, in which what one prompt plays alone is as weak as its share. blend_energy_below: in steps at
-    times below it, power 2 takes its place. schedule: what the times of any number of steps are made by, in place of
-    the linear schedule and its shift. schedules: number of steps -> the time of each, in place of what schedule or
-    shift make of that number: where a generation gives no shift and starts from noise. noise_layout: the order in which
-    torch's noise of a seed is drawn. guidance_reason: why the model takes no guidance but 1, such as "it is distilled:
-    guidance is built in".
-    """
-
-    steps: int = Field(default=8, ge=1)
-    live_steps: int = Field(default_factory=lambda data: data["steps"], ge=1)
-    shift: float = Field(default=1.0, gt=0)
-    schedule: LogSnrSchedule | None = None
-    schedules: Mapping[int, tuple[float, ...]] = {}
-    solver: Literal["ode", "sde", "ab2"] = "ode"
-    noise_layout: NoiseLayout = "time_channels"
-    guidance: float = 1.0
-    guidance_reason: str = ""
-    cfg_interval_start: float = Field(default=0.0, ge=0, le=1)
-    cfg_interval_end: float = Field(default=1.0, ge=0, le=1)
-    denoise: float = Field(default=1.0, ge=0, le=1)
-    blend_power: Literal[1, 2, 4, 8] = 1
-    blend_energy_below: float = Field(default=0.0, ge=0, le=1)
-    dcw: DcwSpec = DcwSpec()
-
-    @model_validator(mode="after")
-    def _check_guidance(self) -> Self:
-        if self.cfg_interval_start > self.cfg_interval_end:
-            raise ValueError("needs cfg_interval_start <= cfg_interval_end")
-        if self.guidance_reason and self.guidance != 1.0:
-            raise ValueError("guidance_reason says that there is no guidance but 1, and guidance is not 1")
-        return self
-
-    @model_validator(mode="after")
-    def _check_schedule(self) -> Self:
-        if self.schedule is not None and "shift" in self.model_fields_set:
-            raise ValueError("schedule and shift say the same thing: give one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _check_blend(self) -> Self:
-        if self.blend_energy_below and self.blend_power <= 2:
-            raise ValueError(f"blend_energy_below is for blend_power 4 or 8, not {self.blend_power}: leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _check_schedules(self) -> Self:
-        for steps, times in self.schedules.items():
-            falls = all(later < earlier for earlier, later in pairwise((*times, 0.0)))
-            if len(times) != steps or not falls or times[0] != 1.0:
-                raise ValueError(f"schedules.{steps}: expected {steps} times, from 1 down to above 0")
-        return self
 
 
 class Bundle(TomlTable):

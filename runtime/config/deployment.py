@@ -1,4 +1,4 @@
-"""Deployment files: bundle, engine folder, target, shape ranges and tick loop settings.
+"""Deployment files: bundle, engine folder, target, shape ranges and tick loop settings; which model made something.
 
 The [build] and [server] tables are validated by the packages that use them; every other table is validated here, and
 unknown ones are refused.
@@ -7,27 +7,93 @@ unknown ones are refused.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from runtime.base.errors import ConfigError, did_you_mean
-from runtime.base.folders import expanded, own_entries, user_folder
+from runtime.base.files import expanded, own_entries, plain_name, user_folder
 from runtime.config.bundle import BUNDLE_FILE, Bundle, load_bundle
 from runtime.config.explain import read_toml, validated
-from runtime.config.targets import (
-    ADAPTER_RANK_MULTIPLE,
-    CPU_TOKEN_MULTIPLE,
-    GPU_TOKEN_MULTIPLE,
-    AdapterId,
-    ShapeRanges,
-    Strength,
-    Target,
-)
+
+Target = Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"]
+# Targets whose engines are TensorRT plans.
+PLAN_TARGETS: tuple[Target, ...] = ("tensorrt", "tensorrt-rtx")
+# The packed rank of an execute's adapters is a multiple of this, so that few shapes occur.
+ADAPTER_RANK_MULTIPLE = 8
+# Padded tokens cost little on a GPU, a shape whose graph is not captured yet costs two slow ticks.
+CPU_TOKEN_MULTIPLE, GPU_TOKEN_MULTIPLE = 8, 96
+# Of an adapter, whose id is the name of its file.
+AdapterId = Annotated[str, AfterValidator(plain_name)]
+Strength = Annotated[float, Field(ge=-4.0, le=4.0)]
+
+
+class ShapeRange(BaseModel):
+    """min, opt, max of one dimension (TensorRT's optimization profile, one entry)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min: int = Field(ge=1)
+    opt: int = Field(ge=1)
+    max: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.min <= self.opt <= self.max:
+            raise ValueError(f"needs min <= opt <= max, got {self.min}, {self.opt}, {self.max}")
+        return self
+
+    def holds(self, value: int) -> bool:
+        """Whether `value` lies inside."""
+        return self.min <= value <= self.max
+
+    def nearest(self, value: int) -> int:
+        """The size inside that is nearest to `value`."""
+        return min(max(value, self.min), self.max)
+
+
+class ShapeRanges(BaseModel):
+    """Shapes that one engine accepts: rows R, frames T, condition tokens L (1 for a decoder without tokens)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows: ShapeRange
+    frames: ShapeRange
+    tokens: ShapeRange = ShapeRange(min=1, opt=1, max=1)
+
+    def holds(self, rows: int, frames: int, tokens: int) -> bool:
+        """Whether all three lie inside."""
+        return self.rows.holds(rows) and self.frames.holds(frames) and self.tokens.holds(tokens)
+
+
+# How much of a hash is shown.
+SHOWN = 12
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """A model's files and the precision of its engines. bundle_sha256: of bundle.toml's values and the files it names.
+
+    "" is not known, and differs from what is.
+    """
+
+    bundle_sha256: str = ""
+    precision: str = ""
+
+    def difference(self, other: ModelIdentity) -> str:
+        """What of `other` is another than here, as the end of "it was made by"; "" where nothing is."""
+        if self == other:
+            return ""
+        if not other.bundle_sha256:
+            return "a model that is not named"
+        if self.bundle_sha256 != other.bundle_sha256:
+            return f"another model ({other.bundle_sha256[:SHOWN]}; this is {self.bundle_sha256[:SHOWN]})"
+        return f"this model in another precision ({other.precision}; this is {self.precision})"
 
 
 class RuntimeConfig(BaseModel):

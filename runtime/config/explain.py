@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from runtime.base.errors import ConfigError, FileError, did_you_mean
-from runtime.base.input_files import MAX_JSON_BYTES, read_file
+from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.untrusted import plain_utf8
 
 MAX_LINES = 8

@@ -1,14 +1,37 @@
-"""`[notes]` in bundle.toml: which latent channels hold the level of which MIDI key, layer by layer."""
+"""`[notes]` and `[stems]` in bundle.toml: which channels hold which MIDI key, and how the parts of a mix are found."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from runtime.config.explain import TomlTable
-from runtime.config.stems import STEM_NAME
+
+# Stems are files of these names.
+STEM_NAME = r"^[a-z0-9][a-z0-9 _-]*$"
+TrackName = Annotated[str, Field(pattern=STEM_NAME, max_length=40)]
+
+
+class StemsSpec(TomlTable):
+    """A stem is the decode of latents in which all channels of other layers are silent, or an extracted track.
+
+    saturation: what the codec does to the sum of the layers, as its last operation. "tanh": audio is `tanh(sum)`.
+    tracks: what the task extract is asked for, in place of layers. Each is a generation; they do not sum to the mix.
+    """
+
+    saturation: Literal["none", "tanh"] = "none"
+    tracks: tuple[TrackName, ...] = Field(default=(), max_length=16)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tracks and "saturation" in self.model_fields_set:
+            raise ValueError("saturation says how layers sum; tracks do not sum")
+        if len(set(self.tracks)) < len(self.tracks) or "mix" in self.tracks:
+            raise ValueError("tracks: a name stands twice, or is 'mix', as all of them together are")
+        return self
+
 
 MAX_NOTES, MAX_END_S = 16_384, 600.0  # of a request
 

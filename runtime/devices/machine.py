@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 from runtime.devices.device import Device, HostDevice
 
 if TYPE_CHECKING:

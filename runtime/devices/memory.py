@@ -1,4 +1,4 @@
-"""Sub-allocation of device and pinned memory, the ring buffer of uploads, and pooled host arrays."""
+"""Sub-allocation of device and pinned memory, the ring buffer of uploads, packed vectors, pooled host arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from runtime.base.errors import OutOfMemoryError
-from runtime.devices.device import ALIGNMENT_BYTES, Event
+from runtime.devices.device import ALIGNMENT_BYTES, Device, Event, Stream, Tensor
 
 # The alignment of CUDA's own allocations, which TensorRT wants for activation memory.
 BLOCK_BYTES = 512
@@ -257,3 +257,39 @@ class ArrayPool:
             self.allocations += 1
             memory = self._make()
         return np.asarray(_LentMemory(memory, self._free))
+
+
+class PackedVectors:
+    """Small vectors that lie in one piece of memory, each at an aligned address, and are uploaded together.
+
+    used_bytes: what has been taken. limit_bytes: what lies behind it is not uploaded.
+    """
+
+    def __init__(self, device: Device, size_bytes: int) -> None:
+        self._device = device
+        self._tensor = device.zeros((size_bytes,), np.uint8)
+        self._host: NDArray[np.uint8] = device.mirror(self._tensor)
+        self.used_bytes = self.limit_bytes = 0
+        self.has_changed = False
+
+    def take(self, count: int, dtype: DTypeLike) -> tuple[Tensor, NDArray[Any]]:
+        """The next `count` elements: device side and host side."""
+        kind, start = np.dtype(dtype), self.used_bytes
+        size_bytes = count * kind.itemsize
+        self.used_bytes += -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.limit_bytes = self.used_bytes
+        host: NDArray[Any] = self._host[start : start + size_bytes].view(kind)
+        piece = self._tensor.view(size_bytes, start=start)
+        seen = None if piece.host is None else piece.host.view(kind)
+        return Tensor(piece.address, (count,), kind, piece.owner, seen), host
+
+    def flush(self, stream: Stream) -> None:
+        """Upload all of them, if any has changed; nothing to do where the device sees the host's memory."""
+        if self.has_changed and self._tensor.host is None:
+            self.has_changed = False
+            self._device.upload(self._tensor.view(self.limit_bytes), self._host[: self.limit_bytes], stream)
+
+
+def host_view(array: Any) -> Any:
+    """The memory of an NDArray for item assignments without numpy; type checkers know only memoryviews of bytes."""
+    return memoryview(array)

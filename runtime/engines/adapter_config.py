@@ -16,7 +16,7 @@ from typing import Any
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from runtime.base.errors import AdapterError, FileError, RequestError
-from runtime.base.input_files import read_file
+from runtime.base.files import read_file
 from runtime.base.untrusted import MAX_JSON_MEMBERS, parse_json_object, quoted
 
 CONFIG_NAME = "adapter_config.json"

@@ -20,10 +20,9 @@ import numpy as np
 from pydantic_core import from_json
 
 from runtime.base.errors import AdapterError, ConfigError, FileError, RequestError, did_you_mean
-from runtime.base.folders import is_left_behind, own_entries, plain_name
-from runtime.base.input_files import check_file, open_file
+from runtime.base.files import check_file, is_left_behind, open_file, own_entries, plain_name
 from runtime.base.untrusted import quoted, safetensors_bytes, safetensors_header, shortened
-from runtime.config.adapter_spec import AdapterSpec
+from runtime.config.decoder import AdapterSpec
 from runtime.config.deployment import Deployment
 from runtime.engines.adapter_config import (
     CONFIG_NAME,

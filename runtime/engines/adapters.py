@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.base.errors import RequestError, did_you_mean
 from runtime.base.untrusted import quoted
-from runtime.config.targets import ADAPTER_RANK_MULTIPLE
+from runtime.config.deployment import ADAPTER_RANK_MULTIPLE
 from runtime.engines.manifest import TensorInfo
 
 # The inputs that the decoder for adapters has besides the decoder's own: factors [Q, I] and [Q, O], weights [R, Q].

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.base.errors import EngineNotBuiltError, ShapeError
-from runtime.config.bundle import DecoderInputs
+from runtime.base.errors import EngineMismatchError, EngineNotBuiltError, ShapeError
+from runtime.config.decoder import DecoderInputs
 from runtime.devices.device import Level, Stream, Tensor
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.engines.manifest import Manifest, TensorInfo
@@ -200,3 +200,44 @@ def _check_tensor(where: str, info: TensorInfo, tensor: Any, sizes: dict[str, in
         wanted = expected if isinstance(expected, int) else sizes.setdefault(expected, found)
         if found != wanted:
             raise ShapeError(f"{where} has shape {shape}, expected {tuple(info.shape)} with {expected} = {wanted}")
+
+
+def check_replaceable(old: EngineSet, new: EngineSet) -> None:
+    """Check that `new` has the tensors of `old` and all its variants. Raises EngineMismatchError."""
+    _check_tensors(old.decoder, new.decoder)
+    for kind, before, after in (("rows", old.rows, new.rows), ("step", old.steps, new.steps)):
+        missing = [variant_name(features) for features in before if features not in after]
+        if missing:
+            raise EngineMismatchError(
+                f"the new engines lack the {kind} variants {', '.join(sorted(missing))}",
+                fix="build them with the same step_variants",
+            )
+        for features, engine in before.items():
+            _check_tensors(engine, after[features])
+    if old.adapted is not None and new.adapted is not None:
+        _check_tensors(old.adapted, new.adapted)
+    elif old.adapted is not None:
+        raise EngineMismatchError("the new engines lack the decoder for adapters", fix="build it, with adapter_rank")
+    if old.planner is not None:
+        if new.planner is None or len(new.planner.all) != len(old.planner.all):
+            raise EngineMismatchError("the new engines lack the planner or its draft", fix="build them")
+        for mine, others in zip(old.planner.all, new.planner.all, strict=True):
+            _check_tensors(mine, others)
+
+
+def _check_tensors(old: Engine, new: Engine) -> None:
+    for kind, before, after in (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs)):
+        if _described(before) != _described(after):
+            raise EngineMismatchError(
+                f"the new engine {new.name!r} has other {kind}s than the current one: "
+                f"{_described(after)}, expected {_described(before)}",
+                fix="start another server for another model",
+            )
+
+
+def _described(infos: Mapping[str, TensorInfo]) -> dict[str, tuple[str, tuple[int | str, ...]]]:
+    """Dtypes and shapes; what a graph calls its free dimensions does not count."""
+    return {
+        name: (info.dtype, tuple("free" if isinstance(size, str) else size for size in info.shape))
+        for name, info in infos.items()
+    }

@@ -15,7 +15,6 @@ from typing import Any
 
 from runtime.base.errors import OutOfMemoryError, TickError, UnitOfWork
 from runtime.devices.device import Device, Event, Level, Replay, Stream
-from runtime.engines.context import Beside, at_once
 from runtime.engines.engine import Execution
 
 logger = logging.getLogger(__name__)
@@ -25,6 +24,16 @@ LEAST_KEPT = 8
 TIMES_WEIGHT = 0.1  # of the newest time in the mean one
 
 Call = Callable[[Stream], None]
+Beside = Callable[[Callable[[], None]], Future[None]]
+
+
+def at_once(work: Callable[[], None]) -> Future[None]:
+    """In this thread. Raises EngineDeadError."""
+    done = Future[None]()
+    with UnitOfWork("work beside the ticks", done.set_exception):
+        work()
+        done.set_result(None)
+    return done
 
 
 class LaunchState(Enum):

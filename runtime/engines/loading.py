@@ -14,9 +14,8 @@ import numpy as np
 
 from runtime.base.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 from runtime.config.bundle import BUNDLE_FILE, Bundle
-from runtime.config.deployment import Deployment, build_command
+from runtime.config.deployment import PLAN_TARGETS, Deployment, Target, build_command
 from runtime.config.planner import PlannerSpec
-from runtime.config.targets import PLAN_TARGETS, Target
 from runtime.devices.device import Device, Stream
 from runtime.devices.machine import machine_of
 from runtime.engines.adapter_files import read_catalog

@@ -17,9 +17,9 @@ import ml_dtypes  # noqa: F401  by it numpy knows bfloat16 and the 8-bit types o
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runtime.base.errors import EngineMismatchError, EngineNotBuiltError
-from runtime.base.stored_files import read_stored, reading
+from runtime.base.files import read_stored, reading
+from runtime.config.deployment import ShapeRanges, Target
 from runtime.config.explain import explain
-from runtime.config.targets import ShapeRanges, Target
 
 MANIFEST_SCHEMA_VERSION: Literal[1] = 1
 MANIFEST_SUFFIX = ".manifest.json"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from runtime.base.errors import EngineMismatchError
-from runtime.config.adapter_spec import AdapterSpec
+from runtime.config.decoder import AdapterSpec
 from runtime.engines.adapters import AdapterUse, Floats
 
 # What a precision recipe appends to the names of weights that it rounds.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from mido import Message, MetaMessage, MidiFile, MidiTrack, bpm2tempo, second2tick
 
 from runtime.base.errors import RequestError
-from runtime.base.input_files import losses, tell_loss
+from runtime.base.files import losses, tell_loss
 from runtime.base.midi_events import (
     END_OF_TRACK,
     META,

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from runtime.base.errors import RequestError
-from runtime.base.input_files import MAX_JSON_BYTES, read_file
+from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.midi_events import MAGIC
 from runtime.base.untrusted import plain_utf8
 from runtime.config.notes import NotesSpec

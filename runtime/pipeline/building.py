@@ -11,8 +11,7 @@ from pathlib import Path
 
 from runtime.base.errors import BuildError, EngineMismatchError, EngineNotBuiltError
 from runtime.base.threads import start_python
-from runtime.config.deployment import Deployment
-from runtime.config.targets import PLAN_TARGETS, Target
+from runtime.config.deployment import PLAN_TARGETS, Deployment, Target
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 
 CLEANUP_S = 1.0

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from runtime.audio.finishing import TARGET_LUFS, Finisher, Span
 from runtime.audio.metadata import GenerationMetadata
-from runtime.audio.splicing import CROSSFADE_S, AudioSplicer, surrounding_loudness
 from runtime.audio.stems import StemDecoder
-from runtime.audio.window_decoder import AudioDecoder
+from runtime.audio.window_decoder import CROSSFADE_S, AudioDecoder, AudioSplicer, surrounding_loudness
 from runtime.base.errors import ConfigError, GenerationCancelledError, RequestError, ShapeError
 from runtime.config.codec import Latents, Pcm
 from runtime.music.envelopes import Breath, Marks

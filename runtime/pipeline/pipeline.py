@@ -22,9 +22,7 @@ from runtime.base.errors import RequestError, TickError
 from runtime.base.threads import Watched
 from runtime.config.bundle import Bundle
 from runtime.config.codec import Latents, Pcm
-from runtime.config.deployment import Deployment, build_command, load_deployment
-from runtime.config.identity import ModelIdentity
-from runtime.config.targets import PLAN_TARGETS, Target
+from runtime.config.deployment import PLAN_TARGETS, Deployment, ModelIdentity, Target, build_command, load_deployment
 from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.engine import Engine, EngineSet, RunnableGraph, condition_width

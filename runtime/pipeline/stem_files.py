@@ -11,11 +11,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from runtime.audio.encoding import AudioWriter
-from runtime.audio.files import complete_file
-from runtime.audio.formats import FORMATS, StemFormat
+from runtime.audio.formats import FORMATS, StemFormat, complete_file
 from runtime.audio.metadata import GenerationMetadata, ascii_json
 from runtime.base.errors import FileError
-from runtime.base.folders import expanded
+from runtime.base.files import expanded
 from runtime.config.codec import Latents, Pcm
 from runtime.music.midi_file import midi_bytes
 from runtime.music.score import Score

@@ -18,7 +18,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.models import WordLevel
 
 from runtime.base.errors import ConfigError, EngineError, FileError, RequestError, native_call
-from runtime.base.input_files import read_matrix
+from runtime.base.files import read_matrix
 from runtime.base.untrusted import plain_utf8
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import DEFAULTS, TextGraphSpec, filled

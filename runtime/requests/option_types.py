@@ -20,9 +20,9 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from runtime.config.deployment import AdapterId, Strength
 from runtime.config.notes import MAX_END_S
 from runtime.config.option_ranges import ANY_MODEL
-from runtime.config.targets import AdapterId, Strength
 from runtime.config.words import read_adapters, read_names, read_spans
 from runtime.requests.request import DCW_READS, DENOISE_MIN
 from runtime.requests.text_options import MAX_NAME_CHARACTERS

@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from runtime.base.errors import RequestError
-from runtime.config.guidance import APG
 from runtime.config.option_ranges import ANY_MODEL
+from runtime.config.sampler import APG
 from runtime.requests.curves import Array, Curve, array, curve, is_everywhere, resample
 
 MAX_STEPS = int(ANY_MODEL.steps.max)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.base.errors import RequestError
-from runtime.config.bundle import LatentSpec
 from runtime.config.codec import Latents
-from runtime.config.targets import ShapeRanges
+from runtime.config.decoder import LatentSpec
+from runtime.config.deployment import ShapeRanges
 from runtime.requests.curves import Curve
 from runtime.requests.option_types import DcwOptions, Span, Values
 from runtime.requests.options import GenerationOptions, StepOptions

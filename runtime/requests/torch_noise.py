@@ -13,7 +13,7 @@ import numpy as np
 from numpy.random import MT19937
 from numpy.typing import NDArray
 
-from runtime.config.bundle import NoiseLayout
+from runtime.config.sampler import NoiseLayout
 
 F32 = NDArray[np.float32]
 Bits = NDArray[np.uint64]

@@ -1,18 +1,24 @@
-"""The Runner protocol: one kind of work in a tick is laid out, launched, and read out when it is finished."""
+"""The Runner protocol: one kind of work in a tick is laid out, launched, and read out when it is finished.
+
+And what runners are made with.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
 from runtime.base.errors import TickError, UnitOfWork
-from runtime.devices.device import Event, Stream
+from runtime.config.bundle import Bundle
+from runtime.config.deployment import Deployment, RuntimeConfig
+from runtime.devices.device import Device, Event, Stream
 from runtime.engines.engine import EngineSet
-from runtime.engines.launch_cache import LaunchCounts
+from runtime.engines.launch_cache import Beside, LaunchCounts, at_once
 from runtime.tick.scheduling.slot import Slot
 
 logger = logging.getLogger("tickrt")
@@ -128,3 +134,29 @@ class Runner(Protocol[P]):
 
     def close(self) -> None:
         """Wait for what is pending and release everything. Raises EngineDeadError."""
+
+
+@dataclass(frozen=True)
+class TickContext:
+    """The device, the stream on which ticks run, the engines in use, and what describes model and deployment.
+
+    beside: runs, one after the other, what makes captured graphs and their contexts, and what ends graphs, contexts and
+    engines that nothing uses any more: that takes as long as many ticks.
+    """
+
+    device: Device
+    stream: Stream
+    engines: EngineSet
+    bundle: Bundle
+    deployment: Deployment
+    beside: Beside = at_once
+
+    @property
+    def runtime(self) -> RuntimeConfig:
+        """The deployment's [runtime] table."""
+        return self.deployment.runtime
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether ticks that recur become captured graphs."""
+        return self.runtime.capture and self.device.kind != "cpu"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.base.errors import ConfigError, FileError
-from runtime.base.input_files import check_file
+from runtime.base.files import check_file
 from server.asgi.fair_reads import READ_BYTES, FairReads, FairTransport
 from server.asgi.problems import MEDIA_TYPE, ProblemError
 

@@ -13,7 +13,7 @@ from runtime.audio.encoding import check_format, check_rates
 from runtime.audio.formats import ARCHIVE, AUDIO_FORMATS, FORMATS, Format
 from runtime.audio.metadata import GenerationMetadata
 from runtime.base.errors import RequestError, source_as
-from runtime.base.input_files import losses
+from runtime.base.files import losses
 from runtime.config.codec import Latents, Pcm
 from runtime.pipeline.compose import GenerationInputs, SourceAudio
 from runtime.pipeline.generation import LongGeneration

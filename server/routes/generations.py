@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from runtime.base.errors import RequestError, TickError
-from runtime.base.input_files import losses
+from runtime.base.files import losses
 from runtime.music.midi_file import notes_of_midi
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.validation import note_spec

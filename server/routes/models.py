@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from runtime.config.bundle import BUNDLE_FILE, SamplerSpec
-from runtime.config.guidance import GuidanceSpec
+from runtime.config.bundle import BUNDLE_FILE
+from runtime.config.sampler import GuidanceSpec, SamplerSpec
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.openapi import SCHEMA_TYPE, body_schema, formats_of, problem_responses
 from server.asgi.problems import model_not_found

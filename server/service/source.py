@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from runtime.base.input_files import lost_audio
+from runtime.base.files import lost_audio
 
 NAME = re.compile(r"([0-9a-f]{64})\.(\d{1,9})\.(audio|latents)(?:\.([0-9a-f]{8}))?(?:\.lost(\d{1,9}))?")
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runtime.base.errors import ConfigError
-from runtime.base.stored_files import read_stored, set_aside, unavailable_now
+from runtime.base.files import read_stored, set_aside, unavailable_now
 from runtime.live.storage.sqlite_store import make_private
 from server.service.source import Source
 from server.service.temporary_folder import TemporaryFolder

@@ -11,7 +11,7 @@ from functools import partial
 
 from runtime.audio.formats import is_latents_file
 from runtime.base.errors import SourceNotFoundError
-from runtime.base.input_files import losses, tell_lost_audio
+from runtime.base.files import losses, tell_lost_audio
 from runtime.config.codec import Latents
 from server.asgi.shares import Holding, Shares
 from server.config import MIB

@@ -21,8 +21,7 @@ from engine_build.config import (
 )
 from engine_build.request import load_request
 from runtime.base.errors import ConfigError
-from runtime.config.deployment import Deployment, load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target, load_deployment
 
 
 def edited(path: Path, *changes: tuple[str, str]) -> Path:

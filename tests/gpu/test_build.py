@@ -19,7 +19,7 @@ from runtime.devices.machine import open_device
 from runtime.engines.engine import run_once
 from runtime.engines.loading import open_engine
 from runtime.engines.manifest import manifest_path, read_manifest
-from runtime.engines.tensorrt.plan_file import read_engine_header
+from runtime.engines.tensorrt.engine_file import read_engine_header
 
 pytestmark = pytest.mark.gpu
 

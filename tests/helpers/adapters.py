@@ -16,8 +16,8 @@ from onnx import numpy_helper
 from safetensors.numpy import save_file
 
 from engine_build.compile.builder import build_deployment
-from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle
+from runtime.config.decoder import AdapterMatrix, AdapterSpec
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.engines.adapter_files import read_adapter
 

@@ -15,8 +15,7 @@ from simulator.fixture import Machine, child_environment, simulated
 from engine_build.compile.builder import build_deployment
 from engine_build.graphs.reference_session import onnxruntime
 from runtime.base.errors import TickError
-from runtime.config.deployment import Deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target
 from runtime.devices.machine import open_device
 from runtime.engines.onnxruntime_cuda import need_provider
 

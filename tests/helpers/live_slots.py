@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.config.deployment import Deployment, RuntimeConfig
-from runtime.config.targets import ShapeRange, ShapeRanges, Target
+from runtime.config.deployment import Deployment, RuntimeConfig, ShapeRange, ShapeRanges, Target
 from runtime.requests.request import Condition, GenerationRequest, StepParameters
 from runtime.tick.denoise.prepared import prepare, resolve
 from runtime.tick.denoise.row_layout import LiveSlot

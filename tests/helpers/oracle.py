@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from runtime.config.guidance import APG, GuidanceSpec
+from runtime.config.sampler import APG, GuidanceSpec
 from runtime.requests.request import Condition, Dcw, GenerationRequest, StepParameters
 
 F64 = NDArray[np.float64]

@@ -20,8 +20,7 @@ from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile, Wall, layer_timings
 from profiling.layers.work import layer_works
 from profiling.reports.trtexec_json import profile_records
-from runtime.engines.node_times import NodeTimes
-from runtime.engines.tensorrt.layers import layer_records, node_times
+from runtime.engines.node_times import NodeTimes, layer_records, node_times
 
 FOLDER = Path(__file__).parents[1] / "data" / "profiles"
 VERSIONS = ("10", "11")

@@ -32,7 +32,7 @@ from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.tensorrt_preparation import prepared
 from engine_build.request import BuildRequest, load_request
 from runtime.base.errors import BuildError
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 from runtime.engines.manifest import write_atomically
 
 TARGET: Target = "tensorrt-rtx"

@@ -19,8 +19,7 @@ from engine_build.graphs.tensorrt_rules import doubts, problems
 from engine_build.precision.node_rules import LAYOUT, POINTWISE
 from engine_build.precision.recipe import without_kernel
 from runtime.base.errors import BuildError
-from runtime.engines.operator_flops import PRODUCTS
-from runtime.engines.value_shapes import value_shapes
+from runtime.engines.value_shapes import PRODUCTS, value_shapes
 
 pytestmark = pytest.mark.builder
 

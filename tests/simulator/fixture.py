@@ -27,7 +27,7 @@ REPLACED = (
     "tensorrt_rtx",
     "runtime.devices.cuda",
     "runtime.devices.cuda_calls",
-    "runtime.devices.cuda_streams",
+    "runtime.devices.cuda",
     "runtime.engines.tensorrt",
     "nvtx",
 )

@@ -10,7 +10,7 @@ import onnx
 
 from engine_build.graphs.graph_file import graph_of
 from engine_build.graphs.graph_writer import GraphWriter
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 from runtime.devices.machine import gpu_machine
 from runtime.engines.loading import tool_versions
 from runtime.engines.manifest import Manifest, file_sha256, manifest_path, write_manifest

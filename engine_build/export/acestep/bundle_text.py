@@ -22,7 +22,7 @@ from engine_build.export.bundle_tables import (
     small_deployment,
     toml,
 )
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 
 # Of turbo checkpoints, which are guidance-distilled: their default is no guidance.
 STEPS: Final = 8

@@ -10,7 +10,7 @@ from typing import Any, Final
 from engine_build.export.checkpoint import CONFIG, CheckpointModel, read_config
 from engine_build.export.stored_tensors import AGAIN, StoredTensor, stored_tensors
 from runtime.base.errors import ConfigError
-from runtime.base.folders import own_entries
+from runtime.base.files import own_entries
 
 TRANSFORMER: Final = "transformer"
 VAE: Final = "vae"

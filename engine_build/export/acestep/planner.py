@@ -33,7 +33,7 @@ from engine_build.export.torch_export import open_without_copies, quiet, release
 from engine_build.graphs.planner_graph import Qwen3Sizes, cache_names, planner_graph
 from engine_build.precision.casts import FileWeights
 from runtime.base.errors import BuildError, ConfigError
-from runtime.base.folders import own_entries
+from runtime.base.files import own_entries
 from runtime.base.untrusted import plain_utf8
 from runtime.config.planner import NO_WINDOW
 from runtime.engines.manifest import file_sha256

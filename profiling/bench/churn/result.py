@@ -12,8 +12,7 @@ from rich.console import Console
 from profiling.bench.result import against_budget, rounded
 from profiling.bench.statistics import percentiles
 from runtime.commands.tables import print_table
-from runtime.config.deployment import Deployment
-from runtime.config.targets import PLAN_TARGETS
+from runtime.config.deployment import PLAN_TARGETS, Deployment
 from runtime.tick.loop.record import TickRecord
 
 # The largest share of ticks that do not replay a graph, where ticks can be captured.

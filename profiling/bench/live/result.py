@@ -10,7 +10,7 @@ import numpy as np
 from profiling.bench.live.script import KINDS, ClientRun, Control
 from profiling.bench.result import against_budget, rounded
 from profiling.significance import thinned
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 
 PARTS = ("first", "full")
 # Where the time of a control goes: each is the time since it was sent, up to `decoded` by the host's clock.

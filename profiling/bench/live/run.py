@@ -23,8 +23,7 @@ from profiling.provenance import provenance, this_commit
 from profiling.server_process import ServerProcess, server_process
 from runtime.base.errors import ConfigError, TickError
 from runtime.commands.task_progress import REDRAW_INTERVAL_S, TaskProgress
-from runtime.config.deployment import Deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target
 from runtime.engines.manifest import manifest_path, read_manifest
 
 # All clients have one address.

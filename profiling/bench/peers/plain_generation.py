@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.config.bundle import Bundle
 from runtime.config.codec import Latents, Pcm
-from runtime.config.guidance import GuidanceSpec
+from runtime.config.sampler import GuidanceSpec
 from runtime.engines.engine import RunnableGraph, run_once
 from runtime.pipeline.compose import RequestComposer
 from runtime.pipeline.meanings import with_drawn

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.encoding import AudioWriter
-from runtime.audio.files import complete_file, format_of
-from runtime.audio.formats import MIX, StemFormat, format_name, latents_bytes
+from runtime.audio.formats import MIX, StemFormat, complete_file, format_name, format_of, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags
 from runtime.base.errors import ConfigError, RequestError
 from runtime.music.score import Note, Score

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
 from runtime.base.errors import ConfigError, DrainingError, RequestError, TickError, source_as
-from runtime.base.input_files import losses, warn_of_losses
+from runtime.base.files import losses, warn_of_losses
 from runtime.base.threads import Process
-from runtime.config.deployment import load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Target, load_deployment
 from runtime.engines.adapters import Adapter
 from runtime.live.protocol.messages import EventKind
 from runtime.music.note_files import read_notes

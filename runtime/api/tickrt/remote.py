@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
 
 from runtime.base.errors import DrainingError, RequestError, TickError
-from runtime.base.input_files import open_file, warn_of_losses
+from runtime.base.files import open_file, warn_of_losses
 from runtime.config.codec import Pcm
 from runtime.live.hosting.services import Clock
 from runtime.live.protocol.backoff import backoff_s

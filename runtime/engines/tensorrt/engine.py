@@ -7,21 +7,118 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
+import numpy as np
 from numpy.typing import NDArray
 
 from runtime.devices.device import Device, Level, Stream, Tensor
 from runtime.engines.manifest import Manifest
-from runtime.engines.node_times import NodeTimes
-from runtime.engines.tensorrt.context_pool import ContextPool
-from runtime.engines.tensorrt.execution import TensorRtExecution
+from runtime.engines.node_times import NodeTimes, layer_records, node_times
 from runtime.engines.tensorrt.host_execution import HostExecution
-from runtime.engines.tensorrt.layers import layer_records, node_times
-from runtime.engines.tensorrt.library import LoadedEngine
+from runtime.engines.tensorrt.library import Context, ContextSettings, LoadedEngine
 from runtime.engines.tensorrt.refit import refit
 
 if TYPE_CHECKING:
     from runtime.engines.merging import MergedWeights
+
+# Per device, by the handle of a stream.
+_activation: WeakKeyDictionary[Device, dict[int, Tensor]] = WeakKeyDictionary()
+# Held while memory grows: by the thread of the ticks, those that open engines, and that of compiled kernels.
+_lock = threading.Lock()
+
+
+def reserve_activation(device: Device, size_bytes: int, stream: int = 0) -> Tensor:
+    """At least `size_bytes` of the activation memory that engines of one stream share, by its handle.
+
+    Their executes never overlap. Raises OutOfMemoryError. Contexts keep the memory they were created with, because
+    captured graphs and pending executes use its address; a larger engine gets new memory.
+    """
+    with _lock:
+        shared = _activation.setdefault(device, {})
+        if stream not in shared or shared[stream].size_bytes < size_bytes:
+            shared[stream] = device.zeros((max(size_bytes, 1),), np.uint8)
+        return shared[stream]
+
+
+class ContextPool:
+    """One shared context per shape range, and contexts for single executions. Used by the thread of the ticks; any
+    thread takes and gives back.
+
+    stream: on which they execute.
+    """
+
+    def __init__(self, plan: LoadedEngine, device: Device, stream: Stream) -> None:
+        self._plan, self._device, self._stream = plan, device, stream
+        self._shared: dict[int, Context] = {}
+        self._idle: dict[int, list[Context]] = {}
+        self._is_closed = False
+
+    def shared(self, index: int) -> Context:
+        """The context for launches without a captured graph in a shape range. Raises EngineError."""
+        if index not in self._shared:
+            self._shared[index] = self._new_context(index)
+        return self._shared[index]
+
+    def take(self, index: int) -> Context:
+        """A context for one execution alone: an idle one, or a new one. Raises EngineError."""
+        try:
+            return self._idle[index].pop()
+        except (KeyError, IndexError):
+            return self._new_context(index)
+
+    def give_back(self, context: Context) -> None:
+        """Return a taken context; graphs that captured it must be closed."""
+        if self._is_closed:
+            context.close()
+        else:
+            self._idle.setdefault(context.range_index, []).append(context)
+
+    def close(self) -> None:
+        """Destroy all contexts that are not taken, and the others when they are given back."""
+        self._is_closed = True
+        contexts = [*self._shared.values(), *(context for idle in self._idle.values() for context in idle)]
+        self._shared, self._idle = {}, {}
+        for context in contexts:
+            context.close()
+
+    def _new_context(self, index: int) -> Context:
+        return self._plan.new_context(index, self.activation())
+
+    def activation(self) -> Tensor:
+        """Memory for an execute at the largest shape. Raises OutOfMemoryError."""
+        return reserve_activation(self._device, self._plan.activation_bytes, self._stream.handle)
+
+
+class TensorRtExecution:
+    """One set of shapes and addresses. Launches use the shape range's shared context, warm-ups and captures another."""
+
+    def __init__(self, pool: ContextPool, settings: ContextSettings) -> None:
+        self._pool, self._settings = pool, settings
+        self._own: Context | None = None
+
+    def prepare(self, stream: Stream) -> bool:
+        """True: a plan has all its kernels."""
+        return True
+
+    def launch(self, stream: Stream) -> None:
+        """Put one execute on the stream. Raises EngineError."""
+        self._pool.shared(self._settings.range_index).launch(self._settings, stream)
+
+    def make(self) -> None:
+        """Make a context of this execution alone, in any thread. Raises EngineError."""
+        self._own = self._own or self._pool.take(self._settings.range_index)
+
+    def warm_up(self, stream: Stream) -> None:
+        """Put one execute on the stream, on a context of this execution alone. Raises EngineError."""
+        self._own = self._own or self._pool.take(self._settings.range_index)
+        self._own.launch(self._settings, stream)
+
+    def release(self) -> None:
+        """Return the context of this execution alone; graphs that captured it must be closed."""
+        if self._own is not None:
+            self._pool.give_back(self._own)
+            self._own = None
 
 
 class TensorRtEngine:

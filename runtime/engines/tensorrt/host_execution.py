@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from runtime.base.errors import EngineDeadError
 from runtime.devices.device import Device, Level, Stream, Tensor
 from runtime.engines.engine import check_tensors
-from runtime.engines.tensorrt.layers import LayerTimes
-from runtime.engines.tensorrt.library import Context, ContextSettings, LayerProfiler, LoadedEngine
-from runtime.engines.tensorrt.shape_ranges import Shape
+from runtime.engines.node_times import LayerTimes
+from runtime.engines.tensorrt.library import Context, ContextSettings, LayerProfiler, LoadedEngine, Shape
 
 
 class HostBuffers:

@@ -1,4 +1,4 @@
-"""TensorRT 10.16 to 11: the library, deserialized plans, execution contexts.
+"""TensorRT 10.16 to 11: the library, loaded engines, execution contexts.
 
 Calls that return False or None on failure are checked by `check_trt`, which adds the messages that TensorRT logged.
 """
@@ -9,26 +9,74 @@ import logging
 import mmap
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from runtime.base.errors import EngineError, EngineMismatchError
+from runtime.base.errors import EngineError, EngineMismatchError, ShapeError
 from runtime.devices.cuda_calls import free_bytes, probe
 from runtime.devices.device import ALIGNMENT_BYTES, Stream, Tensor
 from runtime.engines.engine import check_tensors
 from runtime.engines.manifest import Manifest, TensorInfo
+from runtime.engines.node_times import LayerTimes
 from runtime.engines.tensorrt.binding import NAMES, is_rtx, trt
+from runtime.engines.tensorrt.engine_file import check_engine_version, read_engine_header
 from runtime.engines.tensorrt.errors import check_trt, dtype_name
-from runtime.engines.tensorrt.layers import LayerTimes
-from runtime.engines.tensorrt.plan_file import check_engine_version, read_engine_header
-from runtime.engines.tensorrt.shape_ranges import ProfileRange, Shape, choose_range
 
 if TYPE_CHECKING:
     pass
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRange:
+    """One shape range of a plan: the smallest and the largest shape of every input."""
+
+    least: Mapping[str, Shape]
+    largest: Mapping[str, Shape]
+
+    def misfit(self, shapes: Mapping[str, Shape]) -> tuple[str, int] | None:
+        """The first input and dimension outside the range; None where all are inside."""
+        for name, low in self.least.items():
+            for axis, (least, size, largest) in enumerate(zip(low, shapes[name], self.largest[name], strict=True)):
+                if not least <= size <= largest:
+                    return name, axis
+        return None
+
+
+def choose_range(
+    engine: str, ranges: Sequence[ProfileRange], infos: Mapping[str, TensorInfo], shapes: Mapping[str, Shape], fix: str
+) -> int:
+    """The index of the first range that contains all shapes.
+
+    Raises ShapeError with the dimension that each range refuses, the sizes it allows, and the build command `fix`.
+    """
+    misfits = [shape_range.misfit(shapes) for shape_range in ranges]
+    if None in misfits:
+        return misfits.index(None)
+    refusals = [
+        _refusal(index, shape_range, infos, *misfit)
+        for index, (shape_range, misfit) in enumerate(zip(ranges, misfits, strict=True))
+        if misfit is not None
+    ]
+    names = dict.fromkeys(misfit[0] for misfit in misfits if misfit is not None)
+    asked = ", ".join(f"{name} {shapes[name]}" for name in names)
+    raise ShapeError(
+        f"{engine}: no shape range contains {asked}; {'; '.join(dict.fromkeys(refusals))}",
+        fix=f"add a [[shapes]] table for it to the deployment file, then {fix or 'tickrt-build CONFIG'}",
+    )
+
+
+def _refusal(index: int, shape_range: ProfileRange, infos: Mapping[str, TensorInfo], name: str, axis: int) -> str:
+    word = infos[name].shape[axis]
+    label = f"dimension {axis} ({word})" if isinstance(word, str) else f"dimension {axis}"
+    allowed = f"{shape_range.least[name][axis]}..{shape_range.largest[name][axis]}"
+    return f"range {index} allows {allowed} in {label} of {name}"
+
 
 KEPT_MESSAGES = 16
 WARM_UP_RUNS = 3

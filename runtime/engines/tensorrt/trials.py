@@ -19,10 +19,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from runtime.base.errors import EngineError, TickError
-from runtime.base.folders import own_entries
-from runtime.base.stored_files import read_stored
+from runtime.base.files import own_entries, read_stored
 from runtime.base.threads import end_with_parent, start_python
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 from runtime.devices.machine import driver_release
 from runtime.engines.loading import open_engine, tool_versions
 from runtime.engines.manifest import MANIFEST_SUFFIX, Identity, Manifest, read_manifest, write_atomically

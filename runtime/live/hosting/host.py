@@ -36,7 +36,7 @@ from runtime.base.errors import (
     TickError,
     UnknownSessionError,
 )
-from runtime.base.input_files import losses
+from runtime.base.files import losses
 from runtime.base.threads import ServingThread, Watched
 from runtime.config.codec import Latents, Pcm
 from runtime.live.hosting.controllers import Change

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 from runtime.base.errors import DrainingError, RequestError, TickError
-from runtime.base.input_files import losses
+from runtime.base.files import losses
 from runtime.config.codec import Latents, Pcm
 from runtime.live.hosting.controllers import Change
 from runtime.live.hosting.services import FurtherListener, HostServices

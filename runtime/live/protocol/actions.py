@@ -10,10 +10,9 @@ from typing import Any, NewType
 from runtime.base.errors import NoNotesError, RequestError, did_you_mean
 from runtime.config.bundle import Bundle
 from runtime.config.codec import Latents
-from runtime.config.controls import ControlsSpec
-from runtime.config.identity import ModelIdentity
+from runtime.config.deployment import ModelIdentity
 from runtime.config.notes import NotesSpec
-from runtime.config.option_ranges import ANY_MODEL, OptionRanges
+from runtime.config.option_ranges import ANY_MODEL, ControlsSpec, OptionRanges
 from runtime.config.plan_spec import PlanSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog
 from runtime.live.protocol.frames import AudioChunk

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError, PydanticSerializationError, to_js
 
 from runtime.base.errors import RequestError, TickError, did_you_mean
 from runtime.base.untrusted import parse_json_object
-from runtime.config.targets import AdapterId, Strength
+from runtime.config.deployment import AdapterId, Strength
 from runtime.requests.option_types import MAX_PROMPTS, MAX_SECONDS, MIN_SECONDS, OneOf, Share, Text
 from runtime.requests.options import options_error
 from runtime.requests.request import MAX_SEED

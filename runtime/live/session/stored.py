@@ -11,7 +11,7 @@ from typing import Any
 
 from runtime.base.errors import RequestError
 from runtime.config.codec import Latents
-from runtime.config.identity import ModelIdentity
+from runtime.config.deployment import ModelIdentity
 from runtime.live.parts.base import Generations
 from runtime.live.parts.control_state import ControlState
 from runtime.live.parts.extend import ExtendGenerations

@@ -18,7 +18,7 @@ from typing import Any
 import filelock
 
 from runtime.base.errors import ConfigError, EntryUnavailableError, StoreUnavailableError
-from runtime.base.stored_files import set_aside
+from runtime.base.files import set_aside
 from runtime.base.threads import Watched
 from runtime.live.storage.store import STORE_FORMAT, SessionStore
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from runtime.config.targets import ADAPTER_RANK_MULTIPLE
+from runtime.config.deployment import ADAPTER_RANK_MULTIPLE
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, Adapter, AdapterUse, Floats
 from runtime.engines.engine import Engine

@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from runtime.devices.device import Tensor
-from runtime.devices.packed_vectors import PackedVectors
-from runtime.engines.context import TickContext
+from runtime.devices.memory import PackedVectors
 from runtime.engines.engine import Engine, EngineSet, Execution, smallest_superset
 from runtime.engines.launch_cache import Launch, LaunchCache
 from runtime.requests.request import MAX_CONDITIONS
@@ -22,6 +21,7 @@ from runtime.tick.denoise.slot_fields import FIELDS, written_states
 from runtime.tick.denoise.slot_state import SlotState, vectors_bytes
 from runtime.tick.denoise.step_binding import StepBinding
 from runtime.tick.denoise.step_noise import StepNoise
+from runtime.tick.runner import TickContext
 from runtime.tick.scheduling.slot import Slot
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from runtime.config.guidance import GuidanceSpec
+from runtime.config.sampler import GuidanceSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog, AdapterUse
 from runtime.requests.curves import Array, Curve, is_everywhere, resample
 from runtime.requests.request import NEUTRAL, Condition, Dcw, GenerationRequest, StepParameters, fit

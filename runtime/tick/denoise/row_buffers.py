@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.devices.device import Device, Stream, Tensor
-from runtime.devices.packed_vectors import PackedVectors, host_view
+from runtime.devices.memory import PackedVectors, host_view
 from runtime.engines.adapters import ROW_WEIGHTS, AdapterUse
-from runtime.engines.context import TickContext
 from runtime.engines.engine import condition_shape, condition_width
 from runtime.requests.request import Condition
 from runtime.tick.denoise.adapter_factors import AdapterFactors
 from runtime.tick.denoise.row_layout import RowLayout
+from runtime.tick.runner import TickContext
 
 # Where an execute's part of a tensor may begin, in elements of 4 bytes: GPUs want addresses that are multiples of 256.
 ALIGNED = 64

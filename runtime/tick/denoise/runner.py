@@ -13,7 +13,6 @@ from runtime.base.errors import EngineNotBuiltError
 from runtime.devices.device import Event, Stream
 from runtime.devices.memory import ArrayPool
 from runtime.engines.adapters import Adapter
-from runtime.engines.context import TickContext
 from runtime.engines.engine import EngineSet, condition_width, variant_name
 from runtime.engines.launch_cache import Launch, LaunchCounts
 from runtime.requests.curves import Array
@@ -23,7 +22,7 @@ from runtime.tick.denoise.bucket import FASTEST, DenoiseParts, LengthBucket
 from runtime.tick.denoise.prepared import PreparedGeneration, VelocityParts
 from runtime.tick.denoise.row_layout import RowLayout
 from runtime.tick.denoise.slot_fields import STEP_FEATURES
-from runtime.tick.runner import BucketSpan, LaunchFailures
+from runtime.tick.runner import BucketSpan, LaunchFailures, TickContext
 from runtime.tick.scheduling.slot import Slot, Submission
 
 MAX_IDLE_BUCKETS = 4

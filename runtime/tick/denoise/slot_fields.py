@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from runtime.config.guidance import APG_NUMBERS, GuidanceRule
+from runtime.config.sampler import APG_NUMBERS, GuidanceRule
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, ROW_WEIGHTS
 
 DIMENSIONS = {

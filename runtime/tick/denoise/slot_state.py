@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.devices.device import ALIGNMENT_BYTES, Device, Event, Stream, Tensor
-from runtime.devices.packed_vectors import PackedVectors, host_view
+from runtime.devices.memory import PackedVectors, host_view
 from runtime.requests.curves import Array
 from runtime.tick.denoise.prepared import PreparedGeneration
 from runtime.tick.denoise.slot_fields import FIELDS, TickTensor

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.devices.device import Device, Stream, Tensor
-from runtime.devices.packed_vectors import host_view
+from runtime.devices.memory import host_view
 from runtime.engines.engine import Engine, Execution
 from runtime.requests.request import MAX_CONDITIONS, Condition
 from runtime.tick.denoise.row_buffers import Buffer

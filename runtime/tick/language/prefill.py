@@ -6,13 +6,13 @@ import numpy as np
 
 from runtime.config.planner import LanguageGraphSpec, PlannerSpec
 from runtime.devices.device import Device, Stream
-from runtime.devices.packed_vectors import PackedVectors
-from runtime.engines.context import TickContext
+from runtime.devices.memory import PackedVectors
 from runtime.engines.engine import Engine, Execution, LanguageEngines
 from runtime.engines.launch_cache import Launch, LaunchCache
 from runtime.tick.language.kv_cache import KvCache
 from runtime.tick.language.sequence import LiveSequence, PromptChunk
 from runtime.tick.language.step_buffers import SequenceVectors, StepBuffers, Vector
+from runtime.tick.runner import TickContext
 
 # Bound launches that are kept: a prefill's addresses are those of its row.
 LAUNCHES = 256

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from runtime.config.planner import PlannerSpec
 from runtime.devices.device import Event
-from runtime.devices.packed_vectors import PackedVectors
-from runtime.engines.context import TickContext
+from runtime.devices.memory import PackedVectors
 from runtime.engines.engine import EngineSet, Execution, LanguageEngines
 from runtime.engines.launch_cache import Call, Launch, LaunchCache, LaunchCounts
 from runtime.tick.clock import PhaseClock
@@ -23,7 +22,7 @@ from runtime.tick.language.launched import DRAFT, LanguageKey, LanguageLaunch, L
 from runtime.tick.language.prefill import DraftGraph, Prefill
 from runtime.tick.language.sequence import LiveSequence, PromptChunk, SequenceState
 from runtime.tick.language.step_buffers import SequenceVectors, StepBuffers, vectors_bytes
-from runtime.tick.runner import LaunchFailures
+from runtime.tick.runner import LaunchFailures, TickContext
 from runtime.tick.scheduling.slot import Slot
 
 # Of an execute that verifies 5 tokens, in decodes, on a CPU; a GPU reads the weights once for either.

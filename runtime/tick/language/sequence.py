@@ -1,4 +1,4 @@
-"""What a caller asks the planner for, and the random numbers of a sequence."""
+"""What a caller asks the planner for, and a sequence in its slot: its drafts, its rows, its tokens."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.config.planner import LanguageGraphSpec, PlannerSpec
 from runtime.devices.device import ALIGNMENT_BYTES, Device, Stream, Tensor
-from runtime.devices.packed_vectors import PackedVectors, host_view
+from runtime.devices.memory import PackedVectors, host_view
 from runtime.engines.engine import Engine, Execution
 from runtime.tick.language.constraints import Constraint
 from runtime.tick.language.kv_cache import KvCache

@@ -10,8 +10,7 @@ from uuid import uuid4
 import numpy as np
 
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment
-from runtime.config.targets import PLAN_TARGETS
+from runtime.config.deployment import PLAN_TARGETS, Deployment
 from runtime.requests.request import MAX_STEPS, Condition, GenerationRequest
 
 # A launch runs plainly, then warmed up, then captured, and states have two sides. Two more ticks, because generations

@@ -16,7 +16,6 @@ from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import Device
 from runtime.engines.adapters import Adapter
-from runtime.engines.context import TickContext
 from runtime.engines.engine import EngineSet, condition_width
 from runtime.engines.launch_cache import LaunchCounts
 from runtime.requests.request import GenerationRequest, StepParameters, merge_patch
@@ -39,6 +38,7 @@ from runtime.tick.loop.shared import (
     do_nothing,
 )
 from runtime.tick.loop.tick_thread import TickThread
+from runtime.tick.runner import TickContext
 
 
 class TickLoop:

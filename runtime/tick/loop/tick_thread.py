@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from runtime.base.errors import EngineDeadError, TickError, UnitOfWork
 from runtime.base.threads import Heartbeat, Workers
 from runtime.devices.device import Event as DeviceEvent
-from runtime.engines.context import TickContext
-from runtime.engines.engine import EngineSet
+from runtime.engines.engine import EngineSet, check_replaceable
 from runtime.engines.launch_cache import LaunchCounts
-from runtime.engines.replacement import check_replaceable
 from runtime.tick.clock import clock_of, phase
 from runtime.tick.denoise.bucket import DenoiseParts
 from runtime.tick.denoise.runner import DenoiseRunner
@@ -38,7 +36,7 @@ from runtime.tick.loop.shared import (
     Swap,
     Update,
 )
-from runtime.tick.runner import Launched, Runner
+from runtime.tick.runner import Launched, Runner, TickContext
 from runtime.tick.scheduling.scheduler import Scheduler
 from runtime.tick.scheduling.slot import Slot
 

@@ -1,4 +1,4 @@
-"""A generation or sequence on its way through the tick loop: waiting, then in a slot."""
+"""A generation or sequence on its way through the tick loop: waiting in a queue, then in a slot."""
 
 from __future__ import annotations
 

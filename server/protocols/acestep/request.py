@@ -12,7 +12,7 @@ from runtime.audio.formats import format_name
 from runtime.base.untrusted import quoted
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import Task
-from runtime.config.controls import ControlsSpec
+from runtime.config.option_ranges import ControlsSpec
 from runtime.config.words import READERS, is_instrumental
 from runtime.requests.options import COVER_DENOISE, options_error
 from runtime.requests.request import MAX_SEED

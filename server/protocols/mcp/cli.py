@@ -13,11 +13,10 @@ import typer
 from platformdirs import user_music_path
 
 from runtime.base.errors import ConfigError, TickError
-from runtime.base.folders import user_folder
+from runtime.base.files import user_folder
 from runtime.commands.command_line import CommandLine, Config, Version, need_packages
 from runtime.commands.terminal import log_to_stderr
-from runtime.config.deployment import load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Target, load_deployment
 from runtime.pipeline.building import open_built_pipeline, open_tried_pipeline
 from runtime.pipeline.pipeline import Pipeline
 from server.config import load_settings

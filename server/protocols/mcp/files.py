@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.base.errors import FileError, StoreError
-from runtime.base.stored_files import read_stored
+from runtime.base.files import read_stored
 from server.asgi.problems import ProblemError
 from server.asgi.shares import Holding, Shares
 from server.config import MIB

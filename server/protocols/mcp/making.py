@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.metadata import without_longest
 from runtime.base.errors import FileError
-from runtime.base.input_files import read_file
+from runtime.base.files import read_file
 from server.asgi.openapi import SOURCE_ID, GenerationBody
 from server.asgi.problems import Finding, ProblemError
 from server.asgi.request_body import Upload, validate

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from runtime.base.errors import RequestError, did_you_mean
-from runtime.base.folders import plain_name
+from runtime.base.files import plain_name
 from runtime.base.untrusted import quoted
 from runtime.live.hosting.controllers import Values
 from runtime.live.protocol.messages import (

@@ -22,7 +22,7 @@ from engine_build.request import load_request
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 

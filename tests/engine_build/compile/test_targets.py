@@ -27,7 +27,7 @@ from runtime.config.deployment import load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engine
 from runtime.engines.manifest import Manifest, verify_file
-from runtime.engines.tensorrt.plan_file import read_engine_header
+from runtime.engines.tensorrt.engine_file import read_engine_header
 
 VERSION = "11.4.0.106"
 FEW = '[build]\nstep_variants = ["plain"]\n'

@@ -15,8 +15,8 @@ from helpers.paths import ROOT
 
 from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
 from runtime.base.errors import ConfigError
-from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.decoder import AdapterMatrix, AdapterSpec
 
 R, T, L, RANK = 3, 6, 4, 8
 

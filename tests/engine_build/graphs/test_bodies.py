@@ -30,7 +30,7 @@ from engine_build.precision.error import emulated
 from engine_build.precision.recipe import apply_recipe, normalized_graph
 from engine_build.precision.sensitivity import quantization_by_token, quantization_of
 from runtime.base.errors import BuildError, ConfigError
-from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
+from runtime.config.decoder import AdapterMatrix, AdapterSpec
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, ROW_WEIGHTS
 from runtime.engines.value_shapes import value_shapes
 

@@ -19,7 +19,7 @@ from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
 from engine_build.graphs.cpu_graph import OPSET, _patch_length, cpu_graph
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.step_graph import step_graph
-from runtime.config.adapter_spec import AdapterSpec
+from runtime.config.decoder import AdapterSpec
 from runtime.engines.graph_bodies import reads
 
 LAYERS = 4

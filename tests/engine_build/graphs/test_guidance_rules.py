@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine_build.graphs.step_graph import step_graph
-from runtime.config.guidance import GuidanceSpec
+from runtime.config.sampler import GuidanceSpec
 
 pytestmark = pytest.mark.export
 

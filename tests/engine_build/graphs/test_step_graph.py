@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from engine_build.graphs.step_graph import MEAN, BlendRule, rows_graph, step_graph
 from runtime.base.errors import BuildError
-from runtime.config.guidance import APG, GuidanceSpec
+from runtime.config.sampler import APG, GuidanceSpec
 from runtime.engines.engine import variant_name
 from runtime.requests.request import DCW_READS, Condition, Dcw, GenerationRequest, LatentMask, StepParameters, Target
 from runtime.tick.denoise.slot_fields import (

@@ -18,7 +18,7 @@ from engine_build.new_bundle.init import InitOptions, init
 from engine_build.new_bundle.roles import NAMES
 from engine_build.request import load_request
 from runtime.base.errors import TickError
-from runtime.config.adapter_spec import AdapterSpec
+from runtime.config.decoder import AdapterSpec
 
 DECODER = tiny_decoder(TinySpec())
 PLACES = [

@@ -22,7 +22,7 @@ from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.precision.int8 import int8_products
 from engine_build.precision.recipe import apply_recipe, node_precisions, write_recipe
 from engine_build.request import load_request
-from runtime.config.adapter_spec import AdapterSpec
+from runtime.config.decoder import AdapterSpec
 
 DEMO = ROOT / "configs/demo"
 INT8 = BuildConfig(precision="int8")

@@ -19,7 +19,7 @@ from engine_build.graphs.tensorrt_preparation import prepare_model
 from engine_build.precision.error import emulated, write_emulated
 from engine_build.precision.quantization import EightBits, Quantization
 from engine_build.precision.recipe import apply_recipe, changes_anything, node_precisions, write_recipe
-from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
+from runtime.config.decoder import AdapterMatrix, AdapterSpec
 
 RANDOM = np.random.default_rng(5)
 FIRST, SECOND = (RANDOM.standard_normal((80, 64)).astype(np.float32) * np.geomspace(0.01, 10, 64) for _ in range(2))

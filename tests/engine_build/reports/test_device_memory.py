@@ -24,7 +24,7 @@ from engine_build.reports.device_memory import cache_bytes, expected_memory, ker
 from engine_build.request import load_request
 from engine_build.specs.engine_spec import EngineSpec, Port
 from engine_build.specs.engine_specs import engine_specs
-from runtime.config.targets import PLAN_TARGETS, Target
+from runtime.config.deployment import PLAN_TARGETS, Target
 from runtime.devices.device import HostDevice
 from runtime.engines.value_shapes import value_shapes
 from runtime.tick.language.kv_cache import KvCache

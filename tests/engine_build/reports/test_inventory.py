@@ -29,7 +29,7 @@ from runtime.engines.manifest import (
     read_manifest,
     write_manifest,
 )
-from runtime.engines.tensorrt.plan_file import HEADER_BYTES
+from runtime.engines.tensorrt.engine_file import HEADER_BYTES
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 GPU = {"arch": "x86_64", "gpu": "NVIDIA H200", "compute_capability": "9.0"}

@@ -20,8 +20,7 @@ from profiling.bench.steady_stream import VERIFY_TOLERANCE, Measurement, SteadyS
 from profiling.bench.workload import Workload
 from runtime.base.errors import EngineError, NonFiniteError
 from runtime.config.bundle import load_bundle
-from runtime.config.deployment import Deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
 from runtime.tick.loop.events import Event, Finished

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from runtime.audio import decoding
 from runtime.audio.decoding import audio_chunks, convert_audio, read_audio, read_tags, within
 from runtime.base.errors import RequestError
-from runtime.base.input_files import losses
+from runtime.base.files import losses
 
 TIME = np.arange(24_000) / 24_000
 STEREO = 0.5 * np.sin(2 * np.pi * np.stack((220 * TIME, 330 * TIME), axis=1)).astype(np.float32)

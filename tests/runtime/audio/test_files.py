@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.audio.files import complete_file, format_of
+from runtime.audio.formats import complete_file, format_of
 from runtime.base.errors import FileError, RequestError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.ebur128 import measured
 
-from runtime.audio.loudness import block_energies, loudness_lufs
+from runtime.audio.finishing import block_energies, loudness_lufs
 from runtime.config.codec import Pcm
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.audio.loudness import block_energies, loudness_lufs
-from runtime.audio.splicing import AudioSplicer, surrounding_loudness
+from runtime.audio.finishing import block_energies, loudness_lufs
+from runtime.audio.window_decoder import AudioSplicer, surrounding_loudness
 
 HOP, FADE = 50, 20
 KEPT = np.array([1, 1, 0, 0, 1, 1, 1, 0, 1, 1], bool)

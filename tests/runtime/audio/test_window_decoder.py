@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
 from runtime.audio.codec_queue import CodecQueue
-from runtime.audio.splicing import AudioSplicer
-from runtime.audio.window_decoder import MAX_PROBES, MIN_PROBES, PROBE_S, AudioDecoder
+from runtime.audio.window_decoder import MAX_PROBES, MIN_PROBES, PROBE_S, AudioDecoder, AudioSplicer
 from runtime.audio.windows import Window
 from runtime.config.bundle import load_bundle
 from runtime.config.codec import Pcm

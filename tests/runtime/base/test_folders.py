@@ -19,10 +19,9 @@ from helpers.left_behind import FILES, FOLDERS, leave_behind
 from helpers.paths import ROOT
 from platformdirs import user_music_path
 
-from runtime.audio.files import complete_file
+from runtime.audio.formats import complete_file
 from runtime.base.errors import ConfigError, FileError
-from runtime.base.folders import expanded, is_left_behind, own_entries, plain_name, user_folder
-from runtime.base.input_files import read_file
+from runtime.base.files import expanded, is_left_behind, own_entries, plain_name, read_file, user_folder
 from runtime.commands.command_line import CommandLine
 from runtime.config.deployment import engine_cache, load_deployment
 from runtime.pipeline.stem_files import save_files
@@ -31,9 +30,8 @@ from server.config import load_settings
 LISTS = re.compile(r"\.(?:iterdir|r?glob|iglob|scandir|listdir|f?walk)\(")
 # Files that list folders by themselves, how often, and why that is right: nothing else of a person is read there.
 ALLOWED = {
-    "runtime/base/folders.py": (1, "the rule"),
+    "runtime/base/files.py": (2, "the rule; free names"),
     "runtime/commands/command_line.py": (2, "completion of what was typed, with or without a point"),
-    "runtime/base/stored_files.py": (1, "free names"),
     "runtime/engines/adapter_files.py": (1, "names what it skips"),
     "runtime/engines/loading.py": (1, "names of engines"),
     "runtime/live/storage/sqlite_store.py": (1, "names of the database"),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.base.errors import FileError
-from runtime.base.input_files import check_file, open_file, read_file, read_matrix
+from runtime.base.files import check_file, open_file, read_file, read_matrix
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.base.errors import StoreUnavailableError
-from runtime.base.stored_files import read_stored, set_aside
+from runtime.base.files import read_stored, set_aside
 
 
 def test_a_missing_file_is_none_and_one_that_cannot_be_read_is_an_error_for_now(tmp_path: Path) -> None:

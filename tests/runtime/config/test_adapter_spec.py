@@ -8,8 +8,8 @@ import pytest
 from helpers.factories import tiny_bundle
 
 from runtime.base.errors import ConfigError
-from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle
+from runtime.config.decoder import AdapterMatrix, AdapterSpec
 
 
 def test_features_of_all_matrices_and_names_of_other_trainers() -> None:

@@ -10,7 +10,7 @@ from helpers.paths import ROOT
 
 from runtime.base.errors import ConfigError
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.config.controls import Option
+from runtime.config.option_ranges import Option
 from runtime.live.parts.controls import CONTROL_NAMES
 
 DEMO = load_bundle(ROOT / "configs" / "demo").controls

@@ -13,8 +13,14 @@ from helpers.paths import DEMO
 from runtime.base.errors import ConfigError
 from runtime.config import deployment as module
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment, RuntimeConfig, build_command, load_deployment, resolve_deployment
-from runtime.config.targets import ShapeRanges
+from runtime.config.deployment import (
+    Deployment,
+    RuntimeConfig,
+    ShapeRanges,
+    build_command,
+    load_deployment,
+    resolve_deployment,
+)
 
 GOOD = """
 [deployment]

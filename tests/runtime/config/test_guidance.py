@@ -9,7 +9,7 @@ from helpers.factories import tiny_bundle
 
 from runtime.base.errors import ConfigError, RequestError
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.config.guidance import APG, GuidanceSpec
+from runtime.config.sampler import APG, GuidanceSpec
 
 
 def loaded(folder: Path, rule: str, more: str = "") -> Bundle:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.config.identity import ModelIdentity
+from runtime.config.deployment import ModelIdentity
 
 HERE = ModelIdentity(64 * "a", "fp32")
 

@@ -19,7 +19,7 @@ def machine() -> Iterator[Machine]:
 
 def test_an_event_is_reused_after_its_last_reference(machine: Machine) -> None:
     from runtime.devices import cuda_calls
-    from runtime.devices.cuda_streams import EVENT_BATCH, EventPool
+    from runtime.devices.cuda import EVENT_BATCH, EventPool
 
     pool, stream = EventPool(), cuda_calls.new_stream(0)
     kept = [pool.record(stream) for _ in range(EVENT_BATCH)]
@@ -38,7 +38,7 @@ def test_an_event_is_reused_after_its_last_reference(machine: Machine) -> None:
 
 def test_a_stream_handle_becomes_idle_with_its_last_reference(machine: Machine) -> None:
     from runtime.devices import cuda_calls
-    from runtime.devices.cuda_streams import CudaStream, EventPool
+    from runtime.devices.cuda import CudaStream, EventPool
 
     pool, idle = EventPool(), deque[int]()
     stream = CudaStream(cuda_calls.new_stream(0), idle, pool.record)
@@ -54,7 +54,7 @@ def test_a_stream_handle_becomes_idle_with_its_last_reference(machine: Machine) 
 
 def test_all_streams_event_is_done_with_the_last_stream(machine: Machine) -> None:
     from runtime.devices import cuda_calls
-    from runtime.devices.cuda_streams import AllStreamsEvent, EventPool
+    from runtime.devices.cuda import AllStreamsEvent, EventPool
 
     pool, streams = EventPool(), [cuda_calls.new_stream(0) for _ in range(2)]
     event = AllStreamsEvent(tuple(pool.record(stream) for stream in streams))
@@ -69,7 +69,7 @@ def test_all_streams_event_is_done_with_the_last_stream(machine: Machine) -> Non
 
 def test_a_closed_graph_cannot_be_launched(machine: Machine) -> None:
     from runtime.devices import cuda_calls
-    from runtime.devices.cuda_streams import CudaReplay, CudaStream, EventPool
+    from runtime.devices.cuda import CudaReplay, CudaStream, EventPool
 
     pool, idle = EventPool(), deque[int]()
     stream = CudaStream(cuda_calls.new_stream(0), idle, pool.record)

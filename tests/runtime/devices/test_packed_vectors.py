@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.devices.device import ALIGNMENT_BYTES, HostDevice
-from runtime.devices.packed_vectors import PackedVectors, host_view
+from runtime.devices.memory import PackedVectors, host_view
 
 
 def test_vectors_of_several_dtypes_do_not_overlap() -> None:

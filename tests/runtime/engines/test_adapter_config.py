@@ -12,7 +12,7 @@ import pytest
 from helpers.adapters import deltas, random_factors, write_peft
 
 from runtime.base.errors import AdapterError
-from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
+from runtime.config.decoder import AdapterMatrix, AdapterSpec
 from runtime.engines.adapter_config import CONFIG_NAME, HARMLESS, READ, REFUSED, AdapterConfig
 from runtime.engines.adapter_files import read_adapter
 

@@ -22,8 +22,8 @@ from safetensors.numpy import save_file
 from runtime.base.errors import AdapterError, ConfigError, RequestError
 from runtime.base.untrusted import quoted
 from runtime.commands.generate_options import flag_values
-from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.bundle import load_bundle
+from runtime.config.decoder import AdapterSpec
 from runtime.config.deployment import load_deployment
 from runtime.engines.adapter_files import read_adapter, read_catalog
 from runtime.engines.adapters import Adapter, AdapterCatalog, total_rank

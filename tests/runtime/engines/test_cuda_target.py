@@ -17,8 +17,7 @@ from simulator.onnxruntime_gpu import Provider, simulated_provider
 from engine_build.compile.builder import build_deployment
 from runtime.base.errors import EngineError
 from runtime.config.bundle import load_bundle
-from runtime.config.deployment import Deployment, load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.launch_cache import LaunchCounts
 from runtime.engines.loading import open_engines

@@ -19,11 +19,10 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import HostDevice
 from runtime.engines import loading
-from runtime.engines.engine import EngineSet, LanguageEngines
+from runtime.engines.engine import EngineSet, LanguageEngines, check_replaceable
 from runtime.engines.loading import open_engine, open_engines, tool_versions, warm_up
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
-from runtime.engines.replacement import check_replaceable
 
 DEVICE = HostDevice()
 

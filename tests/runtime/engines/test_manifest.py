@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from runtime.base.errors import EngineMismatchError, EngineNotBuiltError
-from runtime.config.targets import ShapeRange, ShapeRanges
+from runtime.config.deployment import ShapeRange, ShapeRanges
 from runtime.engines import manifest as module
 from runtime.engines.manifest import (
     Identity,

@@ -24,8 +24,8 @@ from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import ALL_STEP_FEATURES
 from engine_build.request import request_of
 from runtime.base.errors import ConfigError, EngineMismatchError, RequestError
-from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle
+from runtime.config.decoder import AdapterMatrix, AdapterSpec
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.adapters import ADAPTED_DECODER, Adapter, AdapterUse

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.engines.operator_flops import PRODUCTS, Shape, product_flops
+from runtime.engines.value_shapes import PRODUCTS, Shape, product_flops
 
 
 @pytest.mark.parametrize(

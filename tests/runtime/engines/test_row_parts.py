@@ -18,8 +18,7 @@ from runtime.devices.device import HostDevice, Stream, Tensor
 from runtime.engines.engine import Engine, decoder_shapes
 from runtime.engines.loading import open_engine
 from runtime.engines.manifest import TensorInfo, manifest_path, read_manifest
-from runtime.engines.onnxruntime import OnnxRuntimeEngine
-from runtime.engines.row_parts import PartsExecution, row_parts
+from runtime.engines.onnxruntime import OnnxRuntimeEngine, PartsExecution, row_parts
 
 INFOS = {
     name: TensorInfo(name=name, dtype="float32", shape=shape)

@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from runtime.base.errors import RequestError
-from runtime.base.input_files import losses
+from runtime.base.files import losses
 from runtime.config.notes import NoteLayerSpec, NotesSpec
 from runtime.music.midi_file import CHANNELS, MAX_FILE_BYTES, key_signature, midi_bytes, notes_of_midi
 from runtime.music.note_files import read_notes

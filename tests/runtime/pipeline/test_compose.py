@@ -14,7 +14,7 @@ from helpers.generations import expected_latents, generate
 from numpy.typing import NDArray
 
 from runtime.base.errors import RequestError
-from runtime.config.bundle import DcwSpec
+from runtime.config.sampler import DcwSpec
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import Pipeline, open_pipeline

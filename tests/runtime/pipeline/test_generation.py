@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from runtime.audio.codec_queue import CodecQueue
 from runtime.audio.encoding import to_s16
-from runtime.audio.loudness import block_energies, loudness_lufs
-from runtime.audio.splicing import CROSSFADE_S
+from runtime.audio.finishing import block_energies, loudness_lufs
+from runtime.audio.window_decoder import CROSSFADE_S
 from runtime.base.errors import NoNotesError, QueueFullError, RequestError, ShapeError
-from runtime.config.identity import ModelIdentity
+from runtime.config.deployment import ModelIdentity
 from runtime.music.envelopes import PLAIN, level_curve
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents

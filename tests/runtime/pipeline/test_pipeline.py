@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 from runtime.audio.formats import latents_bytes
 from runtime.base.errors import ConfigError, EngineError, EngineMismatchError, EngineNotBuiltError, RequestError
-from runtime.config.deployment import load_deployment
-from runtime.config.identity import ModelIdentity
-from runtime.config.targets import ShapeRange
+from runtime.config.deployment import ModelIdentity, ShapeRange, load_deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import parse_options

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.base.errors import RequestError
-from runtime.config.bundle import LatentSpec
-from runtime.config.targets import ShapeRange, ShapeRanges
+from runtime.config.decoder import LatentSpec
+from runtime.config.deployment import ShapeRange, ShapeRanges
 from runtime.requests.option_types import DcwOptions, Span
 from runtime.requests.options import StepOptions
 from runtime.requests.segments import (

@@ -21,7 +21,7 @@ from helpers.http_harness import GENERATIONS, Served, problem, serving
 from helpers.odd_audio import DAMAGED, LOSSLESS
 from helpers.tones import tone
 
-from runtime.audio.splicing import CROSSFADE_S
+from runtime.audio.window_decoder import CROSSFADE_S
 from runtime.config.deployment import Deployment
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import Bodies

@@ -18,8 +18,7 @@ from helpers.backends import SIMULATED_RTX
 from helpers.http_harness import TIMEOUT_S, Served
 
 from runtime.base.errors import ConfigError, TickError
-from runtime.config.deployment import Deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Deployment, Target
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.tick.loop.common_ticks import TICKS_PER_SHAPE
 from server.asgi.problems import ProblemError

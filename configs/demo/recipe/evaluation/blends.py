@@ -10,7 +10,7 @@ from configs.demo.recipe.evaluation import sound
 from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.latents import SAMPLE_RATE_HZ
-from runtime.audio.loudness import block_energies, loudness_lufs
+from runtime.audio.finishing import block_energies, loudness_lufs
 
 Weights = tuple[float, float, float, float]
 

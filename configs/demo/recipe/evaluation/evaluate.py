@@ -30,7 +30,7 @@ from configs.demo.recipe.latents import (
     latents_from_levels,
     levels_from_latents,
 )
-from runtime.audio.loudness import block_energies, loudness_lufs
+from runtime.audio.finishing import block_energies, loudness_lufs
 from runtime.pipeline.compose import GenerationInputs
 
 HELD_OUT_SEED: Final = 2_000_003

@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from configs.demo.recipe.latents import SAMPLE_RATE_HZ, FloatArray
 from engine_build.reports.end_to_end import mel_bands, spectrogram
-from runtime.audio.finishing import TARGET_LUFS
-from runtime.audio.loudness import block_energies, loudness_lufs
+from runtime.audio.finishing import TARGET_LUFS, block_energies, loudness_lufs
 
 Values = npt.NDArray[np.float64]
 

@@ -15,13 +15,10 @@ from typing import Any
 from runtime.base.errors import CaptureError, EngineDeadError, EngineError
 from runtime.devices.device import Device, Stream, Tensor
 from runtime.engines.manifest import Manifest
-from runtime.engines.tensorrt.context_pool import ContextPool
-from runtime.engines.tensorrt.engine import TensorRtEngine
-from runtime.engines.tensorrt.execution import TensorRtExecution
-from runtime.engines.tensorrt.library import ContextSettings
-from runtime.engines.tensorrt.rtx.plan import FALLBACK, SPECIALIZED, RtxContext, RtxLoadedEngine
+from runtime.engines.tensorrt.engine import ContextPool, TensorRtEngine, TensorRtExecution
+from runtime.engines.tensorrt.library import ContextSettings, Shape
+from runtime.engines.tensorrt.rtx.loaded_engine import FALLBACK, SPECIALIZED, RtxContext, RtxLoadedEngine
 from runtime.engines.tensorrt.rtx.specializer import Job, Specializer, close_specializer, open_specializer
-from runtime.engines.tensorrt.shape_ranges import Shape
 
 # Shapes per engine that have a context for launches without a graph.
 MOST_SHAPES = 128

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from runtime.base.errors import StoreUnavailableError
-from runtime.base.stored_files import read_stored, set_aside
+from runtime.base.files import read_stored, set_aside
 from runtime.devices.cuda_calls import Gpu, probe
 from runtime.engines.manifest import write_atomically
+from runtime.engines.tensorrt.engine_file import KERNELS_SUFFIX
 from runtime.engines.tensorrt.errors import check_trt
 from runtime.engines.tensorrt.library import library, library_version
-from runtime.engines.tensorrt.plan_file import KERNELS_SUFFIX
 
 if TYPE_CHECKING:
     import tensorrt_rtx as trt

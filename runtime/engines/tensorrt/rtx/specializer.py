@@ -12,9 +12,9 @@ import numpy as np
 
 from runtime.base.errors import EngineError
 from runtime.devices.device import ALIGNMENT_BYTES, Device, Level, Tensor
+from runtime.engines.tensorrt.library import Shape
 from runtime.engines.tensorrt.rtx.kernel_cache import KernelCache
-from runtime.engines.tensorrt.rtx.plan import RtxContext, RtxLoadedEngine
-from runtime.engines.tensorrt.shape_ranges import Shape
+from runtime.engines.tensorrt.rtx.loaded_engine import RtxContext, RtxLoadedEngine
 
 Job = Future[RtxContext]
 

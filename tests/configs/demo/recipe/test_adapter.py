@@ -27,7 +27,7 @@ from configs.demo.recipe.corpus.songs import draw_song  # noqa: E402
 from configs.demo.recipe.model import new_model  # noqa: E402
 from configs.demo.recipe.structure import StructureTokenizer, hints_of  # noqa: E402
 from configs.demo.recipe.train import flow_loss  # noqa: E402
-from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec  # noqa: E402
+from runtime.config.decoder import AdapterMatrix, AdapterSpec  # noqa: E402
 from runtime.engines.adapter_files import read_adapter  # noqa: E402
 
 CONFIG = AdapterConfig(steps=3, batch_size=2, num_songs=4, learning_rate=1e-2)

@@ -16,7 +16,7 @@ from helpers.tiny_acestep import tiny_transformer
 
 from engine_build.export.acestep.bundle_text import ALIASES
 from engine_build.graphs.adapter_graph import adapter_graph, linear_matrices
-from runtime.config.adapter_spec import AdapterSpec
+from runtime.config.decoder import AdapterSpec
 from runtime.engines.adapter_files import read_adapter
 from runtime.engines.adapters import AdapterUse
 from runtime.engines.merging import MergedWeights

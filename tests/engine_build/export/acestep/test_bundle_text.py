@@ -10,8 +10,9 @@ import pytest
 
 from engine_build.export.acestep.bundle_text import TRACKS, BundleFacts, bundle_text, deployment_text
 from engine_build.request import check_ranges, read_options
-from runtime.config.bundle import Bundle, DcwSpec, load_bundle
+from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import load_deployment
+from runtime.config.sampler import DcwSpec
 from runtime.engines.engine import variant_name
 from runtime.requests.request import Dcw
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from engine_build.compile.builder import build_deployment
-from runtime.config.bundle import DcwSpec
 from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.sampler import DcwSpec
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.requests.timesteps import noise

@@ -14,8 +14,9 @@ from helpers.tiny_acestep import CHANNELS, HOP_SAMPLES, SAMPLE_RATE_HZ, diffuser
 from numpy.typing import NDArray
 
 from engine_build.compile.builder import build_deployment
-from runtime.config.bundle import DcwSpec, load_bundle
+from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
+from runtime.config.sampler import DcwSpec
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.timesteps import Purpose, noise, schedule

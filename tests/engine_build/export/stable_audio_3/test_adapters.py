@@ -14,8 +14,8 @@ from helpers.tiny_stable_audio_3 import CHANNELS, CONDITION_WIDTH, MAX_TOKENS, s
 
 from engine_build.graphs.adapter_graph import adapter_graph
 from runtime.base.errors import AdapterError
-from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.bundle import load_bundle
+from runtime.config.decoder import AdapterSpec
 from runtime.engines.adapter_files import read_adapter
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]

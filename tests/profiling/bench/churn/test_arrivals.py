@@ -11,8 +11,7 @@ from conftest import Built
 from profiling.bench.churn.arrivals import ChurnLoad, churn_load, parse_loads
 from profiling.bench.workload import Workload
 from runtime.base.errors import ConfigError
-from runtime.config.deployment import Deployment
-from runtime.config.targets import ShapeRange
+from runtime.config.deployment import Deployment, ShapeRange
 
 LOAD = ChurnLoad((0.6,), Workload(8, 64, 8), (16, 32, 64), (60, 160))
 

@@ -11,7 +11,7 @@ from profiling.bench.live.client import LiveClient
 from profiling.bench.live.result import goals_of, live_result, stages_of
 from profiling.bench.live.script import ClientRun, Control
 from profiling.bench.live.sound_log import AudioRange
-from runtime.config.targets import Target
+from runtime.config.deployment import Target
 from runtime.live.protocol.server_messages import Applied, Stages
 
 SERVER = {"refreshes_per_s": 1.0, "ticks_per_s": 50.0, "tick_ms": 10.0, "ticks_share": 0.5, "server_cpu": 0.7}

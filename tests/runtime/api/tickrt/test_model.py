@@ -16,7 +16,7 @@ from helpers.odd_audio import DAMAGED
 
 import tickrt
 from runtime.audio.encoding import to_s16
-from runtime.audio.splicing import CROSSFADE_S
+from runtime.audio.window_decoder import CROSSFADE_S
 from runtime.pipeline.generation import LongGeneration, generate_latents
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import GenerationOptions, parse_options

@@ -29,7 +29,7 @@ def machine() -> Iterator[Machine]:
 
 def reserve_activation(device: Any, size_bytes: int, stream: int = 0) -> Tensor:
     # Imported here: the simulator replaces the module.
-    from runtime.engines.tensorrt import context_pool
+    from runtime.engines.tensorrt import engine as context_pool
 
     return context_pool.reserve_activation(device, size_bytes, stream)
 
@@ -106,7 +106,7 @@ def test_engines_of_streams_that_run_beside_each_other_share_no_memory() -> None
 
 
 def test_a_pool_shares_one_context_per_range_and_reuses_returned_ones(tmp_path: Path) -> None:
-    from runtime.engines.tensorrt.context_pool import ContextPool
+    from runtime.engines.tensorrt.engine import ContextPool
     from runtime.engines.tensorrt.library import LoadedEngine
 
     written(tmp_path, ROWS, MANY_ROWS)

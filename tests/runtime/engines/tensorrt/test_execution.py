@@ -38,7 +38,7 @@ class RecordingPool:
 @pytest.mark.parametrize("range_index", [0, 2])
 def test_launches_use_the_shared_context_and_warm_ups_one_of_their_own(range_index: int) -> None:
     with simulated():
-        from runtime.engines.tensorrt.execution import TensorRtExecution
+        from runtime.engines.tensorrt.engine import TensorRtExecution
         from runtime.engines.tensorrt.library import ContextSettings
 
         pool: Any = RecordingPool()

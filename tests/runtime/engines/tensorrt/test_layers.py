@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from runtime.engines.tensorrt.layers import layer_records, node_times
+from runtime.engines.node_times import layer_records, node_times
 
 DETAILED_10 = {
     "Layers": [

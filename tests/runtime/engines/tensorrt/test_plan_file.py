@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.base.errors import EngineMismatchError, EngineNotBuiltError, StoreUnavailableError
-from runtime.engines.tensorrt.plan_file import (
+from runtime.engines.tensorrt.engine_file import (
     EngineHeader,
     check_engine_version,
     parse_engine_header,

@@ -13,7 +13,7 @@ from helpers.engine_behaviour import written
 from simulator.fixture import simulated
 from simulator.plans import CHANNELS
 
-from runtime.base.folders import own_entries
+from runtime.base.files import own_entries
 from runtime.engines.manifest import MANIFEST_SUFFIX, Manifest, manifest_path, read_manifest, write_manifest
 from runtime.engines.tensorrt import trials
 from runtime.engines.tensorrt.trials import (

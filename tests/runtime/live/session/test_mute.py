@@ -13,7 +13,7 @@ from helpers.note_simulation import NOTED, SILENCE, SPEC, NoteSimulation, new_se
 from numpy.typing import NDArray
 
 from runtime.base.errors import RequestError
-from runtime.config.identity import ModelIdentity
+from runtime.config.deployment import ModelIdentity
 from runtime.live.playback.playhead import REACH_S
 from runtime.live.protocol import messages
 from runtime.live.protocol.server_messages import TrackedNotes

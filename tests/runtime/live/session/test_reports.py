@@ -12,8 +12,8 @@ from helpers.live_simulation import MODEL, PLANNING, RATE
 from helpers.simulated_form import FACTS, SimulatedForm
 
 from runtime.base.errors import RequestError
-from runtime.config.controls import ControlsSpec
 from runtime.config.notes import NoteLayerSpec, NotesSpec
+from runtime.config.option_ranges import ControlsSpec
 from runtime.live.hosting.work import make_part
 from runtime.live.parts.control_state import ControlState
 from runtime.live.parts.plan import SessionPlan

@@ -13,7 +13,7 @@ from helpers.note_simulation import SILENCE, SPEC
 from helpers.simulated_form import FACTS
 
 from runtime.base.errors import RequestError
-from runtime.config.identity import ModelIdentity
+from runtime.config.deployment import ModelIdentity
 from runtime.config.option_ranges import NumberRange, OptionRanges
 from runtime.live.protocol import messages
 from runtime.live.protocol.actions import LiveModel, NoteFacts

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runtime.devices.device import ALIGNMENT_BYTES, HostDevice, Stream, Tensor
-from runtime.devices.packed_vectors import PackedVectors
-from runtime.engines.context import TickContext
+from runtime.devices.memory import PackedVectors
 from runtime.requests.request import Condition, StepParameters
 from runtime.tick.denoise.prepared import prepare, resolve
 from runtime.tick.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
 from runtime.tick.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
 from runtime.tick.loop.tick_loop import TickLoop
+from runtime.tick.runner import TickContext
 from runtime.tick.scheduling.slot import Slot
 
 FRAMES, CAPACITY = 16, 8

@@ -9,7 +9,7 @@ from helpers.live_slots import FRAMES, MAX_TOKENS, condition, deployment, guided
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config.targets import CPU_TOKEN_MULTIPLE, GPU_TOKEN_MULTIPLE, ShapeRange
+from runtime.config.deployment import CPU_TOKEN_MULTIPLE, GPU_TOKEN_MULTIPLE, ShapeRange
 from runtime.requests.request import StepParameters
 from runtime.tick.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
 

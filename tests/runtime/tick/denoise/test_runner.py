@@ -12,12 +12,12 @@ from helpers.backends import CPU, SIMULATED, Backend
 from helpers.generations import C, D, X, make
 
 from runtime.base.errors import EngineNotBuiltError
-from runtime.engines.context import TickContext
 from runtime.requests.request import StepParameters
 from runtime.tick.clock import PhaseClock
 from runtime.tick.denoise.prepared import prepare, resolve
 from runtime.tick.denoise.runner import MAX_IDLE_BUCKETS, DenoiseRunner
 from runtime.tick.loop.tick_loop import TickLoop
+from runtime.tick.runner import TickContext
 from runtime.tick.scheduling.slot import Slot
 
 

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from engine_build.graphs.step_graph import rows_graph, step_graph
-from runtime.config.guidance import APG, GuidanceSpec
+from runtime.config.sampler import APG, GuidanceSpec
 from runtime.tick.denoise.slot_fields import (
     ADAPTERS,
     FIELDS,

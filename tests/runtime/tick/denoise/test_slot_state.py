@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runtime.devices.device import ALIGNMENT_BYTES, HostDevice, HostStream, Stream, Tensor
-from runtime.devices.packed_vectors import PackedVectors
+from runtime.devices.memory import PackedVectors
 from runtime.requests.request import LatentMask, StepParameters, Target
 from runtime.requests.timesteps import noise
 from runtime.tick.denoise.slot_fields import FIELDS

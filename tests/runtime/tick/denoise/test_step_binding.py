@@ -12,7 +12,7 @@ from helpers.live_slots import CHANNELS, FRAMES, condition, deployment, guided, 
 from numpy.typing import NDArray
 
 from runtime.devices.device import HostDevice, Tensor
-from runtime.devices.packed_vectors import PackedVectors
+from runtime.devices.memory import PackedVectors
 from runtime.tick.denoise.row_layout import LayoutRules, LiveSlot, RowLayout
 from runtime.tick.denoise.slot_fields import STEP_FEATURES, step_inputs, written_states
 from runtime.tick.denoise.slot_state import SlotState, vectors_bytes

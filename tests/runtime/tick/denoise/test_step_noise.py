@@ -13,7 +13,7 @@ from helpers.live_slots import CHANNELS, FRAMES, live_slot
 from numpy.typing import NDArray
 
 from runtime.devices.device import HostDevice
-from runtime.devices.packed_vectors import PackedVectors
+from runtime.devices.memory import PackedVectors
 from runtime.requests.timesteps import Purpose, fill_noise, noise
 from runtime.tick.denoise import step_noise
 from runtime.tick.denoise.row_layout import LiveSlot

@@ -10,7 +10,7 @@ from helpers.tiny_planner import VOCABULARY
 
 from runtime.config.planner import LanguageGraphSpec
 from runtime.devices.device import HostDevice, Stream, Tensor
-from runtime.devices.packed_vectors import PackedVectors
+from runtime.devices.memory import PackedVectors
 from runtime.engines.manifest import TensorInfo
 from runtime.tick.language.kv_cache import KvCache
 from runtime.tick.language.prefill import Prefill

@@ -130,7 +130,7 @@ def snapshot(loop: TickLoop, name: str) -> SequenceState | None:
     """Between two ticks."""
     reply = loop.snapshot(name)
     loop._ticks._drain_inbox()
-    loop._ticks._take_snapshots()
+    loop._ticks._snapshots.give()
     found: SequenceState | None = reply.result(0)
     return found
 

@@ -17,7 +17,7 @@ from onnx import helper
 from engine_build.graphs.planner_graph import sampler_graph
 from runtime.config.planner import PlannerSpec
 from runtime.devices.device import HostDevice
-from runtime.devices.packed_vectors import PackedVectors
+from runtime.devices.memory import PackedVectors
 from runtime.tick.language.sampler_fields import SAMPLER_INPUTS, SAMPLER_OUTPUTS
 from runtime.tick.language.sequence import Draw, LiveSequence, SequenceRequest, SequenceWork, uniform
 from runtime.tick.language.step_buffers import SequenceVectors, StepBuffers, _FeedDrawn, vectors_bytes

@@ -11,8 +11,7 @@ from helpers.backends import SIMULATED, Backend
 from helpers.generations import GUIDED, Inbox, make, run_all
 
 from runtime.config.bundle import load_bundle
-from runtime.config.deployment import Deployment
-from runtime.config.targets import GPU_TOKEN_MULTIPLE, ShapeRange
+from runtime.config.deployment import GPU_TOKEN_MULTIPLE, Deployment, ShapeRange
 from runtime.tick.loop.common_ticks import TICKS_PER_SHAPE, common_ticks
 from runtime.tick.loop.tick_loop import TickLoop
 

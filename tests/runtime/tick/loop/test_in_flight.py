@@ -10,8 +10,7 @@ from conftest import Built, Loops, resized
 from helpers.backends import BACKENDS, Backend
 from helpers.generations import GUIDED, Inbox, make
 
-from runtime.tick.clock import PHASES, PhaseClock
-from runtime.tick.loop import clock as tick_clock
+from runtime.tick.clock import PHASES
 from runtime.tick.loop.in_flight import InFlight
 from runtime.tick.loop.record import TickRecord
 from runtime.tick.loop.tick_loop import TickLoop
@@ -25,21 +24,6 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 def blank() -> TickRecord:
     return TickRecord(tick=0, slots=1, rows=1, frames=(16,), executes=1, variants=("plain",), queue_depth=0)
-
-
-def test_phases_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([1.0, 1.25, 1.5, 2.0])
-    monkeypatch.setattr(tick_clock.time, "perf_counter", lambda: next(times))
-    clock, record = PhaseClock(), blank()
-    for phase in ("inbox", "launch", "launch", "inbox"):
-        clock.begin(phase)
-        assert clock.phase == phase
-    clock.end()
-    clock.note(record)
-    assert clock.phase == ""
-    assert record.spans == (("inbox", 0.0, 250.0), ("launch", 250.0, 250.0), ("inbox", 500.0, 500.0))
-    assert record.phases_ms == {**dict.fromkeys(PHASES, 0.0), "inbox": 750.0, "launch": 250.0}
-    assert (record.started_s, record.tick_ms) == (1.0, 1000.0)
 
 
 def play(loop: TickLoop) -> list[TickRecord]:

@@ -7,7 +7,7 @@ import pytest
 from helpers.factories import tiny_bundle
 
 from runtime.config.bundle import Bundle, load_bundle
-from runtime.config.controls import ControlSpec, ControlsSpec
+from runtime.config.option_ranges import ControlSpec, ControlsSpec
 from runtime.requests.options import COVER_DENOISE
 from server.asgi.problems import ProblemError
 from server.protocols.acestep.fields import Fields

@@ -24,7 +24,7 @@ def machine() -> Iterator[Machine]:
 @pytest.fixture
 def plan(tmp_path: Path) -> Iterator[Any]:
     from runtime.engines.tensorrt.rtx.kernel_cache import KernelCache
-    from runtime.engines.tensorrt.rtx.plan import RtxLoadedEngine
+    from runtime.engines.tensorrt.rtx.loaded_engine import RtxLoadedEngine
 
     written(tmp_path / "engines")
     manifest = read_manifest(manifest_path(tmp_path / "engines", "decoder"))
@@ -34,7 +34,7 @@ def plan(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_kernels_are_chosen_with_the_context(machine: Machine, plan: Any) -> None:
-    from runtime.engines.tensorrt.rtx.plan import FALLBACK, LAZY, SPECIALIZED
+    from runtime.engines.tensorrt.rtx.loaded_engine import FALLBACK, LAZY, SPECIALIZED
 
     bench = Bench()
     memory = bench.device.zeros((plan.activation_bytes,), np.uint8)

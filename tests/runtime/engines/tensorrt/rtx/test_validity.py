@@ -15,7 +15,7 @@ BUILD = "tickrt-build x.toml --target tensorrt-rtx"
 
 def refusal(*diagnostics: str) -> EngineError:
     with simulated(rtx=True):
-        from runtime.engines.tensorrt.rtx.validity import refusal
+        from runtime.engines.tensorrt.rtx.loaded_engine import refusal
 
         return refusal(diagnostics, "decoder.plan", BUILD)
 
@@ -53,7 +53,7 @@ RUN = """
 from runtime.engines.tensorrt.binding import bind
 bind("tensorrt-rtx")
 from runtime.engines.tensorrt.binding import trt
-from runtime.engines.tensorrt.rtx import validity
+from runtime.engines.tensorrt.rtx import loaded_engine as validity
 
 assert set(validity.REFUSALS) == set(trt.EngineInvalidityDiagnostics.__members__)
 try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.base.errors import EngineMismatchError, EngineNotBuiltError
-from runtime.base.stored_files import reading
+from runtime.base.files import reading
 
 MAGICS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 VERSION_AT = 24

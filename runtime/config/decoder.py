@@ -1,0 +1,171 @@
+"""[latents], [decoder], [context] and [adapters] of bundle.toml: the denoiser, what it takes, and what changes it.
+
+Shape letters: see the bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from runtime.config.explain import FileName, TomlTable
+
+
+class LatentSpec(TomlTable):
+    """Layout of the latents `[T, C]`: C channels at `frame_rate_hz`, T a multiple of `frame_multiple`.
+
+    most_unused: generations shorter than a canvas have lengths so close that less than this share of one's frames is
+    cut off at its end, for models whose music depends on its length. Without it, they are quarters of the canvas.
+    """
+
+    channels: int = Field(ge=1)
+    frame_rate_hz: float = Field(gt=0)
+    frame_multiple: int = Field(default=1, ge=1)
+    canvas_frames: int = Field(ge=1)
+    most_unused: float | None = Field(default=None, ge=0.02, lt=1)
+
+    def round_up(self, frames: int) -> int:
+        """Smallest valid number of frames that is not less than `frames`."""
+        return -(-frames // self.frame_multiple) * self.frame_multiple
+
+
+class DecoderInputs(TomlTable):
+    """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]`, its mask `[R,L]`, context `[R,T,X]`.
+
+    The condition may also be one vector per row, `[R,D]`.
+    """
+
+    latents: str
+    time: str
+    condition: str | None = None
+    condition_mask: str | None = None
+    context: str | None = None
+
+    @model_validator(mode="after")
+    def _check_mask(self) -> Self:
+        if self.condition is None and self.condition_mask is not None:
+            raise ValueError("condition_mask belongs to a condition: name that too")
+        return self
+
+    def letters(self, condition_rank: int = 3) -> dict[str, str]:
+        """Tensor name -> its shape letters, where the condition has `condition_rank` dimensions."""
+        roles = {
+            self.latents: "RTC",
+            self.time: "R",
+            self.condition: "RD" if condition_rank == 2 else "RLD",
+            self.condition_mask: "RL",
+            self.context: "RTX",
+        }
+        return {name: letters for name, letters in roles.items() if name is not None}
+
+
+class DecoderOutputs(TomlTable):
+    """Role -> tensor name. velocity `[R,T,C]`."""
+
+    velocity: str
+
+
+class DecoderSpec(TomlTable):
+    """The denoiser's graph and its tensor roles.
+
+    null_condition: a .npy file with the null condition's tokens, float32 `[L, D]`, for models that learn them; without
+    it the text encoder encodes the empty text. mask_counts: the mask says how often a token counts, so that equal
+    tokens are one.
+    """
+
+    graph: FileName
+    null_condition: FileName | None = None
+    mask_counts: bool = False
+    inputs: DecoderInputs
+    outputs: DecoderOutputs
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> Self:
+        if self.mask_counts and self.inputs.condition_mask is None:
+            raise ValueError("mask_counts is said of a condition_mask: name that too")
+        return self
+
+
+class ContextSpec(TomlTable):
+    """Layout of the context `[T, X]`: C channels of known latents (silence where unknown), C of mask (1 = generate).
+
+    silence: one frame `[C]`, or the name of a .npy file with a sequence of frames, float32 `[N, C]`, that starts at the
+    canvas's first frame and repeats where the canvas is longer.
+    """
+
+    layout: Literal["known+mask"] = "known+mask"
+    silence: tuple[float, ...] | FileName
+    overlap_frames: int = Field(default=64, ge=1)
+
+
+class AdapterMatrix(TomlTable):
+    """One matrix of the decoder, `inputs` x `outputs` features. weight: the initializer of its MatMul or Gemm."""
+
+    weight: str
+    inputs: int = Field(ge=1)
+    outputs: int = Field(ge=1)
+
+
+class AdapterSpec(TomlTable):
+    """Module path -> matrix, in the order in which adapters' factors lie next to each other.
+
+    aliases: names in adapters of other trainers -> names in the paths here, of one part of a path ("q_proj" -> "to_q")
+    or of several ("ff.ff.2" -> "ff.proj_out", "model" -> ""), replaced one after the other. orders: the end of a path
+    -> which of the equal parts of the outputs in files with aliases is the first here, the second, and so on.
+    refused: the beginning of a path outside the decoder that a trainer writes too -> how to train without it.
+    """
+
+    aliases: Mapping[str, str] = {}
+    orders: Mapping[str, tuple[int, ...]] = {}
+    refused: Mapping[str, str] = {}
+    matrices: dict[str, AdapterMatrix] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_orders(self) -> AdapterSpec:
+        for end, order in self.orders.items():
+            if sorted(order) != list(range(len(order))) or len(order) < 2:
+                raise ValueError(f"orders: {end}: {list(order)} is no order of parts, as [1, 0] is")
+            for path, matrix in self.matrices.items():
+                if f".{path}".endswith(f".{end}") and matrix.outputs % len(order):
+                    raise ValueError(f"orders: {end}: {path} has {matrix.outputs} outputs, not {len(order)} parts")
+        return self
+
+    @property
+    def num_inputs(self) -> int:
+        """I: the input features of all matrices."""
+        return sum(matrix.inputs for matrix in self.matrices.values())
+
+    @property
+    def num_outputs(self) -> int:
+        """O: the output features of all matrices."""
+        return sum(matrix.outputs for matrix in self.matrices.values())
+
+    @cached_property
+    def places(self) -> dict[str, tuple[slice, slice]]:
+        """Module path -> the columns of its factors in A `[r, I]` and in B `[r, O]`."""
+        found, inputs, outputs = {}, 0, 0
+        for path, matrix in self.matrices.items():
+            ends = inputs + matrix.inputs, outputs + matrix.outputs
+            found[path] = slice(inputs, ends[0]), slice(outputs, ends[1])
+            inputs, outputs = ends
+        return found
+
+    def path(self, module: str) -> str:
+        """A module's path with its aliases replaced."""
+        found = f".{module}."
+        for name, here in self.aliases.items():
+            found = found.replace(f".{name}.", f".{here}." if here else ".")
+        return found.strip(".")
+
+    def order(self, module: str) -> tuple[int, ...]:
+        """Of the parts of a module's outputs in a file with aliases; () where they are as in the matrix."""
+        path = self.path(module)
+        orders = (order for end, order in self.orders.items() if f".{path}".endswith(f".{end}"))
+        return next(orders, ()) if path != module else ()
+
+    def refusal(self, path: str) -> str:
+        """How to train without a path that is outside the decoder; "" for others."""
+        return next((fix for begin, fix in self.refused.items() if f"{path}.".startswith(f"{begin}.")), "")
