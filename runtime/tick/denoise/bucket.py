@@ -14,7 +14,7 @@ from runtime.engines.engine import Engine, EngineSet, Execution, smallest_supers
 from runtime.engines.launch_cache import Launch, LaunchCache
 from runtime.requests.request import MAX_CONDITIONS
 from runtime.tick.denoise.adapter_factors import AdapterFactors
-from runtime.tick.denoise.prepared import PreparedGeneration, VelocityParts
+from runtime.tick.denoise.prepared import PreparedGeneration
 from runtime.tick.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
 from runtime.tick.denoise.row_layout import LaunchKey, LayoutRules, LiveSlot, RowLayout
 from runtime.tick.denoise.slot_fields import FIELDS, written_states
@@ -135,7 +135,8 @@ class LengthBucket:
         if layout is not self._rows.layout:
             self._write_layout(layout)
         if layout.features & {"sde", "ode_noise"}:
-            self._write_noise()
+            for live in self._drawing():
+                self._noise.write(live)
         self._rows.set_times(self.state.set_times())
         for live in self._multistep:
             self.state.extrapolate(live.slot.index, live.extrapolation)
@@ -171,13 +172,9 @@ class LengthBucket:
                     self._layout = None
             self._first_negatives = []
 
-    def has_cached_negative(self, slot: Slot) -> bool:
-        """Whether a slot's negative velocity has been computed."""
-        return self._live[slot.index].has_cached_negative
-
-    def previous(self, slot: Slot) -> VelocityParts | None:
-        """Of what the velocity of a slot's last step is; see PreparedGeneration."""
-        return self._live[slot.index].previous
+    def live(self, slot: Slot) -> LiveSlot:
+        """What is known of a slot between two ticks."""
+        return self._live[slot.index]
 
     def use(self, engines: EngineSet) -> None:
         """Take other engines of the same tensors. What was bound to the old ones is closed."""
@@ -202,10 +199,6 @@ class LengthBucket:
         if "rcfg" in step:  # also where the slots with one pause their guidance
             for slot, uses in zip(layout.slots, layout.uses_cached_negative, strict=True):
                 self.state.field("use_cached_negative").write(slot.index, uses)
-
-    def _write_noise(self) -> None:
-        for live in self._drawing():
-            self._noise.write(live)
 
     @cached_property
     def _noise(self) -> StepNoise:

@@ -259,7 +259,8 @@ class DenoiseRunner:
         self._copies.wait(self._stream.record())
         arrays = {name: pool.lend() for name in bucket.state.names}  # [T, C] each
         bucket.state.read_out(slot.index, arrays, self._copies)
-        return FrozenStates(arrays, bucket.has_cached_negative(slot), bucket.previous(slot), self._copies.record())
+        live = bucket.live(slot)
+        return FrozenStates(arrays, live.has_cached_negative, live.previous, self._copies.record())
 
     def _close(self, frames: int) -> None:
         """Close a bucket. Its memory must not be used by others before what is pending has run: this waits."""

@@ -18,19 +18,13 @@ from runtime.engines.engine import EngineSet, Execution, LanguageEngines
 from runtime.engines.launch_cache import Call, Launch, LaunchCache, LaunchCounts
 from runtime.tick.clock import PhaseClock
 from runtime.tick.language.kv_cache import KvCache
-from runtime.tick.language.launched import DRAFT, LanguageKey, LanguageLaunch, LanguagePart
 from runtime.tick.language.prefill import DraftGraph, Prefill
 from runtime.tick.language.sequence import LiveSequence, PromptChunk, SequenceState
+from runtime.tick.language.step import DRAFT, LanguageKey, LanguageLaunch, LanguagePart, StepChoice
 from runtime.tick.language.step_buffers import SequenceVectors, StepBuffers, vectors_bytes
 from runtime.tick.runner import LaunchFailures, TickContext
 from runtime.tick.scheduling.slot import Slot
 
-# Of an execute that verifies 5 tokens, in decodes, on a CPU; a GPU reads the weights once for either.
-VERIFY_COST = 1.7
-# How many tokens a decode may feed: the newest one, and others that are forced behind it; besides as many as a verify
-# does. What each one more costs, in decodes, on a CPU and on a GPU.
-DECODE_WIDTHS = (1, 2, 4, 6)
-WIDTH_COST, GPU_WIDTH_COST = 0.1, 0.02
 # Up to this position the ticks of a sequence that is alone count as common.
 COMMON_TOKENS = 512
 
@@ -52,32 +46,31 @@ class LanguageRunner:
         device, stream = context.device, context.device.beside
         context = replace(context, stream=stream)
         runtime = context.runtime.model_copy(update={"planner_steps": context.deployment.planner_steps})
-        self._is_on_gpu, self._bad = device.kind != "cpu", list[tuple[Slot, int]]()
+        self._bad = list[tuple[Slot, int]]()
         self._stream, self._engines, self._spec = stream, engines, spec
         self._runtime, self._clock, self._generation = runtime, clock, 0
         self.is_beside = self.is_beside_urgent = False
         count = runtime.planner_sequences
         self._cache = KvCache(device, stream, engines.planner, spec, 2 * count)
-        most, steps = spec.verify_tokens, runtime.planner_steps
-        widths = sorted({*DECODE_WIDTHS, most}) if runtime.speculation else [1]
-        self._widths = [width for width in widths if width <= most]
-        chains = sorted({steps, *(self._short_chain(number) for number in range(1, count + 1))})
-        sizes = [(width, length) for width in self._widths for length in chains]
+        has_draft = spec.draft is not None and runtime.speculation
+        self._choice = choice = StepChoice(
+            spec, runtime, self._cache.capacity, is_on_gpu=device.kind != "cpu", has_draft=has_draft
+        )
+        most, chains = spec.verify_tokens, choice.chains(count)
+        sizes = [(width, length) for width in choice.widths for length in chains]
         sizes += [(most, 1), (most, 1), (1, most - 1)]
         self._vectors = PackedVectors(device, vectors_bytes(2 * count, sizes, spec.prefill_tokens))
         self._shared = SequenceVectors(self._vectors, spec, count)
         self._draft = None
-        if spec.draft is not None and runtime.speculation:
+        if spec.draft is not None and has_draft:
             self._draft = DraftGraph(context, engines, spec, spec.draft, self._vectors, self._shared)
         buffers = partial(StepBuffers, device, self._vectors, self._shared, spec, count)
         self._steps = {
-            (width, 1, length): buffers(width=width, steps=length) for width in self._widths for length in chains
+            (width, 1, length): buffers(width=width, steps=length) for width in choice.widths for length in chains
         }
         self._steps[most, most, 1] = buffers(width=most, steps=1, draws=most)
-        # A verify costs more than a decode, and stands in the place of all decodes of a tick.
-        self._verify_cost = max(VERIFY_COST if device.kind == "cpu" else 1.1, steps)
-        self._width_cost = WIDTH_COST if device.kind == "cpu" else GPU_WIDTH_COST
-        self._scratch = np.zeros(spec.vocabulary, np.bool_)  # [V]
+        self._caches = (self._cache,) if self._draft is None else (self._cache, self._draft.cache)
+        self._buffers = (*self._steps.values(), *(() if self._draft is None else self._draft.buffers))
         limit, captures = runtime.captured_graphs, context.can_capture
         self._launches = LaunchCache(device, stream, limit, captures=captures, beside=context.beside)
         size, vocabulary = spec.prefill_tokens, spec.vocabulary
@@ -88,7 +81,6 @@ class LanguageRunner:
         ]
         self._live: dict[int, LiveSequence] = {}
         self._pending: LanguageLaunch | None = None
-        self._has_drafted = False
 
     @property
     def launch_counts(self) -> LaunchCounts:
@@ -134,9 +126,9 @@ class LanguageRunner:
         going = self._going()
         joining = next((live for live in going if not live.is_ready), None)
         chunk = None if joining is None else joining.take_chunk(self._spec.prefill_tokens)
-        is_full = self.is_beside_urgent and chunk is not None and not self._is_on_gpu
+        is_full = self.is_beside_urgent and chunk is not None and not self._choice.is_on_gpu
         has_step = any(live.is_ready and (not self.is_beside or live.request.is_awaited()) for live in going)
-        step = self._step(going) if has_step and not is_full else None
+        step = self._key(*self._choice.next(going, self.is_beside_urgent)) if has_step and not is_full else None
         return LanguagePart(
             slots=tuple([live.slot for live in self._live.values()]),
             chunk=chunk,
@@ -200,7 +192,7 @@ class LanguageRunner:
                 if step.width == DRAFT and self._draft is not None:
                     self._draft.take(live)
                 else:
-                    self._take(live, self._steps[step.width, step.draws, step.steps], launched.bad)
+                    self._steps[step.width, step.draws, step.steps].take(live, launched.bad)
 
     def read_out(self, slots: Sequence[Slot], ready: Event) -> tuple[list[NDArray[Any]], Event]:
         """The new tokens of finished sequences, int64; their rows are free."""
@@ -255,95 +247,16 @@ class LanguageRunner:
     def _going(self) -> list[LiveSequence]:
         return [live for live in self._live.values() if live.is_finite and not live.has_ended]
 
-    def _step(self, going: Sequence[LiveSequence]) -> LanguageKey:
-        """A verify where it brings more than decodes, and no row would cross the end of its ring; else decodes.
-
-        Where the bundle has a draft graph, and drafts are missing, they come first.
-        """
-        ready = [live for live in going if live.is_ready]
-        lasts = [live.position(place) for live in going for place in range(len(live.rows))]
-        if self.is_beside_urgent:
-            return self._short_step(ready, lasts)
-        for live in ready:
-            live.draft(self._spec.verify_tokens - 1)
-        width, steps = self._spec.verify_tokens, self._runtime.planner_steps
-        is_missing = any(live.wants_drafts and not live.drafts for live in ready)
-        self._has_drafted = self._draft is not None and not self._has_drafted and is_missing
-        if self._has_drafted:
-            return self._key(DRAFT, 1, width - 1, max(lasts) + width)
-        chain, tokens_per_decode = self._best_chain(ready, lasts, self._widths, steps)
-        expected = sum(1 + live.num_expected for live in ready)
-        if not self._has_room(lasts, width) or expected < self._verify_cost * tokens_per_decode:
-            for live in ready:
-                live.drafts.clear()
-            return self._key(chain, 1, steps, max(lasts) + chain * steps)
-        return self._key(width, width, 1, max(lasts) + width)
-
-    def _short_step(self, ready: Sequence[LiveSequence], lasts: Sequence[int]) -> LanguageKey:
-        """Decodes beside urgent generations."""
-        for live in ready:
-            live.drafts.clear()
-        self._has_drafted = False
-        steps = self._short_chain(len(ready))
-        chain, _ = self._best_chain(ready, lasts, self._widths[:2], steps)
-        return self._key(chain, 1, steps, max(lasts) + chain * steps)
-
-    def _short_chain(self, sequences: int) -> int:
-        """The decodes that draw half of planner_steps tokens of so many sequences together, or one of each."""
-        return max(1, self._runtime.planner_steps // (2 * (1 if self._is_on_gpu else sequences)))
-
-    def _best_chain(
-        self, ready: Sequence[LiveSequence], lasts: Sequence[int], widths: Sequence[int], steps: int
-    ) -> tuple[int, float]:
-        """The width of decodes that brings the most tokens for its time, and how many those are for that of one."""
-        best = (1, float(len(ready)))
-        runs = [run for live in ready for run in live.forced_runs(steps, widths[-1] - 1, self._scratch)]
-        for width in widths[1:] if any(runs) else ():
-            if not self._has_room(lasts, width * steps):
-                break
-            tokens = sum(min(run, width - 1) + 1 for run in runs) / steps / (1 + self._width_cost * (width - 1))
-            best = max(best, (width, tokens), key=lambda found: found[1])
-        return best
-
-    def _has_room(self, lasts: Sequence[int], tokens: int) -> bool:
-        """Whether no row would cross the end of its cache, nor a ring lose what it still sees."""
-        most = self._spec.prefill_tokens if self._spec.window else tokens
-        return tokens <= max(most, self._spec.verify_tokens) and all(
-            last % self._cache.capacity + tokens <= self._cache.capacity for last in lasts
-        )
-
     def _key(self, width: int, draws: int, steps: int, length: int) -> LanguageKey:
         cache = self._caches[width == DRAFT]
         rows = 1 + max(row for live in self._live.values() for row in live.rows)
         return LanguageKey(width, draws, steps, rows, 1 + max(self._live), cache.span(length), self._generation)
-
-    @property
-    def _caches(self) -> tuple[KvCache, ...]:
-        return (self._cache,) if self._draft is None else (self._cache, self._draft.cache)
-
-    @property
-    def _buffers(self) -> tuple[StepBuffers, ...]:
-        return (*self._steps.values(), *(() if self._draft is None else self._draft.buffers))
 
     def _step_buffers(self, key: LanguageKey) -> StepBuffers | DraftGraph:
         if key.width != DRAFT:
             return self._steps[key.width, key.draws, key.steps]
         assert self._draft is not None
         return self._draft
-
-    def _take(self, live: LiveSequence, buffers: StepBuffers, bad: list[tuple[Slot, int]]) -> None:
-        """Take a sequence's tokens up to the first step that was not finite."""
-        index, draws = live.slot.index, buffers.draws
-        flags = [bool(buffers.finite[step, index]) for step in range(buffers.steps)]
-        good = flags.index(False) if False in flags else len(flags)
-        first = index * draws
-        drawn = [int(token) for step in range(good) for token in buffers.drawn[step, first : first + draws]]
-        taken = live.accept(drawn) if draws == 1 else live.accept_verified(drawn)
-        if good < len(flags) and live.num_used == len(drawn) and not live.has_ended:
-            live.is_finite = False
-            bad.append((live.slot, live.count))
-        if taken and live.request.on_tokens is not None:
-            live.request.on_tokens(taken)
 
     def _collect_pending(self) -> None:
         if self._pending is not None:
@@ -381,7 +294,7 @@ class LanguageRunner:
         """What ticks of one sequence execute, up to COMMON_TOKENS."""
         rows = 1 + (self._spec.sampler.guidance != 1.0)
         most, steps = self._spec.verify_tokens, self._runtime.planner_steps
-        kinds = [(width, 1, steps) for width in self._widths]
+        kinds = [(width, 1, steps) for width in self._choice.widths]
         if self._runtime.speculation:
             kinds.append((most, most, 1))
         if self._draft is not None:

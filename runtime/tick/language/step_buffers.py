@@ -16,6 +16,7 @@ from runtime.engines.engine import Engine, Execution
 from runtime.tick.language.constraints import Constraint
 from runtime.tick.language.kv_cache import KvCache
 from runtime.tick.language.sequence import Draw, LiveSequence
+from runtime.tick.scheduling.slot import Slot
 
 # Sampler inputs that a sequence keeps, with the value of a place without one.
 PER_SEQUENCE = {"positive_row": 0, "negative_row": 0, "guidance": 1.0, "temperature": 1.0, "top_k": 1, "top_p": 1.0}
@@ -212,6 +213,20 @@ class StepBuffers:
         """Begin to copy tokens and flags to the host."""
         self._device.download(self.drawn, self._drawn, stream)
         self._device.download(self.finite, self._finite, stream)
+
+    def take(self, live: LiveSequence, bad: list[tuple[Slot, int]]) -> None:
+        """Take a sequence's tokens up to the first step that was not finite, which is noted in `bad`."""
+        index = live.slot.index
+        flags = [bool(self.finite[step, index]) for step in range(self.steps)]
+        good = flags.index(False) if False in flags else len(flags)
+        first = index * self.draws
+        drawn = [int(token) for step in range(good) for token in self.drawn[step, first : first + self.draws]]
+        taken = live.accept(drawn) if self.draws == 1 else live.accept_verified(drawn)
+        if good < len(flags) and live.num_used == len(drawn) and not live.has_ended:
+            live.is_finite = False
+            bad.append((live.slot, live.count))
+        if taken and live.request.on_tokens is not None:
+            live.request.on_tokens(taken)
 
     def _feed(self, live: LiveSequence, step: int, offset: int, behind: Sequence[int]) -> None:
         """Feed a step's first token, which stands `offset` behind the newest one, and others behind it."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from runtime.devices.device import HostEvent, HostStream
-from runtime.tick.language.launched import DRAFT, LanguageKey, LanguageLaunch, LanguagePart
 from runtime.tick.language.sequence import PromptChunk
+from runtime.tick.language.step import DRAFT, LanguageKey, LanguageLaunch, LanguagePart
 from runtime.tick.runner import LaunchFailures
 from runtime.tick.scheduling.slot import Slot
 
