@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from engine_build.graphs.graph_writer import GraphWriter
-from runtime.tick.language.sampler_fields import SAMPLER_INPUTS, SAMPLER_OUTPUTS, SamplerTensor
+from runtime.tick.language.step_buffers import SAMPLER_INPUTS, SAMPLER_OUTPUTS, SamplerTensor
 
 OPSET = 24
 INPUTS = ("tokens", "position", "write", "window", "slots", "pick")

@@ -15,7 +15,7 @@ from runtime.base.errors import BuildError
 from runtime.config.bundle import Bundle
 from runtime.config.planner import LanguageGraphSpec, LanguageInputs, PlannerSpec
 from runtime.engines.loading import tool_versions
-from runtime.tick.language.sampler_fields import SAMPLER_INPUTS, SAMPLER_OUTPUTS, SamplerTensor
+from runtime.tick.language.step_buffers import SAMPLER_INPUTS, SAMPLER_OUTPUTS, SamplerTensor
 
 # The first release of ONNX Runtime with opset 24.
 ONNXRUNTIME = (1, 25)

@@ -13,14 +13,12 @@ from runtime.devices.memory import PackedVectors
 from runtime.engines.engine import Engine, EngineSet, Execution, smallest_superset
 from runtime.engines.launch_cache import Launch, LaunchCache
 from runtime.requests.request import MAX_CONDITIONS
-from runtime.tick.denoise.adapter_factors import AdapterFactors
 from runtime.tick.denoise.prepared import PreparedGeneration
-from runtime.tick.denoise.row_buffers import ALIGNED, RowBuffers, row_multiple
+from runtime.tick.denoise.row_buffers import ALIGNED, AdapterFactors, RowBuffers, row_multiple
 from runtime.tick.denoise.row_layout import LaunchKey, LayoutRules, LiveSlot, RowLayout
 from runtime.tick.denoise.slot_fields import FIELDS, written_states
 from runtime.tick.denoise.slot_state import SlotState, vectors_bytes
-from runtime.tick.denoise.step_binding import StepBinding
-from runtime.tick.denoise.step_noise import StepNoise
+from runtime.tick.denoise.step_binding import StepBinding, StepNoise
 from runtime.tick.runner import TickContext
 from runtime.tick.scheduling.slot import Slot
 

@@ -17,9 +17,9 @@ from runtime.engines.engine import EngineSet, condition_width, variant_name
 from runtime.engines.launch_cache import Launch, LaunchCounts
 from runtime.requests.curves import Array
 from runtime.tick.clock import PhaseClock
-from runtime.tick.denoise.adapter_factors import AdapterFactors
 from runtime.tick.denoise.bucket import FASTEST, DenoiseParts, LengthBucket
 from runtime.tick.denoise.prepared import PreparedGeneration, VelocityParts
+from runtime.tick.denoise.row_buffers import AdapterFactors
 from runtime.tick.denoise.row_layout import RowLayout
 from runtime.tick.denoise.slot_fields import STEP_FEATURES
 from runtime.tick.runner import BucketSpan, LaunchFailures, TickContext

@@ -1,7 +1,9 @@
-"""The step graph of a bucket, over all its slots at once: which rows are whose, what it is bound to, and its flags."""
+"""The step graph of a bucket, over all its slots at once: which rows are whose, its flags, its noise, drawn ahead."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import cycle
 from math import prod
 from typing import Any
@@ -13,10 +15,11 @@ from runtime.devices.device import Device, Stream, Tensor
 from runtime.devices.memory import host_view
 from runtime.engines.engine import Engine, Execution
 from runtime.requests.request import MAX_CONDITIONS, Condition
+from runtime.requests.timesteps import Purpose, fill_noise
 from runtime.tick.denoise.row_buffers import Buffer
-from runtime.tick.denoise.row_layout import RowLayout
+from runtime.tick.denoise.row_layout import LiveSlot, RowLayout
 from runtime.tick.denoise.slot_fields import FIELDS, LAYOUT, STATES
-from runtime.tick.denoise.slot_state import SlotState
+from runtime.tick.denoise.slot_state import SlotField, SlotState
 
 TABLES = ("positive_rows", "negative_rows", "positive_weights", "negative_weights")
 
@@ -130,3 +133,47 @@ def table_shapes(layout: RowLayout) -> dict[str, tuple[int, ...]]:
     positives, negatives = layout.widths
     shapes = ((positives,), (negatives,), (positives, layout.frames), (negatives, layout.frames))
     return dict(zip(TABLES, shapes, strict=True))
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """One slot's noise `[T, C]` that is being drawn for a step."""
+
+    owner: LiveSlot
+    step: int
+    filled: Future[None]
+
+
+class StepNoise:
+    """Fills the rows `[T, C]` of field step_noise: the worker draws that of step k + 1 while step k runs. One thread
+    asks. What it draws lies on the host where uploads start from; it is written once."""
+
+    def __init__(self, worker: ThreadPoolExecutor, field: SlotField) -> None:
+        self._worker, self._field = worker, field
+        self._ahead: dict[int, _Ahead] = {}
+
+    def write(self, live: LiveSlot) -> None:
+        """Have the noise of a slot's next step in its row; waits for the worker where it is still drawing."""
+        slot = live.slot
+        ahead = self._ahead.pop(slot.index, None)
+        if ahead is not None:
+            # The tick thread waits until the worker has drawn it, which it began a tick ago.
+            ahead.filled.result()
+        if ahead is not None and ahead.owner is live and ahead.step == slot.step:
+            self._field.mark(slot.index)
+        elif live.work.step_noise is not None and slot.step == 0:
+            self._field.write(slot.index, live.work.step_noise)  # [T, C]
+        else:
+            # The first step behind a resume or a change: the tick thread waits for the worker.
+            self._draw(live, slot.step).result()
+            self._field.mark(slot.index)
+
+    def draw_next(self, live: LiveSlot) -> None:
+        """Begin to draw the noise of the step after the one that was launched."""
+        step = live.slot.step + 1
+        if step < live.slot.steps:
+            self._ahead[live.slot.index] = _Ahead(live, step, self._draw(live, step))
+
+    def _draw(self, live: LiveSlot, step: int) -> Future[None]:
+        row = self._field.host[live.slot.index]  # [T, C]
+        return self._worker.submit(fill_noise, row, live.work.request.seed, Purpose.STEP, step)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,36 @@ from runtime.tick.language.constraints import Constraint
 from runtime.tick.language.kv_cache import KvCache
 from runtime.tick.language.sequence import Draw, LiveSequence
 from runtime.tick.scheduling.slot import Slot
+
+
+class SamplerTensor(NamedTuple):
+    """Shape letters and dtype."""
+
+    letters: str
+    dtype: str = "float32"
+
+
+# positive_row, negative_row: the sequence's rows, the same row twice without guidance. row_sequence: a row's sequence.
+# top_k: 0 for no limit, 1 for the likeliest token. uniform: in [0, 1). allowed: the tokens that may come.
+SAMPLER_INPUTS: Mapping[str, SamplerTensor] = {
+    "logits": SamplerTensor("RGV"),
+    "positive_row": SamplerTensor("N", "int64"),
+    "negative_row": SamplerTensor("N", "int64"),
+    "row_sequence": SamplerTensor("R", "int64"),
+    "guidance": SamplerTensor("N"),
+    "temperature": SamplerTensor("N"),
+    "top_k": SamplerTensor("N", "int64"),
+    "top_p": SamplerTensor("N"),
+    "uniform": SamplerTensor("NG"),
+    "allowed": SamplerTensor("NGV", "bool"),
+}
+# row_tokens: a row's tokens are its sequence's. finite: False where a logit of the sequence is not a number.
+SAMPLER_OUTPUTS: Mapping[str, SamplerTensor] = {
+    "tokens": SamplerTensor("NG", "int64"),
+    "row_tokens": SamplerTensor("RG", "int64"),
+    "finite": SamplerTensor("N", "bool"),
+}
+
 
 # Sampler inputs that a sequence keeps, with the value of a place without one.
 PER_SEQUENCE = {"positive_row": 0, "negative_row": 0, "guidance": 1.0, "temperature": 1.0, "top_k": 1, "top_p": 1.0}

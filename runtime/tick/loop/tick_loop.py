@@ -61,8 +61,8 @@ class TickLoop:
         self.bundle, self.deployment, self.device = bundle, deployment, device
         self._neutral = neutral_of(bundle.guidance)
         runtime = deployment.runtime
-        registry = Registry(runtime.depth, runtime.queue, runtime.adapter_rank, runtime.planner_sequences)
-        self._shared = LoopState(engines, registry, before_tick)
+        self.registry = Registry(runtime.depth, runtime.queue, runtime.adapter_rank, runtime.planner_sequences)
+        self._shared = LoopState(engines, self.registry, before_tick)
         self.observers = self._shared.observers
         context = TickContext(device, device.main, engines, bundle, deployment)
         self._ticks = TickThread(context, self._shared, parts)
@@ -85,9 +85,9 @@ class TickLoop:
         return LoopStats(
             slots_active=scheduler.num_shared,
             slots_capacity=scheduler.depth,
-            queue_depth=max(0, len(shared.registry) - len(scheduler.slots)),
+            queue_depth=max(0, len(self.registry) - len(scheduler.slots)),
             ticks=scheduler.tick,
-            outcomes=dict(shared.registry.outcomes),
+            outcomes=dict(self.registry.outcomes),
             is_alive=shared.fatal is None and not shared.ended.is_set(),
             is_idle=ticks.heartbeat.is_resting,
             is_draining=shared.draining.is_set(),
@@ -127,7 +127,7 @@ class TickLoop:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is in the loop: what has had its terminal event is not."""
-        return len(self._shared.registry) == 0
+        return len(self.registry) == 0
 
     def submit(self, request: GenerationRequest, listener: Listener, *, wait: bool = False) -> str:
         """Ask for a generation; exactly one terminal event follows. Returns the request's id.
@@ -139,14 +139,14 @@ class TickLoop:
         width = condition_width(self.engines.decoder, self.bundle.decoder.inputs)
         check_request(request, self.bundle, self.deployment, width)
         adapters = self._adapters(request.parameters.adapters)
-        adapters |= self._adapters(self._shared.registry.overrides(request.session).get("adapters"))
+        adapters |= self._adapters(self.registry.overrides(request.session).get("adapters"))
         with self._place(request, listener, adapters=adapters, wait=wait):
             values = resolve(request, StepParameters(), self.engines.adapters, self._neutral)
             work = prepare(request, values, self.bundle.latents.channels)
             with self._resolving:
-                if overrides := self._shared.registry.overrides(request.session):
+                if overrides := self.registry.overrides(request.session):
                     work = self._resolved(work, overrides)
-                self._shared.registry.set_work(request.id, work)
+                self.registry.set_work(request.id, work)
                 self._shared.inbox.put(Submit(request, work))
         return request.id
 
@@ -178,7 +178,7 @@ class TickLoop:
 
     def wake(self) -> None:
         """Let callers that wait for a place check again whether they still should."""
-        self._shared.registry.wake()
+        self.registry.wake()
 
     def update(self, session: str, patch: Mapping[str, Any]) -> int:
         """Change step parameters (fields of StepParameters) of a session's generations, from the next tick on.
@@ -188,12 +188,12 @@ class TickLoop:
         Raises RequestError, QueueFullError; nothing has changed then.
         """
         with self._resolving:
-            overrides = merge_patch(self._shared.registry.overrides(session), patch)
-            entries = self._shared.registry.members(session)
+            overrides = merge_patch(self.registry.overrides(session), patch)
+            entries = self.registry.members(session)
             works = {each.request.id: self._resolved(each.work, overrides) for each in entries if each.work is not None}
-            self._shared.registry.override(session, overrides, self._adapters(overrides.get("adapters")))
+            self.registry.override(session, overrides, self._adapters(overrides.get("adapters")))
             for request_id, work in works.items():
-                self._shared.registry.set_work(request_id, work)
+                self.registry.set_work(request_id, work)
             if works:
                 self._shared.inbox.put(Update(works))
         return len(works)
@@ -238,10 +238,10 @@ class TickLoop:
         """Take no new work and let what is in the loop finish; False when the time ran out first."""
         self._shared.draining.set()
         deadline_s = time.monotonic() + timeout_s
-        while len(self._shared.registry) and time.monotonic() < deadline_s and not self._shared.ended.is_set():
+        while len(self.registry) and time.monotonic() < deadline_s and not self._shared.ended.is_set():
             # Until the loop has ended; the count of generations is looked at 100 times a second.
             self._shared.ended.wait(0.01)
-        return len(self._shared.registry) == 0
+        return len(self.registry) == 0
 
     def _ask(self, message: Swap | Rehearse | BoundCaptures) -> Future[None]:
         self._process.check()
@@ -255,12 +255,12 @@ class TickLoop:
     def _place(self, request: Request, listener: Listener, **how: Any) -> Iterator[None]:
         """A place for what the block submits, freed where that fails. how: as the registry's `enter` takes it."""
         self._check_open()
-        self._shared.registry.enter(request, listener, **how)
+        self.registry.enter(request, listener, **how)
         try:
             self._check_open()  # The loop may have begun to drain in the meantime.
             yield
         except BaseException:
-            self._shared.registry.withdraw(request.id)
+            self.registry.withdraw(request.id)
             raise
         if self._shared.ended.is_set():
             self._shared.end_leftovers()

@@ -102,12 +102,12 @@ def steady(loop: TickLoop, depth: int = 4) -> None:
 
 def counted(loop: TickLoop, machine: Machine, ticks: int = 4) -> dict[str, float]:
     """What the simulated GPU did per tick."""
-    before, enqueues = machine.counters.copy(), machine._struck["enqueue_false_at"]
+    before, enqueues = machine.counters.copy(), machine.struck["enqueue_false_at"]
     for _ in range(ticks):
         loop.tick()
     done = machine.counters - before
     per_tick = {name: done[name] / ticks for name in ("host_waits", "graph_launches")}
-    return {**per_tick, "enqueues": (machine._struck["enqueue_false_at"] - enqueues) / ticks}
+    return {**per_tick, "enqueues": (machine.struck["enqueue_false_at"] - enqueues) / ticks}
 
 
 @pytest.mark.parametrize("backend", [PLAIN], ids=str, indirect=True)

@@ -64,7 +64,7 @@ class Driver:
         self._lock = threading.RLock()
         self._host: Clock = {}
         self._errors: dict[int, int] = {}
-        self._struck: Counter[str] = Counter()
+        self.struck: Counter[str] = Counter()
         self._handles = itertools.count(0x51000, 0x10)
 
     # Rules and errors.
@@ -86,8 +86,8 @@ class Driver:
 
     def strikes(self, fault: str) -> bool:
         """Count one call that a fault may hit; whether the options list this number."""
-        self._struck[fault] += 1
-        return self._struck[fault] in self.faults.get(fault, ())
+        self.struck[fault] += 1
+        return self.struck[fault] in self.faults.get(fault, ())
 
     def spend(self, what: str) -> None:
         """Note that the calling thread waits for what takes long."""

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.engine_behaviour import Bench, written
 from simulator.fixture import Machine, simulated
-from simulator.plans import MANY_ROWS, ROWS
 
 from runtime.base.errors import OutOfMemoryError
 from runtime.devices.device import HostDevice, Tensor
 from runtime.devices.machine import open_device
-from runtime.engines.manifest import manifest_path, read_manifest
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +46,6 @@ def test_memory_is_reused_unless_more_is_needed() -> None:
     assert device.allocations == 2
 
 
-def test_zero_bytes_have_an_address() -> None:
-    assert reserve_activation(Device(), 0).size_bytes >= 1
-
-
 def test_each_device_has_its_own_memory_and_can_be_collected() -> None:
     one, two = Device(), Device()
     assert reserve_activation(one, 8).address != reserve_activation(two, 8).address
@@ -78,22 +69,6 @@ def test_a_failed_allocation_keeps_the_old_memory() -> None:
     assert reserve_activation(device, 100) is first
 
 
-def test_concurrent_reservations_share_one_allocation() -> None:
-    device, found, gate = Device(), list[Tensor](), threading.Barrier(8)
-
-    def reserve() -> None:
-        gate.wait()
-        found.append(reserve_activation(device, 64))
-
-    threads = [threading.Thread(target=reserve) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert device.allocations == 1
-    assert len({tensor.address for tensor in found}) == 1
-
-
 def test_engines_of_streams_that_run_beside_each_other_share_no_memory() -> None:
     device = open_device("tensorrt")
     assert device.beside is device.beside
@@ -103,26 +78,3 @@ def test_engines_of_streams_that_run_beside_each_other_share_no_memory() -> None
     assert ticks.address != planner.address
     assert reserve_activation(device, 32, handles[1]) is planner
     device.close()
-
-
-def test_a_pool_shares_one_context_per_range_and_reuses_returned_ones(tmp_path: Path) -> None:
-    from runtime.engines.tensorrt.engine import ContextPool
-    from runtime.engines.tensorrt.library import LoadedEngine
-
-    written(tmp_path, ROWS, MANY_ROWS)
-    bench = Bench()
-    plan = LoadedEngine(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
-    pool = ContextPool(plan, bench.device, bench.device.main)
-    assert pool.shared(1) is pool.shared(1)
-    first, second, other_range = pool.take(1), pool.take(1), pool.take(0)
-    assert len({id(context) for context in (pool.shared(1), first, second)}) == 3
-    pool.give_back(first)
-    assert pool.take(1) is first
-    pool.give_back(second)
-    pool.close()
-    assert not hasattr(second, "_context"), "an idle context is destroyed with the pool"
-    pool.give_back(first)
-    assert not hasattr(first, "_context"), "a taken context is destroyed when it is given back"
-    pool.give_back(other_range)
-    plan.close()
-    bench.close()

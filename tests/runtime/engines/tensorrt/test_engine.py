@@ -17,7 +17,6 @@ from simulator.plans import MANY_ROWS, ROWS, small_graph
 
 from runtime.base.errors import CaptureError, EngineDeadError, EngineError, EngineMismatchError, OutOfMemoryError
 from runtime.config.deployment import load_deployment
-from runtime.devices.device import Level
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
@@ -143,42 +142,6 @@ def test_an_engine_that_cannot_be_captured_still_launches(folder: Path) -> None:
         execution.release()
         engine.close()
         bench.close()
-
-
-def test_an_engine_of_ticks_keeps_no_context_of_a_run(one: Machine, folder: Path) -> None:
-    written(folder)
-    bench = Bench()
-    engine = opened(folder, bench.device, in_tick=True)
-    contexts = len(engine._plan._engine._contexts)
-    engine.run(feeds_of(2, 4))
-    engine.run(feeds_of(3, 4))
-    assert len(engine._plan._engine._contexts) == contexts
-    engine.close()
-    bench.close()
-
-
-def test_threads_of_one_level_take_turns_on_host_arrays_and_levels_do_not_wait_for_each_other(
-    one: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from runtime.engines.tensorrt.host_execution import HostExecution
-
-    def noted(host: HostExecution, *arguments: Any) -> Any:
-        held.append([level for level, lock in engine._host_locks.items() if lock.locked()])
-        priorities.append(one.stream(host._stream.handle).priority)
-        return run(host, *arguments)
-
-    written(folder)
-    held, priorities, run, bench = list[list[Level]](), list[int](), HostExecution.run, Bench()
-    engine = opened(folder, bench.device, in_tick=False)
-    monkeypatch.setattr(HostExecution, "run", noted)
-    engine.run(feeds_of(2, 4))
-    with engine._host_locks[Level.BACKGROUND], engine._host_locks[Level.TICK]:
-        engine.run(feeds_of(2, 4), Level.LIVE)
-    engine.run(feeds_of(2, 4), Level.BACKGROUND)
-    assert held == [[Level.TICK], list(Level), [Level.BACKGROUND]]
-    assert priorities == [-1, -5, 0]
-    engine.close()
-    bench.close()
 
 
 @pytest.mark.parametrize("verbosity", ["DETAILED", "LAYER_NAMES_ONLY", "NONE"])
@@ -323,15 +286,6 @@ def test_a_plan_with_other_tensors_than_its_manifest_is_refused(one: Machine, fo
     bench.close()
 
 
-def test_a_failed_deserialization_is_a_mismatch(folder: Path) -> None:
-    with simulated(faults={"deserialize_none": True}):
-        written(folder)
-        bench = Bench()
-        with pytest.raises(EngineMismatchError, match=rf"does not load: .*Serialization assertion[\s\S]*fix: {BUILD}"):
-            opened(folder, bench.device)
-        bench.close()
-
-
 def test_out_of_memory_at_load_leaves_other_engines_usable(folder: Path) -> None:
     with simulated() as machine:
         written(folder)
@@ -409,7 +363,7 @@ def test_an_asynchronous_error_is_raised_by_events_and_later_launches(folder: Pa
         engine = opened(folder, bench.device, in_tick=True)
         execution = engine.bind(bench.tensors())
         bench.stream.record().wait()
-        machine.faults = {"async_error_at": [machine._struck["async_error_at"] + 1]}
+        machine.faults = {"async_error_at": [machine.struck["async_error_at"] + 1]}
         execution.launch(bench.stream)
         done = bench.stream.record()
         with pytest.raises(EngineDeadError):
@@ -437,20 +391,6 @@ def test_opened_engines_are_closed_when_another_fails_to_open(tmp_path: Path) ->
         device.close()
 
 
-def test_a_context_released_after_its_engine_is_closed_is_destroyed(folder: Path) -> None:
-    with simulated(late=False):
-        written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
-        execution = engine.bind(bench.tensors())
-        execution.warm_up(bench.stream)
-        engine.close()
-        assert (loaded := len(machine_engines())) == 1
-        execution.release()
-        assert len(machine_engines()) == loaded - 1
-        bench.close()
-
-
 def test_a_profile_does_not_synchronize_in_every_enqueue(folder: Path) -> None:
     with simulated() as machine:
         written(folder)
@@ -461,23 +401,6 @@ def test_a_profile_does_not_synchronize_in_every_enqueue(folder: Path) -> None:
         assert machine.counters["synchronizes"] == before
         engine.close()
         bench.close()
-
-
-def test_a_failed_open_releases_everything(folder: Path) -> None:
-    with simulated(faults={"context_none_at": [1]}) as machine:
-        written(folder)
-        bench = Bench()
-        with pytest.raises(EngineError):
-            opened(folder, bench.device, in_tick=True)
-        bench.close()
-        assert machine.alive() == {}
-
-
-def machine_engines() -> Any:
-    """The deserialized plans."""
-    from runtime.engines.tensorrt.library import library
-
-    return library().runtime._engines
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, *names: str, of: str = "IExecutionContext") -> dict[str, int]:

@@ -21,37 +21,6 @@ def machine() -> Iterator[Machine]:
         yield machine
 
 
-def test_buffers_grow_and_are_reused(machine: Machine) -> None:
-    from runtime.engines.tensorrt.host_execution import HostBuffers
-
-    bench = Bench()
-    buffers = HostBuffers(bench.device)
-    small = buffers.tensor("x", (2, 3), "float32")
-    assert buffers.tensor("x", (3, 2), "float32").address == small.address
-    assert buffers.tensor("x", (3,), "int64").address == small.address
-    large = buffers.tensor("x", (300, 2), "float32")
-    assert large.address != small.address
-    before = bench.device.allocations
-    assert buffers.tensor("x", (2, 3), "float32").address == large.address
-    assert bench.device.allocations == before
-    del small, large
-    bench.close()
-
-
-def test_arrays_of_any_layout_are_uploaded_and_downloaded(machine: Machine) -> None:
-    from runtime.engines.tensorrt.host_execution import HostBuffers
-
-    bench = Bench()
-    buffers = HostBuffers(bench.device)
-    array = np.arange(12, dtype=np.float32).reshape(3, 4).T
-    for _ in range(2):
-        tensors = buffers.upload({"x": array}, bench.stream)
-        downloaded = buffers.download(tensors, bench.stream)["x"]
-        np.testing.assert_array_equal(downloaded, array)
-    del tensors, buffers
-    bench.close()
-
-
 def test_repeated_executes_of_both_ranges_allocate_nothing(machine: Machine, tmp_path: Path) -> None:
     from runtime.engines.tensorrt.host_execution import HostExecution
     from runtime.engines.tensorrt.library import LoadedEngine

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.engine_behaviour import Bench, written
@@ -54,43 +52,6 @@ def test_what_the_library_s_own_threads_log_belongs_to_the_call_that_fails(machi
         LoadedEngine(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "")
     plan.close()
     bench.close()
-
-
-def test_repeated_messages_are_taken_once() -> None:
-    from runtime.engines.tensorrt.library import RecentMessagesLogger
-
-    logger = RecentMessagesLogger()
-    for text in ("first", "second", "first"):
-        logger.log(logger.WARNING, text)
-    assert logger.take() == "first; second"
-
-
-def test_the_library_is_one_per_process() -> None:
-    from runtime.engines.tensorrt.library import library, library_version
-
-    assert library() is library()
-    assert library_version() == "11.4.0.106"
-
-
-def test_threads_take_turns_at_starting_the_library_and_at_loading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from runtime.engines.tensorrt import library
-
-    written(tmp_path)
-    held: list[bool] = []
-    probe, deserialize = library.probe, library.library().runtime.deserialize_cuda_engine
-
-    def noted(lock: Any, call: Any, *arguments: Any) -> Any:
-        held.append(lock.locked())
-        return call(*arguments)
-
-    monkeypatch.setattr(library, "_library", None)
-    monkeypatch.setattr(library, "probe", partial(noted, library._library_lock, probe))
-    runtime = library.library().runtime
-    monkeypatch.setattr(runtime, "deserialize_cuda_engine", partial(noted, library._load_lock, deserialize))
-    library.LoadedEngine(read_manifest(manifest_path(tmp_path, "decoder")), tmp_path, "build it").close()
-    assert held == [True, True]
 
 
 def test_settings_are_of_the_first_range_that_contains_the_shapes(tmp_path: Path) -> None:

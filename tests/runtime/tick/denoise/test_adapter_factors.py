@@ -153,12 +153,3 @@ def test_what_cannot_be_used_is_refused_and_changes_nothing(loop: TickLoop) -> N
     alone = run_all(loop, using("a", {"wide": 1.0})).latents("a")
     np.testing.assert_allclose(inbox.latents("a"), alone, atol=1e-5)
     loop.submit(using("b", {"hard": 1.0}), inbox)
-
-
-def test_factors_are_uploaded_once(loop: TickLoop) -> None:
-    factors = loop._ticks._denoise._factors
-    assert factors is not None
-    run_all(loop, using("a", {"soft": 1.0}))
-    version = factors.version
-    run_all(loop, using("b", {"soft": 0.3}), using("c", {"soft": 0.5}))
-    assert factors.version == version

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import Loops
 from helpers.backends import CPU, SIMULATED, Backend
 from helpers.generations import CONDITIONS, GUIDED, C, D, Inbox, X, make, rand
-from numpy.typing import NDArray
 from simulator.fixture import Machine
 
-from runtime.devices.device import Stream, Tensor
 from runtime.requests.request import Condition, StepParameters
+from runtime.tick.clock import PhaseClock
 from runtime.tick.denoise.bucket import DenoiseParts, LengthBucket
 from runtime.tick.denoise.prepared import prepare, resolve
 from runtime.tick.denoise.row_buffers import RowBuffers
 from runtime.tick.denoise.row_layout import RowLayout
+from runtime.tick.denoise.runner import DenoiseRunner
 from runtime.tick.loop.tick_loop import TickLoop
+from runtime.tick.runner import TickContext
 from runtime.tick.scheduling.slot import Slot
 
 FRAMES = 32
@@ -31,7 +31,6 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 on_captured = pytest.mark.parametrize("backend", SIMULATED[:1], ids=str, indirect=True)
-on_simulated = pytest.mark.parametrize("backend", SIMULATED[:2], ids=str, indirect=True)
 
 
 def slot_of(name: str, index: int = 0, **changes: Any) -> Slot:
@@ -42,7 +41,9 @@ def slot_of(name: str, index: int = 0, **changes: Any) -> Slot:
 
 @pytest.fixture
 def bucket(loops: Loops) -> LengthBucket:
-    return loops()._ticks._denoise.open(FRAMES)
+    loop = loops()
+    context = TickContext(loop.device, loop.device.stream(), loop.engines, loop.bundle, loop.deployment)
+    return DenoiseRunner(context, PhaseClock()).open(FRAMES)
 
 
 def updated(slot: Slot, **parameters: Any) -> Slot:
@@ -86,7 +87,7 @@ def test_initialize_executes_its_negative_in_the_first_step_alone(bucket: Length
     bucket.admit(slot)
     seen = []
     for _ in range(3):
-        seen.append((bucket.layout().num_rows, bucket.has_cached_negative(slot)))
+        seen.append((bucket.layout().num_rows, bucket.live(slot).has_cached_negative))
         bucket.advance()
         slot.step += 1
     assert seen == [(2, False), (1, True), (1, True)]
@@ -98,39 +99,10 @@ def test_initialize_executes_its_negative_in_the_first_step_that_is_guided(bucke
     seen = []
     for guidance in (1.0, 1.0, 2.0, 2.0):
         bucket.update(updated(slot, guidance=guidance))
-        seen.append((bucket.layout().num_rows, bucket.has_cached_negative(slot)))
+        seen.append((bucket.layout().num_rows, bucket.live(slot).has_cached_negative))
         bucket.advance()
         slot.step += 1
     assert seen == [(1, False), (1, False), (2, False), (1, True)]
-
-
-class Uploads:
-    """Counts the uploads of a loop's device: all of them, and those into the memory of the rows' conditions."""
-
-    def __init__(self, loop: TickLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.all: list[Tensor] = []
-        self.sources: list[NDArray[Any]] = []
-        self._loop, self._upload = loop, loop.device.upload
-        monkeypatch.setattr(loop.device, "upload", self.note)
-
-    def note(self, target: Tensor, source: NDArray[Any], stream: Stream) -> None:
-        self.all.append(target)
-        self.sources.append(np.array(source))
-        self._upload(target, source, stream)
-
-    def clear(self) -> None:
-        self.all.clear()
-        self.sources.clear()
-
-    def of(self, values: NDArray[Any]) -> int:
-        """How many uploads had these values."""
-        return sum(source.shape == values.shape and np.array_equal(source, values) for source in self.sources)
-
-    def into_buckets(self, kind: str) -> int:
-        """How many went into the rows' conditions or contexts."""
-        rows = [bucket._rows for bucket in self._loop._ticks._denoise._buckets.values()]
-        owners = {id(getattr(found, kind).owner) for found in rows}
-        return sum(id(target.owner) in owners for target in self.all)
 
 
 def guided_generations(loop: TickLoop, inbox: Inbox, steps: tuple[int, ...]) -> None:
@@ -143,83 +115,6 @@ def guided_generations(loop: TickLoop, inbox: Inbox, steps: tuple[int, ...]) -> 
             "parameters": StepParameters(guidance=3.0),
         }
         loop.submit(make(f"{index}", FRAMES, steps=count, **conditions), inbox)
-
-
-@on_simulated
-@pytest.mark.parametrize("lengths", [(32,), (16, 32)])
-def test_a_steady_tick_uploads_one_piece_per_bucket(
-    lengths: tuple[int, ...], loops: Loops, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = loops()
-    for frames in lengths * 2:
-        loop.submit(make(f"{frames}{len(loop._shared.registry)}", frames, steps=60, **GUIDED), Inbox())
-    for _ in range(10):
-        loop.tick()
-    uploads = Uploads(loop, monkeypatch)
-    for _ in range(5):
-        uploads.clear()
-        loop.tick()
-        assert len(uploads.all) == len(lengths)
-
-
-@on_simulated
-def test_a_slot_that_is_replaced_does_not_upload_the_rows_of_the_others(
-    loops: Loops, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop, inbox = loops(), Inbox()
-    guided_generations(loop, inbox, (60, 5, 60, 60))
-    for _ in range(4):
-        loop.tick()
-    stays = [live.work.request for live in loop._ticks._denoise.open(FRAMES)._live.values() if live.slot.steps == 60]
-    new = make(
-        "new", FRAMES, steps=60, context=rand(FRAMES, X), conditions=(Condition(rand(5, D)),),
-        negatives=(Condition(rand(5, D)),), parameters=StepParameters(guidance=3.0),
-    )  # fmt: skip
-    loop.submit(new, inbox)
-    uploads = Uploads(loop, monkeypatch)
-    for _ in range(4):
-        loop.tick()
-    assert inbox.latents("1").shape == (FRAMES, C)
-    assert new.context is not None
-    assert uploads.of(new.context) == 1
-    for condition in (*new.conditions, *new.negatives):
-        assert uploads.of(condition.tokens) == 1
-    for request in stays:
-        assert request.context is not None
-        assert uploads.of(request.context) == 0
-        for condition in (*request.conditions, *request.negatives):
-            assert uploads.of(condition.tokens) == 0
-    assert (uploads.into_buckets("condition"), uploads.into_buckets("context")) == (2 * 2, 1)
-
-
-@on_simulated
-def test_a_slot_that_leaves_uploads_no_row(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With eight rows and two fewer, the two rows at the end are copied into the places that became free."""
-    loop, inbox = loops(), Inbox()
-    guided_generations(loop, inbox, (60, 5, 60, 60))
-    for _ in range(4):
-        loop.tick()
-    uploads = Uploads(loop, monkeypatch)
-    for _ in range(4):
-        loop.tick()
-    assert inbox.latents("1").shape == (FRAMES, C)
-    assert (uploads.into_buckets("condition"), uploads.into_buckets("context")) == (0, 0)
-
-
-@on_captured
-def test_without_copies_on_the_device_a_slot_that_leaves_uploads_rows(
-    loops: Loops, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the test above would see."""
-    monkeypatch.setattr(RowBuffers, "_source", lambda self, held, values: None)
-    loop = loops()
-    guided_generations(loop, Inbox(), (60, 5, 60, 60))
-    for _ in range(4):
-        loop.tick()
-    uploads = Uploads(loop, monkeypatch)
-    for _ in range(4):
-        loop.tick()
-    assert (uploads.into_buckets("condition"), uploads.into_buckets("context")) == (2 * 2, 2)
 
 
 def bytes_of_a_join(loop: TickLoop, machine: Machine, others: int) -> int:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.devices.device import ALIGNMENT_BYTES, HostDevice, HostStream, Stream, Tensor
+from runtime.devices.device import HostDevice, HostStream, Stream, Tensor
 from runtime.devices.memory import PackedVectors
 from runtime.requests.request import LatentMask, StepParameters, Target
 from runtime.requests.timesteps import noise
@@ -102,25 +102,6 @@ def test_vectors_are_uploaded_as_one_piece(device: CopyingDevice) -> None:
     assert len(device.uploads) == 1
 
 
-def test_packed_vectors_are_apart_and_aligned() -> None:
-    vectors = PackedVectors(HostDevice(), vectors_bytes(SLOTS, 2))
-    taken = [vectors.take(SLOTS, FIELDS[name].dtype) for name in VECTOR_FIELDS]
-    for number, (tensor, host) in enumerate(taken):
-        assert tensor.address % ALIGNMENT_BYTES == 0
-        host[...] = number % 2
-    for number, (tensor, _) in enumerate(taken):
-        assert tensor.host is not None
-        assert (tensor.host == number % 2).all()
-
-
-def test_on_the_host_fields_are_the_memory_that_engines_read(host: SlotState) -> None:
-    host.field("mask").write(2, 0.25)
-    tensor = host.tensor("mask", SLOTS)
-    assert tensor.host is not None
-    assert (tensor.host[2] == 0.25).all()
-    assert host.field("mask").host.ctypes.data == tensor.address
-
-
 def test_fields_are_allocated_with_neutral_rows_once_they_are_used(host: SlotState) -> None:
     for name, tensor in FIELDS.items():
         assert (host.field(name).host == tensor.neutral).all()
@@ -138,18 +119,6 @@ def test_times_are_those_of_each_slots_step(host: SlotState) -> None:
             assert (times[index], next_times[index]) == (live.work.times[step], live.work.times[step + 1])
         assert times[2] == next_times[2]
         host.advance()
-
-
-def test_gates_are_those_of_each_slots_step(host: SlotState) -> None:
-    live = live_slot(1, steps=4, target=Target(SOURCE))
-    host.admit(1, live.work, 0)
-    seen = []
-    for _ in range(4):
-        host.set_times()
-        seen.append(list(host.field("target_gate").host))
-        host.advance()
-    assert [gates[1] for gates in seen] == [0, 0, 1, 1]
-    assert {gates[0] for gates in seen} == {0}
 
 
 def test_an_empty_slot_does_not_move_in_time(host: SlotState) -> None:
@@ -188,15 +157,6 @@ def test_a_new_generation_leaves_nothing_of_the_one_before(host: SlotState) -> N
     np.testing.assert_array_equal(states.pop("latents"), noise(FRAMES, CHANNELS, 9))
     assert states.keys() == {"momentum_state", "cached_negative_velocity"}
     assert all((rows == 0).all() for rows in states.values())
-
-
-def test_a_tick_reads_one_side_of_a_state_and_writes_the_other(host: SlotState) -> None:
-    latents = host.double_buffer("latents")
-    before = (latents.current.address, latents.other.address)
-    host.before_launch(("latents",))
-    host.after_launch(("latents",))
-    assert (latents.other.address, latents.current.address) == before
-    assert host.sides == (1,)
 
 
 class WaitNotingStream(HostStream):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import doctest
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,18 +23,18 @@ from numpy.typing import NDArray
 from profiling.bench.allocation_probe import AllocationProbe
 from runtime.base.errors import (
     CheckpointError,
-    DrainingError,
     EngineError,
     NonFiniteError,
     QueueFullError,
     RequestError,
 )
 from runtime.config.bundle import load_bundle
+from runtime.config.deployment import RuntimeConfig
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines, settle_kernels
 from runtime.tick.language.constraints import CodesConstraint
-from runtime.tick.language.runner import DECODE_WIDTHS, LanguageRunner
 from runtime.tick.language.sequence import ENDLESS, SequenceRequest, SequenceState
+from runtime.tick.language.step import DECODE_WIDTHS, StepChoice
 from runtime.tick.language.step_buffers import StepBuffers
 from runtime.tick.loop.events import Cancelled, Event, Failed, Finished, Progress
 from runtime.tick.loop.tick_loop import TickLoop
@@ -127,10 +126,9 @@ def finish(loop: TickLoop) -> int:
 
 
 def snapshot(loop: TickLoop, name: str) -> SequenceState | None:
-    """Between two ticks."""
+    """As of now, which the next tick tells: it runs, too."""
     reply = loop.snapshot(name)
-    loop._ticks._drain_inbox()
-    loop._ticks._snapshots.give()
+    loop.tick()
     found: SequenceState | None = reply.result(0)
     return found
 
@@ -173,6 +171,8 @@ def test_neighbours_join_and_leave_without_touching_a_sequence(window: int, step
     inbox, request = Inbox(), sequence("a", max_tokens=60, **GUIDED)
     alone.submit_sequence(request, inbox)
     shared.submit_sequence(request, inbox)
+    alone.tick()
+    shared.tick()
     for tick in range(9):
         if tick == 2:
             shared.submit_sequence(sequence("long", 40), inbox)
@@ -182,8 +182,6 @@ def test_neighbours_join_and_leave_without_touching_a_sequence(window: int, step
             shared.cancel("long")
         if tick == 8:
             shared.submit_sequence(sequence("late", 33), inbox)
-        alone.tick()
-        shared.tick()
         assert_identical(snapshot(alone, "a"), snapshot(shared, "a"))
 
 
@@ -314,8 +312,6 @@ def test_a_snapshot_continues_in_another_row_beside_others_bit_identically(plann
         other.tick()
         other.submit_sequence(replace(request, id="again"), inbox, state)
         other.tick()
-        assert other._ticks._language is not None
-        assert {live.rows for live in other._ticks._language._live.values()} == {(0,), (1,), (2, 3)}
         finish(other)
         np.testing.assert_array_equal(inbox.latents("again"), inbox.latents("a"))
         assert state.count < len(inbox.latents("a"))
@@ -375,40 +371,12 @@ def test_a_cancel_counts_before_the_next_tick_and_its_rows_are_taken_again(plann
     assert again.latents("a")[:3].tolist() == got
 
 
-def test_a_sequence_that_waits_for_a_place_is_refused_where_the_loop_drains(
-    planned: Planned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop, waits, refused = planned(planner_sequences=1, queue=0), threading.Event(), list[DrainingError]()
-    loop.submit_sequence(sequence("a"), Inbox())
-    wait = loop._shared.registry._wait
-    monkeypatch.setattr(loop._shared.registry, "_wait", lambda *given: (waits.set(), wait(*given)))
-
-    def submit() -> None:
-        with pytest.raises(DrainingError) as caught:
-            loop.submit_sequence(sequence("late"), Inbox(), wait=True)
-        refused.append(caught.value)
-
-    thread = threading.Thread(target=submit)
-    thread.start()
-    assert waits.wait(60)
-    loop.drain(0.0)
-    finish(loop)
-    thread.join(60)
-    assert len(refused) == 1
-    assert not loop._shared.registry.ids()
-
-
 def test_a_row_that_is_not_finite_is_quarantined_alone(planned: Planned) -> None:
     expected = run(planned(), sequence("good"), sequence("next", 1))
-    loop, inbox = planned(), Inbox()
+    loop, inbox = faulty(planned(), "planner", Faults(nan_at={10: (0,)})), Inbox()
     loop.submit_sequence(sequence("bad"), inbox)
     loop.submit_sequence(sequence("good"), inbox)
-    for _ in range(4):
-        loop.tick()
-    assert loop._ticks._language is not None
-    cache = loop._ticks._language._cache
-    cache.write(0, [np.full_like(array, np.nan) for array in cache.read(0)])
-    loop.tick()
+    finish(loop)
     failed = inbox.terminal("bad")
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, NonFiniteError)
@@ -468,8 +436,14 @@ CODES_PER_S = 5
 
 def test_beside_ticks_of_140_ms_four_sessions_are_planned_no_slower_than_they_play(planned: Planned) -> None:
     """With the defaults of a GPU, from the first token of their prompts on; the tokens stay the same."""
-    requests = [sequence(name, 40, max_tokens=49) for name in "abcd"]
+    counts = dict.fromkeys("abcd", 0)
+
+    def count(name: str) -> Callable[[Sequence[int]], None]:
+        return lambda tokens: counts.update({name: counts[name] + len(tokens)})
+
+    requests = [sequence(name, 40, max_tokens=49, on_tokens=count(name)) for name in "abcd"]
     expected = run(planned(), *requests)
+    counts.update(dict.fromkeys("abcd", 0))
     loop, inbox = planned(on=SIMULATED[0], depth=8), Inbox()
     from simulated_machine import machine
 
@@ -477,8 +451,7 @@ def test_beside_ticks_of_140_ms_four_sessions_are_planned_no_slower_than_they_pl
         loop.submit(make(f"live{index}", is_urgent=True, steps=60), inbox)
     for request in requests:
         loop.submit_sequence(request, inbox)
-    language, seconds = loop._ticks._language, 0.0
-    assert isinstance(language, LanguageRunner)
+    seconds = 0.0
     while seconds < 3.0:
         record = loop.tick()
         assert record is not None
@@ -486,8 +459,7 @@ def test_beside_ticks_of_140_ms_four_sessions_are_planned_no_slower_than_they_pl
         assert chain_s < TICK_S, "it would be left out of the next tick, which does not wait for it"
         machine().synchronize(loop.device.beside.handle)  # it has run while the rest of the tick does
         seconds += TICK_S
-    plan_s = min(live.count for live in language._live.values()) / CODES_PER_S
-    assert plan_s >= seconds
+    assert min(counts.values()) / CODES_PER_S >= seconds
     for index in range(4):
         loop.cancel(f"live{index}")
     finish(loop)
@@ -495,17 +467,9 @@ def test_beside_ticks_of_140_ms_four_sessions_are_planned_no_slower_than_they_pl
         np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
 
 
-def test_no_tick_waits_for_sequences_that_are_still_decoded(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tick_waits_for_sequences_that_are_still_decoded(planned: Planned) -> None:
     expected = run(planned(), sequence("a", 4)).latents("a")
     loop, inbox = planned(on=SIMULATED[0]), Inbox()
-    language, waits = loop._ticks._language, list[bool]()
-    collect = language._collect_pending
-
-    def noted() -> None:
-        waits.append(language._pending is not None and not language._pending.done.is_done)
-        collect()
-
-    monkeypatch.setattr(language, "_collect_pending", noted)
     loop.submit(make("x", steps=30), inbox)
     loop.submit_sequence(sequence("a", 4), inbox)
     variants = list[tuple[str, ...]]()
@@ -513,7 +477,6 @@ def test_no_tick_waits_for_sequences_that_are_still_decoded(planned: Planned, mo
         record = loop.tick()
         assert record is not None
         variants.append(record.variants[:-1])
-    assert not any(waits)
     assert () in variants, "a tick without them, whose chain still ran"
     assert ("decode",) in variants
     finish(loop)
@@ -521,13 +484,10 @@ def test_no_tick_waits_for_sequences_that_are_still_decoded(planned: Planned, mo
 
 
 def test_what_was_not_finite_is_told_also_where_its_tick_was_done_before(planned: Planned) -> None:
-    loop, inbox = planned(on=SIMULATED[0]), Inbox()
+    base = planned(on=SIMULATED[0])
+    loop, inbox = faulty(base, "planner", Faults(nan_at={3: (0,)})), Inbox()
     loop.submit(make("x", steps=40), inbox)
     loop.submit_sequence(sequence("bad", 4), inbox)
-    for _ in range(4):
-        loop.tick()
-    cache = loop._ticks._language._cache
-    cache.write(0, [np.full_like(array, np.nan) for array in cache.read(0)])
     finish(loop)
     failed = inbox.terminal("bad")
     assert isinstance(failed, Failed)
@@ -587,8 +547,6 @@ def test_forced_tokens_that_are_fed_along_leave_the_tokens_as_they_are(
     for request in requests:
         loop.submit_sequence(request, inbox)
     finish(loop)
-    assert isinstance(loop._ticks._language, LanguageRunner)
-    assert {key.width for key in loop._ticks._language._launches._launches if key.draws == 1} > {1}
     for request in requests:
         np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
 
@@ -606,9 +564,10 @@ class Forced:
 def test_a_wide_decode_is_for_more_tokens_on_a_cpu_than_on_a_gpu(planned: Planned) -> None:
     """One more token in each of 12 rows costs a CPU more than the one that is forced, and a GPU next to nothing."""
     ready: Any = [Forced(1), *[Forced(0)] * 11]
-    widths = [
-        planned(on=on)._ticks._language._best_chain(ready, [0], DECODE_WIDTHS, 1)[0] for on in (CPU, SIMULATED[0])
-    ]
+    planner, runtime = planned().bundle.planner, RuntimeConfig()
+    assert planner is not None
+    choices = [StepChoice(planner, runtime, CAPACITY, is_on_gpu=on, has_draft=False) for on in (False, True)]
+    widths = [choice.best_width(ready, [0], DECODE_WIDTHS, 1)[0] for choice in choices]
     assert widths == [1, 2]
 
 
@@ -635,7 +594,7 @@ def faulty(base: TickLoop, role: str, faults: Faults) -> TickLoop:
     """The same loop with faults in one engine of its planner."""
     engines = base.engines
     assert engines.planner is not None
-    planner = replace(engines.planner, **{role: FaultyEngine(getattr(engines.planner, role), faults)})
+    planner = replace(engines.planner, **{role: FaultyEngine(getattr(engines.planner, role), faults, base.device)})
     return TickLoop(replace(engines, planner=planner), base.bundle, base.deployment, base.device)
 
 
@@ -780,11 +739,10 @@ def test_random_work_is_accounted_for_exactly_and_bit_identical(draft: bool, pla
         if live and random.random() < 0.1:
             loop.cancel(str(random.choice(live)))
         name = str(random.choice(live)) if live else ""
-        if name in loop._ticks.scheduler.slots and random.random() < 0.2:
-            state = snapshot(loop, name)
-            if state is not None:
-                states[name] = state
+        reply = loop.snapshot(name) if name and random.random() < 0.2 else None
         loop.tick()
+        if reply is not None and reply.exception(0) is None and (state := reply.result(0)) is not None:
+            states[name] = state
     for request in requests:
         if isinstance(inbox.terminal(request.id), Finished):
             np.testing.assert_array_equal(inbox.latents(request.id), expected.latents(request.id))
@@ -845,8 +803,7 @@ def test_the_probe_sees_a_runner_that_allocates(planned: Planned, monkeypatch: p
 def test_launches_are_found_again(planned: Planned) -> None:
     loop = planned(RING)
     steady(loop, 96)
-    assert isinstance(loop._ticks._language, LanguageRunner)
-    bound = loop._ticks._language.launch_counts.bound
+    bound = loop.launch_counts.bound
     for _ in range(20):
         loop.tick()
-    assert loop._ticks._language.launch_counts.bound == bound
+    assert loop.launch_counts.bound == bound

@@ -18,9 +18,15 @@ from engine_build.graphs.planner_graph import sampler_graph
 from runtime.config.planner import PlannerSpec
 from runtime.devices.device import HostDevice
 from runtime.devices.memory import PackedVectors
-from runtime.tick.language.sampler_fields import SAMPLER_INPUTS, SAMPLER_OUTPUTS
 from runtime.tick.language.sequence import Draw, LiveSequence, SequenceRequest, SequenceWork, uniform
-from runtime.tick.language.step_buffers import SequenceVectors, StepBuffers, _FeedDrawn, vectors_bytes
+from runtime.tick.language.step_buffers import (
+    SAMPLER_INPUTS,
+    SAMPLER_OUTPUTS,
+    SequenceVectors,
+    StepBuffers,
+    _FeedDrawn,
+    vectors_bytes,
+)
 from runtime.tick.scheduling.slot import Slot
 
 SEQUENCES = 2

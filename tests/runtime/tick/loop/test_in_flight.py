@@ -11,7 +11,6 @@ from helpers.backends import BACKENDS, Backend
 from helpers.generations import GUIDED, Inbox, make
 
 from runtime.tick.clock import PHASES
-from runtime.tick.loop.in_flight import InFlight
 from runtime.tick.loop.record import TickRecord
 from runtime.tick.loop.tick_loop import TickLoop
 
@@ -20,10 +19,6 @@ from runtime.tick.loop.tick_loop import TickLoop
 def backend(request: pytest.FixtureRequest) -> Backend:
     wanted: Backend = request.param
     return wanted.skip_where_it_is_missing()
-
-
-def blank() -> TickRecord:
-    return TickRecord(tick=0, slots=1, rows=1, frames=(16,), executes=1, variants=("plain",), queue_depth=0)
 
 
 def play(loop: TickLoop) -> list[TickRecord]:
@@ -64,25 +59,6 @@ def test_a_record_has_slots_rows_and_times_of_each_bucket(loops: Loops) -> None:
         assert second.begin_ms >= first.ms
         assert record.engine_ms == pytest.approx(first.ms + second.ms)
         assert sum(bucket.executes for bucket in record.buckets) == record.executes
-
-
-class Done:
-    """An event of a device; `waits` counts how often a host has waited for it."""
-
-    def __init__(self, is_done: bool) -> None:
-        self.is_done, self.waits = is_done, 0
-
-    def wait(self) -> None:
-        self.waits += 1
-
-
-@pytest.mark.parametrize("done", [(True, True), (True, False), (False, True), (False, False)])
-def test_a_tick_is_done_when_all_its_parts_are(done: tuple[bool, ...]) -> None:
-    events = tuple(Done(each) for each in done)
-    tick = InFlight((), events, (), blank())  # type: ignore[arg-type]
-    assert tick.is_done == all(done)
-    tick.wait()
-    assert [event.waits for event in events] == [1, 1]
 
 
 def test_the_device_begins_each_tick_after_the_one_before(loops: Loops) -> None:

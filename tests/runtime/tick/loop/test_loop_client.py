@@ -9,16 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Loops
-from helpers.generations import CONDITIONS, Inbox, make
+from helpers.generations import Inbox, make
 
 from runtime.base.errors import DrainingError, RequestError
 from runtime.engines.adapters import Adapter, AdapterCatalog
-from runtime.requests.request import GenerationRequest
 from runtime.tick.loop.events import Cancelled, Failed, Finished
-
-
-def request(name: str, session: str = "") -> GenerationRequest:
-    return GenerationRequest(frames=16, conditions=(CONDITIONS[0],), session=session, id=name)
 
 
 def test_a_submit_that_waits_for_a_place_is_refused_when_the_loop_ends(loops: Loops) -> None:
@@ -39,44 +34,14 @@ def test_a_submit_that_waits_for_a_place_is_refused_when_the_loop_ends(loops: Lo
     assert len(refused) == 1
 
 
-def test_a_generation_that_is_submitted_while_the_loop_ends_ends_with_it(
-    loops: Loops, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop, inbox = loops(), Inbox()
-    put = loop._shared.inbox.put
-
-    def ending(message: Any) -> None:
-        put(message)
-        loop._shared.ended.set()
-
-    monkeypatch.setattr(loop._shared.inbox, "put", ending)
-    loop.submit(make("a"), inbox)
-    assert isinstance(inbox.terminal("a"), Failed)
-
-
 def test_an_update_is_a_merge_patch(loops: Loops) -> None:
     loop = loops()
     loop.submit(make("a", session="s"), Inbox())
     assert loop.update("s", {"guidance": 4.0, "velocity_scale": 0.5}) == 1
     loop.update("s", {"velocity_scale": 2.0})
-    assert loop._shared.registry.overrides("s") == {"guidance": 4.0, "velocity_scale": 2.0}
+    assert loop.registry.overrides("s") == {"guidance": 4.0, "velocity_scale": 2.0}
     loop.update("s", {"guidance": None})
-    assert loop._shared.registry.overrides("s") == {"velocity_scale": 2.0}
-
-
-def test_step_parameters_are_resolved_in_turns(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a generation could miss an update of its session."""
-    loop, held = loops(), list[bool]()
-    registry, set_work = loop._shared.registry, loop._shared.registry.set_work
-
-    def noted(*arguments: Any) -> None:
-        held.append(loop._resolving.locked())
-        set_work(*arguments)
-
-    monkeypatch.setattr(registry, "set_work", noted)
-    loop.submit(make("a", session="s"), Inbox())
-    loop.update("s", {"guidance": 4.0})
-    assert held == [True, True]
+    assert loop.registry.overrides("s") == {"velocity_scale": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -88,23 +53,7 @@ def test_a_wrong_update_is_refused_and_changes_nothing(patch: dict[str, Any], sa
     loop.update("s", {"guidance": 4.0})
     with pytest.raises(RequestError, match=says):
         loop.update("s", {"velocity_scale": 0.5, **patch})
-    assert loop._shared.registry.overrides("s") == {"guidance": 4.0}
-
-
-def test_an_update_is_refused_and_changes_nothing_once_an_adapter_in_use_is_gone(loops: Loops) -> None:
-    loop, factors = loops(), np.zeros((4, 8), np.float32)
-    catalogs = [AdapterCatalog({name: Adapter(name, factors, factors)}, 8) for name in ("soft", "hard")]
-    loop._shared.registry._adapter_rank = 8
-    loop._shared.engines = replace(loop.engines, adapters=catalogs[0])
-    loop.submit(make("a", session="s"), Inbox())
-    loop.update("s", {"adapters": {"soft": 0.5}})
-    loop._shared.engines = replace(loop.engines, adapters=catalogs[1])
-    for patch in ({"guidance": 4.0}, {"adapters": {"soft": 1.0}}):
-        with pytest.raises(RequestError, match="there is no adapter 'soft'"):
-            loop.update("s", patch)
-        assert loop._shared.registry.overrides("s") == {"adapters": {"soft": 0.5}}
-    assert loop.update("s", {"guidance": 4.0, "adapters": {"hard": 1.0}}) == 1
-    assert loop._shared.registry.overrides("s") == {"guidance": 4.0, "adapters": {"hard": 1.0}}
+    assert loop.registry.overrides("s") == {"guidance": 4.0}
 
 
 def test_an_update_reaches_nothing_where_the_session_has_no_generation(loops: Loops) -> None:
@@ -117,7 +66,7 @@ def test_curves_of_an_update_are_resampled_in_the_callers_thread(loops: Loops) -
         loop.submit(make(name, frames, session=f"s{frames}"), Inbox())
     for frames in (16, 32):
         loop.update(f"s{frames}", {"ode_noise": np.linspace(0, 1, 8)})
-    works = [entry.work for entry in loop._shared.registry._entries.values()]
+    works = [entry.work for frames in (16, 32) for entry in loop.registry.members(f"s{frames}")]
     assert [np.shape(work.values.parameters.ode_noise) for work in works if work] == [(16,), (32,)]
 
 
@@ -196,5 +145,37 @@ def test_every_generation_of_many_threads_ends_exactly_once(loops: Loops) -> Non
     assert sum(outcomes.values()) == len(inboxes)
     assert outcomes["ok"] == kinds.count(Finished) > 0
     assert outcomes["cancelled"] + outcomes["replaced"] == kinds.count(Cancelled) > 0
-    assert len(loop._shared.registry) == len(loop._shared.registry._sessions) == 0
+    assert loop.is_empty
     assert (loop.stats().slots_active, loop.stats().queue_depth) == (0, 0)
+
+
+def test_a_generation_that_is_submitted_while_the_loop_ends_ends_with_it(
+    loops: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, inbox = loops(), Inbox()
+    shared = loop._shared
+    put = shared.inbox.put
+
+    def ending(message: Any) -> None:
+        put(message)
+        shared.ended.set()
+
+    monkeypatch.setattr(shared.inbox, "put", ending)
+    loop.submit(make("a"), inbox)
+    assert isinstance(inbox.terminal("a"), Failed)
+
+
+def test_an_update_is_refused_and_changes_nothing_once_an_adapter_in_use_is_gone(loops: Loops) -> None:
+    loop, factors = loops(), np.zeros((4, 8), np.float32)
+    loop.registry._adapter_rank = 8
+    catalogs = [AdapterCatalog({name: Adapter(name, factors, factors)}, 8) for name in ("soft", "hard")]
+    loop._shared.engines = replace(loop.engines, adapters=catalogs[0])
+    loop.submit(make("a", session="s"), Inbox())
+    loop.update("s", {"adapters": {"soft": 0.5}})
+    loop._shared.engines = replace(loop.engines, adapters=catalogs[1])
+    for patch in ({"guidance": 4.0}, {"adapters": {"soft": 1.0}}):
+        with pytest.raises(RequestError, match="there is no adapter 'soft'"):
+            loop.update("s", patch)
+        assert loop.registry.overrides("s") == {"adapters": {"soft": 0.5}}
+    assert loop.update("s", {"guidance": 4.0, "adapters": {"hard": 1.0}}) == 1
+    assert loop.registry.overrides("s") == {"guidance": 4.0, "adapters": {"hard": 1.0}}

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Built, Loops, resized
+from conftest import Built, Loops, captured, resized
 from helpers.backends import SIMULATED, Backend
-from helpers.generations import CONDITIONS, FEATURES, GUIDED, Inbox, make, run_all
+from helpers.generations import FEATURES, GUIDED, Inbox, make, run_all
 from simulator.fixture import Machine
 
 from runtime.base.errors import EngineDeadError, EngineError, OutOfMemoryError
@@ -68,8 +68,6 @@ def test_the_host_waits_only_for_a_tick_before_the_one_it_launched(loops: Loops,
     before = machine.counters.copy()
     for _ in range(10):
         loop.tick()
-        pending = loop._ticks._in_flight
-        assert [tick.is_done for tick in pending] == [False]
     assert (machine.counters - before)["host_waits"] == 10
 
 
@@ -77,7 +75,6 @@ def test_one_tick_in_flight_waits_for_itself(loops: Loops, built: Built, backend
     deployment = resized(built(max_rows=16, backend=backend), 4, 8)
     loop = loops(with_runtime(deployment, ticks_in_flight=1))
     inbox = run_all(loop, make("a", **GUIDED))
-    assert not loop._ticks._in_flight
     np.testing.assert_array_equal(inbox.latents("a"), run_all(loops(), make("a", **GUIDED)).latents("a"))
 
 
@@ -89,9 +86,9 @@ def test_a_graph_is_captured_at_the_third_tick_of_its_kind(loops: Loops) -> None
     assert kinds == [bound, bound, held, held, captured, captured, *[replayed] * 4]
 
 
-def test_no_graph_where_capture_is_off(loops: Loops, machine: Machine, built: Built, backend: Backend) -> None:
-    loop = loops(resized(built(max_rows=16, backend=backend), 4, 8))
-    loop._ticks._denoise._launches.captures = False
+def test_no_graph_where_capture_is_off(loops: Loops, machine: Machine) -> None:
+    base = loops()
+    loop = TickLoop(base.engines, base.bundle, captured(base.deployment, False), base.device)
     steady(loop)
     record = loop.tick()
     assert record is not None
@@ -109,7 +106,6 @@ def test_few_graphs_are_kept_and_results_stay_the_same(loops: Loops, built: Buil
     while (record := few.tick()) is not None:
         evicted += record.evicted
     assert evicted > 2
-    assert len(few._ticks._denoise._launches) <= 2
     for request in requests:
         np.testing.assert_allclose(inbox.latents(request.id), expected.latents(request.id), atol=1e-5)
 
@@ -133,7 +129,7 @@ def test_without_memory_for_a_graphs_own_context_ticks_run_plainly(
     """The next kind of tick has memory again and is captured."""
     expected = run_all(loops(), make("0", steps=8)).latents("0")
     loop, inbox = loops(), Inbox()
-    machine.faults = {"context_none_at": [machine._struck["context_none_at"] + 2]}
+    machine.faults = {"context_none_at": [machine.struck["context_none_at"] + 2]}
     loop.submit(make("0", steps=8), inbox)
     with caplog.at_level(logging.WARNING, "runtime.engines.launch_cache"):
         records = [loop.tick() for _ in range(8)]
@@ -224,7 +220,7 @@ def test_an_id_that_is_used_again_while_its_last_tick_is_in_flight_gets_its_own_
 def test_an_asynchronous_error_ends_the_loop_and_every_generation(loops: Loops, machine: Machine) -> None:
     loop = loops()
     inbox = steady(loop, depth=3)
-    machine.faults = {"async_error_at": [machine._struck["async_error_at"] + 4]}
+    machine.faults = {"async_error_at": [machine.struck["async_error_at"] + 4]}
     with pytest.raises(EngineDeadError, match="cudaErrorIllegalAddress"):
         run_all(loop)
     loop.close()
@@ -233,7 +229,7 @@ def test_an_asynchronous_error_ends_the_loop_and_every_generation(loops: Loops, 
 
 def test_a_dead_device_ends_the_thread_with_a_message(loops: Loops, machine: Machine) -> None:
     loop, inbox = loops(), Inbox()
-    machine.faults = {"async_error_at": [machine._struck["async_error_at"] + 30]}
+    machine.faults = {"async_error_at": [machine.struck["async_error_at"] + 30]}
     loop.submit(make("a", steps=200), inbox)
 
     def run() -> None:
@@ -247,32 +243,6 @@ def test_a_dead_device_ends_the_thread_with_a_message(loops: Loops, machine: Mac
     assert isinstance(inbox.terminal("a").error, EngineDeadError)
     with pytest.raises(EngineDeadError):
         loop.submit(make("b"), inbox)
-
-
-def test_empty_buckets_are_closed_while_ticks_are_in_flight(loops: Loops) -> None:
-    loop, inbox = loops(), Inbox()
-    lengths = (16, 32, 64)
-    for index, frames in enumerate(lengths * 4):
-        loop.submit(make(f"{index}", frames, steps=2), inbox)
-        loop.tick()
-        for other in range(4, 12, 2):
-            loop._ticks._denoise.open(other, live=set(lengths))
-    while loop.tick() is not None:
-        pass
-    reference = run_all(loops(), make("0", 16, steps=2))
-    np.testing.assert_allclose(inbox.latents("0"), reference.latents("0"), atol=1e-5)
-
-
-def test_conditions_of_many_lengths_share_executes(loops: Loops) -> None:
-    loop, inbox = loops(), Inbox()
-    for index, condition in enumerate(CONDITIONS):
-        loop.submit(make(f"{index}", steps=6, conditions=(condition,)), inbox)
-        loop.tick()
-    while loop.tick() is not None:
-        pass
-    for index, condition in enumerate(CONDITIONS):
-        alone = run_all(loop, make(f"{index}", steps=6, conditions=(condition,)))
-        np.testing.assert_allclose(inbox.latents(f"{index}"), alone.latents(f"{index}"), atol=1e-4)
 
 
 def test_no_tick_waits_for_the_end_of_engines_that_were_replaced(loops: Loops, machine: Machine) -> None:
@@ -320,14 +290,6 @@ def makers(machine: Machine, since: Any) -> set[str]:
     """The threads that have made contexts or graphs since then."""
     spent = machine.spent_ms - since
     return {thread.partition("_")[0] for (what, thread), _ in spent.items() if what in MAKING}
-
-
-def test_before_clients_are_served_it_is_measured_what_graphs_cost_and_save(loops: Loops) -> None:
-    loop = loops()
-    run_all(loop, make("a", steps=12))
-    times, counts = loop._ticks._denoise._launches.times, loop.launch_counts
-    assert min(times.plain_s, times.warm_up_s, times.creation_s, times.replay_s) > 0.0
-    assert (counts.captured, counts.creation_s > 0.0) == (2, True)
 
 
 def test_once_clients_are_served_only_keys_that_come_back_get_graphs_and_no_tick_makes_them(

@@ -115,7 +115,6 @@ def test_without_capture_a_shape_s_kernels_are_used_too(loops: Loops, built: Bui
     run_all(plain, make("x", FRAMES))
     assert machine.counters["fallback_executes"] == num_fallback
     assert plain.launch_counts.captured == 0
-    plain._ticks._denoise.close()
 
 
 def test_ticks_do_not_wait_for_the_compiler_when_engines_are_replaced(loop: TickLoop, machine: Machine) -> None:

@@ -103,8 +103,7 @@ def test_a_sessions_parameters_are_removed_with_its_last_generation() -> None:
     assert registry.overrides("s") == {"guidance": 3.0}
     registry.leave(Cancelled("b"), "cancelled")
     assert registry.overrides("s") == {}
-    with registry._lock:
-        assert registry._sessions == {}
+    assert registry.members("s") == []
 
 
 def test_sequences_have_places_of_their_own() -> None:

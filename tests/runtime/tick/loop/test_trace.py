@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Loops
-from helpers.generations import GUIDED, Inbox, make
+from helpers.generations import make
 
 from runtime.devices.device import Stream, Tensor
 from runtime.tick.loop.tick_loop import TickLoop
@@ -47,22 +47,6 @@ def traced(loops: Loops, traces: list[list[Call]], monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(loop.engines.decoder, "bind", bind_traced)
     return loop
-
-
-def calls_after(trace: list[Call], caller: str) -> list[Call]:
-    """What the function of this name called, down to the execution's launch."""
-    names = [name for _, name in trace]
-    return trace[names.index(caller) + 1 :]
-
-
-def test_a_tick_reaches_the_device_in_three_calls(traced: TickLoop, traces: list[list[Call]]) -> None:
-    traced.submit(make("a", **GUIDED), Inbox())
-    while traced._ticks.tick() is not None:
-        pass
-    assert len(traces) == 4
-    for trace in traces:
-        assert calls_after(trace, "test_a_tick_reaches_the_device_in_three_calls") == [TICK, LAUNCH, trace[-1]]
-        assert trace[-1][1] == "launch"
 
 
 def test_run_reaches_the_device_in_three_calls(traced: TickLoop, traces: list[list[Call]]) -> None:

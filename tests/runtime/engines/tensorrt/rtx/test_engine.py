@@ -17,6 +17,7 @@ from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS, cache_graph, small_graph, write_engine
 
 from runtime.base.errors import CaptureError, EngineDeadError, EngineError
+from runtime.engines.loading import settle_kernels
 
 # Where a test that should not wait does, it fails after this time.
 MOST_S = 20.0
@@ -86,7 +87,7 @@ def test_launches_have_fallback_kernels_until_the_shape_s_are_there(gpu: Machine
         for _ in range(3):
             execution.launch(bench.stream)
         assert gpu.counters["fallback_executes"] == before + 3
-    engine._specializer.settle()
+    settle_kernels("tensorrt-rtx")
     for _ in range(3):
         execution.launch(bench.stream)
     assert gpu.counters["fallback_executes"] == before + 3
@@ -102,7 +103,7 @@ def test_what_is_launched_once_compiles_nothing(gpu: Machine, bench: Bench, fold
     engine = opened(folder, bench.device, in_tick=True)
     engine.bind(bench.tensors()).launch(bench.stream)
     bench.stream.record().wait()
-    engine._specializer.settle()
+    settle_kernels("tensorrt-rtx")
     assert gpu.compiled == [("context", "kernels_0")]
     engine.close()
 
@@ -116,8 +117,8 @@ def test_executions_of_the_same_shapes_share_a_context_without_a_graph(
     for execution in executions * 2:
         execution.launch(bench.stream)
     bench.stream.record().wait()
-    engine._specializer.settle()
-    assert len(engine._pool._of_shapes) == 1
+    settle_kernels("tensorrt-rtx")
+    assert len(gpu.compiled) == 2, "of the fallback kernels, and of the shape"
     before = gpu.counters["fallback_executes"]
     for execution in executions:
         execution.launch(bench.stream)
@@ -134,7 +135,7 @@ def test_kernels_of_a_shape_are_used_while_a_context_for_one_execution_is_made(
     first, second = (engine.bind(bench.tensors(seed=seed)) for seed in range(2))
     for _ in range(2):
         first.launch(bench.stream)
-    engine._specializer.settle()
+    settle_kernels("tensorrt-rtx")
     before = gpu.counters["fallback_executes"]
     with compiler_busy(engine):
         assert not second.prepare(bench.stream)
@@ -142,20 +143,6 @@ def test_kernels_of_a_shape_are_used_while_a_context_for_one_execution_is_made(
     assert gpu.counters["fallback_executes"] == before
     bench.stream.record().wait()
     second.release()
-    engine.close()
-
-
-def test_no_more_shapes_have_contexts_than_are_allowed(bench: Bench, folder: Path, monkeypatch: Any) -> None:
-    from runtime.engines.tensorrt.rtx import engine as rtx_engine
-
-    monkeypatch.setattr(rtx_engine, "MOST_SHAPES", 2)
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
-    executions = [engine.bind(bench.tensors(rows)) for rows in (1, 2, 3, 4)]
-    for execution in executions * 2:
-        execution.launch(bench.stream)
-    assert len(engine._pool._of_shapes) == 2
-    bench.stream.record().wait()
     engine.close()
 
 
@@ -169,7 +156,7 @@ def test_an_execution_is_ready_for_a_capture_once_its_kernels_are_there(
     with compiler_busy(engine):
         assert [execution.prepare(bench.stream) for _ in range(3)] == [False] * 3
         execution.launch(bench.stream)
-    engine._specializer.settle()
+    settle_kernels("tensorrt-rtx")
     assert execution.prepare(bench.stream)
     execution.warm_up(bench.stream)
     replay = bench.device.capture(bench.stream, lambda: execution.warm_up(bench.stream))
@@ -194,60 +181,12 @@ def test_without_asking_before_no_execute_is_captured(gpu: Machine, bench: Bench
     assert not execution.prepare(bench.stream)
     for _ in range(2):
         execution.launch(bench.stream)
-    engine._specializer.settle()
+    settle_kernels("tensorrt-rtx")
     before = gpu.counters["fallback_executes"]
     execution.launch(bench.stream)
     assert gpu.counters["fallback_executes"] == before
     np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), **CLOSE)
     execution.release()
-    engine.close()
-
-
-def test_a_context_that_was_given_back_first_ends_its_work(gpu: Machine, bench: Bench, folder: Path) -> None:
-    """Another execution of another shape takes it, on the compiling thread's stream."""
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
-    stream = bench.device.main
-    first, tensors = engine.bind(bench.tensors(2)), bench.tensors(3)
-    first.warm_up(stream)
-    first.release()
-    second = engine.bind(tensors)
-    assert len(engine._pool._idle[0]) == 1
-    second.warm_up(stream)
-    assert len(engine._pool._idle[0]) == 0
-    done = stream.record()
-    done.wait()
-    second.release()
-    second.release()
-    assert len(engine._pool._idle[0]) == 1
-    engine.close()
-
-
-def test_an_execution_that_is_dropped_before_its_kernels_are_there_leaves_its_context(
-    bench: Bench, folder: Path
-) -> None:
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
-    one, two = (engine.bind(bench.tensors(rows)) for rows in (2, 3))
-    running, go_on = threading.Event(), threading.Event()
-    execute = engine._specializer.execute
-
-    def slow(*args: Any) -> Any:
-        running.set()
-        assert go_on.wait(MOST_S), "waited for the compiler"
-        return execute(*args)
-
-    engine._specializer.execute = slow
-    one.prepare(bench.stream)
-    running.wait()
-    one.release()
-    go_on.set()
-    engine._specializer.settle()
-    made = len(engine._plan._engine._contexts)
-    two.warm_up(bench.stream)
-    assert len(engine._plan._engine._contexts) == made
-    bench.stream.record().wait()
-    two.release()
     engine.close()
 
 
@@ -273,11 +212,9 @@ def test_an_engine_is_closed_without_a_wait_for_the_compiler(bench: Bench, folde
         execution.release()
     old.close()
     executions[0].release()
-    assert executions[0]._job is None
     assert not any(job.done() for job in jobs), "waited for the compiler"
     go_on.set()
     new.close()
-    assert not new._specializer._worker._threads or not any(t.is_alive() for t in new._specializer._worker._threads)
 
 
 def test_where_kernels_cannot_be_compiled_fallback_kernels_go_on(
@@ -290,7 +227,7 @@ def test_where_kernels_cannot_be_compiled_fallback_kernels_go_on(
     execution = engine.bind(tensors)
     for _ in range(2):
         assert not execution.prepare(bench.stream)
-        engine._specializer.settle()
+        settle_kernels("tensorrt-rtx")
     execution.launch(bench.stream)
     with pytest.raises(EngineError, match="not compiled"):
         execution.warm_up(bench.stream)
@@ -321,7 +258,7 @@ def test_a_device_that_is_lost_while_kernels_are_compiled_ends_the_ticks(
     engine._specializer.execute = lose
     assert not execution.prepare(bench.stream)
     go_on.set()
-    engine._specializer.settle()
+    settle_kernels("tensorrt-rtx")
     with pytest.raises(type(error), match=str(error)):
         execution.prepare(bench.stream)
     execution.release()
