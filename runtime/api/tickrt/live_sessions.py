@@ -55,12 +55,12 @@ class LiveSessions(SessionHost):
 
     def words(self, texts: Sequence[str], negative: str) -> PromptWords:
         """Which words of prompts and a negative prompt are understood; none where the bundle takes no text."""
-        text_encoder = self._pipeline.text_encoder
+        text_encoder = self.pipeline.text_encoder
         return PromptWords() if text_encoder is None else text_encoder.words(texts, negative)
 
     def audio(self, pcm: NDArray[np.float32], seed: int, prompt_words: PromptWords) -> Audio:
         """PCM of a session as an Audio; its latents are encoded again, none where the bundle cannot encode."""
-        codec, bundle = self._pipeline.codec, self._pipeline.bundle
+        codec, bundle = self.pipeline.codec, self.pipeline.bundle
         assert codec is not None
         return Audio(
             latents=codec.encode(pcm) if codec.can_encode else np.empty((0, codec.latent_channels), np.float32),

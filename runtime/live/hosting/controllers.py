@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from runtime.base.errors import TickError
-from runtime.live.hosting.services import SessionListener
+from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.messages import ClientMessage
-from runtime.live.protocol.server_messages import Changed, Closed, State
+from runtime.live.protocol.server_messages import Changed, Closed, ServerMessage, State
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,6 +17,22 @@ Values = Mapping[str, Any]
 # The values of a session -> a message that changes them, or None. On the host's thread; raises RequestError.
 Change = Callable[[Values], ClientMessage | None]
 logger = logging.getLogger("tickrt.sessions")
+
+
+class SessionListener(Protocol):
+    """A session's client. Called on the host's thread, at the end on the store's; must not block."""
+
+    def on_message(self, message: ServerMessage) -> None:
+        """A message to the client."""
+
+    def on_audio(self, chunk: AudioChunk) -> None:
+        """Audio to the client."""
+
+
+class FurtherListener(SessionListener, Protocol):
+    """A further client's. client: who it is; what has the same one waits in one order, and is in its turn as one."""
+
+    client: str
 
 
 class Controllers:

@@ -11,17 +11,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 
 from runtime.base.errors import DrainingError, RequestError, TickError
 from runtime.base.files import losses
-from runtime.config.codec import Latents, Pcm
-from runtime.live.hosting.controllers import Change
-from runtime.live.hosting.services import FurtherListener, HostServices
-from runtime.live.protocol.messages import Reply, SetReference, WriteAudio
+from runtime.config.codec import Latents
+from runtime.live.hosting.client_messages import ClientMessages, Received
+from runtime.live.hosting.mailbox import SessionWork
+from runtime.live.hosting.services import HostServices
+from runtime.live.protocol.messages import WriteAudio
 
 # A connection reads no further while so much waits, and goes on at half of it.
 MAX_UNHANDLED, MAX_UNHANDLED_AUDIO_S = 64, 20.0
@@ -29,61 +30,6 @@ MAX_UNHANDLED, MAX_UNHANDLED_AUDIO_S = 64, 20.0
 MAX_WAITING, MAX_WAITING_AUDIO_S = 256, 30.0
 # What messages of one session may take of a thread over time, however many sessions there are, and at once.
 SHARE, BURST_S = 0.1, 0.05
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class Received:
-    """A client's message; `reply` gets None when it was handled, or its error, instead of a Problem.
-
-    sender: the further client that it is of; None: that of the session. change: makes the message of the session's
-    values when its turn comes. call: in place of a message, what else there is to do, such as connecting a client.
-    losses: what of the source that it names could not be decoded.
-    """
-
-    message: Any = None
-    pcm: Pcm | None = None
-    reply: Reply | None = None
-    sender: FurtherListener | None = None
-    change: Change | None = None
-    call: Callable[[], None] | None = None
-    losses: tuple[str, ...] = ()
-
-    @property
-    def client(self) -> str:
-        """Whose turn it takes."""
-        return "" if self.sender is None else self.sender.client
-
-    @property
-    def has_order(self) -> bool:
-        """Whether it waits for messages before it that need latents."""
-        return self.change is not None or hasattr(self.message, "seq")
-
-    @property
-    def needs_latents(self) -> bool:
-        """Whether audio is encoded, or a source loaded, before it can be handled."""
-        message = self.message
-        return isinstance(message, WriteAudio) or (isinstance(message, SetReference) and message.id is not None)
-
-
-class Owner(Protocol):
-    """The session that an inbox is of. The host's thread calls all methods."""
-
-    def attempted(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Carry out work: an error that is none of TickRT's ends the session."""
-
-    def resolved(self, received: Received) -> Received | None:
-        """What waits with its message; None where there is none. Raises RequestError."""
-
-    def write_region(self, message: WriteAudio) -> tuple[int, Latents]:
-        """As LiveSession's. Raises RequestError."""
-
-    def handle(self, received: Received, latents: Latents | None = None) -> None:
-        """Handle a message with the latents that it needs."""
-
-    def refuse(self, received: Received, error: TickError) -> None:
-        """Say why a message is not handled."""
 
 
 class Inbox:
@@ -93,9 +39,9 @@ class Inbox:
     free_s: by the host's clock, from when on the next one may be handled: what has cost much is charged.
     """
 
-    def __init__(self, services: HostServices, owner: Owner) -> None:
-        self.free_s = -math.inf
-        self._services, self._owner = services, owner
+    def __init__(self, services: HostServices, work: SessionWork, messages: ClientMessages) -> None:
+        self.free_s, self.work = -math.inf, work
+        self._services, self._messages = services, messages
         self._lock = threading.Lock()  # of all below but `_loading` and `_is_closed`, which are the host thread's
         self._waiting: dict[str, deque[Received]] = {}  # by client, in their turn
         self._audio_s = 0.0
@@ -118,7 +64,7 @@ class Inbox:
             self._audio_s += audio_s
             has_turn, self._has_turn = self._has_turn, True
         if not has_turn:
-            self._services.call(self._take_turn)  # to the host's thread
+            self._services.mailbox.put(self._take_turn)  # to the host's thread
         return True
 
     def room(self) -> Future[None] | None:
@@ -146,7 +92,7 @@ class Inbox:
 
     def charge(self, cost_s: float) -> None:
         """Let what comes next wait until the session has kept to its share again."""
-        share = max(SHARE, self._services.message_share())
+        share = max(SHARE, self._services.mailbox.share)
         self.free_s = max(self.free_s, self._services.clock() - BURST_S / share) + cost_s / share
 
     def close(self) -> None:
@@ -158,12 +104,8 @@ class Inbox:
         while self.handle_next():
             pass
 
-    def attempt(self, work: Callable[[], T]) -> T | None:
-        """Carry out work of the session; None where it has ended of it."""
-        return cast(T | None, self._owner.attempted(work))
-
     def _take_turn(self) -> None:
-        self._services.enqueue(self)
+        self._services.mailbox.waiting[self] = None
 
     def _next(self) -> Received | None:
         with self._lock:
@@ -192,26 +134,25 @@ class Inbox:
 
     def _seconds(self, received: Received) -> float:
         """The length of its audio."""
-        return 0.0 if received.pcm is None else len(received.pcm) / self._services.sample_rate_hz
+        return 0.0 if received.pcm is None else len(received.pcm) / self._services.model.sample_rate_hz
 
     def _begin(self, received: Received) -> None:
         try:
-            resolved = self._owner.resolved(received)
+            resolved = self._messages.resolved(received)
             if resolved is None:
                 return
             received = resolved
             work = self._work(received) if received.needs_latents else None
         except RequestError as error:
-            self._owner.refuse(received, error)
+            self._messages.refuse(received, error)
             return
         if work is None:
-            self._owner.handle(received)
+            self._messages.handle(received)
             return
         self._loading = received
         # to the encoding thread; `_loaded` runs on the host's
-        self._services.codec_work.encode(
-            partial(timed, partial(_with_losses, work)), partial(self._owner.attempted, self._loaded)
-        )
+        loading = self._services.codec_work.encode(partial(timed, partial(_with_losses, work)))
+        self.work.when_done(loading, self._loaded)
 
     def _work(self, received: Received) -> Callable[[], Latents]:
         """What loads the latents of a message, in another thread. Raises RequestError."""
@@ -220,7 +161,7 @@ class Inbox:
             return partial(self._services.reference, message.type, message.id)
         if pcm is None:
             raise RequestError("the audio is missing", field="samples")
-        return partial(self._services.codec_work.write, message, pcm, *self._owner.write_region(message))
+        return partial(self._services.codec_work.write, message, pcm, *self._messages.session.write_region(message))
 
     def _loaded(self, done: tuple[tuple[Latents, tuple[str, ...]] | TickError, float] | BaseException) -> None:
         if isinstance(done, BaseException):
@@ -236,15 +177,15 @@ class Inbox:
         if self._has_turn:
             self._take_turn()
         if isinstance(given, TickError):
-            self._owner.refuse(received, given)
+            self._messages.refuse(received, given)
         else:
             latents, lost = given
-            self._owner.handle(replace(received, losses=lost), latents)
+            self._messages.handle(replace(received, losses=lost), latents)
 
     def _turn_away(self, received: Received) -> None:
         """After the end clients get the refusal of what was not made; that the session has ended, `closed` says."""
         if received.reply is not None or received.sender is not None or received.has_order:
-            self._owner.refuse(received, DrainingError("the session has ended"))
+            self._messages.refuse(received, DrainingError("the session has ended"))
 
 
 def _with_losses(work: Callable[[], Latents]) -> tuple[Latents, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""What the live sessions of a host share, how they reach their clients, and what is reported of them."""
+"""What the live sessions of a host share, and what is reported of them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from runtime.base.errors import ConfigError, RequestError, TickError
+from runtime.base.errors import ConfigError, RequestError
 from runtime.base.threads import Workers
 from runtime.config.bundle import DEFAULTED
 from runtime.config.codec import Latents
 from runtime.live.hosting.control_times import ControlKind, Observer
+from runtime.live.hosting.mailbox import Mailbox
 from runtime.live.hosting.slots import TickTimes
 from runtime.live.hosting.work import CodecWork
 from runtime.live.protocol.actions import LiveModel, NoteFacts, SongFacts
-from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.messages import ReferenceKind, control_of
-from runtime.live.protocol.server_messages import Plan, ServerMessage, State
+from runtime.live.protocol.server_messages import Plan, State
 from runtime.live.storage.store import SessionStore
 from runtime.pipeline.meanings import prompt_meaning
 from runtime.requests.option_types import DcwOptions
@@ -33,50 +33,24 @@ Clock = Callable[[], float]
 Sources = Callable[[str], Latents]
 
 
-class SessionListener(Protocol):
-    """A session's client. Called on the host's thread, at the end on the store's; must not block."""
-
-    def on_message(self, message: ServerMessage) -> None:
-        """A message to the client."""
-
-    def on_audio(self, chunk: AudioChunk) -> None:
-        """Audio to the client."""
-
-
-class FurtherListener(SessionListener, Protocol):
-    """A further client's. client: who it is; what has the same one waits in one order, and is in its turn as one."""
-
-    client: str
-
-
 @dataclass(eq=False)
 class HostServices:
-    """What the sessions of one host share.
+    """What the sessions of one host share. keep_s: how long one without a connection is kept.
 
-    call: puts a call into the queue of the host's thread; from any thread. attempt: carries out a session's work there
-    (the session, a function, its arguments): an error that is none of TickRT's ends that session alone. changed: the
-    sessions to advance next, by id. enqueue: gives an inbox with something in it its turn. message_share: what messages
-    of one session may take of a thread now. words_thread: finds which words of prompts are understood. compose_threads:
-    compose generations, whose texts are encoded then. fail: ends all sessions, because the tick loop has ended with
-    this error. untaken: as LiveModel has it.
+    words_thread: finds which words of prompts are understood. compose_threads: compose generations, whose texts are
+    encoded then.
     """
 
+    model: LiveModel
     pipeline: Pipeline
     codec_work: CodecWork
-    tick_times: TickTimes
     clock: Clock
-    sample_rate_hz: int
     keep_s: float
-    sources: Sources | None
-    store: SessionStore | None
-    call: Callable[[Callable[[], None]], None]
-    attempt: Callable[..., Any]
-    fail: Callable[[TickError], None]
-    enqueue: Callable[[Any], None]
-    message_share: Callable[[], float]
-    untaken: frozenset[str] = frozenset()
+    sources: Sources | None = None
+    store: SessionStore | None = None
+    mailbox: Mailbox = field(default_factory=Mailbox)
+    tick_times: TickTimes = field(default_factory=TickTimes)
     control_observers: list[Observer] = field(default_factory=list)
-    changed: dict[str, None] = field(default_factory=dict)
     words_thread: Workers = field(default_factory=lambda: Workers(1, "live-words"))
     compose_threads: Workers = field(default_factory=lambda: Workers(2, "live-compose"))
     generations_started: int = 0
@@ -97,7 +71,7 @@ class HostServices:
 
         Raises RequestError, before the source is read where the bundle has no such part.
         """
-        control_of(kind, self.untaken)
+        control_of(kind, self.model.untaken)
         if self.sources is None:
             raise RequestError("there are no sources here", field="id")
         latents = self.sources(source_id)

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from runtime.audio.codec import Codec
 from runtime.audio.codec_queue import Urgency
 from runtime.audio.finishing import soft_limited
-from runtime.base.errors import DrainingError, TickError
+from runtime.base.errors import DrainingError
 from runtime.base.threads import Workers
 from runtime.config.codec import Latents, Pcm
 from runtime.live.protocol.actions import DecodeWindow, MadeHints, MakeHints, SessionJob, SongBeginning
@@ -32,21 +32,16 @@ if TYPE_CHECKING:
 
 # A session may begin so late: those that play have less time.
 BEGIN_S = 0.4
-Call = Callable[[Callable[[], None]], None]
-# What work in a thread gave, or the error that it raised: `expected` tells them apart.
-PcmDone = Callable[[Pcm | BaseException], None]
-HintsDone = Callable[[MadeHints | BaseException], None]
 T = TypeVar("T")
 
 
 class CodecWork:
-    """Decodes and encodes for the host's thread, which calls all methods; `call` puts results into its queue.
-
-    What is decoded has the bundle's `gain_db`, and no sample above -1.6 dB.
+    """Decodes and encodes for sessions in other threads; what is decoded has the bundle's `gain_db`, and no sample
+    above -1.6 dB.
     """
 
-    def __init__(self, codec: Codec, call: Call) -> None:
-        self._codec, self._call = codec, call
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
         self._gain = 10 ** (codec.spec.gain_db / 20)
         self.threads = Workers(1, "live-encode")
 
@@ -54,21 +49,18 @@ class CodecWork:
         """Wait for what is being encoded."""
         self.threads.shutdown()  # until its last encode ends
 
-    def decode(self, window: DecodeWindow, lead_s: float, is_wanted: Callable[[], bool], done: PcmDone) -> None:
-        """Decode a window, trimmed, unless it is not wanted any more when its turn comes. lead_s: until it is played.
+    def decode(self, window: DecodeWindow, lead_s: float, is_wanted: Callable[[], bool]) -> Future[Pcm]:
+        """A window, trimmed; cancelled where it is not wanted any more when its turn comes. lead_s: until it is played.
 
         is_wanted: called by any thread.
         """
         urgency = Urgency.CHANGING if window.is_replacing else Urgency.PLAYING
         late_s = lead_s + BEGIN_S * window.is_first
-        # to a worker of the codec
-        decoding = self._codec.queue.submit(partial(self._decode, window), urgency, late_s, is_wanted)
-        # runs in that worker; `done` on the host's thread
-        decoding.add_done_callback(partial(report, self._call, done))
+        return self._codec.queue.submit(partial(self._decode, window), urgency, late_s, is_wanted)  # to a worker of it
 
-    def encode(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run `work`, which may take long, in the encoding thread; in the order of the calls."""
-        self.threads.submit(work).add_done_callback(partial(report, self._call, done))
+    def encode(self, work: Callable[[], T]) -> Future[T]:
+        """What `work` gives, which may take long, in the encoding thread; in the order of the calls."""
+        return self.threads.submit(work)
 
     def write(self, message: WriteAudio, pcm: Pcm, offset: int, latents: Latents) -> Latents:
         """Work for encode(): `latents` `[n, C]` with the audio in place of, or added to, theirs from sample `offset`.
@@ -84,19 +76,6 @@ class CodecWork:
         """In a worker of the codec."""
         pcm = soft_limited(self._codec.decode(window.values, window.start_frame), self._gain)  # [n * hop, channels]
         return pcm[window.trim_begin : window.trim_end]
-
-
-def report(call: Call, done: Callable[[Any], None], ended: Future[Any]) -> None:
-    """Let the host's thread take what work in another one gave or raised."""
-    if not ended.cancelled():
-        call(partial(done, ended.exception() or ended.result()))
-
-
-def expected(given: T | BaseException) -> T | TickError:
-    """What work in a thread gave, or TickRT's error. Raises any other error, where it ends one session alone."""
-    if isinstance(given, BaseException) and not isinstance(given, TickError):
-        raise given
-    return given
 
 
 def compose_job(pipeline: Pipeline, job: SessionJob, seed: int, client: str = "") -> GenerationRequest:
@@ -119,60 +98,53 @@ def compose_job(pipeline: Pipeline, job: SessionJob, seed: int, client: str = ""
     return pipeline.compose(options, job.segment, inputs, job.tail)
 
 
-def make_part(form: SongPlan, work: MakeHints) -> MadeHints:
-    """What a session asks for; `hints` blocks until it is made. Raises TickError."""
+def make_part(song: SongPlan, work: MakeHints) -> MadeHints:
+    """What a session asks for; blocks until it is made. Raises TickError."""
     if (change := work.change) is not None:
         if change.options is not None:
-            form.change(change.options, change.from_frame)
+            song.change(change.options, change.from_frame)
         else:
-            form.replace(change.from_frame, change.sections, change.codes)
-    hints = form.hints(work.start_frame, work.frames)
-    return MadeHints(dict(form.header), tuple(form.sections), hints, form.state())
+            song.replace(change.from_frame, change.sections, change.codes)
+    hints = song.hints(work.start_frame, work.frames)
+    return MadeHints(dict(song.header), tuple(song.sections), hints, song.state())
 
 
 class HintsWork:
-    """Makes parts of a plan for the host's thread, which calls all methods; `call` puts results into its queue.
+    """Makes hints of a session's song, in a thread that begins with the first of them. The host's thread calls all
+    methods.
 
-    open_form: opens a plan; in the thread, which begins with the first work. with_drawn: what is planned for options;
-    in the thread, too.
+    open_song: opens a plan; in the thread. with_drawn: what is planned for options; in the thread, too.
     """
 
     def __init__(
         self,
-        open_form: Callable[[SongBeginning], SongPlan],
+        open_song: Callable[[SongBeginning], SongPlan],
         with_drawn: Callable[[GenerationOptions], GenerationOptions],
-        call: Call,
     ) -> None:
-        self._open_form, self._with_drawn, self._call = open_form, with_drawn, call
-        self._form: SongPlan | None = None
+        self._open_song, self._with_drawn = open_song, with_drawn
+        self._song: SongPlan | None = None
         self._begun: MakeHints | None = None  # What the newest plan begins with.
         self._is_closed = False
-        self._thread = Workers(1, "live-plan", waits=True)
+        self.thread = Workers(1, "live-plan", waits=True)
 
-    @property
-    def has_died(self) -> bool:
-        """Whether an error has ended its thread: nothing is reported any more."""
-        return self._thread.has_died
-
-    def start(self, work: MakeHints, done: HintsDone) -> None:
-        """Make a part; in the order of the calls. Where a plan begins, the one before it ends at once."""
+    def start(self, work: MakeHints) -> Future[MadeHints]:
+        """Make some; in the order of the calls. Where a plan begins, the one before it ends at once."""
         if work.begin is not None:
             self.stop()
             self._begun = work
-        # to the plan's thread; the report comes from there
-        self._thread.submit(self._make, work).add_done_callback(lambda made: self._report(done, made))
+        return self.thread.submit(self._make, work)
 
     def stop(self) -> None:
         """End what is being made: it has failed. What comes next begins a plan."""
         self._begun = None
-        if self._form is not None:
-            self._form.close()
+        if self._song is not None:
+            self._song.close()
 
     def close(self) -> None:
-        """End what is being made; nothing is reported any more."""
+        """End what is being made."""
         self._is_closed = True
         self.stop()
-        self._thread.shutdown(wait=False)  # what is being made ends by itself: `stop` has closed its plan
+        self.thread.shutdown(wait=False)  # what is being made ends by itself: `stop` has closed its plan
 
     def _make(self, work: MakeHints) -> MadeHints:
         """In the thread."""
@@ -180,14 +152,10 @@ class HintsWork:
             raise DrainingError("the session has ended")
         begin, change = work.begin, work.change
         if begin is not None:
-            self._form = self._open_form(replace(begin, options=self._with_drawn(begin.options)))
+            self._song = self._open_song(replace(begin, options=self._with_drawn(begin.options)))
             if self._begun is not work:
-                self._form.close()
-        assert self._form is not None
+                self._song.close()
+        assert self._song is not None
         if change is not None and change.options is not None:
             work = replace(work, change=replace(change, options=self._with_drawn(change.options)))
-        return make_part(self._form, work)
-
-    def _report(self, done: HintsDone, made: Future[MadeHints]) -> None:
-        if not self._is_closed:
-            report(self._call, done, made)
+        return make_part(self._song, work)

@@ -22,12 +22,12 @@ def pipeline(built: Built) -> Iterator[Pipeline]:
 
 
 @pytest.fixture
-def drive(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
+def drive(pipeline: Pipeline) -> Iterator[Drive]:
     """`drive(**options)` gives a host of scripted sessions that is closed at the end of the test."""
     with ExitStack() as closing:
 
         def make(**options: Any) -> Driven:
-            driven = Driven(pipeline, monkeypatch, **{"limits": NO_LIMITS, **options})
+            driven = Driven(pipeline, **{"limits": NO_LIMITS, **options})
             closing.callback(driven.host.close)
             return driven
 

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from helpers.http_harness import eventually
 from helpers.panics import Panic, panic
-from helpers.scripted_sessions import Client, Driven, ScriptedSession, wait_for
+from helpers.scripted_sessions import WAIT_S, Client, Driven, ScriptedSession, wait_for
 
 from runtime.base.errors import (
     DrainingError,
@@ -25,10 +26,10 @@ from runtime.base.errors import (
     StoreUnavailableError,
     UnknownSessionError,
 )
-from runtime.live.hosting.controllers import Controllers
-from runtime.live.hosting.host import MESSAGES_S, SessionHost
-from runtime.live.hosting.hosted_session import LEFT_KEEP_S
+from runtime.live.hosting.host import SessionHost
+from runtime.live.hosting.hosted_session import LEFT_KEEP_S, HostedSession
 from runtime.live.hosting.inbox import MAX_UNHANDLED, MAX_WAITING, SHARE
+from runtime.live.hosting.session_loop import MESSAGES_S
 from runtime.live.hosting.slots import RETRY_AFTER_S, HostLimits
 from runtime.live.protocol.actions import Commit, DecodeWindow, End
 from runtime.live.protocol.frames import AudioChunk
@@ -106,7 +107,7 @@ class TestConnections:
 
     def test_a_state_gets_the_figures_of_the_loop(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
         driven = drive()
-        loop, times = driven.host._pipeline.loop, driven.host._services.tick_times
+        loop, times = driven.host.pipeline.loop, driven.host.services.tick_times
         stats = replace(loop.stats(), ticks=7, slots_active=3)
         monkeypatch.setattr(loop, "stats", lambda: stats)
         times.note(1, 5.0)
@@ -126,7 +127,7 @@ class TestConnections:
         driven.run()
         assert session.of("detach")
         driven.now_s += 59.0
-        assert driven.host.timeout_s() == pytest.approx(1.0)
+        assert driven.host.loop.timeout_s() == pytest.approx(1.0)
         driven.run()
         assert driven.host.stats().open == 1
         driven.now_s += 2.0
@@ -242,7 +243,7 @@ class TestLimits:
 
     def test_a_session_without_a_connection_takes_no_room_of_others(self, drive: Drive) -> None:
         driven = drive(limits=HostLimits(max_refresh_s=1e-6))
-        driven.host._services.tick_times.note(1, 10.0)
+        driven.host.services.tick_times.note(1, 10.0)
         session, _ = driven.open()
         driven.host.detach(session.id)
         driven.run()
@@ -255,9 +256,9 @@ class TestTime:
     def test_sessions_are_advanced_when_they_are_due(self, drive: Drive) -> None:
         driven = drive()
         session, _ = driven.open()
-        assert driven.host.timeout_s() is None
+        assert driven.host.loop.timeout_s() is None
         session.due = driven.now_s + 3.0
-        assert driven.host.timeout_s() == pytest.approx(3.0)
+        assert driven.host.loop.timeout_s() == pytest.approx(3.0)
         before = len(session.of("advance"))
         driven.run()
         assert len(session.of("advance")) == before
@@ -269,7 +270,7 @@ class TestTime:
         driven = drive()
         for seconds in (3.0, 1.0, 2.0):
             driven.open()[0].due = driven.now_s + seconds
-        assert driven.host.timeout_s() == pytest.approx(1.0)
+        assert driven.host.loop.timeout_s() == pytest.approx(1.0)
 
     def test_a_clock_of_a_session_s_own_moves_by_calls_only(self, drive: Drive) -> None:
         driven = drive()
@@ -277,13 +278,13 @@ class TestTime:
         driven.run()
         session = driven.made[-1]
         session.due = 8.0
-        assert driven.host.timeout_s() is None
+        assert driven.host.loop.timeout_s() is None
         assert session.of("attach") == [(7.0,)]
 
     def test_a_message_is_handled_before_windows_that_wait_for_the_codec(self, drive: Drive) -> None:
         driven, go = drive(), threading.Event()
         session, _ = driven.open()
-        codec = driven.host._pipeline.codec
+        codec = driven.host.pipeline.codec
         assert codec is not None
         for _ in range(codec.queue.size):
             codec.queue.submit(partial(go.wait, 60))
@@ -319,7 +320,7 @@ class TestStore:
         driven = drive(store=store)
         session, client = driven.open()
         driven.host.close("restart")
-        driven.host.run_once(0.0)
+        driven.host.loop.run_once(0.0)
         assert client.of(Closed) == [Closed(reason="restart", resumable=True)]
         other, new = drive(store=store), Client()
         with pytest.raises(UnknownSessionError):
@@ -338,30 +339,26 @@ class TestStore:
         assert [each.client for each in driven.host.sessions()] == ["first"]
         driven.run()
         driven.host.close("restart")
-        driven.host.run_once(0.0)
+        driven.host.loop.run_once(0.0)
         other = drive(store=store)
         other.host.resume(session.id, session.token, Client(), "second")
         assert [each.client for each in other.host.sessions()] == ["second"]
 
-    def test_sessions_are_added_with_the_lock_held(self, drive: Drive) -> None:
-        """Two connections that resume one at a time get the same one."""
+    def test_two_connections_that_resume_at_a_time_get_the_same_session(self, drive: Drive) -> None:
+        class SlowStore(Store):
+            def take(self, session_id: str) -> SessionSnapshot | None:
+                both.wait(WAIT_S)
+                return super().take(session_id)
 
-        class Sessions(dict[str, Any]):
-            def __setitem__(self, name: str, session: Any) -> None:
-                held.append(driven.host._lock.locked())
-                super().__setitem__(name, session)
-
-        held: list[bool] = []
-        store = Store()
+        both, store = threading.Barrier(2), SlowStore()
         driven = drive(store=store)
-        driven.host._sessions = Sessions()
         session, _ = driven.open()
         driven.host.close("restart")
-        driven.host.run_once(0.0)
-        driven = drive(store=store)
-        driven.host._sessions = Sessions()
-        driven.host.resume(session.id, session.token, Client())
-        assert held == [True, True]
+        driven.host.loop.run_once(0.0)
+        other = drive(store=store)
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda _: other.host.resume(session.id, session.token, Client()), range(2)))
+        assert (other.host.stats().opened, other.host.stats().open) == (1, 1)
 
     def test_a_session_that_another_server_has_taken_ends_here_and_stays_in_the_store(self, drive: Drive) -> None:
         store = Store()
@@ -402,7 +399,7 @@ class TestStore:
         driven = drive(store=store)
         resumed, forgotten = driven.open()[0], driven.open()[0]
         driven.host.close("restart")
-        driven.host.run_once(0.0)
+        driven.host.loop.run_once(0.0)
         other = drive(store=store, limits=HostLimits(keep_s=60.0))
         other.run()
         assert {info.id: info.is_connected for info in other.host.sessions()} == {
@@ -431,6 +428,13 @@ class TestStore:
 WINDOW = DecodeWindow(0, 0, np.zeros((8, 8), np.float32), 0, 0, 9, 0, 0, 0)
 
 
+def hosted(driven: Driven, session: ScriptedSession) -> HostedSession:
+    """A session as its host has it."""
+    found = driven.host.directory.find(session.id)
+    assert found is not None
+    return found
+
+
 def is_settled(host: SessionHost) -> bool:
     """Whether every generation that was started has ended."""
     stats = host.stats()
@@ -455,13 +459,11 @@ class TestDefects:
             "generation_finished",
         ],
     )
-    def test_of_a_session_ends_it_alone(
-        self, method: str, drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_of_a_session_ends_it_alone(self, method: str, drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
         driven = drive(store=Store())
         bad, client = driven.open()
         good, other = driven.open()
-        monkeypatch.setattr(bad, method, panic)
+        setattr(bad, method, panic)
         for session in (bad, good):
             session.wants = 1
             session.next_actions = [Commit(), WINDOW]
@@ -495,7 +497,7 @@ class TestDefects:
                 patch.setattr(RequestComposer, "compose", panic)
             else:
                 bad.next_actions = [Applied(seq=1)]
-                patch.setattr(client, "on_message", panic)
+                client.on_message = panic  # type: ignore[method-assign]
             driven.host.post(bad.id, Ack(playhead_sample=0))
             driven.run(lambda: driven.host.stats().ended == {"internal": 1})
         assert is_settled(driven.host)
@@ -503,7 +505,7 @@ class TestDefects:
         driven.host.post(good.id, Ack(playhead_sample=0))
         driven.run(lambda: bool(good.of("decoded")))
 
-    def test_replies_that_wait_are_given(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_replies_that_wait_are_given(self, drive: Drive) -> None:
         driven = drive(sources=panic)
         session, _ = driven.open()
         replies: list[Any] = []
@@ -512,7 +514,7 @@ class TestDefects:
         driven.run(lambda: len(replies) == 2)
         assert driven.host.stats().ended == {"internal": 1}
         session, _ = driven.open()
-        monkeypatch.setattr(session, "handle", panic)
+        session.handle = panic  # type: ignore[method-assign]
         driven.host.post(session.id, SetControls(seq=1, values={}), reply=replies.append)
         driven.run()
         assert [error.code for error in replies] == ["draining", "draining", "internal_error"]
@@ -520,7 +522,7 @@ class TestDefects:
     def test_of_the_thread_of_its_plan_ends_a_session(self, drive: Drive) -> None:
         driven = drive()
         bad, good = (driven.open()[0] for _ in range(2))
-        thread = driven.host._sessions[bad.id]._plans._thread
+        thread = hosted(driven, bad).hints.thread
         ident = thread.submit(threading.get_ident).result()
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Panic))
         thread.submit(int)  # it takes that, and dies of it
@@ -529,21 +531,21 @@ class TestDefects:
         driven.run(lambda: driven.host.stats().ended == {"internal": 1})
         assert [info.id for info in driven.host.sessions()] == [good.id]
 
-    def test_of_a_session_that_is_handed_over_closes_it(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_a_session_that_is_handed_over_closes_it(self, drive: Drive) -> None:
         driven = drive(store=Store())
         session, client = driven.open()
         driven.run()
-        monkeypatch.setattr(session, "snapshot", panic)
+        session.snapshot = panic  # type: ignore[method-assign]
         driven.host.hand_over(session.id)
         driven.run(lambda: bool(client.of(Closed)))
         assert client.of(Closed) == [Closed(reason="moved", resumable=False)]
         assert driven.host.sessions() == []
 
-    def test_of_what_follows_a_message_is_its_reply(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_what_follows_a_message_is_its_reply(self, drive: Drive) -> None:
         driven = drive()
         session, _ = driven.open()
         replies: list[Any] = []
-        monkeypatch.setattr(Controllers, "note", panic)
+        hosted(driven, session).controllers.note = panic  # type: ignore[method-assign]
         driven.host.post(session.id, SetControls(seq=1, values={}), reply=replies.append)
         driven.run()
         assert [error.code for error in replies] == ["internal_error"]
@@ -566,11 +568,11 @@ class TestDefects:
         assert (store.ids(), list(store.saved)) == (["b"], ["a", "b"])
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-    def test_of_the_host_ends_all_sessions_and_shows(self, drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_the_host_ends_all_sessions_and_shows(self, drive: Drive) -> None:
         driven = drive()
         session, client = driven.open()
         assert not driven.host.threads[0].has_died
-        monkeypatch.setattr(driven.host, "_grant_slots", panic)
+        driven.host.loop.run_once = panic  # type: ignore[method-assign]
         driven.host.post(session.id, Ack(playhead_sample=0))
         driven.host.start()
         eventually(lambda: driven.host.threads[0].has_died and client.of(Closed))
@@ -584,25 +586,19 @@ class TestEnd:
         driven = drive()
         _, client = driven.open()
         driven.host.close()
-        driven.host.run_once(0.0)
+        driven.host.loop.run_once(0.0)
         assert client.of(Closed) == [Closed(reason="shutdown", resumable=False)]
         with pytest.raises(DrainingError):
             driven.host.open(Open(), Client())
 
-    def test_a_session_that_is_opened_while_the_host_is_closed_is_refused(
-        self, drive: Drive, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        host = drive().host
-        check = host._check_room
+    def test_a_session_that_is_opened_while_the_host_is_closed_is_refused(self, drive: Drive) -> None:
+        class ClosingLimits(HostLimits):
+            def check(self, *given: Any) -> None:
+                driven.host.close()
 
-        def closed_after_the_first(client: str) -> None:
-            check(client)
-            monkeypatch.setattr(host, "_check_room", check)
-            host.close()
-
-        monkeypatch.setattr(host, "_check_room", closed_after_the_first)
+        driven = drive(limits=ClosingLimits())
         with pytest.raises(DrainingError):
-            host.open(Open(prompts=[{"text": "drums"}]), Client())
+            driven.host.open(Open(prompts=[{"text": "drums"}]), Client())
 
     def test_no_thread_is_left(self, drive: Drive) -> None:
         before = set(threading.enumerate())
@@ -649,7 +645,7 @@ class TestMessages:
             self.cost(driven, session, order, MESSAGES_S / 4)
             for seq in range(1, 21):
                 driven.host.post(session.id, SetControls(seq=seq, values={}))
-        driven.host._calls.put(lambda: order.append("result"))
+        driven.host.services.mailbox.put(lambda: order.append("result"))
         driven.run()
         assert order[0] == "result"
         assert order[1:] == [sessions[index % 3].id for index in range(4)]
@@ -674,7 +670,7 @@ class TestMessages:
             driven.host.post(other.id, SetControls(seq=num_sent, values={}))
             driven.run()
             assert len(self.seqs(other)) >= num_sent - 1
-            driven.now_s += driven.host.timeout_s() or 0.02
+            driven.now_s += driven.host.loop.timeout_s() or 0.02
         seqs = self.seqs(costly)
         assert seqs == list(range(1, len(seqs) + 1))
         assert 0.5 * share < len(seqs) * 0.02 / 4.0 < 1.5 * share
@@ -732,7 +728,7 @@ class TestMessages:
             driven.host.release(session.id, session.epoch + 1)
         assert driven.host.room(session.id) is None
         driven.host.post(session.id, SetControls(seq=1, values={}))
-        driven.host.run_once(0.0)
+        driven.host.loop.run_once(0.0)
         assert self.seqs(session) == [1]
 
     def test_what_further_clients_change_is_advanced_at_their_cost(self, drive: Drive) -> None:

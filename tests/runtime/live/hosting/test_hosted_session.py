@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -12,8 +13,8 @@ import pytest
 from helpers.scripted_sessions import WAIT_S, Client, Driven, wait_for
 
 from runtime.base.errors import RequestError, UnknownSessionError
-from runtime.live.hosting import host, hosted_session
-from runtime.live.hosting import host as host_module
+from runtime.config.codec import Pcm
+from runtime.live.hosting.work import CodecWork
 from runtime.live.protocol.actions import CancelJob, DecodeWindow, FindWords, UpdateSteps
 from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.messages import (
@@ -35,6 +36,7 @@ from runtime.live.session.live_session import LiveSession
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
+from runtime.requests.prompt_words import PromptWords
 from runtime.requests.request import GenerationRequest
 from runtime.requests.segments import Segment
 from runtime.tick.loop.events import Finished
@@ -223,13 +225,17 @@ def test_of_what_comes_after_the_end_only_a_change_is_refused(drive: Drive) -> N
     assert [problem.seq for problem in client.of(Problem)] == [7]
 
 
-def test_a_window_is_decoded_by_the_time_that_is_left_until_it_is_played(
-    drive: Drive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_is_decoded_by_the_time_that_is_left_until_it_is_played(drive: Drive) -> None:
+    class Codec(CodecWork):
+        def decode(self, window: DecodeWindow, lead_s: float, is_wanted: Callable[[], bool]) -> Future[Pcm]:
+            leads_s.append(lead_s)
+            return super().decode(window, lead_s, is_wanted)
+
     driven, leads_s = drive(), list[float]()
     session, _ = driven.open()
-    monkeypatch.setattr(driven.host._codec_work, "decode", lambda window, lead_s, *calls: leads_s.append(lead_s))
-    monkeypatch.setattr(session, "playhead_sample", lambda now_s: session.model.sample_rate_hz)
+    assert driven.host.pipeline.codec is not None
+    driven.host.services.codec_work = Codec(driven.host.pipeline.codec)
+    session.playhead = session.model.sample_rate_hz
     start = 3 * session.model.sample_rate_hz
     session.next_actions = [DecodeWindow(0, 0, np.zeros((8, 8), np.float32), 0, 0, 100, start, 0, 0)]
     driven.host.post(session.id, Ack(playhead_sample=0))
@@ -284,7 +290,7 @@ def test_sessions_never_hold_more_slots_than_theirs_and_each_gets_one_first(driv
         driven.run()
         most.append(sum(len(session.job_ids) for session in sessions))
         if most[-1]:
-            driven.host.run_once(WAIT_S)
+            driven.host.loop.run_once(WAIT_S)
         if sum(len(session.of("finished")) for session in sessions) < 3:
             assert [len(session.job_ids) for session in sessions[:3]] <= [1, 1, 1]
     assert max(most) == 3
@@ -294,7 +300,8 @@ def test_sessions_never_hold_more_slots_than_theirs_and_each_gets_one_first(driv
 def test_a_session_waits_from_when_it_wants_what_it_did_not_want_before(drive: Drive) -> None:
     driven, found = drive(), []
     session, _ = driven.open()
-    hosted = driven.host._sessions[session.id]
+    hosted = driven.host.directory.find(session.id)
+    assert hosted is not None
     for wants, may_generate in ((0, False), (2, False), (2, False), (2, True), (2, False), (1, False), (2, False)):
         driven.now_s += 1.0
         session.wants = wants
@@ -374,7 +381,7 @@ def test_ending_a_session_frees_its_slots(drive: Drive, pipeline: Pipeline) -> N
     session.wants = 1
     driven.host.post(session.id, Ack(playhead_sample=0))
     driven.run()
-    driven.host.run_once(WAIT_S)  # It is composed.
+    driven.host.loop.run_once(WAIT_S)  # It is composed.
     before = pipeline.loop.stats().outcomes["cancelled"]
     driven.host.end(session.id, "deleted")
     # The end and its outcome may be two calls of one run.
@@ -383,11 +390,8 @@ def test_ending_a_session_frees_its_slots(drive: Drive, pipeline: Pipeline) -> N
     assert driven.host.stats().generations_started == 1
 
 
-def test_a_session_without_a_client_holds_no_slot(
-    drive: Drive, pipeline: Pipeline, ticks: Ticks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driven = drive()
-    monkeypatch.setattr(host_module, "LiveSession", LiveSession)
+def test_a_session_without_a_client_holds_no_slot(drive: Drive, pipeline: Pipeline, ticks: Ticks) -> None:
+    driven = drive(session_type=LiveSession)
     ticks.hold()
     clients = [Client() for _ in range(pipeline.deployment.runtime.depth)]
     left = [driven.host.open(Open(), client) for client in clients[:-1]]
@@ -429,29 +433,30 @@ def test_a_generation_is_changed_and_cancelled_while_it_is_composed(
     assert one.of("step_applied") == [(5, (one.of("finished")[0][0],))]
 
 
-def test_words_of_a_new_session_are_found_in_the_thread_for_them(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_of_a_new_session_are_found_in_the_thread_for_them(drive: Drive) -> None:
     found = list[tuple[str, list[str]]]()
 
-    def find(_: Any, texts: list[str]) -> list[Any]:
-        found.append((threading.current_thread().name, texts))
-        return []
+    def find(texts: Iterable[str]) -> PromptWords:
+        found.append((threading.current_thread().name.rpartition("_")[0], list(texts)))
+        return PromptWords()
 
-    monkeypatch.setattr(host, "prompt_words", find)
-    drive().open(prompts=[LivePrompt(text="calm piano", weight=1.0)])
-    assert [(name.rpartition("_")[0], texts) for name, texts in found] == [("live-words", ["calm piano"])]
+    driven = drive()
+    driven.host.services.model = replace(driven.host.model, words=find)
+    driven.open(prompts=[LivePrompt(text="calm piano", weight=1.0)])
+    assert found[0] == ("live-words", ["calm piano"])
 
 
-def test_words_of_the_newest_texts_are_found_in_another_thread(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_find, found = threading.Event(), list[tuple[str, ...]]()
+def test_words_of_the_newest_texts_are_found_in_another_thread(drive: Drive) -> None:
+    may_find, found = threading.Event(), list[list[str]]()
 
-    def find(_: Any, texts: tuple[str, ...], *others: Any) -> list[Any]:
+    def find(texts: Iterable[str]) -> PromptWords:
         may_find.wait(WAIT_S)
-        found.append(texts)
-        return []
+        found.append(list(texts))
+        return PromptWords()
 
-    monkeypatch.setattr(hosted_session, "prompt_words", find)
     driven = drive()
     session, _ = driven.open()
+    session.model = replace(session.model, words=find)
     for seq in (1, 2, 3):
         session.next_actions = [FindWords(seq, (f"text {seq}",))]
         driven.host.post(session.id, Ack(playhead_sample=0))
@@ -460,4 +465,4 @@ def test_words_of_the_newest_texts_are_found_in_another_thread(drive: Drive, mon
     may_find.set()
     driven.run(lambda: len(session.of("words_found")) == 2)
     assert [seq for seq, _ in session.of("words_found")] == [1, 3]
-    assert found == [("text 1",), ("text 3",)]
+    assert found == [["text 1"], ["text 3"]]

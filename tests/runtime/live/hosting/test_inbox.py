@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from helpers.lock_check import lock_checked
+from helpers.panics import panic
 
 from runtime.base.errors import DrainingError, RequestError, TickError
-from runtime.live.hosting.inbox import BURST_S, MAX_UNHANDLED, MAX_WAITING, SHARE, Inbox, Received
+from runtime.base.threads import Heartbeat
+from runtime.live.hosting.client_messages import Received
+from runtime.live.hosting.inbox import BURST_S, MAX_UNHANDLED, MAX_WAITING, SHARE, Inbox
+from runtime.live.hosting.mailbox import Mailbox, SessionWork
 from runtime.live.protocol.messages import Ack, ClientMessage, SetControls, SetSource, SetStructure, WriteAudio
 
 RATE_HZ = 1000
@@ -19,40 +24,47 @@ LATENTS = np.zeros((4, 8), np.float32)
 
 
 class Scripted:
-    """An inbox, its owner, and work in other threads that waits until `work()`."""
+    """An inbox, a session that notes what it gets, and work in other threads that waits until `work()`."""
 
     def __init__(self) -> None:
         self.handled: list[tuple[Any, ...]] = []
         self.refused: list[tuple[Any, TickError]] = []
-        self.waiting: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
-        self.turns: dict[Any, None] = {}
-        self.share, self.now_s = 0.0, 0.0
-        codec_work = SimpleNamespace(encode=lambda *call: self.waiting.append(call), write=lambda *_: LATENTS)
+        self.waiting: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self.now_s, self.mailbox, self.session = 0.0, Mailbox(), self
         services: Any = SimpleNamespace(
-            sample_rate_hz=RATE_HZ,
-            codec_work=codec_work,
+            model=SimpleNamespace(sample_rate_hz=RATE_HZ),
+            codec_work=SimpleNamespace(encode=self._encode, write=lambda *_: LATENTS),
             reference=self._reference,
-            enqueue=lambda inbox: self.turns.update({inbox: None}),
-            message_share=lambda: self.share,
-            call=lambda call: call(),
+            mailbox=self.mailbox,
             clock=lambda: self.now_s,
         )
-        self.inbox = lock_checked(Inbox, "_waiting", "_audio_s", "_rooms")(services, self)
+        messages, work = cast(Any, self), SessionWork("s", self.mailbox, panic)
+        self.inbox = lock_checked(Inbox, "_waiting", "_audio_s", "_rooms")(services, work, messages)
+
+    def _encode(self, work: Callable[[], Any]) -> Future[Any]:
+        self.waiting.append((work, Future()))
+        return self.waiting[-1][1]
+
+    @property
+    def turns(self) -> list[Any]:
+        """Inboxes that wait for their turn."""
+        self.mailbox.take(0.0, Heartbeat())
+        return list(self.mailbox.waiting)
 
     def put(self, *messages: ClientMessage, pcm: Any = None) -> list[bool]:
         return [self.inbox.put(Received(message, pcm)) for message in messages]
 
     def run(self) -> None:
         """Handle what can be handled."""
-        while self.inbox.handle_next():
+        while self.turns and self.inbox.handle_next():
             pass
 
     def work(self) -> None:
         """Do all work, and what follows from it."""
         self.run()
         while self.waiting:
-            make, done = self.waiting.pop(0)
-            done(make())
+            make, made = self.waiting.pop(0)
+            made.set_result(make())
             self.run()
 
     @staticmethod
@@ -60,9 +72,6 @@ class Scripted:
         if source_id == "missing":
             raise RequestError("there is no such source", field="id")
         return kind
-
-    def attempted(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        return work(*arguments)
 
     def resolved(self, received: Received) -> Received | None:
         return received
@@ -157,17 +166,17 @@ def test_an_inbox_has_one_turn_while_something_waits() -> None:
     scripted = Scripted()
     for seq in range(1, 4):
         scripted.put(controls(seq))
-        assert list(scripted.turns) == [scripted.inbox]
+        assert scripted.turns == [scripted.inbox]
     scripted.run()
-    scripted.turns.clear()
+    scripted.mailbox.waiting.clear()
     scripted.put(controls(4))
-    assert list(scripted.turns) == [scripted.inbox]
+    assert scripted.turns == [scripted.inbox]
 
 
 @pytest.mark.parametrize(("given", "share"), [(0.0, SHARE), (0.5, 0.5), (float("inf"), float("inf"))])
 def test_what_has_cost_more_than_a_burst_is_waited_for(given: float, share: float) -> None:
     scripted = Scripted()
-    scripted.share, inbox = given, scripted.inbox
+    scripted.mailbox.share, inbox = given, scripted.inbox
     scripted.now_s = 100.0
     inbox.charge(BURST_S)
     assert inbox.free_s == pytest.approx(100.0)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from helpers.live_simulation import MODEL
 
 from runtime.base.errors import RequestError
 from runtime.live.hosting.services import HostServices
-from runtime.live.hosting.slots import TickTimes
 from runtime.live.protocol.messages import ReferenceKind
 
 LATENTS = np.arange(12.0, dtype=np.float32).reshape(6, 2)
 
 
-def services(**members: Any) -> HostServices:
+def services(untaken: Iterable[str] = (), **members: Any) -> HostServices:
     pipeline: Any = SimpleNamespace(
         timbre_latents=lambda latents: latents[:3], structure_hints=lambda latents: -latents
     )
-    values = dict.fromkeys(
-        ("codec_work", "clock", "sources", "store", "call", "attempt", "fail", "enqueue", "message_share")
-    )
-    given: dict[str, Any] = {**values, "pipeline": pipeline, "tick_times": TickTimes(), **members}
-    return HostServices(sample_rate_hz=1000, keep_s=60.0, **given)
+    model, codec_work = replace(MODEL, untaken=frozenset(untaken)), cast(Any, None)
+    return HostServices(model, pipeline, codec_work, time.monotonic, 60.0, **members)
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("source", LATENTS), ("timbre", LATENTS[:3]), ("structure", -LATENTS)])
@@ -42,7 +42,7 @@ def test_a_source_as_a_reference(kind: ReferenceKind, expected: Any) -> None:
 @pytest.mark.parametrize("kind", ["timbre", "structure"])
 def test_a_source_is_not_read_for_a_part_that_the_bundle_lacks(kind: ReferenceKind) -> None:
     read: list[str] = []
-    shared = services(sources=read.append, untaken=frozenset({"timbre_strength", "structure_strength"}))
+    shared = services(sources=read.append, untaken=("timbre_strength", "structure_strength"))
     with pytest.raises(RequestError, match=rf"type: the bundle has no \[{kind}\]"):
         shared.reference(kind, "a")
     assert not read
