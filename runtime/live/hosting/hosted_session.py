@@ -9,8 +9,7 @@ from functools import partial
 
 from runtime.base.errors import EngineDeadError, InternalError, TickError
 from runtime.config.codec import Pcm
-from runtime.live.hosting.client_messages import ClientMessages, Received
-from runtime.live.hosting.controllers import Controllers, FurtherListener, SessionListener
+from runtime.live.hosting.clients import ClientMessages, Controllers, FurtherListener, Received, SessionListener
 from runtime.live.hosting.flights import Flights
 from runtime.live.hosting.inbox import Inbox, timed
 from runtime.live.hosting.mailbox import SessionWork, expected

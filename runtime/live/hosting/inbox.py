@@ -19,7 +19,7 @@ from typing import Any
 from runtime.base.errors import DrainingError, RequestError, TickError
 from runtime.base.files import losses
 from runtime.config.codec import Latents
-from runtime.live.hosting.client_messages import ClientMessages, Received
+from runtime.live.hosting.clients import ClientMessages, Received
 from runtime.live.hosting.mailbox import SessionWork
 from runtime.live.hosting.services import HostServices
 from runtime.live.protocol.messages import WriteAudio

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
+from runtime.audio.codec import Codec
+from runtime.audio.codec_queue import Urgency
+from runtime.audio.finishing import soft_limited
 from runtime.base.errors import ConfigError, RequestError
 from runtime.base.threads import Workers
 from runtime.config.bundle import DEFAULTED
-from runtime.config.codec import Latents
+from runtime.config.codec import Latents, Pcm
 from runtime.live.hosting.control_times import ControlKind, Observer
 from runtime.live.hosting.mailbox import Mailbox
 from runtime.live.hosting.slots import TickTimes
-from runtime.live.hosting.work import CodecWork
-from runtime.live.protocol.actions import LiveModel, NoteFacts, SongFacts
-from runtime.live.protocol.messages import ReferenceKind, control_of
+from runtime.live.protocol.actions import DecodeWindow, LiveModel, NoteFacts, SongFacts
+from runtime.live.protocol.messages import ReferenceKind, WriteAudio, control_of
 from runtime.live.protocol.server_messages import Plan, State
 from runtime.live.storage.store import SessionStore
 from runtime.pipeline.meanings import prompt_meaning
@@ -31,6 +36,54 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 Sources = Callable[[str], Latents]
+
+
+T = TypeVar("T")
+# A session may begin so late: those that play have less time.
+BEGIN_S = 0.4
+
+
+class CodecWork:
+    """Decodes and encodes for sessions in other threads; what is decoded has the bundle's `gain_db`, and no sample
+    above -1.6 dB.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._gain = 10 ** (codec.spec.gain_db / 20)
+        self.threads = Workers(1, "live-encode")
+
+    def close(self) -> None:
+        """Wait for what is being encoded."""
+        self.threads.shutdown()  # until its last encode ends
+
+    def decode(self, window: DecodeWindow, lead_s: float, is_wanted: Callable[[], bool]) -> Future[Pcm]:
+        """A window, trimmed; cancelled where it is not wanted any more when its turn comes. lead_s: until it is played.
+
+        is_wanted: called by any thread.
+        """
+        urgency = Urgency.CHANGING if window.is_replacing else Urgency.PLAYING
+        late_s = lead_s + BEGIN_S * window.is_first
+        return self._codec.queue.submit(partial(self._decode, window), urgency, late_s, is_wanted)  # to a worker of it
+
+    def encode(self, work: Callable[[], T]) -> Future[T]:
+        """What `work` gives, which may take long, in the encoding thread; in the order of the calls."""
+        return self.threads.submit(work)
+
+    def write(self, message: WriteAudio, pcm: Pcm, offset: int, latents: Latents) -> Latents:
+        """Work for encode(): `latents` `[n, C]` with the audio in place of, or added to, theirs from sample `offset`.
+
+        Raises RequestError, EngineError.
+        """
+        audio = self._codec.decode(latents)  # [n * hop, channels]
+        part = audio[offset : offset + len(pcm)]  # a view: [samples, channels]
+        part[:] = pcm[: len(part)] / np.float32(self._gain) + (part if message.mode == "sum" else 0.0)
+        return self._codec.encode(audio)  # [n, C]
+
+    def _decode(self, window: DecodeWindow) -> Pcm:
+        """In a worker of the codec."""
+        pcm = soft_limited(self._codec.decode(window.values, window.start_frame), self._gain)  # [n * hop, channels]
+        return pcm[window.trim_begin : window.trim_end]
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from runtime.base.errors import TickError
 from runtime.config.codec import Pcm
-from runtime.live.hosting.controllers import SessionListener
+from runtime.live.hosting.clients import SessionListener
 from runtime.live.hosting.services import Clock
 from runtime.live.playback.audio_ring import AudioRing
 from runtime.live.protocol.messages import Ack, ClientMessage, Open, Reply, parse_client_message

@@ -1,26 +1,15 @@
-"""Work of live sessions in other threads: decoding, in the codec's queue; encoding; what a planner makes.
-
-What continues a session's audio is decoded before replacements, which may come late without a gap.
-"""
+"""Work of live sessions in other threads: composing generations, and hints of what a planner makes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from runtime.audio.codec import Codec
-from runtime.audio.codec_queue import Urgency
-from runtime.audio.finishing import soft_limited
 from runtime.base.errors import DrainingError
 from runtime.base.threads import Workers
-from runtime.config.codec import Latents, Pcm
-from runtime.live.protocol.actions import DecodeWindow, MadeHints, MakeHints, SessionJob, SongBeginning
-from runtime.live.protocol.messages import WriteAudio
+from runtime.live.protocol.actions import MadeHints, MakeHints, SessionJob, SongBeginning
 from runtime.music.section_prompts import section_prompts
 from runtime.pipeline.compose import GenerationInputs
 from runtime.requests.options import GenerationOptions
@@ -29,53 +18,6 @@ from runtime.requests.request import GenerationRequest
 if TYPE_CHECKING:
     from runtime.pipeline.pipeline import Pipeline
     from runtime.pipeline.songs.plan import SongPlan
-
-# A session may begin so late: those that play have less time.
-BEGIN_S = 0.4
-T = TypeVar("T")
-
-
-class CodecWork:
-    """Decodes and encodes for sessions in other threads; what is decoded has the bundle's `gain_db`, and no sample
-    above -1.6 dB.
-    """
-
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
-        self._gain = 10 ** (codec.spec.gain_db / 20)
-        self.threads = Workers(1, "live-encode")
-
-    def close(self) -> None:
-        """Wait for what is being encoded."""
-        self.threads.shutdown()  # until its last encode ends
-
-    def decode(self, window: DecodeWindow, lead_s: float, is_wanted: Callable[[], bool]) -> Future[Pcm]:
-        """A window, trimmed; cancelled where it is not wanted any more when its turn comes. lead_s: until it is played.
-
-        is_wanted: called by any thread.
-        """
-        urgency = Urgency.CHANGING if window.is_replacing else Urgency.PLAYING
-        late_s = lead_s + BEGIN_S * window.is_first
-        return self._codec.queue.submit(partial(self._decode, window), urgency, late_s, is_wanted)  # to a worker of it
-
-    def encode(self, work: Callable[[], T]) -> Future[T]:
-        """What `work` gives, which may take long, in the encoding thread; in the order of the calls."""
-        return self.threads.submit(work)
-
-    def write(self, message: WriteAudio, pcm: Pcm, offset: int, latents: Latents) -> Latents:
-        """Work for encode(): `latents` `[n, C]` with the audio in place of, or added to, theirs from sample `offset`.
-
-        Raises RequestError, EngineError.
-        """
-        audio = self._codec.decode(latents)  # [n * hop, channels]
-        part = audio[offset : offset + len(pcm)]  # a view: [samples, channels]
-        part[:] = pcm[: len(part)] / np.float32(self._gain) + (part if message.mode == "sum" else 0.0)
-        return self._codec.encode(audio)  # [n, C]
-
-    def _decode(self, window: DecodeWindow) -> Pcm:
-        """In a worker of the codec."""
-        pcm = soft_limited(self._codec.decode(window.values, window.start_frame), self._gain)  # [n * hop, channels]
-        return pcm[window.trim_begin : window.trim_end]
 
 
 def compose_job(pipeline: Pipeline, job: SessionJob, seed: int, client: str = "") -> GenerationRequest:

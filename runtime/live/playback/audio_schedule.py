@@ -56,6 +56,33 @@ class _Reported:
     first_samples: dict[int, int] = field(default_factory=dict)
 
 
+class _Margins:
+    """What the codec needs around play frames: whole groups of frames of the canvas that is played there."""
+
+    def __init__(self, model: LiveModel) -> None:
+        self._frames, self._align = model.margin_frames, model.align_frames
+
+    def phase(self, placement: Placement, frame: int) -> int:
+        """What a group of the canvas's frames begins with: a play frame that is a multiple of its length with this."""
+        return (placement.canvas_frame_at(frame) - frame) % self._align
+
+    def start(self, placement: Placement, first: int) -> int:
+        """Where the margin before a play frame begins: with a group that is known."""
+        phase, wanted = self.phase(placement, first), max(first - self._frames, 0)
+        wanted -= (wanted + phase) % self._align
+        groups = (frame for frame in range(wanted, first + 1, self._align) if placement.part_at(frame))
+        return next(groups, first)
+
+    def end(self, placement: Placement, frame: int) -> int:
+        """The play frame after the margin after a frame: there a group ends."""
+        end = frame + 1 + self._frames
+        return end + -(end + self.phase(placement, frame)) % self._align
+
+    def is_known(self, placement: Placement, frame: int) -> bool:
+        """Whether the margin after a play frame is."""
+        return placement.part_at(self.end(placement, frame) - 1) is not None
+
+
 class AudioSchedule:
     """Cuts windows out of the timeline and sends their audio in the order of the windows.
 
@@ -75,7 +102,7 @@ class AudioSchedule:
         self.tick: int | None = None
         self.requested_until = playhead.sent_until
         self._model, self._timeline, self._playhead = model, timeline, playhead
-        self._fade = round(FADE_S * model.sample_rate_hz)
+        self._margins, self._fade = _Margins(model), round(FADE_S * model.sample_rate_hz)
         self._ledger: list[_Sent] = []
         self._pending: dict[int, _Pending] = {}
         self._reported = _Reported()
@@ -204,7 +231,7 @@ class AudioSchedule:
             # The old audio goes on for the length of the crossfade, so that the client has something to fade from.
             begun = start - (self._fade if self._has_begun and not self._has_underrun else 0)
             placement = self._timeline.at(begun)
-            if placement is not None and not self._is_ready(placement, start // self._model.hop_samples):
+            if placement is not None and not self._margins.is_known(placement, start // self._model.hop_samples):
                 begun = start
                 placement = self._timeline.at(begun)
             if placement is None:
@@ -290,19 +317,19 @@ class AudioSchedule:
         part = placement.part_at(first)
         if part is None:
             return None
-        low, last = self._margin_start(placement, first), first
-        while last * hop < end and last - first < model.window_frames and self._is_ready(placement, last):
+        low, last = self._margins.start(placement, first), first
+        while last * hop < end and last - first < model.window_frames and self._margins.is_known(placement, last):
             here = placement.part_at(last)
             if here is None or (here.first_seq, here.full_seq) != (part.first_seq, part.full_seq):
                 break
-            if self._phase(placement, last) != self._phase(placement, first):
+            if self._margins.phase(placement, last) != self._margins.phase(placement, first):
                 break
-            if self._margin_end(placement, last) - low > model.window_frames + 2 * model.margin_frames:
+            if self._margins.end(placement, last) - low > model.window_frames + 2 * model.margin_frames:
                 break
             last += 1
         if last == first:
             return None
-        frames = range(low, self._margin_end(placement, last - 1))
+        frames = range(low, self._margins.end(placement, last - 1))
         end = min(end, last * hop)
         window = DecodeWindow(
             index=self._num_windows,
@@ -325,26 +352,6 @@ class AudioSchedule:
         )
         self._request(window, placement)
         return window
-
-    def _is_ready(self, placement: Placement, frame: int) -> bool:
-        return placement.part_at(self._margin_end(placement, frame) - 1) is not None
-
-    def _phase(self, placement: Placement, frame: int) -> int:
-        """What a group of the canvas's frames begins with: a play frame that is a multiple of its length with this."""
-        return (placement.canvas_frame_at(frame) - frame) % self._model.align_frames
-
-    def _margin_start(self, placement: Placement, first: int) -> int:
-        """Where the margin before a play frame begins: with a group that is known."""
-        align, phase = self._model.align_frames, self._phase(placement, first)
-        wanted = max(first - self._model.margin_frames, 0)
-        wanted -= (wanted + phase) % align
-        groups = (frame for frame in range(wanted, first + 1, align) if placement.part_at(frame))
-        return next(groups, first)
-
-    def _margin_end(self, placement: Placement, frame: int) -> int:
-        """The play frame after the margin after a frame: there a group ends."""
-        end = frame + 1 + self._model.margin_frames
-        return end + -(end + self._phase(placement, frame)) % self._model.align_frames
 
     def _request(self, window: DecodeWindow, placement: Placement) -> None:
         self._num_windows += 1

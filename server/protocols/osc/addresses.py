@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from runtime.base.errors import RequestError, did_you_mean
 from runtime.base.files import plain_name
 from runtime.base.untrusted import quoted
-from runtime.live.hosting.controllers import Values
+from runtime.live.hosting.clients import Values
 from runtime.live.protocol.messages import (
     CLIENT_MESSAGES,
     ClientMessage,

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from runtime.base.errors import ConfigError, QueueFullError, RequestError, TickError, UnknownSessionError
-from runtime.live.hosting.controllers import Change, Values
+from runtime.live.hosting.clients import Change, Values
 from runtime.live.hosting.host import SessionHost
 from runtime.live.parts.controls import controls_schema
 from runtime.live.protocol.frames import AudioChunk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.live.hosting.controllers import Controllers
+from runtime.live.hosting.clients import Controllers
 from runtime.live.protocol.server_messages import Changed, Closed
 
 

@@ -26,10 +26,9 @@ from runtime.base.errors import (
     StoreUnavailableError,
     UnknownSessionError,
 )
-from runtime.live.hosting.host import SessionHost
+from runtime.live.hosting.host import MESSAGES_S, SessionHost
 from runtime.live.hosting.hosted_session import LEFT_KEEP_S, HostedSession
 from runtime.live.hosting.inbox import MAX_UNHANDLED, MAX_WAITING, SHARE
-from runtime.live.hosting.session_loop import MESSAGES_S
 from runtime.live.hosting.slots import RETRY_AFTER_S, HostLimits
 from runtime.live.protocol.actions import Commit, DecodeWindow, End
 from runtime.live.protocol.frames import AudioChunk

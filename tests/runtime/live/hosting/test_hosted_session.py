@@ -14,7 +14,7 @@ from helpers.scripted_sessions import WAIT_S, Client, Driven, wait_for
 
 from runtime.base.errors import RequestError, UnknownSessionError
 from runtime.config.codec import Pcm
-from runtime.live.hosting.work import CodecWork
+from runtime.live.hosting.services import CodecWork
 from runtime.live.protocol.actions import CancelJob, DecodeWindow, FindWords, UpdateSteps
 from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.messages import (

@@ -14,7 +14,7 @@ from helpers.panics import panic
 
 from runtime.base.errors import DrainingError, RequestError, TickError
 from runtime.base.threads import Heartbeat
-from runtime.live.hosting.client_messages import Received
+from runtime.live.hosting.clients import Received
 from runtime.live.hosting.inbox import BURST_S, MAX_UNHANDLED, MAX_WAITING, SHARE, Inbox
 from runtime.live.hosting.mailbox import Mailbox, SessionWork
 from runtime.live.protocol.messages import Ack, ClientMessage, SetControls, SetSource, SetStructure, WriteAudio

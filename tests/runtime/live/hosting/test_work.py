@@ -19,7 +19,8 @@ from helpers.simulated_form import SimulatedForm
 from runtime.audio.codec import Codec
 from runtime.base.errors import DrainingError, ShapeError, TickError
 from runtime.config.codec import Pcm
-from runtime.live.hosting.work import BEGIN_S, CodecWork, HintsWork, compose_job
+from runtime.live.hosting.services import BEGIN_S, CodecWork
+from runtime.live.hosting.work import HintsWork, compose_job
 from runtime.live.protocol.actions import DecodeWindow, MadeHints, MakeHints, SessionJob, SongBeginning, SongEdit
 from runtime.live.protocol.messages import WriteAudio
 from runtime.music.sections import SongSection
