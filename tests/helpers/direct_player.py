@@ -54,12 +54,10 @@ class DirectPlayer:
         match action:
             case SessionJob() as job:
                 self.jobs.append(job)
-                self.latents.append(self._generate(job))
+                self.latents.append(generated(self.pipeline, job))
                 self.session.generation_finished(job.id, self.latents[-1], 0, self.now_s)
             case DecodeWindow() as window:
-                assert self.pipeline.codec is not None
-                pcm = self.pipeline.codec.decode(window.values, window.start_frame)
-                self.session.decoded(window, pcm[window.trim_begin : window.trim_end])
+                self.session.decoded(window, decoded(self.pipeline, window))
             case AudioChunk() as chunk:
                 if chunk.is_replacing:
                     self.replaced.append((chunk.start_sample, chunk.end_sample))
@@ -68,15 +66,23 @@ class DirectPlayer:
                     assert chunk.start_sample == len(self.pcm)
                     self.pcm = np.concatenate((self.pcm, chunk.pcm))
 
-    def _generate(self, job: SessionJob) -> Latents:
-        events: SimpleQueue[Event] = SimpleQueue()
-        self.pipeline.loop.submit(compose_job(self.pipeline, job, seed=0, client="live"), events.put)
-        while True:
-            match events.get():
-                case Finished(latents=latents):
-                    return latents
-                case Failed(error=error):
-                    raise error
+
+def generated(pipeline: Pipeline, job: SessionJob) -> Latents:
+    """What a session's generation gives."""
+    events: SimpleQueue[Event] = SimpleQueue()
+    pipeline.loop.submit(compose_job(pipeline, job, seed=0, client="live"), events.put)
+    while True:
+        match events.get():
+            case Finished(latents=latents):
+                return latents
+            case Failed(error=error):
+                raise error
+
+
+def decoded(pipeline: Pipeline, window: DecodeWindow) -> Pcm:
+    """The audio of a window."""
+    assert pipeline.codec is not None
+    return pipeline.codec.decode(window.values, window.start_frame)[window.trim_begin : window.trim_end]
 
 
 def _overwrite(pcm: Pcm, start: int, new: Pcm, fade: int) -> None:

@@ -1,4 +1,4 @@
-"""What a client of a live session received, sample by sample."""
+"""What a client of a live session received, sample by sample; a client in the test process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.live.protocol.frames import AudioChunk
+from runtime.live.protocol.server_messages import Ready, ServerMessage
 
 
 class Sound:
@@ -33,3 +34,20 @@ class Sound:
         """`pcm` and `seqs` of samples `begin` .. `end`."""
         part = slice(begin - self.begin, end - self.begin)
         return self.pcm[part], self.seqs[part]
+
+
+class Heard:
+    """A listener in the test process that keeps what it is sent since its newest connection."""
+
+    def __init__(self) -> None:
+        self.messages: list[ServerMessage] = []
+        self.ready: Ready | None = None
+        self.sound = Sound(0)
+
+    def on_message(self, message: ServerMessage) -> None:
+        self.messages.append(message)
+        if isinstance(message, Ready):
+            self.ready, self.sound = message, Sound(message.next_sample)
+
+    def on_audio(self, chunk: AudioChunk) -> None:
+        self.sound.write(chunk)

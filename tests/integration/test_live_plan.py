@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +12,15 @@ import numpy as np
 import pytest
 from conftest import Built
 from helpers.http_harness import Served, serving
+from helpers.killed_server import killed_server
 from helpers.live_player import Player, is_audio, player
-from helpers.live_sound import Sound
+from helpers.live_sound import Heard, Sound
 from websockets.sync.client import connect
 
 from runtime.config.deployment import Deployment
 from runtime.live.hosting.host import SessionHost
-from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.messages import Ack
-from runtime.live.protocol.server_messages import Applied, Plan, Problem, Ready, ServerMessage
+from runtime.live.protocol.server_messages import Applied, Plan, Problem, Ready
 from runtime.live.storage.sqlite_store import open_sqlite_store
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import GenerationOptions
@@ -111,20 +106,8 @@ def test_the_plan_in_python(deployment: Deployment) -> None:
         assert kinds[last.start_s] == ("chorus", 4)
 
 
-class Listener:
-    """A client in the test process: it plays what it gets."""
-
-    def __init__(self, first_sample: int) -> None:
-        self.messages: list[ServerMessage] = []
-        self.sound = Sound(first_sample)
-
-    def on_message(self, message: ServerMessage) -> None:
-        self.messages.append(message)
-        if isinstance(message, Ready):
-            self.sound = Sound(message.next_sample)
-
-    def on_audio(self, chunk: AudioChunk) -> None:
-        self.sound.write(chunk)
+class Listener(Heard):
+    """Knows the codes of what it plays."""
 
     @property
     def codes(self) -> dict[int, list[int]]:
@@ -133,27 +116,13 @@ class Listener:
         return codes_by_index(plans[-1]) if plans else {}
 
 
-@contextmanager
-def server(config: Path, state: Path) -> Iterator[str]:
-    """The address of a server process that is ready; killed, not stopped, at the end of the block."""
-    command = [sys.executable, "-m", "server", str(config), "--port", "0", "--log-level", "warning"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TICKRT_STATE": str(state)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        try:
-            found = (re.search(r"ready on http(://\S+)", line) for line in process.stdout)
-            yield next(match.group(1) for match in found if match)
-        finally:
-            process.send_signal(signal.SIGKILL)
-
-
 def codes_by_index(plan: Plan) -> dict[int, list[int]]:
     return {section.index: section.codes for section in plan.sections if section.codes is not None}
 
 
 @pytest.mark.shipped
 def test_after_kill_9_the_same_codes_follow_and_what_was_heard_stays(deployment: Deployment, tmp_path: Path) -> None:
-    with server(deployment.path, tmp_path) as url, connect(f"ws{url}/v1/live", proxy=None) as websocket:
+    with killed_server(deployment.path, tmp_path) as url, connect(f"ws{url[4:]}/v1/live", proxy=None) as websocket:
         client = Player(websocket)
         client.open(mode="extend", seed=5, prompts=[{"text": "calm"}], format="f32")
         before = codes_by_index(client.receive_until(lambda item: is_plan(item) and codes_by_index(item)))
@@ -176,7 +145,7 @@ def resumed(pipeline: Pipeline, state: Path, ready: Ready, last: int) -> tuple[L
     """The client of a stored session, which has played until it knows the codes of section `last`; and the sample that
     the stored canvas ends at.
     """
-    listener, until_s = Listener(0), time.monotonic() + TIMEOUT_S
+    listener, until_s = Listener(), time.monotonic() + TIMEOUT_S
     with open_sqlite_store(state) as store, SessionHost(pipeline, store=store) as host:
         snapshot = store.load(ready.session)
         assert snapshot is not None

@@ -14,36 +14,31 @@ the server was still generating when it was killed is generated again, at anothe
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.live_sound import Sound
+from helpers.killed_server import killed_server
+from helpers.live_sound import Heard, Sound
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from runtime.config.deployment import Deployment
 from runtime.live.hosting.host import SessionHost
 from runtime.live.hosting.slots import HostLimits
-from runtime.live.protocol.frames import AudioChunk, decode_chunk
+from runtime.live.protocol.frames import decode_chunk
 from runtime.live.protocol.messages import Ack, ClientMessage, LivePrompt, Open, SetBand, SetControls, SetPrompts
 from runtime.live.protocol.server_messages import (
     Applied,
     Problem,
     Ready,
-    ServerMessage,
     State,
     message_text,
     parse_server_message,
@@ -187,27 +182,19 @@ class Player:
             await socket.send(message_text(Ack(playhead_sample=int(playhead))))
 
 
-class Restored:
+class Restored(Heard):
     """A stored session as a host in the test process goes on with it.
 
     seq: the newest change that was stored. is_complete: all stored changes are in the canvas, and it stays as it is.
     """
 
     def __init__(self, snapshot: SessionSnapshot) -> None:
+        super().__init__()
         self.id: str = snapshot.meta["id"]
         controls = snapshot.meta["controls"]
         self.seq: int = controls["seqs"][1]
         is_changing = bool(controls["ramps"] or controls["values"].get("variation"))
         self.is_complete = snapshot.meta["generations"]["is_current"] and not is_changing
-        self.ready: Ready | None = None
-        self.sound = Sound(0)
-
-    def on_message(self, message: ServerMessage) -> None:
-        if isinstance(message, Ready):
-            self.ready, self.sound = message, Sound(message.next_sample)
-
-    def on_audio(self, chunk: AudioChunk) -> None:
-        self.sound.write(chunk)
 
 
 def restored(pipeline: Pipeline, state: Path, players: list[Player]) -> list[Restored]:
@@ -235,26 +222,6 @@ def play_all(host: SessionHost, sessions: list[Restored]) -> None:
         time.sleep(0.005)
 
 
-@contextmanager
-def server(config: Path, state: Path) -> Iterator[str]:
-    """The address of a server process that is ready; killed, not stopped, at the end of the block."""
-    command = [sys.executable, "-m", "server", str(config), "--port", "0", "--log-level", "warning"]
-    environment = {**os.environ, **SETTINGS, "PYTHONUNBUFFERED": "1", "TICKRT_STATE": str(state)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            yield ready_url(process)
-        finally:
-            process.send_signal(signal.SIGKILL)
-
-
-def ready_url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.search(r"ready on (http://\S+)", line):
-            return found.group(1)
-    raise AssertionError(f"the server ended with status {process.wait()} before it was ready")
-
-
 async def serve_until_killed(
     config: Path, state: Path, players: list[Player], rng: random.Random, *, is_settled: bool
 ) -> None:
@@ -262,7 +229,7 @@ async def serve_until_killed(
 
     is_settled: every player plays COMPARED_S before its first change, and waits for the last one before the kill.
     """
-    with server(config, state) as url:
+    with killed_server(config, state, SETTINGS) as url:
         playing = [asyncio.create_task(player.play(url)) for player in players]
         if is_settled:
             await every(players, lambda player: player.is_playing and len(player.sound.pcm) >= COMPARED_S * RATE_HZ)

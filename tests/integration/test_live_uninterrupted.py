@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.direct_player import decoded, generated
 from helpers.live_sound import Sound
 
-from runtime.config.codec import Latents
 from runtime.config.deployment import Deployment
 from runtime.live.hosting.services import live_model
-from runtime.live.hosting.work import compose_job
 from runtime.live.protocol.actions import Action, Commit, DecodeWindow, SessionJob
 from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.messages import (
@@ -38,7 +36,6 @@ from runtime.live.session.live_session import LiveSession
 from runtime.live.storage.sqlite_store import open_sqlite_store
 from runtime.live.storage.store import SessionStore
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.tick.loop.events import Event, Failed, Finished
 
 # Times are multiples of this, so that sums of them are exact: a ramp has the same values in another process.
 TICK_S = 1 / 64
@@ -72,30 +69,15 @@ class Simulated:
     def _perform(self, action: Action, now_s: float) -> None:
         match action:
             case SessionJob() as job:
-                self.session.generation_finished(job.id, latents_of(self.pipeline, job), 0, now_s)
+                self.session.generation_finished(job.id, generated(self.pipeline, job), 0, now_s)
             case DecodeWindow() as window:
-                assert self.pipeline.codec is not None
-                pcm = self.pipeline.codec.decode(window.values, window.start_frame)
-                self.session.decoded(window, pcm[window.trim_begin : window.trim_end])
+                self.session.decoded(window, decoded(self.pipeline, window))
             case AudioChunk() as chunk:
                 self.sound.write(chunk)
             case Problem() as problem:
                 raise AssertionError(problem)
             case Commit():
                 self.has_committed = True
-
-
-def latents_of(pipeline: Pipeline, job: SessionJob) -> Latents:
-    done: Future[Latents] = Future()
-
-    def on_event(event: Event) -> None:
-        if isinstance(event, Finished):
-            done.set_result(event.latents)
-        elif isinstance(event, Failed):
-            done.set_exception(event.error)
-
-    pipeline.loop.submit(compose_job(pipeline, job, seed=0), on_event)
-    return done.result(TIMEOUT_S)
 
 
 class Script:

@@ -4,140 +4,97 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+import pytest
 from helpers.fake_live_host import chunk
 from helpers.lock_check import lock_checked
 
 from runtime.base.errors import RequestError
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.server_messages import Applied, Changed, State, problem_of
+from runtime.live.protocol.server_messages import Applied, Changed, ServerMessage, State, problem_of
 from server.live.outbox import MAX_AUDIO_AGE_S, MAX_AUDIO_BYTES, MAX_MESSAGES, Outbox
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def state(playhead: int) -> State:
-    return State(
-        playhead_sample=playhead,
-        sent_until_sample=0,
-        lead_s=0.0,
-        generations_in_flight=0,
-        generation_s=0.0,
-        underruns=0,
-        ticks=0,
-        tick_ms=0.0,
-        canvas_position_s=0.0,
-        playing=True,
-    )
+    zero = dict.fromkeys(("sent_until_sample", "generations_in_flight", "underruns", "ticks"), 0)
+    times = dict.fromkeys(("lead_s", "generation_s", "tick_ms", "canvas_position_s"), 0.0)
+    return State(playhead_sample=playhead, playing=True, **zero, **times)  # type: ignore[arg-type]
 
 
-def taken(fill: Callable[[Outbox, Clock], None]) -> tuple[list[Any], int]:
-    """All that can be taken after `fill`, and how many chunks were dropped."""
+def taken(*given: AudioChunk | ServerMessage | float) -> tuple[list[Any], int]:
+    """All that can be taken after what is given, chunks by their first sample, and how many chunks were dropped.
+
+    A number is the time of what follows.
+    """
     drops: list[None] = []
 
     async def run() -> list[Any]:
-        clock = Clock()
-        outbox = lock_checked(Outbox, "_messages", "_audio", "_audio_bytes")(lambda: drops.append(None), clock)
-        fill(outbox, clock)
-        items = []
-        while True:
-            try:
+        now_s = 0.0
+        outbox = lock_checked(Outbox, "_messages", "_audio", "_audio_bytes")(lambda: drops.append(None), lambda: now_s)
+        for item in given:
+            if isinstance(item, float):
+                now_s = item
+            elif isinstance(item, AudioChunk):
+                outbox.on_audio(item)
+            else:
+                outbox.on_message(item)
+        items: list[Any] = []
+        with suppress(TimeoutError):
+            while not items or items[-1] is not None:
                 async with asyncio.timeout(0.05):
                     items.append(await outbox.take())
-            except TimeoutError:
-                return items
-            if items[-1] is None:
-                return items
+        return [item.start_sample if isinstance(item, AudioChunk) else item for item in items]
 
     return asyncio.run(run()), len(drops)
 
 
-def starts(items: list[Any]) -> list[int]:
-    return [item.start_sample for item in items if isinstance(item, AudioChunk)]
+APPLIED, PROBLEM = [Applied(seq=seq) for seq in range(1, 6)], problem_of(RequestError("no"))
+LONG = 48_000
+KEPT = MAX_AUDIO_BYTES // chunk(0, LONG).pcm.nbytes
 
 
-def test_messages_go_before_audio_and_keep_their_order() -> None:
-    def fill(outbox: Outbox, clock: Clock) -> None:
-        outbox.on_audio(chunk(0))
-        outbox.on_audio(chunk(960))
-        outbox.on_message(Applied(seq=1))
-        outbox.on_message(problem_of(RequestError("no")))
-
-    items, dropped = taken(fill)
-    assert [type(item).__name__ for item in items] == ["Applied", "Problem", "AudioChunk", "AudioChunk"]
-    assert (starts(items), dropped) == ([0, 960], 0)
-
-
-def test_only_the_newest_state_waits() -> None:
-    def fill(outbox: Outbox, clock: Clock) -> None:
-        for playhead in range(5):
-            outbox.on_message(state(playhead))
-            outbox.on_message(Applied(seq=playhead + 1))
-
-    items, _ = taken(fill)
-    assert [item.playhead_sample for item in items if isinstance(item, State)] == [4]
-    assert [item.seq for item in items if isinstance(item, Applied)] == [1, 2, 3, 4, 5]
-
-
-def test_audio_beyond_the_limit_is_dropped_oldest_first() -> None:
-    samples = 48_000
-    size_bytes = chunk(0, samples).pcm.nbytes
-    kept = MAX_AUDIO_BYTES // size_bytes
-
-    def fill(outbox: Outbox, clock: Clock) -> None:
-        for index in range(kept + 3):
-            outbox.on_audio(chunk(index * samples, samples))
-
-    items, dropped = taken(fill)
-    assert starts(items) == [index * samples for index in range(3, kept + 3)]
-    assert dropped == 3
-
-
-def test_one_changed_waits_with_the_values_of_all() -> None:
-    def fill(outbox: Outbox, clock: Clock) -> None:
-        outbox.on_message(Changed(values={"guidance": 3.0, "seed": 1}))
-        outbox.on_message(Applied(seq=1))
-        outbox.on_message(Changed(values={"guidance": 4.0}))
-
-    items, _ = taken(fill)
-    assert items == [Applied(seq=1), Changed(values={"guidance": 4.0, "seed": 1})]
-
-
-def test_old_audio_is_dropped() -> None:
-    def fill(outbox: Outbox, clock: Clock) -> None:
-        outbox.on_audio(chunk(0))
-        clock.now_s = MAX_AUDIO_AGE_S + 0.1
-        outbox.on_audio(chunk(960))
-
-    items, dropped = taken(fill)
-    assert (starts(items), dropped) == ([960], 1)
-
-
-def test_audio_that_is_replaced_is_left_out_and_not_counted() -> None:
-    def fill(outbox: Outbox, clock: Clock) -> None:
-        for start in (0, 960, 1920):
-            outbox.on_audio(chunk(start))
-        outbox.on_audio(chunk(480, 2400, is_replacing=True))
-
-    items, dropped = taken(fill)
-    assert (starts(items), dropped) == ([0, 480], 0)
-
-
-def test_audio_that_begins_before_or_ends_behind_its_replacement_is_sent() -> None:
-    def fill(outbox: Outbox, clock: Clock) -> None:
-        for start, end in ((0, 960), (960, 1920), (1920, 2880)):
-            outbox.on_audio(chunk(start, end))
-        outbox.on_audio(chunk(960, 2400, is_replacing=True))
-
-    items, dropped = taken(fill)
-    assert (starts(items), dropped) == ([0, 1920, 960], 0)
+@pytest.mark.parametrize(
+    ("given", "expected", "dropped"),
+    [
+        pytest.param(
+            [chunk(0), chunk(960), APPLIED[0], PROBLEM], [APPLIED[0], PROBLEM, 0, 960], 0, id="messages first"
+        ),
+        pytest.param(
+            [item for pair in zip(map(state, range(5)), APPLIED, strict=True) for item in pair],
+            [*APPLIED[:4], state(4), APPLIED[4]],
+            0,
+            id="the newest state",
+        ),
+        pytest.param(
+            [Changed(values={"guidance": 3.0, "seed": 1}), APPLIED[0], Changed(values={"guidance": 4.0})],
+            [APPLIED[0], Changed(values={"guidance": 4.0, "seed": 1})],
+            0,
+            id="one changed with the values of all",
+        ),
+        pytest.param(
+            [chunk(index * LONG, LONG) for index in range(KEPT + 3)],
+            [index * LONG for index in range(3, KEPT + 3)],
+            3,
+            id="audio beyond the limit, oldest first",
+        ),
+        pytest.param([chunk(0), MAX_AUDIO_AGE_S + 0.1, chunk(960)], [960], 1, id="old audio"),
+        pytest.param(
+            [*map(chunk, (0, 960, 1920)), chunk(480, 2400, is_replacing=True)], [0, 480], 0, id="what is replaced"
+        ),
+        pytest.param(
+            [*(chunk(start, start + 960) for start in (0, 960, 1920)), chunk(960, 2400, is_replacing=True)],
+            [0, 1920, 960],
+            0,
+            id="what begins before its replacement or ends behind it",
+        ),
+        pytest.param([chunk(0, epoch=1), chunk(5000, epoch=2)], [5000], 0, id="an old epoch"),
+        pytest.param([Applied(seq=seq + 1) for seq in range(MAX_MESSAGES + 1)], [None], 0, id="too many messages"),
+    ],
+)
+def test_what_is_taken_of_what_waits(given: list[Any], expected: list[Any], dropped: int) -> None:
+    assert taken(*given) == (expected, dropped)
 
 
 def test_a_message_wakes_the_taker() -> None:
@@ -151,23 +108,6 @@ def test_a_message_wakes_the_taker() -> None:
         return taking.done() and taking.result()
 
     assert asyncio.run(run()) == Applied(seq=1)
-
-
-def test_a_new_epoch_leaves_out_the_old_one() -> None:
-    def fill(outbox: Outbox, clock: Clock) -> None:
-        outbox.on_audio(chunk(0, epoch=1))
-        outbox.on_audio(chunk(5000, epoch=2))
-
-    items, dropped = taken(fill)
-    assert (starts(items), dropped) == ([5000], 0)
-
-
-def test_too_many_messages_end_the_connection() -> None:
-    def fill(outbox: Outbox, clock: Clock) -> None:
-        for seq in range(MAX_MESSAGES + 1):
-            outbox.on_message(Applied(seq=seq + 1))
-
-    assert taken(fill)[0] == [None]
 
 
 def test_another_thread_wakes_the_taker() -> None:
@@ -205,7 +145,7 @@ def test_a_chunk_is_taken_once_while_another_thread_adds_one() -> None:
         outbox.on_audio(chunk(1920))
         return [*items, await outbox.take(), await outbox.take()]
 
-    assert starts(asyncio.run(run())) == [0, 960, 1920]
+    assert [item.start_sample for item in asyncio.run(run())] == [0, 960, 1920]
 
 
 def test_a_closed_outbox_takes_calls_after_its_event_loop() -> None:
