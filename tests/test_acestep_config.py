@@ -131,8 +131,10 @@ def test_a_request_gets_the_shortest_canvas_that_holds_it(
     deployment: Deployment, bundle: Bundle, seconds: float | None, frames: int
 ) -> None:
     pipeline = pipeline_of(deployment, bundle)
-    assert pipeline.lengths == (1500, 3000, 6000)
-    segment = pipeline.next_segment(0, pipeline.total_frames(parse_options({"prompt": "", "seconds": seconds})))
+    assert pipeline.lengths.generations == (1500, 3000, 6000)
+    segment = pipeline.lengths.next_segment(
+        0, pipeline.lengths.total_frames(parse_options({"prompt": "", "seconds": seconds}))
+    )
     assert segment is not None
     assert segment.frames == frames
 

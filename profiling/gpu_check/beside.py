@@ -15,7 +15,7 @@ import numpy as np
 from profiling.bench.statistics import percentiles
 from profiling.bench.steady_stream import Latents, tolerance_of
 from runtime.audio.codec_queue import Urgency
-from runtime.pipeline.generation import LongGeneration, generate_together
+from runtime.pipeline.generation import LongGeneration, all_latents
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
 
@@ -99,6 +99,6 @@ def _generate(pipeline: Pipeline, shared: dict[int, Latents], ended: threading.E
 
 def _generated(pipeline: Pipeline, seeds: Any) -> dict[int, Latents]:
     """Canvases `[T, C]` by seed."""
-    given = {"prompt": "", "seconds": pipeline.canvas_frames / pipeline.bundle.latents.frame_rate_hz}
+    given = {"prompt": "", "seconds": pipeline.lengths.canvas_frames / pipeline.bundle.latents.frame_rate_hz}
     wanted = {str(seed): LongGeneration(pipeline, parse_options({**given, "seed": seed})) for seed in seeds}
-    return {int(name): latents for name, latents in generate_together(pipeline, wanted).items()}
+    return {int(name): latents for name, latents in all_latents(pipeline, wanted).items()}

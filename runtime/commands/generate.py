@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.formats import AUDIO_FORMATS, FORMATS, complete_file, format_of, latents_bytes
 from runtime.audio.metadata import GenerationMetadata, latents_tags, read_metadata
 from runtime.audio.playback import AudioPlayer, open_player
-from runtime.base.errors import ConfigError, FileError, RequestError, source_as
+from runtime.base.errors import ConfigError, FileError, RequestError
 from runtime.base.files import check_file, losses
 from runtime.commands.command_line import Command, CommandLine, Config, Version
 from runtime.commands.generate_options import (
@@ -47,6 +47,7 @@ from runtime.music.note_files import read_notes
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents
+from runtime.pipeline.inputs import Given
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.stem_files import StemFiles, save_files
 from runtime.pipeline.text_encoder import read_condition
@@ -260,17 +261,10 @@ def _run(job: Job) -> None:
     with _open(job, deployment) as pipeline, ExitStack() as stack:
         if pipeline.codec is None and job.format in AUDIO_FORMATS:
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
-        files = {"source": job.source, "target": job.target_source, "structure": job.structure}
+        files = {"source": job.source, "target": job.target_source, "structure": job.structure, "timbre": job.timbre}
         with losses() as lost_audio:
-            source, target, structure = (_read_source(path, pipeline.read_source, name) for name, path in files.items())
-            timbre = _read_source(job.timbre, pipeline.read_timbre, "timbre")
-        audio = None if job.source is None else pipeline.source_audio(job.source)
-        encoded = frozenset(
-            name for name in ("source", "target") if (path := files[name]) and pipeline.source_audio(path) is not None
-        )
-        inputs = GenerationInputs(
-            condition, source, target, source_audio=audio, encoded=encoded, timbre=timbre, structure=structure
-        )
+            given = {name: _given(path, pipeline, name) for name, path in files.items() if path is not None}
+            inputs = pipeline.inputs.read(given, GenerationInputs(condition))
         generation = LongGeneration(pipeline, options, inputs)
         if job.stems is not None:
             generation.check_stems()
@@ -278,7 +272,7 @@ def _run(job: Job) -> None:
             generation.check_score(quantize=job.quantize)
         if job.like is not None:
             _compare(job.like, generation.metadata(), console, quiet=job.quiet)
-        words = None if condition is not None else pipeline.prompt_words(options)
+        words = None if condition is not None else pipeline.prompts.words(options)
         if words and not words.is_complete and not job.quiet:
             print_line(str(words), console)
         for line in (
@@ -286,7 +280,7 @@ def _run(job: Job) -> None:
         ):
             print_line(line, console)
         player = stack.enter_context(closing(_open_player(pipeline, generation))) if job.play else None
-        progress = open_progress(generation.num_segments or 1, console, quiet=job.quiet)
+        progress = open_progress(generation.num_segments, console, quiet=job.quiet)
         with closing(progress), _output(job.out) as file:
             latents = _write(job, pipeline, generation, progress, file, player)
         if job.stems is not None:
@@ -323,13 +317,10 @@ def _open(job: Job, deployment: Deployment) -> Pipeline:
         return open_built_pipeline(deployment, target=job.target, quiet=job.quiet)
 
 
-def _read_source(path: Path | None, read: Callable[[Path], Latents], field: str) -> Latents | None:
-    """Raises RequestError, FileError."""
-    if path is None:
-        return None
+def _given(path: Path, pipeline: Pipeline, field: str) -> Given:
+    """Raises FileError."""
     check_file(path)
-    with source_as(field):
-        return read(path)
+    return pipeline.inputs.file(path, field)
 
 
 def _write(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,28 +26,25 @@ from runtime.audio.stems import StemDecoder
 from runtime.audio.window_decoder import CROSSFADE_S, AudioDecoder, AudioSplicer, surrounding_loudness
 from runtime.base.errors import ConfigError, GenerationCancelledError, RequestError, ShapeError
 from runtime.config.codec import Latents, Pcm
-from runtime.music.envelopes import Breath, Marks
-from runtime.music.first_bars import FirstBars
-from runtime.music.note_levels import phrase_mask, phrases_of, with_notes
-from runtime.music.part_moods import NO_MOODS, Thinning
+from runtime.config.notes import NotesSpec
+from runtime.music.note_levels import phrases_of
+from runtime.music.part_moods import NO_MOODS
 from runtime.music.score import Score
-from runtime.music.sections import beats_of
-from runtime.music.tempo import tempo_of
 from runtime.music.tracker import score_of
-from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, denoise_of
+from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
-from runtime.pipeline.songs.ending import CUT, Ending, LastNotes, ending_of
-from runtime.pipeline.songs.plan import SongPlan
-from runtime.pipeline.songs.planning import AnyPlan, is_planned
-from runtime.pipeline.songs.sequences import Caller
+from runtime.pipeline.played_notes import PlayedNotes
+from runtime.pipeline.songs.ending import Ending, LastNotes, ending_of
+from runtime.pipeline.songs.planner import Caller
+from runtime.pipeline.songs.planning import AnyPlan, is_planned, plan_of, think
 from runtime.pipeline.sources import has_encoded_latents, kept_frames, settled_options
 from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptMeaning
-from runtime.requests.request import DENOISE_MIN, GenerationRequest
+from runtime.requests.request import GenerationRequest
 from runtime.requests.seeds import draw_seed, segment_seed
-from runtime.requests.segments import Segment, requested_mask
-from runtime.requests.tasks import TRACK_OPTIONS, is_cover, known_tasks
-from runtime.requests.validation import note_spec, takes_notes
+from runtime.requests.segments import Segment
+from runtime.requests.tasks import is_cover, known_tasks
+from runtime.requests.validation import note_spec
 from runtime.tick.loop.events import Cancelled, Event, Failed, Finished
 
 OnEvent = Callable[[Event], None]
@@ -59,12 +57,11 @@ EXTRACT_OPTIONS = (
 
 
 class LongGeneration:
-    """A generation of any length, or without end where `is_endless`. Used by one thread at a time.
+    """A generation of any length. Used by one thread at a time.
 
-    `options` may be replaced between segments; the next request uses the new ones. `seed` is the options' one, or a
-    random one. `plan` is None where it has none; its thinking is done here, blocking, its codes are waited for by
-    next_request(), and close() ends them. caller: who waits for both; once it leaves, they end in a TickError. Raises
-    RequestError for options that would have no effect, and TickError.
+    `seed` is the options' one, or a random one. `plan` is None where it has none; its thinking is done here, blocking,
+    its codes are waited for by next_request(), and close() ends them. caller: who waits for both; once it leaves, they
+    end in a TickError. Raises RequestError for options that would have no effect, and TickError.
     """
 
     def __init__(
@@ -73,108 +70,80 @@ class LongGeneration:
         options: GenerationOptions,
         inputs: GenerationInputs = NO_INPUTS,
         *,
-        is_endless: bool = False,
         caller: Caller | None = None,
     ) -> None:
+        bundle, prompts, planner = pipeline.bundle, pipeline.prompts, pipeline.planner
         self.seed = draw_seed() if options.seed is None else options.seed
-        pipeline.bundle.options.check(dict(options))
-        self._given, thinking = options, None
+        bundle.options.check(dict(options))
+        self._pipeline, self._given, thinking = pipeline, options, None
         if options.notes is not None:
-            rate_hz = pipeline.bundle.latents.frame_rate_hz
-            inputs = replace(inputs, phrases=phrases_of(note_spec(pipeline.bundle), options.notes, rate_hz))
+            phrases = phrases_of(note_spec(bundle), options.notes, bundle.latents.frame_rate_hz)
+            inputs = replace(inputs, phrases=phrases)
         self._caller = Caller(inputs.client) if caller is None else caller
-        if pipeline.planner is not None and not is_endless and is_planned(options, inputs, pipeline.bundle):
-            thinking = pipeline.planner.think(pipeline.with_drawn(options, self.seed), self.seed, self._caller)
+        if planner is not None and is_planned(options, inputs, bundle):
+            thinking = think(planner, prompts.drawn(options, self.seed), self.seed, self._caller)
             options = options.model_copy(update={**thinking.filled, "task": None})
-        self.total_frames = None if is_endless else pipeline.total_frames(options, inputs.known)
-        self.total_samples = None if is_endless else pipeline.total_samples(options, inputs.known)
+        self.total_frames = pipeline.lengths.total_frames(options, inputs.known)
+        self.total_samples = pipeline.lengths.total_samples(options, inputs.known)
         self.plan: AnyPlan | None = None
-        if pipeline.planner is not None and thinking is not None and self.total_frames is not None:
-            drawn = pipeline.with_drawn(options, self.seed)
-            self.plan = pipeline.planner.plan(drawn, thinking, self.seed, self.total_frames, self._caller)
-            inputs = replace(inputs, hints=np.empty((0, pipeline.bundle.latents.channels), np.float32))
-        if self.total_frames is not None:
-            options = settled_options(options, inputs, self.total_frames, pipeline.bundle)
-        self.options = options
+        if planner is not None and thinking is not None:
+            drawn = prompts.drawn(options, self.seed)
+            self.plan = plan_of(planner, drawn, thinking, self.seed, self.total_frames, self._caller)
+            inputs = replace(inputs, hints=np.empty((0, bundle.latents.channels), np.float32))
+        self.options = options = settled_options(options, inputs, self.total_frames, bundle)
         self.done_frames = 0
-        self._pipeline = pipeline
-        self._inputs = inputs
-        self._index = 0
-        self._part_frames: list[int] = []
-        self._first_bars: FirstBars | None = None
-        self._ending, self._last_notes = self._planned_ending()
-        self._breath = self._new_breath()
-        self._tail = np.empty((0, pipeline.bundle.latents.channels), np.float32)
+        self._inputs, self._part_frames = inputs, list[int]()
+        self._tail = np.empty((0, bundle.latents.channels), np.float32)
+        self.ending = self._planned_ending()
         keeps_source = inputs.source is not None and not is_cover(options, inputs.source)
         is_asked = inputs.condition is None and not keeps_source
-        self._moods = pipeline.part_moods(options, self.seed, self.total_frames) if is_asked else NO_MOODS
-        self._thinning: Thinning | None = None
-
-    def _planned_ending(self) -> tuple[Ending, LastNotes | None]:
-        """How it ends, and the notes that it ends with. Raises RequestError for an ending that it cannot have."""
-        if self.total_frames is None:
-            return CUT, None
-        bundle, plan = self._pipeline.bundle, self.plan
-        codec, rate_hz = bundle.codec, bundle.latents.frame_rate_hz
-        total_s = self.total_frames / rate_hz if codec is None else (self.total_samples or 0) / codec.sample_rate_hz
-        chord = () if plan is None else plan.tonic_chord
-        planned = {} if plan is None else plan.options
-        ending = ending_of(self.options, self._inputs, planned, total_s, bundle, has_tonic=bool(chord))
-        if ending.ring_frame is None or bundle.notes is None:
-            return ending, None
-        first, silence = ending.ring_frame, bundle.silence(1)[0]
-        kept = frozenset(phrase.layer for phrase in self._inputs.phrases if phrase.end_frame > first)
-        return ending, LastNotes(bundle.notes, silence, chord, first, int(total_s * rate_hz), kept)
-
-    def _new_breath(self) -> Breath | None:
-        """What gives its notes the envelopes of their instruments; None where nothing says them, or all is kept."""
-        bundle, options = self._pipeline.bundle, self.options
-        is_kept = options.task in TRACK_OPTIONS or denoise_of(options, self._inputs.source, bundle) <= DENOISE_MIN
-        if bundle.notes is None or not bundle.notes.has_envelopes or is_kept:
-            return None
-        return Breath(bundle.notes, bundle.silence(1)[0])
-
-    def _breathing(self, new: Latents, breath: Breath) -> Latents:
-        """The next frames `[n, C]`; held notes are struck again on beats, but for those that were given."""
-        bundle, phrases, start = self._pipeline.bundle, self._inputs.phrases, self.done_frames
-        spec, rate_hz = note_spec(bundle), bundle.latents.frame_rate_hz
-        given = phrase_mask(phrases, spec, new.shape, start)
-        frames = np.arange(start, start + len(new))
-        beats: NDArray[np.bool_] | None
-        if isinstance(self.plan, SongPlan):
-            beats = beats_of(self.plan.sections, frames, rate_hz)
-        else:
-            follows = self._inputs.known is not None or self.options.codes is not None
-            tempo = None if follows else tempo_of(self.options, bundle.options.bpm)
-            beats = None if tempo is None else tempo.are_beats(frames, 0.0, rate_hz)
-        mask = requested_mask(self.options, Segment(start, len(new), 0, self.total_frames), rate_hz)
-        kept = np.zeros(len(new), bool) if mask is None else mask == 0.0
-        fixed = kept[:, None] | (given & self.options.notes_exact)
-        return breath.shaped(new, Marks(beats, given, fixed))
+        moods = prompts.moods(options, self.seed, self.total_frames) if is_asked else NO_MOODS
+        self._notes: PlayedNotes | None = None
+        if bundle.notes is not None:
+            last = self._last_notes(bundle.notes)
+            self._notes = PlayedNotes(bundle.notes, bundle, options, inputs, self.plan, self.total_frames, moods, last)
 
     @property
-    def ring_frame(self) -> int | None:
-        """Where its last notes begin, which ring out; None where none do."""
-        return self._ending.ring_frame
+    def _total_s(self) -> float:
+        codec, rate_hz = self._pipeline.bundle.codec, self._pipeline.bundle.latents.frame_rate_hz
+        return self.total_frames / rate_hz if codec is None else self.total_samples / codec.sample_rate_hz
+
+    def _planned_ending(self) -> Ending:
+        """Raises RequestError for an ending that it cannot have."""
+        has_tonic = self.plan is not None and bool(self.plan.tonic_chord)
+        bundle, planned = self._pipeline.bundle, self._planned
+        return ending_of(self.options, self._inputs, planned, self._total_s, bundle, has_tonic=has_tonic)
+
+    def _last_notes(self, spec: NotesSpec) -> LastNotes | None:
+        """The notes that it ends with; None where it ends otherwise."""
+        if (first := self.ending.ring_frame) is None or self.plan is None:
+            return None
+        bundle = self._pipeline.bundle
+        end = int(self._total_s * bundle.latents.frame_rate_hz)
+        kept = frozenset(phrase.layer for phrase in self._inputs.phrases if phrase.end_frame > first)
+        return LastNotes(spec, bundle.silence(1)[0], self.plan.tonic_chord, first, end, kept)
+
+    @property
+    def _planned(self) -> dict[str, Any]:
+        """What its plan says, by option."""
+        return {} if self.plan is None else self.plan.options
 
     @property
     def segment(self) -> Segment | None:
         """The segment to generate next; None after the last one."""
-        return self._pipeline.next_segment(self.done_frames, self.total_frames)
+        return self._pipeline.lengths.next_segment(self.done_frames, self.total_frames)
 
     @property
-    def num_segments(self) -> int | None:
-        """The number of segments in all; None without an end."""
-        if self.total_frames is None:
-            return None
-        after_first = max(self.total_frames - self._pipeline.canvas_frames, 0)
-        return 1 - (-after_first // (self._pipeline.canvas_frames - self._pipeline.overlap_frames))
+    def num_segments(self) -> int:
+        """The number of segments in all."""
+        canvas, overlap = self._pipeline.lengths.canvas_frames, self._pipeline.lengths.overlap_frames
+        return 1 - (-max(self.total_frames - canvas, 0) // (canvas - overlap))
 
     @property
     def num_steps(self) -> int:
-        """The steps of all segments together; 0 without an end."""
+        """The steps of all segments together."""
         steps = len(self.options.timesteps or ()) or self.options.steps or self._pipeline.bundle.sampler.steps
-        return (self.num_segments or 0) * steps
+        return self.num_segments * steps
 
     def next_request(self) -> GenerationRequest | None:
         """The next segment's request, with a new id for each call; None after the last one.
@@ -184,18 +153,16 @@ class LongGeneration:
         segment = self.segment
         if segment is None:
             return None
-        options = self._pipeline.with_drawn(self.options, self.seed)
-        options, inputs = options.model_copy(update={"seed": segment_seed(self.seed, self._index)}), self._inputs
-        if self._first_bars is not None:
-            begin = segment.start_frame - segment.first_frame
-            inputs = replace(inputs, hints=self._first_bars.hints(begin, segment.first_frame + segment.frames))
+        options, index = self._pipeline.prompts.drawn(self.options, self.seed), len(self._part_frames)
+        options, inputs = options.model_copy(update={"seed": segment_seed(self.seed, index)}), self._inputs
+        if self._notes is not None and (hints := self._notes.hints(segment)) is not None:
+            inputs = replace(inputs, hints=hints)
         if self.plan is not None:
             self._inputs = inputs = replace(inputs, hints=self._planned_hints(self.plan, segment))
-            played = (
-                (note.layer, note.start_frame, note.end_frame) for each in self._inputs.phrases for note in each.notes
-            )
+            notes = (note for phrase in inputs.phrases for note in phrase.notes)
+            played = ((note.layer, note.start_frame, note.end_frame) for note in notes)
             options = options.model_copy(update={"prompt": self.plan.prompts(options.prompt, played)})
-        return self._pipeline.compose(options, segment, inputs, self._tail)
+        return self._pipeline.composer.compose(options, segment, inputs, self._tail)
 
     @property
     def meanings(self) -> tuple[PromptMeaning, ...]:
@@ -205,8 +172,7 @@ class LongGeneration:
         """
         if self._inputs.condition is not None:
             return ()
-        planned = {} if self.plan is None else self.plan.options
-        return self._pipeline.meanings(self.options.model_copy(update=planned), self.seed)
+        return self._pipeline.prompts.meanings(self.options.model_copy(update=self._planned), self.seed)
 
     def close(self) -> None:
         """End its plan where that is still being made; any thread may call it."""
@@ -214,8 +180,8 @@ class LongGeneration:
 
     def _planned_hints(self, plan: AnyPlan, segment: Segment) -> Latents:
         """Hints `[N, C]` from frame 0 to the segment's end, as far as there are frames."""
-        assert self.total_frames is not None
-        known = self._inputs.hints if self._inputs.hints is not None else np.empty((0, 0), np.float32)
+        known = self._inputs.hints
+        assert known is not None
         end = min(segment.start_frame + segment.frames, self.total_frames)
         return known if len(known) >= end else np.concatenate((known, plan.hints(len(known), end - len(known))))
 
@@ -240,12 +206,11 @@ class LongGeneration:
 
         quantize: they lie on the plan's beat. Raises RequestError where the bundle has no [notes], or no plan a beat.
         """
-        said = self.options.model_dump(include={"bpm", "time_signature", "key"})
+        said = self.options.model_dump(include={"bpm", "time_signature", "key"}) | self._planned
         plan = {} if self.plan is None else self.plan.summary
-        said |= {} if self.plan is None else self.plan.options
         found, codec = score_of(self._pipeline.bundle, latents, said, plan.get("sections", ())), self._pipeline.codec
         found = replace(found, is_estimated=self.is_estimated)
-        if codec is not None and self.total_samples is not None:
+        if codec is not None:
             found = found.until(self.total_samples / codec.sample_rate_hz)
         return found.quantized() if quantize else found
 
@@ -266,14 +231,13 @@ class LongGeneration:
         finisher = None
         if self.options.finish:
             target_lufs = TARGET_LUFS if loudness is None else loudness
-            _, fade_s, silent_s = self._ending
             finisher = Finisher(
                 rate_hz,
                 hop,
                 self.total_samples,
                 target_lufs=target_lufs,
-                fade_out_s=fade_s,
-                silent_s=silent_s,
+                fade_out_s=self.ending.fade_s,
+                silent_s=self.ending.silent_s,
                 spans=[
                     Span(start * hop, end * hop, *levels)
                     for start, end, *levels in (() if self.plan is None else self.plan.levels)
@@ -283,16 +247,13 @@ class LongGeneration:
 
     @property
     def _kept_frames(self) -> NDArray[np.bool_]:
-        """`[N]`: whether the audio of a frame is the source's own; `[0]` without an end."""
-        if self.total_frames is None:
-            return np.zeros(0, bool)
+        """`[N]`: whether the audio of a frame is the source's own."""
         return kept_frames(self.options, self._inputs, self.total_frames, self._pipeline.bundle)
 
     @property
     def is_estimated(self) -> bool:
         """Whether its notes and stems are estimates, as far as they come from latents that were encoded from audio."""
-        total, bundle = self.total_frames, self._pipeline.bundle
-        return total is not None and has_encoded_latents(self.options, self._inputs, total, bundle)
+        return has_encoded_latents(self.options, self._inputs, self.total_frames, self._pipeline.bundle)
 
     @property
     def sample_rate_hz(self) -> int:
@@ -344,7 +305,7 @@ class LongGeneration:
         codec = self._pipeline.codec
         assert codec is not None
         if tracks is None:
-            tracks = generate_together(self._pipeline, self.extractions(latents))
+            tracks = all_latents(self._pipeline, self.extractions(latents))
         stems = StemDecoder(self.audio_decoder(), codec, self._pipeline.bundle, tracks)
         cutter = codec.window_cutter(WINDOW_FRAMES, total_frames=len(latents))
         # In the parts that they were made in: what is measured of loudness depends on them.
@@ -365,55 +326,15 @@ class LongGeneration:
         if segment is None or len(latents) != segment.frames:
             expected = "none: the generation is complete" if segment is None else f"{segment.frames} frames"
             raise ShapeError(f"got {len(latents)} frames of latents, expected {expected}")
-        new = latents[segment.keep_frames :]
-        if self.total_frames is not None:
-            new = new[: self.total_frames - self.done_frames]
-        if self.options.notes_exact:
-            new = self._with_exact_notes(new)
-        if self._breath is not None:
-            new = self._breathing(new, self._breath)
-        if self.done_frames == 0 and (bar_frames := self._bar_frames) is not None and len(new) >= bar_frames:
-            bundle = self._pipeline.bundle
-            self._first_bars = FirstBars(note_spec(bundle), bundle.silence(1)[0], new, bar_frames)
-        before, self._tail = self._tail, np.concatenate((self._tail, new))[-self._pipeline.canvas_frames :]
-        notes, silence = self._pipeline.bundle.notes, self._pipeline.bundle.silence(1)[0]
-        if notes is not None and self._moods.sparse:
-            new = self._thinned(new)
-        if self._last_notes is not None:
-            new = self._last_notes.written(new, self.done_frames, before)
-        if notes is not None and self._moods.level_db:
-            new = self._moods.with_levels(new, notes, silence, self.done_frames)
+        new = latents[segment.keep_frames :][: self.total_frames - self.done_frames]
+        if self._notes is not None:
+            new = self._notes.continued(new, self.done_frames)
+        before, self._tail = self._tail, np.concatenate((self._tail, new))[-self._pipeline.lengths.canvas_frames :]
+        if self._notes is not None:
+            new = self._notes.heard(new, self.done_frames, before)
         self.done_frames += len(new)
-        self._index += 1
         self._part_frames.append(len(new))
         return new
-
-    @property
-    def _bar_frames(self) -> float | None:
-        """How long its bars are, where the first ones keep the beat: there is neither a planner nor a source."""
-        bundle, inputs, options = self._pipeline.bundle, self._inputs, self.options
-        is_free = inputs.known is None and inputs.condition is None and options.codes is None
-        if not is_free or bundle.planner is not None or not takes_notes(bundle):
-            return None
-        tempo = tempo_of(options, bundle.options.bpm)
-        return None if tempo is None else tempo.bar_frames(bundle.latents.frame_rate_hz)
-
-    def _thinned(self, new: Latents) -> Latents:
-        """The next frames `[n, C]` without the notes that sparse parts lack."""
-        bundle = self._pipeline.bundle
-        assert bundle.notes is not None
-        if self._thinning is None:
-            planned = {} if self.plan is None else self.plan.options
-            tempo = tempo_of(self.options.model_copy(update=planned), bundle.options.bpm)
-            rate_hz, silence = bundle.latents.frame_rate_hz, bundle.silence(1)[0]
-            self._thinning = Thinning(bundle.notes, silence, self._moods.sparse, tempo and tempo.bpm, rate_hz)
-        return self._thinning.thinned(new)
-
-    def _with_exact_notes(self, new: Latents) -> Latents:
-        """The next frames `[n, C]` with exactly the notes that were given."""
-        bundle = self._pipeline.bundle
-        assert bundle.notes is not None
-        return with_notes(new, self._inputs.phrases, bundle.notes, bundle.silence(1)[0], self.done_frames)
 
 
 def generate_latents(
@@ -425,47 +346,55 @@ def generate_latents(
     The pipeline's loop must be running. wait: as for the loop's submit. Raises what submit raises, and the error of a
     segment that failed.
     """
-    events: SimpleQueue[Event] = SimpleQueue()
-    submitted = None
-    try:
-        submitted = _submit_next(pipeline, generation, events, wait)
-        while submitted is not None:
-            new = generation.append(_wait_for_latents(events, on_event))
-            submitted = _submit_next(pipeline, generation, events, wait)
+    with closing(generate_together(pipeline, {"": generation}, on_event, wait=wait)) as parts:
+        for _, new in parts:
             yield new
-    finally:
-        generation.close()
-        if submitted is not None:
-            pipeline.loop.cancel(submitted)
 
 
-def generate_together(pipeline: Pipeline, generations: Mapping[str, LongGeneration]) -> dict[str, Latents]:
-    """All latents `[T, C]` of generations by name, blocking. They are in flight at the same time, and share ticks.
+def generate_together(
+    pipeline: Pipeline,
+    generations: Mapping[str, LongGeneration],
+    on_event: OnEvent | None = None,
+    *,
+    wait: bool = False,
+) -> Generator[tuple[str, Latents], None, None]:
+    """As generate_latents(), of generations by name: they are in flight at the same time, and share ticks.
 
-    Each waits for a place. The first one that fails cancels the others. Raises what submit raises, and its error.
+    The first one that fails cancels the others.
     """
     events: SimpleQueue[tuple[str, Event]] = SimpleQueue()
-    made: dict[str, list[Latents]] = {name: [] for name in generations}
-    submitted = dict[str, str]()
+    in_flight = dict[str, str]()
 
     def submit(name: str) -> None:
-        """Its next segment, if there is one. Blocks until there is a place."""
+        """Its next segment, if there is one."""
         if (request := generations[name].next_request()) is not None:
-            submitted[name] = pipeline.loop.submit(request, lambda event: events.put((name, event)), wait=True)
+            in_flight[name] = pipeline.loop.submit(request, lambda event: events.put((name, event)), wait=wait)
 
     try:
         for name in generations:
             submit(name)
-        while submitted:
+        while in_flight:
             # Until the tick thread publishes something of one of them.
             name, event = events.get()
+            if on_event is not None:
+                on_event(event)
             if (latents := _latents_of(event)) is not None:
-                del submitted[name]
-                made[name].append(generations[name].append(latents))
+                del in_flight[name]
+                new = generations[name].append(latents)
                 submit(name)
+                yield name, new
     finally:
-        for request_id in submitted.values():
+        for generation in generations.values():
+            generation.close()
+        for request_id in in_flight.values():
             pipeline.loop.cancel(request_id)
+
+
+def all_latents(pipeline: Pipeline, generations: Mapping[str, LongGeneration]) -> dict[str, Latents]:
+    """All latents `[T, C]` of generations by name, blocking; each waits for a place. Raises as generate_together()."""
+    made: dict[str, list[Latents]] = {name: [] for name in generations}
+    for name, new in generate_together(pipeline, generations, wait=True):
+        made[name].append(new)
     return {name: np.concatenate(parts) for name, parts in made.items()}
 
 
@@ -493,22 +422,6 @@ def generate_audio(
                 pcm = decoder.decode(window, codec)
                 if len(pcm):
                     yield pcm
-
-
-def _submit_next(pipeline: Pipeline, generation: LongGeneration, events: SimpleQueue[Event], wait: bool) -> str | None:
-    """Submit the next segment; returns its request id, None after the last one."""
-    request = generation.next_request()
-    return None if request is None else pipeline.loop.submit(request, events.put, wait=wait)
-
-
-def _wait_for_latents(events: SimpleQueue[Event], on_event: OnEvent | None) -> Latents:
-    """Block until one request ends. Raises its error."""
-    while True:
-        event = events.get()
-        if on_event is not None:
-            on_event(event)
-        if (latents := _latents_of(event)) is not None:
-            return latents
 
 
 def _latents_of(event: Event) -> Latents | None:

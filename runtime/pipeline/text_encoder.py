@@ -23,7 +23,6 @@ from runtime.base.untrusted import plain_utf8
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import DEFAULTS, TextGraphSpec, filled
 from runtime.engines.engine import RunnableGraph, run_once
-from runtime.pipeline.binding import Token
 from runtime.pipeline.content_cache import ContentCache
 from runtime.pipeline.songs.course import WORDS as COURSE_WORDS
 from runtime.pipeline.timbre import TimbreEncoder
@@ -44,6 +43,14 @@ MIN_NEAR_LETTERS = 4
 TYPO_SHARE = 0.85
 PHRASE_ENDS = re.compile(r"[,;|\r\n]|(?<![.:!?])[.:!?]++(?:\s|$)")
 PUNCTUATION = " \t.:!?…-–—_/*+=()[]{}\"'“”„‘’«»"
+
+
+class Token(NamedTuple):
+    """A token of a text, and its characters; those of what stands for several words are the last of them."""
+
+    text: str
+    start: int
+    end: int
 
 
 class TextEncoder:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.audio.encoding import check_format, check_rates
 from runtime.audio.formats import ARCHIVE, AUDIO_FORMATS, FORMATS, Format
 from runtime.audio.metadata import GenerationMetadata
-from runtime.base.errors import RequestError, source_as
+from runtime.base.errors import RequestError
 from runtime.base.files import losses
-from runtime.config.codec import Latents, Pcm
-from runtime.pipeline.compose import GenerationInputs, SourceAudio
+from runtime.config.codec import Pcm
+from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration
+from runtime.pipeline.inputs import Given
 from runtime.pipeline.pipeline import Pipeline
-from runtime.pipeline.songs.sequences import Caller
+from runtime.pipeline.songs.planner import Caller
 from runtime.pipeline.text_encoder import parse_condition
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from server.asgi.openapi import GenerationBody
@@ -121,30 +122,28 @@ class CheckedRequest:
             return self._read(caller)._replace(losses=(*of_notes, *lost))
 
     def _read(self, caller: Caller) -> ReadRequest:
-        body, sources = self.body, self.service.sources
-        words = self.pipeline.prompt_words(body) or NO_WORDS
-        names = ("source_id", "target_id", "structure_id")
-        ids = ((name, getattr(body, name)) for name in names)
-        source, target, structure = (None if id_ is None else sources.latents(id_, name) for name, id_ in ids)
+        body, sources, reader = self.body, self.service.sources, self.pipeline.inputs
+        words = self.pipeline.prompts.words(body) or NO_WORDS
+        ids = {name: getattr(body, f"{name}_id") for name in ("source", "target", "structure")}
+        given = {name: self._stored(id_, f"{name}_id") for name, id_ in ids.items() if id_ is not None}
         upload, self.upload = self.upload, Upload({})
-        uploaded_bytes = 0
         if upload.source is not None:
-            source = sources.read(upload.source)
-            uploaded_bytes = source.nbytes + len(upload.source)
+            given["source"] = replace(reader.file(upload.source), latents=partial(sources.read, upload.source))
         if upload.structure is not None:
-            with source_as("structure"):
-                structure = sources.read(upload.structure)
-            uploaded_bytes += structure.nbytes
-        inputs = GenerationInputs(
-            None if upload.condition is None else parse_condition(upload.condition),
-            source,
-            target,
-            client=self.client,
-            source_audio=self._source_audio(upload.source),
-            encoded=self._encoded(upload.source),
-            timbre=self._timbre(upload.timbre),
-            structure=structure,
-        )
+            of_structure = reader.file(upload.structure, "structure")
+            given["structure"] = replace(of_structure, latents=partial(sources.read, upload.structure))
+        timbre = upload.timbre
+        if timbre is None and body.timbre_id is not None:
+            timbre = sources.data(body.timbre_id, "timbre_id")
+        if timbre is not None:
+            given["timbre"] = reader.file(timbre, "timbre")
+        condition = None if upload.condition is None else parse_condition(upload.condition)
+        inputs = reader.read(given, GenerationInputs(condition, client=self.client))
+        uploaded_bytes = 0
+        if upload.source is not None and inputs.source is not None:
+            uploaded_bytes = len(upload.source) + inputs.source.nbytes
+        if upload.structure is not None and inputs.structure is not None:
+            uploaded_bytes += inputs.structure.nbytes
         generation = LongGeneration(self.pipeline, body, inputs, caller=caller)
         if body.stems:
             generation.check_stems()
@@ -159,31 +158,12 @@ class CheckedRequest:
         tag = metadata.to_tag(self.body.response_format) if self.body.metadata else ""
         return read._replace(metadata=metadata, tag=tag)
 
-    def _timbre(self, data: bytes | None) -> Latents | None:
-        """The latents of the form's part `timbre`, or of an uploaded source."""
-        if data is None and self.body.timbre_id is not None:
-            data = self.service.sources.data(self.body.timbre_id, "timbre_id")
-        with source_as("timbre"):
-            return None if data is None else self.pipeline.read_timbre(data)
-
-    def _source_audio(self, data: bytes | None) -> SourceAudio | None:
-        """Opens the source's samples; an uploaded source is read again. None for latents."""
-        source_id, sources = self.body.source_id, self.service.sources
-        if data is not None:
-            return self.pipeline.source_audio(data)
-        if source_id is None or sources.get(source_id).kind == "latents":
-            return None
-        return partial(self._stored_audio, source_id)
-
-    def _encoded(self, data: bytes | None) -> frozenset[str]:
-        """Which of source and target are audio."""
-        found, target_id = set(), self.body.target_id
-        if self._source_audio(data) is not None:
-            found.add("source")
-        if target_id is not None and self.service.sources.get(target_id).kind != "latents":
-            found.add("target")
-        return frozenset(found)
+    def _stored(self, source_id: str, field: str) -> Given:
+        """An uploaded source; its samples are read again where they are needed."""
+        latents = self.service.sources.latents(source_id, field)
+        is_audio = self.service.sources.get(source_id).kind != "latents"
+        return Given(lambda: latents, partial(self._stored_audio, source_id) if is_audio else None, is_audio)
 
     def _stored_audio(self, source_id: str) -> Iterator[Pcm]:
-        opened = self.pipeline.source_audio(self.service.sources.data(source_id, "source_id"))
+        opened = self.pipeline.inputs.open_audio(self.service.sources.data(source_id, "source_id"))
         return opened() if opened is not None else iter(())

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.encoding import encoded_rate_hz
 from runtime.base.errors import DrainingError, EngineError, GenerationCancelledError, NonFiniteError, TickError
-from runtime.pipeline.songs.sequences import Caller
+from runtime.pipeline.songs.planner import Caller
 from runtime.pipeline.stem_files import STEM_BITS, stems_bytes
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import SMALL_BYTES

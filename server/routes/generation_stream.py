@@ -157,7 +157,7 @@ async def _segments(job: GenerationJob) -> AsyncGenerator[Latents, None]:
 
     So the place in the tick loop does not wait for a client that reads slowly.
     """
-    segment_bytes = 4 * job.request.pipeline.bundle.latents.channels * job.request.pipeline.canvas_frames
+    segment_bytes = 4 * job.request.pipeline.bundle.latents.channels * job.request.pipeline.lengths.canvas_frames
     room = asyncio.Semaphore(max(1, AHEAD_BYTES // segment_bytes))
     made: asyncio.Queue[Latents | None] = asyncio.Queue()
     producer = asyncio.create_task(_generate(job, made, room))

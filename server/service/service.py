@@ -234,7 +234,7 @@ class Service:
         self._show_engines(pipeline)
         pipeline.loop.observers.append(self.metrics.observe_tick)
         if pipeline.planner is not None:
-            pipeline.planner.sequences.observers.append(self.metrics.planner_tokens.inc)
+            pipeline.planner.observers.append(self.metrics.planner_tokens.inc)
         if not pipeline.live_refusal:
             host = self._open_host(pipeline)
             await run_in_threadpool(host.has_restored.wait)
@@ -270,7 +270,7 @@ class Service:
         return SourceStore(
             open_source_files(settings),
             settings.sources_bytes,
-            partial(pipeline.read_source, max_seconds=settings.max_seconds, timeout_s=FILES_TIMEOUT_S),
+            partial(pipeline.inputs.read_source, max_seconds=settings.max_seconds, timeout_s=FILES_TIMEOUT_S),
             pipeline.bundle.latents.frame_rate_hz,
             on_evict=self.metrics.source_evictions.inc,
         )

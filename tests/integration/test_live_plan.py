@@ -23,6 +23,7 @@ from runtime.live.protocol.messages import Ack
 from runtime.live.protocol.server_messages import Applied, Plan, Problem, Ready
 from runtime.live.storage.sqlite_store import open_sqlite_store
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.pipeline.songs.plan import SongPlan
 from runtime.requests.options import GenerationOptions
 from tickrt.model import Model
 
@@ -162,7 +163,7 @@ def resumed(pipeline: Pipeline, state: Path, ready: Ready, last: int) -> tuple[L
 def codes_of_the_plan(pipeline: Pipeline, last: int) -> dict[int, list[int]]:
     """The codes of the same plan up to section `last`, made without interruption."""
     assert pipeline.planner is not None
-    form = pipeline.planner.song_plan(GenerationOptions(prompt="calm"), 5)
+    form = SongPlan(pipeline.planner, GenerationOptions(prompt="calm"), 5)
     found: dict[int, list[int]] = {}
     frame = 0
     while last not in found:

@@ -14,7 +14,7 @@ from runtime.config.codec import Latents, Pcm
 from runtime.config.sampler import GuidanceSpec
 from runtime.engines.engine import RunnableGraph, run_once
 from runtime.pipeline.compose import RequestComposer
-from runtime.pipeline.meanings import with_drawn
+from runtime.pipeline.meanings import PromptReader
 from runtime.pipeline.pipeline import text_encoder_of
 from runtime.requests.options import GenerationOptions
 from runtime.requests.request import GenerationRequest
@@ -42,7 +42,7 @@ class PlainGeneration:
         texts = text_encoder_of(bundle, conditions)
         assert texts is not None
         assert bundle.codec is not None
-        self._bundle, self._texts, self._codec = bundle, texts, bundle.codec
+        self._bundle, self._prompts, self._codec = bundle, PromptReader(bundle, texts), bundle.codec
         self._composer = RequestComposer(bundle, texts)
         self._decoder = open_graph(bundle.graph_path(bundle.decoder.graph))
         self._decode = open_graph(bundle.graph_path(bundle.codec.decode.graph))
@@ -58,7 +58,7 @@ class PlainGeneration:
 
     def latents(self, options: GenerationOptions, frames: int) -> Latents:
         """`[T, C]` of `frames` T, a whole generation. Raises RequestError."""
-        drawn = with_drawn(self._texts, options, options.seed or 0)
+        drawn = self._prompts.drawn(options, options.seed or 0)
         request = self._composer.compose(drawn, Segment(0, frames, total_frames=frames))
         scale = request.parameters.guidance
         assert isinstance(scale, float)

@@ -58,7 +58,7 @@ def _first_audio(pipeline: Pipeline, seconds: float, seed: int, *, plan: bool) -
     generation = LongGeneration(pipeline, options)
     times_s = {"sections_ms": time.perf_counter()}
     if generation.plan is not None:
-        generation.plan.hints(0, min(pipeline.canvas_frames, generation.total_frames or 0))
+        generation.plan.hints(0, min(pipeline.lengths.canvas_frames, generation.total_frames or 0))
     times_s["codes_ms"] = time.perf_counter()
     with closing(generate_audio(pipeline, generation)) as audio:
         next(audio)

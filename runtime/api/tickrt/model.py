@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.codec import Codec
-from runtime.base.errors import ConfigError, DrainingError, RequestError, TickError, source_as
+from runtime.base.errors import ConfigError, DrainingError, RequestError, TickError
 from runtime.base.files import losses, warn_of_losses
 from runtime.base.threads import Process
 from runtime.config.deployment import Target, load_deployment
@@ -25,8 +26,9 @@ from runtime.live.protocol.messages import EventKind
 from runtime.music.note_files import read_notes
 from runtime.music.score import Note
 from runtime.pipeline.building import open_built_pipeline
-from runtime.pipeline.compose import GenerationInputs, SourceAudio
+from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import WINDOW_FRAMES, LongGeneration, OnEvent, generate_audio, generate_latents
+from runtime.pipeline.inputs import Given
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptWords
@@ -51,6 +53,8 @@ from tickrt.options import (
 )
 
 NUM_THREADS_PER_SLOT = 2
+# What inputs are called here.
+SOURCES = {"source": "source", "target": "target_source", "structure": "structure", "timbre": "timbre"}
 T = TypeVar("T")
 
 
@@ -231,30 +235,19 @@ class Model:
         if (notes := arguments.get("notes")) is not None:
             options["notes"] = self._note_values(notes)
         parsed = parse_options(options, self._pipeline.bundle.options)
-        inputs = GenerationInputs(
-            condition=None if condition is None else np.asarray(condition, np.float32),
-            source=self._input(arguments, "source"),
-            target=self._input(arguments, "target_source"),
-            structure=self._input(arguments, "structure"),
-            source_audio=_source_audio(self._pipeline, arguments.get("source"), rate_hz),
-            encoded=frozenset(
-                name
-                for name, given in (("source", "source"), ("target", "target_source"))
-                if _is_encoded(self._pipeline, arguments.get(given))
-            ),
-            timbre=_timbre(self._pipeline, arguments.get("timbre"), rate_hz),
-        )
+        given = {
+            name: given_source(self._pipeline, source, rate_hz, field)
+            for name, field in SOURCES.items()
+            if (source := arguments.get(field)) is not None
+        }
+        inputs = GenerationInputs(None if condition is None else np.asarray(condition, np.float32))
+        inputs = self._pipeline.inputs.read(given, inputs)
         return LongGeneration(self._pipeline, parsed, inputs)
 
     def _note_values(self, notes: Notes) -> Any:
         if isinstance(notes, str | Path):
             return _read_file(partial(read_notes, spec=note_spec(self._pipeline.bundle)), Path(notes))
         return [note._asdict() if isinstance(note, Note) else plain_values(note) for note in notes]
-
-    def _input(self, arguments: Mapping[str, Any], name: str) -> NDArray[np.float32] | None:
-        source = arguments.get(name)
-        with source_as(name):
-            return None if source is None else _latents(self._pipeline, source, arguments.get("sample_rate_hz"))
 
     def _run(self, generation: LongGeneration, on_event: OnEvent | None = None) -> Audio:
         pieces: list[NDArray[np.float32]] = []
@@ -275,7 +268,7 @@ class Model:
             bundle=self._bundle,
             metadata=generation.metadata(),
             _pcm=np.concatenate(chunks) if codec else None,
-            prompt_words=self._pipeline.prompt_words(generation.options) or PromptWords(),
+            prompt_words=self._pipeline.prompts.words(generation.options) or PromptWords(),
             meanings=generation.meanings,
             is_estimated=generation.is_estimated,
             _generation=generation,
@@ -299,14 +292,25 @@ class Model:
 
 
 def _latents(pipeline: Pipeline, source: Source, sample_rate_hz: int | None) -> NDArray[np.float32]:
-    if isinstance(source, (str, Path)):
-        return _read_file(pipeline.read_source, Path(source))
-    if isinstance(source, Audio) and source.bundle == (pipeline.bundle.name, pipeline.bundle.version):
-        return source.latents
-    if isinstance(source, Audio):
-        return pipeline.encode_source(source.pcm, source.sample_rate_hz)
-    codec_rate_hz = pipeline.bundle.codec.sample_rate_hz if pipeline.bundle.codec else 0
-    return pipeline.encode_source(np.asarray(source), sample_rate_hz or codec_rate_hz)
+    return given_source(pipeline, source, sample_rate_hz).latents()
+
+
+def given_source(pipeline: Pipeline, source: Source, sample_rate_hz: int | None, field: str = "source") -> Given:
+    """A source in any of its forms. An Audio of the same model is not encoded again."""
+    reader = pipeline.inputs
+    if isinstance(source, str | Path):
+        path = Path(source)
+        read, timbre = partial(_read_file, reader.read_source, path), partial(_read_file, reader.read_timbre, path)
+        return replace(reader.file(path, field), latents=read, timbre=timbre)
+    if not isinstance(source, Audio):
+        return reader.array(np.asarray(source), sample_rate_hz, field)
+    if source.sample_rate_hz:
+        given = reader.array(source.pcm, source.sample_rate_hz, field)
+    else:
+        given = Given(lambda: source.pcm, None, False, field, lambda: reader.timbre_latents(source.latents))
+    if source.bundle != (pipeline.bundle.name, pipeline.bundle.version):
+        return given
+    return replace(given, latents=lambda: source.latents, is_encoded=source.is_estimated)
 
 
 def _read_file(read: Callable[[Path], T], path: Path) -> T:
@@ -315,33 +319,3 @@ def _read_file(read: Callable[[Path], T], path: Path) -> T:
         found = read(path)
     warn_of_losses(path, lost)
     return found
-
-
-def _is_encoded(pipeline: Pipeline, source: Source | None) -> bool:
-    """Whether its latents are an encoder's, or have parts that are."""
-    if isinstance(source, Audio) and source.bundle == (pipeline.bundle.name, pipeline.bundle.version):
-        return source.is_estimated
-    return _source_audio(pipeline, source, None) is not None
-
-
-def _timbre(pipeline: Pipeline, source: Source | None, sample_rate_hz: int | None) -> NDArray[np.float32] | None:
-    """Latents of a reference; None where there is none."""
-    if isinstance(source, Audio) and not source.sample_rate_hz:
-        return pipeline.timbre_latents(source.latents)
-    with source_as("timbre"):
-        if source is None or isinstance(source, (str, Path)):
-            return None if source is None else _read_file(pipeline.read_timbre, Path(source))
-        audio = _source_audio(pipeline, source, sample_rate_hz)
-        return None if audio is None else pipeline.encode_timbre(audio)
-
-
-def _source_audio(pipeline: Pipeline, source: Source | None, sample_rate_hz: int | None) -> SourceAudio | None:
-    """Opens the samples of a source; None for latents."""
-    if source is None or (isinstance(source, Audio) and not source.sample_rate_hz):
-        return None
-    if isinstance(source, (str, Path)):
-        return pipeline.source_audio(Path(source))
-    if isinstance(source, Audio):
-        return pipeline.pcm_audio(source.pcm, source.sample_rate_hz)
-    codec_rate_hz = pipeline.bundle.codec.sample_rate_hz if pipeline.bundle.codec else 0
-    return pipeline.pcm_audio(np.asarray(source), sample_rate_hz or codec_rate_hz)

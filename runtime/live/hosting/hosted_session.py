@@ -23,6 +23,7 @@ from runtime.live.protocol.server_messages import Applied, Closed, Plan, ServerM
 from runtime.live.session.live_session import LiveSession
 from runtime.live.session.reports import prompt_words
 from runtime.pipeline.songs.plan import SongPlan
+from runtime.pipeline.songs.planner import Caller
 
 # A page that is loaded again is back within this; one that was left would count against its client's limit.
 LEFT_KEEP_S = 8.0
@@ -69,7 +70,7 @@ class HostedSession:
         self._next_words: tuple[actions.FindWords, Inbox] | None = None
         if clock is not services.clock:
             session.wait_for_plan()
-        self.hints = HintsWork(self._open_song, partial(services.pipeline.with_drawn, seed=session.seed))
+        self.hints = HintsWork(self._open_song, partial(services.pipeline.prompts.drawn, seed=session.seed))
 
     # Its clients.
 
@@ -291,7 +292,7 @@ class HostedSession:
     def _open_song(self, begin: actions.SongBeginning) -> SongPlan:
         planner = self._services.pipeline.planner
         assert planner is not None
-        return planner.song_plan(begin.options, begin.seed, client=self.id, state=begin.state)
+        return SongPlan(planner, begin.options, begin.seed, caller=Caller(self.id), state=begin.state)
 
     def _hints_made(self, number: int, made: actions.MadeHints | BaseException) -> None:
         if not self.is_ended:

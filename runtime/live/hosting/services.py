@@ -132,9 +132,10 @@ class HostServices:
             case "source":
                 return latents
             case "timbre":
-                return self.pipeline.timbre_latents(latents)
+                return self.pipeline.inputs.timbre_latents(latents)
             case "structure":
-                return self.pipeline.structure_hints(latents)
+                assert self.pipeline.structure is not None
+                return self.pipeline.structure.hints(latents)
 
 
 @dataclass(frozen=True)
@@ -180,9 +181,9 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         hop_samples=codec.hop_samples,
         frame_rate_hz=bundle.latents.frame_rate_hz,
         latent_channels=bundle.latents.channels,
-        lengths=pipeline.lengths,
-        loop_lengths=pipeline.loop_lengths,
-        overlap_frames=pipeline.overlap_frames,
+        lengths=pipeline.lengths.generations,
+        loop_lengths=pipeline.lengths.loops,
+        overlap_frames=pipeline.lengths.overlap_frames,
         margin_frames=codec.margin_frames,
         window_frames=codec.spec.decode.window_frames,
         align_frames=math.lcm(*(half.align_frames for half in codec.spec.halves.values())),
@@ -202,7 +203,7 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         meaning=partial(prompt_meaning, pipeline.text_encoder)
         if pipeline.text_encoder and pipeline.text_encoder.names
         else None,
-        moods=pipeline.part_moods,
+        moods=pipeline.prompts.moods,
         catalog=lambda: pipeline.engines.adapters,
         plan=SongFacts.of(bundle),
         identity=lambda: pipeline.identity,

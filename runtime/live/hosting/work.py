@@ -31,13 +31,13 @@ def compose_job(pipeline: Pipeline, job: SessionJob, seed: int, client: str = ""
         session=job.id,
         client=client,
     )
-    options, planner = pipeline.with_drawn(job.options, seed), pipeline.planner
+    options, planner = pipeline.prompts.drawn(job.options, seed), pipeline.planner
     if job.sections and options.blend != "tokens":  # whose weights are no curves
         assert planner is not None
         assert planner.spec.plan is not None
         prompt = section_prompts(planner.spec.plan, options.prompt, job.sections, 0, job.segment.frames)
         options = options.model_copy(update={"prompt": prompt})
-    return pipeline.compose(options, job.segment, inputs, job.tail)
+    return pipeline.composer.compose(options, job.segment, inputs, job.tail)
 
 
 def make_part(song: SongPlan, work: MakeHints) -> MadeHints:

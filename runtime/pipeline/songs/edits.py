@@ -10,16 +10,19 @@ from runtime.config.plan_spec import PlanSpec
 from runtime.music.sections import CodedSection, Item, Song
 from runtime.pipeline.songs.fitting import bars_of
 
+# So many sections are kept whose end is long past.
+KEPT_SECTIONS = 8
+
 
 def following(
     spec: PlanSpec,
     song: Song,
     items: Sequence[Item],
-    before: Sequence[CodedSection],
+    known: Sequence[CodedSection],
     bars: Sequence[int] | None = None,
 ) -> list[CodedSection]:
-    """Sections, and those before them. bars: theirs, where they are not as planned."""
-    found = list(before)
+    """Sections behind those that are known, with these. bars: theirs, where they are not as planned."""
+    found = list(known)
     planned = [bars_of(spec, item) for item in items] if bars is None else bars
     for item, num_bars in zip(items, planned, strict=True):
         last = found[-1] if found else None
@@ -29,9 +32,9 @@ def following(
     return found
 
 
-def continued(section: CodedSection, before: Sequence[CodedSection]) -> Song:
-    """A section's song; where the section before it is forgotten, one that begins where it does."""
-    last, rhythm = before[-1] if before else None, section.song.rhythm
+def continued(section: CodedSection, known: Sequence[CodedSection]) -> Song:
+    """A section's song; where the section before it is not known any more, one that begins where it does."""
+    last, rhythm = known[-1] if known else None, section.song.rhythm
     if section.first_bar == (last.next_bar if last is not None and last.song is section.song else 0):
         return section.song
     return replace(section.song, rhythm=replace(rhythm, first_frame=rhythm.exact_frame(section.first_bar)))
@@ -46,12 +49,34 @@ def section_at(sections: Sequence[CodedSection], from_frame: int) -> CodedSectio
     return found
 
 
+def before(sections: Sequence[CodedSection], section: CodedSection) -> list[CodedSection]:
+    """Those before a section, or what it is made of."""
+    return [each for each in sections if each.index < section.index]
+
+
+def frontier(sections: Sequence[CodedSection]) -> CodedSection:
+    """The first section whose codes are not complete, else the last one."""
+    return next((each for each in sections if len(each.codes) < len(each.span)), sections[-1])
+
+
+def kept(sections: Sequence[CodedSection], newest: CodedSection, oldest_frame: int) -> list[CodedSection]:
+    """The sections of a plan without end that end behind a frame, the last ones, and those that may be recalled."""
+
+    def is_kept(section: CodedSection) -> bool:
+        if section.end_frame > oldest_frame or section.index > newest.index - KEPT_SECTIONS:
+            return True
+        alike = [each for each in sections if each.song is section.song and each.item[0] == section.item[0]]
+        return section.song is newest.song and alike[0] is section
+
+    return [section for section in sections if is_kept(section)]
+
+
 def num_made(sections: Sequence[CodedSection]) -> int:
     """How many codes there are, all told, from the plan's first on, up to where the first is missing."""
     if not sections:
         return 0
-    frontier = next((each for each in sections if len(each.codes) < len(each.span)), sections[-1])
-    return frontier.span.start + len(frontier.codes)
+    first = frontier(sections)
+    return first.span.start + len(first.codes)
 
 
 def code_at(sections: Sequence[CodedSection], from_frame: int, frames_per_code: int) -> int:

@@ -1,10 +1,10 @@
-"""The planner's sequences of a plan with sections: a page of the plan, and a section's codes."""
+"""The pages of a plan with sections, which the planner writes: of the plan itself, and of a section's codes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, count
 from typing import NamedTuple
 
 import numpy as np
@@ -23,15 +23,22 @@ from runtime.music.sections import (
     recalled_section,
     section_prompt,
 )
+from runtime.music.tonic import still_layers, tonic_lead
+from runtime.pipeline.songs.fitting import bars_of, fitted
+from runtime.pipeline.songs.planner import Caller, Planner, SequenceOrder, SequenceRun, plan_seed
 from runtime.pipeline.songs.prompt import SongPrompt
-from runtime.pipeline.songs.sequences import SequenceOrder, plan_seed
 from runtime.pipeline.structure import StructureCodec
+from runtime.requests.options import GenerationOptions
 from runtime.tick.language.constraints import CodesConstraint, FormConstraint
 from runtime.tick.language.sequence import room_for
 
 # Sections that a further plan page begins with, those that it adds, and those of the first page of a plan without end:
 # what goes on behind a song's end, as the planner has learned it, repeats itself.
 PAGE_SECTIONS, NEW_SECTIONS, FIRST_SECTIONS = 2, 5, 6
+# So much of a section says whether its tonic is heard, and by so much it has to be ahead of others.
+OPENING_S, CLEAR_LEAD = 15.0, 0.1
+# A generation of known length gets at most a section for each of these, but two where it has so many bars.
+SECTION_S, TWO_FROM_BARS = 16.0, 6
 # The number of a plan page's seed, where sections have their index.
 _PLAN_PAGE = -1
 
@@ -147,6 +154,129 @@ def codes_page(
         (prompt, ()), constraint, ends[-1], plan_seed(seed, section.index, part.first), is_guided=False
     )
     return CodesPage(order, part.first, ends, planner)
+
+
+class CodesTask(NamedTuple):
+    """Codes in the making."""
+
+    page: CodesPage
+    run: SequenceRun
+
+
+class Opening(NamedTuple):
+    """How well a section begins; the greater the better. lead: of its tonic, moving: minus the layers that do not."""
+
+    is_clear: bool
+    moving: int
+    lead: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether no other has to be drawn."""
+        return self.is_clear and self.moving == 0
+
+
+def judge_opening(planner: Planner, section: CodedSection, codes: Sequence[int]) -> Opening:
+    """How well codes begin a section of its song."""
+    bundle, spec = planner.bundle, _plan(planner.spec)
+    assert bundle.notes is not None
+    silence, hints = bundle.silence(1)[0], planner.structure.hints_of_codes(codes)
+    lead = tonic_lead(bundle.notes, silence, hints, spec.tonic(section.song.header))
+    still = still_layers(bundle.notes, silence, hints, bundle.latents.frame_rate_hz)
+    return Opening(lead >= CLEAR_LEAD, -len(still), lead)
+
+
+class Openings(NamedTuple):
+    """How long a section's beginning is, by which it is chosen, and what judges it."""
+
+    seconds: float = OPENING_S
+    judge: Callable[[Planner, CodedSection, Sequence[int]], Opening] = judge_opening
+
+
+OPENINGS = Openings()
+
+
+@dataclass
+class SongWriter:
+    """Writes sections and codes of one plan, by sequences of the planner; it keeps none of them. Methods block.
+
+    num_codes: of the whole plan; None without an end. options: may be replaced. Raises RequestError, TickError.
+    """
+
+    planner: Planner
+    seed: int
+    num_codes: int | None
+    caller: Caller
+    options: GenerationOptions
+    openings: Openings
+
+    def sections(
+        self, prompt: SongPrompt, song: Song | None, earlier: Sequence[Item], number: int
+    ) -> tuple[tuple[int, ...], list[Item]]:
+        """Header and new sections of a plan page; number: of the first of them."""
+        spec, has_end = self.planner.spec, self.num_codes is not None
+        page = sections_page(spec, prompt, song, earlier, number=number, seed=self.seed, has_end=has_end)
+        run = self.planner.start(page.order, self.options, self.caller)
+        # Until the page has ended.
+        return page.read(run.wait(page.order.max_tokens))
+
+    def fitted(self, prompt: SongPrompt, song: Song, items: list[Item], num_codes: int) -> list[tuple[Item, int]]:
+        """The first page's sections with their bars, and more before the end where they are too few."""
+        spec, rhythm = _plan(self.planner.spec), song.rhythm
+        bars = next(bar for bar in count(1) if rhythm.code_range(0, bar).stop >= num_codes)
+        ending = items[-1:] if spec.ending and spec.kind.value(items[-1][0]) == spec.ending else []
+        body = items[: len(items) - len(ending)]
+        while sum(bars_of(spec, item) for item in (*body, *ending)) < bars:
+            body += self.sections(prompt, song, body, len(body))[1]
+        most = round(num_codes * rhythm.frames_per_code / rhythm.frame_rate_hz / SECTION_S)
+        most = max(most, 1 if bars < TWO_FROM_BARS else 2)
+        return fitted(spec, [*body, *ending], bars, None if prompt.kinds else most, prompt.num_given)
+
+    def codes(self, section: CodedSection, others: Sequence[CodedSection], draw: int = 0) -> CodesTask:
+        """The sequence of a section's next codes; draw: the number of another opening."""
+        planner = self.planner
+        page = codes_page(planner.spec, planner.structure, section, others, seed=self.seed, most_codes=self.num_codes)
+        codes = min(self._opening_codes, len(page.ends) - 1)  # A page has one code to make at least.
+        tokens = page.ends[codes - 1] if draw and codes else 0
+        order = replace(page.order, opening_tokens=tokens, opening_seed=page.order.seed ^ draw)
+        return CodesTask(page, planner.start(order, self.options, self.caller))
+
+    def best_opening(
+        self, section: CodedSection, others: Sequence[CodedSection], is_wanted: Callable[[], bool]
+    ) -> tuple[CodesTask | None, list[int] | None]:
+        """The sequence of the best of a section's openings, None where another one goes on behind it, and its codes.
+
+        Openings with a clear tonic come first, then those in which the fewest layers stand still, then by their tonics.
+        No more are drawn once one has a clear tonic and no such layer, or is not wanted any more; without codes the
+        first one goes on.
+        """
+        task, drawn = self.codes(section, others), list[tuple[Opening, list[int]]]()
+        while True:
+            end = task.page.ends[: self._opening_codes][-1]
+            # Until the planner has written the opening.
+            codes = task.page.read(task.run.wait(end)[:end])
+            drawn.append((self.openings.judge(self.planner, section, codes), codes))
+            is_good = drawn[-1][0].is_good
+            if not is_wanted() or (len(drawn) == 1 and is_good):
+                return task, None
+            if is_good or len(drawn) == _plan(self.planner.spec).openings:
+                break
+            task.run.cancel()
+            task = self.codes(section, others, len(drawn))
+        best = drawn[-1] if is_good else max(drawn)
+        kept = best[1][: len(task.page.ends) - 1]  # A page has one code to make at least.
+        if best is drawn[-1]:
+            return task, kept  # What follows an opening does not depend on which draw it is.
+        task.run.cancel()
+        return None, kept
+
+    @property
+    def _opening_codes(self) -> int:
+        rate_hz, frames_per_code = (
+            self.planner.bundle.latents.frame_rate_hz,
+            self.planner.structure.spec.frames_per_code,
+        )
+        return round(self.openings.seconds * rate_hz / frames_per_code)
 
 
 def _plan(planner: PlannerSpec) -> PlanSpec:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from runtime.music.rhythm import Rhythm
 from runtime.music.section_prompts import PromptText, section_prompts, with_layers
 from runtime.music.sections import (
     CodedSection,
-    Item,
     SectionLevel,
     SectionRequest,
     Song,
@@ -28,48 +26,41 @@ from runtime.music.sections import (
     recalled_section,
     song_of,
 )
-from runtime.music.tonic import still_layers, tonic_lead
-from runtime.pipeline.songs.edits import code_at, continued, cut, following, num_made, section_at, with_codes
-from runtime.pipeline.songs.fitting import bars_of, fitted
-from runtime.pipeline.songs.pages import CodesPage, codes_page, layers_of_codes, sections_page
-from runtime.pipeline.songs.prompt import SongPrompt, read_prompt
-from runtime.pipeline.songs.sequences import Caller, SequenceRun, Sequences
+from runtime.pipeline.songs.edits import (
+    before,
+    code_at,
+    continued,
+    cut,
+    following,
+    frontier,
+    kept,
+    num_made,
+    section_at,
+    with_codes,
+)
+from runtime.pipeline.songs.pages import (
+    OPENINGS,
+    SECTION_S,
+    TWO_FROM_BARS,
+    CodesTask,
+    Openings,
+    SongWriter,
+    layers_of_codes,
+)
+from runtime.pipeline.songs.planner import Caller, Planner
+from runtime.pipeline.songs.prompt import read_prompt
 from runtime.requests.options import GenerationOptions
 from runtime.tick.language.sequence import ENDLESS
 
 # A prompt may ask that a song gets louder, or quieter, by so much from its beginning to its end; the levels of kinds
 # then count by a share.
 COURSE_DB, COURSE_SHARE = 12.0, 0.3
-# Codes are kept of what ends so long before the newest hints, of the last sections, and of what may be recalled.
-KEPT_S, KEPT_SECTIONS = 60.0, 8
+# Codes are kept of what ends so long before the newest hints.
+KEPT_S = 60.0
 # Hints are decoded in this many pieces per canvas.
 PIECES = 4
 # So many codes behind a piece are taken to be as its last one.
 CODES_BEHIND = 2
-# So much of a section says whether its tonic is heard, and by so much it has to be ahead of others.
-OPENING_S, CLEAR_LEAD = 15.0, 0.1
-# A generation of known length gets at most a section for each of these, but two where it has so many bars.
-SECTION_S, TWO_FROM_BARS = 16.0, 6
-
-
-class _Task(NamedTuple):
-    """Codes in the making."""
-
-    page: CodesPage
-    run: SequenceRun
-
-
-class Opening(NamedTuple):
-    """How well a section begins; the greater the better. lead: of its tonic, moving: minus the layers that do not."""
-
-    is_clear: bool
-    moving: int
-    lead: float
-
-    @property
-    def is_good(self) -> bool:
-        """Whether no other has to be drawn."""
-        return self.is_clear and self.moving == 0
 
 
 class SongPlan:
@@ -81,26 +72,28 @@ class SongPlan:
 
     def __init__(
         self,
-        sequences: Sequences,
+        planner: Planner,
         options: GenerationOptions,
         seed: int,
         total_frames: int | None = None,
         caller: Caller | None = None,
         state: SongState | None = None,
+        openings: Openings = OPENINGS,
     ) -> None:
-        spec = sequences.spec.plan
+        spec = planner.spec.plan
         assert spec is not None
-        self._sequences, self._spec, self._structure = sequences, spec, sequences.structure
-        self._options, self._seed, self._total_frames = options, seed, total_frames
-        self._caller = Caller() if caller is None else caller
-        grid = (sequences.bundle.latents.frame_rate_hz, self._structure.spec.frames_per_code, spec.clocks_per_beat)
+        self._planner, self._spec, self._structure = planner, spec, planner.structure
+        self._total_frames = total_frames
+        self._num_codes = None if total_frames is None else planner.structure.spec.num_codes_of(total_frames)
+        self._writer = SongWriter(planner, seed, self._num_codes, caller or Caller(), options, openings)
+        grid = (planner.bundle.latents.frame_rate_hz, self._structure.spec.frames_per_code, spec.clocks_per_beat)
         self._grid = Rhythm(120.0, 4, *grid, spec.bar_markers.first, spec.clock_markers.first)
         # `_making` is held while codes are made, `_lock` while anything below is read or changed.
         self._making, self._lock = threading.Lock(), threading.Lock()
-        self._prompt = read_prompt(sequences, options)
+        self._prompt = read_prompt(planner, options)
         self._song: Song | None = None
         self._sections: list[CodedSection] = []
-        self._task: _Task | None = None
+        self._task: CodesTask | None = None
         self._version, self._asked_frame = 0, 0
         # Of the last change of prompt, tempo or key; up to the second frame sections have one opening each.
         self._changed_frame, self._brief_until = -MOST, -MOST
@@ -119,7 +112,7 @@ class SongPlan:
         with self._lock:
             oldest = self._oldest_frame
             return tuple(
-                section.planned(self._spec, self._total_frames, layers_of_codes(self._sequences.spec, section))
+                section.planned(self._spec, self._total_frames, layers_of_codes(self._planner.spec, section))
                 for section in self._sections
                 if section.end_frame > oldest and (self._total_frames or ENDLESS) > section.start_frame
             )
@@ -180,7 +173,7 @@ class SongPlan:
         played: as `with_layers` takes it.
         """
         assert self._total_frames is not None
-        if self._options.blend == "tokens":
+        if self._writer.options.blend == "tokens":
             return prompt
         return section_prompts(self._spec, prompt, with_layers(self.sections, played), 0, self._total_frames)
 
@@ -239,18 +232,18 @@ class SongPlan:
         """
         with self._lock:
             known, song = [each for each in self._sections if each.end_frame > self._oldest_frame], self._song
-            before = self._before(known[0]) if known else []
+            earlier = before(self._sections, known[0]) if known else []
             if sections is not None:
                 items = [item_of(self._spec, section) for section in sections]
                 first = section_at(known, from_frame)
-                kept, from_frame = self._before(first), first.span.start * self._grid.frames_per_code
-                song = continued(first, kept)
-                known = following(self._spec, song, items, kept)[len(before) :]
+                known_before, from_frame = before(self._sections, first), first.span.start * self._grid.frames_per_code
+                song = continued(first, known_before)
+                known = following(self._spec, song, items, known_before)[len(earlier) :]
             if codes is not None:
                 number = code_at(known, from_frame, self._grid.frames_per_code)
-                num_codes = min(self._structure.spec.num_codes, self._sequences.spec.codes.count)
+                num_codes = min(self._structure.spec.num_codes, self._planner.spec.codes.count)
                 known = with_codes(known, number, codes, made=num_made(known), num_codes=num_codes)
-            self._set([*before, *known])
+            self._set([*earlier, *known])
             self._song = song
 
     def change(self, options: GenerationOptions, from_frame: int) -> None:
@@ -259,21 +252,21 @@ class SongPlan:
         The section that is then played keeps its kind; its beat goes on. Where the change before is less than an
         opening away, as much is written with one opening per section: more changes will follow. Raises RequestError.
         """
-        prompt = read_prompt(self._sequences, options)
-        opening_frames = round(OPENING_S * self._grid.frame_rate_hz)
+        prompt = read_prompt(self._planner, options)
+        opening_frames = round(self._writer.openings.seconds * self._grid.frame_rate_hz)
         with self._lock:
             if from_frame < self._changed_frame + opening_frames:
                 self._brief_until = from_frame + opening_frames
             self._changed_frame = from_frame
             song, self._song = self._song, None
-            self._options, self._prompt = options, prompt
+            self._writer.options, self._prompt = options, prompt
             if not self._sections:
                 self._grid = self._grid if song is None else replace(self._grid, first_frame=song.rhythm.first_frame)
                 self._set([])  # Those that are being planned are for the options before.
                 return
             section = next((each for each in self._sections if each.end_frame > from_frame), self._sections[-1])
             shorter = cut(section, from_frame)
-            self._set([*self._before(section), *([shorter] if shorter.bars else [])])
+            self._set([*before(self._sections, section), *([shorter] if shorter.bars else [])])
             self._grid = replace(self._grid, first_frame=section.song.rhythm.exact_frame(shorter.next_bar))
             self._prompt = replace(prompt, kinds=prompt.kinds or section.item[:1])
 
@@ -286,22 +279,13 @@ class SongPlan:
 
     def close(self) -> None:
         """Make no more: who waits for codes gets a TickError."""
-        self._caller.leave()
-
-    @property
-    def _num_codes(self) -> int | None:
-        return None if self._total_frames is None else self._structure.spec.num_codes_of(self._total_frames)
+        self._writer.caller.leave()
 
     @property
     def _made(self) -> int:
         """How many codes there are, all told."""
         with self._lock:
             return num_made(self._sections)
-
-    @property
-    def _frontier(self) -> CodedSection:
-        """The first section whose codes are not complete, else the last one."""
-        return next((each for each in self._sections if len(each.codes) < len(each.span)), self._sections[-1])
 
     @property
     def _oldest_frame(self) -> int:
@@ -315,7 +299,7 @@ class SongPlan:
         with self._lock:
             version, task = self._version, self._task
             is_short = self._needs_sections()
-            section, others = (None, []) if is_short else (self._frontier, list(self._sections))
+            section, others = (None, []) if is_short else (frontier(self._sections), list(self._sections))
         try:
             if section is None:
                 self._plan_sections(version)
@@ -327,7 +311,7 @@ class SongPlan:
             # Until the planner has written so many tokens; `_making` is held meanwhile, `_lock` is not.
             tokens = task.run.wait(task.page.ends[last - 1])
         except TickError:
-            if version == self._version or self._caller.has_left:
+            if version == self._version or self._writer.caller.has_left:
                 raise
             return  # the plan was changed: this is not needed any more
         with self._lock:
@@ -340,7 +324,7 @@ class SongPlan:
             return True
         if self._num_codes is not None:
             return self._sections[-1].span.stop < self._num_codes
-        return self._frontier is self._sections[-1]
+        return frontier(self._sections) is self._sections[-1]
 
     def _plan_sections(self, version: int) -> None:
         """Write plan pages. The first sections of a plan of known length are made to fit it."""
@@ -348,49 +332,28 @@ class SongPlan:
             prompt, song, is_first = self._prompt, self._song, not self._sections
             earlier = [section.item for section in self._sections if section.song is song]
             number = 0 if is_first else self._sections[-1].index + 1
-        header, items = self._page(prompt, song, earlier, number)
+        header, items = self._writer.sections(prompt, song, earlier, number)
         if song is None:
             style = [] if self._spec.style is None else sorted(set(prompt.tokens) & set(self._spec.style.tokens))
             song = song_of(self._spec, header, style, prompt.bpm, self._grid)
         bars: list[int] | None = None
         if self._num_codes is not None and is_first:
-            fitting = self._fitted(prompt, song, items, self._num_codes)
+            fitting = self._writer.fitted(prompt, song, items, self._num_codes)
             items, bars = [item for item, _ in fitting], [num_bars for _, num_bars in fitting]
         with self._lock:
             if version == self._version:
                 self._song = song
                 self._sections = following(self._spec, song, items, self._sections, bars)
 
-    def _fitted(self, prompt: SongPrompt, song: Song, items: list[Item], num_codes: int) -> list[tuple[Item, int]]:
-        """The first page's sections with their bars, and more before the end where they are too few."""
-        spec, rhythm = self._spec, song.rhythm
-        bars = next(bar for bar in count(1) if rhythm.code_range(0, bar).stop >= num_codes)
-        ending = items[-1:] if spec.ending and spec.kind.value(items[-1][0]) == spec.ending else []
-        body = items[: len(items) - len(ending)]
-        while sum(bars_of(spec, item) for item in (*body, *ending)) < bars:
-            body += self._page(prompt, song, body, len(body))[1]
-        most = round(num_codes * rhythm.frames_per_code / rhythm.frame_rate_hz / SECTION_S)
-        most = max(most, 1 if bars < TWO_FROM_BARS else 2)
-        return fitted(spec, [*body, *ending], bars, None if prompt.kinds else most, prompt.num_given)
-
-    def _page(
-        self, prompt: SongPrompt, song: Song | None, earlier: Sequence[Item], number: int
-    ) -> tuple[tuple[int, ...], list[Item]]:
-        """Header and new sections of a plan page, blocking."""
-        has_end = self._total_frames is not None
-        page = sections_page(
-            self._sequences.spec, prompt, song, earlier, number=number, seed=self._seed, has_end=has_end
-        )
-        run = self._sequences.start(page.order, self._options, self._caller)
-        # Until the page has ended.
-        return page.read(run.wait(page.order.max_tokens))
-
-    def _start(self, section: CodedSection, others: Sequence[CodedSection], version: int) -> _Task:
+    def _start(self, section: CodedSection, others: Sequence[CodedSection], version: int) -> CodesTask:
         """The sequence of a section's next codes."""
-        task = self._begin(section, others)
-        is_new = not section.codes and recalled_section(self._spec, others, section) is None
+        is_new, task, codes = not section.codes and recalled_section(self._spec, others, section) is None, None, None
         if is_new and self._spec.openings > 1 and section.start_frame >= self._brief_until:
-            task = self._opened(task, section, others, version)
+            task, codes = self._writer.best_opening(section, others, lambda: version == self._version)
+        if codes is not None:
+            with self._lock:
+                section.codes[:] = codes
+        task = task or self._writer.codes(section, others)
         with self._lock:
             if version == self._version:
                 self._task = task
@@ -398,69 +361,14 @@ class SongPlan:
                 task.run.cancel()
         return task
 
-    def _begin(self, section: CodedSection, others: Sequence[CodedSection], draw: int = 0) -> _Task:
-        page = codes_page(
-            self._sequences.spec, self._structure, section, others, seed=self._seed, most_codes=self._num_codes
-        )
-        codes = min(self._opening_codes, len(page.ends) - 1)  # A page has one code to make at least.
-        tokens = page.ends[codes - 1] if draw and codes else 0
-        order = replace(page.order, opening_tokens=tokens, opening_seed=page.order.seed ^ draw)
-        return _Task(page, self._sequences.start(order, self._options, self._caller))
-
-    @property
-    def _opening_codes(self) -> int:
-        return round(OPENING_S * self._grid.frame_rate_hz / self._grid.frames_per_code)
-
-    def _opened(self, task: _Task, section: CodedSection, others: Sequence[CodedSection], version: int) -> _Task:
-        """The sequence of the best of a section's openings; `task` is the first.
-
-        Those with a clear tonic come first, then those in which the fewest layers stand still, then by their tonics. No
-        more are drawn once one has a clear tonic and no such layer, or the plan was changed.
-        """
-        drawn = list[tuple[Opening, list[int]]]()
-        while True:
-            end = task.page.ends[: self._opening_codes][-1]
-            # Until the planner has written the opening; `_making` is held meanwhile, `_lock` is not.
-            codes = task.page.read(task.run.wait(end)[:end])
-            drawn.append((self._judge(section, codes), codes))
-            is_good = drawn[-1][0].is_good
-            if version != self._version or (len(drawn) == 1 and is_good):
-                return task
-            if is_good or len(drawn) == self._spec.openings:
-                break
-            task.run.cancel()
-            task = self._begin(section, others, len(drawn))
-        best = drawn[-1] if is_good else max(drawn)
-        with self._lock:
-            section.codes[:] = best[1][: len(task.page.ends) - 1]  # A page has one code to make at least.
-        if best is drawn[-1]:
-            return task  # What follows an opening does not depend on which draw it is.
-        task.run.cancel()
-        return self._begin(section, others)
-
-    def _judge(self, section: CodedSection, codes: Sequence[int]) -> Opening:
-        """How well codes begin a section of its song."""
-        bundle, tonic = self._sequences.bundle, self._spec.tonic(section.song.header)
-        assert bundle.notes is not None
-        silence, hints = bundle.silence(1)[0], self._structure.hints_of_codes(codes)
-        lead = tonic_lead(bundle.notes, silence, hints, tonic)
-        still = still_layers(bundle.notes, silence, hints, self._grid.frame_rate_hz)
-        return Opening(lead >= CLEAR_LEAD, -len(still), lead)
-
-    def _take(self, section: CodedSection, task: _Task, tokens: Sequence[int]) -> None:
+    def _take(self, section: CodedSection, task: CodesTask, tokens: Sequence[int]) -> None:
         """Note the codes that are complete, and forget what is long past."""
         codes = task.page.read(tokens)
         section.codes[task.page.first :] = codes
         if len(codes) == len(task.page.ends):
             self._task = None
         if self._total_frames is None:
-            self._sections = [each for each in self._sections if self._is_kept(each, section)]
-
-    def _is_kept(self, section: CodedSection, newest: CodedSection) -> bool:
-        if section.end_frame > self._oldest_frame or section.index > newest.index - KEPT_SECTIONS:
-            return True
-        alike = [each for each in self._sections if each.song is section.song and each.item[0] == section.item[0]]
-        return section.song is newest.song and alike[0] is section
+            self._sections = kept(self._sections, section, self._oldest_frame)
 
     def _set(self, sections: list[CodedSection]) -> None:
         """Go on from these sections."""
@@ -468,9 +376,6 @@ class SongPlan:
         if self._task is not None:
             self._task.run.cancel()
             self._task = None
-
-    def _before(self, section: CodedSection) -> list[CodedSection]:
-        return [each for each in self._sections if each.index < section.index]
 
     def _restore(self, state: SongState) -> None:
         values = state.values

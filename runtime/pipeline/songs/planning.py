@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from runtime.base.errors import RequestError
 from runtime.config.bundle import Bundle
 from runtime.config.codec import Latents
-from runtime.config.planner import FieldSpec, PlannerSpec, PromptSpec
-from runtime.music.plan_state import SongState
+from runtime.config.planner import FieldSpec, PromptSpec, ThinkingSpec
 from runtime.music.section_prompts import PromptText
 from runtime.music.sections import SectionLevel
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.songs.plan import SongPlan
-from runtime.pipeline.songs.sequences import Caller, Prompts, SequenceOrder, SequenceRun, Sequences, plan_seed
-from runtime.pipeline.structure import StructureCodec
+from runtime.pipeline.songs.planner import Caller, Planner, Prompts, SequenceOrder, SequenceRun, plan_seed
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions, given_options, parse_options
 from runtime.requests.validation import plan_text_options, plans_texts, untaken_options
 from runtime.tick.language.constraints import CodesConstraint
 from runtime.tick.language.sequence import ENDLESS, room_for
-from runtime.tick.language.thinking import ThinkingConstraint, ThinkingGrammar, thinking_values
-
-if TYPE_CHECKING:
-    from runtime.tick.loop.tick_loop import TickLoop
+from runtime.tick.language.thinking import ThinkingConstraint, thinking_values
 
 
 def is_planned(options: GenerationOptions, inputs: GenerationInputs, bundle: Bundle) -> bool:
@@ -60,127 +54,58 @@ class Thinking(NamedTuple):
     filled: Mapping[str, Any] = {}
 
 
-class AnyPlan(Protocol):
-    """The plan of one generation, made ahead of its segments. One thread asks for it, any thread may close it."""
-
-    def hints(self, start_frame: int, frames: int) -> Latents:
-        """Hints `[frames, C]`, blocking. Raises TickError."""
-
-    def finish(self) -> list[int]:
-        """All codes, blocking. Raises TickError."""
-
-    def prompts(self, prompt: PromptText, played: Iterable[tuple[str, int, int]] = ()) -> PromptText:
-        """The prompts that its frames are generated with, of those that have hints.
-
-        played: layer, first frame and the one behind it of notes that sound beside the plan.
-        """
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What it plays, by option of a prompt, beside what the generation's options say."""
-
-    @property
-    def tonic_chord(self) -> tuple[int, ...]:
-        """The pitch classes of the chord that it ends on, the tonic first, 0 is C; () where it names no key."""
-
-    @property
-    def levels(self) -> tuple[SectionLevel, ...]:
-        """How loud its sections are beside each other, in order; () where that is not planned."""
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """What is planned, by name, and the codes once there are all."""
-
-    def close(self) -> None:
-        """End what is being made: who waits for it gets a TickError."""
+def think(planner: Planner, options: GenerationOptions, seed: int, caller: Caller) -> Thinking:
+    """Metadata for options, blocking; those that the options give are kept. Raises TickError."""
+    phase = planner.spec.thinking
+    if phase is None:
+        return Thinking()
+    given = {field.name: text for field in phase.fields if (text := _given(field, options))}
+    prompts = _prompts(planner, phase, options)
+    constraint = ThinkingConstraint(planner.grammar, given)
+    order = SequenceOrder(prompts, constraint, _room(planner, prompts), plan_seed(seed, 0))
+    tokens = planner.start(order, options, caller).wait(ENDLESS)
+    text = planner.tokenizer.decode(tokens, skip_special_tokens=False)
+    values = thinking_values(text)
+    return Thinking(text.removeprefix(phase.start).strip("\n"), values, _filled(planner, phase, values, options))
 
 
-class Planner:
-    """The planner of one bundle: thinking, and plans. Any thread. Raises ConfigError."""
+def _filled(
+    planner: Planner, phase: ThinkingSpec, values: Mapping[str, str], options: GenerationOptions
+) -> dict[str, Any]:
+    """Values of options that were not given, where the bundle takes them and they are valid."""
+    filled, bundle = dict[str, Any](), planner.bundle
+    for field in phase.fields:
+        name, text = field.option, values.get(field.name, "")
+        if name is None or is_given(options, name) or name in untaken_options(bundle):
+            continue
+        try:
+            value = int(text) if text.isdecimal() else text
+            parsed = parse_options({"prompt": "", name: value}, bundle.options)
+        except RequestError:
+            continue
+        filled[name] = getattr(parsed, name)
+    return filled
 
-    def __init__(self, bundle: Bundle, spec: PlannerSpec, loop: TickLoop, structure: StructureCodec) -> None:
-        self.spec, self.structure = spec, structure
-        self.sequences = Sequences(bundle, spec, loop, structure)
 
-    def think(self, options: GenerationOptions, seed: int, caller: Caller) -> Thinking:
-        """Metadata for options, blocking; those that the options give are kept. Raises TickError."""
-        if self.spec.thinking is None:
-            return Thinking()
-        given = {field.name: text for field in self.spec.thinking.fields if (text := _given(field, options))}
-        constraint = ThinkingConstraint(self._grammar, given)
-        prompts = self.prompts(self.spec.thinking, options)
-        order = SequenceOrder(prompts, constraint, self.room(prompts), plan_seed(seed, 0))
-        text = self.sequences.tokenizer.decode(
-            self.sequences.start(order, options, caller).wait(ENDLESS), skip_special_tokens=False
+def _prompts(planner: Planner, phase: PromptSpec, options: GenerationOptions, thinking: str = "") -> Prompts:
+    """Tokens of a phase's prompt and of its negative."""
+    texts = [options.prompt] if isinstance(options.prompt, str) else [item.text for item in options.prompt]
+    values = {"caption": ", ".join(texts), "lyrics": options.lyrics, "thinking": thinking}
+    prompt, negative = phase.texts(values, options.negative_prompt)
+    return planner.tokens(prompt), planner.tokens(negative)
+
+
+def _room(planner: Planner, prompts: Prompts) -> int:
+    """How many tokens may follow. Raises RequestError where a code has no room."""
+    longest = max(len(prompt) for prompt in prompts)
+    room = room_for(planner.spec, longest)
+    if room < len(planner.spec.codes.groups):
+        raise RequestError(
+            f"prompt and lyrics have {longest} tokens, the planner's cache has {planner.spec.capacity}",
+            field="prompt",
+            fix="shorten them, or plan false",
         )
-        values = thinking_values(text)
-        return Thinking(text.removeprefix(self.spec.thinking.start).strip("\n"), values, self._filled(values, options))
-
-    def plan(
-        self, options: GenerationOptions, thinking: Thinking, seed: int, total_frames: int, caller: Caller
-    ) -> AnyPlan:
-        """The plan of a generation of `total_frames`, with its sections; its codes are made once they are asked for.
-
-        Blocks while sections are made. Raises RequestError, TickError.
-        """
-        if self.spec.plan is not None:
-            plan = SongPlan(self.sequences, options, seed, total_frames, caller)
-            plan.plan_sections()
-            return plan
-        return CodesPlan(self, options, thinking, seed, self.structure.spec.num_codes_of(total_frames), caller)
-
-    def song_plan(
-        self,
-        options: GenerationOptions,
-        seed: int,
-        total_frames: int | None = None,
-        client: str = "",
-        state: SongState | None = None,
-    ) -> SongPlan:
-        """A plan with sections, of a bundle with [planner.plan]; without an end where `total_frames` is None.
-
-        state: what it goes on from. Raises RequestError.
-        """
-        return SongPlan(self.sequences, options, seed, total_frames, Caller(client), state)
-
-    def prompts(self, phase: PromptSpec, options: GenerationOptions, thinking: str = "") -> Prompts:
-        """Tokens of a phase's prompt and of its negative."""
-        texts = [options.prompt] if isinstance(options.prompt, str) else [item.text for item in options.prompt]
-        values = {"caption": ", ".join(texts), "lyrics": options.lyrics, "thinking": thinking}
-        prompt, negative = phase.texts(values, options.negative_prompt)
-        return self.sequences.tokens(prompt), self.sequences.tokens(negative)
-
-    def room(self, prompts: Prompts) -> int:
-        """How many tokens may follow. Raises RequestError where a code has no room."""
-        longest = max(len(prompt) for prompt in prompts)
-        room = room_for(self.spec, longest)
-        if room < len(self.spec.codes.groups):
-            raise RequestError(
-                f"prompt and lyrics have {longest} tokens, the planner's cache has {self.spec.capacity}",
-                field="prompt",
-                fix="shorten them, or plan false",
-            )
-        return room
-
-    @cached_property
-    def _grammar(self) -> ThinkingGrammar:
-        return ThinkingGrammar(self.spec, self.sequences.tokenizer)
-
-    def _filled(self, values: Mapping[str, str], options: GenerationOptions) -> dict[str, Any]:
-        """Values of options that were not given, where the bundle takes them and they are valid."""
-        assert self.spec.thinking is not None
-        filled, bundle = dict[str, Any](), self.sequences.bundle
-        for field in self.spec.thinking.fields:
-            name, text = field.option, values.get(field.name, "")
-            if name is None or is_given(options, name) or name in untaken_options(bundle):
-                continue
-            try:
-                value = int(text) if text.isdecimal() else text
-                parsed = parse_options({"prompt": "", name: value}, bundle.options)
-            except RequestError:
-                continue
-            filled[name] = getattr(parsed, name)
-        return filled
+    return room
 
 
 class CodesPlan:
@@ -202,7 +127,7 @@ class CodesPlan:
         self.thinking, self.num_codes = thinking, num_codes
         self._planner, self._structure, self._options = planner, planner.structure, options
         self._seed, self._caller, self._parts = seed, caller, 0
-        self._prompts = planner.prompts(planner.spec.codes, options, thinking.text)
+        self._prompts = _prompts(planner, planner.spec.codes, options, thinking.text)
         self._run: SequenceRun | None = None
         self._run_tokens = 0
         self._tokens: list[int] = []  # of sequences that have ended
@@ -271,7 +196,7 @@ class CodesPlan:
 
     def _next_run(self) -> SequenceRun:
         planner, width = self._planner, len(self._planner.spec.codes.groups)
-        room, left = planner.room(self._prompts), self.num_codes * width - len(self._tokens)
+        room, left = _room(planner, self._prompts), self.num_codes * width - len(self._tokens)
         before = min(room // 2 // width * width, len(self._tokens))
         heard = tuple(self._tokens[len(self._tokens) - before :])
         self._run_tokens = min(left, (room - before) // width * width)
@@ -279,14 +204,24 @@ class CodesPlan:
         constraint = CodesConstraint(planner.spec, self._run_tokens // width)
         prompts = (self._prompts[0] + heard, self._prompts[1] + heard)
         order = SequenceOrder(prompts, constraint, self._run_tokens, plan_seed(self._seed, self._parts))
-        return planner.sequences.start(order, self._options, self._caller)
+        return planner.start(order, self._options, self._caller)
 
 
-def open_planner(bundle: Bundle, loop: TickLoop, structure: StructureCodec | None) -> Planner | None:
-    """The bundle's planner; None where generations are not planned from their texts."""
-    if bundle.planner is None or structure is None or not plans_texts(bundle):
-        return None
-    return Planner(bundle, bundle.planner, loop, structure)
+AnyPlan = SongPlan | CodesPlan
+
+
+def plan_of(
+    planner: Planner, options: GenerationOptions, thinking: Thinking, seed: int, total_frames: int, caller: Caller
+) -> AnyPlan:
+    """The plan of a generation of `total_frames`, with its sections; its codes are made once they are asked for.
+
+    Blocks while sections are made. Raises RequestError, TickError.
+    """
+    if planner.spec.plan is None:
+        return CodesPlan(planner, options, thinking, seed, planner.structure.spec.num_codes_of(total_frames), caller)
+    plan = SongPlan(planner, options, seed, total_frames, caller)
+    plan.plan_sections()
+    return plan
 
 
 def is_given(options: GenerationOptions, name: str) -> bool:

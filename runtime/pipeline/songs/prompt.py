@@ -13,7 +13,7 @@ from runtime.config.plan_spec import PlanSpec
 from runtime.config.words import is_instrumental, with_word
 from runtime.music.tempo import prompt_tempo
 from runtime.pipeline.songs.course import Course, read_course
-from runtime.pipeline.songs.sequences import Sequences
+from runtime.pipeline.songs.planner import Planner
 from runtime.requests.options import TEXT_OPTIONS, GenerationOptions
 
 # Tokens of a section: kind, layers, bars.
@@ -49,35 +49,35 @@ class SongPrompt:
         return len(self.kinds) or max(len(self.course.kinds), len(self.course.layers))
 
 
-def read_prompt(sequences: Sequences, options: GenerationOptions) -> SongPrompt:
+def read_prompt(planner: Planner, options: GenerationOptions) -> SongPrompt:
     """What options say of a song. Raises RequestError."""
-    spec, bundle = sequences.spec.plan, sequences.bundle
+    spec, bundle = planner.spec.plan, planner.bundle
     assert spec is not None
     texts = [options.prompt] if isinstance(options.prompt, str) else [item.text for item in options.prompt]
     prompt = ", ".join(texts)
     given = {name: getattr(options, name) for name in TEXT_OPTIONS}
-    tokens = sequences.tokens(filled(spec.prompt, {**given, "prompt": spec.with_ensembles(prompt)}))
-    tokens = _without_unasked(spec, prompt, tokens, sequences)
+    tokens = planner.tokens(filled(spec.prompt, {**given, "prompt": spec.with_ensembles(prompt)}))
+    tokens = _without_unasked(spec, prompt, tokens, planner)
     bpm = prompt_tempo(prompt, bundle.options.bpm) if options.bpm is None else options.bpm
     sings = bundle.text_encoder is not None and "lyrics" in bundle.text_encoder.placeholders
-    negative = sequences.tokens(options.negative_prompt)
+    negative = planner.tokens(options.negative_prompt)
     voices = max((number for word, number in spec.voices.items() if _has_word(prompt, word)), default=0)
     tags = section_tags(spec, options.lyrics, sings=sings)
-    return SongPrompt(tokens, negative, bpm, tags, read_course(spec, prompt, sequences.tokens), voices)
+    return SongPrompt(tokens, negative, bpm, tags, read_course(spec, prompt, planner.tokens), voices)
 
 
 def _has_word(text: str, word: str) -> bool:
     return with_word(text, word, "") != text
 
 
-def _without_unasked(spec: PlanSpec, prompt: str, tokens: tuple[int, ...], sequences: Sequences) -> tuple[int, ...]:
+def _without_unasked(spec: PlanSpec, prompt: str, tokens: tuple[int, ...], planner: Planner) -> tuple[int, ...]:
     """The tokens of a prompt, with layers ruled out that only a word implies which may sound without them."""
     found = list(tokens)
     for word, layers in spec.unasked.items():
         if not _has_word(prompt, word):
             continue
         rest = reduce(lambda text, implying: with_word(text, implying, " "), (word, *spec.tempos), prompt)
-        asked = spec.layers_named(sequences.tokens(rest))
+        asked = spec.layers_named(planner.tokens(rest))
         for layer in set(layers) - asked:
             found = [token for token in found if token != spec.named.get(layer)]
             found += [spec.absent[layer]] if layer in spec.absent else []

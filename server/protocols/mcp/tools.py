@@ -242,7 +242,7 @@ def _about(session: AssistantSession, facts: Mapping[str, Any], **more: Any) -> 
 def _understood(pipeline: Pipeline, text: str) -> dict[str, Any]:
     """What of a prompt is understood and played. Raises RequestError, EngineError."""
     options = parse_options({"prompt": text})
-    words, meanings = pipeline.prompt_words(options), pipeline.meanings(options, 0)
+    words, meanings = pipeline.prompts.words(options), pipeline.prompts.meanings(options, 0)
     assert words is not None
     return {
         "understood": list(words.understood),

@@ -16,7 +16,7 @@ from runtime.audio.stems import MIX, layer_latents, summing
 from runtime.base.errors import RequestError, TickError
 from runtime.config.bundle import load_bundle
 from runtime.pipeline.compose import GenerationInputs
-from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents, generate_together
+from runtime.pipeline.generation import LongGeneration, all_latents, generate_audio, generate_latents
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import parse_options
 from runtime.tick.loop.record import TickRecord
@@ -128,7 +128,7 @@ def test_tracks_share_ticks(built: Built, monkeypatch: pytest.MonkeyPatch) -> No
 
         monkeypatch.setattr(pipeline.loop, "submit", counted)
         generation = LongGeneration(pipeline, parse_options({"prompt": "a", "seconds": 2.0, "seed": 1}))
-        together = generate_together(pipeline, generation.extractions(latents))
+        together = all_latents(pipeline, generation.extractions(latents))
     assert {name: len(made) for name, made in together.items()} == dict.fromkeys(TRACKS, len(latents))
     assert len(submitted) == 2 * len(TRACKS)
     assert records[0].slots == len(TRACKS)
@@ -139,7 +139,7 @@ def test_the_extractions_of_a_loop_that_ends_end(built: Built) -> None:
         generation = LongGeneration(pipeline, parse_options({"prompt": "a", "seconds": 1.0}))
         extractions = generation.extractions(np.zeros((25, SPEC.channels), np.float32))
     with pytest.raises(TickError):
-        generate_together(pipeline, extractions)
+        all_latents(pipeline, extractions)
 
 
 def test_what_could_be_extracted_has_to_be_named(built: Built) -> None:

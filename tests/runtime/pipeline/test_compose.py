@@ -131,11 +131,11 @@ def test_a_prompt_that_a_segment_does_not_hear_takes_no_row_of_it(pipeline: Pipe
     options = parse_options({"prompt": prompt, "seed": 1})
     begin, end = (Segment(start, T, total_frames=4 * T) for start in (0, 3 * T))
     for segment, text in ((begin, "a"), (end, "b")):
-        (condition,) = pipeline.compose(options, segment).conditions
+        (condition,) = pipeline.composer.compose(options, segment).conditions
         assert np.array_equal(condition.tokens, pipeline.text_encoder.encode(text))
         assert np.array_equal(condition.weight, np.ones(T))
     silent = parse_options({"prompt": [{"text": "a", "weight": [0.0, 0.0]}], "seed": 1})
-    assert len(pipeline.compose(silent, begin).conditions) == 1
+    assert len(pipeline.composer.compose(silent, begin).conditions) == 1
 
 
 def test_a_text_without_weight_has_no_part_in_blended_tokens(pipeline: Pipeline) -> None:
@@ -152,10 +152,10 @@ def test_given_noise_replaces_that_of_the_seed(pipeline: Pipeline) -> None:
     )
     assert np.array_equal(generate(pipeline.loop, request), generate(pipeline.loop, pipeline.request("a", seed=7)))
     options = parse_options({"prompt": "a"})
-    later = pipeline.compose(options, Segment(8, T, 0, 100), GenerationInputs(noise=latents(100)))
+    later = pipeline.composer.compose(options, Segment(8, T, 0, 100), GenerationInputs(noise=latents(100)))
     assert np.array_equal(later.noise, latents(100)[8 : 8 + T])
     with pytest.raises(RequestError, match=f"has 100 frames, this segment needs {80 + T}") as error:
-        pipeline.compose(options, Segment(80, T, 0, 200), GenerationInputs(noise=latents(100)))
+        pipeline.composer.compose(options, Segment(80, T, 0, 200), GenerationInputs(noise=latents(100)))
     assert error.value.field == "noise"
 
 
@@ -163,7 +163,7 @@ def test_a_segment_without_an_end_takes_its_own_source_noise_and_tail(pipeline: 
     """What a live session composes: inputs cut for one segment, at any place and with any number of kept frames."""
     inputs = GenerationInputs(source=latents(T), noise=latents(T, 1))
     options = parse_options({"prompt": "a", "seed": 4, "guidance": [1.0, 3.0], "denoise": 0.5})
-    request = pipeline.compose(options, Segment(1234, T, 4), inputs, latents(6, 2))
+    request = pipeline.composer.compose(options, Segment(1234, T, 4), inputs, latents(6, 2))
     assert np.array_equal(request.source, inputs.source)
     assert np.array_equal(request.noise, inputs.noise)
     assert np.allclose(request.parameters.guidance, np.linspace(1.0, 3.0, T))
@@ -188,7 +188,7 @@ def test_a_source_with_a_mask_or_target_strength_is_not_a_cover(pipeline: Pipeli
 
 
 def test_a_short_source_is_padded_with_silence(pipeline: Pipeline) -> None:
-    assert pipeline.total_frames(parse_options({"prompt": "a"}), latents(20)) == 20
+    assert pipeline.lengths.total_frames(parse_options({"prompt": "a"}), latents(20)) == 20
     source = pipeline.request("a", GenerationInputs(source=latents(20)), seconds=1.28).source
     assert source is not None
     assert np.array_equal(source[20:], np.tile(np.array(SPEC.silence, np.float32), (12, 1)))
@@ -211,7 +211,7 @@ def test_repaint_keeps_the_other_frames_bit_identical(pipeline: Pipeline) -> Non
 def test_tail_frames_are_context_and_are_kept(pipeline: Pipeline) -> None:
     tail = latents(20)
     options = parse_options({"prompt": "a", "seed": 4})
-    request = pipeline.compose(options, Segment(12, T, 8, 100), tail=tail)
+    request = pipeline.composer.compose(options, Segment(12, T, 8, 100), tail=tail)
     assert request.mask is not None
     assert np.asarray(request.mask.mask).tolist() == [0.0] * 8 + [1.0] * 24
     assert request.context is not None
@@ -273,12 +273,12 @@ def test_a_silence_sequence_starts_anew_with_every_segment(pipeline: Pipeline, t
     context = pipeline.bundle.context.model_copy(update={"silence": "silence.npy"})
     silent = replace(pipeline, bundle=pipeline.bundle.model_copy(update={"folder": tmp_path, "context": context}))
     options, tail = parse_options({"prompt": "a"}), latents(8)
-    first = silent.compose(options, Segment(0, T, 0, 56))
-    later = silent.compose(options, Segment(24, T, 8, 56), tail=tail)
+    first = silent.composer.compose(options, Segment(0, T, 0, 56))
+    later = silent.composer.compose(options, Segment(24, T, 8, 56), tail=tail)
     assert np.array_equal(first.context[:, :C], sequence[:T])
     assert np.array_equal(later.context[:8, :C], tail)
     assert np.array_equal(later.context[8:, :C], sequence[8:T])
-    covered = silent.compose(options, Segment(0, T, 0, T), GenerationInputs(source=latents(T - 4)))
+    covered = silent.composer.compose(options, Segment(0, T, 0, T), GenerationInputs(source=latents(T - 4)))
     assert np.array_equal(covered.source[T - 4 :], sequence[T - 4 : T])
 
 
@@ -366,13 +366,13 @@ def test_a_curve_of_timbre_blends_two_velocities(singing: Pipeline) -> None:
 def test_a_reference_of_audio_and_of_latents(singing: Pipeline) -> None:
     assert singing.codec is not None
     pcm = np.random.default_rng(0).uniform(-0.5, 0.5, (20 * SPEC.hop_samples, 2)).astype(np.float32)
-    found = singing.encode_timbre(lambda: iter([pcm]))
+    found = singing.inputs.array(pcm, None).timbre()
     part = 4 * SPEC.hop_samples
     middle = len(pcm) // 3
     cut = np.concatenate([pcm[:part], pcm[middle : middle + part], pcm[-part:]])
     assert np.array_equal(found, singing.codec.encode(cut))
-    assert singing.encode_timbre(lambda: iter([pcm])) is found
-    assert np.array_equal(singing.timbre_latents(latents(12)), latents(12))
+    assert singing.inputs.array(pcm, None).timbre() is found
+    assert np.array_equal(singing.inputs.timbre_latents(latents(12)), latents(12))
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,13 @@ def test_seconds_become_exact_samples_and_enough_frames(
     pipeline: Pipeline, seconds: float | None, frames: int, samples: int
 ) -> None:
     options = parse_options({"prompt": "a", "seconds": seconds})
-    assert pipeline.total_frames(options) == frames
-    assert pipeline.total_samples(options) == samples
+    assert pipeline.lengths.total_frames(options) == frames
+    assert pipeline.lengths.total_samples(options) == samples
 
 
 @pytest.mark.parametrize(("seconds", "frames"), [(0.1, 8), (0.32, 8), (0.33, 16), (1.0, 32), (1.28, 32), (9.0, 32)])
 def test_short_generations_use_few_lengths(pipeline: Pipeline, seconds: float, frames: int) -> None:
-    assert pipeline.lengths == (8, 16, 24, 32)
+    assert pipeline.lengths.generations == (8, 16, 24, 32)
     request = pipeline.request("a", seconds=seconds)
     assert request.frames == frames
     assert generate(pipeline.loop, request).shape == (frames, C)
@@ -56,26 +56,26 @@ def test_lengths_below_the_engine_minimum_are_not_used(built: Built) -> None:
     shapes = deployment.shapes[0]
     narrow = shapes.model_copy(update={"frames": shapes.frames.model_copy(update={"min": 20})})
     with open_pipeline(deployment.model_copy(update={"shapes": (narrow,)})) as pipeline:
-        assert pipeline.lengths == (24, 32)
+        assert pipeline.lengths.generations == (24, 32)
         assert generate(pipeline.loop, pipeline.request("a", seconds=0.5)).shape == (24, C)
 
 
 def test_sources_are_read_from_audio_and_latents_files(pipeline: Pipeline, tmp_path: Path) -> None:
     pcm = np.random.default_rng(0).uniform(-0.5, 0.5, (SPEC.hop_samples * 6 + 1, 2)).astype(np.float32)
     soundfile.write(tmp_path / "a.flac", pcm, SPEC.sample_rate_hz, subtype="PCM_24")
-    from_audio = pipeline.read_source(tmp_path / "a.flac")
+    from_audio = pipeline.inputs.read_source(tmp_path / "a.flac")
     assert from_audio.shape == (8, C)
     assert np.abs(from_audio[:7] - pipeline.codec.encode(pcm)).max() < 1e-3
-    assert np.array_equal(pipeline.read_source((tmp_path / "a.flac").read_bytes()), from_audio)
+    assert np.array_equal(pipeline.inputs.read_source((tmp_path / "a.flac").read_bytes()), from_audio)
     data = latents_bytes(latents(6), {})
     (tmp_path / "a.safetensors").write_bytes(data)
-    assert np.array_equal(pipeline.read_source(data), latents(6))
-    assert np.array_equal(pipeline.read_source(tmp_path / "a.safetensors"), latents(6))
+    assert np.array_equal(pipeline.inputs.read_source(data), latents(6))
+    assert np.array_equal(pipeline.inputs.read_source(tmp_path / "a.safetensors"), latents(6))
 
 
 def test_a_too_long_source_is_refused(pipeline: Pipeline) -> None:
     with pytest.raises(RequestError, match="T up to 50"):
-        pipeline.read_source(latents_bytes(latents(52), {}), max_seconds=2.0)
+        pipeline.inputs.read_source(latents_bytes(latents(52), {}), max_seconds=2.0)
 
 
 def test_all_engines_are_listed(pipeline: Pipeline) -> None:
@@ -164,8 +164,8 @@ def test_lengths_come_from_the_shape_ranges(pipeline: Pipeline) -> None:
     shape = pipeline.deployment.shapes[0]
     exact = [shape.model_copy(update={"frames": ShapeRange(min=n, opt=n, max=n)}) for n in (6, 16, T)]
     there = replace(pipeline, deployment=pipeline.deployment.model_copy(update={"shapes": tuple(exact)}))
-    assert pipeline.lengths == (8, 16, 24, 32)
-    assert there.lengths == (6, 16, 32)
+    assert pipeline.lengths.generations == (8, 16, 24, 32)
+    assert there.lengths.generations == (6, 16, 32)
 
 
 def test_a_bundle_without_codec_and_text_encoder_opens(built: Built) -> None:
@@ -182,5 +182,5 @@ def test_a_bundle_without_codec_and_text_encoder_opens(built: Built) -> None:
         with pytest.raises(RequestError, match=r"negative_prompt: .*nor a null condition"):
             pipeline.request("", GenerationInputs(condition=tokens), guidance=3.0)
         with pytest.raises(RequestError, match="cannot turn audio into latents"):
-            pipeline.read_source(b"RIFF")
+            pipeline.inputs.read_source(b"RIFF")
     assert load_deployment(bare.path).path == bare.path

@@ -32,13 +32,13 @@ def audio_source(frames: int) -> GenerationInputs:
 
 def settled(pipeline: Pipeline, values: dict[str, Any], inputs: GenerationInputs) -> GenerationOptions:
     options = parse_options({"prompt": "a", **values})
-    return settled_options(options, inputs, pipeline.total_frames(options, inputs.source), pipeline.bundle)
+    return settled_options(options, inputs, pipeline.lengths.total_frames(options, inputs.source), pipeline.bundle)
 
 
 def kept(pipeline: Pipeline, values: dict[str, Any], inputs: GenerationInputs) -> list[int]:
     """The frames at which keeping begins or ends."""
     options = settled(pipeline, values, inputs)
-    frames = kept_frames(options, inputs, pipeline.total_frames(options, inputs.source), pipeline.bundle)
+    frames = kept_frames(options, inputs, pipeline.lengths.total_frames(options, inputs.source), pipeline.bundle)
     return np.flatnonzero(np.diff(frames, prepend=False)).tolist()
 
 
@@ -165,7 +165,7 @@ def test_encoded_audio_is_a_part_of_what_keeps_starts_from_or_is_drawn_to_it(
     pipeline: Pipeline, values: dict[str, Any], expected: bool
 ) -> None:
     def has_encoded(inputs: GenerationInputs) -> bool:
-        options, frames = settled(pipeline, values, inputs), pipeline.total_frames(parsed, inputs.source)
+        options, frames = settled(pipeline, values, inputs), pipeline.lengths.total_frames(parsed, inputs.source)
         return has_encoded_latents(options, inputs, frames, pipeline.bundle)
 
     parsed = parse_options({"prompt": "a", **values})

@@ -120,7 +120,7 @@ def test_hints_stand_in_for_their_structure(pipeline: Pipeline) -> None:
     other = latents(seed=2)
     by_hints, by_structure = (
         pipeline.request("a", GenerationInputs(source=latents(), **given), structure_strength=0.5, seed=1)
-        for given in ({"hints": pipeline.structure_hints(other)}, {"structure": other})
+        for given in ({"hints": pipeline.structure.hints(other)}, {"structure": other})
     )
     assert by_hints.context is not None
     assert np.array_equal(by_hints.context, by_structure.context)
@@ -130,7 +130,7 @@ def test_hints_stand_in_for_their_structure(pipeline: Pipeline) -> None:
 def test_codes_say_the_length_and_silence_follows_them(pipeline: Pipeline) -> None:
     codes = [3, 7, 1, 0]
     options = parse_options({"prompt": "a", "codes": codes})
-    assert pipeline.total_frames(options) == 12
+    assert pipeline.lengths.total_frames(options) == 12
     context = context_of(pipeline, GenerationInputs(), codes=codes, seconds=T / 25)
     assert np.array_equal(context[:12, :C], hints_of(np.array(codes), C))
     assert np.array_equal(context[12:, :C], pipeline.bundle.silence(T)[12:])
@@ -140,7 +140,7 @@ def test_every_segment_has_its_part_of_the_hints(pipeline: Pipeline, structure: 
     source = latents(56)
     inputs = GenerationInputs(source=source)
     segment, tail = Segment(24, T, 8, 56), latents(T, 5)
-    request = pipeline.compose(parse_options({"prompt": "a"}), segment, inputs, tail)
+    request = pipeline.composer.compose(parse_options({"prompt": "a"}), segment, inputs, tail)
     assert request.context is not None
     assert np.array_equal(request.context[8:, :C], structure.hints(source)[32:56])
     assert np.array_equal(request.context[:8, :C], tail[-8:])

@@ -25,7 +25,7 @@ from runtime.base.errors import (
 from runtime.config.deployment import Deployment
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import open_pipeline
-from runtime.pipeline.songs.planning import Planner
+from runtime.pipeline.songs.planner import Planner
 from runtime.requests.options import parse_options
 from runtime.tick.language.sequence import SequenceRequest
 from server.asgi.openapi import GenerationBody
@@ -129,7 +129,7 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     request = CheckedRequest(nothing, pipeline, GenerationBody(prompt="a", seed=1), Upload({}), "")
     job = GenerationJob(request, nothing, ReadRequest(generation, generation.metadata()))
     tokens: list[int] = []
-    planner.sequences.observers.append(tokens.append)
+    planner.observers.append(tokens.append)
 
     async def wait() -> None:
         waiting = asyncio.create_task(job.finish_plan())

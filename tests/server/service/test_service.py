@@ -115,8 +115,8 @@ def test_common_ticks_are_made_before_ready_and_the_progress_is_told(
         assert (pipeline.loop.stats().ticks, service.progress) == (0, "")
         on_gpu = pipeline.deployment.model_copy(update={"target": "tensorrt"})
         service._capture_common_ticks(replace(pipeline, deployment=on_gpu))
-        assert pipeline.loop.stats().ticks >= len(pipeline.lengths) * TICKS_PER_SHAPE
-    last = len(pipeline.lengths)
+        assert pipeline.loop.stats().ticks >= len(pipeline.lengths.generations) * TICKS_PER_SHAPE
+    last = len(pipeline.lengths.generations)
     assert f"{last} of {last} shapes" in service.loading().what
     assert f"frames, 32 tokens ({last} of {last})" in caplog.text
 

@@ -50,7 +50,7 @@ def ends_row(player: Player, prompt: str, seed: int, seconds: float) -> Row:
         "clicks": sound.num_clicks(audio, []),
     }
     generation = player.begin(piece)
-    first, plan = generation.ring_frame, generation.plan
+    first, plan = generation.ending.ring_frame, generation.plan
     if first is None or not isinstance(plan, SongPlan):
         return row
     chord = chord_share(audio, first / FRAME_RATE_HZ, plan.tonic_chord)

@@ -245,7 +245,7 @@ def finish_figures(player: Player) -> Figures:
         audio = player.finished_audio(Piece(request.prompt, 7000 + index, {"seconds": FINISHED_S}))
         loudness.append(loudness_lufs(block_energies(audio, SAMPLE_RATE_HZ)) or sound.QUIET_DB)
         peaks.append(sound.true_peak_db(audio))
-        step = (CANVAS_FRAMES - player.pipeline.overlap_frames) * HOP_SAMPLES
+        step = (CANVAS_FRAMES - player.pipeline.lengths.overlap_frames) * HOP_SAMPLES
         clicks += sound.num_clicks(audio, list(range(CANVAS_FRAMES * HOP_SAMPLES, len(audio), step)))
     return {
         "loudness_min_lufs": round(min(loudness), 2),

@@ -78,7 +78,7 @@ def planned(player: Player, prompt: str, seed: int, song_s: float | None) -> Seq
     planner = player.pipeline.planner
     assert planner is not None
     frames = None if song_s is None else round(song_s * FRAME_RATE_HZ)
-    plan = planner.song_plan(GenerationOptions(prompt=prompt), seed, frames)
+    plan = SongPlan(planner, GenerationOptions(prompt=prompt), seed, frames)
     try:
         plan.plan_sections(NUM_SECTIONS)
         return plan.sections

@@ -20,6 +20,7 @@ from runtime.music.sections import SongSection, beats_of
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
+from runtime.pipeline.songs.plan import SongPlan
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.requests.seeds import segment_seed
@@ -74,8 +75,8 @@ class EndlessPiece:
         assert pipeline.planner is not None
         self._pipeline, self._frames, self._seed = pipeline, frames, piece.seed
         options = parse_options({"prompt": piece.prompt, "steps": pipeline.bundle.sampler.live_steps})
-        self._options = pipeline.with_drawn(options, piece.seed)
-        self.plan = pipeline.planner.song_plan(self._options, piece.seed)
+        self._options = pipeline.prompts.drawn(options, piece.seed)
+        self.plan = SongPlan(pipeline.planner, self._options, piece.seed)
         self._sections: dict[int, SongSection] = {}  # by their number; the plan forgets what is long past
         self._made = np.empty((0, pipeline.bundle.latents.channels), np.float32)
         self._index, notes = 0, pipeline.bundle.notes
@@ -89,7 +90,7 @@ class EndlessPiece:
 
     def next_request(self) -> GenerationRequest | None:
         """The next segment's, with the plan's hints, and the prompts of its sections."""
-        segment = self._pipeline.next_segment(len(self._made), None)
+        segment = self._pipeline.lengths.next_segment(len(self._made), None)
         if segment is None or len(self._made) >= self._frames:
             return None
         first, planner = segment.start_frame, self._pipeline.planner
@@ -102,11 +103,11 @@ class EndlessPiece:
         prompt = section_prompts(planner.spec.plan, self._options.prompt, sections, first, segment.frames)
         update = {"prompt": prompt, "seed": segment_seed(self._seed, self._index)}
         options = self._options.model_copy(update=update)
-        return self._pipeline.compose(options, segment, GenerationInputs(hints=hints), self._made)
+        return self._pipeline.composer.compose(options, segment, GenerationInputs(hints=hints), self._made)
 
     def append(self, latents: FloatArray) -> FloatArray:
         """Its new frames, cut behind the last."""
-        segment = self._pipeline.next_segment(len(self._made), None)
+        segment = self._pipeline.lengths.next_segment(len(self._made), None)
         assert segment is not None
         new = latents[segment.keep_frames :][: self._frames - len(self._made)]
         frames = np.arange(len(self._made), len(self._made) + len(new))
@@ -164,7 +165,7 @@ class Player:
 
     def encode(self, audio: FloatArray) -> FloatArray:
         """Latents f32 `[T, C]` of audio `[samples, 2]`."""
-        return np.asarray(self.pipeline.encode_source(audio, SAMPLE_RATE_HZ), np.float32)
+        return np.asarray(self.pipeline.inputs.encode_source(audio, SAMPLE_RATE_HZ), np.float32)
 
     def run(self, requests: Sequence[GenerationRequest]) -> list[FloatArray]:
         """Put all requests into the loop at once and wait for the last. Raises the error of one that failed."""

@@ -115,10 +115,10 @@ class SessionRun:
         assert planner is not None
         if begin is not None:
             self.close()
-            drawn = pipeline.with_drawn(begin.options, seed)
-            self._form = planner.song_plan(drawn, begin.seed, state=begin.state)
+            drawn = pipeline.prompts.drawn(begin.options, seed)
+            self._form = SongPlan(planner, drawn, begin.seed, state=begin.state)
         if change is not None and change.options is not None:
-            drawn = pipeline.with_drawn(change.options, seed)
+            drawn = pipeline.prompts.drawn(change.options, seed)
             work = replace(work, change=replace(change, options=drawn))
         assert self._form is not None
         self.session.plan_made(work.number, make_part(self._form, work), self.now_s)

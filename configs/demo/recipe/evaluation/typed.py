@@ -180,7 +180,7 @@ def finished(player: Player, made: LongGeneration, latents: FloatArray) -> Float
 
 def answer_of(player: Player, generation: LongGeneration) -> Answer:
     """What a request's answer says of a prompt's words, and of what is played where the runtime tells."""
-    words = player.pipeline.prompt_words(generation.options) or PromptWords()
+    words = player.pipeline.prompts.words(generation.options) or PromptWords()
     return Answer(words.unknown, words.near, "; ".join(map(str, generation.meanings)))
 
 

@@ -275,7 +275,7 @@ def test_a_generation_gives_the_latents_of_its_options(drive: Drive, pipeline: P
     session.wants = 1
     driven.host.post(session.id, Ack(playhead_sample=0))
     driven.run(lambda: bool(session.of("finished")))
-    request = pipeline.compose(parse_options(session.options), Segment(0, 16), GenerationInputs())
+    request = pipeline.composer.compose(parse_options(session.options), Segment(0, 16), GenerationInputs())
     np.testing.assert_allclose(session.of("finished")[0][1], wait_for(pipeline.loop, request), atol=1e-5)
 
 

@@ -20,9 +20,9 @@ LATENTS = np.arange(12.0, dtype=np.float32).reshape(6, 2)
 
 
 def services(untaken: Iterable[str] = (), **members: Any) -> HostServices:
-    pipeline: Any = SimpleNamespace(
-        timbre_latents=lambda latents: latents[:3], structure_hints=lambda latents: -latents
-    )
+    inputs = SimpleNamespace(timbre_latents=lambda latents: latents[:3])
+    structure = SimpleNamespace(hints=lambda latents: -latents)
+    pipeline: Any = SimpleNamespace(inputs=inputs, structure=structure)
     model, codec_work = replace(MODEL, untaken=frozenset(untaken)), cast(Any, None)
     return HostServices(model, pipeline, codec_work, time.monotonic, 60.0, **members)
 

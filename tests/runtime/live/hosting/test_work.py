@@ -25,7 +25,7 @@ from runtime.live.protocol.actions import DecodeWindow, MadeHints, MakeHints, Se
 from runtime.live.protocol.messages import WriteAudio
 from runtime.music.sections import SongSection
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.pipeline.songs.planning import Planner
+from runtime.pipeline.songs.planner import Planner
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Segment
 
@@ -172,7 +172,7 @@ def test_what_the_seed_draws_stands_before_the_words_of_the_sections(built: Buil
         pipeline = replace(opened, planner=Planner(opened.bundle, spec, opened.loop, opened.planner.structure))
         chant, blended = (GenerationOptions(prompt="chant", blend=blend, steps=1) for blend in ("velocity", "tokens"))
         job = SessionJob("j", chant, Segment(0, 32), None, None, None, 0, False, sections=sections)
-        played = pipeline.meanings(chant, 5)[0].played_text
+        played = pipeline.prompts.meanings(chant, 5)[0].played_text
         request = compose_job(pipeline, job, 5)
         expected = [pipeline.text_encoder.encode(f"{played}, {said}") for said in ("drums, no bass", "no drums, bass")]
         assert [np.array_equal(one.tokens, each) for one, each in zip(request.conditions, expected, strict=True)] == [

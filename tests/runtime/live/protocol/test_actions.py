@@ -24,7 +24,7 @@ def test_the_facts_of_a_pipeline(built: Built) -> None:
         model = live_model(pipeline)
         assert model.identity() == pipeline.identity
         assert model.hop_samples * model.frame_rate_hz == pytest.approx(model.sample_rate_hz)
-        assert model.lengths == pipeline.lengths
+        assert model.lengths == pipeline.lengths.generations
         assert model.defaults["guidance"] == pipeline.bundle.sampler.guidance
         assert model.defaults["steps"] == pipeline.bundle.sampler.live_steps
         with pytest.raises(ConfigError, match="codec"):

@@ -58,7 +58,9 @@ def planned(built: Built) -> Iterator[Pipeline]:
 def test_the_last_notes_of_a_plan_ring_from_a_bar_line_on(planned: Pipeline) -> None:
     asked = {"plan": True, "bpm": 240, "time_signature": 4}
     ringing, cut = (LongGeneration(planned, options(**asked, ending=ending)) for ending in ("auto", "cut"))
-    assert (ringing.ring_frame, cut.ring_frame) == (50, None), "a bar has 25 frames, 1.6 s are left to ring"
+    assert (ringing.ending.ring_frame, cut.ending.ring_frame) == (50, None), (
+        "a bar has 25 frames, 1.6 s are left to ring"
+    )
     made, plain = latents_of(planned, ringing), latents_of(planned, cut)
     np.testing.assert_array_equal(made[:50], plain[:50])
     np.testing.assert_array_equal(made[50:, 5:], plain[50:, 5:])  # timbre, and what are no notes

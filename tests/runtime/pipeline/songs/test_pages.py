@@ -30,8 +30,8 @@ from runtime.pipeline.songs.pages import (
     layers_of_codes,
     sections_page,
 )
+from runtime.pipeline.songs.planner import plan_seed
 from runtime.pipeline.songs.prompt import SongPrompt
-from runtime.pipeline.songs.sequences import plan_seed
 from runtime.pipeline.structure import StructureCodec
 
 PROMPT = SongPrompt((28, 200), (29,), 120, ())

@@ -7,23 +7,25 @@ import threading
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import chain, repeat
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Built
 from helpers.lock_check import lock_checked
+from helpers.songs import sections
 
 from runtime.base.errors import GenerationCancelledError, RequestError, TickError
 from runtime.config.notes import NotesSpec
-from runtime.config.plan_spec import PlanSpec
 from runtime.music.plan_state import SongState
 from runtime.music.sections import CodedSection, SectionRequest
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.pipeline.songs import plan as plan_module
-from runtime.pipeline.songs import planning
-from runtime.pipeline.songs.plan import CLEAR_LEAD, KEPT_S, Opening, SongPlan
+from runtime.pipeline.songs.pages import CLEAR_LEAD, OPENINGS, Opening, Openings, judge_opening
+from runtime.pipeline.songs.plan import KEPT_S, SongPlan
+from runtime.pipeline.songs.planner import Planner, SequenceOrder, SequenceRun
 from runtime.requests.options import parse_options
+from runtime.tick.language.constraints import FormConstraint
 
 RATE_HZ, SIZE = 25, 3
 
@@ -34,16 +36,31 @@ def pipeline(built: Built) -> Iterator[Pipeline]:
         yield opened
 
 
-@pytest.fixture(autouse=True)
-def locks_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "SongPlan", lock_checked(SongPlan, "_song", "_sections", "_task"))
+CheckedPlan = lock_checked(SongPlan, "_song", "_sections", "_task")
+
+
+def planner_of(pipeline: Pipeline, **changes: Any) -> Planner:
+    """Its planner, by other values of [planner.plan]."""
+    assert pipeline.planner is not None
+    planner = copy(pipeline.planner)
+    assert planner.spec.plan is not None
+    plan = planner.spec.plan.model_copy(update=changes)
+    planner.spec = planner.spec.model_copy(update={"plan": plan})
+    return planner
 
 
 def plan_of(
-    pipeline: Pipeline, total_frames: int | None = None, seed: int = 1, state: SongState | None = None, **options: Any
+    pipeline: Pipeline,
+    total_frames: int | None = None,
+    seed: int = 1,
+    state: SongState | None = None,
+    planner: Planner | None = None,
+    openings: Openings = OPENINGS,
+    **options: Any,
 ) -> SongPlan:
-    assert pipeline.planner is not None
-    return pipeline.planner.song_plan(parse_options({"prompt": "calm", **options}), seed, total_frames, state=state)
+    parsed = parse_options({"prompt": "calm", **options})
+    planner = planner or planner_of(pipeline)
+    return CheckedPlan(planner, parsed, seed, total_frames, state=state, openings=openings)
 
 
 def starts(plan: SongPlan) -> list[int]:
@@ -90,10 +107,9 @@ def test_without_an_end_more_sections_are_planned_without_codes(pipeline: Pipeli
     assert plan.sections == sections
 
 
-def test_sections_are_as_loud_as_their_kind(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sections_are_as_loud_as_their_kind(pipeline: Pipeline) -> None:
     assert plan_of(pipeline, 400, bpm=120).levels == ()
-    with_plan(pipeline, monkeypatch, dynamics={"verse": (-3.0, -2.0)})
-    plan = plan_of(pipeline, 400, bpm=120)
+    plan = plan_of(pipeline, 400, bpm=120, planner=planner_of(pipeline, dynamics={"verse": (-3.0, -2.0)}))
     plan.plan_sections()
     by_kind = {"verse": (-3.0, -2.0)}
     assert plan.levels == tuple(
@@ -103,11 +119,9 @@ def test_sections_are_as_loud_as_their_kind(pipeline: Pipeline, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("prompt", "sign"), [("calm, louder and louder", 1), ("calm, quieter and quieter", -1)])
-def test_a_song_that_rises_does_so_to_its_end(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, prompt: str, sign: int
-) -> None:
-    with_plan(pipeline, monkeypatch, dynamics={"verse": (-3.0, -3.0)})
-    plan = plan_of(pipeline, 400, bpm=120, prompt=prompt)
+def test_a_song_that_rises_does_so_to_its_end(pipeline: Pipeline, prompt: str, sign: int) -> None:
+    planner = planner_of(pipeline, dynamics={"verse": (-3.0, -3.0)})
+    plan = plan_of(pipeline, 400, bpm=120, prompt=prompt, planner=planner)
     plan.plan_sections()
     ends = [level for each in plan.levels for level in (each.first_db, each.last_db)]
     assert sign * (ends[-1] - ends[0]) >= 9.0
@@ -169,23 +183,9 @@ def test_a_restored_plan_goes_on_with_the_same_codes(pipeline: Pipeline) -> None
     assert restored.header == plan.header
 
 
-def with_plan(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Plan by other values of [planner.plan]."""
-    assert pipeline.planner is not None
-    sequences = copy(pipeline.planner.sequences)
-    assert sequences.spec.plan is not None
-    plan = sequences.spec.plan.model_copy(update=changes)
-    sequences.spec = sequences.spec.model_copy(update={"plan": plan})
-    monkeypatch.setattr(pipeline.planner, "sequences", sequences)
-
-
-def test_sections_have_a_temperature_of_their_own_where_none_is_given(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_plan(pipeline, monkeypatch, temperature=1e-4)
-
+def test_sections_have_a_temperature_of_their_own_where_none_is_given(pipeline: Pipeline) -> None:
     def planned(seed: int, **options: Any) -> tuple[Any, list[int]]:
-        plan = plan_of(pipeline, 300, seed=seed, **options)
+        plan = plan_of(pipeline, 300, seed=seed, planner=planner_of(pipeline, temperature=1e-4), **options)
         codes = plan.finish()
         return [(section.kind, section.layers, section.bars) for section in plan.sections], codes
 
@@ -195,41 +195,32 @@ def test_sections_have_a_temperature_of_their_own_where_none_is_given(
     assert planned(1, plan_temperature=1.5)[0] != planned(2, plan_temperature=1.5)[0]
 
 
-def with_openings(
-    pipeline: Pipeline, num: int, leads: Sequence[float], monkeypatch: pytest.MonkeyPatch, still: Sequence[int] = ()
-) -> list[list[int]]:
-    """Draw as many openings; the tonics of those that are drawn lead by so much, and so many layers are still.
+class Scripted:
+    """Draws openings: the tonics of those that are drawn lead by so much, and so many of their layers are still."""
 
-    Returns the openings.
-    """
-    opened, scripted, num_still = list[list[int]](), iter(leads), chain(still, repeat(0))
-    with_plan(pipeline, monkeypatch, openings=num)
+    def __init__(
+        self, pipeline: Pipeline, num: int, leads: Sequence[float], still: Sequence[int] = (), seconds: float = 15.0
+    ) -> None:
+        self.opened: list[list[int]] = []
+        self._leads, self._still = iter(leads), chain(still, repeat(0))
+        self.values: dict[str, Any] = {
+            "planner": planner_of(pipeline, openings=num),
+            "openings": Openings(seconds, self._judge),
+        }
 
-    def judge(plan: SongPlan, section: CodedSection, codes: list[int]) -> Opening:
-        opened.append(codes)
-        lead = next(scripted)
-        return Opening(lead >= CLEAR_LEAD, -next(num_still), lead)
-
-    monkeypatch.setattr(SongPlan, "_judge", judge)
-    return opened
+    def _judge(self, planner: Planner, section: CodedSection, codes: Sequence[int]) -> Opening:
+        self.opened.append(list(codes))
+        lead = next(self._leads)
+        return Opening(lead >= CLEAR_LEAD, -next(self._still), lead)
 
 
-def test_the_first_opening_whose_tonic_is_clear_is_played(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_opening_whose_tonic_is_clear_is_played(pipeline: Pipeline) -> None:
     alone = plan_of(pipeline, 120, lyrics="[verse]").finish()
-    opened = with_openings(pipeline, 3, [0.09, -0.1, 0.1] + 9 * [1.0], monkeypatch)
-    codes = plan_of(pipeline, 120, lyrics="[verse]").finish()
+    script = Scripted(pipeline, 3, [0.09, -0.1, 0.1] + 9 * [1.0])
+    codes, opened = plan_of(pipeline, 120, lyrics="[verse]", **script.values).finish(), script.opened
     assert codes[: len(opened[0])] != alone[: len(opened[0])]
     assert opened[0] == alone[: len(opened[0])], "the first draw is the only one without openings"
     assert codes[: len(opened[2]) - 1] == opened[2][:-1]
-
-
-def test_of_openings_without_a_clear_tonic_the_clearest_is_played(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = with_openings(pipeline, 3, [-0.5, -0.1, -0.2] + 9 * [1.0], monkeypatch)
-    codes = plan_of(pipeline, 120, lyrics="[verse]").finish()
-    assert codes[: len(opened[1]) - 1] == opened[1][:-1]
-    assert opened[1] not in (opened[0], opened[2])
 
 
 @pytest.mark.parametrize(
@@ -240,116 +231,98 @@ def test_of_openings_without_a_clear_tonic_the_clearest_is_played(
         ([0.5, 0.2, 0.9], [1, 1, 1], 2),
         ([0.5, -0.2, 0.05], [1, 0, 0], 0),
         ([-0.5, 0.05, 0.02], [0, 1, 0], 2),
+        ([-0.5, -0.1, -0.2], [0, 0, 0], 1),
     ],
 )
-def test_of_openings_with_a_clear_tonic_the_one_that_moves_is_played(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, leads: list[float], still: list[int], played: int
+def test_of_openings_the_clearest_that_moves_is_played(
+    pipeline: Pipeline, leads: list[float], still: list[int], played: int
 ) -> None:
-    opened = with_openings(pipeline, 3, leads + 9 * [1.0], monkeypatch, still)
-    codes = plan_of(pipeline, 120, lyrics="[verse]").finish()
+    script = Scripted(pipeline, 3, leads + 9 * [1.0], still)
+    codes, opened = plan_of(pipeline, 120, lyrics="[verse]", **script.values).finish(), script.opened
     assert codes[: len(opened[played]) - 1] == opened[played][:-1]
     assert all(opened[played] != other for place, other in enumerate(opened[:3]) if place != played)
 
 
-def test_the_notes_of_an_opening_are_judged(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notes_of_an_opening_are_judged(pipeline: Pipeline) -> None:
     """By the tonic that the header names and by whether they change: one note held, and one then another."""
-    monkeypatch.setattr(PlanSpec, "tonic", lambda spec, header: 0)
-    plan = plan_of(pipeline, 120, lyrics="[verse]")
-    plan.finish()
-    with plan._lock:
-        section = plan._sections[0]
+    (section,) = sections("verse 4")
     piano = {"name": "piano", "channels": (0, 1), "keys": (48, 55)}
     notes = NotesSpec(scale=6.0, on=0.1, off=0.05, layers=(piano,))
     bundle = pipeline.bundle.model_copy(update={"notes": notes})
-    monkeypatch.setattr(plan._sequences, "bundle", bundle)
     half, judged = round(5 * bundle.latents.frame_rate_hz), []
     for keys in ((0, 0), (0, 1), (1, 1)):
         hints = bundle.silence(2 * half)
         for place, channel in enumerate(keys):
             hints[half * place : half * (place + 1), channel] += notes.scale * (1.0 - 0.6 * channel)
-        monkeypatch.setattr(plan._structure, "hints_of_codes", lambda codes, hints=hints: hints)
-        judged.append(plan._judge(section, [0]))
+        planner: Any = SimpleNamespace(
+            bundle=bundle,
+            structure=SimpleNamespace(hints_of_codes=lambda codes, hints=hints: hints),
+            spec=SimpleNamespace(plan=SimpleNamespace(tonic=lambda header: 0)),
+        )
+        judged.append(judge_opening(planner, section, [0]))
     assert [each.moving for each in judged] == [-1, 0, -1]
     assert [each.is_clear for each in judged] == [each.lead >= CLEAR_LEAD for each in judged] == [True, True, False]
     assert [each.is_good for each in judged] == [False, True, False]
 
 
-def test_a_clear_opening_is_the_one_of_a_plan_that_draws_once(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clear_opening_is_the_one_of_a_plan_that_draws_once(pipeline: Pipeline) -> None:
     alone = plan_of(pipeline, 400, bpm=120).finish()
-    opened = with_openings(pipeline, 3, 99 * [0.1], monkeypatch)
-    plan = plan_of(pipeline, 400, bpm=120)
+    script = Scripted(pipeline, 3, 99 * [0.1])
+    plan = plan_of(pipeline, 400, bpm=120, **script.values)
     assert plan.finish() == alone
     kinds = [section.kind for section in plan.sections]
-    assert 1 <= len(opened) <= len(set(kinds)), "sections that recall others are drawn once"
+    assert 1 <= len(script.opened) <= len(set(kinds)), "sections that recall others are drawn once"
 
 
-def test_a_plan_that_is_restored_within_a_drawn_opening_goes_on_with_it(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_openings(pipeline, 2, [-1.0, 0.5] + 99 * [1.0], monkeypatch)
-    plan = plan_of(pipeline, seed=4)
+def test_a_plan_that_is_restored_within_a_drawn_opening_goes_on_with_it(pipeline: Pipeline) -> None:
+    script = Scripted(pipeline, 2, [-1.0, 0.5] + 99 * [1.0])
+    plan = plan_of(pipeline, seed=4, **script.values)
     plan.hints(0, SIZE)
     state = plan.state()
     expected = plan.hints(0, 150)
-    restored = plan_of(pipeline, seed=4, state=state)
+    restored = plan_of(pipeline, seed=4, state=state, **script.values)
     assert np.array_equal(restored.hints(0, 150), expected)
 
 
-def test_what_follows_an_opening_does_not_depend_on_which_draw_it_is(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_follows_an_opening_does_not_depend_on_which_draw_it_is(pipeline: Pipeline) -> None:
     """A chosen opening goes on in the sequence that drew it; from its codes another one goes on with the same."""
-    monkeypatch.setattr(plan_module, "OPENING_S", 2.0)
-    opened = with_openings(pipeline, 3, [-1.0, -1.0, 0.5] + 99 * [1.0], monkeypatch)
-    plan = plan_of(pipeline, seed=4)
-    expected = plan.codes(0, 30)
-    assert expected[: len(opened[2])] == opened[2]
-    state = plan_of(pipeline, seed=4).state()
-    with_openings(pipeline, 3, [], monkeypatch)  # none is drawn again
-    monkeypatch.setattr(SongPlan, "_opened", lambda plan, task, *_: task)
-    other = plan_of(pipeline, seed=4, state=state)
+    script = Scripted(pipeline, 3, [-1.0, -1.0, 0.5] + 99 * [1.0], seconds=2.0)
+    expected = plan_of(pipeline, seed=4, **script.values).codes(0, 30)
+    assert expected[: len(script.opened[2])] == script.opened[2]
+    other = plan_of(pipeline, seed=4)  # none is drawn again
     other.plan_sections()
-    other.replace(0, codes=opened[2])
+    other.replace(0, codes=script.opened[2])
     assert other.codes(0, 30) == expected
 
 
-def test_changes_that_follow_each_other_soon_draw_one_opening(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan_module, "OPENING_S", 6.0)
-    opened = with_openings(pipeline, 3, 999 * [-1.0], monkeypatch)
-    plan, rate_hz = plan_of(pipeline, seed=4, bpm=120), pipeline.bundle.latents.frame_rate_hz
+def test_changes_that_follow_each_other_soon_draw_one_opening(pipeline: Pipeline) -> None:
+    script = Scripted(pipeline, 3, 999 * [-1.0], seconds=6.0)
+    plan, rate_hz = plan_of(pipeline, seed=4, bpm=120, **script.values), pipeline.bundle.latents.frame_rate_hz
     counts = []
     for at_s, prompt in ((4.0, "fast"), (8.0, "slow"), (30.0, "calm")):
         frame = round(at_s * rate_hz)
         plan.hints(0, frame)
-        opened.clear()
+        script.opened.clear()
         plan.change(parse_options({"prompt": prompt, "bpm": 120}), frame)
         plan.hints(frame, 75)
-        counts.append(len(opened))
+        counts.append(len(script.opened))
     assert counts[1] == 0
     assert min(counts[0], counts[2]) >= 3, "the first one, and the one that comes long after another"
-    restored = plan_of(pipeline, seed=4, bpm=120, state=plan.state())
+    restored = plan_of(pipeline, seed=4, bpm=120, state=plan.state(), **script.values)
     assert restored.state().values == plan.state().values
 
 
-def test_a_plan_that_is_changed_draws_no_more_openings_of_what_it_was(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_openings(pipeline, 9, [], monkeypatch)
+def test_a_plan_that_is_changed_draws_no_more_openings_of_what_it_was(pipeline: Pipeline) -> None:
     drawn: list[CodedSection] = []
 
-    def judge(plan: SongPlan, section: CodedSection, codes: list[int]) -> Opening:
+    def judge(planner: Planner, section: CodedSection, codes: Sequence[int]) -> Opening:
         drawn.append(section)
         if len(drawn) == 1:
             plan.replace(0, [SectionRequest("break", ("bass",), 2)])
             return Opening(False, 0, -1.0)
         return Opening(True, 0, 1.0)
 
-    monkeypatch.setattr(SongPlan, "_judge", judge)
-    plan = plan_of(pipeline, seed=4)
+    plan = plan_of(pipeline, seed=4, planner=planner_of(pipeline, openings=9), openings=Openings(judge=judge))
     plan.hints(0, 100)
     assert plan.sections[0].kind == "break"
     assert len(drawn) == len({id(section) for section in drawn}) >= 2, "one opening of each section"
@@ -461,21 +434,25 @@ def test_the_oldest_section_that_is_shown_is_replaced_in_its_place(pipeline: Pip
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_sections_that_were_being_planned_before_another_tempo_are_not_taken(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_first: bool
+    pipeline: Pipeline, is_first: bool
 ) -> None:
     """The tempo changes while the first, or a later, page of sections is written."""
-    plan, page_of, changed = plan_of(pipeline, seed=9), SongPlan._page, list[int]()
+    planner, changed = planner_of(pipeline), list[int]()
+    start, is_armed = planner.start, [is_first]
+
+    def started(order: SequenceOrder, *args: Any) -> SequenceRun:
+        run = start(order, *args)
+        if is_armed[0] and not changed and isinstance(order.constraint, FormConstraint):
+            run.wait(order.max_tokens)
+            changed.append(plan.sections[-1].index if plan.sections else -1)
+            plan.change(parse_options({"prompt": "calm", "bpm": 180}), 0)
+        return run
+
+    planner.start = started  # type: ignore[method-assign]
+    plan = plan_of(pipeline, seed=9, planner=planner)
     if not is_first:
         plan.hints(0, 1)
-
-    def page(form: SongPlan, *args: Any) -> Any:
-        made = page_of(form, *args)
-        if not changed:
-            changed.append(plan.sections[-1].index if plan.sections else -1)
-            form.change(parse_options({"prompt": "calm", "bpm": 180}), 0)
-        return made
-
-    monkeypatch.setattr(SongPlan, "_page", page)
+        is_armed[0] = True
     while not changed:
         plan.hints(plan.sections[-1].start_frame + 1 if plan.sections else 0, 1)
     plan.hints(0, 1)

@@ -14,8 +14,8 @@ from runtime.base.errors import RequestError
 from runtime.config.option_ranges import OptionRanges
 from runtime.config.plan_spec import PlanSpec
 from runtime.pipeline.songs.course import Course
+from runtime.pipeline.songs.planner import Planner
 from runtime.pipeline.songs.prompt import read_prompt, section_tags
-from runtime.pipeline.songs.sequences import Sequences
 from runtime.requests.options import parse_options
 
 
@@ -31,7 +31,7 @@ class Words:
 
 
 def read(**options: Any) -> Any:
-    return read_prompt(cast(Sequences, Words()), parse_options({"prompt": "calm", **options}))
+    return read_prompt(cast(Planner, Words()), parse_options({"prompt": "calm", **options}))
 
 
 def test_prompt_and_metadata_become_tokens() -> None:

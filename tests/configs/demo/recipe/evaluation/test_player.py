@@ -20,7 +20,7 @@ from runtime.config.deployment import Deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.pipeline.songs.plan import SongPlan
-from runtime.pipeline.songs.planning import Planner
+from runtime.pipeline.songs.planner import Planner
 
 FOLDER = ROOT / "configs" / "demo"
 PROMPT = "pads, bass and drums in A minor at 100 bpm"

@@ -1,4 +1,4 @@
-"""Sequences of a bundle's planner: who asks for them, their prompts in tokens, and their tokens as they come."""
+"""A bundle's planner: who asks for its sequences, their prompts in tokens, and their tokens as they come."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from runtime.base.errors import GenerationCancelledError, QueueTimeoutError
@@ -16,8 +17,10 @@ from runtime.config.planner import PlannerSpec
 from runtime.pipeline.structure import StructureCodec
 from runtime.pipeline.text_encoder import encoded, read_tokenizer
 from runtime.requests.options import GenerationOptions
+from runtime.requests.validation import plans_texts
 from runtime.tick.language.constraints import Constraint
 from runtime.tick.language.sequence import SequenceRequest
+from runtime.tick.language.thinking import ThinkingGrammar
 from runtime.tick.loop.events import Cancelled, Event, Failed, Finished, Started
 
 if TYPE_CHECKING:
@@ -147,8 +150,8 @@ class SequenceOrder:
     top_p: float | None = None
 
 
-class Sequences:
-    """Starts sequences of one bundle's planner. Any thread. Raises ConfigError.
+class Planner:
+    """The planner of one bundle: starts its sequences. Any thread. Raises ConfigError.
 
     observers: get the number of tokens of each tick, on the tick thread.
     """
@@ -158,6 +161,11 @@ class Sequences:
         self.bundle, self.spec, self.structure, self._loop = bundle, spec, structure, loop
         self.observers: list[Callable[[int], None]] = []
         self.tokenizer, self._unknown = read_tokenizer(bundle.folder / spec.tokenizer)
+
+    @cached_property
+    def grammar(self) -> ThinkingGrammar:
+        """That of its thinking. Raises ConfigError."""
+        return ThinkingGrammar(self.spec, self.tokenizer)
 
     def tokens(self, text: str) -> tuple[int, ...]:
         """A text's tokens, without unknown ones."""
@@ -193,6 +201,13 @@ class Sequences:
 def _first(*values: float | None) -> float:
     """The first that is given."""
     return next(value for value in values if value is not None)
+
+
+def open_planner(bundle: Bundle, loop: TickLoop, structure: StructureCodec | None) -> Planner | None:
+    """The bundle's planner; None where generations are not planned from their texts."""
+    if bundle.planner is None or structure is None or not plans_texts(bundle):
+        return None
+    return Planner(bundle, bundle.planner, loop, structure)
 
 
 def plan_seed(seed: int, *numbers: int) -> int:

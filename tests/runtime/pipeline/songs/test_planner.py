@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers.lock_check import lock_checked
 
-from runtime.pipeline.songs.sequences import Caller, plan_seed
+from runtime.pipeline.songs.planner import Caller, plan_seed
 
 
 def test_a_caller_that_leaves_ends_what_it_waits_for_once() -> None:
