@@ -31,7 +31,7 @@ DATA, TOLD = DAMAGED["cut flac"][0], re.compile(r"at least 0\.\d\d s of the audi
 MIDI = odd_midi.HEAD + odd_midi.chunk(b"MTrk", odd_midi.notes(40) + odd_midi.notes(43)[:2])
 MIDI_TOLD = re.compile(r"of the MIDI file what follows is left out where track 1")
 READERS = (
-    r"_?read_source|read_timbre|read_notes|notes_of_midi|store_source|sources\.(?:add|data|latents|read)|self\.sources"
+    r"_?read_source|read_timbre|read_notes|notes_of_midi|store_source|sources\.(?:add|data|latents|read)|self\.sources|inputs\.read|reader\.read"
 )
 READS = re.compile(rf"(?<!def )(?<!\w)(?:{READERS})[(,]")
 SHORT = {"prompt": "a", "seconds": 0.64, "steps": 1}
@@ -180,6 +180,7 @@ DOORS = {
     "runtime/api/tickrt/live_sessions.py": "test_python_and_the_command_line_tell_it",
     "runtime/music/note_files.py": "test_what_is_mended_in_midi_is_told_too",
     "runtime/live/hosting/services.py": "live",
+    "runtime/pipeline/inputs.py": "generation",  # what the others read with
     "server/protocols/acestep/routes.py": "acestep",
     "server/protocols/mcp/making.py": "mcp",
     "server/routes/checked_request.py": "generation",

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -409,13 +410,13 @@ def test_a_session_without_a_client_holds_no_slot(drive: Drive, pipeline: Pipeli
 def test_a_generation_is_changed_and_cancelled_while_it_is_composed(
     drive: Drive, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compose, may_compose = pipeline.compose, threading.Event()
+    compose, may_compose = pipeline.composer.compose, threading.Event()
 
     def wait(*given: Any) -> GenerationRequest:
         may_compose.wait(WAIT_S)
         return compose(*given)
 
-    monkeypatch.setattr(Pipeline, "compose", lambda _, *given: wait(*given))
+    monkeypatch.setitem(vars(pipeline), "composer", SimpleNamespace(compose=wait, has_null=True))
     driven = drive()
     (one, _), (other, _) = driven.open(), driven.open()
     one.wants = other.wants = 1
