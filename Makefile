@@ -99,15 +99,15 @@ lint: .venv/.installed-test  ## ruff and mypy, strict; the limits of size in tes
 
 bench: .venv/.installed  ## what a tick costs over the bare engine, against its budgets
 	$(BIN)/tickrt-build $(CONFIG)
-	$(BIN)/tickrt-bench $(CONFIG) --budgets
+	$(BIN)/tickrt-bench budgets $(CONFIG)
 
 peers: .venv-export/.installed-peers $(PEERS)/bundle/bundle.toml  ## a small ACE-Step and the demo against OpenVINO, ONNX Runtime, PyTorch and diffusers' pipeline
 	$(EXPORT_BIN)/tickrt-build $(PEERS)/example.toml
 	$(EXPORT_BIN)/tickrt-build $(PEERS)/demo.toml
-	$(EXPORT_BIN)/tickrt-bench $(PEERS)/example.toml --peers --torch $(PEERS)/checkpoint --json $(PEERS)/example.json $(PEERS_ARGS)
-	$(EXPORT_BIN)/tickrt-bench $(PEERS)/demo.toml --peers --json $(PEERS)/demo.json $(PEERS_ARGS)
+	$(EXPORT_BIN)/tickrt-bench peers $(PEERS)/example.toml --torch $(PEERS)/checkpoint --json $(PEERS)/example.json $(PEERS_ARGS)
+	$(EXPORT_BIN)/tickrt-bench peers $(PEERS)/demo.toml --json $(PEERS)/demo.json $(PEERS_ARGS)
 	$(EXPORT_BIN)/tickrt-build $(CONFIG)
-	$(EXPORT_BIN)/tickrt-bench $(CONFIG) --peers --json $(PEERS)/demo-shipped.json $(PEERS_ARGS)
+	$(EXPORT_BIN)/tickrt-bench peers $(CONFIG) --json $(PEERS)/demo-shipped.json $(PEERS_ARGS)
 
 # A small ACE-Step with random weights, whose every part both sides have.
 $(PEERS)/bundle/bundle.toml: profiling/bench/peers/example.py | .venv-export/.installed-peers
@@ -132,7 +132,7 @@ release: .venv/.installed-release  ## the files of a release, in dist/: built, c
 	$(BIN)/python .ci/release.py $(RELEASE_STEPS)
 
 test-scale: .venv/.installed-scale  ## replicas behind HAProxy, also under Ray Serve: killed, frozen, drained, upgraded, without their store; also in a browser, after test-page
-	$(BIN)/python -m pytest -m slow -s tests/integration/test_cluster.py tests/integration/test_ray_cluster.py tests/integration/test_nginx.py tests/server/cluster tests/profiling/bench/cluster \
+	$(BIN)/python -m pytest -m slow -s tests/integration/test_cluster.py tests/integration/test_ray_cluster.py tests/integration/test_nginx.py tests/server/cluster tests/profiling/bench/test_cluster.py \
 		tests/page/test_cluster.py $(PYTEST_ARGS)
 
 clean:  ## remove engines, caches and build outputs; the environments stay

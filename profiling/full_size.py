@@ -108,7 +108,7 @@ def serve_two(model: str, config: Path, seconds_each: float) -> StepResult:
     return StepResult(model, SERVE, status, round(seconds, 1), round(memory.peak_bytes / 1e9, 2))
 
 
-def measure(model: str, folder: Path, export: Sequence[str], seconds: float) -> Iterator[StepResult]:
+def measure_model(model: str, folder: Path, export: Sequence[str], seconds: float) -> Iterator[StepResult]:
     """Export, build for both targets, generate, serve; what needs a step that is not done is left out."""
     config = folder / f"{model}.toml"
     place = ("--out", str(folder / model), "--deployment", str(config))
@@ -147,7 +147,7 @@ def full_size(
     results: list[StepResult] = []
     console = Terminal()
     for model, export in MODELS.items():
-        for result in measure(model, out.resolve(), export, seconds) if only in ("", model) else ():
+        for result in measure_model(model, out.resolve(), export, seconds) if only in ("", model) else ():
             results.append(result)
             console.print(f"{result.model}, {result.step}: {result.status}", markup=False, highlight=False)
             write_json(out / "summary.json", [asdict(each) for each in results])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -37,11 +38,11 @@ class StreamTiming:
     size_bytes: int
 
 
-async def stream_one(url: str, body: dict[str, Any]) -> StreamTiming:
+async def stream_one(url: str, body: dict[str, Any], clock: Callable[[], float] = time.monotonic) -> StreamTiming:
     """One generation on its own connection, read as fast as it arrives."""
     address = urlsplit(url)
     payload = json.dumps(body).encode()
-    started_s = time.monotonic()
+    started_s = clock()
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     head = f"POST {GENERATIONS} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}connection: close\r\ncontent-length: {len(payload)}\r\n\r\n".encode() + payload)
@@ -54,11 +55,11 @@ async def stream_one(url: str, body: dict[str, Any]) -> StreamTiming:
         await reader.readuntil(b"\r\n\r\n")
         size_bytes, first_s = 0, 0.0
         while part := await reader.read(65536):
-            first_s = first_s or time.monotonic()
+            first_s = first_s or clock()
             size_bytes += len(part)
     finally:
         writer.close()
-    return StreamTiming(started_s, first_s, time.monotonic(), size_bytes)
+    return StreamTiming(started_s, first_s, clock(), size_bytes)
 
 
 async def run_concurrently(url: str, bodies: list[dict[str, Any]]) -> list[StreamTiming]:
@@ -76,16 +77,21 @@ def span_s(timings: list[StreamTiming]) -> float:
     return max(item.end_s for item in timings) - min(item.started_s for item in timings)
 
 
-def measure(url: str, bodies: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
-    """Run both ways alternately, `rounds` times after one warm-up; medians."""
+def measure_clients(url: str, bodies: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
+    """Run both ways alternately, `rounds` times after one warm-up."""
     with TaskProgress([1.0] * (rounds + 1)) as progress:
         with progress.task("warm-up"):
             asyncio.run(run_concurrently(url, bodies))
         pairs = [_measure_pair(url, bodies, progress, f"round {index + 1}") for index in range(rounds)]
+    return result_of_rounds(pairs)
+
+
+def result_of_rounds(pairs: Sequence[tuple[list[StreamTiming], list[StreamTiming]]]) -> dict[str, Any]:
+    """Medians of rounds: all clients one after the other, and at the same time."""
     sequential_s, concurrent_s = median(span_s(a) for a, _ in pairs), median(span_s(b) for _, b in pairs)
     return {
-        "clients": len(bodies),
-        "rounds": rounds,
+        "clients": len(pairs[0][0]),
+        "rounds": len(pairs),
         "sequential_s": round(sequential_s, 4),
         "concurrent_s": round(concurrent_s, 4),
         "ratio": round(concurrent_s / sequential_s, 4),
@@ -108,6 +114,12 @@ def _first_audio_s(timings: list[StreamTiming]) -> list[float]:
     return [item.first_s - item.started_s for item in timings]
 
 
+def bodies_of(clients: int, **asked: float | None) -> list[dict[str, Any]]:
+    """A request of each client, with its own prompt and seed, and what is not None."""
+    given = {key: value for key, value in asked.items() if value is not None}
+    return [{"prompt": f"bright synth arpeggio {seed}", "seed": seed, **given} for seed in range(clients)]
+
+
 @cli.command()
 def command(
     config: Annotated[Path, typer.Argument(help="Deployment file, such as configs/demo.toml.")],
@@ -118,11 +130,9 @@ def command(
     json_path: Annotated[Path | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """Measure CLIENTS generations over HTTP, concurrently and one after the other."""
-    body = {key: value for key, value in (("seconds", seconds), ("steps", steps)) if value is not None}
-    bodies = [{"prompt": f"bright synth arpeggio {seed}", "seed": seed, **body} for seed in range(clients)]
     check_folders(json_path)
     with server_process(config) as server:
-        result = measure(server.url, bodies, rounds)
+        result = measure_clients(server.url, bodies_of(clients, seconds=seconds, steps=steps), rounds)
     for name, value in result.items():
         print_line(f"{name:28} {value}", open_console(json_path))
     if json_path is not None:

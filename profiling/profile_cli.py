@@ -10,15 +10,14 @@ from typing import Annotated
 import typer
 
 from profiling.layers.ceilings import best_of, busy_text, measure_ceilings, parse_peaks
-from profiling.layers.measure import measure, sizes_of, usual_frames
-from profiling.layers.roofline import Ceilings
+from profiling.layers.measure import measure_profile, sizes_of, usual_frames
 from profiling.layers.timings import Profile
+from profiling.layers.work import Ceilings
 from profiling.output import check_folders, open_console, write_json
-from profiling.reports.chrome_trace import trace
 from profiling.reports.diff import print_diff, read_saved
 from profiling.reports.html import page
-from profiling.reports.tables import markdown, show
-from profiling.reports.trtexec_json import layer_info, profile_records
+from profiling.reports.json_files import layer_info, profile_records, trace
+from profiling.reports.tables import profile_markdown, show
 from runtime.base.errors import EngineNotBuiltError
 from runtime.commands.command_line import CommandLine, Config, DefaultCommandGroup, Version
 from runtime.commands.task_progress import TaskProgress
@@ -95,7 +94,7 @@ def run(
         if info_path is not None:
             write_json(info_path, layer_info(profile))
         if markdown_path is not None:
-            markdown_path.write_text(markdown(profile, top, depth), encoding="utf-8")
+            markdown_path.write_text(profile_markdown(profile, top, depth), encoding="utf-8")
         if html_path is not None:
             html_path.write_text(page(profile, depth), encoding="utf-8")
         if trace_path is not None:
@@ -136,7 +135,7 @@ def _profile(
                 measured.append(_ceilings(deployment, engine, device))
 
         with progress.task(f"{runs} executes of {engine}"):
-            profile = measure(deployment, device, engine, sizes, runs, between_rounds)
+            profile = measure_profile(deployment, device, engine, sizes, runs, between_rounds)
             between_rounds(1.0)
     if not measured:
         return replace(profile, ceilings=given)

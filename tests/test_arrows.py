@@ -81,7 +81,7 @@ HEAVY = {
     "onnxruntime": {
         "runtime/engines/onnxruntime.py",
         "engine_build/graphs/reference_session.py",
-        "profiling/bench/peers/onnxruntime_graph.py",
+        "profiling/bench/peers/plain_generation.py",
         "configs/demo/recipe/",
     },
     "tensorrt": {"runtime/engines/tensorrt/binding.py"},
@@ -115,7 +115,7 @@ HEAVY = {
     },
     "huggingface_hub": {"engine_build/export/hub.py"},
     "openvino": {"profiling/bench/peers/openvino_decoder.py"},
-    "matplotlib": {"configs/demo/recipe/"},
+    "matplotlib": {"profiling/output.py", "configs/demo/recipe/"},
     "mido": {"runtime/music/midi_file.py", "configs/demo/recipe/"},
     "tokenizers": {
         "runtime/pipeline/text_encoder.py",

@@ -33,7 +33,7 @@ from engine_build.compile.engine_folder import (
 from engine_build.compile.rebuild_check import _check_engine, _last_build
 from engine_build.export.__main__ import _write_deployment
 from engine_build.export.resume import Steps, working_folder
-from profiling.gpu_check.prepare import _write_parts
+from profiling.gpu_check import prepare
 from profiling.gpu_check.unpack import unpack
 from runtime.audio.formats import complete_file
 from runtime.base.errors import TickError
@@ -329,7 +329,7 @@ def write_parts(folder: Path) -> None:
     carried = {name: folder / "from" / Path(name).name for name in CARRIED}
     drawn = {"path": "source/file", "bytes": 30, "drawn": [], "sha256": hashlib.sha256(b"b" * 30).hexdigest()}
     here = {"python": "", "machine": ""}
-    _write_parts(folder / "parts", carried, {"weights": [drawn], "wheels": [], "missing": [], "machine": here})
+    prepare.write_parts(folder / "parts", carried, {"weights": [drawn], "wheels": [], "missing": [], "machine": here})
 
 
 def use_parts(folder: Path) -> None:

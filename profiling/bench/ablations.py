@@ -23,8 +23,8 @@ from profiling.bench.statistics import (
 )
 from profiling.bench.steady_stream import Latents, SteadyStream, check_equal
 from profiling.bench.workload import Workload, with_runtime
+from profiling.comparison import thinned
 from profiling.provenance import SWITCHES, provenance
-from profiling.significance import thinned
 from runtime.base.errors import ConfigError
 from runtime.commands.tables import print_table
 from runtime.config.deployment import RuntimeConfig

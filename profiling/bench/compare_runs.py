@@ -13,8 +13,7 @@ import numpy as np
 from pydantic_core import from_json
 from rich.console import Console
 
-from profiling.comparison import TIMES, Difference, print_conclusion, print_differences, unequal
-from profiling.significance import Rounds
+from profiling.comparison import TIMES, Difference, Rounds, print_conclusion, print_differences, unequal
 from runtime.base.errors import ConfigError, FileError
 from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.untrusted import plain_utf8
@@ -57,7 +56,7 @@ def read_result(path: Path) -> dict[str, Any]:
         result = None
     if isinstance(result, dict) and result.keys() >= {"kind", "engine_sha256", "machine"}:
         with suppress(ArithmeticError, LookupError, ValueError, TypeError, AttributeError):
-            figures(result)
+            result_figures(result)
             if all(np.array(times, np.float64).ndim == 1 for rounds in samples(result).values() for times in rounds):
                 return result
     raise ConfigError(f"{path} is not a result of tickrt-bench", fix=SAVE)
@@ -70,7 +69,7 @@ def check_comparable(base: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise ConfigError(what, fix="compare them anyway with --force")
 
 
-def figures(result: Mapping[str, Any]) -> dict[str, float]:
+def result_figures(result: Mapping[str, Any]) -> dict[str, float]:
     """Name -> value of all that a result measured: "tick_ms p50", "depth 4, guidance, overhead_ms"."""
     return dict(_figures(result))
 
@@ -117,8 +116,10 @@ def samples(result: Mapping[str, Any]) -> dict[str, Rounds]:
 
 def changes(base: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """The figures that both results have; those with samples in both are judged."""
-    after, old, new = figures(now), samples(base), samples(now)
-    found = [Difference("figure", name, value, after[name]) for name, value in figures(base).items() if name in after]
+    after, old, new = result_figures(now), samples(base), samples(now)
+    found = [
+        Difference("figure", name, value, after[name]) for name, value in result_figures(base).items() if name in after
+    ]
     num_judged = sum(item.name in old and item.name in new for item in found)
     is_same_engine = not unequal(base, now, SAME_ENGINE)
 

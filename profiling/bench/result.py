@@ -15,8 +15,8 @@ from rich.text import Text
 from profiling.bench.statistics import percentiles, ratios_to_neighbours
 from profiling.bench.steady_stream import Measurement, Site
 from profiling.bench.workload import Workload
+from profiling.comparison import thinned
 from profiling.provenance import provenance
-from profiling.significance import thinned
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment, Target
 from runtime.engines.engine import EngineSet
@@ -96,7 +96,7 @@ def result_of(measured: Measurement, bundle: Bundle, deployment: Deployment, eng
         "is_noisy": ratio.spread > NOISY_SPREAD,
         **against_budget(budget_of(deployment.target, load), overhead),
         "captured": last.replayed > 0,
-        "competitors": {name: _competitor(times_ms, measured) for name, times_ms in measured.competitors_ms.items()},
+        "competitors": {name: competitor(times_ms, measured) for name, times_ms in measured.competitors_ms.items()},
         "finished_per_s": round(measured.finished_per_s, 3),
         "audio_s_per_s": round(measured.finished_per_s * load.frames / bundle.latents.frame_rate_hz, 3),
         "resident_mib": round(resident_bytes() / (1 << 20), 1),
@@ -130,7 +130,7 @@ def rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in values.items()}
 
 
-def _competitor(times_ms: list[float], measured: Measurement) -> dict[str, float]:
+def competitor(times_ms: list[float], measured: Measurement) -> dict[str, float]:
     """Its time, and the median of its ratios to the tick right before it."""
     ratio = float(np.median(np.asarray(times_ms[1:]) / np.asarray(measured.ticks_ms)))
     return rounded({**percentiles(times_ms), "over_tick": ratio})

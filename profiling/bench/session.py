@@ -30,13 +30,14 @@ class SharedEngines(EngineSet):
 
 @dataclass(frozen=True)
 class BenchSession:
-    """The bundle, the deployment, its open device and engines, and the progress of the run."""
+    """The bundle, the deployment, its open device and engines, the progress of the run, and the kind of its streams."""
 
     bundle: Bundle
     deployment: Deployment
     device: Device
     engines: EngineSet
     progress: TaskProgress
+    kind: type[SteadyStream] = SteadyStream
 
     @contextmanager
     def stream(
@@ -46,7 +47,7 @@ class BenchSession:
 
         `deployment`: another [runtime] table; `parts`: of which it denoises.
         """
-        stream = SteadyStream(self.bundle, deployment or self.deployment, self.engines, self.device, load, parts)
+        stream = self.kind(self.bundle, deployment or self.deployment, self.engines, self.device, load, parts)
         try:
             yield stream
         finally:
@@ -63,7 +64,7 @@ class BenchSession:
 
 
 @contextmanager
-def open_session(deployment: Deployment, weights: Sequence[float] = ()) -> Iterator[BenchSession]:
+def open_bench(deployment: Deployment, weights: Sequence[float] = ()) -> Iterator[BenchSession]:
     """Open device and engines for the time of a run. weights: see TaskProgress. Raises TickError."""
     this_commit()
     bundle = deployment.loaded_bundle

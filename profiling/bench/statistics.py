@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,20 @@ class Quartiles:
 def percentiles(samples: Sequence[float]) -> dict[str, float]:
     """p50, p95 and p99 of at least one sample, interpolated linearly."""
     return {f"p{share}": float(np.percentile(samples, share)) for share in (50, 95, 99)}
+
+
+def mean_ms(
+    work: Callable[[], object],
+    times: int = 1,
+    wait: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Wall time of one of `times` in a row, in milliseconds, until `wait`, which is called once, has returned."""
+    begin_s = clock()
+    for _ in range(times):
+        work()
+    wait()
+    return (clock() - begin_s) * 1e3 / times
 
 
 def time_in_turn(

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
 from profiling.bench.allocation_probe import AllocationProbe
-from profiling.bench.baseline import DecoderBaseline
-from profiling.bench.statistics import Quartiles, paired_difference, paired_ratio, time_in_turn
-from profiling.bench.workload import Workload, at_depth, make_request
-from runtime.base.errors import EngineError, TickError
+from profiling.bench.statistics import Quartiles, mean_ms, paired_difference, paired_ratio, time_in_turn
+from profiling.bench.workload import SCALE, Workload, at_depth, make_request
+from runtime.base.errors import CaptureError, EngineError, TickError
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
-from runtime.devices.device import Device
-from runtime.engines.engine import EngineSet
+from runtime.devices.device import Device, Replay
+from runtime.engines.engine import EngineSet, Execution, decoder_shapes
 from runtime.engines.loading import settle_kernels
 from runtime.engines.manifest import Manifest
 from runtime.requests.request import GenerationRequest
@@ -116,7 +114,7 @@ class SteadyStream:
         self.deployment = at_depth(self.deployment, self.workload.depth)
         self.loop = TickLoop(self.engines, self.bundle, self.deployment, self.device, self.parts)
         self.loop.observers.append(self._count)  # times on the device are taken, too, as in a server
-        self._requests = [
+        self.requests = [
             make_request(self.workload, self.bundle, self.engines, index) for index in range(self.workload.depth)
         ]
 
@@ -180,12 +178,12 @@ class SteadyStream:
     def verify(self) -> float:
         """Largest difference between generations that share their ticks and the same ones alone. Raises EngineError."""
         together = self.play()
-        alone = [latents for request in self._requests for latents in self.play([request])]
+        alone = [latents for request in self.requests for latents in self.play([request])]
         return check_equal("a generation that shares its ticks", "alone", together, alone, self.engines)
 
     def play(self, requests: list[GenerationRequest] | None = None) -> list[Latents]:
         """Latents `[T, C]` of the workload's requests, or of these, with VERIFY_STEPS steps; they share their ticks."""
-        short = [replace(request, steps=VERIFY_STEPS, id=uuid4().hex) for request in requests or self._requests]
+        short = [replace(request, steps=VERIFY_STEPS, id=uuid4().hex) for request in requests or self.requests]
         self._finish(short)
         return [self.finished.pop(request.id) for request in short]
 
@@ -194,7 +192,7 @@ class SteadyStream:
         waiting = list(requests)
         while waiting or any(request.id not in self.finished for request in requests):
             if waiting:
-                self.loop.submit(waiting.pop(0), self._on_event)
+                self.loop.submit(waiting.pop(0), self.on_event)
             self.loop.tick()
             self._check()
             self._show_share()
@@ -223,13 +221,11 @@ class SteadyStream:
 
     def time_ticks(self, records: list[TickRecord]) -> float:
         """Milliseconds per tick, mean of a block, until the device is done; appends the ticks' records."""
-        begin_s = time.perf_counter()
-        ticked = [self._tick() for _ in range(self.block)]
-        self.device.main.record().wait()
-        elapsed_ms = (time.perf_counter() - begin_s) * 1e3
+        ticked: list[TickRecord | None] = []
+        elapsed_ms = mean_ms(lambda: ticked.append(self._tick()), self.block, lambda: self.device.main.record().wait())
         records += [self._check_record(record) for record in ticked]
         self._replace_finished()
-        return elapsed_ms / self.block
+        return elapsed_ms
 
     def _count_allocations(self, ticks: int) -> tuple[list[int], list[Site]]:
         """Per tick: NumPy buffers of 1 KiB or more plus the device's own allocations; and the sites of NumPy's."""
@@ -270,13 +266,13 @@ class SteadyStream:
 
     def _submit(self, index: int) -> None:
         request_id = f"{index}-{uuid4().hex}"
-        self.loop.submit(replace(self._requests[index], id=request_id), self._on_event)
+        self.loop.submit(replace(self.requests[index], id=request_id), self.on_event)
 
     def _check(self) -> None:
         if self.failures:
             raise self.failures[0]
 
-    def _on_event(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if isinstance(event, Failed):
             self.failures.append(event.error)
         if isinstance(event, Finished):
@@ -286,7 +282,7 @@ class SteadyStream:
 def check_equal(what: str, other: str, found: list[Latents], expected: list[Latents], engines: EngineSet) -> float:
     """The largest difference between two runs of the same generations. Raises EngineError where it is too large."""
     worst = max(float(np.max(np.abs(one - two))) for one, two in zip(found, expected, strict=True))
-    allowed = tolerance_of(engines.decoder.manifest, expected)
+    allowed = latents_tolerance(engines.decoder.manifest, expected)
     if not worst <= allowed:
         raise EngineError(
             f"{what} differs by {worst:.2e} from the same one {other}, expected at most {allowed:.0e}",
@@ -295,10 +291,86 @@ def check_equal(what: str, other: str, found: list[Latents], expected: list[Late
     return worst
 
 
-def tolerance_of(decoder: Manifest, latents: list[Latents]) -> float:
+def latents_tolerance(decoder: Manifest, latents: list[Latents]) -> float:
     """How far latents may depend on the batch: in low precision, a GPU rounds other batch shapes differently, at every
     step."""
     if decoder.target == "cpu":
         return VERIFY_TOLERANCE
     peak = max(float(np.abs(values).max()) for values in latents)
     return LOW_PRECISION_TOLERANCE.get(str(decoder.build.get("precision")), 0.0) * peak or VERIFY_TOLERANCE
+
+
+class DecoderBaseline:
+    """The decoder on its own buffers, for the rows R of a tick, in as few executes as the shape ranges allow.
+
+    Where the runtime captures ticks as CUDA graphs, so does this: the difference to a tick is what the tick adds.
+    """
+
+    def __init__(
+        self, engines: EngineSet, bundle: Bundle, deployment: Deployment, device: Device, load: Workload, rows: int
+    ) -> None:
+        self._stream = device.main
+        limit = deployment.rows_limit(load.frames, load.tokens)
+        parts = [min(limit, rows - begin) for begin in range(0, rows, limit)]
+        self.executions = [_bind_decoder(engines, bundle, device, load, part) for part in parts]
+        self.replay = self._capture(device) if deployment.runtime.capture and device.kind != "cpu" else None
+
+    def time_ms(self, times: int = 1) -> float:
+        """Wall time of one pass over all rows, mean of `times` in a row, in milliseconds."""
+        return mean_ms(self._launch, times, self._wait)
+
+    def close(self) -> None:
+        """Release the graph and the executions; none of them may be pending."""
+        if self.replay is not None:
+            self.replay.close()
+            self.replay = None
+        for execution in self.executions:
+            execution.release()
+
+    def _launch(self) -> None:
+        if self.replay is not None:
+            self.replay.launch(self._stream)
+        else:
+            self._launch_each()
+
+    def _capture(self, device: Device) -> Replay | None:
+        try:
+            self._warm_up_each()
+            return device.capture(self._stream, self._warm_up_each)
+        except CaptureError:
+            return None
+
+    def _warm_up_each(self) -> None:
+        for execution in self.executions:
+            execution.warm_up(self._stream)
+
+    def _wait(self) -> None:
+        self._stream.record().wait()
+
+    def _launch_each(self) -> None:
+        for execution in self.executions:
+            execution.launch(self._stream)
+
+
+def decoder_inputs(engines: EngineSet, bundle: Bundle, load: Workload, rows: int) -> dict[str, NDArray[Any]]:
+    """Every input of the decoder by name: random, the same at every call; the mask is 1 everywhere."""
+    decoder, roles, random = engines.decoder, bundle.decoder.inputs, np.random.default_rng(rows)
+    shapes = decoder_shapes(decoder, roles, rows=rows, frames=load.frames, tokens=load.tokens)
+    inputs = {
+        name: (np.ones(shapes[name]) if name == roles.condition_mask else random.uniform(0.1, 1.0, shapes[name]))
+        .astype(info.dtype)
+        for name, info in decoder.inputs.items()
+    }  # fmt: skip
+    if roles.condition is not None:
+        inputs[roles.condition] *= SCALE
+    return inputs
+
+
+def _bind_decoder(engines: EngineSet, bundle: Bundle, device: Device, load: Workload, rows: int) -> Execution:
+    decoder, inputs = engines.decoder, decoder_inputs(engines, bundle, load, rows)
+    tensors = {name: device.zeros(array.shape, array.dtype) for name, array in inputs.items()}
+    for name, array in inputs.items():
+        device.upload(tensors[name], array, device.main)
+    velocity, shape = bundle.decoder.outputs.velocity, tensors[bundle.decoder.inputs.latents].shape
+    tensors[velocity] = device.zeros(shape, decoder.outputs[velocity].dtype)
+    return decoder.bind(tensors)

@@ -12,14 +12,23 @@ import typer
 from profiling.gpu_check.figures import (
     TABLES,
     Summary,
-    figures,
     put_tables,
     read_json,
     read_summary,
     show_times,
+    step_figures,
     wide_terminal,
 )
-from profiling.gpu_check.prepare import EXPORT_PACKAGES, LAYERS, PREPARED, export_all, is_exported, pack, read_machine
+from profiling.gpu_check.prepare import (
+    EXPORT_PACKAGES,
+    LAYERS,
+    PART_BYTES,
+    PREPARED,
+    export_all,
+    is_exported,
+    pack,
+    read_machine,
+)
 from profiling.gpu_check.running import ROOT, CheckOutcome, run_steps
 from profiling.gpu_check.steps import check_steps, write_deployments
 from profiling.output import write_json
@@ -41,8 +50,8 @@ def gpu_check() -> None:
     """What only a GPU can show, in ten minutes. Before, without one: prepare. Behind it: table."""
 
 
-@app.command()
-def run(
+@app.command("run")
+def run_check(
     out: Annotated[Path, typer.Option(help="The folder of results.")] = RESULTS,
     source: Annotated[Path, typer.Option(help="The folder with what was prepared.")] = SOURCE,
     minutes: Annotated[
@@ -71,7 +80,7 @@ def run(
         step = by_name[outcome.name]
         if outcome.status == "done":
             try:
-                summary.figures += figures(step)
+                summary.figures += step_figures(step)
                 if step.kind == "card":
                     summary.about["card"] = read_json(step.result)
             except TickError as error:
@@ -85,8 +94,8 @@ def run(
         raise typer.Exit(EXIT_OVER_LIMIT)
 
 
-@app.command()
-def prepare(
+@app.command("prepare")
+def prepare_check(
     source: Annotated[Path, typer.Option(help="The folder to fill.")] = SOURCE,
     out: Annotated[
         Path | None, typer.Option(help="Put all that a machine without a network needs into parts in this folder.")
@@ -95,6 +104,7 @@ def prepare(
         Path | None,
         typer.Option(help="What `python unpack.py describe` prints there. Default: Python 3.12 on x86-64, no package."),
     ] = None,
+    part_mb: Annotated[float, typer.Option(min=0.1, help="With --out: megabytes of a part.")] = PART_BYTES / 1e6,
     wheels: Annotated[bool, typer.Option(help="With --out: with the packages that the machine lacks.")] = True,
     layers: Annotated[int, typer.Option(min=1, max=LAYERS, help="Of the whole decoder; fewer for a trial.")] = LAYERS,
 ) -> None:
@@ -110,7 +120,10 @@ def prepare(
     if out is None:
         print_line(f"{shown_path(source)} is complete: python -m profiling.gpu_check --source {shown_path(source)}")
         return
-    for missing in pack(source.resolve(), out.resolve(), found, this_commit(), has_wheels=wheels):
+    part_bytes = round(1e6 * part_mb)
+    for missing in pack(
+        source.resolve(), out.resolve(), found, this_commit(), has_wheels=wheels, part_bytes=part_bytes
+    ):
         print_line(f"not in the parts: {missing}")
     print_line(f"{shown_path(out)} is complete. There: python unpack.py PARTS DEST")
 

@@ -163,7 +163,7 @@ READERS = {
 }  # fmt: skip
 
 
-def figures(step: CheckStep) -> list[Figure]:
+def step_figures(step: CheckStep) -> list[Figure]:
     """The figures of a step that is done. Raises ConfigError where its result is not what such a step writes."""
     if not step.kind:
         return []
@@ -256,7 +256,7 @@ def show_times(steps: Sequence[CheckStep], console: Console) -> None:
     print_table(console, "planned", ("step", "s", "until, min"), rows)
 
 
-def markdown(summary: Summary) -> str:
+def figures_markdown(summary: Summary) -> str:
     """What was measured, on what and when, and what was not."""
     rows = ([each.step, each.what, *_cells(each)] for each in summary.figures)
     table = markdown_table(("step", "figure", "value", "limit", ""), rows, num_text=5)
@@ -281,7 +281,7 @@ def _together(figures: Sequence[Figure | None]) -> str:
     return f"{' / '.join('–' if each is None else f'{each.value:.3g}' for each in figures)} {unit}".strip()
 
 
-TABLES: Mapping[str, Callable[[Summary], str]] = {"brief": brief, "figures": markdown}
+TABLES: Mapping[str, Callable[[Summary], str]] = {"brief": brief, "figures": figures_markdown}
 
 
 def put_tables(document: Path, summary: Summary) -> None:

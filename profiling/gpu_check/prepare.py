@@ -12,15 +12,20 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata, util
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
 from profiling.gpu_check import unpack
 from profiling.gpu_check.running import ROOT
-from profiling.gpu_check.steps import PLANS, write_deployments
-from profiling.gpu_check.weights import draw_weights
+from profiling.gpu_check.steps import DEPLOYMENTS, write_deployments
+from profiling.gpu_check.unpack import DEVIATION, REST, with_weights_drawn, write_whole
 from runtime.base.errors import BuildError, ConfigError
 from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.untrusted import plain_utf8
@@ -53,13 +58,30 @@ PART_BYTES = 60_000_000
 # Where --machine names none: a data centre's usual Linux.
 MACHINE = {"python": "3.12", "glibc": "2.35", "machine": "x86_64", "packages": {}}
 OLDEST_GLIBC = 17
+Call = Callable[..., str]
+# Smaller tensors are carried: tables and the like may be among them.
+LEAST_ELEMENTS = 1 << 18
+SAMPLE = 1 << 14
+# Neighbours in a table depend on each other; among so many random numbers this is above ten standard deviations.
+MOST_CORRELATION = 0.1
 NO_WHEEL = "No matching distribution found for "
 
 
-def export_all(source: Path, layers: int = LAYERS) -> None:
+def call(what: str, *words: str) -> str:
+    """Run Python with `words`; what it prints, which is shown where it fails. Raises BuildError."""
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+        errors = [line for line in lines if line.lower().startswith("error: ")] or lines[-1:]
+        fixes = [line.removeprefix("fix: ") for line in lines if line.startswith("fix: ")]
+        raise BuildError(f"{what} failed: {errors[-1][-600:]}", fix=fixes[0] if fixes else "the same command goes on")
+    return done.stdout
+
+
+def export_all(source: Path, layers: int = LAYERS, call: Call = call) -> None:
     """Export the bundles that `source` lacks; an export that was interrupted goes on. Raises BuildError, OSError.
 
-    layers: of the decoder that is measured as the whole model.
+    layers: of the decoder that is measured as the whole model. call: what runs Python.
     """
     source.mkdir(parents=True, exist_ok=True)
     for name, words in EXPORTS.items():
@@ -78,17 +100,6 @@ def is_exported(source: Path, *names: str) -> bool:
     )
 
 
-def call(what: str, *words: str) -> str:
-    """Run Python with `words`; what it prints, which is shown where it fails. Raises BuildError."""
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
-        errors = [line for line in lines if line.lower().startswith("error: ")] or lines[-1:]
-        fixes = [line.removeprefix("fix: ") for line in lines if line.startswith("fix: ")]
-        raise BuildError(f"{what} failed: {errors[-1][-600:]}", fix=fixes[0] if fixes else "the same command goes on")
-    return done.stdout
-
-
 def read_machine(path: Path | None) -> dict[str, Any]:
     """What `python unpack.py describe` has printed on the machine with the card. Raises ConfigError, FileError."""
     if path is None:
@@ -102,8 +113,20 @@ def read_machine(path: Path | None) -> dict[str, Any]:
     raise ConfigError(f"{path} describes no machine with Linux", fix="python unpack.py describe > FILE, there")
 
 
-def pack(source: Path, out: Path, machine: Mapping[str, Any], commit: str | None, *, has_wheels: bool) -> list[str]:
+def pack(
+    source: Path,
+    out: Path,
+    machine: Mapping[str, Any],
+    commit: str | None,
+    *,
+    has_wheels: bool,
+    part_bytes: int = PART_BYTES,
+    code: Sequence[str] = CODE,
+    least_elements: int = LEAST_ELEMENTS,
+) -> list[str]:
     """Fill `out` with parts, their manifest and unpack.py; returns what is not in them, in words.
+
+    code: files and folders of the repository. least_elements: smaller weights are carried.
 
     Raises BuildError, ConfigError, OSError.
     """
@@ -112,10 +135,10 @@ def pack(source: Path, out: Path, machine: Mapping[str, Any], commit: str | None
     weights = []
     for name in EXPORTS:
         with waiting(f"drawing the weights of {name}"):
-            weights += draw_weights(source / name)
+            weights += draw_weights(source / name, least_elements)
     missing = _build_rtx(source)
-    wheels = _wheels(source, machine, missing) if has_wheels else {}
-    carried = {f"{unpack.CODE}/{path.relative_to(ROOT).as_posix()}": path for path in _code_files()}
+    wheels = wheels_for(source, machine, missing) if has_wheels else {}
+    carried = {f"{unpack.CODE}/{path.relative_to(ROOT).as_posix()}": path for path in _code_files(code)}
     carried |= {f"{unpack.WHEELS}/{name}": path for name, path in wheels.items()}
     drawn = {source / each["path"] for each in weights}
     for path in sorted(source.rglob("*")):
@@ -133,18 +156,20 @@ def pack(source: Path, out: Path, machine: Mapping[str, Any], commit: str | None
         "weights": [{**each, "path": f"{unpack.SOURCE}/{each['path']}"} for each in weights],
     }
     with waiting("writing parts"):
-        _write_parts(out, carried, manifest)
+        write_parts(out, carried, manifest, part_bytes)
     return missing
 
 
-def _write_parts(out: Path, carried: Mapping[str, Path], manifest: Mapping[str, Any]) -> None:
+def write_parts(
+    out: Path, carried: Mapping[str, Path], manifest: Mapping[str, Any], part_bytes: int = PART_BYTES
+) -> None:
     """The files one after the other, cut into parts. Parts that are there and whole are not written again."""
     files = [
         {"path": place, "bytes": path.stat().st_size, "sha256": unpack.sha256_of(path)}
         for place, path in carried.items()
     ]
-    parts = []
-    for number, data in enumerate(_cut(piece for path in carried.values() for piece in unpack.pieces_of(path))):
+    parts, pieces = [], (piece for path in carried.values() for piece in unpack.pieces_of(path))
+    for number, data in enumerate(_cut(pieces, part_bytes)):
         name, sha256 = f"part.{number:03}", hashlib.sha256(data).hexdigest()
         if unpack.sha256_of(out / name) != sha256:
             unpack.write_whole(out / name, iter([data]), sha256)
@@ -157,12 +182,12 @@ def _write_parts(out: Path, carried: Mapping[str, Path], manifest: Mapping[str, 
     unpack.write_whole(out / unpack.MANIFEST, iter([text.encode()]))
 
 
-def _cut(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Parts of PART_BYTES, and the rest."""
+def _cut(pieces: Iterable[bytes], part_bytes: int) -> Iterator[bytes]:
+    """Parts of so many bytes, and the rest."""
     taken, size = list[bytes](), 0
     for piece in pieces:
-        while size + len(piece) >= PART_BYTES:
-            left = PART_BYTES - size
+        while size + len(piece) >= part_bytes:
+            left = part_bytes - size
             yield b"".join([*taken, piece[:left]])
             taken, size, piece = [], 0, piece[left:]
         taken.append(piece)
@@ -171,8 +196,8 @@ def _cut(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(taken)
 
 
-def _code_files() -> Iterator[Path]:
-    for name in CODE:
+def _code_files(code: Sequence[str]) -> Iterator[Path]:
+    for name in code:
         place = ROOT / name
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
             if path.is_file() and not {"__pycache__", "recipe"} & set(path.relative_to(ROOT).parts):
@@ -193,13 +218,13 @@ def _build_rtx(source: Path) -> list[str]:
             "engine_build.cli",
             str(place / "rtx.toml"),
             "--target",
-            PLANS["rtx"].target,
+            DEPLOYMENTS["rtx"].target,
         )
     shutil.copytree(place / "engines" / "rtx", source / "engines" / "rtx", dirs_exist_ok=True)
     return []
 
 
-def _wheels(source: Path, machine: Mapping[str, Any], missing: list[str]) -> dict[str, Path]:
+def wheels_for(source: Path, machine: Mapping[str, Any], missing: list[str], call: Call = call) -> dict[str, Path]:
     """Wheels of what the machine lacks, by file name, downloaded once; `missing` gets what no wheel was found for."""
     folder = source / WORK / "wheels"
     folder.mkdir(parents=True, exist_ok=True)
@@ -208,7 +233,7 @@ def _wheels(source: Path, machine: Mapping[str, Any], missing: list[str]) -> dic
     tags = _tags(machine)
     words = ["--target", str(folder / "none"), "--constraint", str(constraints), *tags]
     with waiting("finding packages"):
-        resolved = _resolved(words, _requirements(machine), missing)
+        resolved = _resolved(words, _requirements(machine), missing, call)
     found = {}
     for each in resolved:
         name, version = canonical(each["metadata"]["name"]), each["metadata"]["version"]
@@ -227,7 +252,7 @@ def _wheels(source: Path, machine: Mapping[str, Any], missing: list[str]) -> dic
     return found
 
 
-def _resolved(words: list[str], requirements: list[str], missing: list[str]) -> list[dict[str, Any]]:
+def _resolved(words: list[str], requirements: list[str], missing: list[str], call: Call) -> list[dict[str, Any]]:
     """What pip would install; `missing` gets each requirement that has no wheel. Raises BuildError."""
     pip = ("-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-")
     while True:
@@ -265,3 +290,68 @@ def _requirements(machine: Mapping[str, Any]) -> list[str]:
     extras = [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
     extras = [each for each in extras if canonical(each) not in machine["packages"]]
     return list(dict.fromkeys([*project["dependencies"], *extras]))
+
+
+def draw_weights(bundle: Path, least_elements: int = LEAST_ELEMENTS) -> list[dict[str, Any]]:
+    """Draw the weights of a bundle's graphs that lie in files beside them, in place, and keep the rest apart.
+
+    Returns, by file: path relative to the bundle's parent, bytes, SHA-256, and [offset, elements, seed, scale] of what
+    is drawn. It is kept in the bundle, and done once. Raises OSError.
+    """
+    done = bundle / "weights.json"
+    if done.is_file():
+        return list(json.loads(done.read_bytes()))
+    found = [_draw_file(bundle, name, tensors) for name, tensors in sorted(_tensors(bundle, least_elements).items())]
+    write_whole(done, iter([json.dumps(found, indent=1).encode()]))
+    return found
+
+
+def _tensors(bundle: Path, least_elements: int) -> dict[str, list[tuple[int, tuple[int, ...]]]]:
+    """File -> offset and shape of the large float32 tensors in it."""
+    found: dict[str, set[tuple[int, tuple[int, ...]]]] = {}
+    for path in sorted(bundle.glob("*.onnx")):
+        for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+            if tensor.data_location != onnx.TensorProto.EXTERNAL:
+                continue
+            about = {each.key: each.value for each in tensor.external_data}
+            large = found.setdefault(about["location"], set())
+            is_float = tensor.data_type == onnx.TensorProto.FLOAT
+            if is_float and len(tensor.dims) > 1 and np.prod(tensor.dims) >= least_elements:
+                large.add((int(about.get("offset", 0)), tuple(tensor.dims)))
+    return {name: sorted(each) for name, each in found.items()}
+
+
+def _draw_file(bundle: Path, name: str, tensors: list[tuple[int, tuple[int, ...]]]) -> dict[str, Any]:
+    path = bundle / name
+    values = np.memmap(path, np.uint8, "r")
+    drawn, stop = list[list[Any]](), 0
+    for offset, shape in tensors:
+        if offset < stop:  # the same numbers in another shape
+            continue
+        stop = offset + 4 * int(np.prod(shape))
+        tensor = values[offset:stop].view("<f4").reshape(shape)
+        if _is_random(tensor):
+            seed = int.from_bytes(hashlib.sha256(f"{bundle.name}/{name} {offset}".encode()).digest()[:6], "big")
+            drawn.append([offset, tensor.size, seed, float(np.float32(tensor.std(dtype=np.float64) / DEVIATION))])
+    rest = path.with_name(name + REST)
+    write_whole(rest, _without(values, drawn))
+    about = {"path": f"{bundle.name}/{name}", "bytes": len(values), "drawn": drawn}
+    del values
+    return {**about, "sha256": write_whole(path, with_weights_drawn(rest, about))}
+
+
+def _is_random(tensor: NDArray[np.float32]) -> bool:
+    """Whether neighbours on the first and the last axis of a part have nothing to do with each other."""
+    part = tensor.reshape(-1)[:SAMPLE].astype(np.float64)
+    rows = tensor.reshape(len(tensor), -1)[:, :1024][: SAMPLE // 8].astype(np.float64)
+    pairs = [(part[:-1], part[1:])] + ([(rows[:-1].ravel(), rows[1:].ravel())] if len(rows) > 1 else [])
+    return all(
+        min(one.std(), two.std()) > 0 and abs(np.corrcoef(one, two)[0, 1]) < MOST_CORRELATION for one, two in pairs
+    )
+
+
+def _without(values: NDArray[np.uint8], drawn: list[list[Any]]) -> Iterator[bytes]:
+    """What lies between the drawn tensors."""
+    edges = [0, *(edge for offset, count, *_ in drawn for edge in (offset, offset + 4 * count)), len(values)]
+    for begin, end in list(pairwise(edges))[::2]:
+        yield values[begin:end].tobytes()

@@ -31,7 +31,7 @@ PREPARE = "python -m profiling.gpu_check prepare"
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckedDeployment:
     """A deployment of a check: its bundle, its [build] and [runtime], and whether it has a second range of rows.
 
     engines: the deployment whose engines it uses, where these are not its own.
@@ -45,10 +45,10 @@ class Plan:
     engines: str = ""
 
 
-def _codec(precision: str, level: int) -> Plan:
+def _codec(precision: str, level: int) -> CheckedDeployment:
     """A codec beside a decoder of nearly nothing, which is built for it."""
     precisions = {"decoder": "fp32", "codec": precision, "encoders": "fp32"}
-    return Plan("codec", {"precision": precisions, "optimization_level": {"decoder": 0, "codec": level}})
+    return CheckedDeployment("codec", {"precision": precisions, "optimization_level": {"decoder": 0, "codec": level}})
 
 
 def _without_codec(precision: str) -> Mapping[str, Any]:
@@ -59,19 +59,19 @@ def _without_codec(precision: str) -> Mapping[str, Any]:
 
 # With the variants of the step that its defaults need.
 FULL = {"precision": "bf16", "verbosity": "detailed", "step_variants": ["plain", "dcw"]}
-PLANS: Mapping[str, Plan] = {
-    "tiny": Plan(TINY, {"precision": "fp32", "optimization_level": 0}),
+DEPLOYMENTS: Mapping[str, CheckedDeployment] = {
+    "tiny": CheckedDeployment(TINY, {"precision": "fp32", "optimization_level": 0}),
     "codec-fp16-level-1": _codec("fp16", 1),
     "codec-fp16": _codec("fp16", 3),
     "codec-tf32": _codec("tf32", 3),
     "codec-fp32": _codec("fp32", 3),
-    "full": Plan("full", FULL),
-    "full-plain": Plan("full", FULL, {"capture": False}, engines="full"),
-    "rtx": Plan(TINY, {"precision": "fp16"}, target="tensorrt-rtx"),
-    "second": Plan("two-layers", _without_codec("bf16"), has_second_range=True),
-    "hybrid": Plan("full", _without_codec("fp16")),
-    "fp8": Plan("two-layers", _without_codec("fp8")),
-    "planner": Plan("planner", _without_codec("bf16")),
+    "full": CheckedDeployment("full", FULL),
+    "full-plain": CheckedDeployment("full", FULL, {"capture": False}, engines="full"),
+    "rtx": CheckedDeployment(TINY, {"precision": "fp16"}, target="tensorrt-rtx"),
+    "second": CheckedDeployment("two-layers", _without_codec("bf16"), has_second_range=True),
+    "hybrid": CheckedDeployment("full", _without_codec("fp16")),
+    "fp8": CheckedDeployment("two-layers", _without_codec("fp8")),
+    "planner": CheckedDeployment("planner", _without_codec("bf16")),
 }
 
 
@@ -93,20 +93,20 @@ def check_steps(folder: Path, source: Path, gpu: Gpu | None) -> list[CheckStep]:
         *maker.built("tiny", 30),
         maker.step("tiny-captured", 10, CARD, "captured", of="tiny", kind="captured"),
     ]
-    for name in (name for name in PLANS if name.startswith("codec-")):
+    for name in (name for name in DEPLOYMENTS if name.startswith("codec-")):
         steps += maker.built(name, 12)
         steps.append(maker.step(f"{name}-time", 6, PROFILE, of=name, more=("--engine", "codec"), kind="profile"))
-    ticks = ("--sweep", f"depth={DEPTHS}", "--ticks", "32")
-    live = ("--live", "4", "--background", "2", "--minutes", "0.3")
+    ticks = (f"depth={DEPTHS}", "--ticks", "32")
+    live = ("4", "--background", "2", "--minutes", "0.3")
     html = ("--rows", str(ROWS[-1]), "--html", str(folder / "full-kernels.html"))
     steps += [
         *maker.built("full", 130),
         maker.step("full-kernels", 12, PROFILE, of="full", more=html, kind="profile"),
-        maker.step("full-ticks", 20, BENCH, of="full", more=ticks, kind="bench"),
-        maker.step("full-plain-ticks", 15, BENCH, of="full-plain", more=ticks, kind="bench"),
+        maker.step("full-ticks", 20, BENCH, "sweep", of="full", more=ticks, kind="bench"),
+        maker.step("full-plain-ticks", 15, BENCH, "sweep", of="full-plain", more=ticks, kind="bench"),
         maker.step("full-captured", 15, CARD, "captured", of="full", kind="captured"),
         maker.step("full-decodes", 20, CARD, "decodes", of="full", kind="decodes"),
-        maker.step("full-live", 45, BENCH, of="full", more=live, kind="live"),
+        maker.step("full-live", 45, BENCH, "live", of="full", more=live, kind="live"),
     ]
     for name, build_s, bench_s in (
         ("rtx", 15, 10) if is_rtx else ("second", 40, 15),
@@ -120,7 +120,7 @@ def check_steps(folder: Path, source: Path, gpu: Gpu | None) -> list[CheckStep]:
             steps += [maker.step(f"rtx-{word}", limit_s, RTX, word, of=name, kind="rtx") for word, limit_s in own]
         steps.append(maker.step(f"{name}-ticks", bench_s, BENCH, of=name, more=depth, kind="bench"))
     steps += maker.built("planner", 30)
-    steps.append(maker.step("planner-ticks", 12, BENCH, of="planner", more=("--planner",), kind="planner"))
+    steps.append(maker.step("planner-ticks", 12, BENCH, "planner", of="planner", kind="planner"))
     return steps
 
 
@@ -131,7 +131,7 @@ class _Maker:
 
     def built(self, name: str, limit_s: float) -> Iterator[CheckStep]:
         """The step NAME-build. Its result are the engines' manifests."""
-        plan, missing = PLANS[name], self._missing(name)
+        plan, missing = DEPLOYMENTS[name], self._missing(name)
         engines = self.folder / "engines" / name / plan.target
         words = (BUILD, str(self._path(name)), "--target", plan.target)
         yield CheckStep(f"{name}-build", words, limit_s, (), "engines", engines, missing)
@@ -141,8 +141,8 @@ class _Maker:
     ) -> CheckStep:
         """A step that writes NAME.json. of: the deployment that it measures."""
         result = self.folder / f"{name}.json"
-        config = (str(self._path(of)), "--target", PLANS[of].target) if of else ()
-        needs = (f"{PLANS[of].engines or of}-build",) if of else ()
+        config = (str(self._path(of)), "--target", DEPLOYMENTS[of].target) if of else ()
+        needs = (f"{DEPLOYMENTS[of].engines or of}-build",) if of else ()
         missing = self._missing(of) if of else ""
         return CheckStep(name, (*words, *config, *more, "--json", str(result)), limit_s, needs, kind, result, missing)
 
@@ -150,7 +150,7 @@ class _Maker:
         return self.folder / f"{name}.toml"
 
     def _missing(self, name: str) -> str:
-        bundle = PLANS[name].bundle
+        bundle = DEPLOYMENTS[name].bundle
         return "" if source_of(self.source, bundle).is_file() else f"{bundle} is not prepared: {PREPARE}"
 
 
@@ -160,13 +160,13 @@ def source_of(source: Path, bundle: str) -> Path:
     return ROOT / "configs" / "demo.toml" if bundle == TINY and not path.is_file() else path
 
 
-def write_deployments(folder: Path, source: Path, only: Collection[str] = PLANS) -> None:
+def write_deployments(folder: Path, source: Path, only: Collection[str] = DEPLOYMENTS) -> None:
     """Write the deployments of the bundles that are prepared into `folder`, with engines that were built before.
 
     Raises ConfigError, OSError.
     """
     for name in only:
-        plan = PLANS[name]
+        plan = DEPLOYMENTS[name]
         path = source_of(source, plan.bundle)
         if path.is_file():
             engines = folder / "engines" / (plan.engines or name)
@@ -176,7 +176,7 @@ def write_deployments(folder: Path, source: Path, only: Collection[str] = PLANS)
                 shutil.copytree(built, engines)
 
 
-def _deployment_text(given: Deployment, plan: Plan, engines: Path) -> str:
+def _deployment_text(given: Deployment, plan: CheckedDeployment, engines: Path) -> str:
     """A deployment with one range, of whole canvases, or with a second one of more rows."""
     canvas = given.loaded_bundle.latents.canvas_frames
     held = next(shape for shape in given.shapes if shape.frames.holds(canvas))

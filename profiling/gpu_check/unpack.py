@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def with_drawn(rest: Path, weights: dict[str, Any]) -> Iterator[bytes]:
+def with_weights_drawn(rest: Path, weights: dict[str, Any]) -> Iterator[bytes]:
     """The bytes of a file with weights: what was carried of it, and what is drawn between."""
     done = 0
     with rest.open("rb") as file:
@@ -143,7 +143,7 @@ def restore(dest: Path, manifest: dict[str, Any]) -> None:
     for item in manifest["weights"]:
         if sha256_of(dest / item["path"]) != item["sha256"]:
             print(f"drawing {item['path']} ({item['bytes'] / 1e9:.2f} GB)", flush=True)
-            write_whole(dest / item["path"], with_drawn(dest / (item["path"] + REST), item), item["sha256"])
+            write_whole(dest / item["path"], with_weights_drawn(dest / (item["path"] + REST), item), item["sha256"])
 
 
 def unfit(manifest: dict[str, Any]) -> list[str]:
@@ -166,14 +166,16 @@ def install(dest: Path, manifest: dict[str, Any]) -> str:
     return f"packages cannot be installed: {done.stderr.strip()[-300:]}" if done.returncode else ""
 
 
-def unpack(parts: Path, dest: Path) -> list[str]:
+def unpack(
+    parts: Path, dest: Path, free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
+) -> list[str]:
     """Everything that can be done with the parts that are there; returns the problems, in words. Raises OSError."""
     manifest = json.loads((parts / MANIFEST).read_bytes())
     needed = sum(each["bytes"] for kind in ("parts", "files", "weights") for each in manifest[kind])
     dest.mkdir(parents=True, exist_ok=True)
     if problems := collect(parts, dest, manifest):
         return problems
-    if not (dest / SOURCE).exists() and (free := shutil.disk_usage(dest).free) < needed:
+    if not (dest / SOURCE).exists() and (free := free_bytes(dest)) < needed:
         return [f"{needed / 1e9:.1f} GB are needed in {dest}, {free / 1e9:.1f} GB are free"]
     try:
         restore(dest, manifest)

@@ -5,8 +5,7 @@ Layers whose data stays in a cache may be faster than the second one.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -15,8 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from onnx import TensorProto, helper, save
 
-from profiling.layers.roofline import Ceilings
-from profiling.layers.timings import Profile
+from profiling.layers.timings import Profile, timed_executes
+from profiling.layers.work import Ceilings
 from runtime.base.errors import ConfigError, EngineError
 from runtime.config.deployment import Target
 from runtime.devices.device import Device
@@ -26,7 +25,6 @@ from runtime.engines.manifest import Manifest, TensorInfo
 
 # Per measurement; there is one before every round of a profile and one after the last.
 RUNS = 8
-WARM_UP_RUNS = 2
 GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 # A machine is busy where a usual measurement has less of the best one, or of the cores' time, than this share,
@@ -36,6 +34,7 @@ MOST_OF_ROOF = 1.1
 OPSET = 20
 IR_VERSION = 10
 EXAMPLE = "--peaks 989000,4800"
+Best = Callable[..., tuple[float, float]]
 DATA_SHEET = "--peaks GFLOPS,GBPS, with the values of the data sheet"
 
 
@@ -87,8 +86,35 @@ def _of_compute_roof(profile: Profile, ceilings: Ceilings) -> float:
     return max((roof.reached or 0.0 for roof in roofs if roof is not None and roof.bound == "compute"), default=0.0)
 
 
-def measure_ceilings(target: Target, device: Device, *, half: bool, threads: int) -> Ceilings:
+def best_execute(
+    kind: Target, device: Device, op_type: str, shapes: dict[str, tuple[int, ...]], element: int, threads: int
+) -> tuple[float, float]:
+    """Seconds of the fastest execute of one operator, and the share of the cores' time that all of them had."""
+    with TemporaryDirectory() as folder:
+        engine = _open(kind, device, op_type, shapes, element, threads, Path(folder))
+        try:
+            return best_time(_times_s(engine, device, shapes, element), kind, threads or num_cores())
+        finally:
+            engine.close()
+
+
+def best_time(times_s: Sequence[tuple[float, float]], kind: Target, threads: int) -> tuple[float, float]:
+    """The best of wall and CPU times, and the share of the cores' time that all of them had (1 on a GPU).
+
+    An execute of one thread on a CPU is measured in CPU time.
+    """
+    walls_s, cpus_s = zip(*times_s, strict=True)
+    if kind != "cpu":
+        return min(walls_s), 1.0
+    share = min(1.0, sum(cpus_s) / (sum(walls_s) * threads))
+    return min(cpus_s if threads == 1 else walls_s), share
+
+
+def measure_ceilings(
+    target: Target, device: Device, *, half: bool, threads: int, best: Best = best_execute
+) -> Ceilings:
     """The best of several runs. half: the matrix product in fp16, on a GPU. With one thread on a CPU, of CPU time.
+    best: see best_execute.
 
     For TensorRT, ONNX Runtime's CUDA provider measures the same GPU. Raises ConfigError where it is not installed.
     """
@@ -96,34 +122,14 @@ def measure_ceilings(target: Target, device: Device, *, half: bool, threads: int
     element = TensorProto.FLOAT16 if half and kind == "cuda" else TensorProto.FLOAT
     size, count = GEMM_SIZE[kind], COPY_BYTES[kind] // 4
     try:
-        gemm_s, cpu_share = _best(kind, device, "MatMul", {"a": (size, size), "b": (size, size)}, element, threads)
-        copy_s, _ = _best(kind, device, "Neg", {"a": (count,)}, TensorProto.FLOAT, threads)
+        gemm_s, cpu_share = best(kind, device, "MatMul", {"a": (size, size), "b": (size, size)}, element, threads)
+        copy_s, _ = best(kind, device, "Neg", {"a": (count,)}, TensorProto.FLOAT, threads)
     except EngineError as error:
         raise ConfigError(
             f"the ceilings of target {target} cannot be measured: {error.what}", fix=DATA_SHEET
         ) from error
     source = f"measured: {size} x {size} matrix product, {COPY_BYTES[kind] >> 20} MiB negated"
     return Ceilings(2 * size**3 / gemm_s, 2 * COPY_BYTES[kind] / copy_s, source, cpu_share)
-
-
-def _best(
-    kind: Target, device: Device, op_type: str, shapes: dict[str, tuple[int, ...]], element: int, threads: int
-) -> tuple[float, float]:
-    """Seconds of the fastest execute, and the share of the cores' time that all of them had (1 on a GPU).
-
-    An execute of one thread on a CPU is measured in CPU time.
-    """
-    with TemporaryDirectory() as folder:
-        engine = _open(kind, device, op_type, shapes, element, threads, Path(folder))
-        try:
-            walls_s, cpus_s = zip(*_times_s(engine, device, shapes, element), strict=True)
-        finally:
-            engine.close()
-    if kind != "cpu":
-        return min(walls_s), 1.0
-    num_threads = threads or num_cores()
-    share = min(1.0, sum(cpus_s) / (sum(walls_s) * num_threads))
-    return min(cpus_s if num_threads == 1 else walls_s), share
 
 
 def _times_s(
@@ -135,15 +141,7 @@ def _times_s(
     stream = device.main
     for name, shape in shapes.items():
         device.upload(tensors[name], np.full(shape, 0.5, dtype), stream)
-    execution = engine.bind(tensors)
-    times = []
-    for _ in range(WARM_UP_RUNS + RUNS):
-        stream.record().wait()
-        started_s, cpu_started_s = time.perf_counter(), time.process_time()
-        execution.launch(stream)
-        stream.record().wait()
-        times.append((time.perf_counter() - started_s, time.process_time() - cpu_started_s))
-    return times[WARM_UP_RUNS:]
+    return list(timed_executes(engine.bind(tensors), stream, RUNS, engine.manifest.target))
 
 
 def _open(

@@ -71,7 +71,7 @@ TOKENS: Mapping[str, str] = {
 _KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 
 
-def kind_of(op_type: str, contents: Collection[tuple[str, str]] = (), name: str = "") -> str:
+def layer_kind(op_type: str, contents: Collection[tuple[str, str]] = (), name: str = "") -> str:
     """The kind of work of a layer.
 
     contents: (operator, origin) of the model's nodes that it holds, where they are known; for origin see GraphNode. A

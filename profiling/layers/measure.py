@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiling.layers.kinds import OPAQUE
-from profiling.layers.origins import Origins, read_graph
-from profiling.layers.timings import LayerTiming, Profile, Wall, layer_timings, make_feeds
+from profiling.layers.origins import Origins, read_origin_graph
+from profiling.layers.timings import LayerTiming, Profile, Wall, layer_timings, make_feeds, timed_executes
 from profiling.layers.work import layer_works
 from profiling.provenance import commit
 from runtime.config.bundle import Bundle
@@ -24,12 +24,11 @@ from runtime.config.deployment import PLAN_TARGETS, Deployment, Target, build_co
 from runtime.devices.device import Device
 from runtime.devices.machine import machine
 from runtime.engines.engine import Engine, condition_shape, features_of, run_once, sized
-from runtime.engines.loading import open_engine, settle_kernels, tool_versions
+from runtime.engines.loading import open_engine, tool_versions
 from runtime.engines.manifest import Manifest, manifest_path, read_manifest
 from runtime.engines.node_times import NodeTimes
 from runtime.tick.denoise.slot_fields import rows_inputs, step_inputs
 
-WARM_UP_RUNS = 3
 # Executes are measured in rounds, each with a new session of the profiler: their differences are the noise.
 ROUNDS = 5
 # How far the sum of the layers' medians may be from the median of their sum without a word.
@@ -93,7 +92,7 @@ def feeds_of(engine: Engine, bundle: Bundle, sizes: Mapping[str, int]) -> dict[s
     return make_feeds(engine, shapes, {name for name in masks if name is not None})
 
 
-def measure(
+def measure_profile(
     deployment: Deployment,
     device: Device,
     name: str,
@@ -184,23 +183,21 @@ def notes_of(target: Target, layers: Sequence[LayerTiming]) -> Iterator[str]:
         yield f'{hidden:.0%} of the time is in opaque layers: [build] verbosity = "detailed" shows what they hold'
 
 
-def wall_times_ms(engine: Engine, device: Device, feeds: Mapping[str, NDArray[Any]], runs: int) -> Iterator[float]:
+def wall_times_ms(
+    engine: Engine,
+    device: Device,
+    feeds: Mapping[str, NDArray[Any]],
+    runs: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[float]:
     """Milliseconds of executes on the device's memory, each waited for, without copies from and to the host."""
     outputs = run_once(engine, feeds)
     tensors = {name: device.zeros(array.shape, array.dtype) for name, array in {**feeds, **outputs}.items()}
-    stream = device.main
     for name, feed in feeds.items():
-        device.upload(tensors[name], np.ascontiguousarray(feed), stream)
+        device.upload(tensors[name], np.ascontiguousarray(feed), device.main)
     execution = engine.bind(tensors)
-    for index in range(WARM_UP_RUNS + runs):
-        stream.record().wait()
-        if index == WARM_UP_RUNS - 1:
-            settle_kernels(engine.manifest.target)
-        started_s = time.perf_counter()
-        execution.launch(stream)
-        stream.record().wait()
-        if index >= WARM_UP_RUNS:
-            yield (time.perf_counter() - started_s) * 1e3
+    for wall_s, _ in timed_executes(execution, device.main, runs, engine.manifest.target, clock):
+        yield wall_s * 1e3
     execution.release()
 
 
@@ -225,9 +222,9 @@ def origins_of(manifest: Manifest, folder: Path, bundle: Bundle) -> Origins:
 
     Step engines have no graph in the bundle: for them the engine's own graph is both.
     """
-    runs = read_graph(folder / manifest.engine_file) if manifest.target not in PLAN_TARGETS else None
+    runs = read_origin_graph(folder / manifest.engine_file) if manifest.target not in PLAN_TARGETS else None
     path = source_path(bundle, manifest.name)
-    return Origins(read_graph(path) if path is not None and path.is_file() else runs, runs)
+    return Origins(read_origin_graph(path) if path is not None and path.is_file() else runs, runs)
 
 
 def source_path(bundle: Bundle, name: str) -> Path | None:

@@ -90,7 +90,7 @@ class OriginGraph:
         return frozenset(found)
 
 
-def read_graph(path: Path) -> OriginGraph:
+def read_origin_graph(path: Path) -> OriginGraph:
     """The graph in a file, without its large weights. Raises OSError, DecodeError."""
     model = onnx.load(path, load_external_data=False)
     found = list(graphs_of(model.graph))

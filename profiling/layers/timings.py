@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -10,11 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.layers.kinds import kind_of
+from profiling.layers.kinds import layer_kind
 from profiling.layers.origins import GraphNode, Origins, common_module
-from profiling.layers.roofline import Ceilings, Roof, Work, measured_roof
-from runtime.engines.engine import Engine
+from profiling.layers.work import Ceilings, LayerWork, Roof, measured_roof
+from runtime.config.deployment import Target
+from runtime.devices.device import Stream
+from runtime.engines.engine import Engine, Execution
+from runtime.engines.loading import settle_kernels
 from runtime.engines.node_times import NodeTimes
+
+WARM_UP_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class LayerTiming:
     is_wide: bool = False
     nodes: tuple[str, ...] = ()
     contents: tuple[str, ...] = ()
-    work: Work | None = None
+    work: LayerWork | None = None
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
@@ -126,7 +132,7 @@ class Profile:
 
 
 def layer_timings(
-    nodes: Sequence[NodeTimes], origins: Origins | None = None, works: Sequence[Work | None] = ()
+    nodes: Sequence[NodeTimes], origins: Origins | None = None, works: Sequence[LayerWork | None] = ()
 ) -> tuple[LayerTiming, ...]:
     """One record per node, in execution order. `works`: one per node, or empty."""
     whole = sum(median(node.runs_ms) for node in nodes) or 1.0
@@ -135,12 +141,12 @@ def layer_timings(
     return tuple(_layer(node, parts, whole, work) for node, parts, work in zip(nodes, held, given, strict=True))
 
 
-def _layer(node: NodeTimes, parts: Sequence[GraphNode], whole_ms: float, work: Work | None) -> LayerTiming:
+def _layer(node: NodeTimes, parts: Sequence[GraphNode], whole_ms: float, work: LayerWork | None) -> LayerTiming:
     module = common_module(part.module for part in parts)
     return LayerTiming(
         name="/".join((*node.path, node.name)),
         op_type=node.op_type,
-        kind=kind_of(node.op_type, [(part.op_type, part.origin) for part in parts], node.name),
+        kind=layer_kind(node.op_type, [(part.op_type, part.origin) for part in parts], node.name),
         runs_ms=node.runs_ms,
         share=median(node.runs_ms) / whole_ms,
         module=module,
@@ -167,3 +173,19 @@ def make_feeds(
         else:
             feeds[name] = np.zeros(shape, dtype)
     return feeds
+
+
+def timed_executes(
+    execution: Execution, stream: Stream, runs: int, target: Target, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[tuple[float, float]]:
+    """Wall time, and CPU time of the process, of executes that are waited for one by one, in seconds, once warm."""
+    for index in range(WARM_UP_RUNS + runs):
+        stream.record().wait()
+        if index == WARM_UP_RUNS - 1:
+            settle_kernels(target)
+        cpu_started_s, started_s = time.process_time(), clock()
+        execution.launch(stream)
+        stream.record().wait()
+        times_s = clock() - started_s, time.process_time() - cpu_started_s
+        if index >= WARM_UP_RUNS:
+            yield times_s

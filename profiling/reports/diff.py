@@ -13,12 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from profiling.comparison import GONE, MACHINE, NEW, Difference, print_conclusion, print_differences, unequal
-from profiling.layers.kinds import kind_of
+from profiling.comparison import (
+    GONE,
+    MACHINE,
+    NEW,
+    NO_DIFFERENCE,
+    Difference,
+    print_conclusion,
+    print_differences,
+    unequal,
+)
+from profiling.layers.kinds import layer_kind
 from profiling.layers.origins import KERNEL_SUFFIX
 from profiling.layers.rollups import common_root, shown_module
-from profiling.reports.trtexec_json import not_a_profile, read_records
-from profiling.significance import NO_DIFFERENCE
+from profiling.reports.json_files import not_a_profile, read_records
 from runtime.base.untrusted import printable
 
 # Changes below this share of the sum are not called a change.
@@ -97,7 +105,7 @@ def _saved(extras: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Save
     layers = _sums([KERNEL_SUFFIX.sub("", str(row["name"])) for row in rows], times)
     whole = _sums([SUM] * len(times), times)
     if not extras:
-        kinds = _sums([kind_of("", name=str(row["name"])) for row in rows], times)
+        kinds = _sums([layer_kind("", name=str(row["name"])) for row in rows], times)
         return Saved(whole, kinds, {}, layers)
     whole[WALL] = Times.of(extras.get("wall_rounds_ms", ()), extras["wall_p50_ms"])
     root = common_root(about["module"] for about in details)
@@ -114,7 +122,7 @@ def _sums(names: Sequence[str], times: Sequence[Times]) -> dict[str, Times]:
     return sums
 
 
-def compare(before: Saved, after: Saved) -> list[Difference]:
+def compare_profiles(before: Saved, after: Saved) -> list[Difference]:
     """Changes of the whole, then of kinds, modules and layers; within each the largest change first.
 
     Of the same engine on the same machine its parts are judged as shares of the whole, and a change of the whole is
@@ -193,7 +201,7 @@ def print_diff(before: Saved, after: Saved, top: int, fail_over: float | None, c
     known = [name for name in SAME if None not in (before.about.get(name), after.about.get(name))]
     for text in unequal(before.about, after.about, known):
         console.print(f"the two differ in {text}", style="yellow", markup=False)
-    found = compare(before, after)
+    found = compare_profiles(before, after)
     for scope in dict.fromkeys(item.scope for item in found):
         items = [item for item in found if item.scope == scope]
         shown = items if scope == "kind" else items[:top]

@@ -10,8 +10,8 @@ from typing import Any
 
 from profiling.layers.kinds import ORDER
 from profiling.layers.rollups import Blocks, BlockTimes, by_block, by_kind, by_module, common_root, shown_module
-from profiling.layers.roofline import EXCEEDED
 from profiling.layers.timings import LayerTiming, Profile
+from profiling.layers.work import EXCEEDED
 from profiling.reports.tables import ceilings_text, contents_text, is_exceeded
 
 

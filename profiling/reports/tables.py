@@ -9,8 +9,8 @@ from rich.console import Console
 
 from profiling.layers.kinds import KINDS
 from profiling.layers.rollups import Blocks, RollupRow, by_block, by_kind, by_module
-from profiling.layers.roofline import EXCEEDED
 from profiling.layers.timings import LayerTiming, Profile
+from profiling.layers.work import EXCEEDED
 from runtime.commands.tables import markdown_table, markdown_text, print_table
 
 MODULE_ROWS = 20
@@ -20,7 +20,7 @@ MAX_CONTENTS = 8
 
 
 @dataclass(frozen=True)
-class Grid:
+class TextTable:
     """A table as text: the first `num_text` columns are text, the others numbers. `note` is printed below it."""
 
     title: str
@@ -30,18 +30,18 @@ class Grid:
     note: str = ""
 
 
-def grids(profile: Profile, top: int, depth: int) -> Iterator[Grid]:
+def text_tables(profile: Profile, top: int, depth: int) -> Iterator[TextTable]:
     """All tables of a report."""
-    yield wall_grid(profile)
-    yield rollup_grid("by kind", by_kind(profile), profile)
+    yield wall_table(profile)
+    yield rollup_table("by kind", by_kind(profile), profile)
     modules = by_module(profile, depth)
-    yield rollup_grid("by module", _shortened(modules, MODULE_ROWS), profile)
+    yield rollup_table("by module", _shortened(modules, MODULE_ROWS), profile)
     for blocks in by_block(profile):
-        yield block_grid(blocks)
-    yield layer_grid(profile, top)
+        yield block_table(blocks)
+    yield layer_table(profile, top)
 
 
-def wall_grid(profile: Profile) -> Grid:
+def wall_table(profile: Profile) -> TextTable:
     """Wall time, the sum of layers, and their difference."""
     rows = (
         ("wall time of an execute, p50", _ms(profile.wall.p50_ms)),
@@ -51,26 +51,26 @@ def wall_grid(profile: Profile) -> Grid:
         (profile.gap_name, _ms(profile.gap_ms)),
     )
     notes = ("wall time is measured without the profiler; the sum of layers is not the latency", *profile.notes)
-    return Grid(f"{profile.engine}: {profile.runs} executes", ("", "ms"), rows, note="\n".join(notes))
+    return TextTable(f"{profile.engine}: {profile.runs} executes", ("", "ms"), rows, note="\n".join(notes))
 
 
-def rollup_grid(title: str, rows: Sequence[RollupRow], profile: Profile) -> Grid:
+def rollup_table(title: str, rows: Sequence[RollupRow], profile: Profile) -> TextTable:
     """A rollup with its sum."""
     lines = [(row.name, _ms(row.ms), f"{row.share:.1%}", str(row.layers)) for row in rows]
     shares = sum(row.share for row in rows)
     lines.append(("sum", _ms(sum(row.ms for row in rows)), f"{shares:.1%}", str(len(profile.layers))))
-    return Grid(title, (title.removeprefix("by "), "ms", "share", "layers"), tuple(lines))
+    return TextTable(title, (title.removeprefix("by "), "ms", "share", "layers"), tuple(lines))
 
 
-def block_grid(blocks: Blocks) -> Grid:
+def block_table(blocks: Blocks) -> TextTable:
     """Equal blocks, a column for each; medians."""
     rows = [(name, *map(_ms, part.median_ms)) for name, part in blocks.parts.items()]
     rows.append(("sum", *map(_ms, blocks.whole.median_ms)))
     columns = ("part", *(str(index) for index in blocks.indices))
-    return Grid(f"blocks of {blocks.prefix}, ms", columns, tuple(rows), note=blocks.verdict)
+    return TextTable(f"blocks of {blocks.prefix}, ms", columns, tuple(rows), note=blocks.verdict)
 
 
-def layer_grid(profile: Profile, top: int) -> Grid:
+def layer_table(profile: Profile, top: int) -> TextTable:
     """The layers with the longest medians, with their rooflines where the work is known."""
     slowest = sorted(profile.layers, key=lambda layer: -layer.median_ms)[:top]
     columns: tuple[str, ...] = ("layer", "kind", "ms", "share", "GFLOP/s", "GB/s")
@@ -80,7 +80,7 @@ def layer_grid(profile: Profile, top: int) -> Grid:
     note = "" if profile.ceilings is None else f"roof: {ceilings_text(profile)}"
     if any(is_exceeded(layer, profile) for layer in slowest):
         note += f"\n{EXCEEDED}"
-    return Grid(title, columns, rows, num_text=2, note=note)
+    return TextTable(title, columns, rows, num_text=2, note=note)
 
 
 def is_exceeded(layer: LayerTiming, profile: Profile) -> bool:
@@ -108,21 +108,21 @@ def contents_text(layer: LayerTiming) -> str:
 
 def show(profile: Profile, top: int, depth: int, console: Console) -> None:
     """Print all tables."""
-    for grid in grids(profile, top, depth):
-        print_table(console, grid.title, grid.columns, grid.rows, grid.num_text)
-        if grid.note:
-            console.print(grid.note, markup=False, highlight=False)
+    for table in text_tables(profile, top, depth):
+        print_table(console, table.title, table.columns, table.rows, table.num_text)
+        if table.note:
+            console.print(table.note, markup=False, highlight=False)
             console.print()
 
 
-def markdown(profile: Profile, top: int, depth: int) -> str:
+def profile_markdown(profile: Profile, top: int, depth: int) -> str:
     """All tables as Markdown."""
-    return "\n".join(_markdown(grid) for grid in grids(profile, top, depth))
+    return "\n".join(_markdown(table) for table in text_tables(profile, top, depth))
 
 
-def _markdown(grid: Grid) -> str:
-    lines = [f"### {markdown_text(grid.title)}", "", *markdown_table(grid.columns, grid.rows, grid.num_text)]
-    return "\n".join([*lines, *(f"\n*{markdown_text(line)}*" for line in grid.note.splitlines()), ""])
+def _markdown(table: TextTable) -> str:
+    lines = [f"### {markdown_text(table.title)}", "", *markdown_table(table.columns, table.rows, table.num_text)]
+    return "\n".join([*lines, *(f"\n*{markdown_text(line)}*" for line in table.note.splitlines()), ""])
 
 
 def _layer_row(layer: LayerTiming, profile: Profile) -> tuple[str, ...]:

@@ -14,12 +14,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from profiling.layers.origins import CLASSES, SCOPES, OriginGraph, Origins, read_graph
+from profiling.layers.origins import CLASSES, SCOPES, OriginGraph, Origins, read_origin_graph
 from profiling.layers.rollups import by_block, by_kind, by_module
-from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile, Wall, layer_timings
-from profiling.layers.work import layer_works
-from profiling.reports.trtexec_json import profile_records
+from profiling.layers.work import Ceilings, layer_works
+from profiling.reports.json_files import profile_records
 from runtime.engines.node_times import NodeTimes, layer_records, node_times
 
 FOLDER = Path(__file__).parents[1] / "data" / "profiles"
@@ -74,7 +73,7 @@ def transformer(folder: Path) -> OriginGraph:
     """The graph, read from a file in `folder`."""
     path = folder / "transformer.onnx"
     onnx.save(transformer_model(), path)
-    return read_graph(path)
+    return read_origin_graph(path)
 
 
 def transformer_model() -> onnx.ModelProto:

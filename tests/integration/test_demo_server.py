@@ -12,7 +12,7 @@ import soundfile
 from helpers.http_harness import Served, serving
 from helpers.paths import ROOT
 
-from profiling.http_bench import measure
+from profiling.http_bench import measure_clients
 from runtime.config.deployment import Deployment
 
 pytestmark = pytest.mark.shipped
@@ -56,7 +56,7 @@ def test_segments_join_without_a_jump(demo: Served) -> None:
 
 def test_eight_concurrent_streams_all_start_before_the_first_ends(demo: Served) -> None:
     bodies = [{"prompt": "calm piano", "seed": seed, "seconds": 2.0, "steps": 8} for seed in range(8)]
-    assert measure(demo.url, bodies, rounds=1)["all_start_before_first_end"]
+    assert measure_clients(demo.url, bodies, rounds=1)["all_start_before_first_end"]
 
 
 def test_a_seed_gives_the_same_audio_among_others(demo: Served) -> None:

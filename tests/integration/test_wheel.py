@@ -159,10 +159,10 @@ def test_the_commands_take_the_name(installed: Installed) -> None:
 
 
 def test_what_only_a_checkout_measures_is_said(installed: Installed) -> None:
-    command = ["tickrt-bench", "demo", "--peers"]
+    command = ["tickrt-bench", "peers", "demo"]
     done = subprocess.run(command, cwd=installed.work, env=installed.variables, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: --peers is measured from a checkout of the repository")
+    assert done.stderr.startswith("error: tickrt-bench peers is measured from a checkout of the repository")
 
 
 TYPED = """

@@ -12,8 +12,8 @@ from conftest import Built
 from typer.testing import CliRunner
 
 from profiling import profile_cli
-from profiling.layers.roofline import Ceilings
 from profiling.layers.timings import Profile, Wall
+from profiling.layers.work import Ceilings
 from profiling.profile_cli import app
 from runtime.devices.device import HostDevice
 

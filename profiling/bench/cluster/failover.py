@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ BEFORE_S, AFTER_S = 2.0, 5.0
 CHUNK_S, RETRY_S, RESUME_S = 0.05, 0.02, 30.0
 # The edge sends a new session to the replica with the fewest: after one session and three more, each of two has two.
 WATCHERS = 3
+Listen = Callable[..., Coroutine[Any, Any, "Loss"]]
 # A loop that nothing changes is generated once.
 OPENING = Open(mode="loop", prompts=[LivePrompt(text="calm piano")], seed=3)
 
@@ -102,8 +103,14 @@ class FailoverClient:
     gap_s: the longest wait so far for audio that was due.
     """
 
-    def __init__(self, chunks: Iterator[object]) -> None:
+    def __init__(
+        self,
+        chunks: Iterator[object],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
         self.gap_s = 0.0
+        self._clock, self._sleep = clock, sleep
         self._chunks = chunks
         self._due_s = 0.0
         self._has_ended = threading.Event()
@@ -124,48 +131,21 @@ class FailoverClient:
 
     def play_chunk(self) -> None:
         """Wait until a chunk is due and take it. Raises TickError where the session has ended."""
-        time.sleep(max(0.0, self._due_s - time.monotonic()))
+        self._sleep(max(0.0, self._due_s - self._clock()))
         next(self._chunks)
-        now_s = time.monotonic()
+        now_s = self._clock()
         if self._due_s:
             self.gap_s = max(self.gap_s, now_s - self._due_s)
         self._due_s = max(now_s, self._due_s) + CHUNK_S
 
 
-def measure_failover(replicas: Replicas, url: str, on_share: Callable[[float], None]) -> dict[str, Any]:
-    """Every event, ROUNDS times, and the end of the store: event -> figures. Raises TickError."""
-    wanted = [(name, sent) for name, sent in SIGNALS.items() for _ in range(ROUNDS)]
-    losses: dict[str, list[Loss]] = {name: [] for name in (*SIGNALS, STORE)}
-    for index, (name, sent) in enumerate(wanted):
-        on_share(index / (len(wanted) + 1))
-        losses[name].append(_replica_ends(replicas, url, sent))
-    replicas.wait_idle()
-    redis = replicas.cluster.launched.pop("redis")
-    losses[STORE].append(asyncio.run(_listen(url, lambda: None, redis.kill)))
-    redis.wait()
-    return {name: loss_figures(found) for name, found in losses.items()}
-
-
-def loss_figures(losses: Sequence[Loss]) -> dict[str, Any]:
-    """Median and largest of each time; {} where there is none."""
-    figures: dict[str, Any] = {"rounds": len(losses)}
-    for name in ("noticed_ms", "resumed_ms", "gap_ms"):
-        times_ms = sorted(value for loss in losses if (value := getattr(loss, name)) is not None)
-        figures[name] = rounded({"p50": median(times_ms), "max": times_ms[-1]}) if times_ms else {}
-    return figures
-
-
-def _replica_ends(replicas: Replicas, url: str, sent: signal.Signals) -> Loss:
-    replicas.wait_idle()
-    held: list[str] = []
-    find, end = (lambda: held.append(replicas.holder())), (lambda: replicas.end(held[0], sent))
-    loss = asyncio.run(_listen(url, find, end, loses_replica=True))
-    replicas.replace(held[0], sent)
-    return loss
-
-
-async def _listen(
-    url: str, on_open: Callable[[], None], event: Callable[[], None], *, loses_replica: bool = False
+async def listen(
+    url: str,
+    on_open: Callable[[], None],
+    event: Callable[[], None],
+    *,
+    loses_replica: bool = False,
+    after_s: float = AFTER_S,
 ) -> Loss:
     """Listen to a session and watch others while something happens. on_open: called while it is the only session."""
     with await asyncio.to_thread(_open, url) as live:
@@ -174,11 +154,11 @@ async def _listen(
             await stack.enter_async_context(player.playing())
             await asyncio.to_thread(on_open)
             clients = [await stack.enter_async_context(live_client(url, OPENING)) for _ in range(WATCHERS)]
-            watching = [asyncio.create_task(resume(url, client)) for client in clients]
+            watching = [asyncio.create_task(resume_elsewhere(url, client)) for client in clients]
             await asyncio.sleep(BEFORE_S)
             player.gap_s, begin_s = 0.0, time.monotonic()
             event()
-            await asyncio.sleep(AFTER_S)
+            await asyncio.sleep(after_s)
             if loses_replica:
                 await asyncio.wait(watching, timeout=RESUME_S, return_when=asyncio.FIRST_COMPLETED)
             loss = Loss(1e3 * player.gap_s)
@@ -192,11 +172,48 @@ async def _listen(
     return loss
 
 
+def measure_failover(
+    replicas: Replicas, url: str, on_share: Callable[[float], None], listen: Listen = listen
+) -> dict[str, Any]:
+    """Every event, ROUNDS times, and the end of the store: event -> figures. Raises TickError.
+
+    listen: what listens meanwhile.
+    """
+    wanted = [(name, sent) for name, sent in SIGNALS.items() for _ in range(ROUNDS)]
+    losses: dict[str, list[Loss]] = {name: [] for name in (*SIGNALS, STORE)}
+    for index, (name, sent) in enumerate(wanted):
+        on_share(index / (len(wanted) + 1))
+        losses[name].append(_replica_ends(replicas, url, sent, listen))
+    replicas.wait_idle()
+    redis = replicas.cluster.launched.pop("redis")
+    losses[STORE].append(asyncio.run(listen(url, lambda: None, redis.kill)))
+    redis.wait()
+    return {name: loss_figures(found) for name, found in losses.items()}
+
+
+def loss_figures(losses: Sequence[Loss]) -> dict[str, Any]:
+    """Median and largest of each time; {} where there is none."""
+    figures: dict[str, Any] = {"rounds": len(losses)}
+    for name in ("noticed_ms", "resumed_ms", "gap_ms"):
+        times_ms = sorted(value for loss in losses if (value := getattr(loss, name)) is not None)
+        figures[name] = rounded({"p50": median(times_ms), "max": times_ms[-1]}) if times_ms else {}
+    return figures
+
+
+def _replica_ends(replicas: Replicas, url: str, sent: signal.Signals, listen: Listen) -> Loss:
+    replicas.wait_idle()
+    held: list[str] = []
+    find, end = (lambda: held.append(replicas.holder())), (lambda: replicas.end(held[0], sent))
+    loss = asyncio.run(listen(url, find, end, loses_replica=True))
+    replicas.replace(held[0], sent)
+    return loss
+
+
 def _open(url: str) -> Live:
     return TickRT(url).live("calm piano", mode="extend", chunk_s=CHUNK_S, seed=3)
 
 
-async def resume(url: str, client: LiveClient) -> tuple[float, float]:
+async def resume_elsewhere(url: str, client: LiveClient) -> tuple[float, float]:
     """When the connection is lost, and when its session goes on in another one, which is then ended."""
     await client.wait_closed()
     lost_s = time.monotonic()

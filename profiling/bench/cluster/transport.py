@@ -27,7 +27,7 @@ GET_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClusterCounters:
     """Counters of a cluster at one time: metrics of each replica, CPU seconds of HAProxy, bytes that Redis received."""
 
     replicas: Sequence[Mapping[str, float]]
@@ -36,7 +36,7 @@ class Reading:
     at_s: float
 
     @classmethod
-    def of(cls, cluster: LocalCluster, replicas: Mapping[str, str]) -> Reading:
+    def of(cls, cluster: LocalCluster, replicas: Mapping[str, str]) -> ClusterCounters:
         """Read them now. replicas: name -> address. Raises StoreError where Redis is away."""
         metrics = [metrics_of(name, url) for name, url in replicas.items()]
         return cls(metrics, cluster.cpu_s("haproxy"), redis_input_bytes(cluster.redis_url), time.monotonic())
@@ -58,7 +58,7 @@ def redis_input_bytes(redis_url: str) -> int:
         client.close()
 
 
-def used_between(before: Reading, after: Reading, sessions: int) -> dict[str, float]:
+def used_between(before: ClusterCounters, after: ClusterCounters, sessions: int) -> dict[str, float]:
     """What the cluster did between two readings: the replicas' mean, HAProxy's CPU in cores, Redis by session."""
     wall_s = after.at_s - before.at_s
     usages = [server_usage(*pair, wall_s) for pair in zip(before.replicas, after.replicas, strict=True)]
@@ -91,13 +91,13 @@ def measure_transport(
 ) -> dict[str, Any]:
     """Play `sessions` live sessions in turn at the addresses `urls`. replicas: name -> address of its own."""
     gets_ms = time_gets(urls[0])
-    before = Reading.of(cluster, replicas)
-    runs, pings_ms = asyncio.run(_play(urls, script, sessions))
+    before = ClusterCounters.of(cluster, replicas)
+    runs, pings_ms = asyncio.run(play_in_turn(urls, script, sessions))
     return {
         "get_ms": rounded(percentiles(gets_ms)),
         "ping_ms": rounded(percentiles(pings_ms)),
         **client_figures(runs, script.duration_s),
-        **rounded(used_between(before, Reading.of(cluster, replicas), sessions)),
+        **rounded(used_between(before, ClusterCounters.of(cluster, replicas), sessions)),
     }
 
 
@@ -113,7 +113,7 @@ def client_figures(runs: Sequence[ClientRun], duration_s: float) -> dict[str, An
     }
 
 
-async def _play(urls: Sequence[str], script: Script, sessions: int) -> tuple[list[ClientRun], list[float]]:
+async def play_in_turn(urls: Sequence[str], script: Script, sessions: int) -> tuple[list[ClientRun], list[float]]:
     """All clients at the same time, with a ping every PING_S: milliseconds of all pings."""
     pings_ms: list[float] = []
 

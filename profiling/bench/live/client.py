@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from profiling.bench.live.sound_log import AudioRange, SoundLog
 from runtime.base.errors import TickError
 from runtime.live.protocol.frames import HEADER
 from runtime.live.protocol.messages import SUBPROTOCOL, Ack, ClientMessage, Open
@@ -31,6 +31,7 @@ ACK_S = 0.05
 # Audio that a client buffers before it begins to play.
 BUFFER_S = 0.15
 MAX_CHUNK_BYTES = 2**24
+Clock = Callable[[], float]
 
 
 class SessionRefusedError(TickError):
@@ -45,11 +46,10 @@ class SessionRefusedError(TickError):
 
 
 class LiveClient:
-    """One open session: its audio log, and the messages that arrived. Times are seconds of time.monotonic()."""
+    """One open session: its audio log, and the messages that arrived. Times are seconds of the clock."""
 
-    def __init__(self, socket: ClientConnection, ready: Ready, opened_s: float) -> None:
+    def __init__(self, socket: ClientConnection, ready: Ready, clock: Clock = time.monotonic) -> None:
         self.ready = ready
-        self.opened_s = opened_s
         self.log = SoundLog(ready.sample_rate_hz, ready.next_sample)
         self.applied: dict[int, list[Applied]] = defaultdict(list)
         self.states: list[State] = []
@@ -57,7 +57,7 @@ class LiveClient:
         self.worst_leads_s: list[float] = []
         self.closed: Closed | None = None
         self.received_bytes = 0
-        self._socket = socket
+        self._socket, self._clock = socket, clock
 
     async def send(self, message: ClientMessage) -> None:
         """Send a message. Raises TickError where the connection is closed."""
@@ -100,7 +100,7 @@ class LiveClient:
                     await self._socket.send(message_text(self._ack()))
 
     def _ack(self) -> Ack:
-        now_s = time.monotonic()
+        now_s = self._clock()
         self.log.advance(now_s)
         worst_lead_s = self.log.take_worst_lead_s()
         self.worst_leads_s.append(worst_lead_s)
@@ -112,7 +112,7 @@ class LiveClient:
         )
 
     def _take_audio(self, data: bytes) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         self.received_bytes += len(data)
         _, start, samples, first_seq, full_seq, _, _ = HEADER.unpack_from(data)
         self.log.write(AudioRange(start, start + samples, first_seq, full_seq, now_s), now_s)
@@ -133,14 +133,17 @@ class LiveClient:
 
 @asynccontextmanager
 async def live_client(
-    url: str, opening: Open, session: str = "", headers: Mapping[str, str] | None = None
+    url: str,
+    opening: Open,
+    session: str = "",
+    headers: Mapping[str, str] | None = None,
+    clock: Clock = time.monotonic,
 ) -> AsyncIterator[LiveClient]:
     """Open a session on the server at `url`, or resume `session`; the connection is closed at the end of the block.
 
     headers: of the handshake. Raises SessionRefusedError where the server does not open it.
     """
     address = f"ws{url.removeprefix('http')}/v1/live" + (f"/{session}" if session else "")
-    opened_s = time.monotonic()
     async with connect(
         address,
         subprotocols=[Subprotocol(SUBPROTOCOL)],
@@ -150,7 +153,7 @@ async def live_client(
         max_queue=None,
     ) as socket:
         await socket.send(message_text(opening))
-        client = LiveClient(socket, await _ready(socket), opened_s)
+        client = LiveClient(socket, await _ready(socket), clock)
         tasks = [asyncio.create_task(client.receive()), asyncio.create_task(client.report())]
         try:
             yield client
@@ -158,7 +161,7 @@ async def live_client(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            client.log.advance(time.monotonic())
+            client.log.advance(clock())
 
 
 async def _ready(socket: ClientConnection) -> Ready:
@@ -173,3 +176,135 @@ async def _ready(socket: ClientConnection) -> Ready:
     except ConnectionClosed as error:
         raise SessionRefusedError(f"the server closed the connection: {error}") from None
     raise SessionRefusedError("the server closed the connection")
+
+
+@dataclass(frozen=True, slots=True)
+class AudioRange:
+    """Samples `begin..end` of the play axis; first_seq and full_seq as in the chunk's header.
+
+    received_s: when the chunk arrived, on the client's clock.
+    """
+
+    begin: int
+    end: int
+    first_seq: int
+    full_seq: int
+    received_s: float
+
+    def cut(self, begin: int, end: int) -> AudioRange:
+        """The part of it inside `begin..end`; empty (begin >= end) where there is none."""
+        return replace(self, begin=max(begin, self.begin), end=min(end, self.end))
+
+
+class SoundLog:
+    """A client that plays by the clock: from `start()` on the playhead moves in real time, also over missing audio.
+
+    Audio that arrives before it is played replaces what was there, audio that arrives later is dropped. `played` lists
+    what was played, `gaps` the silence (begin, end) in place of audio that had not arrived; `late_samples`: dropped.
+    """
+
+    def __init__(self, sample_rate_hz: int, next_sample: int) -> None:
+        self.played: list[AudioRange] = []
+        self.gaps: list[tuple[int, int]] = []
+        self.late_samples = 0
+        self.sample_rate_hz = sample_rate_hz
+        self._next_sample = self._played_to = next_sample
+        self._started_s: float | None = None
+        self._buffered: list[AudioRange] = []
+        self._is_silent = False
+        self._worst_lead_s: float | None = None
+
+    @property
+    def underruns(self) -> int:
+        """How often the audio broke off."""
+        return len(self.gaps)
+
+    @property
+    def missing_samples(self) -> int:
+        """All of the silence."""
+        return sum(end - begin for begin, end in self.gaps)
+
+    def start(self, now_s: float) -> None:
+        """Begin to play; nothing where it plays already."""
+        if self._started_s is None:
+            self._started_s = now_s
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether the playhead moves."""
+        return self._started_s is not None
+
+    def playhead(self, now_s: float) -> int:
+        """The next sample to play."""
+        return self._next_sample + (
+            0 if self._started_s is None else round((now_s - self._started_s) * self.sample_rate_hz)
+        )
+
+    def time_of(self, sample: int) -> float:
+        """When the playhead reaches a sample; it must play."""
+        assert self._started_s is not None
+        return self._started_s + (sample - self._next_sample) / self.sample_rate_hz
+
+    def lead_s(self) -> float:
+        """Length of the audio without a gap that follows what was played."""
+        end = self._played_to
+        for audio in self._buffered:
+            if audio.begin > end:
+                break
+            end = max(end, audio.end)
+        return (end - self._played_to) / self.sample_rate_hz
+
+    def take_worst_lead_s(self) -> float:
+        """The smallest lead since the last call; the present one where nothing was played."""
+        worst, self._worst_lead_s = self._worst_lead_s, None
+        return self.lead_s() if worst is None else worst
+
+    def write(self, audio: AudioRange, now_s: float) -> None:
+        """Take a chunk that arrived at `now_s`."""
+        self.advance(now_s)
+        new = audio.cut(self._played_to, audio.end)
+        self.late_samples += min(new.begin, audio.end) - audio.begin
+        if new.begin >= new.end:
+            return
+        around = [part for old in self._buffered for part in (old.cut(0, new.begin), old.cut(new.end, old.end))]
+        self._buffered = sorted([*(part for part in around if part.begin < part.end), new], key=lambda part: part.begin)
+
+    def advance(self, now_s: float) -> None:
+        """Play up to the playhead."""
+        playhead = self.playhead(now_s)
+        while self._played_to < playhead:
+            if self._buffered and self._buffered[0].begin <= self._played_to:
+                self._play(playhead)
+            else:
+                self._skip(min([playhead, *(audio.begin for audio in self._buffered[:1])]))
+        if self.is_playing:
+            lead_s = self.lead_s()
+            self._worst_lead_s = lead_s if self._worst_lead_s is None else min(lead_s, self._worst_lead_s)
+
+    def _play(self, playhead: int) -> None:
+        audio = self._buffered[0]
+        part = audio.cut(self._played_to, playhead)
+        if audio.end <= playhead:
+            del self._buffered[0]
+        if self.played and self.played[-1] == replace(part, begin=self.played[-1].begin, end=part.begin):
+            part = replace(part, begin=self.played.pop().begin)
+        self.played.append(part)
+        self._played_to, self._is_silent = part.end, False
+
+    def _skip(self, end: int) -> None:
+        begin = self.gaps.pop()[0] if self._is_silent else self._played_to
+        self.gaps.append((begin, end))
+        self._played_to, self._is_silent = end, True
+
+    def first(self, seq: int) -> AudioRange | None:
+        """The first audio played that control `seq` has a part in; its begin is where it is played."""
+        return next((audio for audio in self.played if audio.first_seq >= seq), None)
+
+    def full(self, seq: int) -> AudioRange | None:
+        """The audio played from which on all is made with control `seq`; its begin is where it is played in full."""
+        found = None
+        for audio in reversed(self.played):
+            if audio.full_seq < seq:
+                break
+            found = audio
+        return found

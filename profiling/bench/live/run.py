@@ -72,8 +72,7 @@ class LiveLoad:
 
     def shape(self) -> dict[str, Any]:
         """The properties that are known before it is measured."""
-        script = self.script
-        shape = {"mode": script.mode, "interval_s": script.interval_s, "minutes": round(script.change_s / 60.0, 3)}
+        shape = self.script.shape()
         if self.admission:
             shape["admission"] = True
         if self.background:
@@ -90,22 +89,28 @@ def parse_sessions(text: str) -> tuple[int, ...]:
     except ValueError:
         values = ()
     if not values or min(values) < 1 or len(set(values)) != len(values):
-        raise ConfigError(f"--live {text}: expected numbers of sessions, each 1 or more", fix="--live 8, or 1,2,4,8")
+        what = f"{text}: expected numbers of sessions, each 1 or more"
+        raise ConfigError(what, fix="tickrt-bench live CONFIG 1,2,4,8")
     return values
+
+
+def settings_of(load: LiveLoad) -> dict[str, str]:
+    """Settings of the server: its own limits hold where they are measured."""
+    # The sum, because sessions of the run before may still be ending.
+    sessions = sum(sessions for sessions, _ in load.runs)
+    return ONE_ADDRESS if load.admission else {**UNLIMITED, "TICKRT_MAX_SESSIONS": str(sessions)}
 
 
 def measure_live(deployment: Deployment, load: LiveLoad) -> dict[str, Any]:
     """One run per number of sessions, against one server. Raises TickError."""
     this_commit()
-    # The sum, because sessions of the run before may still be ending.
-    unlimited = {**UNLIMITED, "TICKRT_MAX_SESSIONS": str(sum(sessions for sessions, _ in load.runs))}
-    settings = ONE_ADDRESS if load.admission else unlimited
-    running = server_process(deployment.path, settings, options=("--target", deployment.target))
+    running = server_process(deployment.path, settings_of(load), options=("--target", deployment.target))
     with running as server, TaskProgress([1.0] * len(load.runs)) as progress:
         idle = _idle_usage(server)
         has_text = deployment.loaded_bundle.text_encoder is not None
         runs = [(sessions, replace(script, has_text=has_text)) for sessions, script in load.runs]
-        points = [_measure(server, deployment.target, load, script, n, progress, idle) for n, script in runs]
+        played = [_play(server, load, script, sessions, progress) for sessions, script in runs]
+    points = [point_of(deployment.target, load, idle, each) for each in played]
     if load.compares_plans:
         note_planning(points)
     manifest = read_manifest(manifest_path(deployment.engine_folder(), "decoder"))
@@ -129,31 +134,45 @@ def _idle_usage(server: ServerProcess) -> dict[str, float]:
     return {"idle_cpu_percent": 100.0 * (after[CPU] - before[CPU]) / IDLE_S, "idle_mib": after[MEMORY] / MIB}
 
 
-def _measure(
-    server: ServerProcess,
-    target: Target,
-    load: LiveLoad,
-    script: Script,
-    sessions: int,
-    progress: TaskProgress,
-    idle: Mapping[str, float],
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class PlayedSessions:
+    """How clients ended, metrics of the server before and after, wall time, and CPU time of the clients.
+
+    background_s: how long each generation over HTTP took.
+    """
+
+    ended: Sequence[ClientRun | SessionRefusedError]
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    wall_s: float
+    cpu_s: float
+    background_s: Sequence[float] = ()
+
+
+def _play(
+    server: ServerProcess, load: LiveLoad, script: Script, sessions: int, progress: TaskProgress
+) -> PlayedSessions:
     before, cpu_s, begin_s = server.metrics(), time.process_time(), time.monotonic()
     prompt = BACKGROUND_PROMPT if script.has_text else ""
     with progress.task(f"{sessions} live sessions"), generating(server.url, load.background, prompt) as background_s:
         ended = asyncio.run(_run_clients(server.url, script, sessions, progress, load.admission))
     wall_s = time.monotonic() - begin_s
-    after = server.metrics()
-    used = {**server_usage(before, after, wall_s), **idle, "server_mib": after[MEMORY] / MIB}
-    used["mib_per_session"] = (used["server_mib"] - idle["idle_mib"]) / sessions
-    used["clients_cpu"] = (time.process_time() - cpu_s) / wall_s
-    runs = [each for each in ended if isinstance(each, ClientRun)]
-    refused = [each for each in ended if isinstance(each, SessionRefusedError)]
+    return PlayedSessions(ended, before, server.metrics(), wall_s, time.process_time() - cpu_s, background_s)
+
+
+def point_of(target: Target, load: LiveLoad, idle: Mapping[str, float], played: PlayedSessions) -> dict[str, Any]:
+    """One run as a JSON object."""
+    before, after, asked = played.before, played.after, len(played.ended)
+    used = {**server_usage(before, after, played.wall_s), **idle, "server_mib": after[MEMORY] / MIB}
+    used["mib_per_session"] = (used["server_mib"] - idle["idle_mib"]) / asked
+    used["clients_cpu"] = played.cpu_s / played.wall_s
     if load.background:
-        used["background_generations"] = len(background_s)
-        used["background_generation_s"] = median(background_s) if background_s else 0.0
+        used["background_generations"] = len(played.background_s)
+        used["background_generation_s"] = median(played.background_s) if played.background_s else 0.0
         used["preemptions"] = after[PREEMPTIONS] - before[PREEMPTIONS]
-    return {**live_result(target, runs, used), **(refusals(sessions, refused) if load.admission else {})}
+    runs = [each for each in played.ended if isinstance(each, ClientRun)]
+    refused = [each for each in played.ended if isinstance(each, SessionRefusedError)]
+    return {**live_result(target, runs, used), **(refusals(asked, refused) if load.admission else {})}
 
 
 @contextmanager

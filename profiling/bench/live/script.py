@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 from profiling.bench.live.client import LiveClient, live_client
 from runtime.live.protocol.messages import AudioFormat, Close, LivePrompt, Mode, Open, SetControls, SetPrompts
@@ -37,11 +37,17 @@ class Script:
     plan: bool | None = None
     format: AudioFormat = "s16"
     has_text: bool = True
+    warm_up_s: float = WARM_UP_S
+    settle_s: float = SETTLE_S
+
+    def shape(self) -> dict[str, Any]:
+        """The properties of a result that are known before it is played."""
+        return {"mode": self.mode, "interval_s": self.interval_s, "minutes": round(self.change_s / 60.0, 3)}
 
     @property
     def duration_s(self) -> float:
         """From the first sound to the end of the session."""
-        return WARM_UP_S + self.change_s + SETTLE_S
+        return self.warm_up_s + self.change_s + self.settle_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +84,11 @@ async def run_client(url: str, script: Script, index: int, beside: Beside = idle
     opening = Open(mode=script.mode, prompts=prompts, seed=index, plan=script.plan, format=script.format)
     controls: list[Control] = []
     async with live_client(url, opening) as client, running(beside(client)):
-        begin_s = time.monotonic() + WARM_UP_S
+        begin_s = time.monotonic() + script.warm_up_s
         for seq, at_s in zip(count(1), control_times(script, rng), strict=False):
             await asyncio.sleep(begin_s + at_s - time.monotonic())
             controls.append(await change(client, script, seq, index))
-        await asyncio.sleep(begin_s + script.change_s + SETTLE_S - time.monotonic())
+        await asyncio.sleep(begin_s + script.change_s + script.settle_s - time.monotonic())
         await client.send(Close())
     return ClientRun(controls, client)
 

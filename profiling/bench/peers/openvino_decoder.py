@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import openvino
 from numpy.typing import NDArray
 from openvino.properties import hint, inference_num_threads
 
+from profiling.bench.statistics import mean_ms
 from runtime.base.errors import EngineError
 from runtime.devices.device import Level
 from runtime.engines.manifest import TensorInfo
@@ -90,10 +90,7 @@ class OpenVinoDecoder:
 
     def time_ms(self, times: int = 1) -> float:
         """Wall time of one pass over all rows, mean of `times` in a row, in milliseconds."""
-        begin_s = time.perf_counter()
-        for _ in range(times):
-            self._infer()
-        return (time.perf_counter() - begin_s) * 1e3 / times
+        return mean_ms(self._infer, times)
 
     def velocity(self) -> NDArray[np.float32]:
         """One pass: `[R, T, C]`."""

@@ -24,13 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from profiling.bench.baseline import decoder_inputs
-from profiling.bench.peers.onnxruntime_graph import OnnxRuntimeGraph
-from profiling.bench.peers.plain_generation import PlainGeneration, can_run_plainly
+from profiling.bench.peers.plain_generation import OnnxRuntimeGraph, PlainGeneration, can_run_plainly
 from profiling.bench.result import BUSY, NOISY_SPREAD, rounded, shape_of
-from profiling.bench.session import BenchSession, open_session
-from profiling.bench.statistics import neighbour_ratio, percentiles, time_in_turn
-from profiling.bench.steady_stream import Competitor, Competitors
+from profiling.bench.session import BenchSession, open_bench
+from profiling.bench.statistics import mean_ms, neighbour_ratio, percentiles, time_in_turn
+from profiling.bench.steady_stream import Competitor, Competitors, decoder_inputs
 from profiling.bench.workload import GUIDANCE, Workload, at_depth, workload_of
 from profiling.http_bench import GENERATIONS
 from profiling.provenance import provenance
@@ -48,7 +46,7 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.options import GenerationOptions, parse_options
 
 if TYPE_CHECKING:
-    from profiling.bench.peers.diffusers_pipeline import Output
+    from profiling.bench.peers.torch_peers import Output
 
 REQUESTS = (1, 4, 8)
 TOLERANCE = 1e-4
@@ -96,7 +94,7 @@ class Rested:
 def torch_competitors(source: str, layers: int | None, load: Workload) -> Callable[[int], Competitors]:
     """Rows of a tick -> PyTorch's decoder, eager and compiled. Raises BuildError where PyTorch is not installed."""
     need_packages(*TORCH_PACKAGES)
-    from profiling.bench.peers.torch_decoder import TorchDecoder
+    from profiling.bench.peers.torch_peers import TorchDecoder
 
     def competitors(rows: int) -> Competitors:
         modes = {"torch eager": False, "torch compiled": True}
@@ -121,14 +119,14 @@ def measure_peers(deployment: Deployment, loads: Sequence[Workload], ticks: int,
 
     Raises BuildError where a package is missing, ConfigError, EngineError where a peer's result is another one.
     """
-    need_packages("openvino", extra="peers")
     if deployment.target != "cpu":
-        raise ConfigError(f"--peers compares on the CPU, the target is {deployment.target}", fix="--target cpu")
+        raise ConfigError(f"peers are compared on the CPU, the target is {deployment.target}", fix="--target cpu")
+    if checkpoint and not Path(checkpoint).is_dir():
+        raise ConfigError(f"{checkpoint} is no folder", fix="--torch the checkpoint that the bundle was made from")
+    need_packages("openvino", extra="peers")
     if checkpoint:
         need_packages(*TORCH_PACKAGES)
-        if not Path(checkpoint).is_dir():
-            raise ConfigError(f"{checkpoint} is no folder", fix="--torch the checkpoint that the bundle was made from")
-    with open_session(deployment, [load.weight for load in loads]) as session:
+    with open_bench(deployment, [load.weight for load in loads]) as session:
         found = [_compare_ticks(session, load, ticks, checkpoint) for load in loads]
         manifest = session.engines.decoder.manifest
         properties = {
@@ -139,7 +137,7 @@ def measure_peers(deployment: Deployment, loads: Sequence[Workload], ticks: int,
         found += _compare_generations(deployment, loads, ticks, checkpoint)
     alone = [load for load in loads if load.depth == 1]
     if alone and can_run_plainly(deployment.loaded_bundle):
-        found += _compare_requests(deployment, alone, ticks, tolerance_of(manifest.build))
+        found += _compare_requests(deployment, alone, ticks, peers_tolerance(manifest.build))
     packages = ("openvino", *(TORCH_PACKAGES if checkpoint else ()))
     properties["versions"] |= {name: metadata.version(name) for name in packages}
     sizes = {name: value for name, value in shape_of(loads[0]).items() if name not in ("variant", "guidance", "depth")}
@@ -148,15 +146,16 @@ def measure_peers(deployment: Deployment, loads: Sequence[Workload], ticks: int,
 
 def _compare_ticks(session: BenchSession, load: Workload, ticks: int, checkpoint: str) -> dict[str, Any]:
     differences: dict[str, float] = {}
-    tolerance = tolerance_of(session.engines.decoder.manifest.build)
+    tolerance = peers_tolerance(session.engines.decoder.manifest.build)
 
     def competitors(rows: int) -> Competitors:
         inputs = decoder_inputs(session.engines, session.bundle, load, rows)
         expected = run_once(session.engines.decoder, inputs)[session.bundle.decoder.outputs.velocity]
-        found = dict(_decoders(session, load, inputs, checkpoint))
-        for name, decoder in found.items():
+        found = {}
+        for name, decoder in _decoders(session, load, inputs, checkpoint):
             differences[name] = check_same(name, [decoder.velocity()], [expected], tolerance)
-        return {name: Rested(decoder) for name, decoder in found.items()}
+            found[name] = Rested(decoder)
+        return found
 
     _, measured = session.measure(load, ticks, competitors)
     return comparison("tick", load, measured.ticks_ms, measured.competitors_ms, differences)
@@ -171,7 +170,7 @@ def _decoders(
     graph = session.bundle.folder / spec.graph
     yield "OpenVINO", OpenVinoDecoder(graph, inputs, spec.outputs.velocity, threads)
     if checkpoint:
-        from profiling.bench.peers.torch_decoder import TorchDecoder
+        from profiling.bench.peers.torch_peers import TorchDecoder
 
         roles = spec.inputs
         names = {"hidden_states": roles.latents, "timestep": roles.time, "timestep_r": roles.time}
@@ -197,11 +196,12 @@ def _compare_generations(
     deployment: Deployment, loads: Sequence[Workload], ticks: int, checkpoint: str
 ) -> list[dict[str, Any]]:
     """A generation takes `steps` ticks: as many ticks are timed as before. Guidance changes nothing of the codec."""
-    from profiling.bench.peers.diffusers_pipeline import DiffusersPipeline
+    from profiling.bench.peers.torch_peers import DiffusersPipeline
 
     with ExitStack() as stack:
-        pipeline = stack.enter_context(open_pipeline(at_depth(deployment, max(REQUESTS))))
-        pool = stack.enter_context(ThreadPoolExecutor(max(REQUESTS)))
+        most = max(load.depth for load in loads)
+        pipeline = stack.enter_context(open_pipeline(at_depth(deployment, most)))
+        pool = stack.enter_context(ThreadPoolExecutor(most))
         works = [
             (work, load) for load in loads for work in ("latents", "audio") if work == "latents" or load.guidance == 1.0
         ]
@@ -233,7 +233,7 @@ def _compare_generation(
         for seed, prompt in enumerate(prompts)
     ]
     output: Output = "latent" if work == "latents" else "np"
-    own = partial(generate, pipeline, pool, options, work)
+    own = partial(generate_all, pipeline, pool, options, work)
     others = {name: partial(peer.generate, prompts, output, **asked) for name, peer in peers.items()}
     with progress.task(f"{work} of {load.text}"):
         expected = own()
@@ -324,7 +324,7 @@ def fetch(url: str, body: Mapping[str, Any]) -> bytes:
     return found
 
 
-def generate(
+def generate_all(
     pipeline: Pipeline, pool: ThreadPoolExecutor, options: Sequence[GenerationOptions], work: str
 ) -> list[NDArray[np.float32]]:
     """Latents `[T, C]`, or audio `[n, channels]`, of generations that are in flight together."""
@@ -338,12 +338,10 @@ def generate(
 
 def _timed_ms(work: Callable[[], object]) -> float:
     time.sleep(REST_S)
-    begin_s = time.perf_counter()
-    work()
-    return (time.perf_counter() - begin_s) * 1e3
+    return mean_ms(work)
 
 
-def tolerance_of(build: Mapping[str, Any]) -> float:
+def peers_tolerance(build: Mapping[str, Any]) -> float:
     """What peers may differ from an engine of this build by, relative to the largest value."""
     return EIGHT_BITS_TOLERANCE if build.get("precision") in ("int8", "fp8") else TOLERANCE
 

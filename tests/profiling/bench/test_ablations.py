@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from profiling.bench.ablations import (
     print_ablations,
     print_adapters,
 )
-from profiling.bench.session import BenchSession, open_session
+from profiling.bench.session import BenchSession, open_bench
 from profiling.bench.slow_parts import TECHNIQUES
-from profiling.bench.steady_stream import SteadyStream
+from profiling.bench.steady_stream import Latents, SteadyStream
 from profiling.bench.workload import Workload
 from runtime.base.errors import ConfigError, EngineError
 from runtime.config.deployment import RuntimeConfig, load_deployment
+from runtime.requests.request import GenerationRequest
 from runtime.tick.denoise.step_binding import StepBinding
 
 LOAD = Workload(depth=2, frames=32, steps=4, guidance=3.0)
@@ -44,13 +46,13 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture
 def session(built: Built, backend: Backend, machine: object) -> Iterator[BenchSession]:
-    with open_session(resized(built(max_rows=16, backend=backend), 4, 8)) as found:
+    with open_bench(resized(built(max_rows=16, backend=backend), 4, 8)) as found:
         yield found
 
 
 def test_every_switch_of_the_runtime_has_an_ablation() -> None:
     switches = {name for name, field in RuntimeConfig.model_fields.items() if field.annotation is bool}
-    switches.remove("speculation")  # of the planner: --planner measures it
+    switches.remove("speculation")  # of the planner: tickrt-bench planner measures it
     assert switches < ALL_ON.keys()
     assert ALL_OFF.off.keys() == ALL_ON.keys() == {name for each in ABLATIONS for name in each.off}
     assert set(TECHNIQUES) == ALL_OFF.without == {name for each in ABLATIONS for name in each.without}
@@ -71,12 +73,12 @@ def test_all_ablations_keep_the_latents_and_are_reported(session: BenchSession, 
     text = printed(result, 80)
     assert "…" not in text
     assert all(each.ablation.name in text and each.ablation.instead in text for each in found)
-    assert ("on a CPU every launch runs to its end" in printed(result, 200)) == (backend.target == "cpu")
+    assert ("on a CPU every launch runs to its end" in printed(result)) == (backend.target == "cpu")
 
 
-def printed(result: dict[str, Any], width: int) -> str:
+def printed(result: dict[str, Any], width: int = 200) -> str:
     console = Console(width=width, record=True)
-    print_ablations(console, result)
+    (print_adapters if "adapters" in result else print_ablations)(console, result)
     return console.export_text()
 
 
@@ -94,38 +96,34 @@ def test_the_saving_is_unchanged_on_a_machine_that_slows_down() -> None:
     assert found.saved_ms == pytest.approx(2.0 * 3.0, rel=0.1)
 
 
-def test_other_latents_are_an_error(session: BenchSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    play = SteadyStream.play
+class ChangedWithoutBatchedStep(SteadyStream):
+    """Its latents are others than those of the fast step."""
 
-    def changed(stream: SteadyStream, *arguments: object) -> list[np.ndarray]:
-        found = play(stream)
-        return [latents + (0.0 if stream.parts.step is StepBinding else 0.1) for latents in found]
+    def play(self, requests: list[GenerationRequest] | None = None) -> list[Latents]:
+        found = super().play(requests)
+        return found if self.parts.step is StepBinding else [latents + np.float32(0.1) for latents in found]
 
-    monkeypatch.setattr(SteadyStream, "play", changed)
+
+def test_other_latents_are_an_error(session: BenchSession) -> None:
+    changed = replace(session, kind=ChangedWithoutBatchedStep)
     with pytest.raises(EngineError, match=r"differs by 1.00e-01 from the same one with batched step"):
-        measure_ablations(session, LOAD, ticks=1)
+        measure_ablations(changed, LOAD, ticks=1)
 
 
 def test_adapters_are_timed_against_ticks_without_them(tmp_path: Path) -> None:
     path = tiny_deployment(tmp_path, adapters=True, codec=False, text_encoder=False, more=FEW_VARIANTS)
     path.write_text(path.read_text().replace("queue = 8", "queue = 8\nadapter_rank = 8"))
     build_deployment(load_deployment(path))
-    with open_session(load_deployment(path)) as session:
+    with open_bench(load_deployment(path)) as session:
         result = measure_adapters(session, LOAD, 2, 4)
         with pytest.raises(ConfigError, match="adapter_rank is 8"):
             measure_adapters(session, LOAD, 2, 5)
     assert list(result["adapters"]) == ["0", "1", "2"]
     assert all(entry["ratio"] > 0 for entry in result["adapters"].values())
-    assert "2 adapters:" in adapters_text(result)
+    assert "2 adapters:" in printed(result)
     for noisy, is_told in ((("1",), True), ((), False)):
         entries = {count: {**entry, "is_noisy": count in noisy} for count, entry in result["adapters"].items()}
-        assert ("machine was busy" in adapters_text({**result, "adapters": entries})) is is_told
-
-
-def adapters_text(result: dict[str, Any]) -> str:
-    console = Console(record=True, width=200)
-    print_adapters(console, result)
-    return console.export_text()
+        assert ("machine was busy" in printed({**result, "adapters": entries})) is is_told
 
 
 def test_the_largest_difference_of_all_ablations_is_printed() -> None:
@@ -136,11 +134,11 @@ def test_the_largest_difference_of_all_ablations_is_printed() -> None:
         for name, difference in (("first", 1e-7), ("second", 3e-6), ("third", 0.0))
     }
     about = {"depth": 2, "frames": 32, "variant": "v", "bundle": "b", "target": "cpu", "commit": None}
-    text = printed({**about, "ablations": entries}, 200)
+    text = printed({**about, "ablations": entries})
     assert "largest difference 3.0e-06; commit unknown" in text
     assert ("machine was busy" in text, "no effect here" in text) == (False, False)
     entries["second"] |= {"is_noisy": True, "no_effect_because": "there is one"}
     entries["third"] |= {"no_effect_because": "there is one"}
-    text = printed({**about, "ablations": entries}, 200)
+    text = printed({**about, "ablations": entries})
     assert "machine was busy" in text
     assert "second, third: no effect here, there is one." in text

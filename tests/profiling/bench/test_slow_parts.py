@@ -23,7 +23,7 @@ from profiling.bench.slow_parts import (
     parts_without,
 )
 from profiling.bench.workload import with_runtime
-from runtime.devices.device import Stream, Tensor
+from runtime.devices.device import Stream
 from runtime.engines.launch_cache import LaunchCache
 from runtime.tick.denoise.bucket import FASTEST, DenoiseParts
 from runtime.tick.denoise.row_buffers import RowBuffers
@@ -79,96 +79,44 @@ def expected(known: dict[str, dict[str, Any]], made: Callable[..., TickLoop], ba
     return known[str(backend)]
 
 
-@pytest.mark.parametrize("switch", OFF)
+@pytest.mark.parametrize("switch", [*OFF, "all"])
 def test_latents_are_the_same_without_it(switch: str, made: Callable[..., TickLoop], expected: dict[str, Any]) -> None:
-    found = run_all(made(**{switch: OFF[switch]}), *requests())
+    found = run_all(made(**(OFF if switch == "all" else {switch: OFF[switch]})), *requests())
     for name in NAMES:
         np.testing.assert_allclose(found.latents(name), expected[name], atol=2e-5, err_msg=name)
 
 
-def test_latents_are_the_same_without_any(made: Callable[..., TickLoop], expected: dict[str, Any]) -> None:
-    found = run_all(made(**OFF), *requests())
-    for name in NAMES:
-        np.testing.assert_allclose(found.latents(name), expected[name], atol=2e-5, err_msg=name)
-
-
-def steady(loop: TickLoop, depth: int = 4) -> None:
-    """Guided generations in every slot, after enough ticks that launches are captured."""
-    for index in range(depth):
+def counted(loop: TickLoop, machine: Machine) -> dict[str, float]:
+    """What the simulated GPU does per tick of four guided generations, once launches are captured."""
+    for index in range(4):
         loop.submit(make(f"{index}", steps=60, **GUIDED), Inbox())
     for _ in range(10):
         assert loop.tick() is not None
-
-
-def counted(loop: TickLoop, machine: Machine, ticks: int = 4) -> dict[str, float]:
-    """What the simulated GPU did per tick."""
-    before, enqueues = machine.counters.copy(), machine.struck["enqueue_false_at"]
-    for _ in range(ticks):
+    before = machine.counters.copy()
+    for _ in range(4):
         loop.tick()
     done = machine.counters - before
-    per_tick = {name: done[name] / ticks for name in ("host_waits", "graph_launches")}
-    return {**per_tick, "enqueues": (machine.struck["enqueue_false_at"] - enqueues) / ticks}
+    return {name: done[name] / 4 for name in ("host_waits", "graph_launches", "launches")}
 
 
-@pytest.mark.parametrize("backend", [PLAIN], ids=str, indirect=True)
-def test_without_batched_step_there_is_an_execute_per_slot(made: Callable[..., TickLoop], machine: Machine) -> None:
-    batched, apart = made(), made(batched_step=False)
-    for loop in (batched, apart):
-        steady(loop)
-    assert counted(apart, machine)["enqueues"] - counted(batched, machine)["enqueues"] == 8 - 1
-
-
-@pytest.mark.parametrize("backend", [PLAIN], ids=str, indirect=True)
-def test_without_event_wait_the_host_waits_after_each_execute(made: Callable[..., TickLoop], machine: Machine) -> None:
-    loop = made(event_wait=False)
-    steady(loop)
-    found = counted(loop, machine)
-    assert found["host_waits"] >= found["enqueues"] == 3
-    assert counted_waits(made(), machine) == 1
-
-
-@pytest.mark.parametrize("backend", [CAPTURED], ids=str, indirect=True)
-def test_without_event_wait_the_host_waits_after_each_graph(made: Callable[..., TickLoop], machine: Machine) -> None:
-    loop = made(event_wait=False)
-    steady(loop)
-    found = counted(loop, machine)
-    assert (found["graph_launches"], found["enqueues"], found["host_waits"]) == (1, 0, 1)
-    assert counted_waits(made(), machine) == 1
-
-
-def counted_waits(loop: TickLoop, machine: Machine) -> float:
-    steady(loop)
-    return counted(loop, machine)["host_waits"]
-
-
-@pytest.mark.parametrize("backend", [CAPTURED, PLAIN], ids=str, indirect=True)
-def test_without_frozen_conditions_they_are_uploaded_at_every_tick(
-    made: Callable[..., TickLoop], machine: Machine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("backend", "without", "more"),
+    [
+        (PLAIN, BATCHED_STEP, {"launches": 8 - 1}),  # a step for each of eight slots, and uploads
+        (PLAIN, EVENT_WAIT, {"host_waits": 3 - 1}),  # of three executes
+        (CAPTURED, EVENT_WAIT, {"host_waits": 0, "graph_launches": 0}),  # one wait behind the one graph
+        (PLAIN, FROZEN_CONDITIONS, {"launches": 16}),  # the tokens and the padding of each of eight rows
+        (CAPTURED, FROZEN_CONDITIONS, {"launches": 16, "graph_launches": 0}),
+    ],
+    ids=str,
+    indirect=["backend"],
+)
+def test_without_a_technique_the_device_does_what_it_saves(
+    made: Callable[..., TickLoop], machine: Machine, without: str, more: dict[str, float]
 ) -> None:
-    frozen, rewritten = made(), made(frozen_conditions=False)
-    for loop in (frozen, rewritten):
-        steady(loop)
-    assert uploaded(frozen, monkeypatch)["condition"] == 0
-    assert uploaded(rewritten, monkeypatch)["condition"] == 2 * 8  # the tokens and the padding of each row
-
-
-def uploaded(loop: TickLoop, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Uploads in one tick into the rows' conditions, and of all kinds."""
-    ((_, bucket),) = loop._ticks._denoise._buckets.items()
-    memory = bucket._rows.condition.owner
-    seen = {"condition": 0, "all": 0}
-    upload = loop.device.upload
-
-    def count(target: Tensor, source: Any, stream: Stream) -> None:
-        seen["all"] += 1
-        seen["condition"] += target.owner is memory
-        upload(target, source, stream)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(loop.device, "upload", count)
-        loop.tick()
-    assert seen["all"] > 0
-    return seen
+    fast, slow = counted(made(), machine), counted(made(**{without: False}), machine)
+    assert all(slow[name] - fast[name] >= least for name, least in more.items()), (fast, slow)
+    assert fast["host_waits"] == 1
 
 
 def test_with_every_technique_the_parts_are_the_plain_classes() -> None:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,10 +15,21 @@ import pytest
 from helpers.factories import tiny_deployment
 from onnx import numpy_helper
 
-from profiling.gpu_check import prepare, unpack, weights
-from profiling.gpu_check.prepare import canonical, export_all, pack, read_machine
-from profiling.gpu_check.unpack import DEVIATION, drawn, with_drawn
+from profiling.gpu_check import unpack
+from profiling.gpu_check.prepare import (
+    MACHINE,
+    NO_WHEEL,
+    canonical,
+    draw_weights,
+    export_all,
+    pack,
+    read_machine,
+    wheels_for,
+)
+from profiling.gpu_check.unpack import DEVIATION, drawn, with_weights_drawn
 from runtime.base.errors import BuildError, ConfigError
+
+LEAST = 1 << 14
 
 
 def write_external(bundle: Path) -> None:
@@ -39,32 +49,30 @@ def write_external(bundle: Path) -> None:
     )  # fmt: skip
 
 
+def export(what: str, *words: str) -> str:
+    """What the exporter would write, of a tiny bundle."""
+    out = Path(words[words.index("--out") + 1])
+    text = tiny_deployment(out.parent / "made" / out.name).read_text(encoding="utf-8")
+    shutil.move(out.parent / "made" / out.name / "tiny", out)
+    write_external(out)
+    out.with_name(f"{out.name}.toml").write_text(text.replace('"tiny"', f'"{out.name}"'), encoding="utf-8")
+    return ""
+
+
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Exports, of tiny bundles in place of large ones; the code that travels is one file."""
-
-    def call(what: str, *words: str) -> str:
-        out = Path(words[words.index("--out") + 1])
-        text = tiny_deployment(out.parent / "made" / out.name).read_text(encoding="utf-8")
-        shutil.move(out.parent / "made" / out.name / "tiny", out)
-        write_external(out)
-        out.with_name(f"{out.name}.toml").write_text(text.replace('"tiny"', f'"{out.name}"'), encoding="utf-8")
-        return ""
-
-    monkeypatch.setattr(prepare, "call", call)
-    monkeypatch.setattr(prepare, "PART_BYTES", 100_000)
-    monkeypatch.setattr(prepare, "CODE", ("configs/demo.toml",))
-    monkeypatch.setattr(weights, "LEAST_ELEMENTS", 1 << 14)
-    monkeypatch.setattr(prepare.util, "find_spec", lambda name: None)
+    """Exports, of tiny bundles in place of large ones."""
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     folder = tmp_path / "source"
-    export_all(folder)
+    export_all(folder, call=export)
     shutil.rmtree(folder / "made")
     return folder
 
 
 def packed(source: Path) -> Path:
-    out = source.with_name("parts")
-    pack(source, out, read_machine(None), "abc", has_wheels=False)
+    """In small parts; the code that travels is one file."""
+    out, small = source.with_name("parts"), {"part_bytes": 100_000, "least_elements": LEAST}
+    pack(source, out, read_machine(None), "abc", has_wheels=False, code=("configs/demo.toml",), **small)
     return out
 
 
@@ -83,7 +91,7 @@ def test_drawn_weights_are_the_same_bytes_everywhere() -> None:
 
 def test_random_weights_are_drawn_and_all_others_carried(source: Path) -> None:
     before = (source / "codec" / "more.data").read_bytes()
-    (file,) = weights.draw_weights(source / "codec")
+    (file,) = draw_weights(source / "codec", LEAST)
     after = (source / "codec" / "more.data").read_bytes()
     ((offset, count, _, scale),) = file["drawn"]
     assert (file["path"], file["bytes"], count) == ("codec/more.data", len(before), 256 * 128)
@@ -92,8 +100,8 @@ def test_random_weights_are_drawn_and_all_others_carried(source: Path) -> None:
     assert after[offset + 4 * count :] == before[offset + 4 * count :]
     assert np.frombuffer(after, "<f4", count, offset).std() == pytest.approx(0.02, rel=0.02)
     assert scale * DEVIATION == pytest.approx(0.02, rel=0.02)
-    assert b"".join(with_drawn(source / "codec" / "more.data.rest", file)) == after
-    assert weights.draw_weights(source / "codec") == [file]
+    assert b"".join(with_weights_drawn(source / "codec" / "more.data.rest", file)) == after
+    assert draw_weights(source / "codec", LEAST) == [file]
     assert (source / "codec" / "more.data").read_bytes() == after
 
 
@@ -138,13 +146,10 @@ def test_parts_may_come_one_after_the_other_and_what_is_missing_or_damaged_is_na
 
 
 def test_a_full_disk_is_said_before_and_while_it_is_filled(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = packed(source)
-    usage: Any = type("Usage", (), {"free": 10})
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda path: usage)
-        (problem,) = unpack.unpack(parts, tmp_path / "small")
+    (problem,) = unpack.unpack(parts, tmp_path / "small", free_bytes=lambda path: 10)
     assert "GB are needed in" in problem
     full = tmp_path / "full"
     full.mkdir()
@@ -153,15 +158,13 @@ def test_a_full_disk_is_said_before_and_while_it_is_filled(
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_an_interrupted_preparation_goes_on_where_it_was(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_preparation_goes_on_where_it_was(source: Path) -> None:
     parts = packed(source)
     times = {path: path.stat().st_mtime_ns for path in parts.glob("part.*")}
     (parts / "part.001").write_bytes(b"half")
     shutil.rmtree(source / "full")
     asked = []
-    real = prepare.call
-    monkeypatch.setattr(prepare, "call", lambda what, *words: asked.append(what) or real(what, *words))
-    export_all(source)
+    export_all(source, call=lambda what, *words: (asked.append(what), export(what, *words))[1])
     shutil.rmtree(source / "made")
     assert asked == ["the export of full"]
     packed(source)
@@ -169,7 +172,7 @@ def test_an_interrupted_preparation_goes_on_where_it_was(source: Path, monkeypat
     assert again == {parts / "part.001"}
 
 
-def test_wheels_are_those_that_the_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheels_are_those_that_the_machine_lacks(tmp_path: Path) -> None:
     installs = [("NumPy", "2.4"), ("rich", "14.0")]
     asked: list[tuple[str, ...]] = []
 
@@ -179,16 +182,15 @@ def test_wheels_are_those_that_the_machine_lacks(tmp_path: Path, monkeypatch: py
             (tmp_path / "work" / "wheels" / "rich-14.0-py3-none-any.whl").write_bytes(b"")
         assert not any(word.startswith("tensorrt-rtx") for word in words), "the machine has it"
         if any(word.startswith("tensorrt-cu13") for word in words):
-            raise BuildError(f"{what} failed: ERROR: {prepare.NO_WHEEL}tensorrt-cu13<12,>=10.16")
+            raise BuildError(f"{what} failed: ERROR: {NO_WHEEL}tensorrt-cu13<12,>=10.16")
         urls = {"url": "https://index/rich-14.0-py3-none-any.whl#sha256=0"}
         found = [{"metadata": {"name": n, "version": v}, "download_info": urls} for n, v in installs]
         return json.dumps({"install": found})
 
-    monkeypatch.setattr(prepare, "call", call)
     rtx = {"tensorrt-rtx": "1.7.1.116"}  # of a build that no index has
-    machine = {**prepare.MACHINE, "packages": {"numpy": "2.4", **rtx}}
+    machine = {**MACHINE, "packages": {"numpy": "2.4", **rtx}}
     missing: list[str] = []
-    assert list(prepare._wheels(tmp_path, machine, missing)) == ["rich-14.0-py3-none-any.whl"]
+    assert list(wheels_for(tmp_path, machine, missing, call)) == ["rich-14.0-py3-none-any.whl"]
     assert [each.partition(":")[0] for each in missing] == ["the package tensorrt-cu13"]
     assert sum("download" in words for words in asked) == 1
     assert "manylinux_2_35_x86_64" in asked[0]

@@ -24,12 +24,12 @@ from profiling.reports.diff import (
     WALL,
     Saved,
     Times,
-    compare,
+    compare_profiles,
     print_diff,
     read_saved,
     slower_than,
 )
-from profiling.reports.trtexec_json import profile_records
+from profiling.reports.json_files import profile_records
 from runtime.base.errors import ConfigError
 
 
@@ -54,11 +54,11 @@ NEW = Saved(
 
 
 def changes() -> dict[str, Difference]:
-    return {change.name: change for change in compare(OLD, NEW)}
+    return {change.name: change for change in compare_profiles(OLD, NEW)}
 
 
 def test_changes_by_scope() -> None:
-    scopes = [change.scope for change in compare(OLD, NEW)]
+    scopes = [change.scope for change in compare_profiles(OLD, NEW)]
     assert scopes == sorted(scopes, key=["whole", "kind", "module", "layer"].index)
     found = changes()
     assert found[SUM].delta == pytest.approx(3.02)
@@ -66,15 +66,15 @@ def test_changes_by_scope() -> None:
     assert found["gemm"].percent == pytest.approx(100 * 2 / 15)
     assert (found["gone"].after, found["new"].before) == (0.0, 0.0)
     assert found["new"].percent is None
-    assert [change.name for change in compare(OLD, NEW) if change.scope == "layer"][:2] == ["a", "new"]
+    assert [change.name for change in compare_profiles(OLD, NEW) if change.scope == "layer"][:2] == ["a", "new"]
 
 
 def test_slower_is_more_than_a_percentage_and_more_than_a_share_of_the_sum() -> None:
-    slower = {change.name for change in slower_than(compare(OLD, NEW), 10)}
+    slower = {change.name for change in slower_than(compare_profiles(OLD, NEW), 10)}
     assert slower == {SUM, WALL, "gemm", "norm", "layers.1.mlp", "a", "new"}
-    assert {change.name for change in slower_than(compare(OLD, NEW), 30)} == {"norm", "layers.1.mlp", "new"}
-    assert slower_than(compare(OLD, OLD), 0) == []
-    assert "gone" in {change.name for change in slower_than(compare(NEW, OLD), 10)}
+    assert {change.name for change in slower_than(compare_profiles(OLD, NEW), 30)} == {"norm", "layers.1.mlp", "new"}
+    assert slower_than(compare_profiles(OLD, OLD), 0) == []
+    assert "gone" in {change.name for change in slower_than(compare_profiles(NEW, OLD), 10)}
 
 
 def test_differences_of_machine_target_or_threads_are_named() -> None:
@@ -86,8 +86,8 @@ def test_differences_of_machine_target_or_threads_are_named() -> None:
 
 
 def test_without_samples_nothing_is_judged() -> None:
-    assert {change.verdict for change in compare(OLD, NEW)} == {""}
-    assert conclusion(compare(OLD, NEW), "why") == ["not judged: why"]
+    assert {change.verdict for change in compare_profiles(OLD, NEW)} == {""}
+    assert conclusion(compare_profiles(OLD, NEW), "why") == ["not judged: why"]
 
 
 def test_layers_of_one_name_are_summed(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def measured(folder: Path, seed: int, slower: Mapping[str, float] | None = None)
 
 def test_equal_profiles_have_no_difference(tmp_path: Path) -> None:
     for seed in range(0, 6, 2):
-        found = compare(measured(tmp_path, seed), measured(tmp_path, seed + 1))
+        found = compare_profiles(measured(tmp_path, seed), measured(tmp_path, seed + 1))
         assert {change.verdict for change in found} == {"no difference"}
         assert conclusion(found, "") == ["no difference: no change stands out of the spread of the samples"]
         assert slower_than(found, 0.0) == []
@@ -159,7 +159,7 @@ def test_equal_profiles_have_no_difference(tmp_path: Path) -> None:
 def test_a_slower_layer_is_found(tmp_path: Path) -> None:
     before = measured(tmp_path, 1)
     hottest = max(before.layers, key=lambda name: before.layers[name].ms)
-    found = compare(before, measured(tmp_path, 2, {hottest: 1.3}))
+    found = compare_profiles(before, measured(tmp_path, 2, {hottest: 1.3}))
     (layer,) = (change for change in found if change.name == hottest)
     assert layer.verdict == "slower"
     assert layer.interval is not None
@@ -174,7 +174,7 @@ def test_a_layer_of_one_profile_alone_is_new_or_gone(tmp_path: Path) -> None:
     hottest = max(before.layers, key=lambda name: before.layers[name].ms)
     fewer = replace(after, layers={name: found for name, found in after.layers.items() if name != hottest})
     for pair, verdict in (((before, fewer), "gone"), ((fewer, before), "new")):
-        found = {change.name: change.verdict for change in compare(*pair) if change.scope == "layer"}
+        found = {change.name: change.verdict for change in compare_profiles(*pair) if change.scope == "layer"}
         assert found.pop(hottest) == verdict
         assert set(found.values()) == {"no difference"}
 
@@ -182,19 +182,19 @@ def test_a_layer_of_one_profile_alone_is_new_or_gone(tmp_path: Path) -> None:
 def test_the_same_engine_at_another_speed_is_the_machines(tmp_path: Path) -> None:
     before, after = measured(tmp_path, 1), measured(tmp_path, 2, dict.fromkeys(measured(tmp_path, 1).layers, 3.0))
     before, after = (replace(saved, about={"engine_sha256": "ab"}) for saved in (before, after))
-    found = compare(before, after)
+    found = compare_profiles(before, after)
     assert {change.verdict for change in found} == {"no difference", "machine"}
     assert {change.scope for change in found if change.verdict == "machine"} == {"whole"}
     assert [line.partition(":")[0] for line in conclusion(found, "")] == ["no difference", "machine"]
     assert slower_than(found, 10) == []
     hottest = max(before.layers, key=lambda name: before.layers[name].ms)
     changed = replace(measured(tmp_path, 3, {hottest: 2.0}), about={"engine_sha256": "ab"})
-    assert "slower: 1 by layer" in conclusion(compare(before, changed), "")
+    assert "slower: 1 by layer" in conclusion(compare_profiles(before, changed), "")
 
 
 def test_a_profile_that_is_slower_everywhere_is_found(tmp_path: Path) -> None:
     before = measured(tmp_path, 1)
-    found = compare(before, measured(tmp_path, 2, dict.fromkeys(before.layers, 1.1)))
+    found = compare_profiles(before, measured(tmp_path, 2, dict.fromkeys(before.layers, 1.1)))
     first, second = conclusion(found, "")[:2]
     assert first.startswith(f"slower: {SUM}, +")
     assert second.startswith(f"slower: {WALL}, +")

@@ -1,1 +1,0 @@
-"""What the planner costs and what each of its techniques is worth."""
