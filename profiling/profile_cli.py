@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,6 @@ from runtime.commands.command_line import CommandLine, Config, DefaultCommandGro
 from runtime.commands.task_progress import TaskProgress
 from runtime.commands.terminal import EXIT_OVER_LIMIT, Terminal, exit_on_error
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
-from runtime.devices.device import Device
 from runtime.devices.machine import open_device
 from runtime.engines.manifest import manifest_path, read_manifest
 
@@ -39,8 +39,8 @@ def tickrt_profile(version: Version = False) -> None:
     """Layer times of engines: tickrt-profile CONFIG, which is short for tickrt-profile run CONFIG. Also: diff."""
 
 
-@app.command()
-def run(
+@app.command("run")
+def profile_engine_of(
     config: Config,
     target: Annotated[Target | None, typer.Option(help="Target. Default: the deployment's own.")] = None,
     engine: Annotated[
@@ -87,7 +87,7 @@ def run(
         name = SHORT_NAMES.get(engine, engine)
         frames = frames or usual_frames(bundle, name)
         sizes = sizes_of(bundle, rows, frames, tokens or deployment.shapes[0].tokens.nearest(TOKENS))
-        profile = _profile(deployment, name, sizes, runs, peaks=peaks, ceilings=ceilings)
+        profile = profile_with_ceilings(deployment, name, sizes, runs, peaks=peaks, ceilings=ceilings)
         show(profile, top, depth, open_console(json_path))
         if json_path is not None:
             write_json(json_path, profile_records(profile))
@@ -121,9 +121,21 @@ def diff(
         raise typer.Exit(EXIT_OVER_LIMIT)
 
 
-def _profile(
-    deployment: Deployment, engine: str, sizes: dict[str, int], runs: int, *, peaks: str, ceilings: bool
+def profile_with_ceilings(
+    deployment: Deployment,
+    engine: str,
+    sizes: dict[str, int],
+    runs: int,
+    *,
+    peaks: str,
+    ceilings: bool,
+    measure_profile: Callable[..., Profile] = measure_profile,
+    measure_ceilings: Callable[..., Ceilings] = measure_ceilings,
 ) -> Profile:
+    """A profile with given or measured ceilings; without, and with a note, where the machine was busy.
+
+    Raises ConfigError, TickError.
+    """
     given = parse_peaks(peaks) if peaks else None
     measured: list[Ceilings] = []
     with TaskProgress([1.0]) as progress, closing(open_device(deployment.target)) as device:
@@ -132,7 +144,8 @@ def _profile(
             """Other load on the machine lowers a measured ceiling, rarely every time."""
             progress.update(share)
             if ceilings and given is None:
-                measured.append(_ceilings(deployment, engine, device))
+                half, threads = is_half(deployment, engine), deployment.runtime.threads
+                measured.append(measure_ceilings(deployment.target, device, half=half, threads=threads))
 
         with progress.task(f"{runs} executes of {engine}"):
             profile = measure_profile(deployment, device, engine, sizes, runs, between_rounds)
@@ -144,18 +157,13 @@ def _profile(
     return replace(profile, ceilings=best_of(measured))
 
 
-def _ceilings(deployment: Deployment, engine: str, device: Device) -> Ceilings:
-    half = _precision(deployment, engine).startswith(HALF_PRECISIONS)
-    return measure_ceilings(deployment.target, device, half=half, threads=deployment.runtime.threads)
-
-
-def _precision(deployment: Deployment, engine: str) -> str:
-    """Precision that the engine was built with. Raises EngineNotBuiltError."""
+def is_half(deployment: Deployment, engine: str) -> bool:
+    """Whether an engine was built with 16 bits. Raises EngineNotBuiltError."""
     path = manifest_path(deployment.engine_folder(), engine)
     fix = build_command(deployment.path, deployment.target)
     if not path.is_file():
         raise EngineNotBuiltError(f"engine {engine!r} is not built: no {path}", fix=fix)
-    return str(read_manifest(path, fix=fix).build.get("precision", "fp32"))
+    return str(read_manifest(path, fix=fix).build.get("precision", "fp32")).startswith(HALF_PRECISIONS)
 
 
 def main() -> None:

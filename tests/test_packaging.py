@@ -35,7 +35,17 @@ def names(requirements: list[str]) -> set[str]:
 
 def test_the_extras_are_the_documented_ones() -> None:
     engines, more = {"cpu", "cuda", "tensorrt", "tensorrt-rtx"}, {"osc", "mcp", "midi", "redis", "scale"}
-    assert set(EXTRAS) == engines | more | {"export", "recipe", "peers", "docs", "page", "clients", "release", "test"}
+    assert set(EXTRAS) == engines | more | {
+        "export",
+        "recipe",
+        "peers",
+        "plots",
+        "docs",
+        "page",
+        "clients",
+        "release",
+        "test",
+    }
 
 
 def test_the_top_level_is_the_packages_and_what_a_repository_needs() -> None:

@@ -11,11 +11,10 @@ from click.testing import Result
 from conftest import Built
 from typer.testing import CliRunner
 
-from profiling import profile_cli
 from profiling.layers.timings import Profile, Wall
 from profiling.layers.work import Ceilings
-from profiling.profile_cli import app
-from runtime.devices.device import HostDevice
+from profiling.profile_cli import app, is_half, profile_with_ceilings
+from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
 
 
 def run(*arguments: str) -> Result:
@@ -75,55 +74,54 @@ def test_diff_compares_two_profiles(built: Built, tmp_path: Path) -> None:
     assert run("diff", str(path), str(tmp_path / "nowhere.json")).exit_code == 2
 
 
+QUIET = [(30e9, 4e9, 1.0), (29e9, 8e9, 1.0), (28e9, 5e9, 1.0)]
+BUSY = "machine busy: its threads had 40% of the cores' time"
+ROUNDS, BETWEEN = ["profiled"] * 2, ["ceilings", "profiled"] * 2 + ["ceilings"]
+
+
 @pytest.mark.parametrize(
-    ("options", "expected", "steps"),
+    ("options", "found", "expected", "note", "steps"),
     [
-        ({"peaks": "", "ceilings": True}, Ceilings(30.0, 8.0, "measured"), ["ceilings", "profiled"] * 2 + ["ceilings"]),
-        ({"peaks": "1,2", "ceilings": True}, Ceilings(1e9, 2e9, "given"), ["profiled"] * 2),
-        ({"peaks": "", "ceilings": False}, None, ["profiled"] * 2),
+        ({"peaks": "", "ceilings": True}, QUIET, Ceilings(30e9, 8e9, "measured"), "", BETWEEN),
+        ({"peaks": "", "ceilings": True}, [(69e9, 8e9, 0.4)] * 3, None, BUSY, BETWEEN),
+        ({"peaks": "1,2", "ceilings": True}, [], Ceilings(1e9, 2e9, "given"), "", ROUNDS),
+        ({"peaks": "", "ceilings": False}, [], None, "", ROUNDS),
     ],
 )
 def test_ceilings_are_measured_around_every_round_and_the_highest_ones_count(
     options: dict[str, Any],
+    found: list[tuple[float, float, float]],
     expected: Ceilings | None,
+    note: str,
     steps: list[str],
     built: Built,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
-    found = iter(Ceilings(*each, "measured") for each in ((30.0, 4.0), (29.0, 8.0), (28.0, 5.0)))
+    measured = (Ceilings(flops, size_bytes, "measured", share) for flops, size_bytes, share in found)
 
-    def ceilings(target: str, device: Any, *, half: bool, threads: int) -> Ceilings:
+    def measure_ceilings(target: str, device: Any, *, half: bool, threads: int) -> Ceilings:
         assert (target, half, threads) == ("cpu", False, built().runtime.threads)
         done.append("ceilings")
-        return next(found)
+        return next(measured)
 
-    def measure(deployment: Any, device: Any, engine: str, sizes: Any, runs: int, on_share: Any) -> Profile:
+    def measure_profile(deployment: Any, device: Any, engine: str, sizes: Any, runs: int, on_share: Any) -> Profile:
         for share in (0.0, 0.5):
             on_share(share)
             done.append("profiled")
         return Profile(engine, runs, (), Wall((1.0,)))
 
-    monkeypatch.setattr(profile_cli, "measure_ceilings", ceilings)
-    monkeypatch.setattr(profile_cli, "measure", measure)
-    profile = profile_cli._profile(built(), "decoder", {}, 3, **options)
+    given: dict[str, Any] = {**options, "measure_profile": measure_profile, "measure_ceilings": measure_ceilings}
+    profile = profile_with_ceilings(built(), "decoder", {}, 3, **given)
     assert (profile.ceilings, profile.runs, done) == (expected, 3, steps)
+    assert [text[: len(note)] for text in profile.notes] == ([note] if note else [])
 
 
-def test_a_busy_machine_is_said_in_place_of_rooflines(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    starved = Ceilings(69e9, 8e9, "measured", cpu_share=0.4)
-    monkeypatch.setattr(profile_cli, "measure_ceilings", lambda *about, half, threads: starved)
-    result = run(str(built().path), "--rows", "2", "--runs", "2", "--ceilings")
-    assert result.exit_code == 0, result.stderr
-    assert "machine busy: its threads had 40% of the cores' time" in " ".join(result.stdout.split())
-    assert "of roof" not in result.stdout
-
-
-def test_ceilings_are_those_of_the_engines_precision(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    precisions = iter(("fp32", "bf16", "fp16", "fp8"))
-    monkeypatch.setattr(profile_cli, "_precision", lambda deployment, engine: next(precisions))
-    monkeypatch.setattr(profile_cli, "measure_ceilings", lambda *about, half, threads: asked.append(half))
-    for _ in range(4):
-        profile_cli._ceilings(built(), "decoder", HostDevice())
-    assert asked == [False, True, True, False]
+def test_ceilings_are_those_of_the_engines_precision(built: Built, tmp_path: Path) -> None:
+    deployment = built()
+    manifest = read_manifest(manifest_path(deployment.engine_folder(), "decoder"))
+    other = deployment.model_copy(update={"engines": tmp_path})
+    other.engine_folder().mkdir(parents=True)
+    for precision, is_it in (("fp32", False), ("bf16", True), ("fp16", True), ("fp8", False)):
+        changed = manifest.model_copy(update={"build": {"precision": precision}})
+        write_manifest(manifest_path(other.engine_folder(), "decoder"), changed)
+        assert is_half(other, "decoder") is is_it
