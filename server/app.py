@@ -16,9 +16,8 @@ from starlette.middleware.cors import CORSMiddleware
 from runtime.base.errors import ConfigError
 from runtime.pipeline.pipeline import Pipeline
 from server.asgi.access_control import KEY_HEADERS, AuthMiddleware
-from server.asgi.headers import GENERATION_HEADERS
 from server.asgi.middleware import PlacesMiddleware, RequestContextMiddleware
-from server.asgi.openapi import openapi_document
+from server.asgi.openapi import GENERATION_HEADERS, openapi_document
 from server.asgi.problems import REQUEST_ID_HEADER, install_handlers
 from server.config import ServerSettings
 from server.live import page_routes as page
@@ -27,7 +26,7 @@ from server.protocols.acestep import routes as acestep
 from server.protocols.errors import ErrorShapeMiddleware
 from server.protocols.lyria import routes as lyria
 from server.protocols.mcp import routes as mcp
-from server.routes import adapters, generations, health, models, sources, tick_profile
+from server.routes import generations, health, models, sources, tick_profile
 from server.service.service import Service
 
 if TYPE_CHECKING:
@@ -68,9 +67,9 @@ def create_app(open_pipeline: Callable[[], Pipeline], settings: ServerSettings) 
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.service, app.state.osc = service, osc
-    routers = [module.router for module in (generations, sources, models, adapters, health, live, page)]
+    routers = [module.router for module in (generations, sources, models, health, live, page)]
     if settings.admin_key is not None:
-        routers += [tick_profile.router, adapters.admin_router, health.admin_router]
+        routers += [tick_profile.router, models.admin_router, health.admin_router]
     routers += [PROTOCOLS[name].router for name in settings.clients]
     for router in routers:
         app.include_router(router)

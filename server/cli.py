@@ -43,10 +43,10 @@ def tickrt_serve(
     """
     ignore_reload_signal()
     log_to_stderr(log_level)
-    raise typer.Exit(run(config, host=host, port=port, insecure=insecure or None, target=target))
+    raise typer.Exit(serve_deployment(config, host=host, port=port, insecure=insecure or None, target=target))
 
 
-def run(
+def serve_deployment(
     config: Path,
     *,
     host: str | None = None,

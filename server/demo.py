@@ -14,7 +14,7 @@ import typer
 
 from runtime.commands.command_line import CommandLine, Version, need_packages
 from runtime.commands.terminal import log_to_stderr, print_line
-from server.cli import run
+from server.cli import serve_deployment
 from server.config import setting_help
 from server.process import ignore_reload_signal
 
@@ -41,7 +41,7 @@ def tickrt_demo(
             # In a thread: some browsers keep their caller waiting for seconds.
             threading.Thread(target=webbrowser.open, args=(url,), name="browser", daemon=True).start()
 
-    raise typer.Exit(run(Path("demo"), host="127.0.0.1", port=port, on_ready=on_ready))
+    raise typer.Exit(serve_deployment(Path("demo"), host="127.0.0.1", port=port, on_ready=on_ready))
 
 
 def has_display(environment: Mapping[str, str], platform: str = sys.platform) -> bool:

@@ -36,8 +36,7 @@ from server.asgi.connection import make_protocol
 from server.asgi.tls import tls_context
 from server.asgi.websocket import WebSocketProtocol
 from server.config import MIB, ServerSettings
-from server.service.liveness import OVERDUE, not_live
-from server.service.service import SWITCH_INTERVAL_S, Service
+from server.service.service import OVERDUE, SWITCH_INTERVAL_S, Service, not_live
 
 ABORT_TIMEOUT_S = 2.0
 HANG_TIMEOUT_S = 60.0

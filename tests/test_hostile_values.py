@@ -34,7 +34,7 @@ from server.asgi.request_body import validate
 from server.protocols.acestep.fields import ALIASES, Fields
 from server.protocols.acestep.request import NEUTRAL, task_request
 from server.protocols.lyria import messages as lyria_messages
-from server.protocols.mcp.prompts import PROMPTS
+from server.protocols.mcp.protocol import PROMPTS
 from server.protocols.mcp.schemas import RecordArguments, VocabularyArguments, message_schema, model_schema
 from server.protocols.mcp.tools import ToolEntry
 from server.protocols.osc import packets as osc_packets

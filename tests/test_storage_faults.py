@@ -50,7 +50,7 @@ from runtime.engines.manifest import (
 )
 from runtime.engines.tensorrt.trials import Trial, crashed_levels, keep_trial, trial_of
 from runtime.live.storage.sqlite_store import open_sqlite_store
-from server.service.source_folder import SourceFolder
+from server.service.sources import SourceFolder
 from server.service.temporary_folder import PREFIX, TemporaryFolder, remove_abandoned
 
 PACKAGES = ("runtime", "server", "engine_build", "profiling")
@@ -345,7 +345,7 @@ def check_parts(folder: Path) -> None:
 
 
 STORES = [
-    Store("sources", ("server.service.source_folder",), fill_sources, use_sources, check_sources),
+    Store("sources", ("server.service.sources",), fill_sources, use_sources, check_sources),
     Store("sessions", ("runtime.base.files",), fill_sessions, use_sessions, check_sessions),
     Store("engines", ENGINE_MODULES, fill_engines, use_engines, check_engines),
     Store("timing cache", (), fill_times, use_times, check_times),
@@ -398,7 +398,7 @@ EXCUSED = {
     "server.protocols.acestep.tasks": "results in a temporary folder, which expire",
     "server.protocols.mcp.files": "results under random names; those that are kept are never removed",
     "server.cluster.local_cluster": "sockets",
-    "server.service.shared_sources": "no files but keys of a Redis: tests/server/service/test_shared_sources.py",
+    "server.service.shared_sources": "no files but keys of a Redis: tests/server/service/test_sources.py",
     "server.cluster.ray_cluster": "what a running cluster was started with",
     "engine_build.reports.inventory": "tickrt-build clean, which is asked to",
     "engine_build.shipping": "a new folder, refused where one has files",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from urllib.parse import quote
+from urllib.parse import quote, quote_from_bytes
 
 from prometheus_client import Counter
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,10 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.asgi.access_control import is_open
 from server.asgi.connection import PLACE_EXTENSION, REFUSAL_EXTENSION
-from server.asgi.headers import sendable
 from server.asgi.problems import REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
 from server.asgi.shares import Shares, client_of
-from server.asgi.websocket import WebSocketExchange
+
+# Headers of one response together are below MAX_BYTES, less than proxies take (by default, 4 KiB): of one value, only a
+# client's URL can make more than VALUE_BYTES.
+MAX_BYTES, VALUE_BYTES = 2048, 1024
+PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WEBSOCKET"})
 # Requests of monitoring; the access log has them at debug level.
@@ -177,3 +180,51 @@ class TrackedExchange:
         if self.has_unread_body:
             headers["Connection"] = "close"
         await self.outer_send({**message, "headers": sendable(headers.raw)})
+
+
+def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Headers as they are sent: printable ASCII without spaces around it, other bytes percent-encoded.
+
+    Every response passes here, so that no text of a client or a model makes one that cannot be sent. What is longer
+    than VALUE_BYTES is left out.
+    """
+    encoded = ((name, quote_from_bytes(value, safe=PRINTABLE).strip().encode()) for name, value in headers)
+    return [(name, value) for name, value in encoded if len(value) <= VALUE_BYTES]
+
+
+@dataclass
+class WebSocketExchange:
+    """One WebSocket: its request id, its status (101, or that of the refusal), and the bytes of its messages.
+
+    A refusal is a problem document, also where the app only closes.
+    """
+
+    scope: Scope
+    receive: Receive
+    outer_send: Send
+    status: int = 0
+    sent_bytes: int = 0
+    method: str = "WEBSOCKET"
+    request_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.request_id = request_id_from(Headers(scope=self.scope))
+        self.scope.setdefault("state", {})["request_id"] = self.request_id
+
+    async def send(self, message: Message) -> None:
+        """Send the next part of the handshake, or a message."""
+        if self.status == 0 and message["type"] == "websocket.close":
+            await problem_response(self._refusal(), self.request_id)(self.scope, self.receive, self.send)
+            return
+        if message["type"] in ("websocket.accept", "websocket.http.response.start"):
+            self.status = message.get("status", 101)
+            headers = MutableHeaders(raw=list(message.get("headers", [])))
+            headers[REQUEST_ID_HEADER] = self.request_id
+            message = {**message, "headers": sendable(headers.raw)}
+        self.sent_bytes += len(message.get("bytes") or message.get("text") or message.get("body") or "")
+        await self.outer_send(message)
+
+    def _refusal(self) -> ProblemError:
+        if "route" in self.scope or "endpoint" in self.scope:
+            return ProblemError(403, "forbidden", "the WebSocket was refused")
+        return ProblemError(404, "not_found", "no WebSocket has this path", fix="WS /v1/live opens a session")

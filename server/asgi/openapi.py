@@ -1,7 +1,7 @@
 """The model of the request body, its JSON schema, and the OpenAPI document.
 
-examples.json has its texts and groups, and examples by operation: parameters, bodies and answers. `answer` is that of
-an operation's first status 2xx: none where there is none, or bytes. `bodies` are several, named.
+examples.json has its texts, groups and headers, and examples by operation: parameters, bodies and answers. `answer` is
+that of an operation's first status 2xx: none where there is none, or bytes. `bodies` are several, named.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from runtime.requests.option_types import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL
 from runtime.requests.options import GenerationOptions
 from runtime.requests.tasks import known_tasks
 from runtime.requests.validation import untaken_options
-from server.asgi.headers import GENERATION_HEADERS, NUMBERS
 from server.asgi.problems import MEDIA_TYPE, ProblemDocument
 from server.asgi.request_body import FILE_PARTS
 
 _DATA: dict[str, Any] = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
 EXAMPLES: dict[str, dict[str, Any]] = _DATA.pop("operations")
 STATUSES, PARTS = _DATA.pop("statuses"), _DATA.pop("parts")
+# Of the response of a generation; each is a decimal number, or a text.
+GENERATION_HEADERS: dict[str, str] = _DATA.pop("headers")
+NUMBERS = ("X-Seed", "X-Sample-Rate", "X-Channels", "X-Bit-Depth")
 
 SCHEMA_TYPE = "application/schema+json"
 REF = "#/components/schemas/{model}"

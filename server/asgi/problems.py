@@ -100,8 +100,16 @@ class ProblemError(Exception):
         )
 
 
-def problem_of(error: TickError) -> ProblemError:
-    """A runtime error as a ProblemError."""
+def as_problem(error: Exception) -> ProblemError:
+    """An error of the runtime, of Starlette or of FastAPI as a ProblemError. Raises every other one."""
+    if isinstance(error, ProblemError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return validation_problem(error)
+    if isinstance(error, HTTPException):
+        return http_problem(error)
+    if not isinstance(error, TickError):
+        raise error
     wait_s: float | None = getattr(error, "retry_after_s", 1.0 if error.status == 503 else None)
     headers = {} if wait_s is None else {"Retry-After": retry_after(wait_s)}
     findings = []
@@ -210,7 +218,7 @@ def install_handlers(app: FastAPI) -> None:
 
 
 async def _answer(request: HTTPConnection, error: Exception) -> Response:
-    problem = _as_problem(error)
+    problem = as_problem(error)
     if problem.status == 405:
         problem.headers["Allow"] = allowed_methods(request.scope)
     if problem.status == 405 and request.scope.get("method") == "OPTIONS":
@@ -231,15 +239,3 @@ async def _answer_bug(request: Request, error: Exception) -> Response:
     response = problem_response(problem, request_id)
     response.headers[REQUEST_ID_HEADER] = request_id
     return response
-
-
-def _as_problem(error: Exception) -> ProblemError:
-    if isinstance(error, ProblemError):
-        return error
-    if isinstance(error, TickError):
-        return problem_of(error)
-    if isinstance(error, RequestValidationError):
-        return validation_problem(error)
-    if isinstance(error, HTTPException):
-        return http_problem(error)
-    raise error

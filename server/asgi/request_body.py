@@ -69,7 +69,7 @@ class Bodies:
 
 
 @dataclass
-class Reading:
+class ArrivingBody:
     """A body that is being read. `end` ends that, to make room for others."""
 
     request: Request
@@ -78,10 +78,10 @@ class Reading:
 
 
 @asynccontextmanager
-async def reading(request: Request, bodies: Bodies, settings: ServerSettings) -> AsyncIterator[Reading]:
+async def receiving(request: Request, bodies: Bodies, settings: ServerSettings) -> AsyncIterator[ArrivingBody]:
     """Read a body inside of the block. Raises ProblemError 408 where it has not arrived in time."""
     async with deadline(settings.body_timeout_s) as end:
-        yield Reading(request, bodies.memory, end)
+        yield ArrivingBody(request, bodies.memory, end)
 
 
 @asynccontextmanager
@@ -122,7 +122,7 @@ class Upload:
 async def read_upload(request: Request, settings: ServerSettings, bodies: Bodies) -> Upload:
     """JSON, or multipart with parts `request` (JSON) and FILE_PARTS. Raises ProblemError."""
     kind, where, files = media_type(request), "", dict[str, bytes]()
-    async with reading(request, bodies, settings) as body:
+    async with receiving(request, bodies, settings) as body:
         if kind == JSON:
             text = await read_all(body, settings.json_bytes)
         elif kind == MULTIPART:
@@ -151,21 +151,21 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def read_all(body: Reading, limit: int) -> bytes:
+async def read_all(body: ArrivingBody, limit: int) -> bytes:
     """The body. Raises ProblemError 413, 429 or 503."""
     async with aclosing(_limited(body, limit)) as stream:
         return b"".join([part async for part in stream])
 
 
-async def _limited(body: Reading, limit: int) -> AsyncGenerator[bytes, None]:
+async def _limited(body: ArrivingBody, limit: int) -> AsyncGenerator[bytes, None]:
     """The body's parts. Raises ProblemError 413 before more than `limit` bytes are kept."""
     held, total = None, 0
     try:
         if int(body.request.headers.get("content-length", "0")) > limit:
-            raise too_large(limit)
+            raise body_too_large(limit)
         async for part in body.request.stream():
             if total + len(part) > limit:
-                raise too_large(limit)
+                raise body_too_large(limit)
             total += len(part)
             if held is not None:
                 held.grow(len(part))
@@ -177,7 +177,7 @@ async def _limited(body: Reading, limit: int) -> AsyncGenerator[bytes, None]:
             held.release()
 
 
-def too_large(limit: int) -> ProblemError:
+def body_too_large(limit: int) -> ProblemError:
     """413. It closes the connection: the rest of the body is not read."""
     return ProblemError(
         413,
@@ -189,10 +189,10 @@ def too_large(limit: int) -> ProblemError:
 
 
 @asynccontextmanager
-async def read_file(request: Request, settings: ServerSettings, bodies: Bodies) -> AsyncIterator[bytes]:
+async def receive_file(request: Request, settings: ServerSettings, bodies: Bodies) -> AsyncIterator[bytes]:
     """The bytes of one file: the body, or a form's part `source`. Raises ProblemError 4xx or 503."""
     limit = min(settings.upload_bytes, settings.sources_bytes)
-    async with reading(request, bodies, settings) as body:
+    async with receiving(request, bodies, settings) as body:
         if media_type(request) == MULTIPART:
             form = await parse_form(body, limit, settings.json_bytes)
             try:
@@ -205,7 +205,7 @@ async def read_file(request: Request, settings: ServerSettings, bodies: Bodies) 
         yield data
 
 
-async def _read_multipart(body: Reading, settings: ServerSettings) -> tuple[bytes, dict[str, bytes]]:
+async def _read_multipart(body: ArrivingBody, settings: ServerSettings) -> tuple[bytes, dict[str, bytes]]:
     """`request`, which may be a text field or a file part, and the others, which must be file parts."""
     form = await parse_form(body, settings.upload_bytes + settings.json_bytes, settings.json_bytes)
     try:
@@ -216,7 +216,7 @@ async def _read_multipart(body: Reading, settings: ServerSettings) -> tuple[byte
         await form.close()
 
 
-async def parse_form(body: Reading, limit: int, field_limit: int, *, max_fields: int = 6) -> FormData:
+async def parse_form(body: ArrivingBody, limit: int, field_limit: int, *, max_fields: int = 6) -> FormData:
     """A multipart form, to be closed by the caller; its texts are latin-1. Raises ProblemError 4xx or 503."""
     # latin-1 keeps the exact bytes of a text field, so that invalid UTF-8 is refused instead of replaced.
     headers = Headers({"content-type": body.request.headers["content-type"] + "; charset=latin-1"})
@@ -226,7 +226,7 @@ async def parse_form(body: Reading, limit: int, field_limit: int, *, max_fields:
             return await parser.parse()
         except MultiPartException as error:
             if "maximum size" in error.message:
-                raise too_large(field_limit) from None
+                raise body_too_large(field_limit) from None
             raise ProblemError(400, "malformed_multipart", error.message) from None
         except OSError as error:
             raise unavailable("storage", f"the upload cannot be kept in a temporary file: {error.strerror}") from None
@@ -299,7 +299,7 @@ async def field_bytes(field: str | UploadFile, limit: int) -> bytes:
     if isinstance(field, str):
         return field.encode("latin-1")
     if (field.size or 0) > limit:
-        raise too_large(limit)
+        raise body_too_large(limit)
     return await field.read()
 
 

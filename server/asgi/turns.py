@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -123,3 +124,16 @@ class Turns:
 
     def _tag(self, client: str) -> float:
         return max(self._virtual_s, self._tags.get(client, 0.0))
+
+
+async def run_to_end(future: Future[T]) -> T:
+    """The result of work in another thread. On cancellation its end is waited for: it uses its arguments until then."""
+    done = asyncio.wrap_future(future)
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        if not future.cancel():
+            await asyncio.wait([done])
+            if not done.cancelled():
+                done.exception()
+        raise

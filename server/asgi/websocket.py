@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers as HandshakeHeaders
@@ -21,8 +19,7 @@ from websockets.http11 import Request, Response
 from runtime.live.protocol.messages import MAX_MESSAGES_PER_S
 from server.asgi.connection import ABORT_EXTENSION, CHARGE_EXTENSION
 from server.asgi.fair_reads import BoundedReads, FairTransport, charged
-from server.asgi.headers import sendable
-from server.asgi.problems import MEDIA_TYPE, REQUEST_ID_HEADER, ProblemError, problem_response, request_id_from
+from server.asgi.problems import MEDIA_TYPE, ProblemError
 from server.asgi.shares import RateLimit
 
 GOING_AWAY = 1001
@@ -224,44 +221,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol, BoundedReads):
         self.conn.send_close(code, reason)
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
-
-
-@dataclass
-class WebSocketExchange:
-    """One WebSocket: its request id, its status (101, or that of the refusal), and the bytes of its messages.
-
-    A refusal is a problem document, also where the app only closes.
-    """
-
-    scope: Scope
-    receive: Receive
-    outer_send: Send
-    status: int = 0
-    sent_bytes: int = 0
-    method: str = "WEBSOCKET"
-    request_id: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.request_id = request_id_from(Headers(scope=self.scope))
-        self.scope.setdefault("state", {})["request_id"] = self.request_id
-
-    async def send(self, message: Message) -> None:
-        """Send the next part of the handshake, or a message."""
-        if self.status == 0 and message["type"] == "websocket.close":
-            await problem_response(self._refusal(), self.request_id)(self.scope, self.receive, self.send)
-            return
-        if message["type"] in ("websocket.accept", "websocket.http.response.start"):
-            self.status = message.get("status", 101)
-            headers = MutableHeaders(raw=list(message.get("headers", [])))
-            headers[REQUEST_ID_HEADER] = self.request_id
-            message = {**message, "headers": sendable(headers.raw)}
-        self.sent_bytes += len(message.get("bytes") or message.get("text") or message.get("body") or "")
-        await self.outer_send(message)
-
-    def _refusal(self) -> ProblemError:
-        if "route" in self.scope or "endpoint" in self.scope:
-            return ProblemError(403, "forbidden", "the WebSocket was refused")
-        return ProblemError(404, "not_found", "no WebSocket has this path", fix="WS /v1/live opens a session")
 
 
 def is_utf8(data: bytes) -> bool:

@@ -92,15 +92,15 @@ def _resolved(lease: Lease) -> str | None:
 
 
 class AdminSocket:
-    """HAProxy's admin socket. Methods raise OSError."""
+    """HAProxy's admin socket, which has `timeout_s` for each answer. Methods raise OSError."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
+        self._path, self._timeout_s = path, timeout_s
 
     def ask(self, command: str) -> str:
         """Send one command; returns the answer."""
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(TIMEOUT_S)
+            connection.settimeout(self._timeout_s)
             connection.connect(str(self._path))
             connection.sendall(f"{command}\n".encode())
             return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
@@ -112,19 +112,16 @@ class AdminSocket:
             logger.info("%s%s", command, f": {answer}" if answer else "")
 
 
-def run(redis: str, path: Path, rounds: int | None = None, model: str | None = None) -> None:
-    """Follow the leases of a model (None: all) until the end, or for a number of rounds.
-
-    Raises ConfigError where Redis cannot be used.
-    """
-    leases, admin = Leases(redis), AdminSocket(path)
+def follow_leases(
+    leases: Leases, admin: AdminSocket, model: str | None = None, rounds: int | None = None, renew_s: float = RENEW_S
+) -> None:
+    """Follow the leases of a model (None: all) until the end, or for a number of rounds of renew_s."""
     while rounds is None or (rounds := rounds - 1) >= 0:
         try:
             admin.follow([lease for lease in leases.all() if model in (None, lease.model)])
         except (StoreError, OSError) as error:
             logger.warning("the servers stay as they are: %s", error)
-        time.sleep(RENEW_S)
-    leases.close()
+        time.sleep(renew_s)
 
 
 def main(
@@ -134,7 +131,7 @@ def main(
 ) -> None:
     """Set the servers of the edge's HAProxy from the replicas' leases."""
     log_to_stderr("info")
-    run(redis, path, model=model)
+    follow_leases(Leases(redis), AdminSocket(path), model)
 
 
 if __name__ == "__main__":

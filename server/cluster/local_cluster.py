@@ -163,10 +163,10 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End all processes of the cluster: SIGTERM, and SIGKILL for those that run after STOP_S seconds."""
-        ask(self.members(), psutil.Process.terminate)
+        signal_all(self.members(), psutil.Process.terminate)
         psutil.wait_procs(self.members(), timeout=STOP_S)
         while left := self.members():
-            ask(left, psutil.Process.kill)
+            signal_all(left, psutil.Process.kill)
             psutil.wait_procs(left, timeout=1.0)
         for process in self.launched.values():
             process.wait()
@@ -175,7 +175,7 @@ class LocalCluster:
             (self.folder / name).unlink(missing_ok=True)
 
 
-def ask(processes: list[psutil.Process], end: Callable[[psutil.Process], None]) -> None:
+def signal_all(processes: list[psutil.Process], end: Callable[[psutil.Process], None]) -> None:
     """Send a signal to processes, of which some may have ended."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):

@@ -20,8 +20,7 @@ from server.app import create_app
 from server.cluster.autoscaling import Load
 from server.config import load_settings
 from server.process import TickServer, open_socket, url_of
-from server.service.liveness import not_live
-from server.service.service import SWITCH_INTERVAL_S
+from server.service.service import SWITCH_INTERVAL_S, not_live
 
 # Behind an edge all clients have its address.
 NO_CLIENT_LIMITS = {"client_sessions": 0, "client_in_flight": 0}

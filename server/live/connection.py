@@ -18,8 +18,8 @@ from server.asgi.shares import RateLimit, client_of
 from server.config import ServerSettings
 from server.live.incoming import Incoming, ViolationError, WriteError, num_counted, parse_text
 from server.live.outbox import Outbox
-from server.service.membership import Membership
 from server.service.metrics import LiveMetrics
+from server.service.replicas import Membership
 
 OPEN_TIMEOUT_S = 10.0
 MAX_PROBLEMS = 15

@@ -22,7 +22,7 @@ from server.asgi.problems import ProblemError, unavailable
 from server.asgi.shares import client_of
 from server.asgi.websocket import choose_subprotocol
 from server.live.connection import LiveConnection, refuse
-from server.service.forwarding import TIMEOUT_S, ask_all, ask_owner
+from server.service.replicas import TIMEOUT_S, ask_all, ask_owner
 from server.service.service import Service, service_of
 
 # What was played last, as stems; until a session says what that is; until another replica has decoded it.

@@ -1,4 +1,5 @@
-"""One generation from options to bytes: segments through the tick loop, windows through the codec, chunks out.
+"""One generation from options to bytes: segments through the tick loop, windows through the codec, chunks out, to a
+client or into a file.
 
 Ticks run on the tick thread, decoding and encoding in worker threads; the event loop only waits.
 """
@@ -6,10 +7,12 @@ Ticks run on the tick thread, decoding and encoding in worker threads; the event
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,15 +24,19 @@ from runtime.audio.encoding import AudioWriter
 from runtime.audio.formats import latents_bytes
 from runtime.audio.metadata import latents_tags
 from runtime.audio.windows import Window, WindowCutter
-from runtime.base.errors import GenerationCancelledError
+from runtime.base.errors import GenerationCancelledError, StoreError, TickError
 from runtime.config.codec import Latents
 from runtime.music.midi_file import midi_bytes
 from runtime.pipeline.stem_files import StemFiles, zip_bytes
 from runtime.requests.request import GenerationRequest
 from runtime.tick.loop.events import Event, Failed, Finished, Progress, Started
-from server.asgi.problems import ProblemError, retry_after
-from server.routes.generation_job import AHEAD_BYTES, GenerationJob
-from server.service.codec_workers import run_to_end
+from server.asgi.connection import first_completed
+from server.asgi.problems import ProblemError, draining, retry_after
+from server.asgi.turns import run_to_end
+from server.routes.generation_job import AHEAD_BYTES, GenerationJob, Tally, outcome_of
+from server.service.metrics import Outcome
+
+logger = logging.getLogger("tickrt.server")
 
 
 async def chunks(job: GenerationJob) -> AsyncGenerator[bytes, None]:
@@ -259,3 +266,48 @@ async def _cancel(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
     if not task.cancelled():
         task.exception()
+
+
+async def write_generation(job: GenerationJob, path: Path) -> None:
+    """Write what a job makes to a file, and release its permit. Cancellation ends its ticks.
+
+    Raises TickError, ProblemError; then a part of the file may be there.
+    """
+    with Tally(job.request.service.metrics) as tally:
+        writing, aborted = asyncio.create_task(_write(job, path)), asyncio.create_task(job.permit.abort.wait())
+        tally.outcome = Outcome.DRAINED
+        try:
+            await first_completed({writing, aborted})
+            if writing.cancelled():
+                raise draining()
+            tally.outcome = Outcome.INTERNAL_ERROR
+            writing.result()
+            tally.outcome = Outcome.OK
+        except (TickError, ProblemError) as error:
+            if tally.outcome is not Outcome.DRAINED:
+                tally.outcome = outcome_of(error)
+            logger.warning("generation %s ended as %s: %s", job.request.id, tally.outcome, error.what)
+            raise
+        except asyncio.CancelledError:
+            if not job.request.service.admission.is_draining:
+                tally.outcome = Outcome.CANCELLED
+            raise
+        finally:
+            job.permit.release()
+            job.record_end(tally.outcome)
+
+
+async def _write(job: GenerationJob, path: Path) -> None:
+    async with aclosing(chunks(job)) as stream:
+        async for chunk in stream:
+            await run_in_threadpool(append_bytes, path, chunk)
+
+
+def append_bytes(path: Path, chunk: bytes) -> None:
+    """Append to a file, whose folder is made. Raises StoreError."""
+    try:
+        path.parent.mkdir(exist_ok=True, parents=True)
+        with path.open("ab") as file:
+            file.write(chunk)
+    except OSError as error:
+        raise StoreError(f"the audio cannot be stored: {error.strerror}", fix="free disk space") from None

@@ -20,13 +20,12 @@ from server.asgi.openapi import GenerationBody, audio_response, problem_response
 from server.asgi.problems import Finding, ProblemError, draining, model_not_found, request_id_of
 from server.asgi.request_body import Upload, read_upload, validate
 from server.asgi.shares import client_of
-from server.routes.checked_request import CheckedRequest
-from server.routes.generation_job import GenerationJob, Tally, outcome_of
+from server.routes.generation_job import CheckedRequest, GenerationJob, Tally, outcome_of
 from server.routes.generation_stream import chunks
 from server.service.admission import Permit
-from server.service.forwarding import ask_owner
 from server.service.generation_cards import GenerationCard
 from server.service.metrics import Outcome
+from server.service.replicas import ask_owner
 from server.service.service import Service, service_of
 
 SLICE_BYTES = 64 * 1024

@@ -9,9 +9,8 @@ from pydantic import BaseModel
 
 from server.asgi.openapi import problem_responses
 from server.routes.tick_profile import check_admin
-from server.service.liveness import check_ready, not_live, not_ready
 from server.service.metrics import CONTENT_TYPE
-from server.service.service import Service, service_of
+from server.service.service import Service, check_ready, not_live, not_ready, service_of
 
 router = APIRouter(tags=["operation"])
 admin_router = APIRouter(prefix="/admin", tags=["operation"])

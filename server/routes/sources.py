@@ -10,10 +10,10 @@ from starlette.concurrency import run_in_threadpool
 
 from runtime.base.errors import source_as
 from server.asgi.openapi import SOURCE_ID, problem_responses, upload_body
-from server.asgi.request_body import read_file
+from server.asgi.request_body import receive_file
 from server.asgi.shares import client_of
 from server.service.service import Service, service_of
-from server.service.source import Source
+from server.service.sources import Source
 
 router = APIRouter(prefix="/v1/sources", tags=["sources"])
 SourceId = Annotated[str, Path(pattern=SOURCE_ID)]
@@ -62,7 +62,7 @@ async def create_source(request: Request, response: Response) -> SourceCard:
     service.ready_pipeline()
     client = client_of(request.scope)
     with service.admission.limit_client(client):
-        async with read_file(request, service.settings, service.bodies) as data:
+        async with receive_file(request, service.settings, service.bodies) as data:
             outcome = "refused"
             try:
                 source, is_new = await service.file_turns.run(client, service.sources.add, data, client)

@@ -1,4 +1,6 @@
-"""Admission control: capacity, memory of responses, places, limits per client, draining. Event loop's thread only."""
+"""Admission control: capacity, memory of responses, places, limits per client, draining; which streams wait for their
+first audio. Event loop's thread only.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,50 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
 
 from server.asgi.problems import ProblemError, draining, unavailable
 from server.asgi.shares import Holding, Shares
 from server.config import MIB
+
+T = TypeVar("T")
+
+
+@dataclass
+class FirstAudioTracker:
+    """Streams that were admitted and have sent no audio yet, in order of admission.
+
+    A stream that is ahead of real time waits for the first audio of the streams it shares ticks with, at most `size`.
+    """
+
+    size: int
+    _waiting: dict[str, None] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, stream: str) -> None:
+        """A stream was admitted."""
+        self._waiting[stream] = None
+
+    def discard(self, stream: str) -> None:
+        """A stream has sent its first audio or will send none; idempotent."""
+        if stream in self._waiting:
+            del self._waiting[stream]
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def peers(self, stream: str) -> frozenset[str]:
+        """The streams that share, or will share, ticks with `stream` and still wait for their first audio."""
+        return frozenset(islice((other for other in self._waiting if other != stream), self.size))
+
+    async def wait_for(self, streams: frozenset[str], timeout_s: float) -> None:
+        """Until all of `streams` have sent their first audio, at most `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not streams.isdisjoint(self._waiting):
+                    await self._changed.wait()
+        except TimeoutError:
+            return
 
 
 class Admission:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
 
 from pydantic import Field
 from pydantic_core import to_json
 
 from runtime.audio.metadata import GenerationMetadata, ascii_json, without_longest
-from server.asgi.headers import fitting, percent_encoded
+from server.asgi.middleware import VALUE_BYTES
 from server.asgi.shares import Holding, Shares
 from server.config import MIB
 
@@ -124,3 +125,19 @@ class GenerationCards:
         """A card; None where it is not known, or not any more."""
         kept = self._cards.get(card_id)
         return None if kept is None or kept.until_s <= time.monotonic() else kept.content
+
+
+def percent_encoded(text: str, num_bytes: int = VALUE_BYTES) -> str:
+    """The characters of a text that fit, percent-encoded as UTF-8; spaces are kept."""
+    return fitting((quote(character, safe=" ", errors="replace") for character in text[:num_bytes]), num_bytes, "")
+
+
+def fitting(parts: Iterable[str], num_bytes: int, separator: str = ", ", ends: str = "") -> str:
+    """The first parts, as many as fit, between `ends`: two characters, or none; "" where none fits."""
+    taken, left = list[str](), num_bytes - len(ends)
+    for part in parts:
+        left -= len(part) + (len(separator) if taken else 0)
+        if left < 0:
+            break
+        taken.append(part)
+    return ends[:1] + separator.join(taken) + ends[1:] if taken else ""

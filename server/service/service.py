@@ -1,4 +1,4 @@
-"""State of one server: pipeline, admission control, codec workers, metrics."""
+"""State of one server: pipeline, admission control, stores, metrics; whether it is live, and whether it is ready."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from runtime.base.errors import ConfigError, TickError
-from runtime.base.threads import Watched
+from runtime.base.threads import ServingThread, Watched
 from runtime.live.hosting.host import SessionHost
 from runtime.live.hosting.slots import HostLimits, TickTimes
 from runtime.live.storage.sqlite_store import open_sqlite_store
@@ -30,19 +30,15 @@ from server.asgi.request_body import HELD_SHARE, Bodies
 from server.asgi.shares import Shares
 from server.asgi.turns import Turns
 from server.config import ServerSettings
-from server.service.admission import Admission
-from server.service.codec_workers import FirstAudioTracker
+from server.service.admission import Admission, FirstAudioTracker
 from server.service.generation_cards import GenerationCards
 from server.service.lease import Lease, ReplicaState
-from server.service.membership import Membership
 from server.service.metrics import LiveMetrics, Metrics
-from server.service.source import SourceFiles
-from server.service.source_folder import SourceFolder
-from server.service.source_store import SourceStore
+from server.service.replicas import Membership
+from server.service.sources import SourceFiles, SourceFolder, SourceStore
 
 if TYPE_CHECKING:
     from server.service.leases import Leases
-
 WARM_UP_TIMEOUT_S = 300.0
 # To decode and encode one source, of which 600 s take a tenth of it on two cores; and until the turn for that.
 FILES_TIMEOUT_S = 60.0
@@ -53,6 +49,10 @@ M_ARENA_MAX = -8
 ARENAS = 2
 TRIM_S = 10.0
 logger = logging.getLogger("tickrt.server")
+# Ends the codes of threads that may go on yet.
+OVERDUE = "_overdue"
+# A large model on a CPU takes seconds for a row; more rows at once take as many times as long.
+SLOWER = 16.0
 
 
 class Service:
@@ -217,7 +217,7 @@ class Service:
         started_s = time.monotonic()
         pipeline = await run_in_threadpool(self._open_pipeline)
         try:
-            await run_in_threadpool(warm_up, pipeline)
+            await run_in_threadpool(warm_up_pipeline, pipeline)
             await run_in_threadpool(self._capture_common_ticks, pipeline)
             if pipeline.codec is not None and self.settings.codec_workers:
                 pipeline.codec.queue.size = self.settings.codec_workers
@@ -247,9 +247,9 @@ class Service:
         started_s, common = time.monotonic(), pipeline.common_ticks()
         for number, ticks in enumerate(common, 1):
             self.progress = f": graphs of ticks are captured, {number} of {len(common)} shapes"
-            play(pipeline, ticks.generations())
+            run_at_once(pipeline, ticks.generations())
             if pipeline.settle_kernels():  # they were launched plainly so far
-                play(pipeline, ticks.generations())
+                run_at_once(pipeline, ticks.generations())
             logger.info("captured ticks of %s (%d of %d)", ticks.text, number, len(common))
         if pipeline.settle_kernels():
             self.progress = ": kernels of the planner are compiled"
@@ -296,15 +296,15 @@ class Service:
             logger.error("the engines could not be opened: %s", self.failure)
 
 
-def warm_up(pipeline: Pipeline) -> None:
+def warm_up_pipeline(pipeline: Pipeline) -> None:
     """Run one step of each decoder and decode it, so that no request has a start-up cost. Raises TickError."""
     for request in pipeline.warm_up_requests():
-        (finished,) = play(pipeline, [request])
+        (finished,) = run_at_once(pipeline, [request])
     if pipeline.codec is not None:
         pipeline.codec.decode(finished.latents)
 
 
-def play(pipeline: Pipeline, requests: Sequence[GenerationRequest]) -> list[Finished]:
+def run_at_once(pipeline: Pipeline, requests: Sequence[GenerationRequest]) -> list[Finished]:
     """Generations that are in flight at once. Raises TickError."""
     ends: list[Future[Finished]] = []
     for request in requests:
@@ -368,3 +368,44 @@ async def keep_heap_small() -> None:
     while True:
         await asyncio.sleep(TRIM_S)
         await run_in_threadpool(library.malloc_trim, 0)  # milliseconds, in which Python's threads run
+
+
+def not_live(service: Service) -> ProblemError | None:
+    """Why the server is not live; None if it is."""
+    if service.failure:
+        return ProblemError(503, "failed", service.failure.what, fix=service.failure.fix)
+    threads = list(service.threads)
+    if dead := next((thread.name for thread in threads if thread.has_died), None):
+        what = f"the thread {dead!r} has ended"
+        return ProblemError(503, "engine_dead", what, fix="restart the server; its log says why")
+    return next((problem for thread in threads if (problem := _silence(service, thread))), None)
+
+
+def _silence(service: Service, thread: Watched) -> ProblemError | None:
+    """That a thread has had work for too long, also for a machine as slow as this one was so far."""
+    settings, silent_s, usual_s = service.settings, thread.silent_s, 0.0
+    limit_s = settings.thread_timeout_s
+    if isinstance(thread, ServingThread):
+        usual_s = thread.heartbeat.usual_s
+        if thread.is_prompt and usual_s:  # the first tick compiles and loads: its time is not known
+            limit_s = settings.tick_timeout_s
+    if silent_s <= max(limit_s, SLOWER * usual_s):
+        return None
+    what = f"the thread {thread.name!r} has work and has done none of it for {silent_s:.1f} s"
+    return ProblemError(503, thread.name.replace("-", "_") + OVERDUE, what)
+
+
+def check_ready(service: Service) -> None:
+    """Raises ProblemError 503 where new work is refused."""
+    if (problem := not_ready(service)) is not None:
+        raise problem
+
+
+def not_ready(service: Service) -> ProblemError | None:
+    """Why new work is refused; None if it is accepted."""
+    if service.admission.is_draining:
+        return draining()
+    problem = not_live(service)
+    if problem is None and service.pipeline is None:
+        return service.loading()
+    return problem

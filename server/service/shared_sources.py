@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.live.storage.redis_store import PREFIX, connect, storage_errors
-from server.service.source import Source
+from server.service.sources import Source
 
 KEEP_S = 24 * 3600
 INDEX = f"{PREFIX}:sources"

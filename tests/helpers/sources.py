@@ -7,8 +7,7 @@ from helpers.lock_check import lock_checked
 from numpy.typing import NDArray
 
 from runtime.base.errors import RequestError
-from server.service.source import SourceFiles
-from server.service.source_store import SourceStore
+from server.service.sources import SourceFiles, SourceStore
 
 C = 2
 

@@ -31,50 +31,26 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_help_names_every_option() -> None:
-    code, text = run("--help")
-    assert code == 0
-    for word in ("--host", "--port", "--insecure", "TICKRT_API_KEY"):
-        assert word in text
-
-
-def test_a_missing_deployment_file_is_reported(tmp_path: Path) -> None:
-    code, text = run(tmp_path / "none.toml")
-    assert code == 2
-    assert "no configuration at" in text
-
-
-def test_an_unknown_setting_is_reported(built: Callable[..., Deployment], tmp_path: Path) -> None:
-    path = tmp_path / "tiny.toml"
-    path.write_text(built(max_rows=16).path.read_text() + "\n[server]\nprot = 1\n")
-    code, text = run(path)
-    assert code == 2
-    assert "prot" in text
-
-
-def test_a_public_address_without_a_key_is_refused(built: Callable[..., Deployment]) -> None:
-    code, text = run(built(max_rows=16).path, "--host", "0.0.0.0")
-    assert code == 2
-    assert "TICKRT_API_KEY" in text
-    assert "--insecure" in text
-
-
-def test_a_port_in_use_is_reported(built: Callable[..., Deployment]) -> None:
-    with open_socket("127.0.0.1", 0, 65536) as taken:
-        taken.listen()
-        code, text = run(built(max_rows=16).path, "--port", taken.getsockname()[1])
-    assert code == 2
-    assert "in use" in text
-
-
-def test_a_state_folder_in_use_is_reported(
-    built: Callable[..., Deployment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "server", "words"),
+    [
+        ([], "prot = 1", ["prot"]),
+        (["--host", "0.0.0.0"], "", ["TICKRT_API_KEY", "--insecure"]),
+        (["--port", "PORT"], "", ["in use"]),
+        (["--port", "0"], 'state = "state"', ["in use by another server"]),
+    ],
+)
+def test_what_a_server_cannot_be_started_with_is_reported(
+    built: Callable[..., Deployment], tmp_path: Path, arguments: list[str], server: str, words: list[str]
 ) -> None:
-    monkeypatch.setenv("TICKRT_STATE", str(tmp_path))
-    with open_sqlite_store(tmp_path):
-        code, text = run(built(max_rows=16).path, "--port", 0)
-    assert code == 2
-    assert "in use by another server" in text
+    (tmp_path / "tiny").symlink_to(built(max_rows=16).path.parent / "tiny")
+    path = tmp_path / "tiny.toml"
+    path.write_text(f"{built(max_rows=16).path.read_text()}\n[server]\n{server}\n")
+    with open_socket("127.0.0.1", 0, 65536) as taken, open_sqlite_store(tmp_path / "state"):
+        port = str(taken.getsockname()[1])
+        code, text = run(path, *(word.replace("PORT", port) for word in arguments))
+    assert (code, [word for word in words if word not in text]) == (2, [])
+    assert run(tmp_path / "none.toml")[0] == 2
 
 
 def test_a_server_reads_the_bundle_once(built: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,18 +19,40 @@ def test_precedence_is_flags_environment_table_default(monkeypatch: pytest.Monke
     assert settings.upload_bytes == 64 * 2**20
 
 
+WITH_REDIS = {"replica": "a", "redis": "redis://host"}
+
+
 @pytest.mark.parametrize(
-    ("table", "word"),
-    [({"prot": 1}, "prot"), ({"port": 70000}, "port"), ({"drain_s": float("nan")}, "drain_s"), ({"host": ""}, "host")],
+    ("table", "says"),
+    [
+        ({"prot": 1}, r"prot: is not a known name; did you mean port\?"),
+        ({"port": 70000}, "port"),
+        ({"drain_s": float("nan")}, "drain_s"),
+        ({"host": ""}, "host"),
+        ({"private_key": "key.pem"}, "needs a certificate"),
+        *(({"api_key": key}, "api_key") for key in ("", "   ", "schl\u00fcssel", "key\n", " key", "k\tey")),
+        ({**WITH_REDIS, "replica_url": "host:8000"}, "not an address such as https"),
+        ({"replica_url": "http://host:8000"}, "need replica, its name"),
+        ({"replica_address": "host:8000"}, "need replica, its name"),
+        ({"replica": "a"}, "needs redis"),
+    ],
 )
-def test_a_wrong_table_names_its_key(table: dict[str, object], word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
+@pytest.mark.parametrize("is_variable", [True, False])
+def test_what_is_wrong_is_refused_by_name_in_the_table_and_in_variables(
+    table: dict[str, object], says: str, is_variable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_variable and "prot" not in table:
+        for name, value in table.items():
+            monkeypatch.setenv(f"TICKRT_{name.upper()}", str(value))
+        table = {}
+    with pytest.raises(ConfigError, match=says):
         load_settings(table)
 
 
-def test_a_wrong_name_is_answered_with_a_similar_one() -> None:
-    with pytest.raises(ConfigError, match=r"prot: is not a known name; did you mean port\?"):
-        load_settings({"prot": 1})
+def test_a_variable_with_an_empty_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TICKRT_STATE", "")
+    with pytest.raises(ConfigError, match="is empty; omit it"):
+        load_settings({})
 
 
 def test_variables_without_effect_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -71,12 +93,6 @@ def test_loopback_hosts(host: str, expected: bool) -> None:
     assert is_loopback_host(host) is expected
 
 
-def test_an_empty_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TICKRT_STATE", "")
-    with pytest.raises(ConfigError, match="is empty; omit it"):
-        load_settings({})
-
-
 def test_relative_paths_of_a_table_begin_at_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TICKRT_PRIVATE_KEY", "key.pem")
     settings = load_settings({"state": "state", "certificate": "/etc/cert.pem"}, Path("/srv"))
@@ -84,18 +100,6 @@ def test_relative_paths_of_a_table_begin_at_its_folder(monkeypatch: pytest.Monke
     assert settings.certificate == Path("/etc/cert.pem")
     assert settings.private_key == Path("key.pem")
     assert (settings.scheme, load_settings({"private_key": "k"} | {"certificate": "c"}).scheme) == ("https", "https")
-
-
-def test_a_private_key_without_a_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="needs a certificate"):
-        load_settings({"private_key": "key.pem"})
-
-
-@pytest.mark.parametrize("key", ["", "   ", "schlüssel", "key\n", " key", "k\tey"])
-def test_an_empty_key_is_refused_not_ignored(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TICKRT_API_KEY", key)
-    with pytest.raises(ConfigError, match="api_key"):
-        load_settings({})
 
 
 def test_repr_and_errors_do_not_contain_the_key() -> None:
@@ -128,20 +132,6 @@ def test_other_origins_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TICKRT_ALLOWED_ORIGINS", text)
     with pytest.raises(ConfigError, match="allowed_origins"):
         load_settings({})
-
-
-@pytest.mark.parametrize(
-    ("table", "says"),
-    [
-        ({"replica": "a", "redis": "redis://host", "replica_url": "host:8000"}, "not an address such as https"),
-        ({"replica_url": "http://host:8000"}, "need replica, its name"),
-        ({"replica_address": "host:8000"}, "need replica, its name"),
-        ({"replica": "a"}, "needs redis"),
-    ],
-)
-def test_settings_of_a_replica_that_do_not_fit_are_refused(table: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        load_settings(table)
 
 
 def test_an_empty_address_of_a_replica_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,8 +183,8 @@ DOORS = {
     "runtime/live/hosting/services.py": "live",
     "runtime/pipeline/inputs.py": "generation",  # what the others read with
     "server/protocols/acestep/routes.py": "acestep",
-    "server/protocols/mcp/making.py": "mcp",
-    "server/routes/checked_request.py": "generation",
+    "server/protocols/mcp/tools.py": "mcp",
+    "server/routes/generation_job.py": "generation",
     "server/routes/generations.py": "test_what_is_mended_in_midi_is_told_too",
     "server/routes/sources.py": "store",
     "server/service/service.py": "store",  # opens the store

@@ -368,90 +368,86 @@ async def at(clock: Clock, now_s: float, ask: Callable[[], bool]) -> bool:
     return ask()
 
 
-def test_draining_ends_with_the_work_in_flight_or_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def drain() -> None:
-        clock, server = Clock(monkeypatch), idle_server(drain_s=30.0)
-        websocket = WebSocketProtocol.__new__(WebSocketProtocol)
-        permit = server._service.admission.admit("a")
-        assert not await at(clock, 5000.0, server._is_drained), "it does not drain"
-        clock.now_s = 100.0
-        server.drain()
-        server.server_state.connections.add(websocket)  # type: ignore[arg-type]
-        assert not await at(clock, 129.9, server._is_drained)
-        assert await at(clock, 130.0, server._is_drained)
-        permit.release()
-        assert not await at(clock, 100.0 + 0.99 * ABORT_TIMEOUT_S, server._is_drained), "the last messages are sent"
-        assert await at(clock, 100.0 + ABORT_TIMEOUT_S, server._is_drained)
-        server.server_state.connections.clear()
-        assert await at(clock, 100.0, server._is_drained), "there is nothing to wait for"
-
-    asyncio.run(drain())
+@pytest.mark.anyio
+async def test_draining_ends_with_the_work_in_flight_or_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, server = Clock(monkeypatch), idle_server(drain_s=30.0)
+    websocket = WebSocketProtocol.__new__(WebSocketProtocol)
+    permit = server._service.admission.admit("a")
+    assert not await at(clock, 5000.0, server._is_drained), "it does not drain"
+    clock.now_s = 100.0
+    server.drain()
+    server.server_state.connections.add(websocket)  # type: ignore[arg-type]
+    assert not await at(clock, 129.9, server._is_drained)
+    assert await at(clock, 130.0, server._is_drained)
+    permit.release()
+    assert not await at(clock, 100.0 + 0.99 * ABORT_TIMEOUT_S, server._is_drained), "the last messages are sent"
+    assert await at(clock, 100.0 + ABORT_TIMEOUT_S, server._is_drained)
+    server.server_state.connections.clear()
+    assert await at(clock, 100.0, server._is_drained), "there is nothing to wait for"
 
 
-def test_a_dead_loop_ends_the_process_once_its_clients_know_and_one_that_hangs_after_a_while(
+@pytest.mark.anyio
+async def test_a_dead_loop_ends_the_process_once_its_clients_know_and_one_that_hangs_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problems: list[ProblemError | None] = [None]
     ended: list[int] = []
 
-    async def break_down() -> None:
-        clock, server = Clock(monkeypatch), idle_server()
-        permit = server._service.admission.admit("a")
-        monkeypatch.setattr(server_process, "not_live", lambda service: problems[0])
-        monkeypatch.setattr(server_process, "os", SimpleNamespace(_exit=ended.append))
-        problems[0] = ProblemError(503, "tick_overdue", "late")
-        assert not await at(clock, 100.0, server._is_broken)
-        assert not await at(clock, 100.0 + HANG_TIMEOUT_S, server._is_broken)
-        assert (server.exit_code, ended) == (EXIT_ENGINE, [])
-        problems[0] = None
-        assert not await at(clock, 170.0, server._is_broken)
-        assert server.exit_code == 0
-        problems[0] = ProblemError(503, "tick_overdue", "late")
-        assert not await at(clock, 200.0, server._is_broken), "counted from now on"
-        assert ended == []
-        assert not await at(clock, 200.1 + HANG_TIMEOUT_S, server._is_broken)
-        assert ended == [EXIT_ENGINE]
-        problems[0] = None
-        server._is_broken()
-        problems[0] = ProblemError(503, "engine_dead", "dead")
-        assert not await at(clock, 300.0, server._is_broken), "its generation is told first"
-        assert not await at(clock, 300.0 + ABORT_TIMEOUT_S, server._is_broken)
-        assert await at(clock, 300.1 + ABORT_TIMEOUT_S, server._is_broken)
-        permit.release()
-        assert await at(clock, 300.0, server._is_broken)
-
-    asyncio.run(break_down())
+    clock, server = Clock(monkeypatch), idle_server()
+    permit = server._service.admission.admit("a")
+    monkeypatch.setattr(server_process, "not_live", lambda service: problems[0])
+    monkeypatch.setattr(server_process, "os", SimpleNamespace(_exit=ended.append))
+    problems[0] = ProblemError(503, "tick_overdue", "late")
+    assert not await at(clock, 100.0, server._is_broken)
+    assert not await at(clock, 100.0 + HANG_TIMEOUT_S, server._is_broken)
+    assert (server.exit_code, ended) == (EXIT_ENGINE, [])
+    problems[0] = None
+    assert not await at(clock, 170.0, server._is_broken)
+    assert server.exit_code == 0
+    problems[0] = ProblemError(503, "tick_overdue", "late")
+    assert not await at(clock, 200.0, server._is_broken), "counted from now on"
+    assert ended == []
+    assert not await at(clock, 200.1 + HANG_TIMEOUT_S, server._is_broken)
+    assert ended == [EXIT_ENGINE]
+    problems[0] = None
+    server._is_broken()
+    problems[0] = ProblemError(503, "engine_dead", "dead")
+    assert not await at(clock, 300.0, server._is_broken), "its generation is told first"
+    assert not await at(clock, 300.0 + ABORT_TIMEOUT_S, server._is_broken)
+    assert await at(clock, 300.1 + ABORT_TIMEOUT_S, server._is_broken)
+    permit.release()
+    assert await at(clock, 300.0, server._is_broken)
 
 
-def test_a_second_drain_by_the_routes_and_a_reload_that_runs_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        clock, server = Clock(monkeypatch), idle_server(drain_s=30.0)
-        reloads, may_end = list[None](), asyncio.Event()
+@pytest.mark.anyio
+async def test_a_second_drain_by_the_routes_and_a_reload_that_runs_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, server = Clock(monkeypatch), idle_server(drain_s=30.0)
+    reloads, may_end = list[None](), asyncio.Event()
 
-        async def reload() -> None:
-            reloads.append(None)
-            await may_end.wait()
+    async def reload() -> None:
+        reloads.append(None)
+        await may_end.wait()
 
-        monkeypatch.setattr(server._service, "reload", reload)
-        for _ in range(2):
-            server.reload()
-            await asyncio.sleep(0)
-        assert len(reloads) == 1
-        may_end.set()
-        await asyncio.sleep(0)
+    monkeypatch.setattr(server._service, "reload", reload)
+    for _ in range(2):
         server.reload()
         await asyncio.sleep(0)
-        assert len(reloads) == 2
-        permit = server._service.admission.admit("a")
-        server._service.admission.drain()  # as POST /admin/drain does
-        assert not await server.on_tick(1)
-        assert server._service.draining.is_set()
-        clock.now_s = 120.0
-        assert not await server.on_tick(1)
-        permit.release()
-        assert await server.on_tick(1)
-
-    asyncio.run(run())
+    assert len(reloads) == 1
+    may_end.set()
+    await asyncio.sleep(0)
+    server.reload()
+    await asyncio.sleep(0)
+    assert len(reloads) == 2
+    permit = server._service.admission.admit("a")
+    server._service.admission.drain()  # as POST /admin/drain does
+    assert not await server.on_tick(1)
+    assert server._service.draining.is_set()
+    clock.now_s = 120.0
+    assert not await server.on_tick(1)
+    permit.release()
+    assert await server.on_tick(1)
 
 
 def test_the_first_signal_drains_and_the_second_one_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

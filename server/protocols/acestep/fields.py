@@ -17,14 +17,14 @@ from runtime.requests.text_options import MAX_LYRICS_CHARACTERS
 from server.asgi.problems import Finding, ProblemError
 from server.asgi.request_body import (
     MULTIPART,
+    ArrivingBody,
     Bodies,
-    Reading,
     field_bytes,
     media_type,
     parse_form,
     parse_json,
     read_all,
-    reading,
+    receiving,
 )
 from server.config import ServerSettings
 
@@ -83,7 +83,7 @@ async def read_fields(request: Request, settings: ServerSettings, bodies: Bodies
     What begins with a brace is JSON, also under another media type: many clients send none, or that of a form.
     """
     kind = media_type(request)
-    async with reading(request, bodies, settings) as arriving:
+    async with receiving(request, bodies, settings) as arriving:
         if kind == MULTIPART:
             return await _read_form(arriving, settings)
         body = await read_all(arriving, settings.json_bytes)
@@ -98,7 +98,7 @@ async def read_fields(request: Request, settings: ServerSettings, bodies: Bodies
     return Fields(_once(pairs), len(body)), {}
 
 
-async def _read_form(body: Reading, settings: ServerSettings) -> tuple[Fields, dict[str, bytes]]:
+async def _read_form(body: ArrivingBody, settings: ServerSettings) -> tuple[Fields, dict[str, bytes]]:
     limit = settings.upload_bytes + settings.json_bytes
     form = await parse_form(body, limit, settings.json_bytes, max_fields=MAX_FIELDS)
     parts = {other: part for part, other in FILES.items()}
@@ -106,7 +106,7 @@ async def _read_form(body: Reading, settings: ServerSettings) -> tuple[Fields, d
         fields = _once((parts.get(name, name), value) for name, value in form.multi_items())
         files = {name: value for name, value in fields.items() if isinstance(value, UploadFile)}
         for name in files.keys() - FILES.keys():
-            refuse(name, f"expected a text; the form's files are {' and '.join(FILES)}")
+            refuse_field(name, f"expected a text; the form's files are {' and '.join(FILES)}")
         read = {name: await field_bytes(file, settings.upload_bytes) for name, file in files.items()}
     finally:
         await form.close()
@@ -119,7 +119,7 @@ def _once(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in items:
         if name in fields:
-            refuse(name, "occurs more than once")
+            refuse_field(name, "occurs more than once")
         fields[name] = value
     return fields
 
@@ -131,7 +131,7 @@ def _utf8(data: bytes) -> str:
         raise ProblemError(400, "malformed_form", "the form has a text that is not UTF-8") from None
 
 
-def refuse(name: str, what: str, fix: str = "") -> NoReturn:
+def refuse_field(name: str, what: str, fix: str = "") -> NoReturn:
     """Raises ProblemError 422 for the parameter `name`."""
     raise ProblemError(422, "invalid_request", what, fix=fix, errors=[Finding(pointer=f"/{name}", detail=what)])
 
@@ -173,10 +173,10 @@ class Fields:
         if value is None:
             return ""
         if isinstance(value, (dict, list, bool)):
-            refuse(name, f"expected a text, got {quoted(value)}")
+            refuse_field(name, f"expected a text, got {quoted(value)}")
         text, most = str(value).strip(), LONGER_TEXTS.get(name, MAX_LYRICS_CHARACTERS)
         if len(text) > most:
-            refuse(name, f"has {len(text)} characters, at most {most} are taken")
+            refuse_field(name, f"has {len(text)} characters, at most {most} are taken")
         return text
 
     def number(self, name: str) -> float | None:
@@ -187,14 +187,14 @@ class Fields:
         except ValueError:
             value = math.nan
         if value is not None and not math.isfinite(value):
-            refuse(name, f"expected a number, got {quoted(text)}")
+            refuse_field(name, f"expected a number, got {quoted(text)}")
         return value
 
     def integer(self, name: str) -> int | None:
         """A whole number. Raises ProblemError."""
         value = self.number(name)
         if value is not None and not value.is_integer():
-            refuse(name, f"expected a whole number, got {value:g}")
+            refuse_field(name, f"expected a whole number, got {value:g}")
         return None if value is None else int(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -204,7 +204,7 @@ class Fields:
             return default
         found = FLAGS.get(str(value).strip().lower())
         if found is None:
-            refuse(name, f"expected true or false, got {quoted(value)}")
+            refuse_field(name, f"expected true or false, got {quoted(value)}")
         return found
 
     def texts(self, name: str) -> list[str]:
@@ -212,7 +212,7 @@ class Fields:
         value = self.get(name)
         items = value if isinstance(value, list) else self.text(name).replace("|", ",").split(",")
         if len(items) > MAX_ITEMS:
-            refuse(name, f"has {len(items)} items, at most {MAX_ITEMS} are taken")
+            refuse_field(name, f"has {len(items)} items, at most {MAX_ITEMS} are taken")
         return [text for item in items if (text := str(item).strip())]
 
 
@@ -222,7 +222,7 @@ def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     try:
         found = parse_json_object(value) if isinstance(value, str) and value.strip() else value or {}
     except RequestError as error:
-        refuse(name, error.what)
+        refuse_field(name, error.what)
     if not isinstance(found, dict):
-        refuse(name, "expected a JSON object")
+        refuse_field(name, "expected a JSON object")
     return found

@@ -20,7 +20,7 @@ from runtime.requests.seeds import draw_seed
 from runtime.requests.tasks import TRACK_OPTIONS, known_tasks
 from runtime.requests.text_options import TextOptions
 from runtime.requests.validation import plan_text_options, untaken_options
-from server.protocols.acestep.fields import THEIR_NAMES, Fields, refuse
+from server.protocols.acestep.fields import THEIR_NAMES, Fields, refuse_field
 
 # What this server cannot do, with the value that asks for nothing.
 NEUTRAL: Mapping[str, bool | float | str] = {
@@ -72,7 +72,9 @@ class TaskRequest:
         start_s = source_s if abs(start_s - source_s) <= SLACK_S else start_s
         end_s = source_s if end_s is None or abs(end_s - source_s) <= SLACK_S else end_s
         if not 0.0 <= start_s < end_s:
-            refuse("repainting_start", f"{start_s:g} to {end_s:g} s is no part of the source, which has {source_s:g} s")
+            refuse_field(
+                "repainting_start", f"{start_s:g} to {end_s:g} s is no part of the source, which has {source_s:g} s"
+            )
         values["repaint"] = [{"start_s": start_s, "end_s": end_s}]
         return values if end_s <= source_s else {**values, "seconds": end_s}
 
@@ -123,14 +125,14 @@ def _check_neutral(fields: Fields, name: str, neutral: bool | float | str) -> No
     else:
         value = fields.text(name) if isinstance(neutral, str) else fields.number(name)
     if value not in (None, "", neutral):
-        refuse(name, "this server cannot do that", "leave it out")
+        refuse_field(name, "this server cannot do that", "leave it out")
 
 
 def _task(fields: Fields, bundle: Bundle) -> Task:
     task, known = fields.text("task_type") or "text2music", known_tasks(bundle)
     found = next((name for name in known if name == task), None)
     if found is None:
-        refuse("task_type", f"expected {', '.join(known)}, which this model knows, got {quoted(task)}")
+        refuse_field("task_type", f"expected {', '.join(known)}, which this model knows, got {quoted(task)}")
     return found
 
 
@@ -140,15 +142,15 @@ def _check_files(fields: Fields, files: Collection[str], task: Task) -> None:
         path = f"{part}_path"
         is_used = part == "reference_audio" or task != "text2music"
         if is_used and part not in files and fields.text(path):
-            refuse(path, "files of the server are not read", f"send the file as the form's part {part}")
+            refuse_field(path, "files of the server are not read", f"send the file as the form's part {part}")
     if task != "text2music" and "src_audio" not in files and not (task == "cover" and fields.text("audio_code_string")):
-        refuse("src_audio", f"task {task} needs a source", "send the file as the form's part src_audio")
+        refuse_field("src_audio", f"task {task} needs a source", "send the file as the form's part src_audio")
 
 
 def _format(fields: Fields) -> str:
     name = fields.text("audio_format") or "mp3"
     if (found := str(format_name(name))) not in FORMATS:
-        refuse("audio_format", f"expected {', '.join(FORMATS)} or opus, got {quoted(name)}")
+        refuse_field("audio_format", f"expected {', '.join(FORMATS)} or opus, got {quoted(name)}")
     return found
 
 
@@ -181,7 +183,7 @@ def _timesteps(fields: Fields) -> list[float]:
     try:
         times = [float(text) for text in fields.texts("timesteps")]
     except ValueError:
-        refuse("timesteps", "expected numbers with commas between them")
+        refuse_field("timesteps", "expected numbers with commas between them")
     return times[:-1] if times and times[-1] == 0.0 else times
 
 
@@ -207,7 +209,7 @@ def _metadata(
     """
     lyrics, language = fields.text("lyrics"), fields.text("vocal_language")
     if "lyrics" in untaken and lyrics and not is_instrumental(lyrics):
-        refuse("lyrics", "this model does not sing", "leave them out")
+        refuse_field("lyrics", "this model does not sing", "leave them out")
     values = {
         **{name: _read(fields, name) for name in READERS},
         "lyrics": lyrics or None,
@@ -231,7 +233,7 @@ def _read(fields: Fields, name: str) -> Any:
     try:
         return getattr(TextOptions.model_validate({name: value}), name)
     except ValidationError as error:
-        refuse(theirs, options_error(error, TextOptions).what.removeprefix(f"{name}: "))
+        refuse_field(theirs, options_error(error, TextOptions).what.removeprefix(f"{name}: "))
 
 
 def _instruction(fields: Fields, task: Task, untaken: Collection[str]) -> dict[str, Any]:
@@ -248,16 +250,16 @@ def _seeds(fields: Fields) -> tuple[int, ...]:
     size = fields.integer("batch_size")
     size = DEFAULT_BATCH if size is None else size
     if not 1 <= size <= MAX_BATCH:
-        refuse("batch_size", f"expected 1 to {MAX_BATCH}, got {size}")
+        refuse_field("batch_size", f"expected 1 to {MAX_BATCH}, got {size}")
     try:
         given = [int(text) for text in fields.texts("seed") if text != "-1"]
     except ValueError:
-        refuse("seed", "expected a whole number, or several with commas between them")
+        refuse_field("seed", "expected a whole number, or several with commas between them")
     if fields.flag("use_random_seed", True) or not given:
         return tuple(draw_seed() for _ in range(size))
     seeds = [*given, *(given[-1] + more for more in range(1, size))][:size]
     if not 0 <= min(seeds) <= max(seeds) <= MAX_SEED:
-        refuse("seed", f"expected 0 to {MAX_SEED}")
+        refuse_field("seed", f"expected 0 to {MAX_SEED}")
     return tuple(seeds)
 
 

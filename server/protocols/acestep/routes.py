@@ -21,16 +21,14 @@ from server.asgi.openapi import their_responses
 from server.asgi.problems import ProblemError, model_not_found
 from server.asgi.request_body import Upload, validate
 from server.asgi.shares import client_of
-from server.protocols.acestep.fields import FILES, FORM, Fields, error_text, read_fields, refuse
+from server.protocols.acestep.fields import FILES, FORM, Fields, error_text, read_fields, refuse_field
 from server.protocols.acestep.request import MODEL_PREFIX, TaskRequest, task_request
 from server.protocols.acestep.tasks import Task, TaskStore
 from server.protocols.errors import ErrorBody
-from server.routes.checked_request import CheckedRequest
-from server.routes.generation_job import MAX_TOLD_WORDS, GenerationJob
+from server.routes.generation_job import MAX_TOLD_WORDS, CheckedRequest, GenerationJob
 from server.routes.sources import store_source
 from server.service.admission import Permit
-from server.service.liveness import check_ready
-from server.service.service import Service, service_of
+from server.service.service import Service, check_ready, service_of
 
 ENVIRONMENT = "tickrt"
 # What bodies may have, for the API documentation: more names and forms than these are taken.
@@ -159,7 +157,7 @@ async def query_result(request: Request) -> dict[str, Any]:
     if isinstance(ids, str):
         ids = _json_list(ids)
     if not isinstance(ids, list) or len(ids) > MAX_QUERIED or not all(isinstance(one, str) for one in ids):
-        refuse("task_id_list", f"expected a list of at most {MAX_QUERIED} task ids")
+        refuse_field("task_id_list", f"expected a list of at most {MAX_QUERIED} task ids")
     return envelope([_state(task_id, tasks.get(task_id)) for task_id in ids])
 
 
@@ -249,7 +247,7 @@ def _seeds(service: Service, wanted: TaskRequest, fields: Fields) -> tuple[int, 
     admission = service.admission
     most = min(admission.places_per_client or admission.capacity, admission.capacity)
     if len(wanted.seeds) > most and fields.get("batch_size") is not None:
-        refuse("batch_size", f"this server makes at most {most} at a time for one client")
+        refuse_field("batch_size", f"this server makes at most {most} at a time for one client")
     return wanted.seeds[:most]
 
 

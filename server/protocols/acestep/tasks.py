@@ -18,12 +18,12 @@ from starlette.concurrency import run_in_threadpool
 
 from runtime.audio.formats import FORMATS
 from runtime.base.errors import TickError
-from server.asgi.problems import ProblemError, problem_of
+from server.asgi.problems import ProblemError, as_problem
 from server.asgi.shares import Holding, Shares
 from server.config import KIB, MIB
 from server.protocols.acestep.fields import error_text
-from server.routes.generation_file import write_generation
 from server.routes.generation_job import GenerationJob
+from server.routes.generation_stream import write_generation
 from server.service.temporary_folder import TemporaryFolder
 
 # Tasks that are known, most of them without audio any more.
@@ -193,6 +193,5 @@ async def _make(job: GenerationJob, path: Path) -> str:
     try:
         await write_generation(job, path)
     except (TickError, ProblemError) as error:
-        problem = problem_of(error) if isinstance(error, TickError) else error
-        return error_text(problem.document().model_dump())
+        return error_text(as_problem(error).document().model_dump())
     return ""

@@ -28,7 +28,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.websocket(PATH)
 @router.websocket(f"/{PATH}")  # Google's client for Node.js asks for //ws.
-async def play(websocket: WebSocket) -> None:
+async def play_lyria(websocket: WebSocket) -> None:
     """Play a live session; server/protocols/README.md has what its client can do."""
     service = service_of(websocket)
     connection = LyriaConnection(websocket, service)

@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from runtime.base.untrusted import MAX_JSON_MEMBERS, parse_json_object
 from server.asgi.problems import ProblemError
-from server.asgi.request_body import read_all, reading
+from server.asgi.request_body import read_all, receiving
 from server.asgi.shares import Holding, Shares, client_of
 from server.config import KIB
 from server.protocols.mcp.protocol import make_server
@@ -173,7 +173,7 @@ class Endpoint:
     async def answer(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises ProblemError and RequestError as long as nothing was sent."""
         client = client_of(scope)
-        async with reading(request, self._bodies, self._settings) as arriving:
+        async with receiving(request, self._bodies, self._settings) as arriving:
             body = await read_all(arriving, min(MAX_BODY_BYTES, self._settings.json_bytes))
             body = body.removeprefix(BOM_UTF8)  # which parsers refuse
         if len(body) > SMALL_BODY_BYTES:

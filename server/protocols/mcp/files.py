@@ -21,6 +21,8 @@ from server.asgi.shares import Holding, Shares
 from server.config import MIB
 from server.service.temporary_folder import TemporaryFolder
 
+FILE_URI = "tickrt://files/"
+
 MAX_FILES = 1000
 MAX_TITLE = 40
 # Appended to the name of a file that is being written.

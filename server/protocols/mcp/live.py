@@ -19,10 +19,10 @@ from runtime.live.protocol.messages import Open, client_message
 from runtime.live.protocol.server_messages import Plan, Ready
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.shares import Shares
+from server.asgi.turns import run_to_end
 from server.protocols.mcp.files import FileStore, MadeFile
-from server.protocols.mcp.work import Progress, ToolClient
-from server.routes.generation_file import append_bytes
-from server.service.codec_workers import run_to_end
+from server.protocols.mcp.work import ToolClient, ToolProgress
+from server.routes.generation_stream import append_bytes
 from server.service.service import Service
 from tickrt.receiver import Receiver
 
@@ -170,7 +170,7 @@ class AssistantSessions:
         self._idle[session.id] = asyncio.get_running_loop().call_later(IDLE_S, self.end, session.id, "not used")
 
     async def record(
-        self, session: AssistantSession, seconds: float, file_format: str, client: ToolClient, progress: Progress
+        self, session: AssistantSession, seconds: float, file_format: str, client: ToolClient, progress: ToolProgress
     ) -> MadeFile:
         """The next `seconds` of a session as a file. Raises ProblemError, TickError; nothing of the file stays then."""
         if session.is_recording:

@@ -8,7 +8,8 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,117 @@ from starlette.concurrency import run_in_threadpool
 
 from runtime.base.errors import TickError, did_you_mean
 from runtime.commands.terminal import EXIT_INTERRUPTED
-from server.asgi.problems import ProblemError, problem_of
+from runtime.live.protocol.server_messages import messages_schema
+from server.asgi.openapi import SCHEMA_TYPE, body_schema
+from server.asgi.problems import Finding, ProblemError, as_problem, first_findings, invalid_request
 from server.protocols.errors import problem_text
-from server.protocols.mcp.files import MadeFile
-from server.protocols.mcp.making import FILE_URI
-from server.protocols.mcp.prompts import PROMPTS, TEXTS
-from server.protocols.mcp.resources import TEMPLATES, ResourceEntry, read_resource, resources
+from server.protocols.mcp.files import FILE_URI, MadeFile
 from server.protocols.mcp.schemas import CONTENT_BYTES
 from server.protocols.mcp.tools import Answer, ToolEntry, Tools, open_tools
 from server.protocols.mcp.work import ToolClient
 from server.service.service import Service
 
+# Of tools and prompts, as assistants and people read them.
+TEXTS: dict[str, Any] = json.loads(Path(__file__).with_name("texts.json").read_text(encoding="utf-8"))
+MAX_ARGUMENT = 2000
+PLAN_URI = "tickrt://plans/"
+SCHEMA_URI, LIVE_SCHEMA_URI = "tickrt://schema", "tickrt://schema/live"
+JSON = "application/json"
+# The newest ones are listed.
+MAX_LISTED = 100
+TEMPLATES = {
+    f"{FILE_URI}{{name}}": ("file", "A file that a tool made."),
+    f"{PLAN_URI}{{name}}": ("plan", "What was planned of a file, by its name, or of a live session, by its id."),
+}
 INSTRUCTIONS = """TickRT makes music from text, in seconds. Ask vocabulary which words the model knows, then generate.
 A result has the uri of its file, its seed, and what of the prompt was played. cover and repaint take such a uri as
 source_id. live_open begins music that live_set and live_prompts change, and live_record records it. An error says what
 to do."""
 Context = ServerRequestContext[dict[str, Any], Any]
+
+
+@dataclass(frozen=True)
+class PromptEntry:
+    """One prompt. arguments: name -> what it is; `optional` have a default. text: with the arguments in braces."""
+
+    title: str
+    description: str
+    arguments: Mapping[str, str]
+    text: str
+    optional: Mapping[str, str]
+
+    def filled(self, given: Mapping[str, str]) -> str:
+        """The text with arguments. Raises ProblemError 422."""
+        findings = (Finding(pointer=f"/arguments/{name}", detail=why) for name, why in self._refused(given))
+        if found := first_findings(findings):
+            raise invalid_request(found, f"it takes {', '.join(self.arguments)}")
+        return self.text.format_map({**self.optional, **given})
+
+    def _refused(self, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Names of arguments, and why they are refused."""
+        yield from ((name, "is not known") for name in given if name not in self.arguments)
+        values = {**self.optional, **given}
+        yield from ((name, "is missing") for name in self.arguments if name not in values)
+        yield from (
+            (name, f"has more than {MAX_ARGUMENT} characters") for name in given if len(given[name]) > MAX_ARGUMENT
+        )
+
+
+PROMPTS = {name: PromptEntry(**prompt) for name, prompt in TEXTS["prompts"].items()}
+
+
+@dataclass(frozen=True)
+class ResourceEntry:
+    """A resource. size_bytes: None where it is made when it is read."""
+
+    uri: str
+    name: str
+    description: str
+    media_type: str
+    size_bytes: int | None = None
+
+
+def resources(tools: Tools, client: str) -> Iterator[ResourceEntry]:
+    """What a client may read: schemas, its files, their plans, and those of live sessions."""
+    yield ResourceEntry(SCHEMA_URI, "schema", "JSON schema of the options of a generation.", SCHEMA_TYPE)
+    yield ResourceEntry(LIVE_SCHEMA_URI, "live-schema", "JSON schema of the messages of live sessions.", SCHEMA_TYPE)
+    for file in tools.files.of(client)[:MAX_LISTED]:
+        what = json.dumps(file.facts.get("options", file.facts), ensure_ascii=False)[:200]
+        yield ResourceEntry(f"{FILE_URI}{file.name}", file.name, what, file.media_type, file.size_bytes)
+        if file.plan:
+            yield ResourceEntry(f"{PLAN_URI}{file.name}", f"plan of {file.name}", "What was planned of it.", JSON)
+    for session_id in tools.live.with_plan():
+        yield ResourceEntry(f"{PLAN_URI}{session_id}", f"plan of {session_id}", "Sections of a live session.", JSON)
+
+
+async def read_resource(tools: Tools, uri: str) -> tuple[str, str | bytes]:
+    """The media type and the content of a resource. Raises ProblemError, UnknownSessionError, FileError."""
+    texts: dict[str, Callable[[], object]] = {
+        SCHEMA_URI: lambda: body_schema(tools.service.body_model),
+        LIVE_SCHEMA_URI: messages_schema,
+    }
+    if (make := texts.get(uri)) is not None:
+        return SCHEMA_TYPE, json.dumps(await run_in_threadpool(make))
+    if uri.startswith(FILE_URI):
+        file = tools.files.get(uri.removeprefix(FILE_URI))
+        if file.size_bytes > CONTENT_BYTES:
+            what = f"the file has {file.size_bytes} bytes, a message takes at most {CONTENT_BYTES}"
+            fix = f"open {file.path}" if tools.files.keeps else f"GET /mcp/files/{file.name}, or ask for mp3"
+            raise ProblemError(413, "content_too_large", what, fix=fix)
+        return file.media_type, await run_in_threadpool(file.read)
+    if uri.startswith(PLAN_URI):
+        return JSON, json.dumps(_plan(tools, uri.removeprefix(PLAN_URI)))
+    raise ProblemError(404, "resource_not_found", f"there is no resource {uri!r:.200}", fix="list the resources")
+
+
+def _plan(tools: Tools, name: str) -> object:
+    file = tools.files.find(name)
+    if file is not None and file.plan:
+        return file.plan
+    plan = None if file is not None else tools.live.get(name).plan
+    if plan is None:
+        raise ProblemError(404, "no_plan", "nothing is planned of it", fix="use a model that plans")
+    return plan.model_dump(exclude={"type"})
 
 
 def make_server(tools: Tools, version: str, client_of: Callable[[Any], tuple[str, str]]) -> Server[dict[str, Any]]:
@@ -198,7 +294,7 @@ def _protocol_error(error: ProblemError | TickError) -> MCPError:
 
 
 def _told(error: ProblemError | TickError) -> tuple[str, dict[str, Any]]:
-    problem = error if isinstance(error, ProblemError) else problem_of(error)
+    problem = as_problem(error)
     document = problem.document().model_dump(exclude_none=True)
     return problem_text(document, problem.headers.get("Retry-After", "")), document
 

@@ -12,10 +12,13 @@ from runtime.live.hosting.host import SessionHost
 from runtime.live.parts.controls import controls_schema
 from runtime.live.protocol.messages import Message
 from runtime.requests.option_types import Text
-from server.asgi.openapi import body_schema
+from server.asgi.openapi import GenerationBody, body_schema
 from server.config import MIB
-from server.protocols.mcp.making import FILE_OPTIONS, FILE_URI
+from server.protocols.mcp.files import FILE_URI
 from server.service.service import Service
+
+# Options that name audio.
+FILE_OPTIONS = tuple(name for name in GenerationBody.model_fields if name.endswith("_id"))
 
 # What a message may carry of a file.
 CONTENT_BYTES = 2 * MIB

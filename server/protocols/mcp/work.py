@@ -27,7 +27,7 @@ class ToolClient:
 
 
 @dataclass
-class Progress:
+class ToolProgress:
     """How far work is: `done` of `total`, and a line about it. The work changes it."""
 
     done: float = 0.0
@@ -36,7 +36,7 @@ class Progress:
 
 
 @dataclass
-class Work:
+class ToolTasks:
     """Tasks of tools. The SDK cancels a handler again at each of its awaits; a task of its own is cancelled once.
 
     So it ends what it has begun. Event loop's thread.
@@ -44,7 +44,7 @@ class Work:
 
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
-    async def run(self, work: Coroutine[Any, Any, T], progress: Progress, report: Report) -> T:
+    async def run(self, work: Coroutine[Any, Any, T], progress: ToolProgress, report: Report) -> T:
         """The result of `work`; tells how far it is, each time more than before. Cancelled with its caller."""
         task = asyncio.create_task(work)
         self._tasks.add(task)

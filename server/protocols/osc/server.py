@@ -132,7 +132,7 @@ class Surface:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedAddress:
     """What a message is for. session: "" for the newest one. name: of an address, "" for all."""
 
     session: str
@@ -140,7 +140,7 @@ class Asked:
     is_query: bool
 
     @classmethod
-    def of(cls, path: str) -> Asked | None:
+    def of(cls, path: str) -> AskedAddress | None:
         """None for messages of other programs, and for answers."""
         prefix, _, name = path.removeprefix(PREFIX).partition("/")
         if not path.startswith(PREFIX) or prefix or name == "error":
@@ -226,7 +226,7 @@ class OscServer(asyncio.DatagramProtocol):
             self.refuse(peer, error)
             return
         for number, (path, arguments) in enumerate(messages):
-            asked = Asked.of(path)
+            asked = AskedAddress.of(path)
             yield (number > 0) + (asked.num_answers(self.table) if asked else 0)
             if asked is None:
                 continue  # of another program, or an answer of a server like this one
@@ -235,7 +235,7 @@ class OscServer(asyncio.DatagramProtocol):
             except TickError as error:
                 self.refuse(peer, error)
 
-    def _take(self, peer: Peer, asked: Asked, arguments: Sequence[Argument]) -> None:
+    def _take(self, peer: Peer, asked: AskedAddress, arguments: Sequence[Argument]) -> None:
         address = self.table.find(asked.name)
         if address is None and (asked.name or not asked.is_query):
             self.refuse(peer, partial(self.table.unknown, asked.name))

@@ -38,7 +38,7 @@ def size_count(num_bytes: int) -> int:
 
 
 @dataclass(eq=False)
-class Job:
+class QueuedWork:
     """Work that waits. count: what its next part counts."""
 
     work: Work
@@ -60,12 +60,12 @@ class Client:
     limit: Budget
     used: float = 0.0
     num_bytes: int = 0
-    answers: deque[Job] = field(default_factory=deque)
-    packets: deque[Job] = field(default_factory=deque)
-    shown: deque[Job] = field(default_factory=deque)
+    answers: deque[QueuedWork] = field(default_factory=deque)
+    packets: deque[QueuedWork] = field(default_factory=deque)
+    shown: deque[QueuedWork] = field(default_factory=deque)
 
     @property
-    def jobs(self) -> deque[Job]:
+    def jobs(self) -> deque[QueuedWork]:
         """Those that the next part is of; none where nothing waits."""
         return self.answers or self.packets or self.shown
 
@@ -116,17 +116,17 @@ class ClientTurns:
     def add_packet(self, client: Client, work: Work, num_bytes: int) -> None:
         """Do what a packet asks for, after those before it."""
         client.num_bytes += num_bytes + BYTES_PER_MESSAGE
-        self._add(client, client.packets, Job(work, num_bytes + BYTES_PER_MESSAGE))
+        self._add(client, client.packets, QueuedWork(work, num_bytes + BYTES_PER_MESSAGE))
 
     def add_answers(self, name: str, work: Work) -> None:
         """Answer an address, before it may ask more."""
         client = self.client(name)
-        self._add(client, client.answers, Job(work))
+        self._add(client, client.answers, QueuedWork(work))
 
     def add_shown(self, name: str, work: Work) -> None:
         """Show an address something, after the packets that it has sent."""
         client = self.client(name)
-        self._add(client, client.shown, Job(work))
+        self._add(client, client.shown, QueuedWork(work))
 
     def close(self) -> None:
         """Give no more turns."""
@@ -157,7 +157,7 @@ class ClientTurns:
         for limit in (client.limit, self._limit):
             limit.charge(count)
 
-    def _add(self, client: Client, jobs: deque[Job], job: Job) -> None:
+    def _add(self, client: Client, jobs: deque[QueuedWork], job: QueuedWork) -> None:
         jobs.append(job)
         if client not in self._waiting:
             client.used = max(client.used, self._used)

@@ -35,7 +35,7 @@ ALLOWED = {
     "runtime/engines/adapter_files.py": (1, "names what it skips"),
     "runtime/engines/loading.py": (1, "names of engines"),
     "runtime/live/storage/sqlite_store.py": (1, "names of the database"),
-    "server/service/source_folder.py": (2, "names of sources; all are made private"),
+    "server/service/sources.py": (2, "names of sources; all are made private"),
     "server/service/temporary_folder.py": (1, "temporary folders of servers"),
     "server/live/page_routes.py": (1, "the page's own files"),
     "engine_build/graphs/graph_file.py": (1, "names in an error"),

@@ -105,11 +105,6 @@ def test_only_the_exact_key_is_accepted(served_with_key: Served, headers: dict[s
     assert response.status_code == (200 if is_accepted else 401)
 
 
-def test_an_unauthorized_generation_is_not_admitted(served_with_key: Served) -> None:
-    problem(served_with_key.post(), 401)
-    assert served_with_key.service.admission.num_pending == 0
-
-
 @pytest.mark.parametrize(
     ("origin", "host", "allowed"),
     [

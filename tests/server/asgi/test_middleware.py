@@ -1,9 +1,12 @@
+"""What is sent as a header is valid for h11, made of any text."""
+
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -16,13 +19,157 @@ from helpers.http_harness import (
     problem,
     raw_request,
     read_all,
+    sent_head,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
 from starlette.types import Message
 
-from server.asgi.middleware import RequestContextMiddleware
+from runtime.base import errors
+from runtime.base.errors import (
+    EngineDeadError,
+    EngineMismatchError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestError,
+    ShapeError,
+    TickError,
+)
+from server.asgi.middleware import MAX_BYTES, VALUE_BYTES, RequestContextMiddleware, sendable
+from server.asgi.problems import ProblemError, as_problem, http_problem, pointer, problem_response
+from server.config import MAX_ADDRESSES
+from server.service.generation_cards import fitting, percent_encoded
 from server.service.metrics import Metrics
 
 Serve = Callable[..., Served]
+
+
+@settings(max_examples=50)
+@given(st.binary() | st.text().map(str.encode))
+def test_any_bytes_can_be_sent(value: bytes) -> None:
+    for header in sendable([(b"x-a", value)]):
+        assert b": ".join(header) in sent_head([header]).split(b"\r\n")
+
+
+def test_what_can_be_sent_is_sent_as_it_is_and_what_is_too_long_is_not() -> None:
+    headers = [(b"a", b'inline; filename="a%20b.wav"'), (b"b", b"x" * VALUE_BYTES)]
+    others = [(b"c", b"x" * (VALUE_BYTES + 1)), (b"d", b" \tjazz ")]
+    assert sendable([*headers, *others]) == [*headers, (b"d", b"%09jazz")]
+
+
+@settings(max_examples=50)
+@given(st.text(), st.integers(0, 40))
+def test_texts_are_cut_at_whole_characters(text: str, num_bytes: int) -> None:
+    encoded = percent_encoded(text, num_bytes)
+    assert len(encoded) <= num_bytes
+    assert percent_encoded(text).startswith(encoded)
+    sent_head([(b"x-a", encoded.strip().encode())])
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(1, ""), (2, ""), (3, "{a}"), (6, "{a}"), (7, "{a, bb}"), (9, "{a, bb}"), (10, "{a, bb, c}")],
+)
+def test_as_many_parts_as_fit_are_taken_whole(num_bytes: int, text: str) -> None:
+    assert fitting(iter(["a", "bb", "c"]), num_bytes, ends="{}") == text
+
+
+@pytest.mark.parametrize("value", ["caf\xe9 \x7f", " a ", "a\tb\r\nX-Evil: 1"])
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_every_response_of_the_app_passes_there(kind: str, value: str) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        start = "http.response.start" if kind == "http" else "websocket.http.response.start"
+        await send({"type": start, "status": 200, "headers": [(b"x-a", value.encode("latin-1"))]})
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    messages: list[Message] = []
+    middleware, nothing = RequestContextMiddleware(app, Metrics().requests), None
+    scope = {"type": kind, "method": "GET", "path": "/", "headers": []}
+    asyncio.run(middleware(scope, nothing, send))  # type: ignore[arg-type]
+    assert b"X-Evil" not in (head := sent_head(messages[0]["headers"]).split(b"\r\n"))
+    assert head[1].startswith(b"x-a: ")
+
+
+def test_no_url_of_a_client_makes_headers_that_are_too_long(served: Served) -> None:
+    with served.client() as client:
+        for path in ("/v1/models/?" + "a" * 5000, "/v1/models/?a=%0d%0a" + "%c3%a9" * 100, "/x" + "%e2%82%ac" * 500):
+            answer = client.get(path, headers={"X-Request-ID": "x" * 128})
+            assert answer.status_code in (307, 404)
+            assert sum(len(name) + len(value) + 4 for name, value in answer.headers.raw) < MAX_BYTES
+
+
+def test_as_many_edges_as_there_may_be_fit_into_the_pages_policy(serve: Callable[..., Served]) -> None:
+    edges = [f"http://{number:05}" for number in range(MAX_ADDRESSES // 12)]
+    with serve(edges=edges).client() as client:
+        headers = client.get("/", headers={"X-Request-ID": "x" * 128}).headers
+    assert headers["content-security-policy"].count("ws://") == len(edges)
+    assert sum(len(name) + len(value) + 4 for name, value in headers.raw) < MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RequestError("no"), 422),
+        (ShapeError("no"), 422),
+        (QueueFullError("no"), 503),
+        (EngineDeadError("no"), 503),
+        (EngineMismatchError("no"), 500),
+        (TickError("no"), 500),
+    ],
+)
+def test_status_of_runtime_errors(error: TickError, status: int) -> None:
+    assert error.status == status
+    document = as_problem(error).document("id")
+    assert (document.status, document.code, document.detail) == (status, error.code, "no")
+
+
+def test_every_runtime_error_has_a_status() -> None:
+    family = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TickError)]
+    assert len(family) > 10
+    assert {cls.status for cls in family} <= {404, 409, 415, 422, 500, 503, 504}
+
+
+def test_a_field_becomes_a_pointer_and_the_fix_is_kept() -> None:
+    document = as_problem(RequestError("too big", field="dcw.low", fix="make it smaller")).document()
+    assert document.errors is not None
+    assert (document.errors[0].pointer, document.fix) == ("/dcw/low", "make it smaller")
+
+
+def test_a_full_queue_has_retry_after() -> None:
+    assert as_problem(QueueFullError("full", retry_after_s=2.3)).headers["Retry-After"] == "3"
+    assert as_problem(QueueTimeoutError("late")).headers["Retry-After"] == "1"
+    assert as_problem(EngineDeadError("no")).headers["Retry-After"] == "1", "as all that may be over later"
+    assert as_problem(EngineMismatchError("no")).headers == as_problem(RequestError("no")).headers == {}
+
+
+def test_pointers_are_escaped() -> None:
+    assert pointer(["a/b", "c~d", 0]) == "/a~1b/c~0d/0"
+    assert pointer([]) == ""
+
+
+def test_lone_surrogates_do_not_break_the_document() -> None:
+    response = problem_response(ProblemError(400, "bad", "has \ud800"), "id")
+    assert response.body.count(rb"has \\ud800") == 1
+
+
+def test_an_error_of_starlette_says_what_it_says_itself_or_what_its_status_means() -> None:
+    for detail, expected in (("", "no route has this path"), ("Not Found", "no route has this path"), ("gone", "gone")):
+        document = http_problem(HTTPException(404, detail)).document()
+        assert (document.code, document.detail) == ("not_found", expected)
+        assert document.fix == "GET /openapi.json lists every route"
+    document = http_problem(HTTPException(426)).document()
+    assert (document.code, document.detail, document.fix) == ("upgrade_required", "Upgrade Required", None)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 426, 501])
+def test_starlettes_errors_become_problems(status: int) -> None:
+    document = http_problem(HTTPException(status, headers={"X-A": "b"})).document()
+    assert document.status == status
+    assert document.detail
+    assert document.code.replace("_", "").isalpha()
 
 
 def test_valid_request_ids_are_returned_and_others_replaced(served: Served) -> None:

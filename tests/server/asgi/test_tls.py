@@ -8,7 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,8 @@ from server.asgi.fair_reads import TURN_S, FairReads
 from server.asgi.tls import TlsTransport, tls_context
 from server.asgi.websocket import MAX_FRAGMENTS, POLICY_VIOLATION
 from server.process import TickServer
+
+pytestmark = pytest.mark.anyio
 
 Serve = Callable[..., Served]
 
@@ -387,103 +389,87 @@ def context(tmp_path: Path) -> Context:
     return Context(tls_context(*make_certificate(tmp_path)))
 
 
-def run(test: Callable[[FairReads], Awaitable[None]]) -> None:
-    async def with_timeout() -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            await test(FairReads())
-
-    asyncio.run(with_timeout())
+@pytest.fixture
+def reads() -> FairReads:
+    return FairReads()
 
 
-def test_there_is_no_tls_session_before_the_first_byte(context: Context) -> None:
-    async def test(reads: FairReads) -> None:
-        client = Client(context, reads)
-        assert context.num_sessions == 0
-        client.transport.write(b"too early")
-        client.transport.take(client_hello()[:5])
-        assert context.num_sessions == 1
-        assert client.raw.written == b""
-        client.transport.close()
-        assert client.raw.is_closed
-
-    run(test)
+async def test_there_is_no_tls_session_before_the_first_byte(context: Context, reads: FairReads) -> None:
+    client = Client(context, reads)
+    assert context.num_sessions == 0
+    client.transport.write(b"too early")
+    client.transport.take(client_hello()[:5])
+    assert context.num_sessions == 1
+    assert client.raw.written == b""
+    client.transport.close()
+    assert client.raw.is_closed
 
 
-def test_records_are_decrypted_in_turns_and_nothing_is_read_meanwhile(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+async def test_records_are_decrypted_in_turns_and_nothing_is_read_meanwhile(
+    context: Context, monkeypatch: pytest.MonkeyPatch, reads: FairReads
 ) -> None:
     now_s = count(step=TURN_S)  # every step of a turn takes as long as a turn may
 
-    async def test(reads: FairReads) -> None:
-        client = Client(context, reads)
-        await client.shake_hands()
-        monkeypatch.setattr("server.asgi.fair_reads.thread_time", lambda: next(now_s))
-        for index in range(512):
-            client.tls.write(bytes([index % 256]))
-        client.transport.take(client.sent())
-        assert client.raw.is_paused
-        while len(client.data) < 512:
-            await asyncio.sleep(0.001)
-        assert client.data == bytes(range(256)) * 2
-        assert max(client.sizes) < 256
-        while client.raw.is_paused:
-            await asyncio.sleep(0.001)
-
-    run(test)
+    client = Client(context, reads)
+    await client.shake_hands()
+    monkeypatch.setattr("server.asgi.fair_reads.thread_time", lambda: next(now_s))
+    for index in range(512):
+        client.tls.write(bytes([index % 256]))
+    client.transport.take(client.sent())
+    assert client.raw.is_paused
+    while len(client.data) < 512:
+        await asyncio.sleep(0.001)
+    assert client.data == bytes(range(256)) * 2
+    assert max(client.sizes) < 256
+    while client.raw.is_paused:
+        await asyncio.sleep(0.001)
 
 
-def test_handshake_and_decryption_are_charged(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handshake_and_decryption_are_charged(
+    context: Context, monkeypatch: pytest.MonkeyPatch, reads: FairReads
+) -> None:
     charged = list[float]()
 
-    async def test(reads: FairReads) -> None:
-        monkeypatch.setattr(reads, "charge", lambda connection, used_s: charged.append(used_s))
-        client = Client(context, reads)
-        await client.shake_hands()
-        client.tls.write(b"x" * 16384)
-        before = len(charged)
-        assert before
-        await client.deliver()
-        assert len(charged) > before
-        assert client.data == b"x" * 16384
-
-    run(test)
+    monkeypatch.setattr(reads, "charge", lambda connection, used_s: charged.append(used_s))
+    client = Client(context, reads)
+    await client.shake_hands()
+    client.tls.write(b"x" * 16384)
+    before = len(charged)
+    assert before
+    await client.deliver()
+    assert len(charged) > before
+    assert client.data == b"x" * 16384
 
 
-def test_what_arrives_behind_the_servers_end_is_read(context: Context) -> None:
-    async def test(reads: FairReads) -> None:
-        client = Client(context, reads)
-        await client.shake_hands()
-        client.transport.write(b"the last")
-        client.transport.write_eof()
-        client.transport.write(b"too late")
-        client.tls.write(b"heard")
-        await client.deliver()
-        assert client.data == b"heard"
-        assert client.received() == b"the last"
-        client.transport.close()
-        assert client.raw.is_closed
-
-    run(test)
+async def test_what_arrives_behind_the_servers_end_is_read(context: Context, reads: FairReads) -> None:
+    client = Client(context, reads)
+    await client.shake_hands()
+    client.transport.write(b"the last")
+    client.transport.write_eof()
+    client.transport.write(b"too late")
+    client.tls.write(b"heard")
+    await client.deliver()
+    assert client.data == b"heard"
+    assert client.received() == b"the last"
+    client.transport.close()
+    assert client.raw.is_closed
 
 
-def test_what_comes_before_the_clients_end_is_parsed_first(context: Context) -> None:
-    async def test(reads: FairReads) -> None:
-        client = Client(context, reads)
-        await client.shake_hands()
-        client.transport.pause_reading()
-        client.tls.write(b"the last")
-        with suppress(ssl.SSLError):
-            client.tls.unwrap()
-        client.transport.take(client.sent())
-        assert (client.data, client.is_at_end) == (b"", False)
-        client.transport.resume_reading()
-        while not client.is_at_end:
-            await asyncio.sleep(0.001)
-        assert client.data == b"the last"
-        while not client.raw.is_closed:
-            await asyncio.sleep(0.001)
-
-    run(test)
+async def test_what_comes_before_the_clients_end_is_parsed_first(context: Context, reads: FairReads) -> None:
+    client = Client(context, reads)
+    await client.shake_hands()
+    client.transport.pause_reading()
+    client.tls.write(b"the last")
+    with suppress(ssl.SSLError):
+        client.tls.unwrap()
+    client.transport.take(client.sent())
+    assert (client.data, client.is_at_end) == (b"", False)
+    client.transport.resume_reading()
+    while not client.is_at_end:
+        await asyncio.sleep(0.001)
+    assert client.data == b"the last"
+    while not client.raw.is_closed:
+        await asyncio.sleep(0.001)
 
 
 def test_the_key_may_be_part_of_the_certificates_file(tmp_path: Path) -> None:

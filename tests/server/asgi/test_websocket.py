@@ -330,6 +330,7 @@ def test_a_flood_with_the_handshake_leaves_no_error_in_the_log(
         (frame(3), 1002),
         (frame(CONTINUATION), 1002),
         (b"\x81\x00", 1002),
+        (b"\xff" * 1000, 1002),
     ],
 )
 def test_frames_that_are_malformed_close_with_a_code_and_without_a_traceback(
@@ -384,16 +385,6 @@ def test_the_longest_unfinished_message_makes_room_for_others(
         other.send("a" * 200_000)
         assert other.recv(TIMEOUT_S) == "a" * 200_000
         assert close_code(read_all(longest)) == 1013
-
-
-def test_bytes_that_are_no_frames_end_the_connection_and_not_the_server(served: Callable[..., Served]) -> None:
-    server = served()
-    with raw_websocket(server) as connection:
-        connection.sendall(b"\xff" * 1000)
-        read_all(connection)
-    with open_websocket(server, ECHO) as websocket:
-        websocket.send("a")
-        assert websocket.recv(TIMEOUT_S) == "a"
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,13 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from helpers.http_harness import Served, eventually, serving
-from helpers.memory_redis import MemoryRedis
 from helpers.paths import ROOT
 from helpers.redis_server import redis_server
 
 from runtime.config.deployment import Deployment
-from server.cluster import edge
-from server.cluster.edge import BACKENDS, AdminSocket, EdgeServer, commands, parse_servers, run
+from server.cluster.edge import BACKENDS, AdminSocket, EdgeServer, commands, follow_leases, parse_servers
 from server.cluster.local_cluster import free_port
-from server.service.lease import RENEW_S, Lease
+from server.service.lease import Lease
 from server.service.leases import Leases
 
 CONFIG = ROOT / "server" / "cluster" / "haproxy.cfg"
@@ -165,7 +163,7 @@ def test_haproxy_sends_work_where_the_leases_say(haproxy: str, tmp_path: Path) -
         leases = [item.lease for item in replicas]
         edge = running.enter_context(started_edge(haproxy, tmp_path))
         client = running.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{edge.port}"))
-        path, admin = edge.path, edge.admin
+        admin = edge.admin
 
         def names(*paths: str) -> Counter[str]:
             return Counter(client.get(path).text for path in paths)
@@ -179,7 +177,7 @@ def test_haproxy_sends_work_where_the_leases_say(haproxy: str, tmp_path: Path) -
         running.callback(members.close)
         for lease in leases:
             members.renew(lease)
-        run(redis.url, path, rounds=1)
+        follow_leases(members, admin, rounds=1, renew_s=0.0)
         eventually(lambda: are_up("one", "two"))
         sessions = [f"/v1/live/{number:016x}" for number in range(40)]
         before = [client.get(path).text for path in sessions]
@@ -316,16 +314,15 @@ def test_no_body_holds_a_request_past_the_edge(
     eventually(lambda: "/smuggled" in caplog.text)
 
 
-def test_a_haproxy_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_haproxy_that_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     """It takes the connection and the command, and never answers."""
-    monkeypatch.setattr(edge, "TIMEOUT_S", 0.05)
     with socket.socket(socket.AF_UNIX) as hanging:
         hanging.bind(str(tmp_path / "edge.sock"))
         hanging.listen()
         ends = threading.Timer(20.0, hanging.close)
         ends.start()
         with pytest.raises(TimeoutError):
-            AdminSocket(tmp_path / "edge.sock").ask("show servers state")
+            AdminSocket(tmp_path / "edge.sock", timeout_s=0.05).ask("show servers state")
         ends.cancel()
 
 
@@ -355,40 +352,23 @@ def test_a_command_is_a_line_of_its_own_and_its_answer_is_read_to_the_end(tmp_pa
     assert received == [b"show info\n", b"show servers state\n", b"set server a/b state maint\n"]
 
 
-def test_an_edge_survives_what_goes_wrong_in_a_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rounds, slept_s, memory = iter((OSError("no socket"), None, None)), list[float](), MemoryRedis()
+def test_an_edge_survives_what_goes_wrong_in_a_round(caplog: pytest.LogCaptureFixture) -> None:
+    rounds, started_s = iter((OSError("no socket"), None, None)), time.monotonic()
 
-    def follow(admin: AdminSocket, leases: list[Lease]) -> None:
+    def follow(leases: list[Lease]) -> None:
         if (error := next(rounds)) is not None:
             raise error
 
-    monkeypatch.setattr("server.service.leases.connect", lambda url: memory)
-    monkeypatch.setattr(AdminSocket, "follow", follow)
-    monkeypatch.setattr(edge, "time", SimpleNamespace(sleep=slept_s.append))
-    run("memory", tmp_path / "edge.sock", rounds=3)
-    assert (next(rounds, "over"), slept_s) == ("over", [RENEW_S] * 3)
+    leases, admin = SimpleNamespace(all=list), SimpleNamespace(follow=follow)
+    follow_leases(leases, admin, rounds=3, renew_s=0.01)  # type: ignore[arg-type]
+    assert next(rounds, "over") == "over"
+    assert time.monotonic() - started_s >= 0.03
     assert "the servers stay as they are: no socket" in caplog.text
 
 
-@pytest.mark.parametrize("is_real", [True, False], ids=["server", "memory"])
-def test_an_edge_of_one_model_follows_its_replicas_only(
-    is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    followed: list[list[Lease]] = []
-    monkeypatch.setattr(AdminSocket, "follow", lambda admin, leases: followed.append(leases))
-    mine, other = replace(ONE, model="mine"), replace(TWO, model="other")
-    with ExitStack() as stack:
-        memory = MemoryRedis()
-        url = stack.enter_context(redis_server(tmp_path)).url if is_real else "memory"
-        if not is_real:
-            monkeypatch.setattr("server.service.leases.connect", lambda url: memory)
-        leases = Leases(url)
-        for lease in (mine, other):
-            leases.renew(lease)
-        monkeypatch.setattr(edge, "time", SimpleNamespace(sleep=lambda seconds: None))
-        for model in ("mine", None, "third"):
-            run(url, tmp_path / "edge.sock", rounds=1, model=model)
-        leases.close()
+def test_an_edge_of_one_model_follows_its_replicas_only() -> None:
+    mine, other, followed = replace(ONE, model="mine"), replace(TWO, model="other"), list[list[Lease]]()
+    leases, admin = SimpleNamespace(all=lambda: [mine, other]), SimpleNamespace(follow=followed.append)
+    for model in ("mine", None, "third"):
+        follow_leases(leases, admin, model, rounds=1, renew_s=0.0)  # type: ignore[arg-type]
     assert followed == [[mine], [mine, other], []]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,9 @@ from server.cluster.autoscaling import Load
 from server.cluster.replica import ReplicaServer
 from server.service import service
 from server.service.leases import Leases
-from server.service.source_folder import SourceFolder
+from server.service.sources import SourceFolder
+
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
@@ -29,34 +30,18 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield server
 
 
-def test_a_server_in_a_thread(built: Callable[..., Deployment], redis: RedisServer) -> None:
+async def test_a_server_has_a_lease_until_it_has_ended(built: Callable[..., Deployment], redis: RedisServer) -> None:
     server = ReplicaServer(built(max_rows=16).path, "tiny-1", redis.url, "127.0.0.1", has_edge=False)
     leases = Leases(redis.url)
-    try:
-        server.wait_ready()
-        eventually(lambda: [lease.state for lease in leases.all()] == ["ready"])
-        (lease,) = leases.all()
-        assert (lease.name, lease.model, lease.url) == ("tiny-1", "tiny", f"http://{lease.address}")
-        assert httpx.get(f"{lease.url}/health/ready").status_code == 200
-        asyncio.run(server.check())
-        assert asyncio.run(server.load()) == Load(0, 64, 0.0)
-        asyncio.run(server.reload())
-    finally:
-        asyncio.run(server.drain())
+    server.wait_ready()
+    eventually(lambda: [lease.state for lease in leases.all()] == ["ready"])
+    (lease,) = leases.all()
+    assert (lease.name, lease.model, lease.url) == ("tiny-1", "tiny", f"http://{lease.address}")
+    await server.drain()
     assert leases.all() == []
     leases.close()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{lease.url}/health/ready")
-    for ended in (server.check, server.load, server.reload):
-        with pytest.raises(TickError, match="has ended with status 0"):
-            asyncio.run(ended())
-
-
-def test_engines_that_are_not_built_are_reported(tmp_path: Path, redis: RedisServer) -> None:
-    server = ReplicaServer(tiny_deployment(tmp_path), "tiny-2", redis.url, "127.0.0.1")
-    with pytest.raises(TickError, match="tickrt-build"):
-        server.wait_ready()
-    asyncio.run(server.drain())
 
 
 @pytest.fixture
@@ -69,7 +54,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("has_edge", "limits"), [(True, (0, 0)), (False, (4, None))])
-def test_a_server_answers_until_it_has_ended(
+async def test_a_server_answers_until_it_has_ended(
     has_edge: bool, limits: tuple[int, int | None], built: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = ReplicaServer(built(max_rows=16).path, "tiny-1", "redis://absent", "127.0.0.1", has_edge=has_edge)
@@ -80,27 +65,27 @@ def test_a_server_answers_until_it_has_ended(
         assert (lease.name, lease.url) == ("tiny-1", "" if has_edge else f"http://{lease.address}")
         assert lease.address == f"127.0.0.1:{settings.port}"
         assert httpx.get(f"http://{lease.address}/health/ready").status_code == 200
-        asyncio.run(server.check())
-        assert asyncio.run(server.load()) == Load(0, 64, 0.0)
+        await server.check()
+        assert await server.load() == Load(0, 64, 0.0)
         reloaded = server._service.metrics.engine_info._metrics.copy()
-        asyncio.run(server.reload())
+        await server.reload()
         assert server._service.metrics.engine_info._metrics.keys() == reloaded.keys()
         with monkeypatch.context() as patched:
             patched.setattr("server.cluster.replica.not_live", lambda service: draining())
             with pytest.raises(TickError, match="shutting down"):
-                asyncio.run(server.check())
+                await server.check()
     finally:
-        asyncio.run(server.drain())
+        await server.drain()
     assert "server" not in {thread.name for thread in threading.enumerate()}
     for ended in (server.check, server.load, server.reload):
         with pytest.raises(TickError, match="has ended with status 0"):
-            asyncio.run(ended())
-    asyncio.run(server.drain())
+            await ended()
+    await server.drain()
 
 
 @pytest.mark.usefixtures("alone")
-def test_engines_that_cannot_be_opened_are_the_reason_of_the_end(tmp_path: Path) -> None:
+async def test_engines_that_cannot_be_opened_are_the_reason_of_the_end(tmp_path: Path) -> None:
     server = ReplicaServer(tiny_deployment(tmp_path), "tiny-2", "redis://absent", "127.0.0.1")
     with pytest.raises(TickError, match="tickrt-build"):
         server.wait_ready()
-    asyncio.run(server.drain())
+    await server.drain()

@@ -34,8 +34,8 @@ from server.asgi.problems import draining
 from server.config import ServerSettings
 from server.live import connection
 from server.live.connection import LiveConnection, refuse
-from server.service.membership import Membership
 from server.service.metrics import LiveMetrics
+from server.service.replicas import Membership
 
 
 @dataclass

@@ -21,7 +21,7 @@ from runtime.live.protocol.server_messages import Problem
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.request import GenerationRequest
 from runtime.tick.loop.record import TickRecord
-from server.service.service import warm_up
+from server.service.service import warm_up_pipeline
 
 KEY = "only-for-admins"
 PATH = "/admin/adapters"
@@ -74,7 +74,7 @@ def test_adapters_are_listed_and_used(served: Served) -> None:
 def test_both_decoders_run_before_the_first_request(deployment: Deployment) -> None:
     with open_pipeline(deployment) as pipeline:
         assert [request.parameters.adapters for request in pipeline.warm_up_requests()] == [None, {"hard": 1.0}]
-        warm_up(pipeline)
+        warm_up_pipeline(pipeline)
         assert pipeline.loop.stats().ticks == 2
 
 

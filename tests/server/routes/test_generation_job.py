@@ -32,8 +32,7 @@ from server.asgi.openapi import GenerationBody
 from server.asgi.problems import ProblemError, unavailable
 from server.asgi.request_body import Upload
 from server.routes import generation_job
-from server.routes.checked_request import CheckedRequest, ReadRequest
-from server.routes.generation_job import AHEAD_BYTES, GenerationJob, outcome_of
+from server.routes.generation_job import AHEAD_BYTES, CheckedRequest, GenerationJob, ReadRequest, outcome_of
 from server.routes.generations import GenerationResponse
 from server.service.metrics import Metrics, Outcome
 
@@ -118,7 +117,10 @@ def test_a_format_that_is_refused_takes_no_place_and_counts_as_rejected() -> Non
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(built: Built, is_cancelled: bool) -> None:
+@pytest.mark.anyio
+async def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(
+    built: Built, is_cancelled: bool
+) -> None:
     pipeline = open_pipeline(built(planner={"capacity": 512}, conditions=True))  # its loop ticks by hand
     assert pipeline.planner is not None
     assert pipeline.structure is not None
@@ -131,20 +133,17 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     tokens: list[int] = []
     planner.observers.append(tokens.append)
 
-    async def wait() -> None:
-        waiting = asyncio.create_task(job.finish_plan())
-        while not len(pipeline.loop._shared.registry):
-            await asyncio.sleep(0.001)
-        if is_cancelled:
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-        while pipeline.loop.tick():
-            pass
-        if not is_cancelled:
+    waiting = asyncio.create_task(job.finish_plan())
+    while not len(pipeline.loop._shared.registry):
+        await asyncio.sleep(0.001)
+    if is_cancelled:
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
             await waiting
-
-    asyncio.run(wait())
+    while pipeline.loop.tick():
+        pass
+    if not is_cancelled:
+        await waiting
     assert pipeline.loop.stats().outcomes["cancelled"] == is_cancelled
     if not is_cancelled:
         assert len(job.read.metadata.plan["codes"]) == 11
@@ -153,7 +152,8 @@ def test_a_response_that_is_sent_whole_waits_for_its_plan_and_takes_it_along(bui
     pipeline.close()
 
 
-def test_a_request_that_is_cancelled_while_it_thinks_ends_its_sequence(built: Built) -> None:
+@pytest.mark.anyio
+async def test_a_request_that_is_cancelled_while_it_thinks_ends_its_sequence(built: Built) -> None:
     """As when the client leaves: the thread that thinks has nothing to wait for any more."""
     pipeline = open_pipeline(built(planner={"capacity": 512}, conditions=True))  # its loop ticks by hand
     settings = SimpleNamespace(queue_timeout_s=60.0)
@@ -163,18 +163,15 @@ def test_a_request_that_is_cancelled_while_it_thinks_ends_its_sequence(built: Bu
     body = GenerationBody(prompt="a", seed=1)
     request = CheckedRequest(service, pipeline, body, Upload({}), "")
 
-    async def think() -> None:
-        preparing = asyncio.create_task(GenerationJob.prepare(request, nothing))
-        while pipeline.loop.tick() is None:
-            await asyncio.sleep(0.001)
-        preparing.cancel()
-        while not preparing.done():
-            await asyncio.sleep(0.001)
-            pipeline.loop.tick()
-        with pytest.raises(asyncio.CancelledError):
-            await preparing
-
-    asyncio.run(think())
+    preparing = asyncio.create_task(GenerationJob.prepare(request, nothing))
+    while pipeline.loop.tick() is None:
+        await asyncio.sleep(0.001)
+    preparing.cancel()
+    while not preparing.done():
+        await asyncio.sleep(0.001)
+        pipeline.loop.tick()
+    with pytest.raises(asyncio.CancelledError):
+        await preparing
     assert pipeline.loop.stats().outcomes["cancelled"] == 1
     pipeline.close()
 

@@ -16,13 +16,13 @@ from helpers.scripted_sessions import Client
 
 from runtime.base.errors import EngineDeadError
 from runtime.commands.terminal import EXIT_ENGINE
-from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.deployment import Deployment
 from runtime.live.protocol.messages import Open
 from runtime.live.protocol.server_messages import Closed
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from server.app import create_app
 from server.config import ServerSettings
-from server.service.liveness import not_live, not_ready
+from server.service.service import not_live, not_ready
 
 Serve = Callable[..., Served]
 
@@ -200,10 +200,3 @@ def test_metrics_are_in_the_text_format(served: Served) -> None:
         response = client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
     assert "# TYPE tickrt_generations_total counter" in response.text
-
-
-def test_a_missing_deployment_file_is_the_cause(tmp_path: Path) -> None:
-    opener = lambda: open_pipeline(load_deployment(tmp_path / "none.toml"))  # noqa: E731
-    with TestClient(create_app(opener, ServerSettings()), base_url="http://localhost") as client:
-        eventually(lambda: client.get("/health/ready").status_code == 503)
-        eventually(lambda: "no configuration" in client.get("/health/ready").json()["detail"])

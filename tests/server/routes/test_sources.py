@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import io
 import json
-import os
 import wave
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +24,6 @@ from runtime.config.deployment import Deployment
 from server.asgi.problems import ProblemError
 from server.asgi.request_body import Bodies
 from server.routes.sources import store_source
-from server.service.admission import Admission
 
 Serve = Callable[..., Served]
 SOURCES = "/v1/sources"
@@ -111,15 +108,6 @@ def test_a_generation_takes_a_target_by_id(served: Served) -> None:
     assert np.abs(drawn[: len(target)] - target[: len(drawn)]).max() < 1e-4
 
 
-def test_latents_are_sources_too(served: Served) -> None:
-    latents = served.post(response_format="latents").content
-    card = upload(served, latents).json()
-    assert card["kind"] == "latents"
-    assert latents_of(served, source_id=card["id"], denoise=0.0) == pytest.approx(
-        next(iter(safetensors.numpy.load(latents).values()))
-    )
-
-
 def test_unknown_and_doubled_sources_are_refused(served: Served) -> None:
     for field in ("source_id", "target_id"):
         document = problem(served.post(**{field: "0" * 64}), 404, "source_not_found")
@@ -199,15 +187,6 @@ def test_a_client_at_its_limit_may_not_upload(serve: Serve) -> None:
     assert upload(served, wav(0.1)).status_code == 201
 
 
-def test_the_limit_counts_work_of_every_kind() -> None:
-    admission = Admission(4, client_limit=2)
-    with admission.limit_client("a"):
-        admission.admit("a").release()
-        with admission.limit_client("a"), pytest.raises(ProblemError, match="2 at a time for one client"):
-            admission.admit("a")
-    admission.admit("a").release()
-
-
 def test_sources_survive_a_restart_and_make_room_for_others(tiny: Callable[..., Deployment], tmp_path: Path) -> None:
     settings = {"state": tmp_path, "sources_bytes": 2**20}
     with serving(tiny(), **settings) as served:
@@ -222,43 +201,6 @@ def test_sources_survive_a_restart_and_make_room_for_others(tiny: Callable[..., 
         assert metrics["tickrt_source_evictions_total"] == 1
         problem(served.post(source_id=ids[0]), 404, "source_not_found")
         assert served.post(source_id=ids[2], seconds=1).status_code == 200
-
-
-def test_a_damaged_source_is_a_404_and_may_be_uploaded_again(serve: Serve, tmp_path: Path) -> None:
-    data = wav(0.5)
-    source_id = upload(serve(state=tmp_path / "a"), data).json()["id"]
-    folder = tmp_path / "b" / "sources"
-    folder.mkdir(parents=True)
-    (file,) = (tmp_path / "a" / "sources").iterdir()
-    (folder / file.name).write_bytes(data[:-1] + b"x")
-    served = serve(state=tmp_path / "b")
-    problem(served.post(source_id=source_id), 404, "source_not_found")
-    assert upload(served, data).status_code == 201
-    assert served.post(source_id=source_id).status_code == 200
-
-
-def test_a_full_disk_is_a_503_that_keeps_what_is_there(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = serve(state=tmp_path)
-    kept = upload(served, wav(0.5)).json()["id"]
-
-    def full(*arguments: object, **options: object) -> object:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr("server.service.source_folder.tempfile.NamedTemporaryFile", full)
-        response = upload(served, wav(0.6))
-        assert "No space left on device" in problem(response, 503, "store_unavailable")["detail"]
-        assert int(response.headers["retry-after"]) > 0
-    assert upload(served, wav(0.6)).status_code == 201
-    assert served.post(source_id=kept, seconds=1).status_code == 200
-
-
-def test_a_state_folder_that_cannot_be_used_ends_the_start(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / "sources").write_bytes(b"a file")
-    with pytest.raises(Exception, match="sources cannot be stored"):
-        serve(state=tmp_path)
 
 
 def test_a_file_counts_against_what_is_read_at_once_until_it_is_stored() -> None:

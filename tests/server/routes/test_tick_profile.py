@@ -17,8 +17,9 @@ from helpers.http_harness import GENERATIONS, Served, connected, eventually, pro
 
 from runtime.base.errors import ConfigError
 from runtime.tick.clock import PHASES
-from runtime.tick.loop.record import BucketSpan, TickRecord
+from runtime.tick.loop.record import TickRecord
 from runtime.tick.loop.tick_loop import TickLoop
+from runtime.tick.runner import BucketSpan
 from server.config import load_settings
 from server.routes.tick_profile import device_begins, tick_trace
 

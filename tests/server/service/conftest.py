@@ -11,8 +11,7 @@ from helpers.lock_check import lock_checked
 from helpers.memory_redis import MemoryRedis
 from helpers.redis_server import RedisServer, redis_server
 
-from server.service.source import SourceFiles
-from server.service.source_folder import SourceFolder
+from server.service.sources import SourceFiles, SourceFolder
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +34,8 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> RedisServer:
     """What is used of a redis-server, in this process."""
     pytest.importorskip("redis", reason="needs the extra redis")
     memory = MemoryRedis()
-    monkeypatch.setattr("server.service.shared_sources.connect", lambda url: memory)
+    for module in ("shared_sources", "leases"):
+        monkeypatch.setattr(f"server.service.{module}.connect", lambda url: memory)
     return RedisServer(cast(Any, None), "memory", memory)
 
 

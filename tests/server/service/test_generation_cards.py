@@ -12,7 +12,8 @@ from helpers.http_harness import GENERATIONS, sent_head, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.asgi.headers import GENERATION_HEADERS, MAX_BYTES, sendable
+from server.asgi.middleware import MAX_BYTES, sendable
+from server.asgi.openapi import GENERATION_HEADERS
 from server.service import generation_cards
 from server.service.generation_cards import GenerationCard, GenerationCards
 

@@ -3,18 +3,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
 from helpers.http_harness import GENERATIONS, Served, connected, eventually, raw_request
 from prometheus_client import CollectorRegistry
 
-from runtime.pipeline.generation import LongGeneration
-from runtime.requests.options import parse_options
 from runtime.tick.clock import PHASES
-from runtime.tick.loop.events import Event, Finished, Progress, Started
 from runtime.tick.loop.record import TickRecord
 from server.service.metrics import LiveMetrics, Metrics, Outcome
 from server.service.service import WARM_UP_TIMEOUT_S
@@ -110,23 +105,6 @@ def test_a_tick_record_is_observed() -> None:
     assert all(line in text for line in phases.values())
     assert "tickrt_tick_allocations_total 2.0" in text
     assert "tickrt_preemptions_total 2.0" in text
-
-
-def test_an_urgent_generation_takes_the_slot_of_one_over_http_which_is_the_same_afterwards(serve: Serve) -> None:
-    served = serve(depth=1)
-    whole, events = served.post(steps=9), SimpleQueue[Event]()
-    request = LongGeneration(served.pipeline, parse_options({"prompt": "b", "steps": 2})).next_request()
-    assert request is not None
-    served.pause()
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(served.post, steps=9)
-        eventually(lambda: served.pipeline.loop.stats().slots_active == 1)
-        served.pipeline.loop.submit(replace(request, is_urgent=True), events.put)
-        served.resume()
-        assert answer.result().content == whole.content
-    assert served.metrics()["tickrt_preemptions_total"] == 1
-    kinds = [type(events.get_nowait()) for _ in range(events.qsize())]
-    assert kinds == [Started, Progress, Finished]
 
 
 def test_there_are_no_series_with_the_time_of_creation(served: Served) -> None:

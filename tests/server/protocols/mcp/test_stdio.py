@@ -36,40 +36,38 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_files_are_made_in_the_folder_and_are_sources(command: list[str], tmp_path: Path, era: str) -> None:
-    async def run() -> None:
-        program, *arguments = command
-        parameters = StdioServerParameters(command=program, args=arguments, env=environment())
-        async with asyncio.timeout(TIMEOUT_S), Client(parameters, mode=era) as client:
-            result = await client.call_tool("generate", {"prompt": "a", "seconds": 1, "seed": 1})
-            made = facts(result)
-            path = Path(made["path"])
-            assert path.parent == tmp_path / "my music"
-            assert path.stat().st_size == made["bytes"] == link_of(result).size
-            for source in (made["path"], path.as_uri(), made["uri"]):
-                covered = facts(await client.call_tool("cover", {"prompt": "b", "source_id": source, "seed": 1}))
-                assert 1.0 <= covered["seconds"] < 1.1
-            endless = {"prompt": "a", "seconds": 600, "steps": MAX_STEPS}
-            begun = asyncio.Event()
+@pytest.mark.anyio
+async def test_files_are_made_in_the_folder_and_are_sources(command: list[str], tmp_path: Path, era: str) -> None:
+    program, *arguments = command
+    parameters = StdioServerParameters(command=program, args=arguments, env=environment())
+    async with asyncio.timeout(TIMEOUT_S), Client(parameters, mode=era) as client:
+        result = await client.call_tool("generate", {"prompt": "a", "seconds": 1, "seed": 1})
+        made = facts(result)
+        path = Path(made["path"])
+        assert path.parent == tmp_path / "my music"
+        assert path.stat().st_size == made["bytes"] == link_of(result).size
+        for source in (made["path"], path.as_uri(), made["uri"]):
+            covered = facts(await client.call_tool("cover", {"prompt": "b", "source_id": source, "seed": 1}))
+            assert 1.0 <= covered["seconds"] < 1.1
+        endless = {"prompt": "a", "seconds": 600, "steps": MAX_STEPS}
+        begun = asyncio.Event()
 
-            async def note(done: float, total: float | None, text: str | None) -> None:
-                begun.set()
+        async def note(done: float, total: float | None, text: str | None) -> None:
+            begun.set()
 
-            call = asyncio.create_task(client.call_tool("generate", endless, progress_callback=note))
-            await asyncio.wait([call, asyncio.create_task(begun.wait())], return_when=asyncio.FIRST_COMPLETED)
-            call.cancel()
-            await asyncio.wait([call])
-            assert call.cancelled()
-            missing = await client.call_tool("cover", {"prompt": "b", "source_id": str(tmp_path / "no.wav")})
-            assert "cannot be read: No such file" in problem_of(missing, "file_error")
-            endless_file = await client.call_tool("cover", {"prompt": "b", "source_id": os.devnull})
-            assert "cannot be read: it is a device" in problem_of(endless_file, "file_error")
-            session = facts(await client.call_tool("live_open", {"prompts": [{"text": "a"}]}))["session"]
-            passage = facts(await client.call_tool("live_record", {"session": session, "seconds": 1}))
-            assert Path(passage["path"]).is_file()
-        assert sorted(file.suffix for file in (tmp_path / "my music").iterdir()) == [".wav"] * 5
-
-    asyncio.run(run())
+        call = asyncio.create_task(client.call_tool("generate", endless, progress_callback=note))
+        await asyncio.wait([call, asyncio.create_task(begun.wait())], return_when=asyncio.FIRST_COMPLETED)
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        missing = await client.call_tool("cover", {"prompt": "b", "source_id": str(tmp_path / "no.wav")})
+        assert "cannot be read: No such file" in problem_of(missing, "file_error")
+        endless_file = await client.call_tool("cover", {"prompt": "b", "source_id": os.devnull})
+        assert "cannot be read: it is a device" in problem_of(endless_file, "file_error")
+        session = facts(await client.call_tool("live_open", {"prompts": [{"text": "a"}]}))["session"]
+        passage = facts(await client.call_tool("live_record", {"session": session, "seconds": 1}))
+        assert Path(passage["path"]).is_file()
+    assert sorted(file.suffix for file in (tmp_path / "my music").iterdir()) == [".wav"] * 5
 
 
 def line(method: str, number: int | None = None, **params: object) -> str:
@@ -110,20 +108,18 @@ def test_a_signal_ends_it_while_standard_input_is_open(command: list[str], numbe
         assert process.wait(TIMEOUT_S) == 130
 
 
-def test_engines_that_are_missing_are_said_by_the_tools(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_engines_that_are_missing_are_said_by_the_tools(tmp_path: Path) -> None:
     """The protocol is answered all the same, so that the assistant can tell why."""
     from helpers.factories import tiny_deployment
 
     path = tiny_deployment(tmp_path)
 
-    async def run() -> None:
-        arguments = ["-c", PROGRAM, str(path), "--out", str(tmp_path / "my music")]
-        parameters = StdioServerParameters(command=sys.executable, args=arguments, env=environment())
-        async with asyncio.timeout(TIMEOUT_S), Client(parameters) as client:
-            text = problem_of(await client.call_tool("generate", {"prompt": "a"}), "failed")
-            assert "Fix: tickrt-build" in text
-
-    asyncio.run(run())
+    arguments = ["-c", PROGRAM, str(path), "--out", str(tmp_path / "my music")]
+    parameters = StdioServerParameters(command=sys.executable, args=arguments, env=environment())
+    async with asyncio.timeout(TIMEOUT_S), Client(parameters) as client:
+        text = problem_of(await client.call_tool("generate", {"prompt": "a"}), "failed")
+        assert "Fix: tickrt-build" in text
 
 
 @pytest.mark.parametrize("home", [None, "/proc/none"])

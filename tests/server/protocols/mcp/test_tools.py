@@ -2,21 +2,317 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import anyio
+import numpy as np
 import pytest
-from helpers.http_harness import Served
-from helpers.mcp_client import facts, problem_of, talk
+import soundfile
+from helpers.http_harness import TIMEOUT_S, Served, eventually
+from helpers.mcp_client import ERAS, connected, facts, problem_of, talk
 from mcp.client import Client
 from mcp.types import Tool
 
+from runtime.base.errors import FileError, RequestError, StoreError
 from runtime.live.protocol.messages import Open, SetControls, SetPlan, SetPrompts
+from server.asgi.problems import ProblemError
+from server.protocols.mcp import files, live, work
+from server.protocols.mcp.files import FileStore, MadeFile
 from server.protocols.mcp.schemas import FILE_OPTIONS
+from server.protocols.mcp.work import ToolProgress, ToolTasks
+
+pytestmark = pytest.mark.anyio
 
 Serve = Callable[..., Served]
 LIVE = {"live_open": Open, "live_set": SetControls, "live_prompts": SetPrompts, "live_plan": SetPlan}
+
+
+def add(store: FileStore, size_bytes: int, client: str = "me") -> MadeFile:
+    name = store.new_name("a title", ".wav")
+    with store.room(client, size_bytes) as room:
+        store.path_of(name).write_bytes(bytes(size_bytes))
+        return store.add(name, "audio/wav", room, {}, {})
+
+
+def test_names_have_the_title_and_are_not_guessed() -> None:
+    store = FileStore(None, 100, 1.0)
+    first, second = (store.new_name("Calm MELODY, in D/../minor\n", ".wav") for _ in range(2))
+    assert first.startswith("calm-melody-in-d-minor-")
+    assert first != second
+    assert len(store.new_name("x" * 1000, ".mp3")) < 70
+    assert store.new_name("日本", ".wav").startswith("audio-")
+    store.close()
+
+
+async def test_the_oldest_files_make_room() -> None:
+    store = FileStore(None, 1000, 600.0)
+    first, second = add(store, 400), add(store, 500, "other")
+    assert store.of("me") == [first]
+    assert first.read() == bytes(400)
+    third = add(store, 450)
+    with pytest.raises(FileError, match="cannot be read"):
+        first.read()
+    assert store.of("me") == [third]
+    assert store.get(second.name) is second
+    with pytest.raises(ProblemError, match="there is no file"):
+        store.get(first.name)
+    with store.room("other", 600):
+        assert store.of("other") == []
+        with pytest.raises(ProblemError) as caught, store.room("me", 500):
+            pass
+        assert caught.value.status == 503
+    with pytest.raises(ProblemError) as caught, store.room("me", 1001):
+        pass
+    assert caught.value.code == "results_too_large"
+    store.close()
+
+
+async def test_files_of_a_temporary_folder_expire() -> None:
+    store = FileStore(None, 1000, 0.0)
+    file = add(store, 10)
+    while file.path.exists():
+        await asyncio.sleep(0.001)
+    assert store.of("me") == []
+    store.close()
+
+
+async def test_files_of_a_given_folder_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_FILES", 1)
+
+    store = FileStore(tmp_path, 1, 0.0)
+    first, second = add(store, 10), add(store, 20)
+    assert store.of("me") == [second]
+    assert first.path.exists()
+    store.close()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+async def test_a_file_that_was_not_written_is_an_error(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, 1, 0.0)
+    with store.room("me", 1) as room, pytest.raises(StoreError, match="cannot be stored"):
+        store.add("x.wav", "audio/wav", room, {}, {})
+    store.discard("x.wav")
+    assert store.find("x.wav") is None
+    store.close()
+
+
+async def _ignored(done: float, total: float, text: str) -> None:
+    pass
+
+
+def test_each_report_is_more_than_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "PROGRESS_S", 0.0)
+    progress, reports = ToolProgress(total=4), list[tuple[float, float, str]]()
+
+    async def count() -> str:
+        for done, text in ((1, "one"), (1, "one again"), (3, "three"), (4, "four")):
+            progress.done, progress.text = done, text
+            for _ in range(20):
+                await asyncio.sleep(0)
+        return "made"
+
+    async def report(done: float, total: float, text: str) -> None:
+        reports.append((done, total, text))
+
+    assert asyncio.run(ToolTasks().run(count(), progress, report)) == "made"
+    assert reports == [(1, 4, "one"), (3, 4, "three"), (4, 4, "done")]
+
+
+def test_an_error_of_the_work_is_the_callers() -> None:
+    async def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        asyncio.run(ToolTasks().run(fail(), ToolProgress(), _ignored))
+
+
+async def test_a_cancelled_caller_leaves_work_time_to_end_what_it_has_begun() -> None:
+    """anyio cancels again at each await of the caller."""
+    ended, running = list[str](), ToolTasks()
+
+    async def begin() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append("all")
+
+    with anyio.move_on_after(0.01):
+        await running.run(begin(), ToolProgress(), _ignored)
+    assert ended == []
+    async with asyncio.timeout(10):
+        while not ended:
+            await asyncio.sleep(0.001)
+
+
+async def test_what_is_left_ends_with_the_server() -> None:
+    ended, running = list[str](), ToolTasks()
+
+    async def begin() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("all")
+
+    call = asyncio.create_task(running.run(begin(), ToolProgress(), _ignored))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await running.close()
+    await asyncio.wait([call])
+    assert ended == ["all"]
+
+
+def recorded(served: Served, found: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    with served.client() as http:
+        samples, rate_hz = soundfile.read(io.BytesIO(http.get(found["url"]).content), always_2d=True)
+    assert rate_hz == 8000
+    return samples  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_music_is_opened_changed_and_recorded(served: Served, era: str) -> None:
+    async with connected(served.url, era) as client:
+        opened = facts(
+            await client.call_tool("live_open", {"prompts": [{"text": "a"}], "seed": 3, "controls": {"guidance": 2}})
+        )
+        session = opened["session"]
+        assert (opened["mode"], opened["seed"], opened["controls"]["guidance"]) == ("loop", 3, 2.0)
+        assert opened["prompts"][0]["text"] == "a"
+        first = facts(await client.call_tool("live_record", {"session": session, "seconds": 1}))
+        assert (first["from_s"], first["to_s"], first["seconds"]) == (0.0, 1.0, 1.0)
+        before = recorded(served, first)
+        assert (len(before), np.abs(before).max() > 0.05) == (8000, True)
+        changed = await client.call_tool("live_set", {"session": session, "values": {"guidance": 4}})
+        assert facts(changed)["set"] == {"guidance": 4}
+        words = facts(await client.call_tool("live_prompts", {"session": session, "items": [{"text": "b"}]}))
+        assert words["prompts"][0]["text"] == "b"
+        more = {"session": session, "seconds": 2.5, "response_format": "flac"}
+        second = facts(await client.call_tool("live_record", more))
+        assert (second["from_s"], second["to_s"], second["media_type"]) == (1.0, 3.5, "audio/flac")
+        assert len(recorded(served, second)) == 20_000
+        assert served.service.host is not None
+        assert session in {info.id for info in served.service.host.sessions()}
+        facts(await client.call_tool("live_close", {"session": session}))
+        eventually(lambda: session not in {info.id for info in served.service.live_host().sessions()})
+        text = problem_of(await client.call_tool("live_record", more), "unknown_session")
+        assert "live_open" in text
+
+
+async def test_what_a_session_does_not_take_is_said(served: Served) -> None:
+    async with connected(served.url) as client:
+        session = facts(await client.call_tool("live_open", {}))["session"]
+
+        async def refused(tool: str, **arguments: Any) -> str:
+            result = await client.call_tool(tool, {"session": session, **arguments})
+            assert result.is_error
+            return str(result.structured_content["detail"]) + str(result.structured_content["errors"])
+
+        assert "/values/guidance" in await refused("live_set", values={"guidance": -3})
+        assert "/ramp_ms" in await refused("live_set", values={}, ramp_ms=-1)
+        assert "/items" in await refused("live_prompts", items="a")
+        assert "/seconds" in await refused("live_record", seconds=0)
+        assert "/response_format" in await refused("live_record", seconds=1, response_format="mid")
+        assert "/values: is missing" in await refused("live_set")
+        assert "has no plan" in await refused("live_plan")
+        # The session plays on.
+        assert facts(await client.call_tool("live_set", {"session": session, "values": {"guidance": 3}}))
+        facts(await client.call_tool("live_close", {"session": session}))
+        slots = problem_of(await client.call_tool("live_open", {"slots": 4}), "invalid_request")
+        assert "/slots" in slots
+
+
+async def test_sessions_have_the_servers_limits_and_end_when_they_are_not_used(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(client_sessions=1)
+
+    async with connected(served.url) as client:
+        session = facts(await client.call_tool("live_open", {}))["session"]
+        assert (await client.call_tool("live_open", {})).is_error
+        monkeypatch.setattr(live, "IDLE_S", 0.0)
+        await client.call_tool("live_set", {"session": session, "values": {}})
+        while served.service.live_host().sessions():
+            await asyncio.sleep(0.01)
+        gone = await client.call_tool("live_set", {"session": session, "values": {}})
+        assert "live_open" in problem_of(gone, "unknown_session")
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_recording_is_cancelled_and_the_session_plays_on(serve: Serve, era: str) -> None:
+    served = serve(max_seconds=600.0)
+
+    async with connected(served.url, era) as client:
+        session = facts(await client.call_tool("live_open", {"prompts": [{"text": "a"}]}))["session"]
+        asked = {"session": session, "seconds": 600}
+        begun = asyncio.Event()
+
+        async def note(done: float, total: float | None, text: str | None) -> None:
+            assert total == 600
+            begun.set()
+
+        call = asyncio.create_task(client.call_tool("live_record", asked, progress_callback=note))
+        await begun.wait()
+        busy = await client.call_tool("live_record", asked)
+        assert "being recorded" in problem_of(busy, "already_recording")
+        call.cancel()
+        await asyncio.wait([call])
+        while (result := await client.call_tool("live_record", {"session": session, "seconds": 0.5})).is_error:
+            problem_of(result, "already_recording")
+            await asyncio.sleep(0.01)
+        assert 0 < facts(result)["from_s"] < 600
+        assert len(served.app.state.mcp.endpoint.tools.files.of("127.0.0.1")) == 1
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_session_whose_opening_is_cancelled_is_not_kept(
+    serve: Serve, era: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, go, opened = serve(), threading.Event(), list[str]()
+    host = served.service.live_host()
+    really_open = host.open
+
+    def slow(*arguments: Any, **options: Any) -> str:
+        go.wait(TIMEOUT_S)
+        opened.append(really_open(*arguments, **options))
+        return opened[0]
+
+    monkeypatch.setattr(host, "open", slow)
+
+    async with connected(served.url, era) as client:
+        call = asyncio.create_task(client.call_tool("live_open", {}))
+        while not served.app.state.mcp.endpoint or not served.app.state.mcp.endpoint.tools.work._tasks:
+            await asyncio.sleep(0.01)
+        (opening,) = served.app.state.mcp.endpoint.tools.work._tasks
+        call.cancel()
+        await asyncio.wait([call])
+        while not opening.cancelling():
+            await asyncio.sleep(0.01)
+        go.set()
+        while not opened or host.sessions():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_session_that_ends_elsewhere_says_so(served: Served) -> None:
+    async with connected(served.url) as client:
+        session = facts(await client.call_tool("live_open", {}))["session"]
+        with served.client() as http:
+            assert http.delete(f"/v1/sessions/{session}").status_code == 204
+        eventually(lambda: session not in {info.id for info in served.service.live_host().sessions()})
+        text = problem_of(await client.call_tool("live_record", {"session": session, "seconds": 1}), "unknown_session")
+        assert "it has ended: deleted" in text
+
+
+def test_a_fix_names_the_tool_in_place_of_the_message() -> None:
+    told = live._as_told(RequestError("it is planned anew", field="start_s", fix="wait for the message plan"))
+    assert (told.what, told.fix) == ("start_s: it is planned anew", "ask for the plan again with live_plan")
+    other = RequestError("no", field="start_s", fix="the earliest is 2 s")
+    assert live._as_told(other).fix == "the earliest is 2 s"
 
 
 async def tools_of(client: Client) -> dict[str, Tool]:
@@ -86,8 +382,8 @@ def test_every_definition_is_used_and_there(served: Served) -> None:
         assert tool.annotations.read_only_hint == (name in ("vocabulary", "models"))
 
 
-def test_what_was_made_is_covered_and_repainted(served: Served) -> None:
-    async def steps(client: Client) -> None:
+async def test_what_was_made_is_covered_and_repainted(served: Served) -> None:
+    async with connected(served.url) as client:
         made = facts(await client.call_tool("generate", {"prompt": "a", "seconds": 2, "seed": 1}))
         cover = {"prompt": "b", "source_id": made["uri"], "denoise": 0.5, "seed": 1}
         covered = facts(await client.call_tool("cover", cover))
@@ -105,11 +401,9 @@ def test_what_was_made_is_covered_and_repainted(served: Served) -> None:
         notes = facts(await client.call_tool("generate", {"prompt": "a", "seconds": 1, "response_format": "LATENTS"}))
         assert notes["media_type"] == "application/vnd.safetensors"
 
-    talk(served, steps)
 
-
-def test_models_and_words_are_told(served: Served) -> None:
-    async def steps(client: Client) -> None:
+async def test_models_and_words_are_told(served: Served) -> None:
+    async with connected(served.url) as client:
         (model,) = facts(await client.call_tool("models", {}))["models"]
         with served.client() as http:
             (card,) = http.get("/v1/models").json()["data"]
@@ -124,13 +418,11 @@ def test_models_and_words_are_told(served: Served) -> None:
         assert set(told) == {"understood", "unknown", "near", "plays", "meaning"}
         assert "/text" in problem_of(await client.call_tool("vocabulary", {"text": 1}), "invalid_request")
 
-    talk(served, steps)
 
-
-def test_a_file_makes_room_and_expires(serve: Serve) -> None:
+async def test_a_file_makes_room_and_expires(serve: Serve) -> None:
     served = serve(results_bytes=2**20, result_keep_s=600.0)
 
-    async def steps(client: Client) -> None:
+    async with connected(served.url) as client:
         long = {"prompt": "a", "seconds": 18, "steps": 1, "seed": 1}  # 576 kB
         first = facts(await client.call_tool("generate", long))
         facts(await client.call_tool("generate", long))
@@ -141,19 +433,15 @@ def test_a_file_makes_room_and_expires(serve: Serve) -> None:
         too_long = await client.call_tool("generate", {**long, "seconds": 60})
         assert "the limit is 1 MiB" in problem_of(too_long, "results_too_large")
 
-    talk(served, steps)
-
 
 @pytest.mark.parametrize("seconds", [40])
-def test_audio_that_is_too_large_for_a_message_is_linked(serve: Serve, monkeypatch: Any, seconds: int) -> None:
+async def test_audio_that_is_too_large_for_a_message_is_linked(serve: Serve, monkeypatch: Any, seconds: int) -> None:
     monkeypatch.setattr("server.protocols.mcp.protocol.CONTENT_BYTES", 1000)
-    monkeypatch.setattr("server.protocols.mcp.resources.CONTENT_BYTES", 1000)
+    monkeypatch.setattr("server.protocols.mcp.protocol.CONTENT_BYTES", 1000)
 
-    async def steps(client: Client) -> None:
+    async with connected(serve().url) as client:
         result = await client.call_tool("generate", {"prompt": "a", "seconds": 1, "return_audio": True})
         assert "only its link" in facts(result)["notice"]
         assert len(result.content) == 2
         with pytest.raises(Exception, match="/mcp/files/"):
             await client.read_resource(facts(result)["uri"])
-
-    talk(serve(), steps)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import itertools
 import json
+import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -22,8 +24,14 @@ from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
+from server.asgi.problems import MAX_FINDINGS, ProblemError
 from server.protocols.mcp import endpoint
+from server.protocols.mcp.protocol import MAX_ARGUMENT, PROMPTS
+from server.protocols.mcp.schemas import FILE_OPTIONS
 
+pytestmark = pytest.mark.anyio
+
+NESTED: list[Any] = []
 Serve = Callable[..., Served]
 INITIALIZE = {
     "jsonrpc": "2.0",
@@ -32,6 +40,86 @@ INITIALIZE = {
     "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
 }
 ACCEPT = {"accept": "application/json, text/event-stream"}
+
+
+def test_an_argument_that_looks_like_a_place_for_another_stays_as_it_is() -> None:
+    text = PROMPTS["cover"].filled({"file": "{style}" * 200, "style": "x" * MAX_ARGUMENT})
+    assert "{style}{style}" in text
+    assert text.count("x" * MAX_ARGUMENT) == 1
+
+
+def test_wrong_arguments_are_named_up_to_a_limit() -> None:
+    with pytest.raises(ProblemError, match="/arguments/a0: is not known") as caught:
+        PROMPTS["song"].filled({f"a{index}": "" for index in range(1000)})
+    assert len(caught.value.errors) == MAX_FINDINGS
+    with pytest.raises(ProblemError, match="/arguments/about: has more than 2000 characters"):
+        PROMPTS["song"].filled({"about": "x" * 2001})
+    with pytest.raises(ProblemError, match="/arguments/style: is missing"):
+        PROMPTS["cover"].filled({"file": "a"})
+
+
+for _ in range(50):
+    NESTED = [NESTED]
+WRONG: tuple[Any, ...] = (None, True, -1, 1e308, 10**30, "", "\0../../etc/passwd", "x" * 3000, [], [None], {}, NESTED)
+
+
+def wrong_arguments(names: list[str], given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a tool needs, with one value after the other that is of another type or out of range."""
+    for name, value in itertools.product(names, WRONG):
+        yield {**given, name: value}
+    yield {**given, "__class__": 1}
+
+
+OWN = {*FILE_OPTIONS, "return_audio", "prompt", "repaint"}
+NEEDED: dict[str, dict[str, Any]] = {
+    "generate": {"prompt": "a", "seconds": 0.2, "steps": 1},
+    "cover": {"prompt": "a", "source_id": "0" * 64},
+    "repaint": {"prompt": "a", "source_id": "0" * 64, "repaint": [{"start_s": 0, "end_s": 1}]},
+    "live_set": {"values": {}},
+    "live_prompts": {"items": []},
+    "live_plan": {},
+    "live_record": {"seconds": 0.1},
+}
+
+
+def test_wrong_arguments_are_problems(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    async def steps(client: Client) -> int:
+        session, codes = facts(await client.call_tool("live_open", {}))["session"], set[str]()
+        tools = {tool.name: list(tool.input_schema["properties"]) for tool in (await client.list_tools()).tools}
+        num_calls = 0
+        for name, needed in NEEDED.items():
+            given = {**needed, "session": session} if name.startswith("live_") else needed
+            # Those that are no tool's own are checked as over HTTP.
+            own = [key for key in tools[name] if name.startswith("live_") or key in OWN]
+            for arguments in wrong_arguments(own, given):
+                result = await client.call_tool(name, arguments)
+                num_calls += 1
+                if result.is_error:
+                    codes.add(result.structured_content["code"])
+                    assert result.structured_content["status"] < 500, (name, arguments)
+        await client.call_tool("live_close", {"session": session})
+        assert "invalid_request" in codes
+        return num_calls
+
+    with caplog.at_level(logging.ERROR):
+        assert talk(served, steps, "legacy") > 300
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.parametrize("arguments", [{"name": "song"}, {"name": "song", "arguments": {"about": "x", "other": "y"}}])
+async def test_wrong_prompts_and_uris_are_errors_of_the_protocol(served: Served, arguments: dict[str, Any]) -> None:
+    async with connected(served.url) as client:
+        with pytest.raises(MCPError, match="/arguments/"):
+            await client.get_prompt(**arguments)
+        for uri in (
+            "tickrt://files/../../etc/passwd",
+            "tickrt://plans/",
+            "tickrt://plans/x",
+            "file:///etc/passwd",
+            "x",
+        ):
+            with pytest.raises(MCPError):
+                await client.read_resource(uri)
 
 
 def samples(data: bytes) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -55,8 +143,8 @@ async def read_file(client: Client, uri: str) -> bytes:
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_a_file_is_made_and_read(served: Served, era: str) -> None:
-    async def steps(client: Client) -> None:
+async def test_a_file_is_made_and_read(served: Served, era: str) -> None:
+    async with connected(served.url, era) as client:
         arguments = {"prompt": "a", "seconds": 1, "seed": 7}
         result = await client.call_tool("generate", arguments)
         found, link = facts(result), link_of(result)
@@ -78,23 +166,19 @@ def test_a_file_is_made_and_read(served: Served, era: str) -> None:
         listed = {resource.uri: resource for resource in (await client.list_resources()).resources}
         assert listed[found["uri"]].size == found["bytes"]
 
-    talk(served, steps, era)
-
 
 @pytest.mark.parametrize("era", ERAS)
-def test_long_work_reports_how_far_it_is(serve: Serve, era: str) -> None:
+async def test_long_work_reports_how_far_it_is(serve: Serve, era: str) -> None:
     served, reports = serve(), list[tuple[float, float | None, str | None]]()
     served.tick_s = 0.15
 
     async def note(done: float, total: float | None, text: str | None) -> None:
         reports.append((done, total, text))
 
-    async def steps(client: Client) -> None:
+    async with connected(served.url, era) as client:
         await client.call_tool("generate", {"prompt": "a", "seconds": 1, "steps": 6}, progress_callback=note)
         while not reports or reports[-1][0] < 6:
             await asyncio.sleep(0.01)
-
-    talk(served, steps, era)
     assert [done for done, _, _ in reports] == sorted({done for done, _, _ in reports})
     assert {total for _, total, _ in reports} == {6.0}
     assert len(reports) > 2
@@ -102,10 +186,10 @@ def test_long_work_reports_how_far_it_is(serve: Serve, era: str) -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_a_cancelled_call_ends_its_generation(serve: Serve, era: str) -> None:
+async def test_a_cancelled_call_ends_its_generation(serve: Serve, era: str) -> None:
     served = serve()
 
-    async def steps(client: Client) -> None:
+    async with connected(served.url, era) as client:
         served.pause()
         call = asyncio.create_task(client.call_tool("generate", {"prompt": "a", "seconds": 1}))
         while not served.metrics()["tickrt_generations_in_flight"]:
@@ -116,16 +200,15 @@ def test_a_cancelled_call_ends_its_generation(serve: Serve, era: str) -> None:
         while served.service.admission.permits:
             await asyncio.sleep(0.01)
         served.resume()
-
-    talk(served, steps, era)
     eventually(lambda: served.metrics()["tickrt_generations_total{outcome=cancelled}"] == 1)
     assert served.metrics()["tickrt_generations_in_flight"] == 0
     assert served.app.state.mcp.endpoint.tools.files.of("127.0.0.1") == []
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_errors_are_problems_that_say_what_to_do(served: Served, era: str) -> None:
-    async def steps(client: Client) -> None:
+async def test_errors_are_problems_that_say_what_to_do(served: Served, era: str) -> None:
+    async with connected(served.url, era) as client:
+
         async def problem(code: str, **arguments: Any) -> str:
             return problem_of(await client.call_tool("generate", arguments), code)
 
@@ -147,13 +230,11 @@ def test_errors_are_problems_that_say_what_to_do(served: Served, era: str) -> No
         with pytest.raises(MCPError, match="/arguments/about: is missing"):
             await client.get_prompt("song", {})
 
-    talk(served, steps, era)
 
-
-def test_limits_and_admission_are_those_of_http(serve: Serve) -> None:
+async def test_limits_and_admission_are_those_of_http(serve: Serve) -> None:
     served = serve(depth=1, queue=1, client_in_flight=1, max_seconds=5.0)
 
-    async def steps(client: Client) -> None:
+    async with connected(served.url) as client:
         too_long = await client.call_tool("generate", {"prompt": "a", "seconds": 6})
         assert "/seconds" in problem_of(too_long, "invalid_request")
         served.pause()
@@ -166,8 +247,6 @@ def test_limits_and_admission_are_those_of_http(serve: Serve) -> None:
             served.resume()
             facts(await call)
         served.service.admission.drain()
-
-    talk(served, steps)
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
@@ -242,7 +321,7 @@ def test_sessions_are_limited_and_end(serve: Serve, monkeypatch: pytest.MonkeyPa
         eventually(lambda: not served.app.state.mcp.endpoint._sessions.open)
 
 
-def test_a_request_has_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_has_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "MAX_REQUESTS", 4)
     served = serve(client_in_flight=2)
     with served.client(headers=ACCEPT) as http:
@@ -254,18 +333,15 @@ def test_a_request_has_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) ->
         assert http.post("/mcp", json=INITIALIZE).status_code == 200
         refused(http.get("/mcp"), 405, "method_not_allowed")
 
-    async def steps(client: Client) -> None:
-        served.pause()
-        async with connected(served.url) as other:
-            call = asyncio.create_task(other.call_tool("generate", {"prompt": "a", "seconds": 1}))
-            while not served.service.admission.permits:
-                await asyncio.sleep(0.01)
-            with served.client(headers=ACCEPT) as http:
-                refused(await asyncio.to_thread(http.post, "/mcp", json=INITIALIZE), 429, "too_many_requests")
-            served.resume()
-            await call
-
-    talk(served, steps)
+    served.pause()
+    async with connected(served.url) as other:
+        call = asyncio.create_task(other.call_tool("generate", {"prompt": "a", "seconds": 1}))
+        while not served.service.admission.permits:
+            await asyncio.sleep(0.01)
+        with served.client(headers=ACCEPT) as http:
+            refused(await asyncio.to_thread(http.post, "/mcp", json=INITIALIZE), 429, "too_many_requests")
+        served.resume()
+        await call
 
 
 @pytest.mark.parametrize("version", ["2025-06-18", "2026-07-28"])
@@ -325,8 +401,8 @@ def test_mcp_can_be_turned_off(serve: Serve) -> None:
         problem(http.post("/mcp", json=INITIALIZE), 404, "not_found")
 
 
-def test_prompts_and_schemas_are_there(served: Served) -> None:
-    async def steps(client: Client) -> None:
+async def test_prompts_and_schemas_are_there(served: Served) -> None:
+    async with connected(served.url) as client:
         prompts = {prompt.name: prompt for prompt in (await client.list_prompts()).prompts}
         assert set(prompts) == {"song", "cover", "fix_a_part", "jam"}
         message = (await client.get_prompt("song", {"about": "rain"})).messages[0]
@@ -339,5 +415,3 @@ def test_prompts_and_schemas_are_there(served: Served) -> None:
         assert {item.uri_template for item in templates} == {"tickrt://files/{name}", "tickrt://plans/{name}"}
         assert client.server_info is not None
         assert client.server_info.name == "tickrt"
-
-    talk(served, steps)
