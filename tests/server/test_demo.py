@@ -26,7 +26,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         on_ready(URL)
         return 0
 
-    monkeypatch.setattr(demo, "run", run)
+    monkeypatch.setattr(demo, "serve_deployment", run)
     monkeypatch.setenv("DISPLAY", ":0")
     return found
 

@@ -43,7 +43,7 @@ from server.process import (
     serve,
     url_of,
 )
-from server.service.service import SWITCH_INTERVAL_S
+from server.service.service import SWITCH_INTERVAL_S, Service
 
 Serve = Callable[..., Served]
 
@@ -347,90 +347,94 @@ def test_a_server_that_closed_in_time_leaves_nothing_that_ends_its_process(monke
     assert not limits[0].is_alive()
 
 
-class Clock:
-    """Time as a test says."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time, which a test sets."""
+    clock = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(server_process, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    return clock
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 100.0
-        monkeypatch.setattr(server_process, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """With which status the process would have ended."""
+    ended = list[int]()
+    monkeypatch.setattr(server_process, "os", SimpleNamespace(_exit=ended.append))
+    return ended
 
 
-def idle_server(**settings: Any) -> TickServer:
+def idle_server(**settings: Any) -> tuple[TickServer, Service]:
     """A server that does not serve."""
     chosen = ServerSettings(**settings)
-    server = TickServer(create_app(lambda: pytest.fail("is not opened"), chosen), chosen)
-    server._service.admission.capacity = 4
-    return server
+    app = create_app(lambda: pytest.fail("is not opened"), chosen)
+    app.state.service.admission.capacity = 4
+    return TickServer(app, chosen), app.state.service
 
 
-async def at(clock: Clock, now_s: float, ask: Callable[[], bool]) -> bool:
+async def ends(server: TickServer, clock: SimpleNamespace, now_s: float) -> bool:
     clock.now_s = now_s
-    return ask()
+    return await server.on_tick(1)
 
 
 @pytest.mark.anyio
-async def test_draining_ends_with_the_work_in_flight_or_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, server = Clock(monkeypatch), idle_server(drain_s=30.0)
+async def test_draining_ends_with_the_work_in_flight_or_with_its_time(clock: SimpleNamespace) -> None:
+    server, service = idle_server(drain_s=30.0)
     websocket = WebSocketProtocol.__new__(WebSocketProtocol)
-    permit = server._service.admission.admit("a")
-    assert not await at(clock, 5000.0, server._is_drained), "it does not drain"
+    permit = service.admission.admit("a")
+    assert not await ends(server, clock, 5000.0), "it does not drain"
     clock.now_s = 100.0
     server.drain()
     server.server_state.connections.add(websocket)  # type: ignore[arg-type]
-    assert not await at(clock, 129.9, server._is_drained)
-    assert await at(clock, 130.0, server._is_drained)
+    assert not await ends(server, clock, 129.9)
     permit.release()
-    assert not await at(clock, 100.0 + 0.99 * ABORT_TIMEOUT_S, server._is_drained), "the last messages are sent"
-    assert await at(clock, 100.0 + ABORT_TIMEOUT_S, server._is_drained)
+    assert not await ends(server, clock, 100.0 + 0.99 * ABORT_TIMEOUT_S), "the last messages are sent"
+    assert await ends(server, clock, 100.0 + ABORT_TIMEOUT_S)
     server.server_state.connections.clear()
-    assert await at(clock, 100.0, server._is_drained), "there is nothing to wait for"
+    assert await ends(server, clock, 100.0), "there is nothing to wait for"
 
 
 @pytest.mark.anyio
 async def test_a_dead_loop_ends_the_process_once_its_clients_know_and_one_that_hangs_after_a_while(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: SimpleNamespace, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problems: list[ProblemError | None] = [None]
-    ended: list[int] = []
-
-    clock, server = Clock(monkeypatch), idle_server()
-    permit = server._service.admission.admit("a")
+    problems: list[ProblemError | None] = [ProblemError(503, "tick_overdue", "late")]
     monkeypatch.setattr(server_process, "not_live", lambda service: problems[0])
-    monkeypatch.setattr(server_process, "os", SimpleNamespace(_exit=ended.append))
-    problems[0] = ProblemError(503, "tick_overdue", "late")
-    assert not await at(clock, 100.0, server._is_broken)
-    assert not await at(clock, 100.0 + HANG_TIMEOUT_S, server._is_broken)
+    server, service = idle_server()
+    permit = service.admission.admit("a")
+    assert not await ends(server, clock, 100.0)
+    assert not await ends(server, clock, 100.0 + HANG_TIMEOUT_S)
     assert (server.exit_code, ended) == (EXIT_ENGINE, [])
     problems[0] = None
-    assert not await at(clock, 170.0, server._is_broken)
+    assert not await ends(server, clock, 170.0)
     assert server.exit_code == 0
     problems[0] = ProblemError(503, "tick_overdue", "late")
-    assert not await at(clock, 200.0, server._is_broken), "counted from now on"
+    assert not await ends(server, clock, 200.0), "counted from now on"
     assert ended == []
-    assert not await at(clock, 200.1 + HANG_TIMEOUT_S, server._is_broken)
+    assert not await ends(server, clock, 200.1 + HANG_TIMEOUT_S)
     assert ended == [EXIT_ENGINE]
     problems[0] = None
-    server._is_broken()
+    assert not await ends(server, clock, 290.0)
     problems[0] = ProblemError(503, "engine_dead", "dead")
-    assert not await at(clock, 300.0, server._is_broken), "its generation is told first"
-    assert not await at(clock, 300.0 + ABORT_TIMEOUT_S, server._is_broken)
-    assert await at(clock, 300.1 + ABORT_TIMEOUT_S, server._is_broken)
-    permit.release()
-    assert await at(clock, 300.0, server._is_broken)
+    assert not await ends(server, clock, 300.0), "its generation is told first"
+    assert not await ends(server, clock, 300.0 + ABORT_TIMEOUT_S)
+    asyncio.get_running_loop().call_later(0.01, permit.release)
+    assert await ends(server, clock, 300.1 + ABORT_TIMEOUT_S)
+    assert permit.abort.is_set()
+    assert await ends(server, clock, 300.0), "there is nothing to wait for"
 
 
 @pytest.mark.anyio
 async def test_a_second_drain_by_the_routes_and_a_reload_that_runs_change_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, server = Clock(monkeypatch), idle_server(drain_s=30.0)
+    server, service = idle_server(drain_s=30.0)
     reloads, may_end = list[None](), asyncio.Event()
 
     async def reload() -> None:
         reloads.append(None)
         await may_end.wait()
 
-    monkeypatch.setattr(server._service, "reload", reload)
+    monkeypatch.setattr(service, "reload", reload)
     for _ in range(2):
         server.reload()
         await asyncio.sleep(0)
@@ -440,25 +444,20 @@ async def test_a_second_drain_by_the_routes_and_a_reload_that_runs_change_nothin
     server.reload()
     await asyncio.sleep(0)
     assert len(reloads) == 2
-    permit = server._service.admission.admit("a")
-    server._service.admission.drain()  # as POST /admin/drain does
-    assert not await server.on_tick(1)
-    assert server._service.draining.is_set()
-    clock.now_s = 120.0
-    assert not await server.on_tick(1)
-    permit.release()
-    assert await server.on_tick(1)
+    permit = service.admission.admit("a")
+    service.admission.drain()  # as POST /admin/drain does
+    assert not await ends(server, clock, 100.0)
+    assert service.draining.is_set()
+    assert not await ends(server, clock, 120.0)
+    asyncio.get_running_loop().call_later(0.01, permit.release)
+    assert await ends(server, clock, 130.0), "the first drain counts"
+    assert permit.abort.is_set()
 
 
-def test_the_first_signal_drains_and_the_second_one_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def signalled() -> list[int]:
-        ended: list[int] = []
-        server = idle_server()
-        monkeypatch.setattr(server_process, "os", SimpleNamespace(_exit=ended.append))
-        server.handle_exit(signal.SIGTERM, None)
-        assert server._service.admission.is_draining
-        assert ended == []
-        server.handle_exit(signal.SIGINT, None)
-        return ended
-
-    assert asyncio.run(signalled()) == [128 + signal.SIGINT]
+@pytest.mark.anyio
+async def test_the_first_signal_drains_and_the_second_one_ends_the_process(ended: list[int]) -> None:
+    server, service = idle_server()
+    server.handle_exit(signal.SIGTERM, None)
+    assert (service.admission.is_draining, ended) == (True, [])
+    server.handle_exit(signal.SIGINT, None)
+    assert ended == [128 + signal.SIGINT]

@@ -107,7 +107,7 @@ def write_engine(
     **how: Any,
 ) -> Manifest:
     """Write a built engine, plan and manifest, into `folder`."""
-    from runtime.devices.cuda_calls import probe
+    from runtime.devices.cuda import probe
 
     folder.mkdir(parents=True, exist_ok=True)
     flags = ["VERSION_COMPATIBLE"] if version_compatible else []

@@ -71,19 +71,44 @@ def test_a_reload_is_a_change_of_the_user_config_alone() -> None:
     assert before == after
 
 
-def test_a_folder_says_what_it_was_started_with_until_it_is_stopped(
-    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert cluster.applied is None
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(cluster, "run", lambda *words: asked.append(words))
-    cluster.deploy(APPLIED)
-    ((program, *words),) = asked
+class Recorded(RayCluster):
+    """A cluster of which nothing runs: `started` has what would be done, in order. status: of its application."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.started: list[tuple[Any, ...]] = []
+        self.status = ("RUNNING", "")
+
+    def run(self, name: str, *arguments: str) -> None:
+        self.started.append((name, *arguments))
+
+    def start_redis(self) -> None:
+        self.started.append(("redis",))
+
+    def start_edge(self, bind: str) -> None:
+        self.started.append(("edge", bind))
+
+    def wait_ready(self, replicas: int, has_edge: bool = True, timeout_s: float = 0.0) -> None:
+        self.started.append(("ready", replicas, has_edge))
+
+    def serve_status(self, wait_s: float = 0.0) -> dict[str, tuple[str, str]]:
+        return {"demo": self.status}
+
+
+@pytest.fixture
+def recorded(cluster: RayCluster) -> Recorded:
+    return Recorded(cluster.folder)
+
+
+def test_a_folder_says_what_it_was_started_with_until_it_is_stopped(recorded: Recorded) -> None:
+    assert recorded.applied is None
+    recorded.deploy(APPLIED)
+    ((program, *words),) = recorded.started
     (path,) = (Path(word) for word in words if word.endswith(".json"))
-    assert (program, json.loads(path.read_text())) == ("serve", serve_config(APPLIED, cluster.redis_url))
-    assert RayCluster(cluster.folder).applied == APPLIED
-    cluster.stop()
-    assert cluster.applied is None
+    assert (program, json.loads(path.read_text())) == ("serve", serve_config(APPLIED, recorded.redis_url))
+    assert RayCluster(recorded.folder).applied == APPLIED
+    recorded.stop()
+    assert recorded.applied is None
 
 
 def test_of_what_ray_serve_says_a_replicas_own_error_is_reported() -> None:
@@ -99,43 +124,37 @@ def test_a_command_that_fails_is_reported_with_its_last_line(cluster: RayCluster
     assert cluster.launched == {}
 
 
+DEPLOYMENT: Any = SimpleNamespace(target="cpu", path=Path("demo.toml"))
+
+
 @pytest.mark.parametrize("bind", ["127.0.0.1:8000", None])
-def test_the_parts_of_a_cluster_are_started_in_order(
-    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, bind: str | None
-) -> None:
-    started: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(cluster, "run", lambda *words: started.append(words))
-    monkeypatch.setattr(cluster, "start_redis", lambda: started.append(("redis",)))
-    monkeypatch.setattr(cluster, "start_edge", lambda at: started.append(("edge", at)))
-    monkeypatch.setattr(cluster, "wait_ready", lambda count, has_edge: started.append(("ready", count, has_edge)))
-    monkeypatch.setattr(cluster, "serve_status", lambda wait_s: {"demo": ("RUNNING", "")})
-    deployment = type("Deployment", (), {"target": "cpu", "path": Path("demo.toml")})()
-    applied = cluster.start(deployment, "demo", (1, 3), bind)
+def test_the_parts_of_a_cluster_are_started_in_order(recorded: Recorded, bind: str | None) -> None:
+    applied = recorded.start(DEPLOYMENT, "demo", (1, 3), bind)
     edge = ["edge"] if bind else []
-    assert [name for name, *_ in started] == ["redis", *edge, "ray", "serve", "ready"]
-    ray, serve, ready = started[-3:]
+    assert [name for name, *_ in recorded.started] == ["redis", *edge, "ray", "serve", "ready"]
+    ray, serve, ready = recorded.started[-3:]
     assert ray[ray.index("--port") + 1] == applied.ray.rpartition(":")[2]
     assert ray[ray.index("--num-cpus") + 1] == "3"
     assert applied.ray in serve
     assert ready == ("ready", 1, bool(bind))
-    assert cluster.applied == applied
-    monkeypatch.setattr(cluster, "serve_status", lambda wait_s: {"demo": ("DEPLOY_FAILED", "no GPU")})
+    assert recorded.applied == applied
+    recorded.status = ("DEPLOY_FAILED", "no GPU")
     with pytest.raises(TickError, match="demo is DEPLOY_FAILED: no GPU"):
-        cluster.start(deployment, "demo", (1, 3), bind)
-    assert cluster.applied is None
+        recorded.start(DEPLOYMENT, "demo", (1, 3), bind)
+    assert recorded.applied is None
 
 
-def test_a_start_that_fails_leaves_nothing(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start_redis() -> None:
-        cluster.launch("redis", sys.executable, "-c", "import time; time.sleep(600)")
-        raise KeyboardInterrupt
+def test_a_start_that_fails_leaves_nothing(cluster: RayCluster) -> None:
+    class Failing(RayCluster):
+        def start_redis(self) -> None:
+            self.launch("redis", sys.executable, "-c", "import time; time.sleep(600)")
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(cluster, "start_redis", start_redis)
-    deployment = type("Deployment", (), {"target": "cpu", "path": Path("demo.toml")})()
+    failing = Failing(cluster.folder)
     with pytest.raises(KeyboardInterrupt):
-        cluster.start(deployment, "demo", (1, 1), None)
-    assert cluster.members() == []
-    assert cluster.applied is None
+        failing.start(DEPLOYMENT, "demo", (1, 1), None)
+    assert failing.members() == []
+    assert failing.applied is None
 
 
 def test_the_states_are_those_that_a_process_with_ray_prints(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Self
 
 import numpy as np
@@ -14,6 +13,7 @@ from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.server_messages import ServerMessage
 from server.protocols.lyria.audio import AHEAD_S, CHUNK_S, LEAST_AHEAD_S, AudioStream, Pace
 
+pytestmark = pytest.mark.anyio
 RATE_HZ = 1000
 SIZE = round(CHUNK_S * RATE_HZ)
 
@@ -22,92 +22,83 @@ def chunk(start: int, level: float, seq: int = 0, samples: int = SIZE, channels:
     return AudioChunk(1, start, np.full((samples, channels), level, np.float32), full_seq=seq)
 
 
-def with_stream(test: Callable[[AudioStream], None], rate_hz: int = RATE_HZ, channels: int = 1) -> list[ServerMessage]:
-    """Run a test beside an event loop; returns the messages that the stream passed on."""
-    messages: list[ServerMessage] = []
+@pytest.fixture
+def messages() -> list[ServerMessage]:
+    """What streams passed on."""
+    return []
 
-    async def run() -> None:
-        test(AudioStream(rate_hz, channels, lambda: None, messages.append))
-        await asyncio.sleep(0)
 
-    asyncio.run(run())
-    return messages
+@pytest.fixture
+async def stream(messages: list[ServerMessage]) -> AudioStream:
+    return AudioStream(RATE_HZ, 1, lambda: None, messages.append)
+
+
+async def write(stream: AudioStream, *chunks: AudioChunk) -> None:
+    for each in chunks:
+        stream.on_audio(each)
+    await asyncio.sleep(0)
 
 
 def pcm_of(data: bytes) -> np.ndarray:
     return np.frombuffer(data, "<i2").reshape(-1, 2)
 
 
-def test_what_was_given_is_not_taken_back_and_the_rest_is_replaced() -> None:
-    def test(stream: AudioStream) -> None:
-        stream._write(chunk(0, 0.25, samples=2 * SIZE))
-        seq, _ = stream.read()
-        assert (seq, stream.ring.playhead_sample / RATE_HZ) == (0, CHUNK_S)
-        stream._write(chunk(SIZE // 2, 0.5, seq=3, samples=2 * SIZE))
-        seq, data = stream.read()
-        assert seq == 3
-        assert not stream.has_chunk
-        assert len(pcm_of(data)) > 0
-
-    with_stream(test)
+async def test_what_was_given_is_not_taken_back_and_the_rest_is_replaced(stream: AudioStream) -> None:
+    await write(stream, chunk(0, 0.25, samples=2 * SIZE))
+    seq, _ = stream.read()
+    assert (seq, stream.ring.playhead_sample / RATE_HZ) == (0, CHUNK_S)
+    await write(stream, chunk(SIZE // 2, 0.5, seq=3, samples=2 * SIZE))
+    seq, data = stream.read()
+    assert seq == 3
+    assert not stream.has_chunk
+    assert len(pcm_of(data)) > 0
 
 
-def test_samples_are_stereo_at_48_khz() -> None:
-    def test(stream: AudioStream) -> None:
-        sent = []
-        for index in range(10):
-            stream._write(chunk(index * SIZE, 0.5, samples=SIZE))
-            sent.append(pcm_of(stream.read()[1]))
-        pcm = np.concatenate(sent)
-        assert abs(len(pcm) - 10 * CHUNK_S * 48_000) < 2400
-        assert np.array_equal(pcm[:, 0], pcm[:, 1])
-        assert np.median(pcm) == pytest.approx(16384, abs=2)
-
-    with_stream(test)
+async def test_samples_are_stereo_at_48_khz(stream: AudioStream) -> None:
+    sent = []
+    for index in range(10):
+        await write(stream, chunk(index * SIZE, 0.5))
+        sent.append(pcm_of(stream.read()[1]))
+    pcm = np.concatenate(sent)
+    assert abs(len(pcm) - 10 * CHUNK_S * 48_000) < 2400
+    assert np.array_equal(pcm[:, 0], pcm[:, 1])
+    assert np.median(pcm) == pytest.approx(16384, abs=2)
 
 
-def test_the_channels_of_stereo_stay_apart() -> None:
-    def test(stream: AudioStream) -> None:
-        pcm = np.tile(np.array([[0.5, -0.5]], np.float32), (9600, 1))
-        stream._write(AudioChunk(1, 0, pcm))
-        assert np.array_equal(pcm_of(stream.read()[1])[0], [16384, -16384])
-
-    with_stream(test, rate_hz=48_000, channels=2)
+async def test_the_channels_of_stereo_stay_apart() -> None:
+    stream = AudioStream(48_000, 2, lambda: None, lambda message: None)
+    await write(stream, AudioChunk(1, 0, np.tile(np.array([[0.5, -0.5]], np.float32), (9600, 1))))
+    assert np.array_equal(pcm_of(stream.read()[1])[0], [16384, -16384])
 
 
-def test_nothing_of_before_a_reset_is_given() -> None:
-    def test(stream: AudioStream) -> None:
-        stream._write(chunk(0, 0.25))
-        stream.begin_at(5)
-        stream._write(chunk(SIZE, 0.25, seq=4))
-        assert not stream.has_chunk
-        stream._write(chunk(2 * SIZE + 60, 0.5, seq=5))
-        stream._write(chunk(3 * SIZE + 60, 0.5, seq=5))
-        assert stream.read()[0] == 5
-        assert stream.ring.playhead_sample / RATE_HZ == (3 * SIZE + 60) / RATE_HZ
-
-    with_stream(test)
+async def test_nothing_of_before_a_reset_is_given(stream: AudioStream) -> None:
+    await write(stream, chunk(0, 0.25))
+    stream.begin_at(5)
+    await write(stream, chunk(SIZE, 0.25, seq=4))
+    assert not stream.has_chunk
+    await write(stream, chunk(2 * SIZE + 60, 0.5, seq=5), chunk(3 * SIZE + 60, 0.5, seq=5))
+    assert stream.read()[0] == 5
+    assert stream.ring.playhead_sample == 3 * SIZE + 60
 
 
-def test_a_session_that_is_ready_again_goes_on_where_it_says() -> None:
-    def test(stream: AudioStream) -> None:
-        stream._write(chunk(0, 0.25, samples=2 * SIZE))
-        stream._take(ready().model_copy(update={"next_sample": 5 * SIZE}))
-        assert not stream.has_chunk
-        assert stream.ring.playhead_sample / RATE_HZ == 5 * CHUNK_S
-        stream._write(chunk(5 * SIZE, 0.5))
-        assert pcm_of(stream.read()[1])[-1, 0] == pytest.approx(16384, abs=2)
-
-    with_stream(test)
+async def test_a_session_that_is_ready_again_goes_on_where_it_says(stream: AudioStream) -> None:
+    await write(stream, chunk(0, 0.25, samples=2 * SIZE))
+    stream.on_message(ready().model_copy(update={"next_sample": 5 * SIZE}))
+    await asyncio.sleep(0)
+    assert not stream.has_chunk
+    assert stream.ring.playhead_sample == 5 * SIZE
+    await write(stream, chunk(5 * SIZE, 0.5))
+    assert pcm_of(stream.read()[1])[-1, 0] == pytest.approx(16384, abs=2)
 
 
-def test_messages_come_on_the_event_loop_until_the_end() -> None:
-    def test(stream: AudioStream) -> None:
-        stream.on_message(ready())
-        stream.close()
-        stream.on_message(ready())
-
-    assert with_stream(test) == [ready()]
+async def test_messages_come_on_the_event_loop_until_the_end(
+    stream: AudioStream, messages: list[ServerMessage]
+) -> None:
+    stream.on_message(ready())
+    stream.close()
+    stream.on_message(ready())
+    await asyncio.sleep(0)
+    assert messages == [ready()]
 
 
 class TimedPace(Pace):
