@@ -167,7 +167,7 @@ async def test_common_ticks_are_made_before_ready_and_the_progress_is_told(
     assert f"frames, 32 tokens ({last} of {last})" in caplog.text
 
 
-async def test_kernels_of_common_ticks_are_compiled_before_ready_and_kept(
+def test_kernels_of_common_ticks_are_compiled_before_ready_and_kept(
     built: Built, service: Service, tmp_path: Path
 ) -> None:
     shared = built(max_rows=16, backend=SIMULATED_RTX)
