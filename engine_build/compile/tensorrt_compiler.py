@@ -176,7 +176,7 @@ def _configured(builder: trt.Builder, request: CompileRequest) -> trt.IBuilderCo
     config.profiling_verbosity = VERBOSITIES[options["verbosity"]]
     if options.get("hardware_compatibility", "none") != "none":
         config.hardware_compatibility_level = COMPATIBILITIES[options["hardware_compatibility"]]
-    if options["max_aux_streams"] is not None:
+    if options.get("max_aux_streams") is not None:
         config.max_aux_streams = options["max_aux_streams"]
     if options["workspace_mib"] is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options["workspace_mib"] << 20)

@@ -78,7 +78,7 @@ class Surface:
 
     @staticmethod
     def _member_names(value: type) -> list[str]:
-        names = [name for name in vars(value) if not name.startswith("_")]
+        names = [name for name in vars(value) if not name.startswith(("_", "sim_"))]
         return names + [name for name in getattr(value, "__members__", {}) if name not in names]
 
     def _member(self, owner: type, name: str, path: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ What was built before is not built again: a file remembers the hashes of what wa
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -13,8 +14,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,16 @@ import filelock
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.compile.builder import graph_in_precision
+from engine_build.compile.builder import Build, graph_in_precision
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import RebuildDecision, check_rebuilds, preparation_shapes
 from engine_build.compile.targets import COMPILERS, BuildTask
-from engine_build.compile.worker import BuildLog, Worker
-from engine_build.config import EIGHT_BITS, FP8_CAPABILITIES, KINDS, PerKind, Precision
+from engine_build.compile.tasks import compile_engine
+from engine_build.compile.worker import BuildLog, CompileRequest, Worker
+from engine_build.config import EIGHT_BITS, FP8_CAPABILITIES, KINDS, RTX_OPTIONS, BuildConfig, PerKind, Precision
 from engine_build.graphs.graph_file import Graph
 from engine_build.graphs.tensorrt_preparation import prepared
+from engine_build.precision.quantization import Quantization
 from engine_build.request import BuildRequest, load_request
 from runtime.base.errors import BuildError
 from runtime.config.deployment import Target
@@ -39,6 +43,8 @@ TARGET: Target = "tensorrt-rtx"
 BUILT = ROOT / "build" / "real_builder.json"
 # Verdicts that are remembered, the newest last; a run of everything has about 130.
 KEPT = 500
+# Precision, then the hash of a decoder's graph -> what of it is in 8 bits.
+DECIDED: dict[str, dict[str, Quantization | None]] = {}
 # What decides how a graph is built, beside the graph, its ranges and options.
 CODE = [ROOT / "engine_build" / "compile" / name for name in ("tensorrt_compiler.py", "tasks.py")]
 
@@ -85,13 +91,36 @@ def decisions_of(path: Path, precision: str = "") -> tuple[BuildRequest, list[Re
 def judge(request: BuildRequest, decision: RebuildDecision) -> Verdict:
     """Build one engine, or tell what it took when it was built last. Raises BuildError."""
     log = BuildLog()
-    with tempfile.TemporaryDirectory() as folder, graph_in_precision(decision, request, Path(folder), log) as graph:
-        key = _key(prepared(graph, preparation_shapes(decision.spec)), decision)
-        if found := _remembered(BUILT).get(key):
-            return Verdict(**found)
-        verdict = _built(request, decision, graph, Path(folder), log)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        graph_of = graph_in_precision(decision, folder, log, _quantization(request, decision, folder))
+        with graph_of as graph:
+            key = _key(prepared(graph, preparation_shapes(decision.spec)), decision)
+            if found := _remembered(BUILT).get(key):
+                return Verdict(**found)
+            verdict = _built(request, decision, graph, folder, log)
     remember(BUILT, key, verdict)
     return verdict
+
+
+def _quantization(request: BuildRequest, decision: RebuildDecision, folder: Path) -> Quantization | None:
+    decided = DECIDED.setdefault(decision.wanted.build["precision"], {})
+    return Build(request, folder, BuildEnvironment(), shared_worker(), decided=decided).quantization(decision)
+
+
+@cache
+def shared_worker() -> Worker:
+    """The build process of all tests of this process: to start one takes longer than most builds."""
+    worker = Worker()
+    atexit.register(worker.__exit__)
+    return worker
+
+
+def build_graph(graph: Path, profile: Mapping[str, str], **options: Any) -> None:
+    """Build the engine of a graph's file. profile: input -> its min, opt and max shapes. Raises BuildError."""
+    chosen = BuildConfig(**options).of("decoder").model_dump(mode="json", include=set(RTX_OPTIONS))
+    request = CompileRequest(TARGET, str(graph), graph, graph.with_name("plan"), chosen, [profile], threads=1)
+    shared_worker().run(compile_engine, request, BuildLog())
 
 
 def remember(path: Path, key: str, verdict: Verdict) -> None:
@@ -105,16 +134,14 @@ def build_once(
     request: BuildRequest, decision: RebuildDecision, graph: Graph, engine: Path, worker: Worker, log: BuildLog
 ) -> None:
     """Build one engine into the file `engine`. Raises BuildError."""
-    task = BuildTask(decision, graph, engine, request.deployment, request.options, BuildEnvironment(), worker, log)
-    COMPILERS[TARGET].compile(task)
+    COMPILERS[TARGET].compile(BuildTask(decision, graph, engine, request, BuildEnvironment(), worker, log))
 
 
 def _built(request: BuildRequest, decision: RebuildDecision, graph: Graph, folder: Path, log: BuildLog) -> Verdict:
     engine = folder / "engine" / "plan"
     engine.parent.mkdir()
     started = time.monotonic()
-    with Worker() as worker:
-        build_once(request, decision, graph, engine, worker, log)
+    build_once(request, decision, graph, engine, shared_worker(), log)
     seconds = round(time.monotonic() - started, 1)
     sizes = [round(size / 1e6, 1) for size in (graph.size_bytes, engine.stat().st_size)]
     precision = decision.wanted.build["precision"]

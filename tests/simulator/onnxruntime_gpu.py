@@ -122,12 +122,12 @@ class _Binding:
 
     def __init__(self, inputs: set[str], outputs: set[str]) -> None:
         self._names = inputs, outputs
-        self._inputs: dict[str, _Place] = {}
+        self.sim_inputs: dict[str, _Place] = {}
         self._outputs: dict[str, _Place] = {}
 
     @property
     def reads(self) -> list[tuple[int, int]]:
-        return [place.range for place in self._inputs.values()]
+        return [place.range for place in self.sim_inputs.values()]
 
     @property
     def writes(self) -> list[tuple[int, int]]:
@@ -135,12 +135,12 @@ class _Binding:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(place.shape) for name, place in (self._inputs | self._outputs).items()}
+        return {name: tuple(place.shape) for name, place in (self.sim_inputs | self._outputs).items()}
 
     def bind_input(self, name: str, *place: Any) -> None:
         if name not in self._names[0]:
             raise RuntimeError(f"Error when binding input: Failed to find input name in the mapping: {name}")
-        self._inputs[name] = _Place(*place)
+        self.sim_inputs[name] = _Place(*place)
 
     def bind_output(self, name: str, *place: Any) -> None:
         if name not in self._names[1]:
@@ -148,7 +148,7 @@ class _Binding:
         self._outputs[name] = _Place(*place)
 
     def execute(self, session: Any, machine: Machine) -> None:
-        feeds = {name: place.array(machine).copy() for name, place in self._inputs.items()}
+        feeds = {name: place.array(machine).copy() for name, place in self.sim_inputs.items()}
         for address, size in self.writes:
             machine.memory(address, size, "an output of an execute").fill(0xFF)
         results = session.run(list(self._outputs), feeds)

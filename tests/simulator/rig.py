@@ -78,10 +78,10 @@ class Rig:
     def close(self) -> None:
         self.machine.synchronize()
         # An exception that a test caught keeps the objects of its frames alive.
-        if self.context is not None and len(self.context._captured):
+        if self.context is not None and len(self.context.sim_captured):
             gc.collect()
         self.context = None
-        if self.engine is not None and len(self.engine._contexts):
+        if self.engine is not None and len(self.engine.sim_contexts):
             gc.collect()
         self.engine = None
         self.runtime = None

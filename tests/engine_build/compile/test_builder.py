@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import resource
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,35 @@ import pytest
 from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from rich.console import Console
 
-from engine_build.compile import engine_folder, environment
+from engine_build.compile import builder, engine_folder, environment, targets
 from engine_build.compile import rebuild_check as decisions
 from engine_build.compile import targets as compilers
 from engine_build.compile.builder import build, build_deployment
+from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import RebuildDecision, check_rebuilds
 from engine_build.compile.targets import BuildTask
 from engine_build.config import ALL_STEP_FEATURES
 from engine_build.graphs import reference_session
+from engine_build.reports import inventory
+from engine_build.reports.console import ConsoleReport, print_entries, print_inspection
 from engine_build.request import load_request
 from runtime.base.errors import BuildError, EngineMismatchError
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.engine import run_once
 from runtime.engines.loading import open_engine
-from runtime.engines.manifest import Manifest, file_sha256, manifest_path, read_manifest, verify_file
+from runtime.engines.manifest import (
+    Manifest,
+    file_sha256,
+    manifest_path,
+    measurement_path,
+    read_manifest,
+    read_measurement,
+    verify_file,
+    write_manifest,
+)
 
 FEW = '[build]\nstep_variants = ["plain"]\n'
 
@@ -435,3 +449,119 @@ def test_decisions_count_files_and_memory(shared: Deployment) -> None:
     assert together < sum(decision.memory_bytes for decision in steps) / 4
     assert decisions.total_memory_bytes([decoder]) == decoder.memory_bytes
     assert decisions.total_memory_bytes([*steps, decoder]) == together + decoder.memory_bytes
+
+
+RELEASE = {"tensorrt-rtx": "1.7.1.116"}
+ELSEWHERE = BuildEnvironment(RELEASE, {}, "a processor", cannot_run="there is no NVIDIA driver")
+WITH_CARD = BuildEnvironment(RELEASE, {}, "another processor", {"gpu": "RTX 4090"})
+ENGINES = 7
+
+Build = Callable[..., list[str]]
+
+
+@pytest.fixture
+def portable(tmp_path: Path) -> Path:
+    return tiny_deployment(tmp_path, codec=False, text_encoder=False, more='[build]\nstep_variants = ["plain"]\n')
+
+
+@pytest.fixture
+def build_rtx(portable: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Builds for tensorrt-rtx on a machine of this environment; engines are compiled and run by ONNX Runtime."""
+    monkeypatch.setitem(targets.COMPILERS, "tensorrt-rtx", targets.COMPILERS["cpu"])
+
+    def build(environment: BuildEnvironment, **more: Any) -> list[str]:
+        text = io.StringIO()
+        report = ConsoleReport(Console(file=text, width=300))
+        builder.build(load_request(portable), target="tensorrt-rtx", report=report, environment=environment, **more)
+        report.summary("engines", 0.0)
+        return text.getvalue().splitlines()
+
+    return build
+
+
+def folder_of(portable: Path) -> Path:
+    return load_deployment(portable).engine_folder("tensorrt-rtx")
+
+
+def listed(portable: Path, environment: BuildEnvironment) -> list[str]:
+    text = io.StringIO()
+    print_entries(Console(file=text, width=300), list(inventory.entries(folder_of(portable), environment)), "engines")
+    return text.getvalue().splitlines()
+
+
+def inspected(portable: Path) -> str:
+    text = io.StringIO()
+    print_inspection(Console(file=text, width=300), inventory.inspect(portable))
+    return text.getvalue()
+
+
+def test_what_cannot_run_where_it_is_built_is_not_measured_and_says_so(portable: Path, build_rtx: Build) -> None:
+    lines = build_rtx(ELSEWHERE)
+    assert f"{ENGINES} built" in lines[-1]
+    (note,) = [line for line in lines if "not measured here" in line]
+    assert "because there is no NVIDIA driver" in note
+    assert note.endswith("--target tensorrt-rtx")
+    manifest = read_manifest(manifest_path(folder_of(portable), "decoder"))
+    assert (manifest.error, manifest.device, manifest.tool_versions) == ({}, {}, RELEASE)
+    table = [line.rstrip() for line in listed(portable, ELSEWHERE)]
+    assert table[-2].startswith("error -: not measured yet")
+    assert "(1) there is no NVIDIA driver" in table
+    assert "0 of them run here" in table[-1]
+    assert "measured  error -: not measured yet" in inspected(folder_of(portable) / "decoder.onnx")
+
+
+def test_the_first_machine_that_runs_engines_measures_them(portable: Path, build_rtx: Build) -> None:
+    build_rtx(ELSEWHERE)
+    folder = folder_of(portable)
+    engines = {file: file.read_bytes() for file in folder.iterdir()}
+    lines = build_rtx(WITH_CARD)
+    assert f"{ENGINES} reused, {ENGINES} measured" in lines[-1]
+    assert not [line for line in lines if "not measured" in line]
+    assert {file: file.read_bytes() for file in engines} == engines
+    found = read_measurement(folder, read_manifest(manifest_path(folder, "decoder")))
+    assert found is not None
+    assert (set(found.error), found.measured_on) == ({"max_abs", "max_rel", "rms_rel"}, "RTX 4090")
+    table = listed(portable, WITH_CARD)
+    assert not [line for line in table if "not measured" in line]
+    assert f"{ENGINES} of them run here" in table[-1]
+    assert "on RTX 4090" in inspected(folder / "decoder.onnx")
+    assert f"{ENGINES} reused: " in build_rtx(WITH_CARD)[-1]
+    assert not [line for line in build_rtx(ELSEWHERE) if "not measured" in line]
+
+
+def test_a_measurement_is_of_one_engine_file(portable: Path, build_rtx: Build) -> None:
+    build_rtx(ELSEWHERE)
+    build_rtx(WITH_CARD)
+    folder = folder_of(portable)
+    manifest = read_manifest(manifest_path(folder, "decoder"))
+    assert read_measurement(folder, manifest.model_copy(update={"engine_sha256": "0" * 64})) is None
+    measurement_path(folder, "decoder").write_text("{")
+    assert read_measurement(folder, manifest) is None
+    assert f"{ENGINES} reused, 1 measured" in build_rtx(WITH_CARD)[-1]
+
+
+def test_a_machine_that_runs_what_it_builds_measures_it_at_once(portable: Path, build_rtx: Build) -> None:
+    lines = build_rtx(WITH_CARD)
+    assert f"{ENGINES} built: " in lines[-1]
+    folder = folder_of(portable)
+    assert "max_rel" in read_manifest(manifest_path(folder, "decoder")).error
+    assert not measurement_path(folder, "decoder").exists()
+
+
+def test_an_engine_that_is_off_is_refused_when_it_is_measured(portable: Path, build_rtx: Build) -> None:
+    build_rtx(ELSEWHERE)
+    folder = folder_of(portable)
+    manifest = read_manifest(manifest_path(folder, "decoder"))
+    tight = {**manifest.build, "tolerance": 1e-12}
+    portable.write_text(portable.read_text().replace("[build]", "[build]\ntolerance = 1e-12"))
+    write_manifest(manifest_path(folder, "decoder"), manifest.model_copy(update={"build": tight}))
+    with pytest.raises(BuildError, match="engine 'decoder' is off by"):
+        build_rtx(WITH_CARD)
+    assert not measurement_path(folder, "decoder").exists()
+
+
+def test_measurements_go_with_their_engines(portable: Path, build_rtx: Build) -> None:
+    build_rtx(ELSEWHERE)
+    build_rtx(WITH_CARD)
+    inventory.clean(load_deployment(portable), "tensorrt-rtx")
+    assert not folder_of(portable).exists()

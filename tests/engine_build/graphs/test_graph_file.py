@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from helpers.factories import TinySpec, tiny_bundle, tiny_decoder
-from onnx import TensorProto, helper
+from helpers import strangers_graphs as strangers
+from helpers.factories import TinySpec, tiny_bundle, tiny_decoder, tiny_deployment
+from helpers.paths import DEMO
+from onnx import TensorProto, helper, numpy_helper
 
-from engine_build.graphs.graph_file import data_files, derived_graph, graph_of, read_graph
+from engine_build.config import BuildConfig
+from engine_build.graphs.graph_file import (
+    Graph,
+    data_files,
+    decoder_graph,
+    derived_graph,
+    graph_of,
+    load_model,
+    messages_of,
+    read_graph,
+    with_axis_names,
+)
+from engine_build.graphs.graph_writer import GraphWriter
+from engine_build.graphs.plain_graph import opset, plain
+from engine_build.graphs.reference_session import (
+    exact_options,
+    exact_session,
+    graph_session,
+    model_of,
+    onnxruntime_errors,
+    run_reason,
+    session,
+)
+from engine_build.new_bundle.probe import frame_counts
+from engine_build.new_bundle.roles import decoder_roles
+from engine_build.request import load_request
+from engine_build.specs import engine_specs as module
+from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError, ConfigError
 
 
@@ -268,3 +300,263 @@ def test_constants_inside_nodes_count_as_weights() -> None:
     node = helper.make_node("Constant", [], ["y"], value=tensor)
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])
     assert graph_of(helper.make_model(helper.make_graph([node], "constant", [], [output]))).weights_bytes == 12
+
+
+LETTERS = {"x": "RTC", "time": "R", "tokens": "RLC", "y": "RTC"}
+
+
+def renamed(path: Path, name: str, **how: Any) -> Path:
+    """The graph in a file, with every axis that has a name called so, those of values within too. how: see save."""
+    model = onnx.load(path)
+    for dimension in messages_of(model, onnx.TensorShapeProto.Dimension):
+        if dimension.dim_param:
+            dimension.dim_param = name
+    onnx.save(model, path, **how)
+    return path
+
+
+def test_one_name_for_all_axes_is_replaced_and_onnx_runtime_runs_the_graph(tmp_path: Path) -> None:
+    """With the names as they are it takes memory of one tensor for another one, of another size."""
+    demo = load_request(DEMO)
+    source = demo.bundle.graph_path(demo.bundle.decoder.graph)
+    path = Path(shutil.copy(source, tmp_path))
+    external = {"save_as_external_data": True, "location": "decoder.onnx.data", "size_threshold": 1024}
+    graph = read_graph(renamed(path, "n", **external))
+    found = decoder_graph(demo.bundle.model_copy(update={"folder": tmp_path}))
+    assert {info.name: info.shape for info in found.inputs}["encoder_hidden_states"][:2] == ("R", "L")
+    assert (found.label, found.sha256 == graph.sha256) == (str(path), False)
+    sizes, random = {"R": 3, "T": 34, "L": 16}, np.random.default_rng(0)
+    feeds: dict[str, Any] = {
+        info.name: random.uniform(0.1, 1, [sizes.get(str(size), size) for size in info.shape]).astype(np.float32)
+        for info in found.inputs
+    }
+    expected, renewed = (exact_session(each, 1).run(None, feeds)[0] for each in (read_graph(source), found))
+    np.testing.assert_array_equal(renewed, expected)
+    with pytest.raises(Exception, match="attempting to re-use buffer"):
+        exact_session(graph, 1).run(None, feeds)
+
+
+def test_init_measures_a_graph_of_one_name_for_all_axes(tmp_path: Path) -> None:
+    bundle = load_request(DEMO).bundle
+    path = Path(shutil.copy(bundle.graph_path(bundle.decoder.graph), tmp_path))
+    graph = read_graph(renamed(path, "n"))
+    assert frame_counts(graph, decoder_roles(graph, {}, lambda role, fitting: None)).multiple == 2
+
+
+def stated(**shapes: tuple[int | str, ...]) -> Graph:
+    """A graph of these inputs, the last of which is the output too."""
+    values = {n: onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n, shape in shapes.items()}
+    output = values.pop("y")
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    return graph_of(onnx.helper.make_model(onnx.helper.make_graph([node], "g", list(values.values()), [output])))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"x": ("a", "b", 2), "time": ("a",), "tokens": ("a", "c", 2), "y": ("a", "b", 2)},
+        {"x": ("a", "b", 2), "time": ("d",), "tokens": ("e", "c", 2), "y": ("f", "g", 2)},
+        {"x": (None, None, 2), "time": (None,), "tokens": (4, None, 2), "y": (None, None, 2)},
+        {"x": (4, 8, 2), "time": (4,), "tokens": (4, 8, 2), "y": (4, 8, 2)},
+    ],
+    ids=["equal names", "other names in every tensor", "no names", "fixed"],
+)
+def test_names_that_contradict_nothing_stay(shapes: dict[str, Any]) -> None:
+    graph = stated(**shapes)
+    assert with_axis_names(graph, LETTERS) is graph
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"x": ("a", "a", 2), "time": ("t",), "tokens": ("r", "l", 2), "y": ("o", "p", 2)},
+        {"x": ("r", "t", 2), "time": ("r",), "tokens": ("t", "l", 2), "y": ("r", "t", 2)},
+        {"x": ("r", "t", 2), "time": ("r",), "tokens": ("r", "l", 2), "y": ("r", "l", 2)},
+    ],
+    ids=["in one tensor", "in two inputs", "of an output"],
+)
+def test_a_name_of_two_roles_is_replaced_and_fixed_sizes_stay(shapes: dict[str, Any]) -> None:
+    graph = stated(**shapes)
+    found = with_axis_names(graph, LETTERS)
+    wanted = {name: tuple(2 if letter == "C" else letter for letter in letters) for name, letters in LETTERS.items()}
+    assert {info.name: info.shape for info in (*found.inputs, *found.outputs)} == wanted
+    assert load_model(found.source).graph.node == load_model(graph.source).graph.node
+
+
+def test_graphs_that_we_make_keep_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no engine is built again for it."""
+    kept: list[bool] = []
+
+    def noted(graph: Graph, letters: dict[str, str]) -> Graph:
+        kept.append((found := with_axis_names(graph, letters)) is graph)
+        return found
+
+    monkeypatch.setattr(module, "with_axis_names", noted)
+    tiny = tiny_deployment(tmp_path, conditions=True, planner={"capacity": 96, "thinking": False}, depth=2)
+    specs = [spec for deployment in (DEMO, tiny) for spec in engine_specs(load_request(deployment))]
+    assert kept == [True] * len(specs)
+
+
+def test_every_graph_of_a_bundle_may_have_one_name_for_all_axes(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path, conditions=True, planner={"capacity": 96, "thinking": False}, depth=2)
+    plain = {spec.name: spec for spec in engine_specs(load_request(path))}
+    tiny_bundle(tmp_path / "tiny", conditions=True, planner={"capacity": 96, "thinking": False})
+    for file in (tmp_path / "tiny").glob("*.onnx"):
+        renamed(file, "n")
+    for spec in engine_specs(load_request(path)):
+        ranks = [[len(info.shape) for info in graph.inputs] for graph in (spec.graph, plain[spec.name].graph)]
+        assert ranks[0] == ranks[1]
+        names: dict[str, str] = {}
+        for info in spec.graph.inputs:
+            for letter, size in zip(spec.letters[info.name], info.shape, strict=True):
+                assert isinstance(size, int) or names.setdefault(size, letter) == letter
+
+
+X = np.array([[1, -2, 3, -4]], np.float32)
+FLOAT = TensorProto.FLOAT
+
+
+def model_of_nodes(
+    nodes: list[onnx.NodeProto], functions: list[onnx.FunctionProto] | None = None, version: int = 18, **parts: object
+) -> onnx.ModelProto:
+    """x `[rows, 4]` -> y."""
+    x, y = (helper.make_tensor_value_info(name, FLOAT, ("rows", 4)) for name in "xy")
+    graph = helper.make_graph(nodes, "stranger", [x], [y], **parts)
+    opsets = [helper.make_opsetid("", version), helper.make_opsetid("own", 1)]
+    return helper.make_model(graph, opset_imports=opsets, functions=functions or [], ir_version=8)
+
+
+def run(model: onnx.ModelProto) -> np.ndarray:
+    found: np.ndarray = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": X})[0]
+    return found
+
+
+def plain_copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    return plain(onnx.ModelProto.FromString(model.SerializeToString()))
+
+
+def leaky(version: int = 18, kind: str = "LeakyRelu") -> onnx.FunctionProto:
+    """A function whose attribute has a default that is not its operator's."""
+    node = helper.make_node(kind, ["a"], ["b"])
+    node.attribute.add(name="alpha", ref_attr_name="alpha", type=onnx.AttributeProto.FLOAT)
+    default, opsets = helper.make_attribute("alpha", 0.5), [helper.make_opsetid("", version)]
+    return helper.make_function("own", "Leaky", ["a"], ["b"], [node], opsets, attribute_protos=[default])
+
+
+@pytest.mark.parametrize("given", [{}, {"alpha": 0.25}])
+@pytest.mark.parametrize("version", [18, 17])
+def test_functions_are_inlined_with_the_attributes_of_their_calls(given: dict[str, float], version: int) -> None:
+    call = helper.make_node("Leaky", ["x"], ["y"], domain="own", **given)
+    model = model_of_nodes([call], [leaky(version)])
+    made = plain_copy(model)
+    assert not made.functions
+    np.testing.assert_array_equal(run(made), run(model))
+
+
+def test_a_function_of_operators_that_changed_stays_and_runs() -> None:
+    """ReduceMax of opset 13 has axes as an attribute."""
+    node = helper.make_node("ReduceMax", ["a"], ["b"], axes=[1])
+    function = helper.make_function("own", "Peak", ["a"], ["b"], [node], [helper.make_opsetid("", 13)])
+    add = helper.make_node("Add", ["x", "peak"], ["y"])
+    model = model_of_nodes([helper.make_node("Peak", ["x"], ["peak"], domain="own"), add], [function])
+    assert [each.name for each in plain_copy(model).functions] == ["Peak"]
+
+
+def test_constants_of_every_form_become_initializers() -> None:
+    values, places = numpy_helper.from_array(np.array([2.0], np.float32), "s"), numpy_helper.from_array(np.array([3]))
+    nodes = [
+        helper.make_node("Constant", [], ["a"], value_floats=[1.0, 2.0, 3.0, 4.0]),
+        helper.make_node("Constant", [], ["b"], value_float=0.5),
+        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.array([1.0], np.float32))),
+        helper.make_node("Constant", [], ["d"], sparse_value=helper.make_sparse_tensor(values, places, [4])),
+        helper.make_node("Sum", ["x", "a", "b", "c", "d", "s"], ["y"]),
+    ]
+    model = model_of_nodes(nodes, sparse_initializer=[helper.make_sparse_tensor(values, places, [4])])
+    made = plain_copy(model)
+    assert ([node.op_type for node in made.graph.node], list(made.graph.sparse_initializer)) == (["Sum"], [])
+    np.testing.assert_array_equal(run(made), X + [1, 2, 3, 8] + 1.5)
+
+
+def test_a_constant_that_is_an_input_with_a_default_is_none() -> None:
+    weight = numpy_helper.from_array(np.full(4, 2, np.float32), "w")
+    model = model_of_nodes([helper.make_node("Mul", ["x", "w"], ["y"])], initializer=[weight])
+    model.graph.input.append(helper.make_tensor_value_info("w", FLOAT, [4]))
+    model.ir_version = 3
+    made = plain_copy(model)
+    assert [value.name for value in made.graph.input] == ["x"]
+    np.testing.assert_array_equal(run(made), 2 * X)
+
+
+def test_constants_of_two_bodies_with_one_name_stay_apart() -> None:
+    def branch(number: float) -> onnx.GraphProto:
+        inner = helper.make_node("Add", ["x", "w"], ["out"])
+        constant = numpy_helper.from_array(np.float32([number]), "w")
+        return helper.make_graph([inner], "b", [], [helper.make_tensor_value_info("out", FLOAT, None)], [constant])
+
+    choice = helper.make_node("If", ["flag"], ["z"], then_branch=branch(1), else_branch=branch(2))
+    other = helper.make_node("If", ["not"], ["u"], then_branch=branch(10), else_branch=branch(20))
+    flags = [numpy_helper.from_array(np.array(value), name) for name, value in (("flag", True), ("not", False))]
+    model = model_of_nodes([choice, other, helper.make_node("Add", ["z", "u"], ["y"])], initializer=flags)
+    made = plain_copy(model)
+    assert len(made.graph.initializer) == 2 + 4
+    np.testing.assert_array_equal(run(made), 2 * X + 21)
+
+
+def test_a_model_without_a_standard_opset_is_refused() -> None:
+    with pytest.raises(BuildError, match="names no opset of the standard ONNX domain"):
+        opset(helper.make_model(onnx.GraphProto(), opset_imports=[helper.make_opsetid("own", 1)]))
+
+
+def product() -> onnx.ModelProto:
+    """y = 2 x, as a matrix product."""
+    graph = GraphWriter("product")
+    x = graph.input("x", ("rows", 32))
+    graph.output("y", graph.op("MatMul", x, graph.constant(2 * np.eye(32), name="weight")), ("rows", 32))
+    return graph.model()
+
+
+def test_graphs_in_memory_and_in_files_run(tmp_path: Path) -> None:
+    path = tmp_path / "product.onnx"
+    onnx.save(product(), path, save_as_external_data=True, location="product.data", size_threshold=64)
+    x = np.ones((3, 32), np.float32)
+    for graph in (graph_of(product()), read_graph(path)):
+        (y,) = graph_session(graph, BuildConfig(threads=1)).run(None, {"x": x})
+        np.testing.assert_array_equal(y, 2 * x)
+
+
+def test_the_model_of_a_file_comes_without_its_external_data(tmp_path: Path) -> None:
+    path = tmp_path / "product.onnx"
+    onnx.save(product(), path, save_as_external_data=True, location="product.data", size_threshold=64)
+    (weight,) = model_of(read_graph(path)).graph.initializer
+    assert weight.data_location == onnx.TensorProto.EXTERNAL
+    assert model_of(graph_of(product())) == product()
+
+
+def test_the_reference_keeps_one_copy_of_its_weights() -> None:
+    options = graph_session(graph_of(product()), BuildConfig(threads=1)).get_session_options()
+    assert options.get_session_config_entry("session.disable_prepacking") == "1"
+
+
+def test_a_graph_that_does_not_load_names_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(b"not a graph")
+    with pytest.raises(BuildError, match=r"does not load the decoder") as caught:
+        session(path, exact_options(1), "the decoder")
+    assert "polygraphy inspect model FILE" in caught.value.fix
+
+
+def test_a_failing_execute_names_the_node_and_those_that_it_is_in() -> None:
+    """A Reshape without a name in the body of a Loop that has one."""
+    graph = strangers.with_loop("going").model()
+    loop = next(node for node in graph.graph.node if node.op_type == "Loop")
+    body = next(item.g for item in loop.attribute if item.name == "body")
+    body.node.insert(1, strangers.node("Reshape", ["m", "sizes"], "reshaped"))
+    body.node[2].input[0] = "reshaped"
+    graph.graph.initializer.append(numpy_helper.from_array(np.array([7, -1, 5]), "sizes"))
+    runner = session(graph.SerializeToString(), exact_options(1), "graph")
+    with pytest.raises(onnxruntime_errors()) as caught:
+        runner.run(None, {"latents": np.zeros((1, 3, 4), np.float32), "timestep": np.zeros(1, np.float32)})
+    found = run_reason(caught.value)
+    assert found.startswith(f"a node Reshape in node {loop.name!r} (Loop): ")
+    assert found.endswith("Input shape:{1,3,4}, requested shape:{7,-1,5}")
+    assert "onnxruntime_src" not in found

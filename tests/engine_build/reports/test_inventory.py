@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.factories import tiny_deployment
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from engine_build.cli import app
-from engine_build.compile.builder import build_deployment
+from engine_build.compile import environment as environment
+from engine_build.compile.builder import build, build_deployment
 from engine_build.compile.engine_folder import locked
-from engine_build.compile.environment import BuildEnvironment
+from engine_build.compile.environment import BuildEnvironment, probe_environment
+from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.reports import inventory
-from engine_build.reports.console import UNMEASURED
+from engine_build.reports.console import UNMEASURED, ConsoleReport, print_decisions, print_inspection, size
+from engine_build.reports.dry_run import ranges_without_bundle
+from engine_build.request import load_request, read_options
+from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError
+from runtime.commands import task_progress
 from runtime.commands.terminal import EXIT_INTERRUPTED
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import (
@@ -267,3 +277,216 @@ def test_list_says_what_auto_is_and_why(
     assert f'precision = "auto" on the target cpu: {says}' in invoke("list", path).stdout
     path.write_text(path.read_text().replace('"auto"', '"fp32"'))
     assert '"auto"' not in invoke("list", path).stdout
+
+
+def console(*, terminal: bool, width: int = 200) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, force_terminal=terminal, width=width, color_system=None), file
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return tiny_deployment(tmp_path, more='[build]\nstep_variants = ["plain"]\n')
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (74_800_000, "71.3 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (3 << 50, "3072.0 TiB"),
+    ],
+)
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_a_file_gets_plain_lines_one_per_engine(tiny: Path) -> None:
+    out, file = console(terminal=False, width=40)
+    report = ConsoleReport(out)
+    build(load_request(tiny), report=report)
+    report.summary("here", 1.25)
+    lines = file.getvalue().splitlines()
+    assert "\x1b" not in file.getvalue()
+    assert len(lines) == 1 + 10 + 1
+    assert lines[1].startswith("built ")
+    assert lines[1].endswith("decoder  (not built yet)")
+    assert lines[-1].startswith("10 built: ")
+    assert lines[-1].endswith("in here, 1.2 s")
+
+
+def test_reused_and_removed_engines_are_printed(tiny: Path) -> None:
+    build(load_request(tiny))
+    tiny.write_text(tiny.read_text().replace('["plain"]', "[]"))
+    out, file = console(terminal=False)
+    report = ConsoleReport(out)
+    build(load_request(tiny), report=report)
+    report.summary("here", 0.0)
+    assert file.getvalue().count("\nreused ") == 9
+    assert "step.plain  (the deployment no longer has it)" in file.getvalue()
+    assert "9 reused, 1 removed" in file.getvalue()
+
+
+def test_a_terminal_gets_a_spinner_with_the_last_known_time(tiny: Path) -> None:
+    for force, last in ((False, "first time"), (True, "last time")):
+        out, file = console(terminal=True)
+        build(load_request(tiny), force=force, report=ConsoleReport(out))
+        assert "building decoder" in file.getvalue()
+        assert last in file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_table_of_a_dry_run(tiny: Path, terminal: bool) -> None:
+    out, file = console(terminal=terminal)
+    print_decisions(out, check_rebuilds(load_request(tiny), "cpu"), "there")
+    text = file.getvalue()
+    for part in ("engine", "memory", "decoder", "not built yet", "codec_encode", "total", "there", "KiB"):
+        assert part in text
+    assert text.count("build ") >= 10
+
+
+def inspected(error: dict[str, float], **more: Any) -> list[str]:
+    """The lines of `inspect` for an engine with this error in its manifest."""
+    manifest = {
+        "name": "decoder", "target": "tensorrt-rtx", "device": {}, "tool_versions": {"tensorrt-rtx": "1.7"},
+        "graph_sha256": "ab" * 32, "build": {"precision": "bf16"}, "inputs": (), "outputs": (), "error": error,
+        "build_s": 2.25, "built_on": "a CPU", "facts": {},
+    }  # fmt: skip
+    out, file = console(terminal=False)
+    print_inspection(out, {"file": "decoder.plan", "size_bytes": 2048, "manifest": manifest, **more})
+    return file.getvalue().splitlines()
+
+
+def test_an_inspection_says_where_the_error_was_measured_or_that_it_was_not() -> None:
+    own, elsewhere, nowhere = (
+        inspected({"max_rel": 0.0125}),
+        inspected({}, measured={"error": {"max_rel": 0.5}, "measured_on": "a card"}),
+        inspected({}),
+    )
+    assert [line for line in own if line.startswith(("error", "measured", "facts"))] == ["error     max_rel 1.25e-02"]
+    assert [line for line in elsewhere if line.startswith(("error", "measured"))] == [
+        "measured  max_rel 5.00e-01, on a card"
+    ]
+    assert [line for line in nowhere if line.startswith(("error", "measured"))] == [f"measured  {UNMEASURED}"]
+    assert nowhere[0] == "file      decoder.plan, 2.0 KiB"
+    assert "built     in 2.2 s on a CPU" in nowhere
+
+
+def test_a_note_is_printed_once_a_build() -> None:
+    out, file = console(terminal=False)
+    report = ConsoleReport(out)
+    for text in ("one", "two", "one"):
+        report.note(text)
+    assert [line.split() for line in file.getvalue().splitlines()] == [["note:", "one"], ["note:", "two"]]
+
+
+def test_what_a_build_does_for_long_is_told_unless_a_spinner_shows_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(task_progress, "SILENT_S", 0.001)
+    (decision, *_) = check_rebuilds(load_request(tiny), "cpu")
+
+    def is_told(part: str) -> bool:
+        """Within a time that no load exceeds."""
+        end_s = time.monotonic() + 60.0
+        while time.monotonic() < end_s:
+            if part in capsys.readouterr().err:
+                return True
+        return False
+
+    for terminal in (False, True):
+        out, file = console(terminal=terminal)
+        report = ConsoleReport(out)
+        with report.telling():
+            assert is_told("checking graphs and engines: 0 s so far")
+            with report.building(decision):
+                assert terminal or is_told("building decoder (first time): 0 s so far")
+            assert is_told("checking graphs and engines: 0 s so far")
+        assert ("building decoder" in file.getvalue()) == terminal
+
+
+def dry_run(dry: Path) -> str:
+    result = CliRunner().invoke(app, [str(dry), "--target", "tensorrt", "--dry-run"])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture
+def dry(tmp_path: Path) -> Path:
+    more = '[build]\nstep_variants = ["plain"]\noptimization_level = 5\n'
+    return tiny_deployment(tmp_path, channels=32, more=more)
+
+
+def test_a_dry_run_shows_engines_ranges_and_options(dry: Path) -> None:
+    text = dry_run(dry)
+    for part in (
+        "decoder ", "not built yet", "rows 1..4..8, frames 2..32..64, tokens 1..8..32",
+        "slots 1..4..4, rows 1..8..128, frames 2..32..64", "optimization_level = 5", "refit = false",
+        "workspace_mib = TensorRT's choice", "missing here: ", "package tensorrt", "pip install 'tickrt[tensorrt]'",
+    ):  # fmt: skip
+        assert part in text
+    ranges = {line for line in text.splitlines() if line.startswith("    slots")}
+    assert "    slots 1..4..4, rows 1..8..128, frames 2..32..64" in ranges, "without what is 1 in every tick"
+    assert not (dry.parent / ".engines").exists()
+
+
+def test_a_dry_run_shows_the_values_per_kind_of_engine(tmp_path: Path) -> None:
+    more = '[build]\nprecision = { decoder = "bf16", codec = "fp16" }\nworkspace_mib.planner = 64\n'
+    text = dry_run(tiny_deployment(tmp_path, more=more))
+    assert "precision = decoder bf16, codec fp16, encoders fp32, planner fp32" in text
+    assert "optimization_level = 3" in text
+    assert "planner 64" in text
+
+
+def test_without_the_bundle_a_dry_run_shows_known_ranges(dry: Path) -> None:
+    whole = dry_run(dry)
+    (dry.parent / "tiny").rename(dry.parent / "elsewhere")
+    text = dry_run(dry)
+    for part in (
+        "unknown without the bundle", "decoder", "codec_decode  (where the bundle has one)", "step.plain",
+        "rows 1..4..8, frames 2..32..64, tokens 1..8..32", "no bundle at ", "engine_build.export",
+        "optimization_level = 5", "missing here: ",
+    ):  # fmt: skip
+        assert part in text
+    ranges = {line for line in whole.splitlines() if line.startswith("    slots")}
+    assert ranges == {line for line in text.splitlines() if line.startswith("    slots")}
+
+
+def test_without_a_bundle_engines_and_known_ranges_are_the_same(tmp_path: Path) -> None:
+    more = 'adapter_rank = 16\n[build]\nstep_variants = ["plain"]\n'
+    dry = tiny_deployment(tmp_path, more=more, channels=32, conditions=True, planner={"draft": True}, adapters=True)
+    deployment = load_deployment(dry)
+    engines = {item.name: item.ranges for item in ranges_without_bundle(deployment, read_options(deployment))}
+    specs = {spec.name: spec.ranges for spec in engine_specs(load_request(dry))}
+    assert list(engines) == list(specs)
+    known = {name: ranges for name, ranges in engines.items() if ranges is not None}
+    assert known == {name: specs[name] for name in known}
+    assert len(known) == 8 < len(specs)
+
+
+def test_a_build_lists_all_missing_packages(dry: Path) -> None:
+    result = CliRunner().invoke(app, [str(dry), "--target", "tensorrt"])
+    assert result.exit_code == 3
+    assert "package tensorrt, which is not installed; an NVIDIA GPU with its driver is needed" in result.stderr
+    assert "fix: pip install 'tickrt[tensorrt]'" in result.stderr
+    assert not (dry.parent / ".engines").exists()
+
+
+def test_libraries_that_do_not_load_are_reported(dry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site" / "tensorrt"
+    site.mkdir(parents=True)
+    (site / "__init__.py").write_text("raise ImportError('libnvinfer.so.11: cannot open shared object file')")
+    monkeypatch.syspath_prepend(str(site.parent))
+    found = probe_environment("tensorrt", read_options(load_deployment(dry)))
+    assert found.missing is not None
+    assert "its libraries do not load: libnvinfer.so.11" in found.missing.what
+
+
+def test_the_cpu_still_needs_the_bundle(dry: Path) -> None:
+    (dry.parent / "tiny").rename(dry.parent / "elsewhere")
+    result = CliRunner().invoke(app, [str(dry), "--dry-run"])
+    assert result.exit_code == 2
+    assert "no bundle at" in result.stderr

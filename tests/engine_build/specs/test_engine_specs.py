@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from helpers.factories import NUM_NAMES, tiny_deployment
+from helpers.building import build_engine
+from helpers.factories import NUM_NAMES, TinySpec, tiny_decoder, tiny_deployment
+from simulator.fixture import simulated
+from simulator.onnxruntime_gpu import simulated_provider
 
+from engine_build.compile.engine_folder import locked
+from engine_build.compile.environment import build_environment
+from engine_build.compile.rebuild_check import check_graphs, check_rebuilds, tensor_bytes
+from engine_build.compile.verify import inputs_at
 from engine_build.config import ROWS_VARIANTS, STEP_VARIANTS
+from engine_build.graphs.graph_file import Graph, graph_of
 from engine_build.request import load_request
-from engine_build.specs.engine_spec import EngineSpec, input_shapes, optimization_profiles, sizes_at
+from engine_build.specs import planner_specs
+from engine_build.specs.engine_spec import (
+    EngineSpec,
+    Port,
+    check_free,
+    check_ports,
+    input_shapes,
+    optimization_profiles,
+    sizes_at,
+)
 from engine_build.specs.engine_specs import decoder_samples, engine_specs
 from runtime.audio.codec import MAX_BATCH
 from runtime.base.errors import BuildError, ConfigError, TickError
-from runtime.config.deployment import ShapeRange, ShapeRanges
+from runtime.config.targets import ShapeRange, ShapeRanges
+from runtime.engines.loading import open_engine
 from runtime.requests.request import MAX_CONDITIONS
 from runtime.tick.denoise.row_buffers import row_multiple
 
@@ -287,3 +306,194 @@ def test_samples_of_long_canvases_stay_affordable() -> None:
     many = ShapeRanges(rows=ShapeRange(min=9, opt=16, max=16), frames=canvas, tokens=tokens)
     assert [sample["R"] for sample in decoder_samples(few)] == [1, 1, 1]
     assert [sample["R"] for sample in decoder_samples(many)] == [9]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_deployment(tmp_path_factory.mktemp("planner"), planner={"draft": True})
+
+
+@pytest.fixture(scope="module")
+def planners(path: Path) -> dict[str, EngineSpec]:
+    return {spec.name: spec for spec in engine_specs(load_request(path))}
+
+
+def test_one_engine_has_prefill_decode_and_verify_as_shape_ranges(
+    planners: dict[str, EngineSpec],
+) -> None:
+    assert {"planner", "planner_draft", "sampler"} <= planners.keys()
+    prefill, decode, verify = planners["planner"].ranges
+    assert (prefill["R"], prefill["U"], prefill["G"], prefill["E"]) == ((1, 1, 2), (16,) * 3, (1,) * 3, (16, 32, 64))
+    assert (decode["R"], decode["U"], decode["G"], decode["E"]) == ((1, 8, 8), (1,) * 3, (1,) * 3, (1, 32, 64))
+    assert (verify["R"], verify["U"], verify["G"]) == ((1, 8, 8), (2, 5, 5), (1, 5, 5))
+
+
+def test_of_each_range_few_rows_are_compared_and_full_caches_first(
+    planners: dict[str, EngineSpec],
+) -> None:
+    samples = planners["planner"].samples
+    assert [(sizes["U"], sizes["R"], sizes["E"]) for sizes in samples[:3]] == [(1, 2, 64), (5, 2, 64), (16, 2, 64)]
+    assert max(sizes["R"] for sizes in samples) == 2
+
+
+def test_an_engine_of_the_cpu_is_verified_in_every_range_and_reused(path: Path) -> None:
+    request = load_request(path)
+    environment, folder = build_environment("cpu", request.options), request.deployment.engine_folder("cpu")
+    with locked(folder):
+        for decision in check_rebuilds(request, "cpu", environment=environment):
+            if decision.spec.name.startswith(("planner", "sampler")):
+                assert build_engine(decision, request, folder, environment).error["max_rel"] < 1e-5
+    actions = {d.spec.name: d.action for d in check_rebuilds(request, "cpu", environment=environment)}
+    assert [actions[name] for name in ("planner", "planner_draft", "sampler")] == ["reuse"] * 3
+
+
+def test_tensorrt_updates_the_caches_in_place(path: Path, tmp_path: Path) -> None:
+    with simulated():
+        from runtime.devices.cuda import CudaDevice
+
+        request = load_request(path)
+        environment = build_environment("tensorrt", request.options)
+        decisions = {item.spec.name: item for item in check_rebuilds(request, "tensorrt", environment=environment)}
+        check_graphs([decisions["planner"], decisions["sampler"]])
+        manifest = build_engine(decisions["planner"], request, tmp_path, environment)
+        assert (manifest.facts["tried_shapes"], manifest.facts["compared_shapes"]) == (12, 6)
+        spec, device = decisions["planner"].spec, CudaDevice()
+        engine = open_engine(tmp_path, "planner", device)
+        sizes = {**spec.largest, "R": 2, "U": 3, "G": 2, "E": 12, "A": 9}
+        feeds = inputs_at(spec.inputs, [sizes], 0)
+        outputs = engine.run(feeds)
+        assert request.bundle.planner is not None
+        names = request.bundle.planner.inputs.past, request.bundle.planner.outputs.present
+        for past, present in zip(*names, strict=True):
+            assert np.flatnonzero((outputs[present] != feeds[past]).any(axis=(0, 1, 3))).tolist() == [9, 10, 11]
+        engine.close()
+        device.close()
+
+
+@pytest.mark.parametrize(("precision", "dtype", "limit"), [("fp32", "float32", 1e-5), ("fp16", "float16", 2e-2)])
+def test_the_cuda_provider_builds_them(tmp_path: Path, precision: str, dtype: str, limit: float) -> None:
+    path = tiny_deployment(tmp_path, planner={}, more=f'[build]\nprecision = "{precision}"\n')
+    with simulated() as machine, simulated_provider(machine):
+        request = load_request(path)
+        environment = build_environment("cuda", request.options)
+        decisions = {item.spec.name: item for item in check_rebuilds(request, "cuda", environment=environment)}
+        planner = build_engine(decisions["planner"], request, tmp_path, environment)
+        assert planner.error["max_rel"] < limit
+        caches = [info.dtype for info in (*planner.inputs, *planner.outputs) if len(info.shape) == 4]
+        assert caches == [dtype] * 8
+        assert build_engine(decisions["sampler"], request, tmp_path, environment).error["max_rel"] < 1e-5
+
+
+def test_memory_counts_a_cache_that_is_updated_in_place_once(planners: dict[str, EngineSpec]) -> None:
+    spec = planners["planner"]
+    cache = 4 * 8 * 2 * 64 * 8
+    assert 4 * cache < tensor_bytes(spec) < 5 * cache + 4 * 8 * 5 * 280
+
+
+def test_an_older_onnxruntime_is_refused_with_the_one_that_is_needed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner_specs, "tool_versions", lambda target: {"onnxruntime": "1.24.4"})
+    with pytest.raises(BuildError, match=r"onnxruntime 1\.24\.4 does not run a planner.*expected 1\.25") as raised:
+        engine_specs(load_request(path))
+    assert raised.value.fix == "pip install 'onnxruntime>=1.25'"
+
+
+def test_a_capacity_that_is_not_the_graphs_is_refused(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path, planner={})
+    bundle = tmp_path / "tiny" / "bundle.toml"
+    bundle.write_text(bundle.read_text("utf-8").replace("capacity = 64", "capacity = 80"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="capacity\\) is 64, expected 80"):
+        engine_specs(load_request(path))
+
+
+def test_a_graph_of_one_row_is_refused(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path, planner={})
+    file = load_request(path).bundle.graph_path("planner.onnx")
+    model = onnx.load(file)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == "R":
+                dim.dim_value = 1
+    onnx.save(model, file)
+    with pytest.raises(ConfigError, match=r"is fixed at 1, expected a dynamic one for 1\.\."):
+        engine_specs(load_request(path))
+
+
+INPUTS = (
+    Port("decoder.inputs.latents", "hidden_states", "RTC"),
+    Port("decoder.inputs.time", "timestep", "R"),
+    Port("decoder.inputs.condition", "encoder_hidden_states", "RLD"),
+    Port("decoder.inputs.condition_mask", "condition_mask", "RL"),
+    Port("decoder.inputs.context", "context_latents", "RTX"),
+)
+OUTPUTS = (Port("decoder.outputs.velocity", "velocity", "RTC"),)
+KNOWN = {"C": 8, "X": 16}
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return graph_of(tiny_decoder(TinySpec()))
+
+
+def changed(index: int, **fields: str) -> tuple[Port, ...]:
+    ports = list(INPUTS)
+    found = {"role": ports[index].role, "name": ports[index].name, "letters": ports[index].letters}
+    ports[index] = Port(**{**found, **fields})
+    return tuple(ports)
+
+
+def test_fixed_sizes_of_the_graph_are_returned(graph: Graph) -> None:
+    assert check_ports(graph, INPUTS, OUTPUTS, KNOWN) == {"C": 8, "X": 16, "D": 12}
+
+
+def test_a_role_without_a_tensor_lists_the_graphs_own(graph: Graph) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_ports(graph, changed(0, name="latents"), OUTPUTS, KNOWN)
+    found = str(caught.value)
+    for part in ("decoder.inputs.latents names 'latents'", "hidden_states float32[rows, frames, 8]", "timestep"):
+        assert part in found
+    assert "bundle.toml" in caught.value.fix
+
+
+def test_an_output_is_not_accepted_as_an_input(graph: Graph) -> None:
+    with pytest.raises(ConfigError, match="not an input of"):
+        check_ports(graph, changed(0, name="velocity"), OUTPUTS, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("ports", "known", "says"),
+    [
+        (changed(1, dtype="int64"), KNOWN, r"'timestep' \(decoder.inputs.time\) is float32, expected int64"),
+        (changed(1, letters="RT"), KNOWN, r"'timestep'.* has shape \[rows\], expected \[rows, frames\]"),
+        (INPUTS, {"C": 64, "X": 16}, r"\(latent channels\) is 8, expected 64"),
+        (INPUTS, {"C": 8, "X": 8}, r"\(context channels\) is 16, expected 8"),
+        (INPUTS[:-1], KNOWN, "the inputs context_latents, which have no role in bundle.toml"),
+    ],
+)
+def test_a_role_that_does_not_match_is_refused(
+    graph: Graph, ports: tuple[Port, ...], known: dict[str, int], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_ports(graph, ports, OUTPUTS, known)
+
+
+def test_an_output_without_a_role_is_refused(graph: Graph) -> None:
+    with pytest.raises(ConfigError, match="the outputs velocity"):
+        check_ports(graph, INPUTS, (), KNOWN)
+
+
+def test_one_letter_has_one_size() -> None:
+    model = tiny_decoder(TinySpec())
+    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 9
+    with pytest.raises(ConfigError, match=r"output 'velocity'.*latent channels.* is 9, expected 8"):
+        check_ports(graph_of(model), INPUTS, OUTPUTS, KNOWN)
+
+
+def test_a_fixed_dimension_is_refused_for_a_range() -> None:
+    model = tiny_decoder(TinySpec())
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    fixed = graph_of(model)
+    with pytest.raises(ConfigError, match=r"dimension 0 of 'hidden_states' \(rows\) is fixed at 1.*for 1\.\.8"):
+        check_free(fixed, INPUTS, {"R": (1, 8)})
+    check_free(fixed, INPUTS, {"R": (1, 1), "T": (2, 64)})

@@ -127,9 +127,9 @@ class Machine(Streams):
                 allocation = self._memory.find(address)
                 if allocation is None or allocation.is_freed:
                     self.break_rule(f"a graph is launched after memory that it uses was freed ({address:#x})")
-            self._launch(target, graph)
+            self.sim_launch(target, graph)
 
-    def _launch(self, stream: Stream, graph: Graph) -> None:
+    def sim_launch(self, stream: Stream, graph: Graph) -> None:
         def done() -> None:
             graph.running -= 1
 

@@ -38,21 +38,21 @@ class Builder:
             raise TypeError("__init__(): incompatible constructor arguments: Builder(logger: ILogger)")
         if not IS_RTX:
             need_driver("Builder")
-        self._logger = logger
+        self.sim_logger = logger
         self.max_threads = 1
 
     def create_network(self, flags: int = 0) -> INetworkDefinition:
         return INetworkDefinition(int(flags))
 
     def create_builder_config(self) -> IBuilderConfig:
-        return IBuilderConfig(self._logger)
+        return IBuilderConfig(self.sim_logger)
 
     def create_optimization_profile(self) -> IOptimizationProfile:
         return IOptimizationProfile()
 
     def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig) -> IHostMemory | None:
         """The plan; None where the build failed or was cancelled (the logger says why)."""
-        plan = _Build(self._logger, network, config).run()
+        plan = _Build(self.sim_logger, network, config).run()
         return None if plan is None else IHostMemory(plan)
 
     def build_serialized_network_to_stream(
@@ -62,13 +62,13 @@ class Builder:
         what = "build_serialized_network_to_stream"
         if not isinstance(writer, IStreamWriter):
             raise TypeError(f"{what}(): incompatible function arguments: {type(writer).__name__}")
-        plan = _Build(self._logger, network, config).run()
+        plan = _Build(self.sim_logger, network, config).run()
         if plan is None:
             return Answer(False, what)
         for start in range(0, len(plan), CHUNK_BYTES):
             piece = plan[start : start + CHUNK_BYTES]
             if writer.write(piece) != len(piece):
-                self._logger.log(Severity.ERROR, "IStreamWriter::write did not take all bytes")
+                self.sim_logger.log(Severity.ERROR, "IStreamWriter::write did not take all bytes")
                 return Answer(False, what)
         return Answer(True, what)
 
@@ -79,7 +79,7 @@ class _Build:
     def __init__(self, logger: ILogger, network: INetworkDefinition, config: IBuilderConfig) -> None:
         if not isinstance(network, INetworkDefinition) or not isinstance(config, IBuilderConfig):
             raise TypeError("build_serialized_network(): incompatible function arguments")
-        self._logger, self._network, self._config = logger, network, config
+        self.sim_logger, self._network, self._config = logger, network, config
         self._result: bytes | None = None
         self._error: BaseException | None = None
 
@@ -115,23 +115,23 @@ class _Build:
         graph = self._graph()
         if graph is None or not self._select_tactics():
             return None
-        return self._plan(graph).pack()
+        return self.sim_plan(graph).pack()
 
     def _fail(self, message: str) -> None:
-        self._logger.log(Severity.ERROR, f"IBuilder::buildSerializedNetwork: Error Code 4: {message}")
+        self.sim_logger.log(Severity.ERROR, f"IBuilder::buildSerializedNetwork: Error Code 4: {message}")
 
     def _problem(self) -> str | None:
         """Why the real builder refuses to start; None where it starts."""
-        if not self._network._is_strongly_typed:
+        if not self._network.sim_is_strongly_typed:
             machine().break_rule("a network of TensorRT 10 is not strongly typed")
-        if self._network._model is None:
+        if self._network.sim_model is None:
             return "Network must have at least one output"
-        if IS_RTX and (problem := _refused_option(self._config, self._network._model)):
+        if IS_RTX and (problem := _refused_option(self._config, self._network.sim_model)):
             return problem
-        free = [tensor for tensor in self._network._side(True) if -1 in tensor.shape]
-        if free and not self._config._profiles:
+        free = [tensor for tensor in self._network.sim_side(True) if -1 in tensor.shape]
+        if free and not self._config.sim_profiles:
             return "Network has dynamic or shape inputs, but no optimization profile has been defined."
-        for index, profile in enumerate(self._config._profiles):
+        for index, profile in enumerate(self._config.sim_profiles):
             for tensor in free:
                 if (problem := _profile_problem(profile, tensor, index)) is not None:
                     return problem
@@ -139,7 +139,7 @@ class _Build:
 
     def _refused_layer(self) -> str | None:
         """What the parser or the builder refuses in the layers, at the largest shapes of any profile."""
-        model = self._network._model
+        model = self._network.sim_model
         assert model is not None
         constants = {tensor.name for tensor in model.graph.initializer}
         for node in model.graph.node:
@@ -147,15 +147,15 @@ class _Build:
                 return f"{node.name}: kernel weights of {node.op_type} that are computed at run time"
             if node.op_type == "TensorScatter" and (problem := self._cache_problem(node)):
                 return f"{node.name}: IKVCacheUpdateLayer: {problem}"
-        static = {tensor.name: tuple(tensor.shape) for tensor in self._network._side(True)}
-        for index, profile in enumerate(self._config._profiles or [IOptimizationProfile()]):
-            shapes = value_shapes(model, {**static, **{name: ends[2] for name, ends in profile._ranges.items()}})
+        static = {tensor.name: tuple(tensor.shape) for tensor in self._network.sim_side(True)}
+        for index, profile in enumerate(self._config.sim_profiles or [IOptimizationProfile()]):
+            shapes = value_shapes(model, {**static, **{name: ends[2] for name, ends in profile.sim_ranges.items()}})
             for node in model.graph.node:
                 if problem := _refused_by_rtx(node, shapes, constants):
                     return f"{node.name}: {problem}"
-            for layer in self._network._layers:
-                if layer._node.op_type == "Attention" and not layer._attention.decomposable:
-                    query, kind = shapes[layer._node.input[0]]
+            for layer in self._network.sim_layers:
+                if layer.sim_node.op_type == "Attention" and not layer.sim_attention.decomposable:
+                    query, kind = shapes[layer.sim_node.input[0]]
                     if kind == onnx.TensorProto.FLOAT or query[-1] > WIDEST_FUSED_HEAD:
                         return f"{layer.name}: Attention operation was not supported by a dedicated kernel"
             for node in model.graph.node:
@@ -168,7 +168,7 @@ class _Build:
         return None
 
     def _cache_problem(self, node: onnx.NodeProto) -> str | None:
-        inputs, outputs = ({tensor.name: tensor for tensor in self._network._side(side)} for side in (True, False))
+        inputs, outputs = ({tensor.name: tensor for tensor in self._network.sim_side(side)} for side in (True, False))
         values = {item.name: item.s or item.i for item in node.attribute}
         if values.get("mode", b"linear") != b"linear":
             return "only KVCacheMode::kLINEAR is supported"
@@ -181,8 +181,8 @@ class _Build:
 
     def _graph(self) -> bytes | None:
         """The serialized graph; None where ONNX Runtime does not take it."""
-        assert self._network._model is not None
-        data = self._network._model.SerializeToString()
+        assert self._network.sim_model is not None
+        data = self._network.sim_model.SerializeToString()
         try:
             open_graph(data)
         except (ort_errors.Fail, ort_errors.InvalidGraph, ort_errors.NotImplemented, ort_errors.InvalidArgument) as e:
@@ -202,9 +202,9 @@ class _Build:
             time.sleep(seconds / STEPS)
             if step < skipped:
                 what = f"Skipping tactic {step} due to insufficient memory on requested size of {1 << 30} detected"
-                self._logger.log(Severity.WARNING, f"{what} for tactic 0x{step:016x}.")
+                self.sim_logger.log(Severity.WARNING, f"{what} for tactic 0x{step:016x}.")
             if monitor is not None and monitor.step_complete(INNER_PHASE, step) is not True:
-                self._logger.log(Severity.WARNING, "The build was cancelled by the progress monitor")
+                self.sim_logger.log(Severity.WARNING, "The build was cancelled by the progress monitor")
                 return False
         if not self._use_timing_cache():
             return False
@@ -217,27 +217,27 @@ class _Build:
 
     def _use_timing_cache(self) -> bool:
         config = self._config
-        if config._cache is None or config.builder_optimization_level == 0:
+        if config.sim_cache is None or config.builder_optimization_level == 0:
             return True
-        cache = config._cache()
+        cache = config.sim_cache()
         if cache is None:
             machine().break_rule("the timing cache was destroyed before the build was done")
         assert cache is not None
-        assert self._network._model is not None
-        keys = {f"{node.op_type}:{','.join(node.input)}" for node in self._network._model.graph.node}
-        missing = keys - cache._entries.keys()
-        self._logger.log(Severity.VERBOSE, f"Timing cache: {len(keys) - len(missing)} hits, {len(missing)} misses")
+        assert self._network.sim_model is not None
+        keys = {f"{node.op_type}:{','.join(node.input)}" for node in self._network.sim_model.graph.node}
+        missing = keys - cache.sim_entries.keys()
+        self.sim_logger.log(Severity.VERBOSE, f"Timing cache: {len(keys) - len(missing)} hits, {len(missing)} misses")
         if missing and config.get_flag(BuilderFlag.ERROR_ON_TIMING_CACHE_MISS):
             self._fail("timing cache miss with ERROR_ON_TIMING_CACHE_MISS")
             return False
-        cache._entries.update(dict.fromkeys(missing, 0.01))
+        cache.sim_entries.update(dict.fromkeys(missing, 0.01))
         return True
 
-    def _plan(self, graph: bytes) -> Plan:
+    def sim_plan(self, graph: bytes) -> Plan:
         config, here = self._config, machine()
         tensors = tuple(
             TensorPlan(item.name, item.dtype.name, tuple(item.shape), item.is_network_input)
-            for item in self._network._tensors
+            for item in self._network.sim_tensors
         )
         static = {item.name: (item.shape,) * 3 for item in tensors if item.is_input and -1 not in item.shape}
         return Plan(
@@ -245,8 +245,8 @@ class _Build:
             gpu="" if IS_RTX else here.gpu_name,
             compute_capability="" if IS_RTX else here.cc,
             tensors=tensors,
-            profiles=tuple({**static, **profile._ranges} for profile in config._profiles) or (static,),
-            flags=tuple(sorted(flag.name for flag in config._flags)),
+            profiles=tuple({**static, **profile.sim_ranges} for profile in config.sim_profiles) or (static,),
+            flags=tuple(sorted(flag.name for flag in config.sim_flags)),
             verbosity=config.profiling_verbosity.name,
             aux_streams=max(config.max_aux_streams, 0),
             hardware_compatibility=config.hardware_compatibility_level.name,
@@ -282,10 +282,13 @@ def _refused_by_rtx(node: onnx.NodeProto, shapes: Any, constants: set[str]) -> s
 
 def _refused_option(config: Any, model: onnx.ModelProto) -> str | None:
     """What TensorRT-RTX 1.7 was seen to refuse in the options of a build without a driver."""
-    cards, kinds = {card.name for card in config._capabilities}, {item.data_type for item in model.graph.initializer}
-    if model.graph.initializer and any(flag.name.startswith("REFIT") for flag in config._flags):
+    cards, kinds = (
+        {card.name for card in config.sim_capabilities},
+        {item.data_type for item in model.graph.initializer},
+    )
+    if model.graph.initializer and any(flag.name.startswith("REFIT") for flag in config.sim_flags):
         return "graph_jit.cpp:278: CHECK(status == CUDA_SUCCESS) failed"
-    if any(flag.name == "VERSION_COMPATIBLE" for flag in config._flags):
+    if any(flag.name == "VERSION_COMPATIBLE" for flag in config.sim_flags):
         return "Unable to load library: libnvinfer_lean.so.1"
     if "CURRENT" in cards:
         return "CUDA initialization failure with error: 35"
@@ -298,7 +301,7 @@ def _refused_option(config: Any, model: onnx.ModelProto) -> str | None:
 
 
 def _profile_problem(profile: IOptimizationProfile, tensor: Any, index: int) -> str | None:
-    ranges = profile._ranges.get(tensor.name)
+    ranges = profile.sim_ranges.get(tensor.name)
     if ranges is None:
         return f"Dynamic input {tensor.name} does not have shapes in optimization profile {index}."
     for sizes in zip(tensor.shape, *ranges, strict=False):

@@ -24,10 +24,10 @@ Ranges = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 class IOptimizationProfile:
     """Shape ranges: min, opt and max per input."""
 
-    __slots__ = ("__weakref__", "_ranges")
+    __slots__ = ("__weakref__", "sim_ranges")
 
     def __init__(self) -> None:
-        self._ranges: dict[str, Ranges] = {}
+        self.sim_ranges: dict[str, Ranges] = {}
 
     def set_shape(self, input: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]) -> None:
         """Raises ValueError where they are not in order."""
@@ -35,30 +35,30 @@ class IOptimizationProfile:
         ordered = len(shapes[0]) == len(shapes[1]) == len(shapes[2])
         if not ordered or not all(0 <= a <= b <= c for a, b, c in zip(*shapes, strict=True)):
             raise ValueError(f"Shape provided for min/opt/max of {input!r} is inconsistent: {shapes}")
-        self._ranges[input] = shapes
+        self.sim_ranges[input] = shapes
 
     def __bool__(self) -> bool:
-        return bool(self._ranges)
+        return bool(self.sim_ranges)
 
 
 class ITimingCache:
     """Measured times; valid for one version and one device."""
 
     def __init__(self, made_for: str, entries: dict[str, float]) -> None:
-        self._made_for, self._entries = made_for, entries
+        self.sim_made_for, self.sim_entries = made_for, entries
 
     def serialize(self) -> IHostMemory:
-        return IHostMemory(json.dumps({"made_for": self._made_for, "entries": self._entries}).encode())
+        return IHostMemory(json.dumps({"made_for": self.sim_made_for, "entries": self.sim_entries}).encode())
 
     def combine(self, input_cache: ITimingCache, ignore_mismatch: bool) -> bool:
         """Take the other's entries; own entries are kept."""
-        if input_cache._made_for != self._made_for and not ignore_mismatch:
+        if input_cache.sim_made_for != self.sim_made_for and not ignore_mismatch:
             return Answer(False, "ITimingCache.combine")
-        self._entries = {**input_cache._entries, **self._entries}
+        self.sim_entries = {**input_cache.sim_entries, **self.sim_entries}
         return Answer(True, "ITimingCache.combine")
 
     def queryKeys(self) -> list[str]:  # noqa: N802
-        return list(self._entries)
+        return list(self.sim_entries)
 
 
 def cache_key() -> str:
@@ -72,22 +72,22 @@ class IBuilderConfig:
 
     __slots__ = (
         "__weakref__",
-        "_cache",
-        "_flags",
         "_level",
-        "_logger",
         "_monitor",
-        "_profiles",
         "hardware_compatibility_level",
         "max_aux_streams",
         "profiling_verbosity",
+        "sim_cache",
+        "sim_flags",
+        "sim_logger",
+        "sim_profiles",
     )  # fmt: skip
 
     def __init__(self, logger: ILogger) -> None:
-        self._logger = logger
-        self._flags: set[Any] = {BuilderFlag.TF32}
-        self._profiles: list[IOptimizationProfile] = []
-        self._cache: weakref.ref[ITimingCache] | None = None
+        self.sim_logger = logger
+        self.sim_flags: set[Any] = {BuilderFlag.TF32}
+        self.sim_profiles: list[IOptimizationProfile] = []
+        self.sim_cache: weakref.ref[ITimingCache] | None = None
         self._monitor: IProgressMonitor | None = None
         self._level = 3
         self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
@@ -115,15 +115,15 @@ class IBuilderConfig:
     def set_flag(self, flag: Any) -> None:
         if flag not in BuilderFlag:
             raise TypeError(f"set_flag(): incompatible function arguments: {flag!r}")
-        self._flags.add(flag)
+        self.sim_flags.add(flag)
 
     def clear_flag(self, flag: Any) -> None:
         if flag not in BuilderFlag:
             raise TypeError(f"clear_flag(): incompatible function arguments: {flag!r}")
-        self._flags.discard(flag)
+        self.sim_flags.discard(flag)
 
     def get_flag(self, flag: Any) -> bool:
-        return flag in self._flags
+        return flag in self.sim_flags
 
     def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
         if pool not in MemoryPoolType or not isinstance(pool_size, int):
@@ -135,10 +135,10 @@ class IBuilderConfig:
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
         """Its index; -1 where the profile is not valid."""
         if not profile:
-            self._logger.log(Severity.ERROR, "addOptimizationProfile: the profile is not valid")
+            self.sim_logger.log(Severity.ERROR, "addOptimizationProfile: the profile is not valid")
             return -1
-        self._profiles.append(profile)
-        return len(self._profiles) - 1
+        self.sim_profiles.append(profile)
+        return len(self.sim_profiles) - 1
 
     def create_timing_cache(self, serialized_timing_cache: Any) -> ITimingCache | None:
         """A timing cache from serialized bytes, a new one from no bytes; None where the bytes are invalid."""
@@ -149,13 +149,13 @@ class IBuilderConfig:
             content = json.loads(data)
             return ITimingCache(content["made_for"], content["entries"])
         except (ValueError, KeyError, TypeError):
-            self._logger.log(Severity.ERROR, "createTimingCache: the timing cache is corrupted")
+            self.sim_logger.log(Severity.ERROR, "createTimingCache: the timing cache is corrupted")
             return None
 
     def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
         """The cache must live until the build is done."""
-        if cache._made_for != cache_key() and not ignore_mismatch:
-            self._logger.log(Severity.WARNING, f"The timing cache was made for {cache._made_for}, it is not used")
+        if cache.sim_made_for != cache_key() and not ignore_mismatch:
+            self.sim_logger.log(Severity.WARNING, f"The timing cache was made for {cache.sim_made_for}, it is not used")
             return Answer(False, "set_timing_cache")
-        self._cache = weakref.ref(cache)
+        self.sim_cache = weakref.ref(cache)
         return Answer(True, "set_timing_cache")

@@ -34,29 +34,29 @@ Shape = tuple[int, ...]
 class Runtime:
     """Loads plans. It must outlive its engines, and its logger must outlive it."""
 
-    _engine_kind: type[ICudaEngine]
+    sim_engine_kind: type[ICudaEngine]
 
     def __init__(self, logger: ILogger) -> None:
         if not isinstance(logger, ILogger):
             raise TypeError("__init__(): incompatible constructor arguments: Runtime(logger: ILogger)")
         need_driver("Runtime")
-        self._machine = machine()
-        self._logger = weakref.ref(logger)
+        self.sim_machine = machine()
+        self.sim_logger = weakref.ref(logger)
         self._engines: weakref.WeakSet[ICudaEngine] = weakref.WeakSet()
         self.engine_host_code_allowed = False
         self.max_threads = 1
 
     @property
     def logger(self) -> ILogger:
-        logger = self._logger()
+        logger = self.sim_logger()
         if logger is None:
-            self._machine.break_rule("a Runtime is used after its logger was destroyed")
+            self.sim_machine.break_rule("a Runtime is used after its logger was destroyed")
         assert logger is not None
         return logger
 
     def deserialize_cuda_engine(self, serialized_engine: Any) -> ICudaEngine | None:
         """The engine; None where the plan does not load (the logger gets the reason)."""
-        here = self._machine
+        here = self.sim_machine
         data = bytes(memoryview(serialized_engine))
         if here.faults.get("deserialize_none") or here.strikes("deserialize_none_at"):
             return self._fail("Serialization assertion stdVersionRead == serializationVersion failed")
@@ -74,7 +74,7 @@ class Runtime:
             weights = here.allocate(len(plan.graph), "device")
         except RefusedError as error:
             return self._fail(_cuda_words(error.code))
-        engine = self._engine_kind(self, plan, weights)
+        engine = self.sim_engine_kind(self, plan, weights)
         self._engines.add(engine)
         return engine
 
@@ -84,67 +84,71 @@ class Runtime:
 
     def __del__(self) -> None:
         if len(getattr(self, "_engines", ())):
-            remember("a Runtime was destroyed before its engines: close context, engine, runtime", self._machine)
+            remember("a Runtime was destroyed before its engines: close context, engine, runtime", self.sim_machine)
 
 
 class ICudaEngine:
     """A loaded plan; its weights take device memory."""
 
     def __init__(self, runtime: Runtime, plan: Plan, weights: int) -> None:
-        self._machine, self._runtime, self._logger = runtime._machine, weakref.ref(runtime), runtime._logger
-        self._plan, self._weights = plan, weights
-        self._tensors = {item.name: item for item in plan.tensors}
-        self._session, self._aliases = open_graph(plan.graph)
-        self._contexts: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
+        self.sim_machine, self._runtime, self.sim_logger = (
+            runtime.sim_machine,
+            weakref.ref(runtime),
+            runtime.sim_logger,
+        )
+        self.sim_plan, self._weights = plan, weights
+        self.sim_tensors = {item.name: item for item in plan.tensors}
+        self.sim_session, self.sim_aliases = open_graph(plan.graph)
+        self.sim_contexts: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
         self._outputs_of: dict[tuple[Shape, ...], dict[str, Shape]] = {}
 
     @property
     def num_io_tensors(self) -> int:
-        return len(self._plan.tensors)
+        return len(self.sim_plan.tensors)
 
     def get_tensor_name(self, index: int) -> str:
-        return self._plan.tensors[index].name
+        return self.sim_plan.tensors[index].name
 
     def get_tensor_mode(self, name: str) -> Any:
-        if name not in self._tensors:
+        if name not in self.sim_tensors:
             return TensorIOMode.NONE
-        return TensorIOMode.INPUT if self._tensors[name].is_input else TensorIOMode.OUTPUT
+        return TensorIOMode.INPUT if self.sim_tensors[name].is_input else TensorIOMode.OUTPUT
 
     def get_tensor_dtype(self, name: str) -> DataType:
-        return DataType[self._tensors[name].dtype]
+        return DataType[self.sim_tensors[name].dtype]
 
     def get_tensor_shape(self, name: str) -> Dims:
-        return Dims(self._tensors[name].shape)
+        return Dims(self.sim_tensors[name].shape)
 
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[Dims]:
-        if not self._tensors[name].is_input:
+        if not self.sim_tensors[name].is_input:
             return [Dims()] * 3
-        return [Dims(shape) for shape in self._plan.profiles[profile_index][name]]
+        return [Dims(shape) for shape in self.sim_plan.profiles[profile_index][name]]
 
     def get_aliased_input_tensor(self, name: str) -> str | None:
-        return self._aliases.get(name)
+        return self.sim_aliases.get(name)
 
     @property
     def refittable(self) -> bool:
-        return "REFIT" in self._plan.flags
+        return "REFIT" in self.sim_plan.flags
 
     @property
     def num_optimization_profiles(self) -> int:
-        return len(self._plan.profiles)
+        return len(self.sim_plan.profiles)
 
     @property
     def device_memory_size_v2(self) -> int:
-        return max(self.get_device_memory_size_for_profile_v2(i) for i in range(len(self._plan.profiles)))
+        return max(self.get_device_memory_size_for_profile_v2(i) for i in range(len(self.sim_plan.profiles)))
 
     def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
         """Twice the inputs at their largest."""
-        ranges = self._plan.profiles[profile_index]
-        sizes = [prod(ranges[item.name][2]) * int(DataType[item.dtype].itemsize or 0) for item in self._inputs()]
+        ranges = self.sim_plan.profiles[profile_index]
+        sizes = [prod(ranges[item.name][2]) * int(DataType[item.dtype].itemsize or 0) for item in self.sim_inputs()]
         return -(-2 * sum(sizes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     @property
     def num_layers(self) -> int:
-        return len(layers(self._plan))
+        return len(layers(self.sim_plan))
 
     def create_engine_inspector(self) -> EngineInspector:
         return EngineInspector(self)
@@ -159,61 +163,61 @@ class ICudaEngine:
 
     def _new_context(self, strategy: Any, make: Callable[[int], IExecutionContext]) -> IExecutionContext | None:
         if self._runtime() is None:
-            self._machine.break_rule("an engine is used after its Runtime was destroyed")
+            self.sim_machine.break_rule("an engine is used after its Runtime was destroyed")
         address = own = 0
         try:
-            if self._machine.strikes("context_none_at"):
+            if self.sim_machine.strikes("context_none_at"):
                 raise RefusedError(2, "")
-            own = self._machine.allocate(CONTEXT_BYTES, "device")
+            own = self.sim_machine.allocate(CONTEXT_BYTES, "device")
             if strategy is not ExecutionContextAllocationStrategy.USER_MANAGED:
-                address = self._machine.allocate(self.device_memory_size_v2, "device")
+                address = self.sim_machine.allocate(self.device_memory_size_v2, "device")
         except RefusedError as error:
             if own:
-                self._machine.free(own)
-            self._log(Severity.ERROR, f"IExecutionContext creation failed: {_cuda_words(error.code)}")
+                self.sim_machine.free(own)
+            self.sim_log(Severity.ERROR, f"IExecutionContext creation failed: {_cuda_words(error.code)}")
             return None
-        self._machine.spend("context")
+        self.sim_machine.spend("context")
         context = make(address)
-        context._own = own
-        self._contexts.add(context)
+        context.sim_own = own
+        self.sim_contexts.add(context)
         return context
 
-    def _inputs(self) -> list[TensorPlan]:
-        return [item for item in self._plan.tensors if item.is_input]
+    def sim_inputs(self) -> list[TensorPlan]:
+        return [item for item in self.sim_plan.tensors if item.is_input]
 
-    def _log(self, severity: Any, message: str) -> None:
-        logger = self._logger()
+    def sim_log(self, severity: Any, message: str) -> None:
+        logger = self.sim_logger()
         if logger is None:
-            self._machine.break_rule("an engine is used after its logger was destroyed")
+            self.sim_machine.break_rule("an engine is used after its logger was destroyed")
         assert logger is not None
         from_library_thread(lambda: logger.log(severity, message))
 
-    def _output_shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
+    def sim_output_shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         """The outputs' shapes; computed once per combination of input shapes."""
-        key = tuple(shapes[item.name] for item in self._inputs())
+        key = tuple(shapes[item.name] for item in self.sim_inputs())
         if key not in self._outputs_of:
-            feeds = {i.name: np.zeros(shapes[i.name], NUMPY[DataType[i.dtype]]) for i in self._inputs()}
-            names = [item.name for item in self._plan.tensors if not item.is_input]
-            binding = self._session.io_binding()
-            for item in self._inputs():
+            feeds = {i.name: np.zeros(shapes[i.name], NUMPY[DataType[i.dtype]]) for i in self.sim_inputs()}
+            names = [item.name for item in self.sim_plan.tensors if not item.is_input]
+            binding = self.sim_session.io_binding()
+            for item in self.sim_inputs():
                 feed = feeds[item.name]
                 binding.bind_input(item.name, "cpu", 0, ELEMENTS[DataType[item.dtype]], feed.shape, feed.ctypes.data)
             for name in names:
                 binding.bind_output(name)
-            self._session.run_with_iobinding(binding)
+            self.sim_session.run_with_iobinding(binding)
             results = binding.get_outputs()
             self._outputs_of[key] = {name: tuple(r.shape()) for name, r in zip(names, results, strict=True)}
         return self._outputs_of[key]
 
     def __del__(self) -> None:
-        if len(self._contexts):
-            remember("an engine was destroyed before its contexts", self._machine)
-        self._machine.spend("end of an engine")
-        if not self._machine.sticky and not is_replaced(self._machine):
-            self._machine.free(self._weights)
+        if len(self.sim_contexts):
+            remember("an engine was destroyed before its contexts", self.sim_machine)
+        self.sim_machine.spend("end of an engine")
+        if not self.sim_machine.sticky and not is_replaced(self.sim_machine):
+            self.sim_machine.free(self._weights)
 
 
-Runtime._engine_kind = ICudaEngine
+Runtime.sim_engine_kind = ICudaEngine
 
 
 def is_replaced(mine: Any) -> bool:
@@ -253,15 +257,15 @@ class EngineInspector:
     """Describes the layers of an engine."""
 
     def __init__(self, engine: ICudaEngine) -> None:
-        self._engine = engine
+        self.sim_engine = engine
         self.execution_context: IExecutionContext | None = None
 
     def get_engine_information(self, format: Any) -> str:
         """The engine as JSON in the schema of the version."""
         assert format in LayerInformationFormat
         context = self.execution_context
-        shapes = context._known_shapes() if context is not None else None
-        about: dict[str, Any] = {"Layers": layers(self._engine._plan, shapes)}
+        shapes = context.sim_known_shapes() if context is not None else None
+        about: dict[str, Any] = {"Layers": layers(self.sim_engine.sim_plan, shapes)}
         if STRONGLY_TYPED_ONLY:
             about["I/O Tensors"] = [
                 {
@@ -270,10 +274,10 @@ class EngineInspector:
                     "DataType": i.dtype,
                     "Dimensions": i.shape,
                 }
-                for i in self._engine._plan.tensors
+                for i in self.sim_engine.sim_plan.tensors
             ]
         else:
-            about["Bindings"] = [item.name for item in self._engine._plan.tensors]
+            about["Bindings"] = [item.name for item in self.sim_engine.sim_plan.tensors]
         return json.dumps(about) if format is LayerInformationFormat.JSON else str(about)
 
 

@@ -93,15 +93,15 @@ class ILayer:
     """A layer. As in the real bindings it has its own kind's properties once `__class__` is set to that kind."""
 
     def __init__(self, node: onnx.NodeProto) -> None:
-        self._node, self._attention = node, IAttention()
+        self.sim_node, self.sim_attention = node, IAttention()
 
     @property
     def name(self) -> str:
-        return self._node.name
+        return self.sim_node.name
 
     @property
     def type(self) -> Any:
-        return LayerType.ATTENTION_INPUT if self._node.op_type == "Attention" else LayerType.ELEMENTWISE
+        return LayerType.ATTENTION_INPUT if self.sim_node.op_type == "Attention" else LayerType.ELEMENTWISE
 
 
 class IAttentionInputLayer(ILayer):
@@ -109,46 +109,46 @@ class IAttentionInputLayer(ILayer):
 
     @property
     def attention(self) -> IAttention:
-        return self._attention
+        return self.sim_attention
 
 
 class INetworkDefinition:
     """A network."""
 
     def __init__(self, flags: int) -> None:
-        self._flags = flags
-        self._model: onnx.ModelProto | None = None
-        self._tensors: list[ITensor] = []
-        self._layers: list[ILayer] = []
+        self.sim_flags = flags
+        self.sim_model: onnx.ModelProto | None = None
+        self.sim_tensors: list[ITensor] = []
+        self.sim_layers: list[ILayer] = []
 
     @property
     def num_layers(self) -> int:
-        return len(self._layers)
+        return len(self.sim_layers)
 
     def get_layer(self, index: int) -> ILayer:
-        return self._layers[index]
+        return self.sim_layers[index]
 
     @property
-    def _is_strongly_typed(self) -> bool:
+    def sim_is_strongly_typed(self) -> bool:
         flag = 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-        return STRONGLY_TYPED_ONLY or bool(self._flags & flag)
+        return STRONGLY_TYPED_ONLY or bool(self.sim_flags & flag)
 
     @property
     def num_inputs(self) -> int:
-        return len(self._side(True))
+        return len(self.sim_side(True))
 
     def get_input(self, index: int) -> ITensor:
-        return self._side(True)[index]
+        return self.sim_side(True)[index]
 
-    def _side(self, is_input: bool) -> list[ITensor]:
-        return [tensor for tensor in self._tensors if tensor.is_network_input == is_input]
+    def sim_side(self, is_input: bool) -> list[ITensor]:
+        return [tensor for tensor in self.sim_tensors if tensor.is_network_input == is_input]
 
 
 class ParserError:
     """An error of the parser."""
 
     def __init__(self, desc: str, *, node: int = -1, name: str = "", operator: str = "") -> None:
-        self._desc, self._node, self._name, self._operator = desc, node, name, operator
+        self._desc, self.sim_node, self._name, self._operator = desc, node, name, operator
 
     def desc(self) -> str:
         return self._desc
@@ -160,7 +160,7 @@ class ParserError:
         return self._operator
 
     def __str__(self) -> str:
-        return f"In node {self._node} with name: {self._name} and operator: {self._operator}: {self._desc}"
+        return f"In node {self.sim_node} with name: {self._name} and operator: {self._operator}: {self._desc}"
 
 
 class OnnxParser:
@@ -169,7 +169,7 @@ class OnnxParser:
     def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
         if not isinstance(network, INetworkDefinition) or not isinstance(logger, ILogger):
             raise TypeError("__init__(): incompatible constructor arguments: OnnxParser(network, logger)")
-        self._network, self._logger = network, logger
+        self._network, self.sim_logger = network, logger
         self._errors: list[ParserError] = []
 
     @property
@@ -201,7 +201,7 @@ class OnnxParser:
         return self._take(parsed)
 
     def _take(self, model: onnx.ModelProto) -> bool:
-        if not self._network._is_strongly_typed:
+        if not self._network.sim_is_strongly_typed:
             machine().break_rule("a network of TensorRT 10 is not strongly typed: create_network needs STRONGLY_TYPED")
         opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
         if opset not in OPSETS:
@@ -214,10 +214,10 @@ class OnnxParser:
         for name, kind, _, _ in tensors:
             if kind not in DTYPES:
                 return self._fail(ParserError(f"tensor {name}: ONNX data type {kind} is not supported"))
-        self._network._model = model
-        self._network._layers = [ILayer(node) for node in model.graph.node]
+        self._network.sim_model = model
+        self._network.sim_layers = [ILayer(node) for node in model.graph.node]
         shaping = _shaping_values(model)
-        self._network._tensors = [
+        self._network.sim_tensors = [
             ITensor(name, DTYPES[k], shape, is_input=i, is_shape_tensor=name in shaping)
             for name, k, shape, i in tensors
         ]
@@ -225,5 +225,5 @@ class OnnxParser:
 
     def _fail(self, error: ParserError) -> bool:
         self._errors.append(error)
-        self._logger.log(Severity.ERROR, f"[ONNX Parser] {error}")
+        self.sim_logger.log(Severity.ERROR, f"[ONNX Parser] {error}")
         return Answer(False, "the parser")

@@ -36,7 +36,7 @@ class Weights:
     def nbytes(self) -> int:
         return int(self._count * (self._type.itemsize or 0))
 
-    def _read(self) -> bytes:
+    def sim_read(self) -> bytes:
         return ctypes.string_at(self._address, self.nbytes)
 
 
@@ -48,17 +48,19 @@ class Refitter:
             raise TypeError("__init__(): incompatible constructor arguments: Refitter(engine, logger)")
         if not engine.refittable:
             machine().break_rule("a Refitter of an engine that was built without REFIT")
-        self._engine, self._logger = engine, logger
-        self._model = onnx.load_from_string(engine._plan.graph)
-        self._tensors = {item.name: item for item in self._model.graph.initializer if DTYPES[item.data_type] in FLOATS}
+        self.sim_engine, self.sim_logger = engine, logger
+        self.sim_model = onnx.load_from_string(engine.sim_plan.graph)
+        self.sim_tensors = {
+            item.name: item for item in self.sim_model.graph.initializer if DTYPES[item.data_type] in FLOATS
+        }
         self._set: dict[str, tuple[Weights, str]] = {}
 
     def get_all_weights(self) -> list[str]:
-        return list(self._tensors)
+        return list(self.sim_tensors)
 
     def get_weights_prototype(self, weights_name: str) -> Weights:
         """Type and number; no memory."""
-        item = self._tensors[weights_name]
+        item = self.sim_tensors[weights_name]
         count = 1
         for size in item.dims:
             count *= size
@@ -67,14 +69,14 @@ class Refitter:
     def set_named_weights(self, name: str, weights: Weights) -> bool:
         """Remember where a weight's values are; False where name, type or number is wrong."""
         what = "set_named_weights"
-        if name not in self._tensors:
+        if name not in self.sim_tensors:
             return self._fail(what, f"no refittable weights with name {name}")
         wanted = self.get_weights_prototype(name)
         if (weights.dtype, weights.size) != (wanted.dtype, wanted.size):
             return self._fail(
                 what, f"{name}: {weights.size} {weights.dtype.name}, not {wanted.size} {wanted.dtype.name}"
             )
-        self._set[name] = weights, hashlib.sha256(weights._read()).hexdigest()
+        self._set[name] = weights, hashlib.sha256(weights.sim_read()).hexdigest()
         return Answer(True, what)
 
     def get_missing_weights(self) -> list[str]:
@@ -88,18 +90,18 @@ class Refitter:
         if missing := self.get_missing_weights():
             return self._fail(what, f"missing weights: {', '.join(missing)}")
         for name in machine().faults.get("lost_in_refit", ()):
-            kind, dims = self._tensors[name].data_type, list(self._tensors[name].dims)
+            kind, dims = self.sim_tensors[name].data_type, list(self.sim_tensors[name].dims)
             zeros = bytes(self.get_weights_prototype(name).nbytes)
-            self._tensors[name].CopyFrom(onnx.TensorProto(name=name, data_type=kind, dims=dims, raw_data=zeros))
+            self.sim_tensors[name].CopyFrom(onnx.TensorProto(name=name, data_type=kind, dims=dims, raw_data=zeros))
         for name, (weights, digest) in self._set.items():
-            data = weights._read()
+            data = weights.sim_read()
             if hashlib.sha256(data).hexdigest() != digest:
                 machine().break_rule(f"the memory of {name} changed between set_named_weights and the refit")
-            kind, dims = self._tensors[name].data_type, list(self._tensors[name].dims)
-            self._tensors[name].CopyFrom(onnx.TensorProto(name=name, data_type=kind, dims=dims, raw_data=data))
-        self._engine._session, _ = open_graph(self._model.SerializeToString())
+            kind, dims = self.sim_tensors[name].data_type, list(self.sim_tensors[name].dims)
+            self.sim_tensors[name].CopyFrom(onnx.TensorProto(name=name, data_type=kind, dims=dims, raw_data=data))
+        self.sim_engine.sim_session, _ = open_graph(self.sim_model.SerializeToString())
         return Answer(True, what)
 
     def _fail(self, what: str, message: str) -> bool:
-        self._logger.log(Severity.ERROR, f"IRefitter: Error Code 3: {message}")
+        self.sim_logger.log(Severity.ERROR, f"IRefitter: Error Code 3: {message}")
         return Answer(False, what)

@@ -64,12 +64,12 @@ class IRuntimeCache:
     """Compiled kernels, for one release, one compute capability and one GPU model."""
 
     def __init__(self) -> None:
-        self._kernels: set[str] = set()
+        self.sim_kernels: set[str] = set()
 
     def serialize(self) -> IHostMemory | None:
         if machine().faults.get("serialize_cache_none"):
             return None
-        about = {"made_for": _environment(), "kernels": sorted(self._kernels)}
+        about = {"made_for": _environment(), "kernels": sorted(self.sim_kernels)}
         return IHostMemory(json.dumps(about).encode())
 
     def deserialize(self, blob: Any) -> bool:
@@ -81,12 +81,12 @@ class IRuntimeCache:
             fits = False
         machine().counters["refused_caches"] += not fits
         if fits:
-            kept = set() if machine().faults.get("replacing_caches") else self._kernels
-            self._kernels = kept | set(about["kernels"])
+            kept = set() if machine().faults.get("replacing_caches") else self.sim_kernels
+            self.sim_kernels = kept | set(about["kernels"])
         return Answer(fits, "IRuntimeCache.deserialize")
 
     def reset(self) -> bool:
-        self._kernels.clear()
+        self.sim_kernels.clear()
         return Answer(True, "IRuntimeCache.reset")
 
 
@@ -95,25 +95,25 @@ class IRuntimeConfig:
 
     __slots__ = (
         "__weakref__",
-        "_allocation",
-        "_cache",
         "cuda_graph_strategy",
         "dynamic_shapes_kernel_specialization_strategy",
+        "sim_allocation",
+        "sim_cache",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._allocation: Any = ExecutionContextAllocationStrategy.STATIC
-        self._cache: weakref.ref[IRuntimeCache] | None = None
+        self.sim_allocation: Any = ExecutionContextAllocationStrategy.STATIC
+        self.sim_cache: weakref.ref[IRuntimeCache] | None = None
         self.dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
         self.cuda_graph_strategy = CudaGraphStrategy.DISABLED
 
     def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
         if strategy not in ExecutionContextAllocationStrategy:
             raise TypeError("set_execution_context_allocation_strategy(): incompatible function arguments")
-        self._allocation = strategy
+        self.sim_allocation = strategy
 
     def get_execution_context_allocation_strategy(self) -> Any:
-        return self._allocation
+        return self.sim_allocation
 
     def create_runtime_cache(self) -> IRuntimeCache:
         return IRuntimeCache()
@@ -122,18 +122,18 @@ class IRuntimeConfig:
         """The cache must outlive every context with these settings."""
         if not isinstance(cache, IRuntimeCache):
             raise TypeError("set_runtime_cache(): incompatible function arguments")
-        self._cache = weakref.ref(cache)
+        self.sim_cache = weakref.ref(cache)
         return Answer(True, "IRuntimeConfig.set_runtime_cache")
 
     def get_runtime_cache(self) -> IRuntimeCache | None:
-        return None if self._cache is None else self._cache()
+        return None if self.sim_cache is None else self.sim_cache()
 
 
 class Compilation:
     """A thread of the library that compiles kernels: it is as late as it can be, and logs then."""
 
     def __init__(self, logger: weakref.ref[ILogger], where: Machine) -> None:
-        self._logger, self._machine = logger, where
+        self.sim_logger, self.sim_machine = logger, where
         self._go, self._done = threading.Event(), threading.Event()
         self._is_ending = False
         _thread.start_new_thread(self._work, ())
@@ -145,10 +145,10 @@ class Compilation:
 
     def _work(self) -> None:
         self._go.wait()
-        logger = self._logger()
+        logger = self.sim_logger()
         if logger is not None and self._is_ending and type(logger).log is not Logger.log:
             # It would wait for Python's lock, which the thread that waits for this one holds.
-            remember("deadlock: a thread that a destructor waits for logs to Python", self._machine)
+            remember("deadlock: a thread that a destructor waits for logs to Python", self.sim_machine)
         elif logger is not None:
             logger.log(ILogger.INFO, "kernels of a shape are compiled")
         self._done.set()
@@ -160,9 +160,9 @@ class IExecutionContext(_context.IExecutionContext):
     def __init__(self, engine: ICudaEngine, address: int, settings: IRuntimeConfig) -> None:
         super().__init__(engine, address)
         self._strategy = settings.dynamic_shapes_kernel_specialization_strategy
-        self._cache = settings._cache
-        self._fingerprint = hashlib.sha256(engine._plan.graph).hexdigest()[:16]
-        self._has_free_shapes = any(-1 in item.shape for item in self._inputs.values())
+        self.sim_cache = settings.sim_cache
+        self._fingerprint = hashlib.sha256(engine.sim_plan.graph).hexdigest()[:16]
+        self._has_free_shapes = any(-1 in item.shape for item in self.sim_inputs.values())
         self._loaded: set[str] = set()
         self._executes_left: dict[str, int] = {}
         self._compilations: dict[str, Compilation] = {}
@@ -172,38 +172,40 @@ class IExecutionContext(_context.IExecutionContext):
 
     def is_stream_capturable(self, stream: int) -> bool:
         """To be asked before a capture, when shapes and addresses are set."""
-        self._machine.stream(int(stream))
-        self._asked_version = self._version
+        self.sim_machine.stream(int(stream))
+        self._asked_version = self.sim_version
         is_profiled = self.profiler is not None and self.enqueue_emits_profile
-        fault = bool(self._machine.faults.get("uncapturable"))
-        allocates = "REQUIRE_USER_ALLOCATION" not in self.engine._plan.flags
+        fault = bool(self.sim_machine.faults.get("uncapturable"))
+        allocates = "REQUIRE_USER_ALLOCATION" not in self.engine.sim_plan.flags
         return not (is_profiled or fault or allocates)
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         self._stream = int(stream_handle)
         return super().execute_async_v3(stream_handle)
 
-    def _launch(self) -> Launch:
-        launch = super()._launch()
+    def sim_launch(self) -> Launch:
+        launch = super().sim_launch()
         launch.has_fallback_kernels = not self._has_kernels()
-        self._machine.counters["fallback_executes"] += launch.has_fallback_kernels
+        self.sim_machine.counters["fallback_executes"] += launch.has_fallback_kernels
         return launch
 
-    def _may_capture(self, stream: int) -> bool:
-        if self._asked_version != self._version:
-            self._machine.break_rule("a capture without is_stream_capturable, since shapes or addresses have changed")
-        return super()._may_capture(stream)
+    def sim_may_capture(self, stream: int) -> bool:
+        if self._asked_version != self.sim_version:
+            self.sim_machine.break_rule(
+                "a capture without is_stream_capturable, since shapes or addresses have changed"
+            )
+        return super().sim_may_capture(stream)
 
-    def _enqueued(self, launch: Launch, stream: int, capturing: bool) -> None:
-        super()._enqueued(launch, stream, capturing)
-        self._machine.counters["frozen_fallbacks"] += capturing and launch.has_fallback_kernels
+    def sim_enqueued(self, launch: Launch, stream: int, capturing: bool) -> None:
+        super().sim_enqueued(launch, stream, capturing)
+        self.sim_machine.counters["frozen_fallbacks"] += capturing and launch.has_fallback_kernels
 
     def _has_kernels(self) -> bool:
         """Whether the next execute has the kernels of its shape; with EAGER they are compiled now."""
         if not self._has_free_shapes:
             return True
         strategy, kinds = self._strategy, DynamicShapesKernelSpecializationStrategy
-        shape = f"{self._fingerprint} {sorted(self._known_shapes().items())}"
+        shape = f"{self._fingerprint} {sorted(self.sim_known_shapes().items())}"
         if shape in self._loaded:
             return True
         if strategy is kinds.NONE:
@@ -211,7 +213,7 @@ class IExecutionContext(_context.IExecutionContext):
         if strategy is kinds.LAZY and shape not in self._cached():
             left = self._executes_left[shape] = self._executes_left.get(shape, LAZY_EXECUTES + 1) - 1
             if shape not in self._compilations:
-                self._compilations[shape] = Compilation(self.engine._logger, self._machine)
+                self._compilations[shape] = Compilation(self.engine.sim_logger, self.sim_machine)
             if left:
                 return False
             self._compilations[shape].join()
@@ -224,12 +226,12 @@ class IExecutionContext(_context.IExecutionContext):
         """Load kernels from the cache, or compile them."""
         self._loaded.add(kernels)
         if kernels in self._cached():
-            self._machine.counters["kernels_loaded"] += 1
+            self.sim_machine.counters["kernels_loaded"] += 1
             return
-        if self._stream and self._machine.is_capturing(self._stream):
-            self._machine.break_rule("kernels are compiled during a capture")
-        self._machine.compiled.append((when, threading.current_thread().name))
-        self._machine.spend("kernels")
+        if self._stream and self.sim_machine.is_capturing(self._stream):
+            self.sim_machine.break_rule("kernels are compiled during a capture")
+        self.sim_machine.compiled.append((when, threading.current_thread().name))
+        self.sim_machine.spend("kernels")
         time.sleep(float(os.environ.get("SIMULATED_JIT_S", "0")))
         self._cached().add(kernels)
 
@@ -237,18 +239,18 @@ class IExecutionContext(_context.IExecutionContext):
         """Waits for what is being compiled, as the real one does: with Python's lock, because it is a destructor."""
         for shape, compilation in self._compilations.items():
             if shape not in self._loaded:
-                self._machine.spend("kernels")
+                self.sim_machine.spend("kernels")
                 compilation.join(is_ending=True)
         super().__del__()
 
     def _cached(self) -> set[str]:
-        if self._cache is None:
+        if self.sim_cache is None:
             return set()
-        cache = self._cache()
+        cache = self.sim_cache()
         if cache is None:
-            self._machine.break_rule("the runtime cache was destroyed before a context that uses it")
+            self.sim_machine.break_rule("the runtime cache was destroyed before a context that uses it")
         assert cache is not None
-        return cache._kernels
+        return cache.sim_kernels
 
 
 class ICudaEngine(_engine.ICudaEngine):
@@ -262,7 +264,7 @@ class ICudaEngine(_engine.ICudaEngine):
         settings = runtime_config if runtime_config is not None else IRuntimeConfig()
         if not isinstance(settings, IRuntimeConfig):
             raise TypeError("create_execution_context(): incompatible function arguments")
-        return self._new_context(settings._allocation, lambda address: IExecutionContext(self, address, settings))
+        return self._new_context(settings.sim_allocation, lambda address: IExecutionContext(self, address, settings))
 
 
 class Runtime(_engine.Runtime):
@@ -278,7 +280,7 @@ class Runtime(_engine.Runtime):
             found |= int(EngineInvalidityDiagnostics.MALFORMED_ENGINE)
         elif tuple(head[24:28]) != VERSION_TUPLE:
             found |= int(EngineInvalidityDiagnostics.VERSION_MISMATCH)
-        if self._machine.cc not in RTX_CAPABILITIES:
+        if self.sim_machine.cc not in RTX_CAPABILITIES:
             found |= int(EngineInvalidityDiagnostics.UNSUPPORTED_CC)
         return EngineValidity.INVALID if found else EngineValidity.VALID, found
 
@@ -286,33 +288,33 @@ class Runtime(_engine.Runtime):
 class IBuilderConfig(_config.IBuilderConfig):
     """Options of a build; engines are portable where no compute capability is set."""
 
-    __slots__ = ("_capabilities",)
+    __slots__ = ("sim_capabilities",)
 
     def __init__(self, logger: ILogger) -> None:
         super().__init__(logger)
-        self._capabilities: list[Any] = []
+        self.sim_capabilities: list[Any] = []
 
     @property
     def num_compute_capabilities(self) -> int:
-        return len(self._capabilities)
+        return len(self.sim_capabilities)
 
     @num_compute_capabilities.setter
     def num_compute_capabilities(self, count: int) -> None:
-        self._capabilities = [ComputeCapability.NONE] * count
+        self.sim_capabilities = [ComputeCapability.NONE] * count
 
     def set_compute_capability(self, compute_capability: ComputeCapability, index: int) -> bool:
-        self._capabilities[index] = compute_capability
+        self.sim_capabilities[index] = compute_capability
         return Answer(True, "IBuilderConfig.set_compute_capability")
 
     def get_compute_capability(self, index: int) -> ComputeCapability:
-        return self._capabilities[index]
+        return self.sim_capabilities[index]
 
 
 class Builder(_builder.Builder):
     """Compiles networks, also without a GPU."""
 
     def create_builder_config(self) -> IBuilderConfig:
-        return IBuilderConfig(self._logger)
+        return IBuilderConfig(self.sim_logger)
 
 
 def _environment() -> list[str]:

@@ -1,4 +1,4 @@
-"""NVIDIA's builder takes a decoder whose axes have any names, or none."""
+"""TensorRT-RTX builds tiny decoders with any names of axes, and the step graphs of every rule of guidance."""
 
 from __future__ import annotations
 
@@ -25,4 +25,19 @@ def test_a_decoder_may_have_any_names_of_its_axes(axes: tuple[str, str, str], tm
     decoders = [each for each in decisions if each.spec.kind == "decoder"]
     assert len(decoders) == 2
     for decision in decoders:
+        assert judge(request, decision).engine_mb > 0
+
+
+BUILD = '[build]\nstep_variants = ["plain", "guidance", "guidance+rescale", "guidance+rcfg"]\n'
+
+
+@pytest.mark.parametrize(
+    "rule", ['rule = "plain"', 'rule = "plain"\nnorms = "channel"', 'norms = "all"\nparallel = 0.5']
+)
+def test_guided_steps_build_by_every_rule(rule: str, tmp_path: Path) -> None:
+    need_builder()
+    request, decisions = decisions_of(tiny_deployment(tmp_path, rule=rule, more=BUILD))
+    guided = [item for item in decisions if "guidance" in item.spec.name]
+    assert len(guided) == 4
+    for decision in guided:
         assert judge(request, decision).engine_mb > 0

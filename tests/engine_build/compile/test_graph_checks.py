@@ -8,16 +8,19 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
+from helpers.factories import NOTES, TinySpec, tiny_bundle, tiny_decoder, tiny_deployment
 from onnx import TensorProto, helper
 
-from engine_build.compile.builder import build
+from engine_build.compile.builder import build, build_deployment
 from engine_build.compile.environment import BuildEnvironment
-from engine_build.compile.graph_checks import check_rows
+from engine_build.compile.graph_checks import check_rows, check_stems
+from engine_build.config import BuildConfig
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.request import load_request
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError, ConfigError
+from runtime.config.bundle import load_bundle
+from runtime.config.deployment import load_deployment
 
 Body = Callable[[GraphWriter, str, str], str]
 BARE = {"condition": "", "mask": False, "context": False, "codec": False, "text_encoder": False, "guidance": 1.0}
@@ -305,3 +308,30 @@ def test_ranges_without_a_single_row_are_refused(tmp_path: Path) -> None:
         ConfigError, match=r"no range takes fewer than 4 rows.*\n  fix: rows = \{ min = 1, opt = 4, max"
     ):
         load_request(path)
+
+
+STEMS = '[stems]\nsaturation = "tanh"\n'
+
+
+def test_a_codec_that_sums_its_layers_passes(tmp_path: Path) -> None:
+    assert check_stems(load_bundle(tiny_bundle(tmp_path, stems=True)), BuildConfig()) < -100
+
+
+def test_another_codec_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    path = tiny_deployment(tmp_path, spec=TinySpec())
+    with (tmp_path / "tiny" / "bundle.toml").open("a", encoding="utf-8") as file:
+        file.write(NOTES + STEMS)
+    deployment = load_deployment(path)
+    with pytest.raises(BuildError, match=r"the stems of tiny differ from its mix by -?\d+ dB, allowed are -60"):
+        build_deployment(deployment)
+    assert not list(deployment.engine_folder("cpu").glob("*.json"))
+
+
+def test_another_saturation_than_the_codec_s_is_refused(tmp_path: Path) -> None:
+    path = tiny_bundle(tmp_path, stems=True) / "bundle.toml"
+    path.write_text(
+        path.read_text(encoding="utf-8").replace('"tanh"', '"none"').replace("scale = 0.5", "scale = 20.0"),
+        encoding="utf-8",
+    )
+    with pytest.raises(BuildError, match="say its saturation"):
+        check_stems(load_bundle(tmp_path), BuildConfig())
