@@ -60,7 +60,7 @@ test-recipe: .venv/.installed-recipe  ## the demo bundle's recipe: corpus, codec
 	$(BIN)/python -m pytest -m "not export and not slow and not docs" $(PARALLEL) $(RECIPE_TESTS) $(PYTEST_ARGS)
 
 test-builder: .venv/.installed-builder .venv/.contract .venv-export/.installed-builder  ## NVIDIA's own packages: the bindings have our calls, parser and builder (TensorRT-RTX) take every engine: no GPU
-	$(BIN)/python -m pytest -m "builder and not export" --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "builder and not export" --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
 	$(EXPORT_BIN)/python -m pytest -m "builder and export" $(PYTEST_ARGS)
 
 test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume

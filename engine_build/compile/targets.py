@@ -24,6 +24,7 @@ from engine_build.precision.quantization import Quantization
 from engine_build.request import BuildRequest
 from engine_build.specs.engine_spec import sizes_at
 from runtime.base.errors import BuildError
+from runtime.devices.machine import num_cores, num_physical_cores
 
 # Running a large graph on the CPU for comparison takes minutes: only one shape of each length is compared.
 LARGE_GRAPH_SAMPLES = 2
@@ -119,7 +120,8 @@ def _measure_cpu(task: BuildTask) -> tuple[dict[str, float], Facts]:
     with full_disk_as_oserror(task.engine):
         engine = open_onnxruntime(task.engine, task.options)
     error, facts = _measure_session(task, engine)
-    return error, {**facts, **thread_facts(task.engine.parent, task.decision.spec)}
+    counts = num_physical_cores(), num_cores()
+    return error, {**facts, **thread_facts(task.engine.parent, task.decision.spec, counts)}
 
 
 def _compile_cuda(task: BuildTask) -> Facts:

@@ -15,7 +15,6 @@ from polygraphy.logger import G_LOGGER
 from engine_build.specs.engine_spec import EngineSpec, Port, Sizes, sizes_at
 from runtime.base.errors import BuildError
 from runtime.devices.device import Device, HostDevice, Tensor
-from runtime.devices.machine import num_cores, num_physical_cores
 from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
 from runtime.engines.manifest import THREAD_TIMES, THREADS
@@ -173,12 +172,13 @@ def choose_threads(counts: Sequence[int], time_execute: Callable[[int], ThreadTi
     return {THREADS: chosen, THREAD_TIMES: measured}
 
 
-def thread_facts(folder: Path, spec: EngineSpec) -> dict[str, Any]:
+def thread_facts(folder: Path, spec: EngineSpec, counts: tuple[int, int]) -> dict[str, Any]:
     """What choose_threads says of a decoder in `folder`, at the usual sizes of its first shape range.
 
-    {} of other engines, and where every core has one thread. Raises EngineError.
+    counts: the numbers of physical and of virtual cores. {} of other engines, and where both are one. Raises
+    EngineError.
     """
-    counts, device = (num_physical_cores(), num_cores()), HostDevice()
+    device = HostDevice()
     if spec.kind != "decoder" or counts[0] == counts[1]:
         return {}
     sizes = sizes_at(spec, spec.ranges[0], 1)

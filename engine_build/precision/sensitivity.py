@@ -66,7 +66,7 @@ def quantization_for(
         return None
     steps = steps_of(graph)
     states = list(calibration_states(bundle, graph, steps=steps, threads=threads))
-    probes = [middle(bundle, state, PROBED_FRAMES) for state in _probed(states, steps)]
+    probes = probes_of(bundle, states, steps)
     if by_token:
         return quantization_by_token(graph, probes, threads=threads)
     return quantization_of(graph, "fp8" if precision == "fp8" else "int8", states, probes, threads=threads)
@@ -127,10 +127,11 @@ def quantization_by_token(graph: Graph, probes: Sequence[Arrays], *, threads: in
     return Quantization("int8", {}, errors, work, products, by_token=True)
 
 
-def _probed(states: Sequence[Arrays], steps: int) -> list[Arrays]:
-    """One state of every generation, each from a later step, as far as there is one."""
+def probes_of(bundle: Bundle, states: Sequence[Arrays], steps: int) -> list[Arrays]:
+    """The middle of one state of every generation, each from a later step, as far as there is one."""
     last = steps - 1
-    return [states[first + min(first // steps * (1 + steps // 4), last)] for first in range(0, len(states), steps)]
+    chosen = [states[first + min(first // steps * (1 + steps // 4), last)] for first in range(0, len(states), steps)]
+    return [middle(bundle, state, PROBED_FRAMES) for state in chosen]
 
 
 def _within_budget(errors: Mapping[str, float], work: Mapping[str, float], budget: float) -> Iterator[str]:

@@ -17,14 +17,16 @@ from engine_build.precision.quantization import Quantization
 from engine_build.precision.recipe import RecipeName, without_kernel
 from engine_build.precision.sample_states import decoder_sample_states
 from engine_build.precision.sensitivity import BUDGET, quantization_for
-from engine_build.reports.end_to_end import compare_end_to_end
+from engine_build.reports.end_to_end import EndToEndComparison, compare_end_to_end
 from runtime.commands.command_line import CommandLine, Config
 from runtime.commands.task_progress import TaskProgress
 from runtime.commands.terminal import Terminal, cells
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment, Target, load_deployment
+from runtime.config.deployment import Target, load_deployment
 
 PROMPTS = ("pads and arpeggios in E minor at 90 bpm", "techno drums, bass and lead", "slow piano in C major")
+
+END_TO_END = "end to end: difference of mel spectra, and of latents over their standard deviation"
 
 app = CommandLine(add_completion=False)
 
@@ -67,7 +69,10 @@ def precision(
                 reports.append(_measure(bundle, name, target, nodes, decided))
             if end_to_end:
                 with progress.task(f"{name}, whole generations"):
-                    reports.append(_measure_end_to_end(deployment, name, target, end_to_end, decided))
+                    prompts = [PROMPTS[index % len(PROMPTS)] for index in range(end_to_end)]
+                    compared = compare_end_to_end(deployment, name, prompts, target=target, quantization=decided)
+                    heads = ("prompt", "audio", "latents")
+                    reports.append([_table(heads, end_to_end_rows(prompts, compared), END_TO_END)])
     for line in (line for report in reports for line in report):
         console.print(line)
 
@@ -122,15 +127,10 @@ def error_rows(times: Iterable[float], found: RecipeError) -> list[tuple[str, ..
     return [(f"{t:.3f}", f"{largest:.2e}", f"{rms:.2e}") for t, largest, rms in figures]
 
 
-def _measure_end_to_end(
-    deployment: Deployment, recipe: RecipeName, target: str, count: int, decided: Quantization | None
-) -> list[Table | str]:
-    prompts = [PROMPTS[index % len(PROMPTS)] for index in range(count)]
-    found = compare_end_to_end(deployment, recipe, prompts, target=target, quantization=decided)
-    sound = [f"{distance:.2f} dB" for distance in found.mel_db] or [""] * count
-    rows = [(*row, f"{error:.2e}") for row, error in zip(zip(prompts, sound, strict=True), found.rms_rel, strict=True)]
-    title = "end to end: difference of mel spectra, and of latents over their standard deviation"
-    return [_table(("prompt", "audio", "latents"), rows, title)]
+def end_to_end_rows(prompts: Sequence[str], found: EndToEndComparison) -> list[tuple[str, ...]]:
+    """One row per generation: prompt, difference of mel spectra ("" without audio) and of latents."""
+    sound = [f"{distance:.2f} dB" for distance in found.mel_db] or [""] * len(prompts)
+    return [(*row, f"{error:.2e}") for *row, error in zip(prompts, sound, found.rms_rel, strict=True)]
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> Table:

@@ -45,8 +45,7 @@ from engine_build.precision import sensitivity
 from engine_build.request import load_request
 from runtime.base.errors import BuildError, EngineMismatchError
 from runtime.config.bundle import load_bundle
-from runtime.config.deployment import load_deployment
-from runtime.config.targets import Target
+from runtime.config.deployment import Target, load_deployment
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines
 

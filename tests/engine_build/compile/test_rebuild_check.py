@@ -12,12 +12,12 @@ import pytest
 from helpers.factories import tiny_deployment
 from onnx import helper, numpy_helper
 
-from engine_build.compile import rebuild_check as decisions
 from engine_build.compile.environment import BuildEnvironment, probe_environment
 from engine_build.compile.rebuild_check import _outermost, build_options, check_graphs, check_rebuilds
-from engine_build.config import BuildConfig
+from engine_build.config import CPU_GRAPH_VERSION, RECIPE_VERSION, BuildConfig
 from engine_build.graphs.graph_file import graph_of
 from engine_build.graphs.reference_session import model_of
+from engine_build.graphs.tensorrt_preparation import PREPARATION
 from engine_build.request import load_request
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
@@ -28,26 +28,28 @@ FEW = '[build]\nstep_variants = ["plain"]\n'
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> tuple[dict[str, EngineSpec], object]:
+def options(tmp_path: Path) -> tuple[dict[str, EngineSpec], BuildConfig]:
     request = load_request(tiny_deployment(tmp_path, more='[build]\nprecision = "bf16"\n'))
     return {spec.name: spec for spec in engine_specs(request)}, request.options
 
 
-@pytest.mark.parametrize("target", ["cuda", "tensorrt", "tensorrt-rtx"])
-def test_a_new_recipe_version_makes_engines_stale(
-    target: Target, options: tuple[dict[str, EngineSpec], object], monkeypatch: pytest.MonkeyPatch
+def test_the_versions_of_what_is_done_to_graphs_are_in_the_options(
+    options: tuple[dict[str, EngineSpec], BuildConfig],
 ) -> None:
+    """So that engines of another version are stale."""
     specs, chosen = options
-    before = {name: build_options(spec, target, chosen) for name, spec in specs.items()}  # type: ignore[arg-type]
-    monkeypatch.setattr(decisions, "RECIPE_VERSION", 99)
-    after = {name: build_options(spec, target, chosen) for name, spec in specs.items()}  # type: ignore[arg-type]
-    changed = {name for name in specs if before[name] != after[name]}
-    assert changed == {"decoder", "text_encoder"}
+    for target in ("cuda", "tensorrt", "tensorrt-rtx"):
+        found = {name: build_options(spec, target, chosen) for name, spec in specs.items()}
+        versions = {name: build["recipe"] for name, build in found.items() if "recipe" in build}
+        assert versions == dict.fromkeys(("decoder", "text_encoder"), RECIPE_VERSION)
+        assert target == "cuda" or {build["preparation"] for build in found.values()} == {PREPARATION}
+    plain, basic = (build_options(specs["decoder"], "cpu", BuildConfig(optimization=name)) for name in ("all", "basic"))
+    assert (plain["rewrite"], "rewrite" in basic) == (CPU_GRAPH_VERSION, False)
 
 
-def test_ticks_run_on_one_stream_and_tell_nan_from_numbers(options: tuple[dict[str, EngineSpec], object]) -> None:
+def test_ticks_run_on_one_stream_and_tell_nan_from_numbers(options: tuple[dict[str, EngineSpec], BuildConfig]) -> None:
     specs, chosen = options
-    found = {name: build_options(spec, "tensorrt", chosen) for name, spec in specs.items()}  # type: ignore[arg-type]
+    found = {name: build_options(spec, "tensorrt", chosen) for name, spec in specs.items()}
     assert {name for name, build in found.items() if build["strict_nans"]} == {
         name for name in specs if name.startswith(("rows.", "step."))
     }
@@ -56,28 +58,19 @@ def test_ticks_run_on_one_stream_and_tell_nan_from_numbers(options: tuple[dict[s
     }  # fmt: skip
 
 
-def test_tensorrt_rtx_has_only_the_options_that_it_reads(options: tuple[dict[str, EngineSpec], object]) -> None:
+def test_tensorrt_rtx_has_only_the_options_that_it_reads(options: tuple[dict[str, EngineSpec], BuildConfig]) -> None:
     specs, chosen = options
-    both = [build_options(specs["decoder"], target, chosen) for target in ("tensorrt", "tensorrt-rtx")]  # type: ignore[arg-type]
+    both = [build_options(specs["decoder"], target, chosen) for target in ("tensorrt", "tensorrt-rtx")]
     assert both[0].keys() - both[1].keys() == {"refit", "version_compatible", "hardware_compatibility"}
     assert both[1].pop("capabilities") == []
     assert all(both[0][name] == value for name, value in both[1].items())
 
 
-def test_plans_of_another_preparation_are_stale(
-    options: tuple[dict[str, EngineSpec], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    specs, chosen = options
-    before = build_options(specs["decoder"], "tensorrt", chosen)  # type: ignore[arg-type]
-    monkeypatch.setattr(decisions, "PREPARATION", 99)
-    assert build_options(specs["decoder"], "tensorrt", chosen) != before  # type: ignore[arg-type]
-
-
-def test_tf32_is_float32_with_rounded_factors(options: tuple[dict[str, EngineSpec], object]) -> None:
+def test_tf32_is_float32_with_rounded_factors(options: tuple[dict[str, EngineSpec], BuildConfig]) -> None:
     tf32, fp32 = (BuildConfig.model_validate({"precision": {"codec": name}}) for name in ("tf32", "fp32"))
     for target in ("cuda", "tensorrt", "tensorrt-rtx"):
         spec = options[0]["codec_decode"]
-        quiet, plain = (build_options(spec, target, chosen) for chosen in (tf32, fp32))  # type: ignore[arg-type]
+        quiet, plain = (build_options(spec, target, chosen) for chosen in (tf32, fp32))
         assert {name for name in plain if quiet[name] != plain[name]} == {"tf32", "tolerance"}
         assert (quiet["precision"], quiet["tf32"]) == ("fp32", True)
 
@@ -88,7 +81,7 @@ def test_tf32_is_float32_with_rounded_factors(options: tuple[dict[str, EngineSpe
     [("codec", {"codec_decode", "codec_encode"}), ("encoders", {"text_encoder"}), ("planner", set[str]())],
 )
 def test_an_engine_depends_on_the_values_of_its_own_kind_only(
-    target: Target, kind: str, changed: set[str], options: tuple[dict[str, EngineSpec], object]
+    target: Target, kind: str, changed: set[str], options: tuple[dict[str, EngineSpec], BuildConfig]
 ) -> None:
     for name, value in (("precision", "fp16"), ("optimization_level", 2), ("workspace_mib", 64)):
         both = [BuildConfig.model_validate(table) for table in ({}, {name: {kind: value}})]
@@ -157,7 +150,7 @@ def test_the_ranges_that_others_hold_are_not_looked_at() -> None:
     assert list(_outermost(sizes)) == [{"R": 16, "T": 10}, {"R": 8, "T": 20}]
 
 
-def test_int8_is_for_the_decoder_on_the_cpu(options: tuple[dict[str, EngineSpec], object]) -> None:
+def test_int8_is_for_the_decoder_on_the_cpu(options: tuple[dict[str, EngineSpec], BuildConfig]) -> None:
     specs, int8 = options[0], BuildConfig(precision="int8")
     chosen = {name: build_options(spec, "cpu", int8).get("precision") for name, spec in specs.items()}
     assert [name for name, precision in chosen.items() if precision is not None] == ["decoder"]
@@ -170,7 +163,7 @@ def test_int8_is_for_the_decoder_on_the_cpu(options: tuple[dict[str, EngineSpec]
 @pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx"])
 @pytest.mark.parametrize("precision", ["fp8", "int8"])
 def test_8_bits_on_gpus_are_for_decoders_and_what_else_is_rounded_is_bf16(
-    target: Target, precision: Literal["fp8", "int8"], options: tuple[dict[str, EngineSpec], object]
+    target: Target, precision: Literal["fp8", "int8"], options: tuple[dict[str, EngineSpec], BuildConfig]
 ) -> None:
     chosen = BuildConfig(precision=precision)
     found = {name: build_options(spec, target, chosen) for name, spec in options[0].items()}
@@ -179,13 +172,3 @@ def test_8_bits_on_gpus_are_for_decoders_and_what_else_is_rounded_is_bf16(
     assert {name for name in found if found[name]["precision"] == "bf16"} == {"text_encoder"}
     assert found["codec_decode"]["precision"] == "fp32"
     assert found["decoder"]["tolerance"] > found["text_encoder"]["tolerance"]
-
-
-def test_a_new_rewriting_makes_engines_of_the_cpu_stale(
-    options: tuple[dict[str, EngineSpec], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, basic = options[0]["decoder"], BuildConfig(optimization="basic")
-    before = build_options(spec, "cpu", BuildConfig()), build_options(spec, "cpu", basic)
-    monkeypatch.setattr(decisions, "CPU_GRAPH_VERSION", 99)
-    assert build_options(spec, "cpu", BuildConfig()) != before[0]
-    assert build_options(spec, "cpu", basic) == before[1]

@@ -38,7 +38,7 @@ from runtime.config.deployment import load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engine
 from runtime.engines.manifest import Manifest, manifest_path, verify_file
-from runtime.engines.tensorrt.plan_file import read_plan_header
+from runtime.engines.tensorrt.engine_file import read_engine_header
 from runtime.engines.tensorrt.trials import first_executes, read_trials
 
 VERSION = "11.4.0.106"
@@ -63,7 +63,7 @@ def test_a_deployment_is_built_and_reused(tmp_path: Path) -> None:
     again = command(path, SIMULATED_TENSORRT=VERSION)
     assert again.stdout.splitlines()[-1].startswith("7 reused")
     for file in folder_of(path).glob("*.plan"):
-        assert read_plan_header(file).version_text == VERSION
+        assert read_engine_header(file).version_text == VERSION
     other = command(path, "--dry-run", SIMULATED_TENSORRT="11.0.0.114")
     assert other.stdout.count(f"tool_versions.tensorrt is '{VERSION}', wanted '11.0.0.114'") == 7
 

@@ -317,10 +317,6 @@ def test_warnings_are_listed_once_and_skipped_tactics_are_counted() -> None:
     assert "Skipping" not in log.last_lines
 
 
-def test_an_empty_log_has_no_summary() -> None:
-    assert (BuildLog().summary(), BuildLog().last_lines) == ([], "")
-
-
 STALL_S = 10.0
 BUSY = "for _ in iter(int, 1): pass"
 WORKING = {

@@ -29,8 +29,8 @@ from engine_build.graphs.graph_view import (
 )
 from engine_build.graphs.graph_writer import GraphWriter
 from runtime.base.errors import ConfigError
-from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import Bundle, load_bundle
+from runtime.config.decoder import AdapterMatrix, AdapterSpec
 
 SHAPES = {
     "a": (2, 3, 5), "b": (5, 7), "ab": (2, 3, 7),
@@ -153,15 +153,6 @@ def test_added_nodes_replace_those_that_make_the_same_value(matcher: Matcher) ->
     assert matcher.producer("double").op_type == "Neg"  # type: ignore[union-attr]
 
 
-def test_large_and_external_constants_have_no_values(matcher: Matcher) -> None:
-    assert matcher.constant("axes") == (0, 2)
-    assert matcher.constant("weight") is None
-    outside = numpy_helper.from_array(np.array(2.0), "outside")
-    assert is_small(outside)
-    outside.data_location = outside.EXTERNAL
-    assert not is_small(outside)
-
-
 def test_scopes_are_in_node_names_and_names_are_unique() -> None:
     graph = GraphWriter("names")
     x = graph.input("x", ("n",))
@@ -204,7 +195,7 @@ def test_an_invalid_graph_is_refused() -> None:
         graph.model()
 
 
-R, T, L, RANK = 3, 6, 4, 8
+R, T, L = 3, 6, 4
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The step and rows graphs against the numpy oracle, for every set of features."""
+"""The step and rows graphs against the numpy oracle, for many sets of features."""
 
 from __future__ import annotations
 
@@ -302,9 +302,12 @@ def test_a_variant_agrees_with_the_oracle(features: Features, frames: int, count
     check_against_oracle(Maker(frames, frames, 4).batch(features, count), features, 4)
 
 
-def test_every_set_of_features_agrees_with_the_oracle() -> None:
+def test_sets_of_features_agree_with_the_oracle() -> None:
+    """All of at most two features, and of the others every fifth: each has a graph of its own, which takes long."""
     assert len(ALL) == 640
-    for seed, features in enumerate(ALL):
+    for seed, features in enumerate(
+        features for index, features in enumerate(ALL) if len(features) < 3 or index % 5 == 0
+    ):
         frames, count = 1 + seed % 9, 1 + seed % 4
         check_against_oracle(Maker(seed, frames, 3).batch(features, count), features, 3)
 

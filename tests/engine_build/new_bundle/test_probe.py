@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from helpers.building import build_engine
-from helpers.factories import TinySpec, tiny_codec_decode, tiny_decoder
+from helpers.factories import TinySpec, tiny_decoder
 from helpers.graph_engine import GraphEngine
 
 import tickrt
@@ -21,14 +21,13 @@ from engine_build.graphs.adapter_graph import adapter_graph
 from engine_build.graphs.graph_file import Graph, graph_of, load_model, read_graph
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.new_bundle.init import InitOptions, init, measured_text
-from engine_build.new_bundle.probe import LIMIT, CodecFacts, frame_counts, measured_codec
+from engine_build.new_bundle.probe import LIMIT, frame_counts, measured_codec
 from engine_build.new_bundle.roles import NAMES, AssignedRole, codec_roles, decoder_roles
 from engine_build.request import load_request
 from runtime.audio.codec import Codec
 from runtime.base.errors import ConfigError, TickError
-from runtime.config.adapter_spec import AdapterSpec
 from runtime.config.bundle import load_bundle
-from runtime.config.codec import CodecDecodeOutputs, CodecDecodeSpec, CodecDecodeTensors
+from runtime.config.decoder import AdapterSpec
 from runtime.engines.manifest import TensorInfo
 
 
@@ -79,18 +78,6 @@ def test_a_graph_that_does_not_run_is_refused_with_the_cause() -> None:
     made = in_blocks(128)
     with pytest.raises(ConfigError, match=r"does not run with x \[1, 1, 4\].*Reshape"):
         frame_counts(made, roles_of(made))
-
-
-def test_a_codecs_hop_and_receptive_field_are_measured() -> None:
-    made = graph_of(tiny_codec_decode(TinySpec()))
-    assert measured_codec(made, codec_roles(made, 8), 8) == CodecFacts(2, 320, reach_frames=1, margin_frames=1)
-
-
-def test_a_codec_in_groups_has_an_alignment() -> None:
-    made = graph_of(tiny_codec_decode(TinySpec(group_frames=2)))
-    found = measured_codec(made, codec_roles(made, 8), 8)
-    assert (found.reach_frames, found.margin_frames, found.align_frames) == (2, 2, 2)
-    assert found.error < 1e-6
 
 
 def attending(reach: float) -> Graph:
@@ -307,15 +294,6 @@ def test_what_init_writes_is_built_and_makes_sound(decoder: str, codec: str, tmp
             assert len(audio.pcm) == round(seconds * audio.sample_rate_hz)
 
 
-def test_margins_too_small_for_the_shortest_are_refused() -> None:
-    roles = {"inputs": CodecDecodeTensors(latents="z"), "outputs": CodecDecodeOutputs(audio="a"), "graph": "codec.onnx"}
-    assert CodecDecodeSpec(**roles, align_frames=3).window_frames == 255  # type: ignore[arg-type]
-    fine = CodecDecodeSpec(**roles, margin_frames=6, align_frames=3, shortest_frames=8)  # type: ignore[arg-type]
-    assert [fine.missing(frames) for frames in (1, 8, 9, 10)] == [8, 1, 0, 2]
-    with pytest.raises(ValueError, match="is shorter than shortest_frames 10"):
-        CodecDecodeSpec(**roles, margin_frames=6, align_frames=3, shortest_frames=10)  # type: ignore[arg-type]
-
-
 DECODER = tiny_decoder(TinySpec())
 PLACES = [
     (value.name, axis)
@@ -372,11 +350,6 @@ def test_any_dimension_of_any_tensor_builds_or_is_refused_in_words(size: int | s
             assert not text, (name, axis, text)
         else:  # what was built needs no words
             assert text == "" or name in text, (name, axis, text)
-
-
-@pytest.mark.parametrize("size", [-1, None, ""], ids=repr)
-def test_rows_frames_and_tokens_may_all_be_unnamed(size: int | str | None, tmp_path: Path) -> None:
-    assert built(written([place for place in PLACES if place[1] < 2], size), tmp_path / "all") == ""
 
 
 @pytest.mark.parametrize("size", [-1, None], ids=repr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from math import sqrt
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -34,15 +33,15 @@ from engine_build.precision.recipe import apply_recipe, changes_anything, node_p
 from engine_build.precision.sensitivity import (
     BUDGET,
     CPU_BUDGET,
-    _probed,
     _within_budget,
+    probes_of,
     quantization_by_token,
     quantization_for,
     quantization_of,
 )
 from engine_build.request import load_request
-from runtime.config.adapter_spec import AdapterMatrix, AdapterSpec
 from runtime.config.bundle import load_bundle
+from runtime.config.decoder import AdapterMatrix, AdapterSpec
 from runtime.devices.machine import cpu_flags
 
 RANDOM = np.random.default_rng(5)
@@ -203,7 +202,6 @@ def test_8_bits_of_a_gpu_are_emulated_and_those_of_a_cpu_stay_as_it_computes_the
 
 DEMO = ROOT / "configs/demo"
 INT8 = BuildConfig(precision="int8")
-RANDOM = np.random.default_rng(3)
 WIDE, NARROW = (RANDOM.standard_normal(shape).astype(np.float32) for shape in ((80, 64), (80, 8)))
 
 
@@ -337,7 +335,6 @@ def test_adapters_and_attention_are_as_without_it(decoder: onnx.ModelProto) -> N
     assert kinds.count("MatMul") > 2 * 44, "the low-rank terms"
 
 
-RANDOM = np.random.default_rng(6)
 NAMES = ("good", "narrow", "hard")
 
 
@@ -459,26 +456,22 @@ def test_a_product_whose_error_is_no_number_is_not_in_8_bits() -> None:
     assert list(_within_budget({"broken": float("nan")}, {"broken": 1.0}, BUDGET)) == []
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(8, ["a0", "b3", "c6"]), (2, ["a0", "b1", "c1"])])
-def test_every_generation_is_probed(steps: int, expected: list[str]) -> None:
-    states = [{"x": f"{name}{step}"} for name in "abc" for step in range(steps)]
-    assert [state["x"] for state in _probed(states, steps)] == expected  # type: ignore[arg-type]
-
-
-def test_errors_are_measured_over_64_frames_from_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, graph = load_bundle(DEMO_BUNDLE), SimpleNamespace(sha256="of no graph")
-    names, probed = bundle.decoder.inputs, list[Any]()
+@pytest.mark.parametrize(("steps", "expected"), [(8, [0, 11, 22]), (2, [0, 3, 5])])
+def test_every_generation_is_probed_over_64_frames_from_its_middle(steps: int, expected: list[int]) -> None:
+    bundle = load_bundle(DEMO_BUNDLE)
+    names = bundle.decoder.inputs
     assert names.context is not None
     assert names.condition is not None
-    frames = np.zeros((1, 101, 1), np.float32) + np.arange(101)[:, None]
-    state = {names.latents: frames, names.context: frames, names.condition: frames}
-    monkeypatch.setattr(sensitivity, "steps_of", lambda graph: 2)
-    monkeypatch.setattr(sensitivity, "calibration_states", lambda *about, **more: [state, state])
-    monkeypatch.setattr(sensitivity, "quantization_of", lambda *about, **more: probed.extend(about[3]))
-    quantization_for("tensorrt-rtx", "int8", bundle, graph)  # type: ignore[arg-type]
-    (probe,) = probed
-    assert probe[names.latents][0, :, 0].tolist() == probe[names.context][0, :, 0].tolist() == list(range(18, 82))
-    assert probe[names.condition].shape == (1, 101, 1)
+    frames = np.arange(101, dtype=np.float32)[None, :, None]
+    states = [
+        {names.latents: 1000 * number + frames, names.context: frames, names.condition: frames}
+        for number in range(3 * steps)
+    ]
+    probes = probes_of(bundle, states, steps)
+    assert [probe[names.latents][0, 0, 0] - 18 for probe in probes] == [1000 * number for number in expected]
+    for probe in probes:
+        assert probe[names.context][0, :, 0].tolist() == list(range(18, 82))
+        assert probe[names.condition].shape == (1, 101, 1)
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "int8"])

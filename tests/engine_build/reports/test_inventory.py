@@ -200,11 +200,6 @@ def test_inspect_without_a_manifest_and_of_damaged_files(plan: Path, tmp_path: P
     assert "no engine at" in invoke("inspect", tmp_path / "none.plan").stderr
 
 
-def test_inspect_of_an_onnx_engine(path: Path) -> None:
-    file = load_deployment(path).engine_folder() / "decoder.onnx"
-    assert "target cpu" in invoke("inspect", file).stdout
-
-
 def test_clean_removes_engines_and_leftovers_only(path: Path, plan: Path) -> None:
     folder = load_deployment(path).engine_folder()
     (folder / "notes.txt").write_text("mine")

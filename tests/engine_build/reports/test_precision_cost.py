@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -44,8 +42,7 @@ from engine_build.reports.end_to_end import (
 from engine_build.request import load_request
 from engine_build.specs.engine_spec import EngineSpec, Port
 from engine_build.specs.engine_specs import engine_specs
-from runtime.config.deployment import Deployment, load_deployment
-from runtime.config.targets import PLAN_TARGETS, Target
+from runtime.config.deployment import PLAN_TARGETS, Target, load_deployment
 from runtime.devices.device import HostDevice
 from runtime.engines.value_shapes import value_shapes
 from runtime.tick.language.kv_cache import KvCache
@@ -63,26 +60,12 @@ def test_the_command_prints_rules_and_errors() -> None:
         assert wanted in result.stdout
 
 
-def test_whole_generations_are_compared_prompt_by_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int]] = []
-
-    def compare(deployment: Deployment, recipe: str, prompts: Sequence[str], **how: Any) -> EndToEndComparison:
-        asked.append((f"{recipe} on {how['target']}", len(prompts)))
-        exact = np.resize(np.array([1, -1], np.float32), (3, 4, 2))
-        silence = np.zeros((4096, 2), np.float32)
-        audio = [(silence, silence)] * 3 if recipe == "int8" else []  # of a bundle with a codec
-        return EndToEndComparison(exact, exact + np.array([0.25, 0.125, 0.5], np.float32)[:, None, None], audio)
-
-    monkeypatch.setattr(precision_cost, "compare_end_to_end", compare)
-    monkeypatch.setattr(precision_cost, "_measure", lambda *arguments: [])
-    monkeypatch.setattr(precision_cost, "quantization_for", lambda *arguments: None)
-    words = [str(DEMO), "--recipe", "bf16", "--recipe", "int8", "--target", "cpu", "--end-to-end", "3"]
-    result = CliRunner().invoke(precision_cost.app, words)
-    assert result.exit_code == 0, result.output
-    assert asked == [("bf16 on cpu", 3), ("int8 on cpu", 3)]
-    errors = [line.split()[-1] for line in result.stdout.splitlines() if "e-01" in line]
-    assert errors == ["2.50e-01", "1.25e-01", "5.00e-01"] * 2
-    assert result.stdout.count("0.00 dB") == 3
+def test_whole_generations_are_compared_prompt_by_prompt() -> None:
+    exact, silence = np.resize(np.array([1, -1], np.float32), (3, 4, 2)), np.zeros((4096, 2), np.float32)
+    rounded = exact + np.array([0.25, 0.125, 0.5], np.float32)[:, None, None]
+    found = precision_cost.end_to_end_rows("abc", EndToEndComparison(exact, rounded, [(silence, silence)] * 3))
+    assert found == [("a", "0.00 dB", "2.50e-01"), ("b", "0.00 dB", "1.25e-01"), ("c", "0.00 dB", "5.00e-01")]
+    assert precision_cost.end_to_end_rows("abc", EndToEndComparison(exact, rounded))[0] == ("a", "", "2.50e-01")
 
 
 @pytest.mark.shipped

@@ -32,7 +32,7 @@ from engine_build.specs.engine_spec import (
 from engine_build.specs.engine_specs import decoder_samples, engine_specs
 from runtime.audio.codec import MAX_BATCH
 from runtime.base.errors import BuildError, ConfigError, TickError
-from runtime.config.targets import ShapeRange, ShapeRanges
+from runtime.config.deployment import ShapeRange, ShapeRanges
 from runtime.engines.loading import open_engine
 from runtime.requests.request import MAX_CONDITIONS
 from runtime.tick.denoise.row_buffers import row_multiple
