@@ -18,7 +18,7 @@ from engine_build.compile.rebuild_check import EXACT_KINDS, RebuildDecision, che
 from engine_build.export.cleanup import paths_in
 from engine_build.graphs.cpu_graph import cpu_graph
 from engine_build.graphs.graph_file import read_graph
-from engine_build.graphs.tensorrt_preparation import prepare
+from engine_build.graphs.tensorrt_preparation import prepare_model
 from engine_build.graphs.tensorrt_rules import problems
 from engine_build.precision.error import recipe_error
 from engine_build.precision.recipe import node_precisions, write_recipe
@@ -299,6 +299,6 @@ def test_tensorrt_supports_every_graph_in_every_precision(bundle: Path, tmp_path
             item.name: tuple(dim.dim_value or sizes.get(dim.dim_param, 20) for dim in item.type.tensor_type.shape.dim)
             for item in model.graph.input
         }
-        found[path.stem] = list(problems(prepare(model, [shapes]), value_shapes(model, shapes)))
+        found[path.stem] = list(problems(prepare_model(model, [shapes]), value_shapes(model, shapes)))
     assert {"lyric_encoder", "timbre_encoder", "text_encoder", "decoder"} < found.keys()
     assert {name for name, problem in found.items() if problem} == set()
