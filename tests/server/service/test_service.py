@@ -75,7 +75,7 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture
-async def service() -> Service:
+def service() -> Service:
     """One that opens nothing."""
     return Service(lambda: pytest.fail("is not opened"), ServerSettings())
 
