@@ -12,7 +12,7 @@ from helpers.device_behaviour import *  # noqa: F403  (tests that every CUDA dev
 from helpers.device_behaviour import clear_half, fetched, filled
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator.fixture import SITE, Machine, provoked, simulated
+from simulator.fixture import SITE, Machine, simulated
 
 from runtime.base.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 from runtime.devices.device import Level, Tensor
@@ -119,22 +119,6 @@ def test_a_captured_graph_is_on_the_gpu_before_its_first_launch(device: CudaDevi
     replay.close()
 
 
-def test_the_simulator_counts_uploads(device: CudaDevice, machine: Machine) -> None:
-    tensor, before = filled(device, np.ones(100, np.float32)), machine.counters.copy()
-    device.upload(tensor, np.zeros(100, np.float32), device.main)
-    clear_half(device, tensor)
-    fetched(device, tensor)
-    done = machine.counters - before
-    assert (done["uploads"], done["uploaded_bytes"]) == (1, 400)
-
-
-def test_the_simulator_reports_streams_without_a_wait(device: CudaDevice, machine: Machine) -> None:
-    tensor, target = filled(device, np.ones(100, np.float32)), device.staging((100,), np.float32)
-    copies = device.stream()
-    with provoked(machine, "unordered access"):
-        device.download(target, tensor, copies)
-
-
 def test_reused_memory_is_zeroed_after_pending_reads(device: CudaDevice) -> None:
     tensor, target = filled(device, np.ones(100, np.float32)), device.staging((100,), np.float32)
     copies = device.stream()
@@ -147,23 +131,6 @@ def test_reused_memory_is_zeroed_after_pending_reads(device: CudaDevice) -> None
     clear_half(device, again)
     copies.record().wait()
     assert (target == 1).all()
-
-
-@pytest.mark.parametrize("without", ["make_wait", "record"])
-def test_zeroing_without_waits_or_events_is_reported(
-    device: CudaDevice, machine: Machine, monkeypatch: pytest.MonkeyPatch, without: str
-) -> None:
-    """The test above can fail: without waits, or with events that are not recorded."""
-    tensor, target = filled(device, np.ones(100, np.float32)), device.staging((100,), np.float32)
-    copies = device.stream()
-    copies.wait(device.main.record())
-    device.download(target, tensor, copies)
-    del tensor
-    from runtime.devices import cuda_calls
-
-    monkeypatch.setattr(cuda_calls, without, lambda *_: None)
-    with provoked(machine, "unordered access", "memset"):
-        device.zeros((100,), np.float32)
 
 
 def test_memory_that_was_outgrown_is_given_back_where_more_does_not_fit() -> None:
@@ -196,21 +163,6 @@ def test_staging_memory_is_reused_only_after_its_copy(late_device: CudaDevice) -
         event.wait()
     places = {late_device.staging((100,), np.float32).ctypes.data for _ in range(4)}
     assert address in places
-
-
-def test_launching_a_graph_of_a_freed_tensor_is_reported(device: CudaDevice, machine: Machine) -> None:
-    tensor = filled(device, np.ones(100, np.float32))
-    address, size, stream = tensor.address, tensor.size_bytes, device.main.handle
-    from runtime.devices import cuda_calls
-
-    replay = device.capture(device.main, lambda: cuda_calls.zero(address, size, stream))
-    replay.launch(device.main)
-    device.main.record().wait()
-    del tensor
-    with provoked(machine, "returned"):
-        replay.launch(device.main)
-    device.main.record().wait()
-    replay.close()
 
 
 def test_a_full_ring_waits_and_a_large_one_does_not(late: Machine) -> None:
@@ -386,28 +338,6 @@ def test_out_of_memory_at_the_first_allocation(late: Machine) -> None:
         device.zeros((10,), np.float32)
     assert fetched(device, filled(device, np.ones(10, np.float32))).all()  # type: ignore[arg-type]
     device.close()
-
-
-def test_memory_and_streams_are_taken_with_the_lock_held(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    def note(owner: Any, name: str) -> None:
-        call = getattr(owner, name)
-
-        def noted(*arguments: Any, **options: Any) -> Any:
-            held.append(device._lock._is_owned())  # type: ignore[attr-defined]
-            return call(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, noted)
-
-    held: list[bool] = []
-    note(device._memory, "take")
-    note(device._pinned, "take")
-    note(device, "_new_stream")
-    note(device, "_release")
-    device.zeros((4,), np.float32)
-    device.staging((4,), np.float32)
-    device.capture(device.stream(), lambda: None).close()
-    device.close()
-    assert held == [True] * 4
 
 
 def test_close_releases_everything(machine: Machine) -> None:

@@ -46,17 +46,6 @@ def test_a_bound_execution_equals_a_plain_run_and_can_be_repeated(built: Built) 
         np.testing.assert_array_equal(plain["hidden_states"], out.host)
 
 
-def test_threads_take_turns_at_opening_a_session(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that there is one of each kind."""
-    engine, held = open_engine(built().engine_folder(), "rows.plain", HostDevice()), list[bool]()
-    assert isinstance(engine, OnnxRuntimeEngine)
-    engine._sessions.clear()
-    monkeypatch.setattr(engine, "_open", lambda *arguments: held.append(engine._lock.locked()))
-    for _ in range(2):
-        engine._session(Level.BACKGROUND)
-    assert held == [True]
-
-
 @pytest.mark.parametrize(("given", "of_the_build", "cores", "expected"), [(0, 2, 4, 2), (3, 2, 4, 3), (0, 2, 16, 0)])
 def test_the_build_says_how_many_threads_on_machines_with_as_many_cores(
     given: int, of_the_build: int, cores: int, expected: int, built: Built, monkeypatch: pytest.MonkeyPatch
@@ -68,14 +57,6 @@ def test_the_build_says_how_many_threads_on_machines_with_as_many_cores(
     engine = OnnxRuntimeEngine(manifest, folder, device=HostDevice(), threads=given)
     assert engine._session(Level.BACKGROUND).get_session_options().intra_op_num_threads == expected
     engine.close()
-
-
-def test_a_closed_engine_holds_no_session(built: Built) -> None:
-    engine = open_engine(built().engine_folder(), "rows.plain", HostDevice())
-    assert isinstance(engine, OnnxRuntimeEngine)
-    assert len(engine._sessions) == 1
-    engine.close()
-    assert engine._sessions == {}
 
 
 def test_an_engine_of_many_bytes_has_no_parts(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,34 +75,6 @@ def test_a_plan_that_ends_its_process_is_named_and_remembered(folder: Path, monk
     assert crashed_levels(manifest, folder, {"gpu": "another"}) == set()
     other = manifest.model_copy(update={"graph_sha256": "another"})
     assert crashed_levels(other, folder, card_here("tensorrt")) == set()
-
-
-@pytest.mark.parametrize(
-    "lines", [["tickrt begins decoder"], ["tickrt begins a", "tickrt ends a", "tickrt begins decoder"]]
-)
-def test_a_plan_that_does_not_end_is_named(tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Hanging:
-        """A process that says which engine begins, and never ends."""
-
-        def __init__(self, command: Any, *, stdout: Any, **options: Any) -> None:
-            stdout.write("\n".join(["a message of the library", *lines]))
-            self.is_killed = False
-
-        def __enter__(self) -> Hanging:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            assert self.is_killed
-
-        def wait(self, limit_s: float) -> int:
-            raise subprocess.TimeoutExpired("it", limit_s)
-
-        def kill(self) -> None:
-            self.is_killed = True
-
-    monkeypatch.setattr(subprocess, "Popen", Hanging)
-    ran, last, how = trials._run(tmp_path, ["a", "decoder"], 5.0)
-    assert (ran, last, how) == ([line[-1] for line in lines if "ends" in line], "decoder", "no end within 5 s")
 
 
 def test_without_a_gpu_or_engines_nothing_is_tried(folder: Path, tmp_path: Path) -> None:

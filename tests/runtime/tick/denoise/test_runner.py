@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Loops
-from helpers.backends import CPU, SIMULATED, Backend
-from helpers.generations import C, D, X, make
+from helpers.backends import CPU, Backend
+from helpers.generations import C, make
 
 from runtime.base.errors import EngineNotBuiltError
 from runtime.requests.request import StepParameters
@@ -101,28 +101,9 @@ def test_latents_that_are_not_finite_are_reported_by_slot_and_step(runner: Denoi
     assert list(runner.launch(plan).non_finite()) == [(bad, 0)]
 
 
-def test_latents_that_are_read_out_belong_to_the_receiver_and_their_slot_is_free(runner: DenoiseRunner) -> None:
-    slot = slot_of("a", 16, noise=np.full((16, C), 3.0, np.float32))
-    runner.admit(slot)
-    (latents,), done = runner.read_out([slot], runner._stream.record())
-    assert done.is_done
-    runner.admit(slot_of("b", 16, noise=np.full((16, C), 4.0, np.float32)))
-    assert (latents == 3.0).all()
-
-
 def test_a_snapshot_has_every_state(runner: DenoiseRunner) -> None:
     slot = slot_of("a", 16, guidance_mode="self", parameters=StepParameters(guidance=2.0))
     runner.admit(slot)
     states = runner.snapshot(slot)
     assert {"latents", "cached_negative_velocity"} <= states.keys()
     np.testing.assert_array_equal(states["latents"], states["cached_negative_velocity"])
-
-
-@pytest.mark.parametrize("backend", [SIMULATED[0]], ids=str, indirect=True)
-def test_the_ring_holds_what_all_slots_upload_that_join_at_once(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = loops(depth=4)
-    latents, noise, context, condition = 32 * C, 32 * C, 32 * X, loop.deployment.shapes[0].tokens.opt * D
-    reserved: list[int] = []
-    monkeypatch.setattr(loop.device, "reserve_uploads", reserved.append)
-    DenoiseRunner(context_of(loop), PhaseClock())
-    assert reserved == [4 * 4 * (latents + noise + context + condition)]

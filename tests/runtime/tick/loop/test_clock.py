@@ -51,11 +51,6 @@ def test_the_cpu_shows_none_even_with_the_package(machine: Machine) -> None:
     assert type(clock_of(HostDevice())) is PhaseClock
 
 
-def test_without_the_package_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert type(clock_of(HostDevice(kind="cuda"))) is PhaseClock
-
-
 @pytest.mark.builder
 def test_the_real_package_takes_our_calls() -> None:
     """In a process of its own, with a domain that really is one: without a tool, `get_domain` gives a dummy."""

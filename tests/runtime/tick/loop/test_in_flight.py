@@ -79,20 +79,3 @@ def test_a_record_is_shown_when_the_device_is_done_with_its_tick(loops: Loops, b
     loop.cancel("a")
     assert loop.tick() is None
     assert unfinished == []
-
-
-def test_times_on_the_device_are_taken_only_for_observers(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, taken, shown = loops(), [], list[TickRecord]()
-    stream_kind = type(loop.device.main)
-    elapsed_ms = stream_kind.elapsed_ms
-    monkeypatch.setattr(stream_kind, "elapsed_ms", lambda *events: (taken.append(1), elapsed_ms(*events))[1])
-    loop.submit(make("a", steps=9), Inbox())
-    for _ in range(4):
-        loop.tick()
-    assert taken == []
-    loop.observers.append(shown.append)
-    for _ in range(4):
-        loop.tick()
-    assert len(taken) > 0
-    assert shown[0].device_gap_ms == 0.0
-    assert all(record.engine_ms > 0.0 for record in shown)

@@ -59,8 +59,13 @@ def faulty(loop: TickLoop, faults: Faults, role: str = "decoder") -> TickLoop:
 
 
 EVERY_VARIANT = {"more": ""}
+# A simulated GPU runs the same graphs: test_on_gpu compares it with the CPU.
+ORACLE_BACKENDS = pytest.mark.parametrize(
+    "backend", [CPU, pytest.param(SIMULATED[0], marks=pytest.mark.slow), *REAL], indirect=True, ids=str
+)
 
 
+@ORACLE_BACKENDS
 @pytest.mark.parametrize("name", sorted(FEATURES))
 def test_every_feature_agrees_with_the_oracle(name: str, loops: Loops, backend: Backend) -> None:
     loop = loops(**EVERY_VARIANT if backend.target == "cpu" else {})
@@ -70,6 +75,7 @@ def test_every_feature_agrees_with_the_oracle(name: str, loops: Loops, backend: 
     )
 
 
+@ORACLE_BACKENDS
 @pytest.mark.parametrize("name", ["two_conditions", "interval_blend", "two_negatives", "guided"])
 def test_blends_that_keep_their_level_agree_with_the_oracle(name: str, loops: Loops, backend: Backend) -> None:
     loop, request = (
@@ -86,12 +92,8 @@ RULES = {
     "apg": 'rule = "apg"\nnorms = "all"\nmomentum = 0.4\nnorm_limit = 1.0\nparallel = 0.25',
 }
 
-RULE_BACKENDS = pytest.mark.parametrize(
-    "backend", [CPU, pytest.param(SIMULATED[0], marks=pytest.mark.slow), *REAL], indirect=True, ids=str
-)
 
-
-@RULE_BACKENDS
+@ORACLE_BACKENDS
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_every_rule_of_guidance_agrees_with_the_oracle_with_all_of_a_tick_in_one_execute(
     rule: str, loops: Loops
@@ -105,7 +107,7 @@ def test_every_rule_of_guidance_agrees_with_the_oracle_with_all_of_a_tick_in_one
         np.testing.assert_allclose(inbox.latents(request.id), expected, atol=1e-4, rtol=1e-4, err_msg=request.id)
 
 
-@RULE_BACKENDS
+@ORACLE_BACKENDS
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_by_every_rule_guidance_changes_in_flight(rule: str, loops: Loops) -> None:
     loop, inbox = loops(depth=8, max_rows=16, rule=rule), Inbox()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from helpers.engine_behaviour import Bench, opened, written
-from helpers.lock_check import lock_checked
 from simulator.fixture import Machine, simulated
 
 RELEASE = "1.7.1.116"
@@ -52,19 +51,6 @@ def test_the_next_start_compiles_nothing(folder: Path) -> None:
     second = start(folder)
     assert second.compiled == []
     assert second.counters["kernels_loaded"] >= 2
-    assert file_of(folder).read_bytes() == stored
-
-
-def test_threads_share_its_kernels_with_the_lock_held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contexts are made by the thread that opens engines, by that of ticks, and by one that compiles."""
-    with simulated(rtx=True):
-        specializer = importlib.import_module("runtime.engines.tensorrt.rtx.specializer")
-        checked = lock_checked(specializer.KernelCache, "_cache", "_both", "_saved", "_seen")
-        monkeypatch.setattr(specializer, "KernelCache", checked)
-        written(folder)
-        play(folder)
-        stored = file_of(folder).read_bytes()
-        play(folder)
     assert file_of(folder).read_bytes() == stored
 
 
@@ -137,19 +123,6 @@ def test_kernels_that_the_library_does_not_give_are_named(folder: Path, caplog: 
         bench.close()
     assert "compiled kernels are not kept for the next start" in caplog.text
     assert not file_of(folder).exists()
-
-
-def test_kernels_are_kept_before_the_engines_close(folder: Path) -> None:
-    """A server that is killed after its start has kept what it compiled."""
-    with simulated(rtx=True):
-        written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
-        engine.bind(bench.tensors()).prepare(bench.stream)
-        engine._specializer.settle()
-        assert file_of(folder).stat().st_size > 100
-        engine.close()
-        bench.close()
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "empty"])
