@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_build.config import RTX_CAPABILITIES
-from engine_build.export.toml_text import table_text
+from engine_build.export.bundle_tables import table_text
 from engine_build.graphs.graph_file import data_files, read_graph
 from engine_build.request import read_options
 from runtime.base.errors import BuildError, ConfigError

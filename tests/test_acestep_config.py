@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.export.acestep.bundle_text import BundleFacts, bundle_text
+from engine_build.export.acestep.bundle_text import AceStepFacts
 from engine_build.request import check_ranges, read_options
 from runtime.base.errors import ConfigError
 from runtime.config.bundle import Bundle, load_bundle
@@ -52,7 +52,7 @@ def deployment(size: Size) -> Deployment:
 @pytest.fixture(scope="module")
 def bundle(size: Size, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """bundle.toml as the export writes it for the published checkpoint."""
-    facts = BundleFacts(
+    facts = AceStepFacts(
         name=size.name,
         description="",
         channels=64,
@@ -71,7 +71,7 @@ def bundle(size: Size, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         lyrics={"template": "{lyrics}", "max_tokens": 2048},
     )
     folder = tmp_path_factory.mktemp("acestep")
-    (folder / "bundle.toml").write_text(bundle_text(facts))
+    (folder / "bundle.toml").write_text(facts.bundle_text())
     return load_bundle(folder)
 
 

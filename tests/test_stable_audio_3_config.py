@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 
-from engine_build.export.stable_audio_3.bundle_text import BundleFacts, bundle_text
+from engine_build.export.stable_audio_3.bundle_text import StableAudioFacts
 from engine_build.request import check_ranges, read_options
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import load_deployment
@@ -19,7 +19,7 @@ MEMORY_TOKENS = 64
 
 def published(size: str, folder: Path) -> Bundle:
     """bundle.toml as the export writes it for the published checkpoint."""
-    facts = BundleFacts(
+    facts = StableAudioFacts(
         name=f"stable-audio-3-{size}",
         description="",
         channels=256,
@@ -38,7 +38,7 @@ def published(size: str, folder: Path) -> Bundle:
         has_null_condition=False,
         text_encoder={"max_tokens": 256},
     )
-    (folder / "bundle.toml").write_text(bundle_text(facts))
+    (folder / "bundle.toml").write_text(facts.bundle_text())
     np.save(folder / "silence.npy", np.zeros((4, 256), np.float32))
     return load_bundle(folder)
 

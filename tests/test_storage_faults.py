@@ -32,7 +32,7 @@ from engine_build.compile.engine_folder import (
 )
 from engine_build.compile.rebuild_check import _check_engine, _last_build
 from engine_build.export.__main__ import _write_deployment
-from engine_build.export.resume import Steps, working_folder
+from engine_build.export.bundle_export import Steps, working_folder
 from profiling.gpu_check import prepare
 from profiling.gpu_check.unpack import unpack
 from runtime.audio.formats import complete_file
@@ -350,7 +350,7 @@ STORES = [
     Store("engines", ENGINE_MODULES, fill_engines, use_engines, check_engines),
     Store("timing cache", (), fill_times, use_times, check_times),
     Store("kernel cache", (), play, play, check_kernels),
-    Store("export", ("engine_build.export.resume",), fill_export, use_export, check_export),
+    Store("export", ("engine_build.export.bundle_export",), fill_export, use_export, check_export),
     Store("files", ("runtime.audio.formats",), fill_file, use_file, check_file),
     Store("temporary folders", ("server.service.temporary_folder",), fill_temporary, remove_abandoned, check_temporary),
     Store("parts", ("profiling.gpu_check.unpack", "profiling.gpu_check.prepare"), fill_parts, use_parts, check_parts),
@@ -402,7 +402,6 @@ EXCUSED = {
     "server.cluster.ray_cluster": "what a running cluster was started with",
     "engine_build.reports.inventory": "tickrt-build clean, which is asked to",
     "engine_build.shipping": "a new folder, refused where one has files",
-    "engine_build.export.bundle_export": "the log of its own last run",
     "engine_build.export.torch_export": "inside of an export's working folder",
 }
 

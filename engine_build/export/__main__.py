@@ -99,7 +99,7 @@ app = CommandLine(add_completion=False, cls=Families)
 
 
 @app.callback()
-def export(
+def export_command(
     family: Annotated[
         Path | None, typer.Option(FAMILY_OPTION, metavar="FILE", help=f"In place of FAMILY: a file, as {GUIDE} has it.")
     ] = None,
@@ -151,7 +151,7 @@ def export_bundle(
     )
     facts = write_bundle(export, out, options, say)
     with one_sentence("deployment", log_of(out)):
-        path = _write_deployment(deployment, out, lambda path: export.deployment_text(facts, out, path, target))
+        path = _write_deployment(deployment, out, lambda path: facts.deployment_text(out, path, target))
     _conclude(out, path, facts)
 
 

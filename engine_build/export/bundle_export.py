@@ -1,37 +1,43 @@
-"""Exports a bundle step by step: every graph is compared with its module, one module in memory at a time."""
+"""Exports a bundle step by step: every graph is compared with its module, one module in memory at a time.
+
+Complete steps stay for the next run, in a folder of their own; the bundle appears at the end.
+"""
 
 from __future__ import annotations
 
 import gc
 import hashlib
 import inspect
+import json
+import os
 import re
+import shutil
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
+import filelock
 import typer
+from pydantic_core import from_json
 
 import engine_build.export
-from engine_build.export import bundle_tables
 from engine_build.export.bundle_tables import FamilyFacts
-from engine_build.export.resume import Steps, working_folder
 from runtime.base.errors import BuildError, ConfigError, TickError
-from runtime.base.files import is_left_behind
+from runtime.base.files import is_left_behind, read_stored, reading
 from runtime.commands.terminal import shown_path
 from runtime.config.bundle import BUNDLE_FILE, load_bundle
-from runtime.config.deployment import Target
-from runtime.engines.manifest import file_sha256
+from runtime.engines.manifest import file_sha256, write_atomically
 
 FactsType = TypeVar("FactsType", bound=FamilyFacts)
 
 ERROR_LIMIT: Final = 1e-3
 GUIDE: Final = 'engine_build/README.md, "A family of your own"'
+RECORD_SUFFIX: Final = ".step.json"
 REMEDIES: Final = 'engine_build/README.md, "Where torch cannot export a module"'
 
 Facts = dict[str, Any]
@@ -96,12 +102,11 @@ class Parts:
 class ExportOptions:
     """Options beside the source.
 
-    `canvas_s`: length of a full generation; `with_text`: export the text encoder; `force`: start anew.
+    `canvas_s`: length of a full generation; `force`: start anew.
     """
 
     name: str
     canvas_s: float = 60.0
-    with_text: bool = True
     description: str = ""
     force: bool = False
 
@@ -123,16 +128,13 @@ class BundleExport(Generic[FactsType]):
     """What is exported, and how it is described.
 
     The steps run in their order; those whose parts the source lacks are left out. facts: a class, made of what the
-    steps returned. bundle_text: facts -> bundle.toml; deployment_text: facts, the bundle's folder, the deployment's
-    path and its target -> a first deployment.
+    steps returned: it writes bundle.toml and a first deployment. without: parts that are left out.
     """
 
     source: CheckpointSource
     steps: Sequence[ExportStep]
     facts: Callable[..., FactsType] = FamilyFacts  # type: ignore[assignment]
-    bundle_text: Callable[[FactsType], str] = bundle_tables.bundle_text
-    deployment_text: Callable[[FactsType, Path, Path, Target], str] = bundle_tables.deployment_text
-    without: frozenset[str] = field(default=frozenset())
+    without: Collection[str] = ()
 
     def present_steps(self) -> list[ExportStep]:
         """The steps whose parts the source has, and that need none of the parts `without`."""
@@ -181,7 +183,7 @@ def write_bundle(
                 gc.collect()
             with one_sentence(BUNDLE_FILE, log):
                 facts = export.facts_of({"name": options.name, "description": options.description, **found})
-                (working / BUNDLE_FILE).write_text(export.bundle_text(facts), encoding="utf-8")
+                (working / BUNDLE_FILE).write_text(facts.bundle_text(), encoding="utf-8")
                 load_bundle(working)  # what is wrong in it is told here, and replaces nothing
         except (KeyboardInterrupt, BuildError, ConfigError):
             if runs.complete:
@@ -221,14 +223,6 @@ def first_line(error: BaseException) -> str:
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
     said = " ".join(line.strip() for line in lines[: 2 if lines and lines[0].endswith(":") else 1])
     return f"{type(error).__name__}: {said}"
-
-
-def need_parts(source: CheckpointSource, folder: Path, parts: Sequence[str], fix: str = "") -> None:
-    """Raises ConfigError where the source, a checkpoint's folder, lacks a part. Default of fix: to copy it."""
-    missing = [part for part in parts if not source.has(part)]
-    if missing:
-        what = f"{folder} has no {', '.join(missing)}, which a check needs: it compares music that is made from a text"
-        raise ConfigError(what, fix=fix or "copy or download the whole checkpoint")
 
 
 def folder_key(folder: Path) -> str:
@@ -271,3 +265,109 @@ def _check_replaceable(folder: Path) -> None:
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not (folder / BUNDLE_FILE).is_file():
         raise ConfigError(f"{folder} exists and is not a bundle: it is not replaced", fix="--out another folder")
+
+
+@contextmanager
+def working_folder(folder: Path, *, force: bool = False) -> Iterator[Path]:
+    """A locked folder beside `folder`, renamed to it at the end; an older `folder` is replaced.
+
+    After a failure it stays where it has a complete step; `force` removes it first. Raises BuildError where another
+    export works in it.
+    """
+    folder = folder.resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "old"))
+    try:
+        with filelock.FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0):
+            _put_back(folder, old)
+            if force:
+                shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(exist_ok=True)
+            try:
+                yield partial
+                _replace(folder, partial, old)
+            finally:
+                with suppress(OSError):  # what cannot be listed stays
+                    if not any(name.endswith(RECORD_SUFFIX) for name in os.listdir(partial)):
+                        shutil.rmtree(partial, ignore_errors=True)
+    except filelock.Timeout:
+        raise BuildError(f"another export is writing {folder}", fix="wait until it is done") from None
+
+
+class Steps:
+    """Runs the steps of an export in their order; those that an earlier run completed with the same key are not run.
+
+    A step's key is a hash of the export's key and of all results before it. From the first step on that has to run,
+    everything in the folder is made anew.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._folder = folder
+        self._key = key
+        self._files: set[str] = set()
+        self.complete: list[str] = []
+
+    def run(self, name: str, export: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+        """The step's result, plain JSON values, and whether it was run; its files are in the folder.
+
+        Raises StoreUnavailableError where it cannot be told whether an earlier run has completed it.
+        """
+        record_file = self._folder / f"{name.replace(' ', '_')}{RECORD_SUFFIX}"
+        self._key = _digest(self._key, name)
+        record = self._complete_record(record_file)
+        is_new = record is None
+        if record is None:
+            self._remove_others()
+            result = export()
+            sizes = {file.name: file.stat().st_size for file in self._others()}
+            record = {"key": self._key, "files": sizes, "result": result}
+            write_atomically(record_file, json.dumps(record).encode())
+        self._files |= {record_file.name, *record["files"]}
+        self._key = _digest(self._key, json.dumps(record["result"], sort_keys=True))
+        self.complete.append(name)
+        result = json.loads(json.dumps(record["result"]))
+        return result, is_new
+
+    def close(self, *kept: str) -> None:
+        """Remove the records, and what no step of this run has written; files `kept` stay."""
+        self._files = {name for name in self._files if not name.endswith(RECORD_SUFFIX)} | set(kept)
+        self._remove_others()
+
+    def _complete_record(self, file: Path) -> dict[str, Any] | None:
+        try:
+            record: dict[str, Any] = from_json(read_stored(file) or b"")
+            with reading(file):
+                sizes = {name: (self._folder / name).stat().st_size for name in record["files"]}
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+        return record if record["key"] == self._key and record["files"] == sizes else None
+
+    def _others(self) -> list[Path]:
+        return [file for file in self._folder.iterdir() if file.name not in self._files]
+
+    def _remove_others(self) -> None:
+        for file in self._others():
+            file.unlink()
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
+def _replace(folder: Path, partial: Path, old: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    try:
+        partial.rename(folder)
+    except BaseException:
+        _put_back(folder, old)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_back(folder: Path, old: Path) -> None:
+    """Undo an interrupted _replace."""
+    if not folder.exists():
+        with suppress(FileNotFoundError):
+            old.rename(folder)

@@ -12,9 +12,10 @@ import onnx
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.utils import remove_weight_norm
 
 from engine_build.export.bundle_export import Facts, checked
-from engine_build.export.bundle_tables import DECODE, ENCODE
+from engine_build.export.bundle_tables import DECODE, ENCODE, canvas_frames
 from engine_build.export.cleanup import name_dimensions
 from engine_build.export.torch_export import (
     OPSET,
@@ -47,6 +48,14 @@ class CodecLayout:
     def frame_rate_hz(self) -> float:
         """Latent frames per second."""
         return self.sample_rate_hz / self.hop_samples
+
+
+def without_weight_norm(vae: nn.Module) -> nn.Module:
+    """The VAE with its normalised weights multiplied out, in place."""
+    for module in vae.modules():
+        if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
+            remove_weight_norm(module)
+    return vae
 
 
 def codec_facts(
@@ -175,3 +184,10 @@ def encode_silence(
     audio = np.zeros((1, layout.channels, (kept + margin_frames) * layout.hop_samples), np.float32)
     latents = open_without_copies(file).run(None, {"audio": audio})[0][0, :kept]
     return np.concatenate((latents, np.tile(latents[margin_frames:], (-(-frames // period_frames), 1))))[:frames]
+
+
+def canvas_silence(folder: Path, facts: Facts) -> NDArray[np.float32]:
+    """Latents `[canvas frames, C]` of digital silence, by the encoder of a bundle with these facts."""
+    layout = CodecLayout(facts["sample_rate_hz"], facts["audio_channels"], facts["hop_samples"], facts["channels"])
+    frames = canvas_frames(facts["canvas_s"], facts["frame_rate_hz"], facts["frame_multiple"])
+    return encode_silence(folder / ENCODE, layout, facts["encode_margin_frames"], frames, facts["align_frames"])

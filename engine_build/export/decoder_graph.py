@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import onnx
 import torch
 from torch import Tensor, nn
 
 from engine_build.export.bundle_export import Facts, checked
 from engine_build.export.bundle_tables import DECODER, VELOCITY
 from engine_build.export.torch_export import MAX_BATCH, OPSET, export_graph, free, graph_error, module_outputs, release
+from engine_build.graphs.adapter_graph import linear_matrices
 from runtime.base.errors import ConfigError
 
 # Axes by role, and of what size they are.
@@ -123,6 +125,12 @@ def decoder_facts(decoder: nn.Module, folder: Path, shape: DecoderShape, opset: 
     release(decoder)
     figures["decoder_max_error"] = checked(DECODER, graph_error(folder / DECODER, examples, expected))
     return {"channels": shape.channels, "frame_multiple": shape.frame_multiple, "figures": figures}
+
+
+def adapter_matrices(folder: Path) -> Facts:
+    """Module path -> its matrix in the graph of a bundle's decoder, of the linear layers: [adapters.matrices]."""
+    matrices = linear_matrices(onnx.load(folder / DECODER, load_external_data=False))
+    return {path: matrix.model_dump() for path, matrix in matrices.items()}
 
 
 def decoder_step(decoder: nn.Module, folder: Path, opset: int = 22, **sizes: Any) -> Facts:

@@ -48,6 +48,7 @@ _STABLE_AUDIO: Final = {"model_config.json", "duration_embedder/config.json"}
 _OTHER: Final = "it is another family's: python -m engine_build.export {}"
 _PUBLISHED: Final = "name a published checkpoint"
 _AGAIN: Final = "run the command again: files that are complete are kept"
+_MORE_SPACE: Final = "free disk space there, or HF_HOME names a folder on another disk"
 
 # The name of every network error of the library's HTTP client, which differs by its release.
 NetworkError: Final[Any] = HfHubHTTPError.__bases__[0]
@@ -92,6 +93,11 @@ class Repository:
     licence: str = ""
     is_gated: bool = False
     is_cached: bool = False
+
+    @property
+    def snapshot(self) -> Path:
+        """Its folder in the cache."""
+        return Path(constants.HF_HUB_CACHE) / f"models--{self.id.replace('/', '--')}" / "snapshots" / self.commit
 
 
 @dataclass(frozen=True)
@@ -155,8 +161,7 @@ def select(value: str, reads: Reads) -> Selection:
     except LookupError as error:
         raise ConfigError(f"{value} {error.args[0]}", fix=error.args[1]) from None
     names = _files_of(repository.files, wanted)
-    snapshot = _snapshot(repository)
-    missing = tuple(name for name in names if not (snapshot / name).is_file())
+    missing = tuple(name for name in names if not (repository.snapshot / name).is_file())
     return Selection(repository, folder, {name: repository.files[name] for name in names}, missing)
 
 
@@ -169,7 +174,6 @@ def download(chosen: Selection, say: Say) -> Path:
     Without the hub these are the names of the cache's files. Raises as place_of.
     """
     repository = chosen.repository
-    snapshot = _snapshot(repository)
     if chosen.missing:
         if repository.is_cached:
             what = f"{repository.id} is not complete in the cache, {len(chosen.missing)} files are missing"
@@ -183,8 +187,8 @@ def download(chosen: Selection, say: Say) -> Path:
             raise FileError(f"{repository.id} has changed while it was downloaded", fix=_AGAIN)
     say(f"comparing {_size(chosen.size_bytes)} with the hub's hashes")
     for name in chosen.sizes:
-        _compare(snapshot / name, repository.files[name], repository.hashes.get(name, ""))
-    return snapshot / chosen.folder
+        _compare(repository.snapshot / name, repository.files[name], repository.hashes.get(name, ""))
+    return repository.snapshot / chosen.folder
 
 
 def _snapshot_with(repository: Repository, patterns: list[str]) -> Path:
@@ -282,16 +286,16 @@ def _files_of(files: Collection[str], wanted: Wanted) -> list[str]:
 
 def _repository(id: str, revision: str) -> Repository:
     """From the hub, or from the cache where it is not reachable."""
-    if not constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
+        return _cached(id, revision)
+    try:
+        with _clear_errors(id, revision):
+            return _published(id, revision)
+    except _NotReachableError as error:
         try:
-            with _clear_errors(id, revision):
-                return _published(id, revision)
-        except _NotReachableError as error:
-            try:
-                return _cached(id, revision)
-            except ConfigError:
-                raise error from None
-    return _cached(id, revision)
+            return _cached(id, revision)
+        except ConfigError:
+            raise error from None
 
 
 def _published(id: str, revision: str) -> Repository:
@@ -313,12 +317,11 @@ def _cached(id: str, revision: str) -> Repository:
         raise ConfigError(what, fix="unset HF_HUB_OFFLINE once; or HF_HOME names another cache") from None
     found = {file.relative_to(snapshot).as_posix(): file for file in snapshot.rglob("*") if file.is_file()}
     try:
-        tree = get_cached_repo_tree(id, revision=snapshot.name)
-        sizes = {item.path: item.size for item in tree}
-        hashes = {item.path: item.blob_id if item.lfs is None else item.lfs.sha256 for item in tree}
+        sizes = {item.path: item.size for item in get_cached_repo_tree(id, revision=snapshot.name)}
     except CachedRepoTreeNotFoundError:  # made by an older release of the library
         sizes = {name: file.stat().st_size for name, file in found.items()}
-        hashes = {name: file.resolve().name for name, file in found.items() if file.is_symlink()}
+    # The list in the cache has no SHA-256 of large files: links do.
+    hashes = {name: file.resolve().name for name, file in found.items() if file.is_symlink()}
     return Repository(id, revision, snapshot.name, sizes, hashes, is_cached=True)
 
 
@@ -328,18 +331,13 @@ def _licence(info: ModelInfo) -> str:
     return ", ".join(name for name in names if name and name != "other")
 
 
-def _snapshot(repository: Repository) -> Path:
-    name = f"models--{repository.id.replace('/', '--')}"
-    return Path(constants.HF_HUB_CACHE) / name / "snapshots" / repository.commit
-
-
 def _need_space(size_bytes: int, id: str) -> None:
     cache = Path(constants.HF_HUB_CACHE)
     place = next(path for path in (cache, *cache.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(place).free
     if free < size_bytes:
         what = f"{id} takes {_size(size_bytes)} more in {cache}, where {_size(free)} are free"
-        raise FileError(what, fix="free disk space there, or HF_HOME names a folder on another disk")
+        raise FileError(what, fix=_MORE_SPACE)
 
 
 def _compare(file: Path, size_bytes: int, digest: str) -> None:
@@ -385,8 +383,7 @@ def _clear_errors(id: str, revision: str) -> Iterator[None]:
     except NetworkError as error:
         raise _not_reachable(id) from error
     except OSError as error:
-        is_full = error.errno == errno.ENOSPC
-        fix = "free disk space there, or HF_HOME names a folder on another disk" if is_full else _AGAIN
+        fix = _MORE_SPACE if error.errno == errno.ENOSPC else _AGAIN
         raise FileError(f"{id} cannot be downloaded into {constants.HF_HUB_CACHE}: {error}", fix=fix) from error
     except RuntimeError as error:  # of hf_xet
         raise FileError(f"{id} cannot be downloaded: {error}", fix=_AGAIN) from error
@@ -398,7 +395,6 @@ def _not_reachable(id: str) -> FileError:
 
 
 def _folders(files: Iterable[str], pattern: str) -> list[str]:
-    """The repository's own folders with such a name."""
     return sorted({file.partition("/")[0] for file in files if fnmatch(file, f"{pattern}/*")})
 
 

@@ -8,21 +8,30 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine_build.compile.builder import build_deployment
-from engine_build.export.bundle_export import OnProgress
-from engine_build.export.check_report import Check, CheckFigure, measured
+from engine_build.export.bundle_export import (
+    ERROR_LIMIT,
+    BundleExport,
+    ExportOptions,
+    FactsType,
+    OnProgress,
+    write_bundle,
+)
+from engine_build.export.check_report import Check, CheckFigure, CheckReport, measured, this_machine, versions_of
 from runtime.audio.decoding import read_audio
 from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.formats import complete_file
+from runtime.base.errors import ConfigError
 from runtime.config.codec import Latents, Pcm
 from runtime.config.deployment import Target, load_deployment
 from runtime.config.sampler import DcwSpec
@@ -32,7 +41,11 @@ from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest
 from runtime.tick.loop.events import Event, Failed, Finished
 
+if TYPE_CHECKING:
+    from engine_build.export.checkpoint import Checkpoint
+
 SEEDS: Final = (1, 2)
+PROMPT: Final = "Warm piano and soft strings, slow"
 # Of the reference's root mean square. Float32 in another order: 1e-6 a layer, over the steps of a generation.
 LATENTS_LIMIT: Final = 1e-3
 AUDIO_LIMIT: Final = 1e-3
@@ -44,6 +57,7 @@ BUNDLE: Final = "bundle"
 SOUND: Final = "sound.wav"
 
 T = TypeVar("T")
+SourceType = TypeVar("SourceType", bound="Checkpoint")
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,83 @@ class Reference:
     decode_s: float
 
 
+class CheckpointCheck(ABC, Generic[SourceType, FactsType]):
+    """A check of a family's checkpoint on this machine: its bundle against diffusers' pipeline, times, one sound.
+
+    It exports the bundle into `options.out`, and runs it.
+    """
+
+    title: ClassVar[str]
+    name: ClassVar[str]
+    needed: ClassVar[tuple[str, ...]]
+
+    def __init__(self, source: SourceType, options: CheckOptions, on_progress: OnProgress = print) -> None:
+        self.source, self.options, self.on_progress = source, options, on_progress
+
+    def report(self) -> CheckReport:
+        """The finished check.
+
+        Raises ConfigError where the checkpoint lacks a part, EngineError where the target has no GPU, RequestError
+        where `options.audio` is no audio, BuildError where a graph differs from its module.
+        """
+        self._need_parts()
+        music(self.options, 8000, 1, 1)  # what is no music is refused before the export
+        machine = this_machine(self.options.target)  # a GPU that is missing is told before the export
+        export = self.export()
+        options = ExportOptions(f"{self.name}-check", self.options.seconds, description=self.source.description)
+        facts = write_bundle(export, self.options.out / BUNDLE, options, self.on_progress)
+        questions = list(self.questions(facts))
+        self.on_progress("diffusers' pipeline ...")
+        asked, reference = self.asked(facts), self.reference(facts)
+        text = facts.deployment_text(self.options.out / BUNDLE, self.options.deployment)
+        checks, figures = compare(text, self.options, asked, reference, self.on_progress)
+        error = facts.figures["decoder_max_error"]
+        detail = "largest difference"
+        graph = measured("the decoder's graph equals its module", error, at_most=ERROR_LIMIT, detail=detail)
+        return CheckReport(
+            self.title,
+            {"checkpoint": self.source.layout, **self.about(facts), "SHA-256 of its files": self.source.fingerprint()},
+            machine,
+            versions_of(self.options.target),
+            [*questions, graph, *checks],
+            [*figures, *self.more_figures(facts)],
+        )
+
+    @abstractmethod
+    def export(self) -> BundleExport[FactsType]:
+        """What is exported."""
+
+    @abstractmethod
+    def asked(self, facts: FactsType) -> Asked:
+        """The generation that both make."""
+
+    @abstractmethod
+    def reference(self, facts: FactsType) -> Reference:
+        """What diffusers' pipeline makes of the same weights, in float32."""
+
+    @abstractmethod
+    def about(self, facts: FactsType) -> Mapping[str, str]:
+        """What the checkpoint is, without its name: that may be anything."""
+
+    def questions(self, facts: FactsType) -> Iterator[Check]:
+        """Checks of the checkpoint beside the comparison."""
+        yield from ()
+
+    def more_figures(self, facts: FactsType) -> Iterator[CheckFigure]:
+        """Figures of the checkpoint beside the comparison's."""
+        yield from ()
+
+    def how_to_complete(self) -> str:
+        """What to do where the checkpoint lacks a part."""
+        return "copy or download the whole checkpoint"
+
+    def _need_parts(self) -> None:
+        if missing := [part for part in self.needed if not self.source.has(part)]:
+            lacks = f"{self.source.folder} has no {', '.join(missing)}"
+            what = f"{lacks}, which a check needs: it compares music that is made from a text"
+            raise ConfigError(what, fix=self.how_to_complete())
+
+
 def reference_of(latents: Callable[[int], Latents], audio: Callable[[Latents], Pcm]) -> Reference:
     """Run a pipeline. latents: of a seed; audio: of latents, before it is made loud."""
     first, generation_s = timed(lambda: latents(SEEDS[0]))
@@ -115,9 +206,9 @@ def _compare(
     def requests(*seeds: int) -> list[GenerationRequest]:
         return [plain.request(asked.prompt, seed=seed, **asked.text, **asked.how) for seed in seeds]
 
-    _generate(plain, requests(SEEDS[0]))  # what is done once is no part of the time
-    (alone,), alone_s = timed(lambda: _generate(plain, requests(SEEDS[0])))
-    together, together_s = timed(lambda: _generate(plain, requests(*SEEDS)))
+    generate_together(plain, requests(SEEDS[0]))  # what is done once is no part of the time
+    (alone,), alone_s = timed(lambda: generate_together(plain, requests(SEEDS[0])))
+    together, together_s = timed(lambda: generate_together(plain, requests(*SEEDS)))
     errors = [relative(found, wanted) for found, wanted in zip(together, reference.latents, strict=True)]
     pcm, decode_s = timed(lambda: codec.decode(reference.latents[0]))
     sound, served_s = timed(lambda: _sound(opened, options, asked))
@@ -164,7 +255,7 @@ def _without_correction(opened: Pipeline) -> Pipeline:
     return replace(opened, bundle=opened.bundle.model_copy(update={"sampler": sampler}))
 
 
-def _generate(opened: Pipeline, requests: Iterable[GenerationRequest]) -> list[Latents]:
+def generate_together(opened: Pipeline, requests: Iterable[GenerationRequest]) -> list[Latents]:
     """The latents `[T, C]` of generations that are in flight together. Raises what one of them failed with."""
     events: SimpleQueue[Event] = SimpleQueue()
     ids = [opened.loop.submit(request, events.put) for request in requests]

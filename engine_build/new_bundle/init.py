@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from engine_build.export.toml_text import table_text
+from engine_build.export.bundle_tables import table_text
 from engine_build.graphs.graph_file import read_graph
 from engine_build.new_bundle.probe import LIMIT, CodecFacts, FrameCounts, frame_counts, measured_codec
 from engine_build.new_bundle.roles import AssignedRole, codec_roles, decoder_roles, listed

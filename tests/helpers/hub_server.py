@@ -35,7 +35,10 @@ class Model:
         return hashlib.sha256(self.files[name]).hexdigest()
 
     def blob_id(self, name: str) -> str:
+        """Of a small file's contents, of a large one's pointer."""
         data = self.files[name]
+        if self.is_large(name):
+            data = f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.lfs_sha256(name)}\n".encode()
         return hashlib.sha1(b"blob %d\0%s" % (len(data), data)).hexdigest()
 
     def is_large(self, name: str) -> bool:

@@ -106,6 +106,15 @@ def tiny_parts(size: str) -> dict[str, Any]:
         return {name: randomise(module, seed=index).eval() for index, (name, module) in enumerate(parts.items())}
 
 
+def bundled_parts(size: str) -> dict[str, Any]:
+    """The same as bundles have them: small's norms are those of the authors' layout."""
+    parts = tiny_parts(size)
+    for name, module in parts["transformer"].named_modules() if size == "small" else ():
+        if name.rpartition(".")[2] in ("pre_norm", "cross_attend_norm", "ff_norm"):
+            module.eps = 1e-5
+    return parts
+
+
 def save_checkpoint(folder: Path, size: str, *, distilled: bool = True) -> Path:
     """Write a checkpoint in diffusers' layout; returns its folder."""
     from diffusers import FlowMatchEulerDiscreteScheduler

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.paths import ROOT
-from helpers.tiny_acestep import save_checkpoint
-from helpers.tiny_planner import DRAFT_CONFIG
-from helpers.tiny_planner import save_checkpoint as save_planner
+from helpers.tiny_exports import TinyExports, export_bundle
 from real_builder.judge import decisions_of, judge, need_builder
 
 from engine_build.config import EIGHT_BITS
@@ -47,14 +45,11 @@ def _builder() -> None:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The deployment of a tiny bundle with every part."""
-    from engine_build.export.acestep.export import export_bundle
-    from engine_build.export.acestep.sources import Checkpoint
-    from engine_build.export.bundle_export import ExportOptions
+    from engine_build.export.acestep.sources import AceStepCheckpoint
 
-    folder = tmp_path_factory.mktemp("tiny")
-    planner, draft = save_planner(folder / "planner"), save_planner(folder / "draft", DRAFT_CONFIG)
-    source = Checkpoint(save_checkpoint(folder / "checkpoint"), planner, draft)
-    export_bundle(source, folder / "bundle", ExportOptions("tiny", canvas_s=2.4), lambda text: None)
+    folder, made = tmp_path_factory.mktemp("tiny"), TinyExports.of(tmp_path_factory)
+    source = AceStepCheckpoint(made.acestep(), made.planner(), made.draft())
+    export_bundle(source, folder / "bundle", canvas_s=2.4)
     (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
     return folder / "tiny.toml"
 
@@ -70,12 +65,10 @@ def test_every_part_builds(tiny: Path, precision: str) -> None:
 
 def published_deployment(path: Path, folder: Path, sizes: Mapping[str, Any]) -> Path:
     """A published deployment with two layers of these sizes: what fails at them fails with any number of layers."""
-    from engine_build.export.acestep.export import export_bundle
-    from engine_build.export.acestep.sources import RandomWeights
-    from engine_build.export.bundle_export import ExportOptions
+    from engine_build.export.acestep.sources import RandomAceStep
 
-    source = RandomWeights(transformer_changes={**sizes, "num_hidden_layers": 2})
-    export_bundle(source, folder / path.stem, ExportOptions("acestep", canvas_s=240.0), lambda text: None)
+    source = RandomAceStep(transformer_changes={**sizes, "num_hidden_layers": 2})
+    export_bundle(source, folder / path.stem, name="acestep", canvas_s=240.0)
     (folder / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     return folder / path.name
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT
+from helpers.tiny_exports import export_bundle
 from helpers.tiny_stable_audio_3 import SIZES, save_own_checkpoint
 from real_builder.judge import decisions_of, judge, need_builder
 
@@ -42,13 +43,11 @@ def size(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def tiny(size: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The deployment of a tiny bundle with every part."""
-    from engine_build.export.bundle_export import ExportOptions
-    from engine_build.export.stable_audio_3.export import export_bundle
-    from engine_build.export.stable_audio_3.sources import Checkpoint
+    from engine_build.export.stable_audio_3.sources import StableAudioCheckpoint
 
     folder = tmp_path_factory.mktemp("tiny")
-    source = Checkpoint(save_own_checkpoint(folder / "checkpoint", size))
-    export_bundle(source, folder / "bundle", ExportOptions("tiny", canvas_s=2.4), lambda text: None)
+    source = StableAudioCheckpoint(save_own_checkpoint(folder / "checkpoint", size))
+    export_bundle(source, folder / "bundle", canvas_s=2.4)
     (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
     return folder / "tiny.toml"
 
@@ -64,14 +63,12 @@ def test_every_part_builds(tiny: Path, precision: str) -> None:
 @pytest.fixture(scope="module")
 def published(size: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The published deployment, with two layers: what fails at these widths fails with any number of them."""
-    from engine_build.export.bundle_export import ExportOptions
-    from engine_build.export.stable_audio_3.export import export_bundle
-    from engine_build.export.stable_audio_3.sources import RandomWeights
+    from engine_build.export.stable_audio_3.sources import RandomStableAudio
 
     folder = tmp_path_factory.mktemp("published")
     deployment = ROOT / "configs" / f"stable-audio-3-{size}.toml"
-    source = RandomWeights.of_layers(size, 0, layers=2)
-    export_bundle(source, folder / deployment.stem, ExportOptions("sa", canvas_s=120.0), lambda text: None)
+    source = RandomStableAudio.of_layers(size, 0, layers=2)
+    export_bundle(source, folder / deployment.stem, name="sa", canvas_s=120.0)
     path = folder / deployment.name
     path.write_text(deployment.read_text(encoding="utf-8"), encoding="utf-8")
     return path
@@ -88,13 +85,11 @@ def test_the_published_widths_build_with_all_shape_ranges(published: Path, preci
 @pytest.fixture(scope="module")
 def published_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A deployment whose text encoder has the published size; its decoder and codec have two layers."""
-    from engine_build.export.bundle_export import ExportOptions
-    from engine_build.export.stable_audio_3.export import export_bundle
-    from engine_build.export.stable_audio_3.sources import RandomWeights
+    from engine_build.export.stable_audio_3.sources import RandomStableAudio
 
     folder = tmp_path_factory.mktemp("text")
-    source = RandomWeights.of_layers("small", 0, layers=2, text_changes={})
-    export_bundle(source, folder / "bundle", ExportOptions("sa", canvas_s=2.4), lambda text: None)
+    source = RandomStableAudio.of_layers("small", 0, layers=2, text_changes={})
+    export_bundle(source, folder / "bundle", name="sa", canvas_s=2.4)
     (folder / "text.toml").write_text(TINY.replace("adapter_rank = 8\n", ""), encoding="utf-8")
     return folder / "text.toml"
 

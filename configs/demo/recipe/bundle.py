@@ -19,7 +19,7 @@ from configs.demo.recipe.corpus.vocabulary import LAYER_CONCEPTS, NUM_TOKENS, TO
 from configs.demo.recipe.latents import CHANNELS
 from configs.demo.recipe.model import CONDITION_WIDTH, MIN_TIME, DemoModel, TimbreEncoder, num_parameters
 from configs.demo.recipe.structure import StructureTokenizer, export_structure
-from engine_build.export.acestep.bundle_text import INPUTS
+from engine_build.export.bundle_tables import INPUTS
 from engine_build.export.cleanup import paths_in
 from engine_build.export.decoder_graph import DecoderShape, export_decoder
 from engine_build.export.torch_export import MAX_BATCH, export_graph, free, graph_error, module_outputs

@@ -40,8 +40,7 @@ from configs.demo.recipe.planner.pages import StructureCodes
 from configs.demo.recipe.planner.tokens import beat_steps, planner_tables
 from configs.demo.recipe.text_encoder import build_text_encoder, meaning_names
 from configs.demo.recipe.tokenizer import MAX_TOKENS, TEMPLATE, build_tokenizer
-from engine_build.export.acestep.bundle_text import INPUTS
-from engine_build.export.toml_text import table_text
+from engine_build.export.bundle_tables import INPUTS, table_text
 from engine_build.graphs.planner_graph import cache_names
 
 BUNDLE_FILE: Final = "bundle.toml"

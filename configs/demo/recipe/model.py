@@ -11,7 +11,7 @@ from configs.demo.recipe.corpus.rendering import HALF_FRAME
 from configs.demo.recipe.corpus.vocabulary import FIRST_TEMPO_ID, NUM_TOKENS, fixed_columns, tempo_interpolation
 from configs.demo.recipe.instruments import TIMBRE_CHANNELS
 from configs.demo.recipe.latents import CHANNELS, SILENCE
-from engine_build.export.masked_decoder import MaskedDecoder
+from engine_build.export.acestep.graphs import MaskedDecoder
 
 CONDITION_WIDTH: Final = 96
 NUM_FIXED: Final = 15

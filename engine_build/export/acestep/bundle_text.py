@@ -1,28 +1,23 @@
-"""bundle.toml of an exported ACE-Step, and a first deployment file. Needs no torch."""
+"""bundle.toml of an exported ACE-Step, its planner included. Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
-from engine_build.export.acestep.planner_text import BPM
 from engine_build.export.bundle_tables import (
+    INPUTS,
     SAID_CONTROLS,
     SILENCE,
     TEXT_ENCODER,
+    TEXT_INPUTS,
+    TEXT_OUTPUTS,
     TOKENIZER,
     FamilyFacts,
     Tables,
-    codec_tables,
-    decoder_tables,
-    model_tables,
-    shape_range,
-    small_deployment,
-    toml,
 )
-from runtime.config.deployment import Target
+from engine_build.graphs.planner_graph import Qwen3Sizes, cache_names
 
 # Of turbo checkpoints, which are guidance-distilled: their default is no guidance.
 STEPS: Final = 8
@@ -44,13 +39,6 @@ TRACKS: Final = (
     "vocals", "backing_vocals", "drums", "bass", "guitar", "keyboard", "percussion", "strings", "synth", "fx", "brass",
     "woodwinds",
 )  # fmt: skip
-INPUTS: Final = {
-    "latents": "hidden_states",
-    "time": "timestep",
-    "condition": "encoder_hidden_states",
-    "condition_mask": "condition_mask",
-    "context": "context_latents",
-}
 # The sets of step features that requests for a turbo checkpoint have without options, and those for another.
 TURBO_VARIANTS: Final = ("plain", "dcw", "dcw+guidance", "dcw+mask", "dcw+guidance+mask")
 STEP_VARIANTS: Final = ("plain", "guidance", "mask", "guidance+mask")
@@ -58,14 +46,45 @@ LYRIC_ENCODER: Final = "lyric_encoder.onnx"
 TIMBRE_ENCODER: Final = "timbre_encoder.onnx"
 STRUCTURE_ENCODE: Final = "structure_encode.onnx"
 STRUCTURE_DECODE: Final = "structure_decode.onnx"
+# [planner]: its files, and what the published pipeline has: a context of 4096 tokens, fields of thinking, prompts.
+PLANNER_GRAPH: Final = "planner.onnx"
+DRAFT_GRAPH: Final = "planner_draft.onnx"
+PLANNER_TOKENIZER: Final = "planner_tokenizer.json"
+CAPACITY: Final = 4096
+SAMPLER: Final = {"guidance": 2.0, "temperature": 0.85, "top_p": 0.9}
+LANGUAGES: Final = (
+    "ar", "az", "bg", "bn", "ca", "cs", "da", "de", "el", "en", "es", "fa", "fi", "fr", "he", "hi", "hr", "ht", "hu",
+    "id", "is", "it", "ja", "ko", "la", "lt", "ms", "ne", "nl", "no", "pa", "pl", "pt", "ro", "ru", "sa", "sk", "sr",
+    "sv", "sw", "ta", "te", "th", "tl", "tr", "uk", "ur", "vi", "yue", "zh", "unknown",
+)  # fmt: skip
+KEYS: Final = [
+    f"{note}{accidental} {mode}"
+    for note in "ABCDEFG"
+    for accidental in ("", "#", "b", "♯", "♭")
+    for mode in ("major", "minor")
+]
+# As acestep/constants.py has it: captions and the planner say whole beats per minute.
+BPM: Final = {"min": 30, "max": 300, "usual": [60, 180], "type": "integer"}
+FIELDS: Final[Sequence[Mapping[str, Any]]] = (
+    {"name": "bpm", "option": "bpm", "kind": "integer", "minimum": BPM["min"], "maximum": BPM["max"]},
+    {"name": "caption", "kind": "text", "max_tokens": 512, "without": ["`"]},
+    {"name": "duration", "option": "seconds", "kind": "integer", "minimum": 10, "maximum": 600},
+    {"name": "keyscale", "option": "key", "kind": "choice", "values": KEYS},
+    {"name": "language", "option": "language", "kind": "choice", "values": LANGUAGES, "is_greedy": True},
+    {"name": "timesignature", "option": "time_signature", "kind": "choice", "values": ["2", "3", "4", "6"]},
+)
+INSTRUCTION: Final = "# Instruction\nGenerate audio semantic tokens based on the given conditions:\n\n"
+CAPTION: Final = "# Caption\n{caption}\n\n# Lyric\n{lyrics}\n"
+LYRICS: Final = "# Lyric\n{lyrics}\n"
+THINKING, NO_THINKING = "<think>\n{thinking}\n</think>", "<think>\n</think>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BundleFacts(FamilyFacts):
+class AceStepFacts(FamilyFacts):
     """The content of bundle.toml.
 
     knows_tracks: it was trained to take tracks out. silence: one frame, or None where silence.npy has a sequence.
-    adapters: the matrices of [adapters]. planner: its tables.
+    planner: its tables.
     """
 
     inputs: Mapping[str, str] = field(default_factory=lambda: INPUTS)
@@ -74,9 +93,73 @@ class BundleFacts(FamilyFacts):
     silence: tuple[float, ...] | None
     lyrics: Mapping[str, Any] | None = None
     timbre: Mapping[str, Any] | None = None
-    adapters: Mapping[str, Any] = field(default_factory=dict)
     structure: Mapping[str, int] | None = None
     planner: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def family_tables(self) -> Tables:
+        """As FamilyFacts'."""
+        steps, shift, guidance = (STEPS, SHIFT, 1.0) if self.is_turbo else (BASE_STEPS, BASE_SHIFT, GUIDANCE)
+        return {
+            **self._text_tables(),
+            **self._structure_tables(),
+            **self.planner,
+            "sampler": {"steps": steps, "shift": shift, "guidance": guidance, "denoise": 1.0},
+            **({"sampler.dcw": DCW} if self.is_turbo else {}),
+            **self._controls_tables(),
+            "training": self.figures,
+            **self.adapter_tables(aliases=ALIASES),
+        }
+
+    def context_silence(self) -> str | Sequence[float]:
+        """As FamilyFacts'."""
+        return SILENCE if self.silence is None else self.silence
+
+    def shapes(self) -> list[Mapping[str, Any]]:
+        """As FamilyFacts', with the tokens of the longest text and lyrics."""
+        tokens = 64
+        if self.text_encoder is not None:
+            lyrics = 0 if self.lyrics is None else self.lyrics["max_tokens"]
+            tokens = self.text_encoder["max_tokens"] + self.text_encoder["prefix_tokens"] + lyrics
+        return [self.shape_range(self.frame_multiple, self.canvas_frames, (1, tokens))]
+
+    def step_variants(self) -> Sequence[str]:
+        """Those that requests without options have."""
+        return TURBO_VARIANTS if self.is_turbo else STEP_VARIANTS
+
+    def _text_tables(self) -> Tables:
+        text = {"inputs": TEXT_INPUTS, "outputs": TEXT_OUTPUTS}
+        tables: Tables = {}
+        if self.text_encoder is not None:
+            entries = dict(self.text_encoder)
+            instructions = entries.pop("instructions", {})
+            tables["text_encoder"] = {"graph": TEXT_ENCODER, "tokenizer": TOKENIZER, **entries, **text}
+            tables["text_encoder.instructions"] = instructions
+            if self.knows_tracks and any("{track}" in text for text in instructions.get("extract", ())):
+                tables["stems"] = {"tracks": TRACKS}
+        if self.lyrics is not None:
+            tables["text_encoder.lyrics"] = {"graph": LYRIC_ENCODER, **self.lyrics, **text}
+        if self.timbre is not None:
+            tensors = {"inputs": {"latents": "reference_latents"}, "outputs": {"condition": "condition"}}
+            tables["timbre"] = {"graph": TIMBRE_ENCODER, **self.timbre, **tensors}
+        return tables
+
+    def _controls_tables(self) -> Tables:
+        """Captions say what ACE-Step has no metadata for."""
+        template = "" if self.text_encoder is None else self.text_encoder["template"]
+        options = {"bpm": "bpm", "scale": "key"}
+        metadata = {name: {"option": option} for name, option in options.items() if f"{{{option}}}" in template}
+        ranges = {"options": {"bpm": BPM}} if "{bpm}" in template else {}
+        return {**ranges, "controls": {**metadata, **SAID_CONTROLS}} if template else {}
+
+    def _structure_tables(self) -> Tables:
+        if self.structure is None:
+            return {}
+        latents, codes, hints = ({name: name} for name in ("latents", "codes", "hints"))
+        return {
+            "structure": self.structure,
+            "structure.encode": {"graph": STRUCTURE_ENCODE, "inputs": latents, "outputs": codes},
+            "structure.decode": {"graph": STRUCTURE_DECODE, "inputs": codes, "outputs": hints},
+        }
 
 
 def is_turbo(config: Mapping[str, Any]) -> bool:
@@ -89,80 +172,59 @@ def knows_tracks(config: Mapping[str, Any], name: str) -> bool:
     return not is_turbo(config) and "sft" not in f"{name} {config.get('model_version')}".lower()
 
 
-def bundle_text(facts: BundleFacts) -> str:
-    """bundle.toml."""
-    tables: Tables = {
-        **model_tables(facts),
-        **decoder_tables(facts, SILENCE if facts.silence is None else facts.silence),
-        **codec_tables(facts),
-        **_text_encoder_tables(facts),
-        **_structure_tables(facts),
-        **facts.planner,
-        "sampler": _sampler(is_turbo=facts.is_turbo),
-        **({"sampler.dcw": DCW} if facts.is_turbo else {}),
-        **_controls_tables(facts),
-        "training": facts.figures,
+def planner_tables(
+    sizes: Qwen3Sizes,
+    capacity: int,
+    codes: Mapping[str, int],
+    end_token: int,
+    prompts: Mapping[str, Mapping[str, str]],
+    *,
+    tokenizer: str | None = None,
+) -> dict[str, Any]:
+    """The tables of `[planner]`. codes: first and count of the code tokens. prompts: of thinking and of codes."""
+    tables = _graph_tables("planner", PLANNER_GRAPH, sizes, capacity)
+    tables["planner"] |= {"vocabulary": sizes.vocabulary, "end_token": end_token}
+    tables |= {
+        "planner.sampler": SAMPLER,
+        "planner.codes": {**prompts["codes"], "groups": [codes]},
     }
-    if facts.adapters:
-        tables |= {"adapters.aliases": ALIASES, "adapters.matrices": facts.adapters}
-    return toml(tables)
-
-
-def _sampler(*, is_turbo: bool) -> dict[str, float]:
-    if is_turbo:
-        return {"steps": STEPS, "shift": SHIFT, "guidance": 1.0, "denoise": 1.0}
-    return {"steps": BASE_STEPS, "shift": BASE_SHIFT, "guidance": GUIDANCE, "denoise": 1.0}
-
-
-def _text_encoder_tables(facts: BundleFacts) -> Tables:
-    text = {
-        "inputs": {"tokens": "input_ids", "mask": "attention_mask"},
-        "outputs": {"condition": "condition", "mask": "condition_mask"},
-    }
-    timbre = {"inputs": {"latents": "reference_latents"}, "outputs": {"condition": "condition"}}
-    tables: Tables = {}
-    if facts.text_encoder is not None:
-        entries = dict(facts.text_encoder)
-        instructions = entries.pop("instructions", {})
-        tables["text_encoder"] = {"graph": TEXT_ENCODER, "tokenizer": TOKENIZER, **entries, **text}
-        tables["text_encoder.instructions"] = instructions
-        if facts.knows_tracks and any("{track}" in text for text in instructions.get("extract", ())):
-            tables["stems"] = {"tracks": TRACKS}
-    if facts.lyrics is not None:
-        tables["text_encoder.lyrics"] = {"graph": LYRIC_ENCODER, **facts.lyrics, **text}
-    if facts.timbre is not None:
-        tables["timbre"] = {"graph": TIMBRE_ENCODER, **facts.timbre, **timbre}
+    if tokenizer is not None:
+        tables["planner"]["tokenizer"] = tokenizer
+        tables["planner.thinking"] = {**prompts["thinking"], "fields": FIELDS}
     return tables
 
 
-def _controls_tables(facts: BundleFacts) -> Tables:
-    """Captions say what ACE-Step has no metadata for."""
-    template = "" if facts.text_encoder is None else facts.text_encoder["template"]
-    options = {"bpm": "bpm", "scale": "key"}
-    metadata = {name: {"option": option} for name, option in options.items() if f"{{{option}}}" in template}
-    ranges = {"options": {"bpm": BPM}} if "{bpm}" in template else {}
-    return {**ranges, "controls": {**metadata, **SAID_CONTROLS}} if template else {}
+def draft_tables(sizes: Qwen3Sizes, capacity: int) -> dict[str, Any]:
+    """The tables of `[planner.draft]`."""
+    return _graph_tables("planner.draft", DRAFT_GRAPH, sizes, capacity)
 
 
-def _structure_tables(facts: BundleFacts) -> Tables:
-    if facts.structure is None:
-        return {}
+def _graph_tables(name: str, graph: str, sizes: Qwen3Sizes, capacity: int) -> dict[str, Any]:
+    past, present = cache_names(sizes.layers)
     return {
-        "structure": facts.structure,
-        "structure.encode": {
-            "graph": STRUCTURE_ENCODE,
-            "inputs": {"latents": "latents"},
-            "outputs": {"codes": "codes"},
-        },
-        "structure.decode": {"graph": STRUCTURE_DECODE, "inputs": {"codes": "codes"}, "outputs": {"hints": "hints"}},
+        name: {"graph": graph, "capacity": capacity},
+        f"{name}.inputs": {"past": past},
+        f"{name}.outputs": {"present": present},
     }
 
 
-def deployment_text(facts: BundleFacts, bundle: Path, path: Path, target: Target = "cpu") -> str:
-    """A deployment of the bundle, small, so that it runs where it was exported; on GPUs in the checkpoint's bf16."""
-    tokens = 64
-    if facts.text_encoder is not None:
-        lyrics = 0 if facts.lyrics is None else facts.lyrics["max_tokens"]
-        tokens = facts.text_encoder["max_tokens"] + facts.text_encoder["prefix_tokens"] + lyrics
-    shapes = [shape_range(facts, facts.frame_multiple, facts.canvas_frames, (1, tokens))]
-    return small_deployment(facts, bundle, path, target, shapes, TURBO_VARIANTS if facts.is_turbo else STEP_VARIANTS)
+def chat_prompts(chat: Any) -> dict[str, dict[str, str]]:
+    """Templates of both phases. `chat(user, assistant)`: the chat as the tokenizer's template writes it.
+
+    Without a caption the thinking's negative drops it, that of the codes keeps it and has no thinking.
+    """
+    return {
+        "thinking": {
+            "prompt": chat(CAPTION, None),
+            "negative": chat(LYRICS, None),
+            "user_negative": chat(CAPTION, None),
+        },
+        "codes": {"prompt": chat(CAPTION, THINKING), "negative": chat(CAPTION, NO_THINKING)},
+    }
+
+
+def plain_chat(user: str, assistant: str | None) -> str:
+    """A chat in Qwen3's form; where the assistant has begun, its turn goes on."""
+    turns = [("system", INSTRUCTION), ("user", user)]
+    text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    return f"{text}<|im_start|>assistant\n" + (f"{assistant}\n" if assistant else "")

@@ -6,65 +6,39 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from engine_build.export.acestep.bundle_text import (
-    INPUTS,
     LYRIC_ENCODER,
     STRUCTURE_DECODE,
     STRUCTURE_ENCODE,
     TIMBRE_ENCODER,
-    BundleFacts,
-    bundle_text,
-    deployment_text,
+    AceStepFacts,
     is_turbo,
     knows_tracks,
 )
-from engine_build.export.acestep.codec import AudioToLatents, LatentsToAudio, layout_of, without_weight_norm
-from engine_build.export.acestep.layouts import (
-    AUDIO_DETOKENIZER,
-    AUDIO_TOKENIZER,
-    CONDITION_ENCODER,
-    DRAFT,
-    PLANNER,
-    TEXT_ENCODER,
-    TOKENIZER,
-    TRANSFORMER,
-    VAE,
+from engine_build.export.acestep.graphs import (
+    MaskedDecoder,
+    OobleckDecoder,
+    OobleckEncoder,
+    export_codes,
+    export_hints,
+    oobleck_layout,
 )
-from engine_build.export.acestep.sources import NULL
-from engine_build.export.bundle_export import (
-    BundleExport,
-    CheckpointSource,
-    ExportOptions,
-    ExportStep,
-    Facts,
-    OnProgress,
-    checked,
-    write_bundle,
-)
-from engine_build.export.bundle_tables import DECODER, ENCODE, NULL_CONDITION, SILENCE, canvas_frames
+from engine_build.export.acestep.layouts import AUDIO_DETOKENIZER, AUDIO_TOKENIZER, CONDITION_ENCODER, DRAFT, PLANNER
+from engine_build.export.bundle_export import BundleExport, CheckpointSource, ExportStep, Facts, checked
+from engine_build.export.bundle_tables import INPUTS, NULL_CONDITION, SILENCE
 from engine_build.export.bundle_tables import TEXT_ENCODER as TEXT_GRAPH
 from engine_build.export.bundle_tables import TOKENIZER as TOKENIZER_FILE
-from engine_build.export.codec_graphs import CodecLayout, codec_facts, encode_silence
-from engine_build.export.decoder_graph import DecoderShape, decoder_facts
-from engine_build.export.masked_decoder import MaskedDecoder
-from engine_build.graphs.adapter_graph import linear_matrices
+from engine_build.export.checkpoint import NULL, TEXT_ENCODER, TOKENIZER, TRANSFORMER, VAE
+from engine_build.export.codec_graphs import canvas_silence, codec_facts, without_weight_norm
+from engine_build.export.decoder_graph import DecoderShape, adapter_matrices, decoder_facts
 from runtime.base.errors import BuildError
 
 
-def bundle_export(source: CheckpointSource, *, with_text: bool = True) -> BundleExport[BundleFacts]:
+def acestep_export(source: CheckpointSource, *, with_text: bool = True) -> BundleExport[AceStepFacts]:
     """What is exported of a source."""
-    without = frozenset[str]() if with_text else frozenset({TEXT_ENCODER})
-    return BundleExport(source, STEPS, BundleFacts, bundle_text, deployment_text, without)
-
-
-def export_bundle(
-    source: CheckpointSource, folder: Path, options: ExportOptions, on_progress: OnProgress = print
-) -> BundleFacts:
-    """Write the bundle, as `write_bundle` does; returns what it says."""
-    return write_bundle(bundle_export(source, with_text=options.with_text), folder, options, on_progress)
+    return BundleExport(source, STEPS, AceStepFacts, () if with_text else (TEXT_ENCODER,))
 
 
 def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
@@ -79,34 +53,24 @@ def _export_decoder(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
     decoder = MaskedDecoder(transformer).eval()
     facts = decoder_facts(decoder, folder, shape, layers=int(config.num_hidden_layers))
     kind = {"is_turbo": is_turbo(config), "knows_tracks": knows_tracks(config, source.name)}
-    return {**facts, **kind, "adapters": _adapters(folder / DECODER)}
-
-
-def _adapters(decoder: Path) -> Facts:
-    """Module path -> its matrix in the graph, of the linear layers."""
-    matrices = linear_matrices(onnx.load(decoder, load_external_data=False))
-    return {path: matrix.model_dump() for path, matrix in matrices.items()}
+    return {**facts, **kind, "adapters": adapter_matrices(folder)}
 
 
 def _export_codec(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:
     vae: Any = source.load(VAE)
-    layout = layout_of(vae)
+    layout = oobleck_layout(vae)
     without_weight_norm(vae)
-    return codec_facts(layout, LatentsToAudio(vae.decoder), AudioToLatents(vae.encoder), folder, facts["channels"])
+    return codec_facts(layout, OobleckDecoder(vae.decoder), OobleckEncoder(vae.encoder), folder, facts["channels"])
 
 
 def _export_constants(source: CheckpointSource, folder: Path, facts: Facts) -> Facts:
     """Silence and the null condition: the condition encoder's; without one the codec's silence."""
-    null = None
     if source.has(CONDITION_ENCODER):
         encoder: Any = source.load(CONDITION_ENCODER)
         silence, null = encoder.silence_latent[0].float().numpy(), encoder.null_condition_emb[0].detach()
     else:
-        layout = CodecLayout(facts["sample_rate_hz"], facts["audio_channels"], facts["hop_samples"], facts["channels"])
-        frames = canvas_frames(facts["canvas_s"], facts["frame_rate_hz"], facts["frame_multiple"])
-        silence = encode_silence(folder / ENCODE, layout, facts["encode_margin_frames"], frames)
-        if source.has(NULL):
-            null = source.load(NULL)
+        silence = canvas_silence(folder, facts)
+        null = source.load(NULL) if source.has(NULL) else None
     if null is not None:
         np.save(folder / NULL_CONDITION, null.float().numpy())
     return {"silence": _save_silence(silence, folder / SILENCE), "has_null_condition": null is not None}
@@ -135,8 +99,6 @@ def _export_timbre(source: CheckpointSource, folder: Path, facts: Facts) -> Fact
 
 
 def _export_structure(source: CheckpointSource, folder: Path, _: Facts) -> Facts:
-    from engine_build.export.acestep.structure import export_codes, export_hints
-
     tokenizer: Any = source.load(AUDIO_TOKENIZER)
     layout, quantizer = export_codes(tokenizer, folder / STRUCTURE_ENCODE), tokenizer.quantizer
     del tokenizer

@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from engine_build.export.checkpoint import CONFIG, CheckpointModel, read_config
+from engine_build.export.checkpoint import (
+    CONFIG,
+    TEXT_ENCODER,
+    TOKENIZER,
+    TRANSFORMER,
+    VAE,
+    CheckpointModel,
+    read_config,
+)
 from engine_build.export.stored_tensors import AGAIN, StoredTensor, stored_tensors
 from runtime.base.errors import ConfigError
 from runtime.base.files import own_entries
 
-TRANSFORMER: Final = "transformer"
-VAE: Final = "vae"
 CONDITION_ENCODER: Final = "condition_encoder"
-TEXT_ENCODER: Final = "text_encoder"
-TOKENIZER: Final = "tokenizer"
 AUDIO_TOKENIZER: Final = "audio_tokenizer"
 AUDIO_DETOKENIZER: Final = "audio_token_detokenizer"
 PLANNER: Final = "planner"
@@ -65,7 +69,7 @@ class AceStepModel(CheckpointModel):
         return sorted([*super().files, *([self.silence_file] if self.silence_file else [])])
 
 
-def parts_of(folder: Path) -> dict[str, AceStepModel]:
+def acestep_parts(folder: Path) -> dict[str, AceStepModel]:
     """The parts of a checkpoint folder in either layout, by diffusers' names. Only headers are read.
 
     Raises ConfigError where the folder is no checkpoint, or a file is missing or damaged.

@@ -17,20 +17,21 @@ from diffusers.pipelines.ace_step.pipeline_ace_step import TASK_INSTRUCTIONS, TA
 from torch import Tensor, nn
 
 from engine_build.export.acestep.bundle_text import MAX_LYRIC_TOKENS, MAX_TEXT_TOKENS
+from engine_build.export.bundle_tables import TEXT_INPUTS, TEXT_OUTPUTS
+from engine_build.export.codec_graphs import MAX_BATCH
 from engine_build.export.torch_export import export_graph, free
 
-INPUT_NAMES: Final = ("input_ids", "attention_mask")
-OUTPUT_NAMES: Final = ("condition", "condition_mask")
+INPUT_NAMES: Final = tuple(TEXT_INPUTS.values())
+OUTPUT_NAMES: Final = tuple(TEXT_OUTPUTS.values())
 EMBEDDINGS_NAME: Final = "embeddings"
 REFERENCE_NAME: Final = "reference_latents"
-MAX_BATCH: Final = 64
 # The pipeline's own limit of a reference.
 REFERENCE_S: Final = 30
 _ANY_LENGTH_S: Final = 987_654
 _ANY_BPM: Final = 987_653
 
 
-class TextEncoderModule(nn.Module):
+class ProjectedTextEncoder(nn.Module):
     """Text encoder and projection."""
 
     def __init__(self, text_encoder: nn.Module, projector: nn.Module) -> None:
@@ -60,7 +61,7 @@ class LyricEncoder(nn.Module):
         return self.lyric_encoder(inputs_embeds=embedded, attention_mask=attention_mask.bool()), attention_mask.float()
 
 
-class TimbreEncoderModule(nn.Module):
+class UnpackedTimbreEncoder(nn.Module):
     """The timbre encoder for references that are not packed: one token for each."""
 
     def __init__(self, timbre_encoder: Any) -> None:
@@ -79,7 +80,7 @@ def export_text_encoder(
     condition_encoder: Any, text_encoder: Any, tokenizer: Any, file: Path, tokenizer_file: Path
 ) -> dict[str, Any]:
     """Write the text's graph and the tokenizer; returns the entries of [text_encoder]."""
-    _export_ids(TextEncoderModule(text_encoder, condition_encoder.text_projector), file)
+    _export_ids(ProjectedTextEncoder(text_encoder, condition_encoder.text_projector), file)
     tokenizer.backend_tokenizer.save(str(tokenizer_file))
     no_lyrics = tokenizer(lyrics_template().replace("{language}", "en").replace("{lyrics}", "")).input_ids
     return {
@@ -120,7 +121,7 @@ def export_timbre_encoder(condition_encoder: Any, frame_rate_hz: float, file: Pa
     """Write the graph of references of 30 s; returns the entries of [timbre]."""
     frames = math.ceil(REFERENCE_S * frame_rate_hz)
     export_graph(
-        TimbreEncoderModule(condition_encoder.timbre_encoder),
+        UnpackedTimbreEncoder(condition_encoder.timbre_encoder),
         file,
         (torch.zeros(2, frames, condition_encoder.silence_latent.shape[-1]),),
         inputs=[REFERENCE_NAME],

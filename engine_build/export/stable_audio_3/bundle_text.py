@@ -1,37 +1,24 @@
-"""bundle.toml of an exported Stable Audio 3, and a first deployment file. Needs no torch."""
+"""bundle.toml of an exported Stable Audio 3, and the ranges of a first deployment. Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from engine_build.export.bundle_tables import (
+    INPUTS,
     SAID_CONTROLS,
     SILENCE,
     TEXT_ENCODER,
+    TEXT_INPUTS,
+    TEXT_OUTPUTS,
     TOKENIZER,
     FamilyFacts,
     Tables,
     canvas_frames,
-    codec_tables,
-    decoder_tables,
-    model_tables,
-    shape_range,
-    small_deployment,
-    toml,
 )
-from runtime.config.deployment import Target
 
-# Of the decoder, by role.
-INPUTS: Final = {
-    "latents": "hidden_states",
-    "time": "timestep",
-    "condition": "encoder_hidden_states",
-    "condition_mask": "condition_mask",
-    "context": "context_latents",
-}
 # Their authors' own (docs/workflows/inference.md): distilled checkpoints, and those before distillation.
 STEPS: Final = 8
 BASE_STEPS: Final = 50
@@ -58,7 +45,7 @@ REFUSED: Final = {"conditioners": "train it with --exclude seconds_total: the te
 
 
 @dataclass(frozen=True, kw_only=True)
-class BundleFacts(FamilyFacts):
+class StableAudioFacts(FamilyFacts):
     """The content of bundle.toml. tokens: of a condition, with the duration's. logsnr: the schedule's start and end.
 
     adapter_orders: of `[adapters]`, where the authors' layout has outputs in another order.
@@ -68,71 +55,46 @@ class BundleFacts(FamilyFacts):
     tokens: tuple[int, int]
     is_distilled: bool
     logsnr: tuple[float, float]
-    adapters: Mapping[str, Any] = field(default_factory=dict)
     adapter_orders: Mapping[str, Any] = field(default_factory=dict)
 
-
-def bundle_text(facts: BundleFacts) -> str:
-    """bundle.toml."""
-    model, decoder = model_tables(facts), decoder_tables(facts, SILENCE)
-    tables: Tables = {
-        **model,
-        "latents": {**model["latents"], "most_unused": MOST_UNUSED},
-        **decoder,
-        "decoder": {**decoder["decoder"], "mask_counts": True},
-        **codec_tables(facts),
-        **_text_encoder_tables(facts),
-        "sampler": _sampler(facts),
-        **({"controls": SAID_CONTROLS} if facts.text_encoder else {}),
-        "training": facts.figures,
-        **_adapter_tables(facts),
-    }
-    return toml(tables)
-
-
-def _adapter_tables(facts: BundleFacts) -> Tables:
-    if not facts.adapters:
-        return {}
-    tables = {"aliases": ALIASES, "orders": facts.adapter_orders, "refused": REFUSED, "matrices": facts.adapters}
-    return {f"adapters.{name}": values for name, values in tables.items() if values}
-
-
-def _text_encoder_tables(facts: BundleFacts) -> Tables:
-    if facts.text_encoder is None:
-        return {}
-    tensors = {
-        "inputs": {"tokens": "input_ids", "mask": "attention_mask", "seconds": "seconds"},
-        "outputs": {"condition": "condition", "mask": "condition_mask"},
-    }
-    return {"text_encoder": {"graph": TEXT_ENCODER, "tokenizer": TOKENIZER, **facts.text_encoder, **tensors}}
-
-
-def _sampler(facts: BundleFacts) -> dict[str, Any]:
-    schedule = {"kind": "logsnr", "start": facts.logsnr[0], "end": facts.logsnr[1]}
-    common = {"schedule": schedule, "noise_layout": "channels_time"}
-    if facts.is_distilled:
+    def family_tables(self) -> Tables:
+        """As FamilyFacts'."""
         return {
-            "steps": STEPS,
-            "solver": "sde",
-            "guidance": 1.0,
-            "guidance_reason": GUIDANCE_REASON,
-            **common,
+            "latents": {"most_unused": MOST_UNUSED},
+            "decoder": {"mask_counts": True},
+            **self._text_tables(),
+            "sampler": self._sampler(),
+            **({"controls": SAID_CONTROLS} if self.text_encoder else {}),
+            "training": self.figures,
+            **self.adapter_tables(aliases=ALIASES, orders=self.adapter_orders, refused=REFUSED),
         }
-    return {
-        "steps": BASE_STEPS,
-        "live_steps": BASE_LIVE_STEPS,
-        "solver": "ode",
-        "guidance": BASE_GUIDANCE,
-        **common,
-    }
 
+    def context_silence(self) -> str:
+        """As FamilyFacts'."""
+        return SILENCE
 
-def deployment_text(facts: BundleFacts, bundle: Path, path: Path, target: Target = "cpu") -> str:
-    """A small deployment, for canvases of 30, 60 and 120 s as far as the bundle has them; on GPUs in bf16."""
-    multiple = facts.frame_multiple
-    ends = {canvas_frames(seconds, facts.frame_rate_hz, multiple) for seconds in LENGTHS_S}
-    ends = {each for each in ends if each < facts.canvas_frames} | {facts.canvas_frames}
-    firsts = [multiple, *(last + multiple for last in sorted(ends))]
-    shapes = [shape_range(facts, first, last, facts.tokens) for first, last in zip(firsts, sorted(ends), strict=False)]
-    variants = ("sde", "mask+sde") if facts.is_distilled else ("plain", "guidance", "mask", "guidance+mask")
-    return small_deployment(facts, bundle, path, target, shapes, variants)
+    def shapes(self) -> list[Mapping[str, Any]]:
+        """Canvases of 30, 60 and 120 s as far as the bundle has them."""
+        multiple = self.frame_multiple
+        ends = {canvas_frames(seconds, self.frame_rate_hz, multiple) for seconds in LENGTHS_S}
+        ends = {each for each in ends if each < self.canvas_frames} | {self.canvas_frames}
+        firsts = [multiple, *(last + multiple for last in sorted(ends))]
+        return [self.shape_range(*each, self.tokens) for each in zip(firsts, sorted(ends), strict=False)]
+
+    def step_variants(self) -> Sequence[str]:
+        """Those that requests without options have."""
+        return ("sde", "mask+sde") if self.is_distilled else ("plain", "guidance", "mask", "guidance+mask")
+
+    def _text_tables(self) -> Tables:
+        if self.text_encoder is None:
+            return {}
+        tensors = {"inputs": {**TEXT_INPUTS, "seconds": "seconds"}, "outputs": TEXT_OUTPUTS}
+        return {"text_encoder": {"graph": TEXT_ENCODER, "tokenizer": TOKENIZER, **self.text_encoder, **tensors}}
+
+    def _sampler(self) -> dict[str, Any]:
+        schedule = {"kind": "logsnr", "start": self.logsnr[0], "end": self.logsnr[1]}
+        common = {"schedule": schedule, "noise_layout": "channels_time"}
+        if self.is_distilled:
+            return {"steps": STEPS, "solver": "sde", "guidance": 1.0, "guidance_reason": GUIDANCE_REASON, **common}
+        steps = {"steps": BASE_STEPS, "live_steps": BASE_LIVE_STEPS}
+        return {**steps, "solver": "ode", "guidance": BASE_GUIDANCE, **common}

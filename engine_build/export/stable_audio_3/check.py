@@ -8,7 +8,7 @@ the bundle is compared with diffusers' pipeline, which is given what the authors
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
@@ -20,44 +20,36 @@ from diffusers import FlowMatchEulerDiscreteScheduler, StableAudio3Pipeline
 from diffusers.schedulers import scheduling_flow_match_euler_discrete as euler
 from torch import Tensor
 
-from engine_build.export.bundle_export import ERROR_LIMIT, ExportOptions, OnProgress, need_parts
+from engine_build.export.bundle_export import BundleExport
 from engine_build.export.bundle_tables import TOKENIZER as TOKENIZER_FILE
 from engine_build.export.bundle_tables import canvas_frames
-from engine_build.export.check_report import Check, CheckReport, answered, measured, this_machine, versions_of
+from engine_build.export.check_report import Check, answered, measured
+from engine_build.export.checkpoint import TEXT_ENCODER, TOKENIZER, TRANSFORMER, VAE
 from engine_build.export.codec_graphs import CodecLayout
 from engine_build.export.parity import (
     BUNDLE,
+    PROMPT,
     Asked,
     CheckOptions,
+    CheckpointCheck,
     Reference,
-    compare,
     level_db,
     music,
     reference_of,
     relative,
     rms,
 )
-from engine_build.export.stable_audio_3.bundle_text import STEPS, BundleFacts, deployment_text
-from engine_build.export.stable_audio_3.codec import AudioToLatents, LatentsToAudio, attention_of, layout_of
-from engine_build.export.stable_audio_3.decoder import ContextDecoder, reduce_angles
-from engine_build.export.stable_audio_3.export import export_bundle
-from engine_build.export.stable_audio_3.layouts import (
-    CHUNK_FRAMES,
-    DURATION,
-    PADDING,
-    TEXT_ENCODER,
-    TOKENIZER,
-    TRANSFORMER,
-    VAE,
-)
-from engine_build.export.stable_audio_3.sources import Checkpoint, set_norm_eps
-from engine_build.export.stable_audio_3.text_encoder import TextEncoderModule
+from engine_build.export.stable_audio_3.bundle_text import STEPS, StableAudioFacts
+from engine_build.export.stable_audio_3.codec import SameDecoder, SameEncoder, attention_of, same_layout
+from engine_build.export.stable_audio_3.decoder import ContextDecoder, PaddedTextEncoder, reduce_angles
+from engine_build.export.stable_audio_3.export import stable_audio_export
+from engine_build.export.stable_audio_3.layouts import CHUNK_FRAMES, DURATION, PADDING
+from engine_build.export.stable_audio_3.sources import StableAudioCheckpoint, set_norm_eps
 from engine_build.export.torch_export import quiet, release
 from runtime.config.codec import Latents, Pcm
 from runtime.pipeline.text_encoder import encoded, read_tokenizer
 from runtime.requests.timesteps import Purpose, log_snr_schedule, noise
 
-PROMPT: Final = "Warm piano and soft strings, slow"
 # Tokens of Gemma's vocabulary, without bos.
 KNOWN_IDS: Final = {"Hello world!": [4521, 2134, 235341]}
 AUTHORS_EPS: Final = (1e-5, 1e-6)
@@ -70,7 +62,6 @@ PADDING_S: Final = 6.0
 DECODER_NOISE: Final = 1e-3
 # The one input finds no less than the other, within what differs from noise to noise.
 NOT_WORSE: Final = 1.01
-NEEDED: Final = (TRANSFORMER, VAE, DURATION, TEXT_ENCODER, TOKENIZER)
 NAMES: Final = {
     "local": "1 local condition: zeros, not none",
     "length": "2 length: exact, not 6 s more",
@@ -87,49 +78,6 @@ LATENTS_RMS: Final = (0.5, 2.0)
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def check_checkpoint(source: Checkpoint, options: CheckOptions, on_progress: OnProgress = print) -> CheckReport:
-    """Answer the eight questions, export the bundle into `options.out`, run it, and compare it.
-
-    Raises ConfigError where the checkpoint lacks a part, EngineError where the target has no GPU, RequestError where
-    `options.audio` is no audio, BuildError where a graph differs from its module.
-    """
-    fix = "--text-encoder FOLDER names T5Gemma's (t5gemma-b-b-ul2)"
-    need_parts(source, source.folder, NEEDED, "" if source.has(TEXT_ENCODER) else fix)
-    music(options, 8000, 1, 1)  # what is no music is refused before the export
-    machine = this_machine(options.target)  # a GPU that is missing is told before the export
-    export = ExportOptions("stable-audio-3-check", options.seconds, description=source.description)
-    facts = export_bundle(source, options.out / BUNDLE, export, on_progress)
-    with quiet(), torch.no_grad():
-        questions = list(_questions(source, options, facts, on_progress))
-        on_progress("diffusers' pipeline ...")
-        reference = _reference(source, facts)
-    asked = Asked(PROMPT, how={"steps": STEPS, "guidance": 1.0})
-    text = deployment_text(facts, options.out / BUNDLE, options.deployment)
-    checks, figures = compare(text, options, asked, reference, on_progress)
-    error = facts.figures["decoder_max_error"]
-    graph = measured("the decoder's graph equals its module", error, at_most=ERROR_LIMIT, detail="largest difference")
-    return CheckReport(
-        "Stable Audio 3",
-        _about(source, facts),
-        machine,
-        versions_of(options.target),
-        [*questions, graph, *checks],
-        figures,
-    )
-
-
-def _about(source: Checkpoint, facts: BundleFacts) -> dict[str, str]:
-    """What the checkpoint is, without its name: that may be anything."""
-    chunk = source.traits.chunk_frames
-    return {
-        "checkpoint": source.layout,
-        "kind": "distilled" if source.traits.distilled else "before distillation (base)",
-        "decoder": f"{facts.figures['parameters'] / 1e6:.4g} M parameters, {facts.figures['layers']} layers",
-        "attention of the codec": f"chunks of {chunk} frames" if chunk else "a sliding window",
-        "SHA-256 of its files": source.fingerprint(),
-    }
-
-
 @dataclass(frozen=True)
 class Sample:
     """Music as the codec hears it. audio: `[1, A, N]`; latents `[1, T, C]`."""
@@ -139,60 +87,142 @@ class Sample:
     latents: Tensor
 
 
-def _questions(
-    source: Checkpoint, options: CheckOptions, facts: BundleFacts, on_progress: OnProgress
-) -> Iterator[Check]:
-    """The checks in the order of NAMES."""
-    folders = (source.folder, options.out)
+class StableAudioCheck(CheckpointCheck[StableAudioCheckpoint, StableAudioFacts]):
+    """As CheckpointCheck, with eight questions."""
 
-    def ask(name: str, question: Callable[[], Check]) -> Check:
-        on_progress(f"{NAMES[name]} ...")
-        return replace(answered(NAMES[name], question, folders), name=NAMES[name])
+    title = "Stable Audio 3"
+    name = "stable-audio-3"
+    needed = (TRANSFORMER, VAE, DURATION, TEXT_ENCODER, TOKENIZER)
 
-    sample = _sample(source, options, facts)
-    transformer = Transformer(source, facts.canvas_frames / facts.frame_rate_hz)
-    found = {
-        "local": ask("local", lambda: local_condition(transformer, sample.latents)),
-        "time": ask("time", lambda: time_features(transformer, sample.latents)),
-        "norms": ask("norms", lambda: norm_eps(transformer, sample.latents, source)),
-    }
-    generated = {padding_s: transformer.sample(facts, padding_s) for padding_s in (0.0, PADDING_S)}
-    found["schedule"] = ask("schedule", lambda: schedule(transformer, generated[0.0], facts, source))
-    transformer.close()
-    vae: Any = source.load(VAE)
-    decode = _decoder_of(vae, source.traits.chunk_frames)
-    found["length"] = ask("length", lambda: length(decode, generated[0.0], generated[PADDING_S], sample.layout))
-    found["noise"] = ask("noise", lambda: decoder_noise(decode, generated[0.0]))
-    release(vae)
-    found["codec"] = ask("codec", lambda: codec_attention(source, sample))
-    found["tokens"] = ask("tokens", lambda: tokens(source, options))
-    return (found[name] for name in NAMES)
+    def export(self) -> BundleExport[StableAudioFacts]:
+        """As CheckpointCheck's."""
+        return stable_audio_export(self.source)
+
+    def how_to_complete(self) -> str:
+        """As CheckpointCheck's: its text encoder is published elsewhere."""
+        if self.source.has(TEXT_ENCODER):
+            return super().how_to_complete()
+        return "--text-encoder FOLDER names T5Gemma's (t5gemma-b-b-ul2)"
+
+    def about(self, facts: StableAudioFacts) -> Mapping[str, str]:
+        """As CheckpointCheck's."""
+        chunk = self.source.traits.chunk_frames
+        return {
+            "kind": "distilled" if self.source.traits.distilled else "before distillation (base)",
+            "decoder": f"{facts.figures['parameters'] / 1e6:.4g} M parameters, {facts.figures['layers']} layers",
+            "attention of the codec": f"chunks of {chunk} frames" if chunk else "a sliding window",
+        }
+
+    def asked(self, facts: StableAudioFacts) -> Asked:
+        """As CheckpointCheck's."""
+        return Asked(PROMPT, how={"steps": STEPS, "guidance": 1.0})
+
+    def questions(self, facts: StableAudioFacts) -> Iterator[Check]:
+        """The checks in the order of NAMES."""
+        with quiet(), torch.no_grad():
+            found = self._found(facts)
+        return (found[name] for name in NAMES)
+
+    def _found(self, facts: StableAudioFacts) -> dict[str, Check]:
+        source, sample = self.source, self._sample(facts)
+        transformer = Transformer(source, facts.canvas_frames / facts.frame_rate_hz)
+        found = {
+            "local": self._ask("local", lambda: local_condition(transformer, sample.latents)),
+            "time": self._ask("time", lambda: time_features(transformer, sample.latents)),
+            "norms": self._ask("norms", lambda: norm_eps(transformer, sample.latents, source)),
+        }
+        exact, padded = (transformer.sample(facts, padding_s) for padding_s in (0.0, PADDING_S))
+        found["schedule"] = self._ask("schedule", lambda: schedule(transformer, exact, facts, source))
+        transformer.close()
+        vae: Any = source.load(VAE)
+        decode = _decoder_of(vae, source.traits.chunk_frames)
+        found["length"] = self._ask("length", lambda: length(decode, exact, padded, sample.layout))
+        found["noise"] = self._ask("noise", lambda: decoder_noise(decode, exact))
+        release(vae)
+        found["codec"] = self._ask("codec", lambda: codec_attention(source, sample))
+        found["tokens"] = self._ask("tokens", lambda: tokens(source, self.options))
+        return found
+
+    def _ask(self, name: str, question: Callable[[], Check]) -> Check:
+        self.on_progress(f"{NAMES[name]} ...")
+        return replace(answered(NAMES[name], question, (self.source.folder, self.options.out)), name=NAMES[name])
+
+    def _sample(self, facts: StableAudioFacts) -> Sample:
+        vae: Any = self.source.load(VAE)
+        layout, samples = same_layout(vae), facts.canvas_frames * facts.hop_samples
+        pcm = music(self.options, layout.sample_rate_hz, layout.channels, samples)
+        audio = torch.from_numpy(np.ascontiguousarray(pcm.T))[None]  # [1, A, N]
+        latents = SameEncoder(vae, attention_of(vae, self.source.traits.chunk_frames)).eval()(audio)
+        release(vae)
+        return Sample(layout, audio, latents)
+
+    def reference(self, facts: StableAudioFacts) -> Reference:
+        """As CheckpointCheck's, with the authors' local condition and norms."""
+        with quiet(), torch.no_grad():
+            return self._reference(facts)
+
+    def _reference(self, facts: StableAudioFacts) -> Reference:
+        pipeline = self._pipeline()
+        frames, channels = facts.canvas_frames, facts.channels
+
+        def latents(seed: int) -> Latents:
+            start = torch.from_numpy(noise(frames, channels, seed).T.copy())[None]  # [1, C, T]
+            with _step_noise(seed, frames, channels):
+                found = pipeline(
+                    PROMPT,
+                    frames / facts.frame_rate_hz,
+                    num_inference_steps=STEPS,
+                    latents=start,
+                    output_type="latent",
+                )
+            values: Latents = found.audios[0].T.numpy()
+            return values
+
+        decode = _decoder_of(pipeline.vae, self.source.traits.chunk_frames) if self.source.traits.chunk_frames else None
+
+        def audio(values: Latents) -> Pcm:
+            """diffusers' own decoder; it has no chunks, which are the authors' rule on its blocks."""
+            given = torch.from_numpy(values)[None]
+            found = pipeline.vae.decode(given.transpose(1, 2)).sample if decode is None else decode(given)
+            pcm: Pcm = found[0].T.numpy()
+            return pcm
+
+        return reference_of(latents, audio)
+
+    def _pipeline(self) -> Any:
+        """Of a checkpoint in either layout; text to audio has a local condition of zeros, and of the angles of time and
+        length whole turns are taken off.
+        """
+        transformer: Any = self.source.load(TRANSFORMER)
+        forward = transformer.forward
+
+        def with_zeros(latents: Tensor, time: Tensor, **more: Any) -> Any:
+            local = torch.zeros(latents.shape[0], 1 + latents.shape[1], latents.shape[2])
+            return forward(latents, time, local_add_cond=local, **more)
+
+        transformer.forward = with_zeros
+        others = {part: self.source.load(part) for part in self.needed if part != TRANSFORMER}
+        reduce_angles(transformer, others[DURATION])
+        scheduler = FlowMatchEulerDiscreteScheduler(1, shift=1.0, stochastic_sampling=self.source.traits.distilled)
+        pipeline = StableAudio3Pipeline(**others, transformer=transformer, scheduler=scheduler)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
 
 
-def _sample(source: Checkpoint, options: CheckOptions, facts: BundleFacts) -> Sample:
-    vae: Any = source.load(VAE)
-    layout, samples = layout_of(vae), facts.canvas_frames * facts.hop_samples
-    pcm = music(options, layout.sample_rate_hz, layout.channels, samples)
-    audio = torch.from_numpy(np.ascontiguousarray(pcm.T))[None]  # [1, A, N]
-    latents = AudioToLatents(vae, attention_of(vae, source.traits.chunk_frames)).eval()(audio)
-    release(vae)
-    return Sample(layout, audio, latents)
-
-
-def _decoder_of(vae: Any, chunk_frames: int) -> LatentsToAudio:
-    decoder: LatentsToAudio = LatentsToAudio(vae, attention_of(vae, chunk_frames)).eval()
+def _decoder_of(vae: Any, chunk_frames: int) -> SameDecoder:
+    decoder: SameDecoder = SameDecoder(vae, attention_of(vae, chunk_frames)).eval()
     return decoder
 
 
 class Transformer:
     """The transformer in torch, as the bundle has it, and what it is conditioned on."""
 
-    def __init__(self, source: Checkpoint, seconds: float) -> None:
+    def __init__(self, source: StableAudioCheckpoint, seconds: float) -> None:
         self._traits, self._seconds = source.traits, seconds
         self.module: Any = source.load(TRANSFORMER)
         self.decoder = ContextDecoder(self.module).eval()
         parts = source.load(TEXT_ENCODER), source.load(DURATION), source.load(PADDING)
-        self._text = TextEncoderModule(*parts, source.traits.max_tokens).eval()
+        self._text = PaddedTextEncoder(*parts, source.traits.max_tokens).eval()
         self._ids = torch.tensor([source.load(TOKENIZER)(PROMPT).input_ids])  # [1, L]
 
     def close(self) -> None:
@@ -217,7 +247,7 @@ class Transformer:
         found: Tensor = self.module(x.transpose(1, 2), t, counted, condition[:, 0], return_dict=False)[0]
         return found.transpose(1, 2)
 
-    def sample(self, facts: BundleFacts, padding_s: float = 0.0, times: Any = None) -> Tensor:
+    def sample(self, facts: StableAudioFacts, padding_s: float = 0.0, times: Any = None) -> Tensor:
         """Latents `[1, T, C]` of the authors' sampler, of a length and some more. times: default, the bundle's."""
         frames = canvas_frames(self._seconds + padding_s, facts.frame_rate_hz, facts.frame_multiple)
         times = log_snr_schedule(STEPS, *self._traits.logsnr) if times is None else times
@@ -275,7 +305,7 @@ def time_features(transformer: Transformer, latents: Tensor) -> Check:
     return measured(NAMES["time"], plain / other, at_most=NOT_WORSE, detail=detail)
 
 
-def norm_eps(transformer: Transformer, latents: Tensor, source: Checkpoint) -> Check:
+def norm_eps(transformer: Transformer, latents: Tensor, source: StableAudioCheckpoint) -> Check:
     """1e-5 in blocks in the authors' code, 1e-6 in diffusers. Their own layout says which; the other does not."""
     condition, found = transformer.condition(), []
     x, t = _noise(*latents.shape[1:]), torch.tensor([TIMES[1]])
@@ -290,7 +320,9 @@ def norm_eps(transformer: Transformer, latents: Tensor, source: Checkpoint) -> C
     return measured(NAMES["norms"], _differ(*found), at_most=1e-3, detail=detail)
 
 
-def schedule(transformer: Transformer, latents: Tensor, facts: BundleFacts, source: Checkpoint) -> Check:
+def schedule(
+    transformer: Transformer, latents: Tensor, facts: StableAudioFacts, source: StableAudioCheckpoint
+) -> Check:
     """Latents of music are about 1: the codec divides by what it has measured. Another schedule is said to explode."""
     other = transformer.sample(facts, times=length_shifted(STEPS, latents.shape[1]))
     at_least, at_most = LATENTS_RMS
@@ -308,7 +340,7 @@ def length_shifted(steps: int, frames: int) -> list[float]:
     return [*(factor * times / (1.0 + (factor - 1.0) * times)), 0.0]
 
 
-def length(decode: LatentsToAudio, exact: Tensor, padded: Tensor, layout: CodecLayout) -> Check:
+def length(decode: SameDecoder, exact: Tensor, padded: Tensor, layout: CodecLayout) -> Check:
     """The level of the last second, against that of a generation of 6 s more, which the authors' code cuts off."""
     samples, second = exact.shape[1] * layout.hop_samples, layout.sample_rate_hz
     ends = [decode(latents)[0, :, :samples][:, -second:].numpy() for latents in (exact, padded)]
@@ -317,7 +349,7 @@ def length(decode: LatentsToAudio, exact: Tensor, padded: Tensor, layout: CodecL
     return measured(NAMES["length"], difference, at_least=-LENGTH_DB, at_most=LENGTH_DB, unit="dB", detail=detail)
 
 
-def decoder_noise(decode: LatentsToAudio, latents: Tensor) -> Check:
+def decoder_noise(decode: SameDecoder, latents: Tensor) -> Check:
     """What the noise that the authors' code may add changes, against the sound."""
     sound = decode(latents).numpy()
     noisy = decode(latents + DECODER_NOISE * _noise(latents.shape[1], latents.shape[2], Purpose.STEP)).numpy()
@@ -326,7 +358,7 @@ def decoder_noise(decode: LatentsToAudio, latents: Tensor) -> Check:
     return measured(NAMES["noise"], change, at_most=-40.0, unit="dB", detail=detail)
 
 
-def codec_attention(source: Checkpoint, sample: Sample) -> Check:
+def codec_attention(source: StableAudioCheckpoint, sample: Sample) -> Check:
     """How much better audio comes back from the codec with the bundle's attention than with the other size's."""
     used = source.traits.chunk_frames
     ours, other = (_repeats_db(source, sample, chunk) for chunk in (used, 0 if used else CHUNK_FRAMES))
@@ -335,17 +367,17 @@ def codec_attention(source: Checkpoint, sample: Sample) -> Check:
     return measured(NAMES["codec"], ours - other, at_least=1.0, unit="dB", detail=detail)
 
 
-def _repeats_db(source: Checkpoint, sample: Sample, chunk_frames: int) -> float:
+def _repeats_db(source: StableAudioCheckpoint, sample: Sample, chunk_frames: int) -> float:
     """Signal to error of audio that was encoded and decoded, in dB."""
     vae: Any = source.load(VAE)
     rule = attention_of(vae, chunk_frames)
-    encode, decode = AudioToLatents(vae, rule).eval(), LatentsToAudio(vae, rule).eval()
+    encode, decode = SameEncoder(vae, rule).eval(), SameDecoder(vae, rule).eval()
     found, wanted = decode(encode(sample.audio)).numpy(), sample.audio.numpy()
     release(vae)
     return -20.0 * math.log10(max(relative(found, wanted), 1e-30))
 
 
-def tokens(source: Checkpoint, options: CheckOptions) -> Check:
+def tokens(source: StableAudioCheckpoint, options: CheckOptions) -> Check:
     """The bundle's tokenizer, as the runtime reads it, against the checkpoint's own and against known ids of Gemma's.
 
     Sources disagree whether a text begins with bos: without it the empty text has no token.
@@ -362,56 +394,6 @@ def tokens(source: Checkpoint, options: CheckOptions) -> Check:
 
 def _differ(found: Tensor, wanted: Tensor) -> float:
     return relative(found.numpy(), wanted.numpy())
-
-
-def _reference(source: Checkpoint, facts: BundleFacts) -> Reference:
-    """diffusers' pipeline on the same weights, with the authors' local condition and norms, in float32."""
-    pipeline = diffusers_pipeline(source)
-    frames, channels = facts.canvas_frames, facts.channels
-
-    def latents(seed: int) -> Latents:
-        start = torch.from_numpy(noise(frames, channels, seed).T.copy())[None]  # [1, C, T]
-        with _step_noise(seed, frames, channels):
-            found = pipeline(
-                PROMPT,
-                frames / facts.frame_rate_hz,
-                num_inference_steps=STEPS,
-                latents=start,
-                output_type="latent",
-            )
-        values: Latents = found.audios[0].T.numpy()
-        return values
-
-    decode = _decoder_of(pipeline.vae, source.traits.chunk_frames) if source.traits.chunk_frames else None
-
-    def audio(values: Latents) -> Pcm:
-        """diffusers' own decoder; it has no chunks, which are the authors' rule on its blocks."""
-        given = torch.from_numpy(values)[None]
-        found = pipeline.vae.decode(given.transpose(1, 2)).sample if decode is None else decode(given)
-        pcm: Pcm = found[0].T.numpy()
-        return pcm
-
-    return reference_of(latents, audio)
-
-
-def diffusers_pipeline(source: Checkpoint) -> Any:
-    """diffusers' pipeline of a checkpoint in either layout; text to audio has a local condition of zeros, and of the
-    angles of time and length whole turns are taken off.
-    """
-    transformer: Any = source.load(TRANSFORMER)
-    forward = transformer.forward
-
-    def with_zeros(latents: Tensor, time: Tensor, **more: Any) -> Any:
-        local = torch.zeros(latents.shape[0], 1 + latents.shape[1], latents.shape[2])
-        return forward(latents, time, local_add_cond=local, **more)
-
-    transformer.forward = with_zeros
-    others = {part: source.load(part) for part in NEEDED if part != TRANSFORMER}
-    reduce_angles(transformer, others[DURATION])
-    scheduler = FlowMatchEulerDiscreteScheduler(1, shift=1.0, stochastic_sampling=source.traits.distilled)
-    pipeline = StableAudio3Pipeline(**others, transformer=transformer, scheduler=scheduler)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
 
 
 @contextmanager

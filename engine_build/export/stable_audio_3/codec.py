@@ -14,7 +14,6 @@ from typing import Any, Final
 import torch
 from diffusers.models.autoencoders.autoencoder_same import _apply_rotary_partial
 from torch import Tensor, nn
-from torch.nn.utils import remove_weight_norm
 
 from engine_build.export.codec_graphs import CodecLayout
 from runtime.base.errors import BuildError
@@ -49,7 +48,7 @@ class AttentionRule:
         return self.chunk_frames or 1
 
 
-def layout_of(vae: Any) -> CodecLayout:
+def same_layout(vae: Any) -> CodecLayout:
     """The layout from the configuration."""
     config = vae.config
     return CodecLayout(
@@ -143,7 +142,7 @@ class Segments(nn.Module):
         return tokens.reshape(x.shape)
 
 
-class LatentsToAudio(nn.Module):
+class SameDecoder(nn.Module):
     """The decoder on frames, without the noise that the authors' code may add."""
 
     def __init__(self, vae: Any, rule: AttentionRule) -> None:
@@ -163,7 +162,7 @@ class LatentsToAudio(nn.Module):
         return audio
 
 
-class AudioToLatents(nn.Module):
+class SameEncoder(nn.Module):
     """The encoder on frames."""
 
     def __init__(self, vae: Any, rule: AttentionRule) -> None:
@@ -193,10 +192,3 @@ def _whole_chunks(x: Tensor, rule: AttentionRule) -> Tensor:
     more = rule.chunk_frames - 1
     padded = nn.functional.pad(x, (*(0, 0) * (x.ndim - 2), 0, more))
     return padded.narrow(1, 0, (x.shape[1] + more) // rule.chunk_frames * rule.chunk_frames)
-
-
-def without_weight_norm(vae: Any) -> None:
-    """Multiply the normalised weights out, in place."""
-    for module in vae.modules():
-        if isinstance(module, nn.Conv1d):
-            remove_weight_norm(module)

@@ -1,4 +1,7 @@
-"""diffusers' Stable Audio 3 transformer as a decoder: inpainting from the context, duration from token 0."""
+"""diffusers' Stable Audio 3 transformer as a decoder: inpainting from the context, duration from token 0.
+
+And what makes its condition tokens of text and length: T5Gemma, the duration embedder, and the learned padding.
+"""
 
 from __future__ import annotations
 
@@ -153,3 +156,29 @@ class ContextDecoder(nn.Module):
             return_dict=False,
         )[0]
         return velocity.transpose(1, 2)
+
+
+class PaddedTextEncoder(nn.Module):
+    """Token 0 is the duration; the text's tokens follow, and padding up to `max_tokens` of them.
+
+    The transformer attends to padding as to text. It knows no order of tokens, so it does not matter on which side of
+    the text padding is.
+    """
+
+    def __init__(self, text_encoder: nn.Module, duration_embedder: nn.Module, padding: Tensor, max_tokens: int) -> None:
+        super().__init__()
+        self.text_encoder, self.duration_embedder = text_encoder, DurationEmbedder(duration_embedder)
+        self.max_tokens = max_tokens
+        self.register_buffer("padding", padding)  # [D]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and mask int64 `[B, L]`, seconds f32 `[B]` -> condition `[B, 1 + max_tokens, D]`, its mask of ones."""
+        bias = (1.0 - attention_mask[:, None, None, :].float()) * torch.finfo(torch.float32).min
+        # A text is shorter than the sliding window of every other layer.
+        biases = {"full_attention": bias, "sliding_attention": bias}
+        hidden = self.text_encoder(input_ids=input_ids, attention_mask=biases)[0]  # [B, L, D]
+        text = torch.where(attention_mask[..., None] > 0, hidden, self.padding)
+        padding = self.padding.expand(text.shape[0], self.max_tokens, -1)
+        padded = torch.cat((text, padding), dim=1).narrow(1, 0, self.max_tokens)
+        condition = torch.cat((self.duration_embedder(seconds)[:, None], padded), dim=1)
+        return condition, torch.ones_like(condition[..., 0])

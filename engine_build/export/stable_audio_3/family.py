@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from engine_build.export.bundle_export import BundleExport
     from engine_build.export.check_report import CheckReport
     from engine_build.export.parity import CheckOptions
-    from engine_build.export.stable_audio_3.bundle_text import BundleFacts
-    from engine_build.export.stable_audio_3.sources import Checkpoint, StableAudioSource
+    from engine_build.export.stable_audio_3.bundle_text import StableAudioFacts
+    from engine_build.export.stable_audio_3.sources import StableAudioCheckpoint, StableAudioSource
 
 TextEncoderFolder = Annotated[
     str | None,
@@ -36,7 +36,7 @@ class RandomSize(StrEnum):
     MEDIUM = "medium"
 
 
-def export(
+def export_stable_audio(
     checkpoint: Annotated[
         str | None,
         typer.Option(
@@ -56,18 +56,31 @@ def export(
     layers: Annotated[
         int | None, typer.Option(min=1, max=64, help="With --random: layers of the decoder and of the codec's halves.")
     ] = None,
-) -> BundleExport[BundleFacts]:
+) -> BundleExport[StableAudioFacts]:
     """Export Stable Audio 3: decoder, codec and, where the checkpoint has one, text encoder.
 
     The weights are under the Stability AI Community License, the text encoder is under the Gemma terms: read them.
     """
-    from engine_build.export.stable_audio_3.export import bundle_export
+    from engine_build.export.stable_audio_3.export import stable_audio_export
+    from engine_build.export.stable_audio_3.sources import RandomStableAudio
 
-    source = _source(checkpoint, random, text_encoder, seed, layers, all_parts=all_parts)
-    return bundle_export(source, with_text=not no_text)
+    source: StableAudioSource
+    if random is not None and checkpoint is None:
+        if text_encoder is not None:
+            raise ConfigError("--text-encoder belongs to --checkpoint", fix="leave it out")
+        source = RandomStableAudio.of_layers(random.value, seed, layers, {} if all_parts else None)
+    elif random is not None or checkpoint is None:
+        raise ConfigError(
+            "expected either --checkpoint FOLDER or --random SIZE", fix="--random small --layers 2 for a quick look"
+        )
+    elif layers is not None or all_parts:
+        raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
+    else:
+        source = stable_audio_checkpoint(checkpoint, text_encoder)
+    return stable_audio_export(source, with_text=not no_text)
 
 
-def check(
+def check_stable_audio(
     options: CheckOptions,
     checkpoint: Checked,
     text_encoder: TextEncoderFolder = None,
@@ -80,47 +93,31 @@ def check(
 
     The report can be sent to us: it has figures, no paths, no names, no audio. Nothing leaves this machine by itself.
     """
-    from engine_build.export.stable_audio_3.check import check_checkpoint
+    from engine_build.export.stable_audio_3.check import StableAudioCheck
 
-    return check_checkpoint(checkpoint_of(checkpoint, text_encoder), replace(options, audio=audio), say)
+    source = stable_audio_checkpoint(checkpoint, text_encoder)
+    return StableAudioCheck(source, replace(options, audio=audio), say).report()
 
 
-def checkpoint_of(checkpoint: str, text_encoder: str | None) -> Checkpoint:
+def stable_audio_checkpoint(checkpoint: str, text_encoder: str | None = None) -> StableAudioCheckpoint:
     """A checkpoint from a folder or the hub, with its text encoder. Raises ConfigError, FileError."""
-    from engine_build.export.acestep.layouts import parts_of
+    from engine_build.export.acestep.layouts import acestep_parts
     from engine_build.export.hub import model_files, place_of, stable_audio_3_files
-    from engine_build.export.stable_audio_3.sources import Checkpoint
+    from engine_build.export.stable_audio_3.sources import StableAudioCheckpoint
 
     place = place_of(checkpoint, stable_audio_3_files, say)
     text = None if text_encoder is None else place_of(text_encoder, model_files, say)
     folder, origins = (None, [place.origin]) if text is None else (text.folder, [place.origin, text.origin])
-    return of_family(lambda: Checkpoint(place.folder, folder, origins), {"acestep": lambda: parts_of(place.folder)})
-
-
-def _source(
-    checkpoint: str | None,
-    random: RandomSize | None,
-    text_encoder: str | None,
-    seed: int,
-    layers: int | None,
-    *,
-    all_parts: bool,
-) -> StableAudioSource:
-    from engine_build.export.stable_audio_3.sources import RandomWeights
-
-    if random is not None and checkpoint is None:
-        if text_encoder is not None:
-            raise ConfigError("--text-encoder belongs to --checkpoint", fix="leave it out")
-        return RandomWeights.of_layers(random.value, seed, layers, {} if all_parts else None)
-    if random is not None or checkpoint is None:
-        raise ConfigError(
-            "expected either --checkpoint FOLDER or --random SIZE", fix="--random small --layers 2 for a quick look"
-        )
-    if layers is not None or all_parts:
-        raise ConfigError("sizes belong to --random: a checkpoint has its own", fix="leave them out")
-    return checkpoint_of(checkpoint, text_encoder)
+    return of_family(
+        lambda: StableAudioCheckpoint(place.folder, folder, origins), {"acestep": lambda: acestep_parts(place.folder)}
+    )
 
 
 FAMILY = Family(
-    name="stable-audio-3", title="Stable Audio 3", export=export, check=check, canvas_s=120.0, most_canvas_s=380.0
+    name="stable-audio-3",
+    title="Stable Audio 3",
+    export=export_stable_audio,
+    check=check_stable_audio,
+    canvas_s=120.0,
+    most_canvas_s=380.0,
 )

@@ -14,16 +14,20 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from engine_build.export.checkpoint import CONFIG, CheckpointModel, read_config
+from engine_build.export.checkpoint import (
+    CONFIG,
+    TEXT_ENCODER,
+    TOKENIZER,
+    TRANSFORMER,
+    VAE,
+    CheckpointModel,
+    read_config,
+)
 from engine_build.export.stable_audio_3.bundle_text import MAX_TOKENS
 from engine_build.export.stored_tensors import AGAIN, StoredTensor, stored_tensors
 from runtime.base.errors import ConfigError
 
-TRANSFORMER: Final = "transformer"
-VAE: Final = "vae"
 DURATION: Final = "duration_embedder"
-TEXT_ENCODER: Final = "text_encoder"
-TOKENIZER: Final = "tokenizer"
 PADDING: Final = "prompt_padding_embedding"
 CLASSES: Final = {
     TRANSFORMER: "StableAudio3DiTModel",
@@ -92,7 +96,7 @@ class ModelTraits:
 
 
 @dataclass(frozen=True)
-class StableAudioCheckpoint:
+class StableAudioParts:
     """Parts by name. norm_eps: of the transformer's norms and of those of queries and keys, where they are not
     diffusers'. notes: lines for the report."""
 
@@ -114,7 +118,7 @@ class ReorderedTensor(StoredTensor):
         return torch.cat([parts[index] for index in self.order])
 
 
-def checkpoint_of(folder: Path, text_encoder: Path | None = None) -> StableAudioCheckpoint:
+def stable_audio_parts(folder: Path, text_encoder: Path | None = None) -> StableAudioParts:
     """A checkpoint folder in either layout. Only headers are read.
 
     text_encoder: T5Gemma's folder, where it is not in the checkpoint's. Raises ConfigError where the folder is no
@@ -127,13 +131,13 @@ def checkpoint_of(folder: Path, text_encoder: Path | None = None) -> StableAudio
     return found if text_encoder is None else _with_text_encoder(found, text_encoder)
 
 
-def _diffusers_checkpoint(folder: Path) -> StableAudioCheckpoint:
+def _diffusers_checkpoint(folder: Path) -> StableAudioParts:
     parts = {
         name: CheckpointModel(folder / name, _config(folder, name), stored_tensors(folder / name)) for name in CLASSES
     }
     is_small = not parts[TRANSFORMER].config.get("use_differential_attention", True)
     scheduler = read_config(folder / SCHEDULER_CONFIG) or {}
-    found = StableAudioCheckpoint(
+    found = StableAudioParts(
         parts,
         ModelTraits(bool(scheduler.get("stochastic_sampling")), CHUNK_FRAMES if is_small else 0),
         notes=() if scheduler else (f"no {SCHEDULER_CONFIG}: taken for a base model, with guidance",),
@@ -160,9 +164,7 @@ def _config(folder: Path, part: str) -> dict[str, Any]:
     return config
 
 
-def _with_text_encoder(
-    found: StableAudioCheckpoint, folder: Path, tokenizer: Path | None = None
-) -> StableAudioCheckpoint:
+def _with_text_encoder(found: StableAudioParts, folder: Path, tokenizer: Path | None = None) -> StableAudioParts:
     """With T5Gemma's encoder; a decoder that is published with it is left out."""
     config = read_config(folder / CONFIG)
     if config is None or config.get("model_type") != "t5gemma":
@@ -179,7 +181,7 @@ def _encoder(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     return {name: tensor for name, tensor in plain.items() if name.startswith("encoder.")}
 
 
-def _own_checkpoint(folder: Path, config: Mapping[str, Any]) -> StableAudioCheckpoint:
+def _own_checkpoint(folder: Path, config: Mapping[str, Any]) -> StableAudioParts:
     """stable-audio-tools' layout. Raises ConfigError for a model that diffusers' cannot be."""
     path, tensors = folder / OWN_CONFIG, stored_tensors(folder)
     try:
@@ -202,7 +204,7 @@ def _own_checkpoint(folder: Path, config: Mapping[str, Any]) -> StableAudioCheck
         if not part.tensors:
             raise ConfigError(f"{folder} has no tensor that begins with {_PREFIXES[name]!r}", fix=AGAIN)
     logsnr, notes = _schedule(diffusion)
-    found = StableAudioCheckpoint(
+    found = StableAudioParts(
         parts,
         ModelTraits(distilled, chunk_frames, logsnr, int(prompt.get("max_length", MAX_TOKENS))),
         (float(norms[0].get("eps", 1e-5)), float(norms[1].get("qk_norm_eps", 1e-6))),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.paths import ROOT
+from helpers.tiny_exports import TinyExports
 
 from engine_build.export.bundle_export import (
     REMEDIES,
@@ -21,6 +22,7 @@ from engine_build.export.bundle_export import (
     Parts,
     write_bundle,
 )
+from engine_build.export.cleanup import paths_in
 from runtime.base.errors import BuildError, ConfigError, TickError
 from runtime.config.bundle import BUNDLE_FILE, Bundle, load_bundle
 from runtime.config.deployment import load_deployment
@@ -38,6 +40,7 @@ from engine_build.export.decoder_graph import decoder_step  # noqa: E402
 CHANNELS, WIDTH, HOP = 4, 6, 8
 ONE = {"min": 1, "opt": 1, "max": 1}
 RATE = {"frame_rate_hz": 25.0}
+FACTS: Facts = {"channels": CHANNELS, **RATE}
 Export = Callable[[Any, Path, Facts], Facts]
 
 
@@ -46,7 +49,7 @@ def written(folder: Path, *steps: Export, say: Callable[[str], object] = str, **
     export = BundleExport(Parts(make, "1"), [ExportStep(f"step {n}", (), step) for n, step in enumerate(steps)])
     facts = write_bundle(export, folder, ExportOptions("mine", 2.0, description="Mine."), say)
     path = folder.with_name(f"{folder.name}.toml")
-    path.write_text(export.deployment_text(facts, folder, path, "cpu"))
+    path.write_text(facts.deployment_text(folder, path))
     assert load_deployment(path).bundle == folder
     return load_bundle(folder)
 
@@ -278,7 +281,7 @@ def test_every_row_of_the_page_is_about_an_error_that_there_is() -> None:
     assert not [row for row in rows if not any(text in says for text in row for says in shown)]
 
 
-def raising(error: Exception) -> Export:
+def raising(error: BaseException) -> Export:
     def step(*_: Any) -> Facts:
         raise error
 
@@ -324,17 +327,17 @@ def test_an_argument_that_is_no_role_is_refused_with_the_roles(tmp_path: Path) -
 
 def test_tables_of_the_family_are_added_and_replace(tmp_path: Path) -> None:
     tables = {"sampler": {"steps": 3}, "latents": {"most_unused": 0.1}}
-    bundle = written(tmp_path / "b", decoder_of(Plain()), lambda *_: {"tables": tables})
+    bundle = written(tmp_path / "b", lambda *_: FACTS, lambda *_: {"tables": tables})
     assert (bundle.sampler.steps, bundle.latents.channels) == (3, CHANNELS)
     assert re.search(r"^most_unused = 0.1$", (tmp_path / "b" / BUNDLE_FILE).read_text(), re.MULTILINE)
 
 
 def test_a_table_that_is_wrong_is_told_at_the_export_and_replaces_nothing(tmp_path: Path) -> None:
-    written(tmp_path / "b", decoder_of(Plain()))
+    written(tmp_path / "b", lambda *_: FACTS)
     before = (tmp_path / "b" / BUNDLE_FILE).read_text()
     said: list[str] = []
     with pytest.raises(ConfigError, match="stepz"):
-        written(tmp_path / "b", decoder_of(Plain()), lambda *_: {"tables": {"sampler": {"stepz": 3}}}, say=said.append)
+        written(tmp_path / "b", lambda *_: FACTS, lambda *_: {"tables": {"sampler": {"stepz": 3}}}, say=said.append)
     assert (tmp_path / "b" / BUNDLE_FILE).read_text() == before
     assert said[-1] == "kept for the next run: step 0, step 1"
 
@@ -347,7 +350,7 @@ def test_a_step_may_be_any_callable_and_a_source_that_fails_is_told(tmp_path: Pa
         def __call__(self, *_: Any) -> Facts:
             return {"license": "free"}
 
-    bundle = written(tmp_path / "b", decoder_of(Plain()), partial(tables, 5), Step())
+    bundle = written(tmp_path / "b", lambda *_: FACTS, partial(tables, 5), Step())
     assert (bundle.sampler.steps, bundle.license) == (5, "free")
 
     class Source(Parts):
@@ -356,3 +359,32 @@ def test_a_step_may_be_any_callable_and_a_source_that_fails_is_told(tmp_path: Pa
 
     with pytest.raises(BuildError, match="source: LookupError: no weights"):
         write_bundle(BundleExport(Source({}, "1"), []), tmp_path / "c", ExportOptions("c"), str)
+
+
+def test_a_second_run_goes_on_behind_what_the_first_completed(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        written(tmp_path / "b", lambda *_: FACTS, raising(KeyboardInterrupt()), say=said.append)
+    assert said[-1] == "kept for the next run: step 0"
+    assert not (tmp_path / "b").exists()
+    written(tmp_path / "b", raising(AssertionError("it is complete")), lambda *_: {"license": "free"}, say=said.append)
+    assert "step 0: complete since an earlier run" in said
+    assert load_bundle(tmp_path / "b").license == "free"
+
+
+def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "songs").write_text("mine")
+    with pytest.raises(ConfigError, match="is not a bundle: it is not replaced"):
+        written(tmp_path, lambda *_: FACTS)
+    assert (tmp_path / "songs").read_text() == "mine"
+
+
+def test_a_codec_of_another_decoder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="takes latents of 6 channels, the vae has 4"):
+        codec_facts(CodecLayout(200, 1, HOP, CHANNELS), Frames(), Blocks(), tmp_path, 6)
+
+
+def test_bundles_contain_no_paths(tiny: TinyExports) -> None:
+    for folder in (tiny.acestep_bundle(), *map(tiny.stable_audio_bundle, ("small", "medium"))):
+        for file in folder.iterdir():
+            assert file.suffix not in (".onnx", ".toml") or not paths_in(file), file.name

@@ -84,9 +84,9 @@ def with_weights(model: onnx.ModelProto, weights: MergedWeights) -> GraphEngine:
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
 def test_each_row_is_what_diffusers_gives_with_its_strengths(tmp_path: Path) -> None:
-    from engine_build.export.acestep.bundle_text import INPUTS
+    from engine_build.export.acestep.graphs import MaskedDecoder
+    from engine_build.export.bundle_tables import INPUTS
     from engine_build.export.decoder_graph import DecoderShape, export_decoder
-    from engine_build.export.masked_decoder import MaskedDecoder
 
     torch.manual_seed(0)
     transformer = tiny_transformer(turbo=False)

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from helpers.graph_engine import GraphEngine
-from helpers.tiny_acestep import CHANNELS, HOP_SAMPLES, VAE, tiny_vae
+from helpers.tiny_acestep import CHANNELS, HOP_SAMPLES, VAE
 from numpy.typing import NDArray
 
 from engine_build.graphs.graph_file import read_graph
@@ -34,12 +34,7 @@ def vae(base: Path) -> Any:
     return AutoencoderOobleck.from_pretrained(base / "vae").eval()
 
 
-@pytest.fixture(scope="module")
-def codec(bundle: Path) -> Codec:
-    return open_codec(bundle)
-
-
-def open_codec(bundle: Path, window_frames: int = 128) -> Codec:
+def open_codec(bundle: Path, window_frames: int = 128) -> tuple[Codec, GraphEngine, GraphEngine]:
     opened = load_bundle(bundle)
     assert opened.codec is not None
     halves = {
@@ -48,7 +43,7 @@ def open_codec(bundle: Path, window_frames: int = 128) -> Codec:
     }
     bounded = opened.model_copy(update={"codec": opened.codec.model_copy(update=halves)})
     decode, encode = (GraphEngine(onnx.load(bundle / f"codec_{name}.onnx")) for name in ("decode", "encode"))
-    return Codec(bounded, decode, encode)
+    return Codec(bounded, decode, encode), decode, encode
 
 
 def latents(frames: int, batch: int = 1) -> NDArray[np.float32]:
@@ -86,10 +81,10 @@ def test_encoding_is_the_mode_of_the_posterior(vae: Any, bundle: Path, batch: in
 
 
 def test_the_margin_is_the_receptive_field_and_no_more(vae: Any, bundle: Path) -> None:
-    from engine_build.export.acestep.codec import layout_of
-    from engine_build.export.codec_graphs import decode_margin, encode_margin
+    from engine_build.export.acestep.graphs import oobleck_layout
+    from engine_build.export.codec_graphs import decode_margin, encode_margin, encode_silence
 
-    layout = layout_of(vae)
+    layout = oobleck_layout(vae)
     margin = decode_margin(bundle / "codec_decode.onnx", layout)
     field = torch.from_numpy(latents(6 * margin)).transpose(1, 2).requires_grad_()
     middle = 3 * margin
@@ -101,6 +96,11 @@ def test_the_margin_is_the_receptive_field_and_no_more(vae: Any, bundle: Path) -
     assert load_bundle(bundle).codec.decode.margin_frames == margin + margin % 2
     encode = encode_margin(bundle / "codec_encode.onnx", layout)
     assert 0 < encode <= load_bundle(bundle).codec.encode.margin_frames <= encode + 1
+    silence = encode_silence(bundle / "codec_encode.onnx", layout, encode, 50)
+    wanted = run(bundle, "codec_encode.onnx", {"audio": np.zeros((1, 2, 60 * HOP_SAMPLES), np.float32)})[0, :50]
+    assert silence.shape == (50, CHANNELS)
+    assert np.abs(silence - wanted).max() < 1e-5
+    assert len(encode_silence(bundle / "codec_encode.onnx", layout, encode, 3)) == 3
 
 
 def streamed(codec: Codec, field: np.ndarray, splits: list[int], window_frames: int) -> np.ndarray:
@@ -110,71 +110,57 @@ def streamed(codec: Codec, field: np.ndarray, splits: list[int], window_frames: 
     return np.concatenate([codec.decode_window(window) for part in parts for window in cutter.cut(part)])
 
 
-@pytest.mark.parametrize("window", [2, 7, 16, 500])
-@pytest.mark.parametrize("splits", [[], [40], [20, 60], [60]])
-def test_windows_of_parts_equal_the_full_decode(vae: Any, codec: Codec, window: int, splits: list[int]) -> None:
-    field = latents(96)
+@pytest.mark.parametrize(("window", "splits"), [(2, [40]), (7, [20, 60]), (16, []), (500, [60])])
+def test_windows_of_parts_equal_the_full_decode(vae: Any, bundle: Path, window: int, splits: list[int]) -> None:
+    (codec, *_), field = open_codec(bundle), latents(96)
     whole = decoded(vae, field)[0].T
     error = np.abs(streamed(codec, field[0], splits, window) - whole).max()
     assert error < FULL_SCALE_ERROR * max(1.0, np.abs(whole).max())
 
 
 def test_a_narrower_margin_changes_the_audio(vae: Any, bundle: Path) -> None:
-    codec, field = open_codec(bundle), latents(64)
+    (codec, *_), field = open_codec(bundle), latents(64)
     codec.margin_frames = 1
     assert np.abs(streamed(codec, field[0], [], 16) - decoded(vae, field)[0].T).max() > FULL_SCALE_ERROR
 
 
 def test_long_latents_are_decoded_in_bounded_executes(vae: Any, bundle: Path) -> None:
-    codec, field = open_codec(bundle, window_frames=16), latents(250)
+    (codec, decode, _), field = open_codec(bundle, window_frames=16), latents(250)
     whole = decoded(vae, field)[0].T
     assert np.abs(codec.decode(field[0]) - whole).max() < FULL_SCALE_ERROR * np.abs(whole).max()
     assert (
         np.abs(streamed(codec, field[0], [3, 90, 91, 200], 100) - whole).max() < FULL_SCALE_ERROR * np.abs(whole).max()
     )
-    lengths = {feeds["latents"].shape[1] for feeds in codec._decode_engine.feeds}
+    lengths = {feeds["latents"].shape[1] for feeds in decode.feeds}
     assert max(lengths) == 16 + 2 * codec.margin_frames
 
 
 def test_long_audio_is_encoded_in_bounded_executes(vae: Any, bundle: Path) -> None:
-    codec = open_codec(bundle, window_frames=16)
+    codec, _, encode = open_codec(bundle, window_frames=16)
     audio = np.random.default_rng(2).uniform(-1, 1, (100 * HOP_SAMPLES, 2)).astype(np.float32)
     with torch.no_grad():
         wanted = vae.encode(torch.from_numpy(audio.T[None].copy())).latent_dist.mode()[0].T.numpy()
     assert np.abs(codec.encode(audio) - wanted).max() < 1e-4
-    most = max(feeds["audio"].shape[2] for feeds in codec._encode_engine.feeds)
+    most = max(feeds["audio"].shape[2] for feeds in encode.feeds)
     assert most == (16 + 2 * codec.spec.encode.margin_frames) * HOP_SAMPLES
-
-
-def test_digital_silence_is_constant_after_its_margin(bundle: Path) -> None:
-    from engine_build.export.acestep.codec import layout_of
-    from engine_build.export.codec_graphs import encode_margin, encode_silence
-
-    layout = layout_of(tiny_vae())
-    margin = encode_margin(bundle / "codec_encode.onnx", layout)
-    silence = encode_silence(bundle / "codec_encode.onnx", layout, margin, 50)
-    wanted = run(bundle, "codec_encode.onnx", {"audio": np.zeros((1, 2, 60 * HOP_SAMPLES), np.float32)})[0, :50]
-    assert silence.shape == (50, CHANNELS)
-    assert np.abs(silence - wanted).max() < 1e-5
-    assert len(encode_silence(bundle / "codec_encode.onnx", layout, margin, 3)) == 3
 
 
 def test_odd_strides_are_refused() -> None:
     from diffusers import AutoencoderOobleck
 
-    from engine_build.export.acestep.codec import layout_of
+    from engine_build.export.acestep.graphs import oobleck_layout
 
     with pytest.raises(BuildError, match=r"downsampling_ratios \[4, 8, 5\], expected even ones"):
-        layout_of(AutoencoderOobleck(**{**VAE, "downsampling_ratios": [4, 8, 5]}))
+        oobleck_layout(AutoencoderOobleck(**{**VAE, "downsampling_ratios": [4, 8, 5]}))
 
 
 def test_the_noise_of_oobleck_is_heard_in_bf16_and_not_in_fp16(tmp_path: Path) -> None:
     """At the published strides with random weights; the snakes' exponents are spread as in trained ones."""
     from diffusers import AutoencoderOobleck
 
-    from engine_build.export.acestep.codec import LatentsToAudio, layout_of, without_weight_norm
+    from engine_build.export.acestep.graphs import OobleckDecoder, oobleck_layout
     from engine_build.export.acestep.sources import VAE_CONFIG
-    from engine_build.export.codec_graphs import export_decode
+    from engine_build.export.codec_graphs import export_decode, without_weight_norm
 
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
@@ -182,8 +168,8 @@ def test_the_noise_of_oobleck_is_heard_in_bf16_and_not_in_fp16(tmp_path: Path) -
         for name, parameter in vae.named_parameters():
             if "alpha" in name or "beta" in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.5)
-    layout = layout_of(vae)
-    export_decode(LatentsToAudio(vae.decoder), layout, tmp_path / "codec_decode.onnx")
+    layout = oobleck_layout(vae)
+    export_decode(OobleckDecoder(vae.decoder), layout, tmp_path / "codec_decode.onnx")
     values = np.random.default_rng(0).standard_normal((1, 16, layout.latent_channels)).astype(np.float32)
     graph, window = read_graph(tmp_path / "codec_decode.onnx"), layout.sample_rate_hz // 10
     fp16, bf16 = (codec_snr_db(graph, recipe, {"latents": values}, window, threads=1) for recipe in ("fp16", "bf16"))

@@ -12,10 +12,10 @@ import onnxruntime
 import pytest
 from helpers.paths import ROOT
 from helpers.tiny_acestep import CHANNELS, CONDITION_WIDTH, HOP_SAMPLES, SMALLEST_TRANSFORMER, VAE, save_checkpoint
+from helpers.tiny_exports import TinyExports, export_bundle
 
 from engine_build.compile.environment import probe_environment
 from engine_build.compile.rebuild_check import EXACT_KINDS, RebuildDecision, check_graphs, check_rebuilds
-from engine_build.export.cleanup import paths_in
 from engine_build.graphs.cpu_graph import cpu_graph
 from engine_build.graphs.graph_file import read_graph
 from engine_build.graphs.tensorrt_preparation import prepare_model
@@ -24,7 +24,7 @@ from engine_build.precision.error import recipe_error
 from engine_build.precision.recipe import node_precisions, write_recipe
 from engine_build.precision.sample_states import decoder_sample_states
 from engine_build.request import load_request
-from runtime.base.errors import BuildError, ConfigError
+from runtime.base.errors import BuildError
 from runtime.config.bundle import load_bundle
 from runtime.engines.value_shapes import value_shapes
 
@@ -33,6 +33,8 @@ pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarn
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
+
+from engine_build.export.acestep.sources import AceStepCheckpoint, RandomAceStep  # noqa: E402
 
 ROUNDING_LIMITS = {"bf16": 0.03, "fp16": 0.004}
 
@@ -49,19 +51,6 @@ def session(bundle: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(bundle / "decoder.onnx"))
 
 
-def export(source: Any, folder: Path, **options: Any) -> Any:
-    from engine_build.export.acestep.export import export_bundle
-    from engine_build.export.bundle_export import ExportOptions
-
-    return export_bundle(source, folder, ExportOptions("tiny", **{"canvas_s": 2.0, **options}), lambda text: None)
-
-
-def checkpoint(folder: Path) -> Any:
-    from engine_build.export.acestep.sources import Checkpoint
-
-    return Checkpoint(folder)
-
-
 def inputs(rows: int, frames: int, tokens: int, padding: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(rows * 1000 + frames)
     mask = np.ones((rows, tokens + padding), np.float32)
@@ -75,8 +64,9 @@ def inputs(rows: int, frames: int, tokens: int, padding: int) -> dict[str, np.nd
     }
 
 
-@pytest.mark.parametrize("padding", [0, 9])
-@pytest.mark.parametrize(("rows", "frames", "tokens"), [(1, 2, 1), (1, 60, 17), (4, 34, 5), (2, 250, 80)])
+@pytest.mark.parametrize(
+    ("rows", "frames", "tokens", "padding"), [(1, 2, 1, 0), (1, 60, 17, 9), (4, 34, 5, 0), (2, 250, 80, 9)]
+)
 def test_the_decoder_is_diffusers_own_forward(
     session: Any, transformer: Any, rows: int, frames: int, tokens: int, padding: int
 ) -> None:
@@ -115,66 +105,39 @@ def test_the_bundle_says_what_the_checkpoint_is(bundle: Path) -> None:
 
 
 def test_silence_is_the_pipeline_s_sequence(bundle: Path, base: Path) -> None:
-    encoder = checkpoint(base).load("condition_encoder")
+    encoder = AceStepCheckpoint(base).load("condition_encoder")
     assert np.array_equal(load_bundle(bundle).silence(60), encoder.silence_latent[0, :60].numpy())
 
 
-def test_the_bundle_contains_no_paths(bundle: Path) -> None:
-    for file in bundle.iterdir():
-        if file.suffix in (".onnx", ".toml"):
-            assert not paths_in(file), file.name
-
-
-def test_without_a_text_encoder_there_is_none(tmp_path: Path) -> None:
-    facts = export(checkpoint(save_checkpoint(tmp_path / "c", turbo=True, text=False)), tmp_path / "bundle")
-    loaded = load_bundle(tmp_path / "bundle")
-    assert (loaded.text_encoder, facts.text_encoder) == (None, None)
-    assert loaded.sampler.guidance == 1.0
-    null = loaded.null_condition()
-    assert null is not None
-    assert null.shape == (1, CONDITION_WIDTH)
-
-
 def test_decoder_and_codec_are_enough(tmp_path: Path) -> None:
-    export(checkpoint(save_checkpoint(tmp_path / "c", text=False, encoder=False)), tmp_path / "bundle")
+    source = AceStepCheckpoint(save_checkpoint(tmp_path / "c", turbo=True, text=False, encoder=False))
+    facts = export_bundle(source, tmp_path / "bundle")
     loaded = load_bundle(tmp_path / "bundle")
-    assert loaded.null_condition() is None
+    assert (loaded.text_encoder, facts.text_encoder, loaded.null_condition()) == (None, None, None)
+    assert loaded.sampler.guidance == 1.0
     assert loaded.silence(10).shape == (10, CHANNELS)
     assert np.abs(loaded.silence(10)).max() > 0.0
 
 
-def test_random_weights_make_a_bundle_with_its_weights_beside_the_graphs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from engine_build.export.acestep.sources import RandomWeights
-
-    monkeypatch.setattr("engine_build.export.torch_export.INLINE_LIMIT_BYTES", 1000)
-    facts = export(RandomWeights(1, transformer_changes=SMALLEST_TRANSFORMER, vae_changes=VAE), tmp_path / "bundle")
-    loaded = load_bundle(tmp_path / "bundle")
-    assert facts.figures["layers"] == 2
-    assert facts.is_turbo
+def test_random_weights_are_a_bundle_with_its_weights_beside_the_graphs(tiny: TinyExports) -> None:
+    folder = tiny.acestep_random()
+    loaded = load_bundle(folder)
+    assert (loaded.training["layers"], loaded.sampler.guidance) == (2, 1.0)
     null = loaded.null_condition()
     assert null is not None
     assert null.shape == (1, 12)
     for name in ("decoder", "codec_decode", "codec_encode"):
-        assert (tmp_path / "bundle" / f"{name}.onnx.data").stat().st_size > 1000
-        onnxruntime.InferenceSession(str(tmp_path / "bundle" / f"{name}.onnx"))
-
-
-def published_heads(folder: Path) -> Path:
-    """The deployment of the published model, with ACE-Step's 16 heads at a width of 8 as its bundle."""
-    from engine_build.export.acestep.sources import RandomWeights
-
-    heads = SMALLEST_TRANSFORMER | {"num_attention_heads": 16, "num_key_value_heads": 8}
-    source = RandomWeights(transformer_changes=heads, vae_changes=VAE)
-    export(source, folder / "acestep-v15-turbo", canvas_s=60.0)
-    path = folder / "acestep-v15-turbo.toml"
-    path.write_text((ROOT / "configs" / path.name).read_text())
-    return path
+        assert (folder / f"{name}.onnx.data").stat().st_size > 1000
+        onnxruntime.InferenceSession(str(folder / f"{name}.onnx"))
 
 
 def test_the_published_deployment_fits_tensorrt_at_its_largest_sizes(tmp_path: Path) -> None:
-    path = published_heads(tmp_path)
+    """With ACE-Step's 16 heads at a width of 8."""
+    heads = SMALLEST_TRANSFORMER | {"num_attention_heads": 16, "num_key_value_heads": 8}
+    source = RandomAceStep(transformer_changes=heads, vae_changes=VAE)
+    export_bundle(source, tmp_path / "acestep-v15-turbo", canvas_s=60.0)
+    path = tmp_path / "acestep-v15-turbo.toml"
+    path.write_text((ROOT / "configs" / path.name).read_text())
     check_graphs(decisions_of(path))
     more = """[[shapes]]
 rows = { min = 9, opt = 16, max = 16 }
@@ -189,63 +152,6 @@ tokens = { min = 1, opt = 1, max = 9 }
 def decisions_of(path: Path) -> list[RebuildDecision]:
     request = load_request(path)
     return check_rebuilds(request, "tensorrt", environment=probe_environment("tensorrt", request.options))
-
-
-def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    from engine_build.export.acestep.sources import RandomWeights
-
-    folder = tmp_path / "bundle"
-    folder.mkdir()
-    (folder / "bundle.toml").write_text("# an older one")
-    wide = SMALLEST_TRANSFORMER | {"audio_acoustic_hidden_dim": 6, "in_channels": 18}
-    with pytest.raises(BuildError, match="latents of 6 channels, the vae has 8"):
-        export(RandomWeights(transformer_changes=wide, vae_changes=VAE), folder)
-    assert (folder / "bundle.toml").read_text() == "# an older one"
-
-
-def test_a_second_run_exports_only_what_the_first_did_not(
-    base: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from engine_build.export import codec_graphs
-    from engine_build.export.acestep import export as module
-
-    said: list[str] = []
-    options = module.ExportOptions("tiny-base", canvas_s=2.4, with_text=False)
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    margin = codec_graphs.encode_margin
-    monkeypatch.setattr(codec_graphs, "encode_margin", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        module.export_bundle(checkpoint(base), tmp_path / "b", options, said.append)
-    assert said[-1] == "kept for the next run: decoder"
-    assert not (tmp_path / "b").exists()
-    monkeypatch.setattr(codec_graphs, "encode_margin", margin)
-    monkeypatch.setattr(module, "decoder_facts", interrupt)
-    module.export_bundle(checkpoint(base), tmp_path / "b", options, said.append)
-    assert "decoder: complete since an earlier run" in said
-    for name in ("decoder.onnx", "codec_decode.onnx", "silence.npy"):
-        assert (tmp_path / "b" / name).read_bytes() == (bundle / name).read_bytes()
-    assert load_bundle(tmp_path / "b").training == load_bundle(bundle).training
-
-
-def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "songs").write_text("mine")
-    from engine_build.export.acestep.sources import RandomWeights
-
-    with pytest.raises(ConfigError, match=r"is not a bundle: it is not replaced"):
-        export(RandomWeights(transformer_changes=SMALLEST_TRANSFORMER, vae_changes=VAE), tmp_path)
-    assert (tmp_path / "songs").read_text() == "mine"
-
-
-def test_a_text_encoder_needs_transformers(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
-
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "transformers" else find(name))
-    with pytest.raises(ConfigError, match=r"(?s)needs the package transformers.*tickrt\[export\]"):
-        checkpoint(base).load("text_encoder")
 
 
 def test_the_decoder_for_the_cpu_is_the_same_function(bundle: Path, session: onnxruntime.InferenceSession) -> None:
@@ -277,23 +183,13 @@ def test_every_norm_and_softmax_matches_its_rule(bundle: Path) -> None:
     assert rules["unknown"] == 0
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "fp16"])
-def test_a_recipe_applies_to_every_graph_of_a_bundle(bundle: Path, tmp_path: Path, recipe: str) -> None:
-    """But to those that are always built in float32."""
-    for path in sorted(bundle.glob("*.onnx")):
-        if path.stem in EXACT_KINDS:
-            continue
-        write_recipe(read_graph(path), tmp_path / path.name, recipe)
-        onnx.checker.check_model(str(tmp_path / path.name), full_check=True)
-        assert list(onnx.load(path).graph.output) == list(onnx.load(tmp_path / path.name).graph.output)
-
-
 @pytest.mark.parametrize("recipe", ["fp32", "bf16", "fp16"])
 def test_tensorrt_supports_every_graph_in_every_precision(bundle: Path, tmp_path: Path, recipe: str) -> None:
     found = {}
     for path in sorted(bundle.glob("*.onnx")):
         precision = "fp32" if path.stem in EXACT_KINDS else recipe
         write_recipe(read_graph(path), tmp_path / path.name, precision)  # type: ignore[arg-type]
+        onnx.checker.check_model(str(tmp_path / path.name), full_check=True)
         model, sizes = onnx.load(tmp_path / path.name), {"tokens": 7, "samples": 20 * HOP_SAMPLES}
         shapes = {
             item.name: tuple(dim.dim_value or sizes.get(dim.dim_param, 20) for dim in item.type.tensor_type.shape.dim)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import onnx
 import pytest
 from helpers.paths import ROOT
 from helpers.planner_session import PlannerSession, off
+from helpers.tiny_exports import TinyExports, exported_by
 from helpers.tiny_planner import (
     CONFIG,
     DRAFT_CONFIG,
@@ -28,8 +31,7 @@ from tokenizers import Tokenizer
 
 from engine_build.graphs.planner_graph import Qwen3Sizes
 from runtime.base.errors import ConfigError
-from runtime.config.bundle import load_bundle
-from runtime.config.explain import read_toml, validated
+from runtime.config.explain import validated
 from runtime.config.planner import PlannerSpec
 
 VECTORS = ROOT / "tests/data/qwen3_logits.npz"
@@ -71,22 +73,25 @@ def test_the_recorded_logits_are_those_of_transformers(window: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("transformers")
-    return save_checkpoint(tmp_path_factory.mktemp("planner") / "Tiny-5Hz-lm")
+def checkpoint(tiny: TinyExports) -> Path:
+    return tiny.planner()
+
+
+def spec_of(tables: Mapping[str, Any]) -> PlannerSpec:
+    """[planner], as bundle.toml has it."""
+    from engine_build.export.bundle_tables import table_text
+
+    text = "\n".join(table_text(name, values) for name, values in tables.items())
+    return validated(PlannerSpec, tomllib.loads(text)["planner"], "planner")
 
 
 @pytest.fixture(scope="module")
 def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PlannerSpec]:
     """The planner's files and its tables, as bundle.toml has them."""
-    from engine_build.export.acestep.planner import PlannerFolder, export_planner
-    from engine_build.export.toml_text import table_text
+    from engine_build.export.acestep.planner import LanguageModelFolder, export_planner
 
     folder = tmp_path_factory.mktemp("exported")
-    tables = export_planner(PlannerFolder(checkpoint), folder)
-    path = folder / "bundle.toml"
-    path.write_text("\n".join(table_text(name, values) for name, values in tables.items()), encoding="utf-8")
-    return folder, validated(PlannerSpec, read_toml(path)["planner"], "planner")
+    return folder, spec_of(export_planner(LanguageModelFolder(checkpoint), folder))
 
 
 @pytest.fixture(scope="module")
@@ -143,87 +148,75 @@ def test_a_ring_is_transformers_sliding_window() -> None:
 @pytest.mark.export
 def test_random_weights_have_the_published_sizes(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from engine_build.export.acestep.planner import RandomPlanner, export_planner
+    from engine_build.export.acestep.planner import RandomLanguageModel, export_planner
 
-    planner = RandomPlanner("0.6b")
+    planner = RandomLanguageModel("0.6b")
     assert planner.report() == "662.9 M parameters, random"
     sizes = Qwen3Sizes.of(planner.config)
     assert (sizes.layers, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.vocabulary) == (28, 1024, 16, 8, 217_204)
-    assert RandomPlanner("4b").report() == "4,189.6 M parameters, random"
+    assert RandomLanguageModel("4b").report() == "4,189.6 M parameters, random"
     small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300, "head_dim": 16}
-    tables = export_planner(RandomPlanner("1.7b", **small, max_position_embeddings=64), tmp_path, num_codes=30)
+    tables = export_planner(RandomLanguageModel("1.7b", **small, max_position_embeddings=64), tmp_path, num_codes=30)
     assert tables["planner.codes"]["groups"] == [{"first": 151_669, "count": 30}]
     assert "planner.thinking" not in tables
 
 
 @pytest.mark.export
 def test_a_checkpoint_without_a_head_is_tied_also_against_its_configuration(checkpoint: Path, tmp_path: Path) -> None:
-    from engine_build.export.acestep.planner import PlannerFolder
+    from engine_build.export.acestep.planner import LanguageModelFolder
 
     folder = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     del config["tie_word_embeddings"]
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert Qwen3Sizes.of(PlannerFolder(folder).config).is_tied
+    assert Qwen3Sizes.of(LanguageModelFolder(folder).config).is_tied
 
 
 @pytest.mark.export
 def test_what_is_no_language_model_is_refused(tmp_path: Path, checkpoint: Path) -> None:
-    from engine_build.export.acestep.planner import PlannerFolder, RandomPlanner
+    from engine_build.export.acestep.planner import LanguageModelFolder, RandomLanguageModel
 
     with pytest.raises(ConfigError, match="is not a language model in Qwen3's layout"):
-        PlannerFolder(tmp_path)
+        LanguageModelFolder(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
     with pytest.raises(ConfigError, match="is not a language model in Qwen3's layout"):
-        PlannerFolder(tmp_path)
+        LanguageModelFolder(tmp_path)
     with pytest.raises(ConfigError, match=r"expected 0\.6b, 1\.7b, 4b"):
-        RandomPlanner("8b")
+        RandomLanguageModel("8b")
 
 
 @pytest.mark.export
-def test_a_bundle_with_a_planner_is_complete(base: Path, checkpoint: Path, tmp_path: Path) -> None:
-    from engine_build.export.acestep.export import export_bundle
-    from engine_build.export.acestep.sources import Checkpoint
-    from engine_build.export.bundle_export import ExportOptions
+def test_a_checkpoint_has_a_planner_and_a_draft_beside_its_parts(
+    base: Path, checkpoint: Path, tiny: TinyExports, tmp_path: Path
+) -> None:
+    from engine_build.export.acestep.sources import AceStepCheckpoint
 
-    source, lines = Checkpoint(base, checkpoint), list[str]()
-    assert source.fingerprint() != Checkpoint(base).fingerprint()
-    export_bundle(source, tmp_path / "bundle", ExportOptions("tiny", canvas_s=2.4, with_text=False), lines.append)
-    assert "  planner: 0.0 M parameters in bf16" in lines
-    planner = load_bundle(tmp_path / "bundle").planner
-    assert planner is not None
+    alone, planned = AceStepCheckpoint(base), AceStepCheckpoint(base, checkpoint)
+    source = AceStepCheckpoint(base, checkpoint, tiny.draft())
+    assert len({each.fingerprint() for each in (alone, planned, source)}) == 3
+    for part in ("planner", "planner_draft"):
+        assert f"  {part}: 0.0 M parameters in bf16" in list(source.report())
+    facts: dict[str, Any] = {"structure": {"num_codes": 64_000}}
+    steps = [step for step in exported_by(source).present_steps() if step.name.startswith("planner")]
+    for step in steps:
+        facts |= step.export(source, tmp_path, facts)
+    planner = spec_of(facts["planner"])
     assert (planner.codes.count, planner.sampler.guidance) == (10, 2.0)
-    assert (tmp_path / "bundle" / "planner_tokenizer.json").is_file()
-
-
-@pytest.mark.export
-def test_a_smaller_checkpoint_is_the_draft(base: Path, checkpoint: Path, tmp_path: Path) -> None:
-    from engine_build.export.acestep.export import export_bundle
-    from engine_build.export.acestep.sources import Checkpoint
-    from engine_build.export.bundle_export import ExportOptions
-
-    draft = save_checkpoint(tmp_path / "draft", DRAFT_CONFIG)
-    source, lines = Checkpoint(base, checkpoint, draft), list[str]()
-    assert source.fingerprint() != Checkpoint(base, checkpoint).fingerprint()
-    export_bundle(source, tmp_path / "bundle", ExportOptions("tiny", canvas_s=2.4, with_text=False), lines.append)
-    assert [line for line in lines if "planner_draft" in line] == ["  planner_draft: 0.0 M parameters in bf16"]
-    planner = load_bundle(tmp_path / "bundle").planner
-    assert planner is not None
     assert planner.draft is not None
     assert (planner.draft.graph, planner.draft.capacity) == ("planner_draft.onnx", planner.capacity)
-    found = PlannerSession(tmp_path / "bundle" / planner.draft.graph, rows=1).run(TOKENS[:1, :20], 0)
-    assert off(found, logits_of(loaded(draft), TOKENS[:1, :20])) < LIMIT
+    found = PlannerSession(tmp_path / planner.draft.graph, rows=1).run(TOKENS[:1, :20], 0)
+    assert off(found, logits_of(loaded(tiny.draft()), TOKENS[:1, :20])) < LIMIT
 
 
 @pytest.mark.export
 def test_a_draft_with_other_tokens_is_refused(base: Path, checkpoint: Path, tmp_path: Path) -> None:
-    from engine_build.export.acestep.sources import Checkpoint
+    from engine_build.export.acestep.sources import AceStepCheckpoint
 
     changed = byte_tokenizer().to_str().replace("audio_code_3|", "audio_code_x|")
     renamed = save_checkpoint(tmp_path / "renamed", DRAFT_CONFIG, tokenizer=Tokenizer.from_str(changed))
     with pytest.raises(ConfigError, match=r"token '<\|audio_code_x\|>' is None and 263") as raised:
-        Checkpoint(base, checkpoint, renamed)
+        AceStepCheckpoint(base, checkpoint, renamed)
     assert "acestep-5Hz-lm-4B and acestep-5Hz-lm-0.6B" in str(raised.value.fix)
     wider = save_checkpoint(tmp_path / "wider", {**DRAFT_CONFIG, "vocab_size": VOCABULARY + 8})
     with pytest.raises(ConfigError, match="vocab_size is 280 and 288"):
-        Checkpoint(base, checkpoint, wider)
+        AceStepCheckpoint(base, checkpoint, wider)

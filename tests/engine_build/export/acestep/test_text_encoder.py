@@ -152,8 +152,7 @@ def test_the_graphs_of_text_and_lyrics_share_a_file_of_embeddings(
     assert np.array_equal(found["condition"], wanted["condition"])
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("seconds", [60.0, 2.4])
+@pytest.mark.parametrize(("prompt", "seconds"), zip(PROMPTS, (60.0, 2.4, 60.0, 2.4), strict=True))
 def test_a_prompt_becomes_the_pipeline_s_tokens(
     text_encoder: TextEncoder, pipeline: Any, prompt: str, seconds: float
 ) -> None:
@@ -209,7 +208,7 @@ def test_padded_texts_keep_only_their_own_tokens(bundle: Path, pipeline: Any, te
     spec = text_encoder.spec
     wanted, wanted_mask = expected(pipeline, PROMPTS, 60.0)
     wanted, wanted_mask = wanted[:, spec.prefix_tokens :], wanted_mask[:, spec.prefix_tokens :]
-    encoded = [text_encoder._tokenizer.encode(spec.text(prompt, 60.0)).ids for prompt in PROMPTS]
+    encoded = [pipeline.tokenizer(spec.text(prompt, 60.0)).input_ids for prompt in PROMPTS]
     longest = max(len(ids) for ids in encoded)
     ids = np.array([row + [0] * (longest - len(row)) for row in encoded], np.int64)
     mask = np.array([[1] * len(row) + [0] * (longest - len(row)) for row in encoded], np.int64)

@@ -22,6 +22,17 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
+from engine_build.export.parity import CheckOptions, music  # noqa: E402
+from engine_build.export.stable_audio_3.check import (  # noqa: E402
+    NAMES,
+    StableAudioCheck,
+    length_shifted,
+    local_condition,
+    schedule,
+    time_features,
+)
+from engine_build.export.stable_audio_3.sources import StableAudioCheckpoint  # noqa: E402
+
 SECONDS = 4.0
 PARITY = (
     "the decoder's graph equals its module",
@@ -40,13 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def small(folder: Path) -> Any:
     """The report of a small checkpoint as published, distilled."""
-    from engine_build.export.parity import CheckOptions
-    from engine_build.export.stable_audio_3.check import check_checkpoint
-    from engine_build.export.stable_audio_3.sources import Checkpoint
-
-    source = Checkpoint(save_own_checkpoint(folder / "Weights of Jane", "small"))
+    source = StableAudioCheckpoint(save_own_checkpoint(folder / "Weights of Jane", "small"))
     (folder / "Out of Jane").mkdir()
-    return check_checkpoint(source, CheckOptions(folder / "Out of Jane", SECONDS), lambda text: None)
+    return StableAudioCheck(source, CheckOptions(folder / "Out of Jane", SECONDS), str).report()
 
 
 def test_the_bundle_equals_diffusers_pipeline(small: Any) -> None:
@@ -57,8 +64,6 @@ def test_the_bundle_equals_diffusers_pipeline(small: Any) -> None:
 
 
 def test_all_eight_questions_have_a_figure_and_a_limit(small: Any) -> None:
-    from engine_build.export.stable_audio_3.check import NAMES
-
     asked = small.checks[:8]
     assert [check.name for check in asked] == list(NAMES.values())
     assert [check.name[0] for check in asked] == list("12345678")
@@ -129,16 +134,12 @@ def latents() -> Any:
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_transformer_tells_which_local_condition_it_was_trained_with(latents: Any, local: bool) -> None:
-    from engine_build.export.stable_audio_3.check import local_condition
-
     found = local_condition(Knowing(latents, local=local), latents)  # type: ignore[arg-type]
     assert found.result == ("pass" if local else "fail")
     assert (found.figure or 0.0) < 1e-3 or not local
 
 
 def test_a_transformer_tells_that_time_is_not_its_log_snr(latents: Any) -> None:
-    from engine_build.export.stable_audio_3.check import time_features
-
     class ByLogSnr(Knowing):
         def velocity(self, x: Any, t: Any, condition: Any) -> Any:
             return super().velocity(x, torch.sigmoid(17.0 * t - 5.0), condition)
@@ -149,8 +150,6 @@ def test_a_transformer_tells_that_time_is_not_its_log_snr(latents: Any) -> None:
 
 @pytest.mark.parametrize("frames", [1, 256, 1292, 5000])
 def test_times_by_length_are_those_of_the_tensorrt_code(frames: int) -> None:
-    from engine_build.export.stable_audio_3.check import length_shifted
-
     times = length_shifted(8, frames)
     assert (times[0], times[-1], len(times)) == (1.0, 0.0, 9)
     assert all(after < before for before, after in pairwise(times))
@@ -160,8 +159,6 @@ def test_times_by_length_are_those_of_the_tensorrt_code(frames: int) -> None:
 
 
 def test_a_schedule_that_the_bundle_does_not_have_fails() -> None:
-    from engine_build.export.stable_audio_3.check import schedule
-
     class Source:
         notes = ("its schedule {'type': 'flux'} depends on the length: [sampler] has -6.2 to 2.0",)
 
@@ -178,33 +175,23 @@ def test_a_schedule_that_the_bundle_does_not_have_fails() -> None:
 
 
 def test_an_incomplete_checkpoint_is_named(tmp_path: Path) -> None:
-    from engine_build.export.parity import CheckOptions
-    from engine_build.export.stable_audio_3.check import check_checkpoint
-    from engine_build.export.stable_audio_3.sources import Checkpoint
-
     save_own_checkpoint(tmp_path / "c" / "model", "small")
     shutil.rmtree(tmp_path / "c" / "model" / "t5gemma")
     with pytest.raises(ConfigError, match=r"has no text_encoder, tokenizer, which a check needs") as caught:
-        check_checkpoint(Checkpoint(tmp_path / "c" / "model"), CheckOptions(tmp_path / "out"), lambda text: None)
+        StableAudioCheck(StableAudioCheckpoint(tmp_path / "c" / "model"), CheckOptions(tmp_path / "out"), str).report()
     assert "--text-encoder" in caught.value.fix
 
 
 def test_music_that_is_none_is_refused_before_the_export(tmp_path: Path) -> None:
-    from engine_build.export.parity import CheckOptions
-    from engine_build.export.stable_audio_3.check import check_checkpoint
-    from engine_build.export.stable_audio_3.sources import Checkpoint
-
     (tmp_path / "mine.wav").write_text("no music")
-    source = Checkpoint(save_own_checkpoint(tmp_path / "c", "small"))
+    source = StableAudioCheckpoint(save_own_checkpoint(tmp_path / "c", "small"))
     options = CheckOptions(tmp_path / "out", audio=tmp_path / "mine.wav")
     with pytest.raises(RequestError):
-        check_checkpoint(source, options, lambda text: None)
+        StableAudioCheck(source, options, str).report()
     assert not (tmp_path / "out").exists()
 
 
 def test_a_clip_of_our_own_sounds(tmp_path: Path) -> None:
-    from engine_build.export.parity import CheckOptions, music
-
     pcm = music(CheckOptions(tmp_path), 8000, 2, 16_000)
     assert (pcm.shape, pcm.dtype) == ((16_000, 2), np.float32)
     assert 0.02 < np.sqrt(np.mean(pcm**2)) < 0.5

@@ -7,24 +7,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.tiny_acestep import tiny_tokenizer
-from helpers.tiny_stable_audio_3 import CHANNELS, small_decode, tiny_parts
+from helpers.tiny_stable_audio_3 import CHANNELS, bundled_parts, small_decode
 from numpy.typing import NDArray
 
 from engine_build.compile.builder import build_deployment
+from engine_build.export.parity import generate_together
 from runtime.base.errors import RequestError
 from runtime.config.deployment import load_deployment
 from runtime.pipeline.compose import GenerationInputs, blend_tokens
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.requests.request import Condition, GenerationRequest
+from runtime.requests.request import Condition
 from runtime.requests.seeds import segment_seed
 from runtime.requests.timesteps import Purpose, noise
-from runtime.tick.loop.events import Event, Finished
 from tickrt import Model
 
 pytestmark = [pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -37,12 +36,12 @@ PROMPT = "Warm piano, slow {braces} and Ümläute"
 FRAME_RATE_HZ = 11_025 / 1024
 
 
-@pytest.fixture(scope="module", params=["small", "medium"])
-def opened(request: pytest.FixtureRequest, bundles: dict[str, Path], tmp_path_factory: Any) -> Iterator[Pipeline]:
-    path = tmp_path_factory.mktemp(request.param) / "tiny.toml"
+@pytest.fixture(scope="module")
+def opened(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    path = tmp_path_factory.mktemp("built") / "tiny.toml"
     path.write_text(
         f"""[deployment]
-bundle = "{bundles[request.param]}"
+bundle = "{bundle}"
 [[shapes]]
 rows = {{ min = 1, opt = 4, max = 8 }}
 frames = {{ min = 2, opt = 98, max = 98 }}
@@ -73,13 +72,9 @@ def pipeline(opened: Pipeline) -> Any:
     from engine_build.export.stable_audio_3.decoder import reduce_angles
 
     size = opened.bundle.name.removeprefix("tiny-")
-    parts = tiny_parts(size)
+    parts = bundled_parts(size)
     transformer = parts["transformer"]
     reduce_angles(transformer, parts["duration_embedder"])
-    if size == "small":
-        for name, module in transformer.named_modules():
-            if name.rpartition(".")[2] in ("pre_norm", "cross_attend_norm", "ff_norm"):
-                module.eps = 1e-5
     forward = transformer.forward
 
     def with_zeros(latents: Any, time: Any, **more: Any) -> Any:
@@ -93,20 +88,6 @@ def pipeline(opened: Pipeline) -> Any:
         found = StableAudio3Pipeline(**parts, tokenizer=tiny_tokenizer(), scheduler=scheduler)
     found.set_progress_bar_config(disable=True)
     return found
-
-
-def generate(opened: Pipeline, *requests: GenerationRequest) -> list[NDArray[np.float32]]:
-    """The latents of requests that are in flight together."""
-    events: SimpleQueue[Event] = SimpleQueue()
-    for request in requests:
-        opened.loop.submit(request, events.put)
-    done: dict[str, NDArray[np.float32]] = {}
-    while len(done) < len(requests):
-        event = events.get(timeout=60)
-        assert not hasattr(event, "error"), event
-        if isinstance(event, Finished):
-            done[event.request_id] = event.latents
-    return [done[request.id] for request in requests]
 
 
 def expected(
@@ -139,7 +120,9 @@ def test_generations_in_flight_together_equal_diffusers_pipeline(
     frames = [request.frames for request in requests]
     assert frames[0] == frames[2] == opened.bundle.latents.canvas_frames
     assert len(set(frames)) == 3
-    for found, request, (seconds, seed, steps) in zip(generate(opened, *requests), requests, asked, strict=True):
+    for found, request, (seconds, seed, steps) in zip(
+        generate_together(opened, requests), requests, asked, strict=True
+    ):
         assert 0 <= request.frames - seconds * FRAME_RATE_HZ < 0.1 * request.frames + 1
         wanted = expected(pipeline, monkeypatch, frames=request.frames, seed=seed, steps=steps)
         assert np.abs(wanted).max() > 0.5
@@ -154,11 +137,8 @@ def test_the_defaults_are_those_of_the_checkpoint(opened: Pipeline, model: Model
             model.generate(PROMPT, guidance=3.0)
     else:
         assert (sampler.solver, sampler.steps, sampler.guidance) == ("ode", 50, 7.0)
-        guided, plain = generate(
-            opened,
-            opened.request(PROMPT, seed=1, steps=4, guidance=3.0),
-            opened.request(PROMPT, seed=1, steps=4, guidance=1.0),
-        )
+        requests = [opened.request(PROMPT, seed=1, steps=4, guidance=guidance) for guidance in (3.0, 1.0)]
+        guided, plain = generate_together(opened, requests)
         assert np.abs(guided - plain).max() > 1e-3
 
 
@@ -178,15 +158,15 @@ def test_blended_tokens_and_negative_prompts_are_those_of_all_tokens(opened: Pip
     np.testing.assert_array_equal(np.repeat(blended.tokens, np.asarray(blended.counts, int), axis=0), tokens)
     negatives = (Condition(encoder.encode("Hiss" if "guidance" in asked else "", seconds=seconds)),)
     in_full = replace(request, id="in full", conditions=(Condition(tokens),), negatives=negatives)
-    merged, wanted = generate(opened, request, in_full)
+    merged, wanted = generate_together(opened, [request, in_full])
     assert np.abs(merged - wanted).max() < 1e-5 * max(1.0, np.abs(wanted).max())
-    (alone,) = generate(opened, replace(request, id="alone"))
+    (alone,) = generate_together(opened, [replace(request, id="alone")])
     assert np.abs(alone - wanted).max() < 1e-5 * max(1.0, np.abs(wanted).max())
 
 
 def test_text_and_length_matter(opened: Pipeline) -> None:
     asked: dict[str, Any] = {"seed": 3, "steps": 4, "guidance": 1.0}
-    one, other = generate(opened, opened.request(PROMPT, **asked), opened.request("Distorted guitars", **asked))
+    one, other = generate_together(opened, [opened.request(each, **asked) for each in (PROMPT, "Distorted guitars")])
     assert np.abs(one - other).max() > 1e-3
 
 
@@ -264,9 +244,8 @@ def test_a_repaint_is_the_model_s_inpainting(opened: Pipeline, pipeline: Any, mo
     kept = canvas // 2
     mask = [0.0] * kept + [1.0] * (canvas - kept)
     inputs = GenerationInputs(source=source)
-    (found,) = generate(
-        opened, opened.request(PROMPT, inputs, seed=7, steps=steps, guidance=1.0, mask=mask, task="text2music")
-    )
+    request = opened.request(PROMPT, inputs, seed=7, steps=steps, guidance=1.0, mask=mask, task="text2music")
+    (found,) = generate_together(opened, [request])
     wanted = continued(pipeline, monkeypatch, known=source, kept=kept, seed=7, steps=steps)
     np.testing.assert_array_equal(found[:kept], source[:kept])
     assert np.abs(found - wanted).max() < 1e-5 * max(1.0, np.abs(wanted).max())
@@ -284,7 +263,7 @@ def test_a_variation_of_a_source_starts_at_its_share_of_the_schedule(
     request = opened.request(
         PROMPT, GenerationInputs(source=source), seed=5, steps=8, guidance=1.0, denoise=denoise, task="text2music"
     )
-    (found,) = generate(opened, request)
+    (found,) = generate_together(opened, [request])
     times = [float(np.float32(time) * np.float32(denoise)) for time in logsnr_sigma_schedule(8, -6.2, 2.0)]
     assert all(after < before for before, after in pairwise(times))
     module = "diffusers.pipelines.stable_audio_3.pipeline_stable_audio_3.logsnr_sigma_schedule"

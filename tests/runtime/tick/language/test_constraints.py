@@ -21,7 +21,7 @@ from helpers.tiny_planner import (
     planner_spec,
 )
 
-from engine_build.export.acestep.planner_text import FIELDS
+from engine_build.export.acestep.bundle_text import FIELDS
 from runtime.base.errors import RequestError
 from runtime.tick.language.constraints import ENDLESS, CodesConstraint, Constraint, FormConstraint
 from runtime.tick.language.thinking import ThinkingConstraint, ThinkingGrammar

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine_build.export.resume import Steps, working_folder
+from engine_build.export.bundle_export import Steps, working_folder
 from runtime.base.errors import BuildError
 
 
