@@ -152,7 +152,7 @@ def test_the_graphs_of_text_and_lyrics_share_a_file_of_embeddings(
     assert np.array_equal(found["condition"], wanted["condition"])
 
 
-@pytest.mark.parametrize(("prompt", "seconds"), zip(PROMPTS, (60.0, 2.4, 60.0, 2.4), strict=True))
+@pytest.mark.parametrize(("prompt", "seconds"), list(zip(PROMPTS, (60.0, 2.4, 60.0, 2.4), strict=True)))
 def test_a_prompt_becomes_the_pipeline_s_tokens(
     text_encoder: TextEncoder, pipeline: Any, prompt: str, seconds: float
 ) -> None:
