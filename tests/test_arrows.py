@@ -93,7 +93,6 @@ HEAVY = {
         "engine_build/export/checkpoint.py",
         "engine_build/export/codec_graphs.py",
         "engine_build/export/decoder_graph.py",
-        "engine_build/export/masked_decoder.py",
         "engine_build/export/stored_tensors.py",
         "engine_build/export/torch_export.py",
         "profiling/bench/peers/",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -105,12 +105,13 @@ def test_a_checkpoint_becomes_a_bundle_with_a_deployment(tiny: TinyExports, tmp_
 def test_a_deployment_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from engine_build.export.bundle_export import BundleExport, ExportStep, Parts
 
-    facts = {"channels": 4, "frame_rate_hz": 25.0}
+    facts = {"channels": 4, "frame_rate_hz": 25.0, "inputs": {"latents": "latents", "time": "time"}}
     steps = [ExportStep("nothing", (), lambda *_: facts)]
     family = Family(name="none", export=lambda: BundleExport(Parts({}, "1", "None", "Nothing."), steps))
     monkeypatch.chdir(tmp_path)
     for name, kept in (("first", "[deployment]"), ("second", "# mine")):
-        assert CliRunner().invoke(family_app(family), ["--out", "b", "--name", name]).exit_code == 0
+        done = CliRunner().invoke(family_app(family), ["--out", "b", "--name", name])
+        assert done.exit_code == 0, done.output
         assert load_bundle(tmp_path / "b").name == name
         assert kept in (tmp_path / "b.toml").read_text()
         (tmp_path / "b.toml").write_text("# mine")
@@ -121,7 +122,7 @@ def test_a_deployment_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_check_writes_its_report_and_fails_where_a_check_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def check(options: Any, checkpoint: str) -> CheckReport:
+    def check(options: Any, checkpoint: Annotated[str, typer.Option()]) -> CheckReport:
         figure = 2.0 if checkpoint == "bad" else 1.0
         checks = [measured(f"of {options.seconds:g} s", figure, at_most=1.0)]
         return CheckReport("Tones", {"kind": options.target}, {}, {}, checks, [])

@@ -40,7 +40,7 @@ from engine_build.export.decoder_graph import decoder_step  # noqa: E402
 CHANNELS, WIDTH, HOP = 4, 6, 8
 ONE = {"min": 1, "opt": 1, "max": 1}
 RATE = {"frame_rate_hz": 25.0}
-FACTS: Facts = {"channels": CHANNELS, **RATE}
+FACTS: Facts = {"channels": CHANNELS, **RATE, "inputs": {"latents": "latents", "time": "time"}}
 Export = Callable[[Any, Path, Facts], Facts]
 
 
