@@ -108,7 +108,7 @@ def expected(
 def generated(opened: Pipeline, task: str = "text2music", *, guidance: float = 1.0, **more: Any) -> NDArray[np.float32]:
     source = None
     if task != "text2music" and "codes" not in more:
-        source = opened.encode_source(source_audio(), SAMPLE_RATE_HZ)
+        source = opened.inputs.encode_source(source_audio(), SAMPLE_RATE_HZ)
     how = {} if more.get("timesteps") is not None else {"steps": 5, "shift": 3.0}
     asked = {"seed": 3, "guidance": guidance, "task": task, **how, **more}
     (found,) = generate_together(opened, [opened.request(PROMPT, GenerationInputs(source=source), **asked)])
@@ -179,7 +179,7 @@ def test_the_source_is_encoded_as_the_pipeline_does(opened: Pipeline, pipeline: 
     audio = torch.from_numpy(source_audio().T.copy())[None]
     with torch.no_grad():
         wanted = pipeline.vae.encode(audio).latent_dist.sample()[0].T.numpy()
-    assert np.abs(opened.encode_source(source_audio(), SAMPLE_RATE_HZ) - wanted).max() < 1e-4
+    assert np.abs(opened.inputs.encode_source(source_audio(), SAMPLE_RATE_HZ) - wanted).max() < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_repaint_equals_the_pipeline_with_the_source_held_outside(opened: Pipe
     """The pipeline only shows the source in the context; a callback holds it in the latents, as masks are defined."""
     kept = torch.ones(FRAMES, 1, dtype=torch.bool)
     kept[int(WINDOW[0] * 25) : int(WINDOW[1] * 25)] = False
-    source = torch.from_numpy(opened.encode_source(source_audio(), SAMPLE_RATE_HZ))
+    source = torch.from_numpy(opened.inputs.encode_source(source_audio(), SAMPLE_RATE_HZ))
     held, times = torch.from_numpy(noise(FRAMES, CHANNELS, 3, Purpose.MASK)), schedule(5, shift=3.0)
 
     def hold(_: Any, step: int, time: float, values: dict[str, Any]) -> dict[str, Any]:
