@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 from conftest import Built
 from diffusers import AceStepPipeline
 from helpers.tiny_acestep import CHANNELS, HOP_SAMPLES, diffusers_pipeline, save_checkpoint
+from helpers.tiny_exports import TinyExports
 from typer.testing import CliRunner
 
 from profiling.bench.peers import example
@@ -99,17 +101,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Deployment
     """A tiny checkpoint, and the deployment of its bundle, which is built."""
     pytest.importorskip("openvino")
     from engine_build.compile.builder import build_deployment
-    from engine_build.export.acestep.export import export_bundle
-    from engine_build.export.acestep.sources import Checkpoint
-    from engine_build.export.bundle_export import ExportOptions
 
-    folder = tmp_path_factory.mktemp("peers")
-    checkpoint = save_checkpoint(folder / "checkpoint")
-    export_bundle(Checkpoint(checkpoint), folder / "bundle", ExportOptions("tiny", canvas_s=2.4), lambda text: None)
+    folder, made = tmp_path_factory.mktemp("peers"), TinyExports.of(tmp_path_factory)
+    shutil.copytree(made.acestep_bundle(), folder / "bundle")
     (folder / "tiny.toml").write_text(DEPLOYMENT)
     deployment = load_deployment(folder / "tiny.toml")
     build_deployment(deployment)
-    return checkpoint, deployment
+    return made.acestep(), deployment
 
 
 def loads_of(deployment: Deployment, depth: int) -> list[Workload]:
